@@ -1,0 +1,5 @@
+"""``python -m lottery``."""
+
+from lottery.cli import main
+
+main()

@@ -1,0 +1,261 @@
+"""Data sets by name to arrays in memory, split once and for all into training, validation and test."""
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lottery import config, datasets
+from lottery.datasets import KEYS
+from lottery.errors import LotteryError
+
+# Which images are for validation does not depend on an experiment's seed: replicates differ in nothing but chance.
+SPLIT_SEED = 20_190_304
+NUM_PEEKED = 4  # batches of a tf.data.Dataset that its fingerprint is taken from
+
+
+@dataclass(frozen=True)
+class Split:
+    """Inputs and labels; the first axis of both is the example."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A data set, in memory.
+
+    Attributes:
+        train, validation, test: The three parts. Images stay in the type they came in (uint8 stays uint8).
+        mean, deviation: What the network's input is made with, (x - mean) / deviation, one value or one for each
+            channel; statistics of the training part only.
+        fingerprint: Digest of every example and of the split.
+    """
+
+    train: Split
+    validation: Split
+    test: Split
+    mean: np.ndarray
+    deviation: np.ndarray
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Streams:
+    """A data set that does not fit in memory: functions that make batched ``tf.data.Dataset`` afresh.
+
+    Its fingerprint is that of the first batches, for reading all of it would take as long as training.
+    """
+
+    train: Callable[[], Any]
+    validation: Callable[[], Any]
+    test: Callable[[], Any]
+    fingerprint: str
+
+
+def load(settings: config.Data) -> Splits:
+    """The data set that an experiment names.
+
+    Looked for in this order: ``data.path``; ``$LOTTERY_DATA/<name>.npz``; Keras' cache; a download by
+    ``keras.datasets``. The digits ship with scikit-learn.
+
+    Args:
+        settings: The ``[data]`` section of an experiment.
+
+    Returns:
+        The data set, with `settings.validation` examples split off the training part.
+
+    Raises:
+        LotteryError: The data cannot be found or read, or are not what they should be.
+    """
+    if settings.name == config.GIVEN:
+        raise LotteryError(
+            'data.name = "given" stands for arrays that were passed to lottery.run(..., data=...); pass them again.'
+        )
+    folder = os.environ.get("LOTTERY_DATA", "")
+    local = Path(folder, f"{settings.name}.npz") if folder else None
+    if settings.path:
+        arrays = datasets.read_npz(Path(settings.path))
+    elif local is not None and local.exists():
+        arrays = datasets.read_npz(local)
+    else:
+        arrays = datasets.DATASETS[settings.name]()
+    if settings.name == "cifar10":  # its labels come as a column
+        arrays = {key: value.reshape(-1) if key.startswith("y") else value for key, value in arrays.items()}
+    return split(arrays, settings, where=settings.name)
+
+
+def split(arrays: Mapping[str, Any], settings: config.Data, where: str = "data") -> Splits:
+    """Check arrays and split the validation examples off the training part.
+
+    Args:
+        arrays: ``x_train``, ``y_train``, ``x_test``, ``y_test``.
+        settings: How many examples to split off, and how pixels (uint8) are scaled. Inputs of any other type
+            are used as they are.
+        where: Named in errors.
+
+    Returns:
+        The data set.
+
+    Raises:
+        LotteryError: The arrays do not fit together, hold NaN, or are too few.
+    """
+    x_train, y_train, x_test, y_test = (_checked(arrays[key], key, where) for key in KEYS)
+    for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
+        if len(x) != len(y):
+            raise LotteryError(f"{where}: x_{part} has {len(x)} examples and y_{part} has {len(y)}.")
+        if not len(x):
+            raise LotteryError(f"{where}: x_{part} is empty.")
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise LotteryError(
+            f"{where}: an example of x_train has shape {x_train.shape[1:]} and one of x_test {x_test.shape[1:]}."
+        )
+    if x_train.dtype != x_test.dtype:
+        raise LotteryError(
+            f"{where}: x_train has type {x_train.dtype} and x_test {x_test.dtype}; allowed is one for both."
+        )
+    if settings.validation >= len(x_train):
+        raise LotteryError(
+            f"data.validation: received {settings.validation}, allowed is less than the {len(x_train)} examples "
+            f"of x_train in {where}."
+        )
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(x_train))
+    chosen, rest = np.sort(order[: settings.validation]), np.sort(order[settings.validation :])
+    train = Split(x_train[rest], y_train[rest])
+    mean, deviation = _scaling(train.x, settings.pixels)
+    parts = (train, Split(x_train[chosen], y_train[chosen]), Split(x_test, y_test))
+    return Splits(*parts, mean, deviation, _fingerprint(parts))
+
+
+def given(data: Any, settings: config.Data) -> Splits | Streams:
+    """A data set from what a caller passes.
+
+    Args:
+        data: ``(x_train, y_train, x_test, y_test)``, or the pairs that ``keras.datasets`` returns, or
+            ``(train, validation, test)`` where each is a batched ``tf.data.Dataset`` or a function without
+            arguments that returns one.
+        settings: The ``[data]`` section of the experiment.
+
+    Returns:
+        `Splits` for arrays, `Streams` for data sets.
+
+    Raises:
+        LotteryError: It is none of these, or the arrays are not what they should be.
+    """
+    parts = tuple(data) if isinstance(data, (tuple, list)) else ()
+    if len(parts) == 2 and all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in parts):
+        parts = (*parts[0], *parts[1])
+    if len(parts) == 4:
+        if "validation" not in settings.model_fields_set and hasattr(parts[0], "__len__"):
+            tenth = max(1, len(parts[0]) // 10)  # where nobody asked for as many as MNIST has
+            settings = settings.model_copy(update={"validation": min(settings.validation, tenth)})
+        return split(dict(zip(KEYS, parts, strict=True)), settings)
+    if len(parts) == 3 and all(hasattr(part, "element_spec") or callable(part) for part in parts):
+        return _streams(parts)
+    raise LotteryError(
+        "data: received "
+        + (f"{len(parts)} parts" if parts else type(data).__name__)
+        + ", allowed is (x_train, y_train, x_test, y_test), or (train, validation, test) as tf.data.Dataset."
+    )
+
+
+def _checked(value: Any, key: str, where: str) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise LotteryError(
+            f"{where}: {key} is no single array; several inputs can be given as tf.data.Dataset."
+        ) from None
+    if array.dtype.kind not in "biuf":
+        raise LotteryError(f"{where}: {key} has type {array.dtype}, allowed are numbers.")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise LotteryError(f"{where}: {key} holds NaN or infinite values.")
+    if array.ndim < (2 if key.startswith("x") else 1):
+        raise LotteryError(f"{where}: {key} has shape {array.shape}; its first axis must be the example.")
+    if key.startswith("y") and array.dtype.kind in "biu":
+        if array.size and int(array.max()) >= 2**31:
+            raise LotteryError(f"{where}: {key} holds the label {array.max()}, allowed is at most {2**31 - 1}.")
+        array = array.astype(np.int32)  # what TensorFlow's losses take everywhere
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+def _scaling(x: np.ndarray, pixels: str) -> tuple[np.ndarray, np.ndarray]:
+    zero, one = np.zeros((), np.float32), np.ones((), np.float32)
+    if x.dtype != np.uint8:
+        return zero, one
+    if pixels == "unit":
+        return zero, 255 * one
+    channels = x.shape[-1] if x.ndim == 4 and x.shape[-1] <= 4 else 1
+    counts = np.zeros((channels, 256), np.int64)
+    for some in np.array_split(x, 1 + x.size // 2**20):  # the whole in float64 would be eight times the data
+        for channel, values in enumerate(some.reshape(-1, channels).T):
+            counts[channel] += np.bincount(values, minlength=256)
+    fractions, levels = counts / counts.sum(axis=1, keepdims=True), np.arange(256)
+    mean = fractions @ levels
+    deviation = np.sqrt(np.sum(fractions * (levels - mean[:, None]) ** 2, axis=1))
+    return mean.astype(np.float32), np.where(deviation > 0, deviation, 1).astype(np.float32)
+
+
+def _fingerprint(parts: tuple[Split, ...]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        for array in (part.x, part.y):
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]
+
+
+def _streams(parts: tuple[Any, ...]) -> Streams:
+    makers = [part if callable(part) and not hasattr(part, "element_spec") else _same(part) for part in parts]
+    first, again = (_digest_of_first_batches(makers) for _ in range(2))
+    if first != again:
+        raise LotteryError(
+            "data: a data set gives other batches each time it is made, which a resumed run cannot repeat; build it "
+            "inside the function, and draw random numbers by tf.random.stateless_* or in one thread."
+        )
+    return Streams(*makers, fingerprint=first)
+
+
+def _digest_of_first_batches(makers: list[Callable[[], Any]]) -> str:
+    import keras
+
+    digest = hashlib.sha256()
+    for part, make in zip(("training", "validation", "test"), makers, strict=True):
+        keras.utils.set_random_seed(SPLIT_SEED)  # a shuffle without a seed of its own takes this one
+        dataset: Any = make()
+        if not hasattr(dataset, "element_spec"):
+            raise LotteryError(f"data: a function returned {type(dataset).__name__}, allowed is a tf.data.Dataset.")
+        cardinality = int(dataset.cardinality())
+        if cardinality == -1 and part != "training":
+            raise LotteryError(f"data: the {part} data set never ends; leave out its repeat().")
+        digest.update(f"{dataset.element_spec} {cardinality}".encode())
+        batches = [keras.tree.flatten(batch) for batch in dataset.take(NUM_PEEKED)]
+        if not batches:
+            raise LotteryError(f"data: the {part} data set is empty.")
+        for array in (np.asarray(array) for batch in batches for array in batch):
+            digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _same(dataset: Any) -> Callable[[], Any]:
+    """A function that returns `dataset`, unless its order would differ from one pass to the next in a way that
+    stopping and going on cannot repeat: its shuffle counts the passes made so far in the process.
+    """
+    waiting = [dataset]
+    while waiting:
+        one = waiting.pop()
+        if type(one).__name__.startswith("_Shuffle") and getattr(one, "_reshuffle_each_iteration", True) is not False:
+            raise LotteryError(
+                "data: this tf.data.Dataset shuffles anew in each pass, which a resumed run cannot repeat; pass a "
+                "function that builds it (with a seed), or use shuffle(..., reshuffle_each_iteration=False)."
+            )
+        waiting.extend(one._inputs())
+    return lambda: dataset

@@ -1,0 +1,86 @@
+"""What is kept: plain dicts from a weight's name to a boolean array, True where the entry is kept."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from lottery.errors import LotteryError, unknown
+
+Masks = dict[str, np.ndarray]
+Weights = Mapping[str, np.ndarray]
+
+
+def ones_like(weights: Weights) -> Masks:
+    """Masks that keep everything.
+
+    Args:
+        weights: Arrays by name; only their shapes matter.
+
+    Returns:
+        A boolean array of True for every weight.
+    """
+    return {name: np.ones(np.shape(value), dtype=bool) for name, value in weights.items()}
+
+
+def num_kept(masks: Masks) -> dict[str, int]:
+    """How many entries of each weight are kept."""
+    return {name: int(np.count_nonzero(mask)) for name, mask in masks.items()}
+
+
+def density(masks: Masks) -> float:
+    """Fraction of all entries that are kept, in [0, 1]."""
+    return sum(num_kept(masks).values()) / sum(mask.size for mask in masks.values())
+
+
+def density_by_weight(masks: Masks) -> dict[str, float]:
+    """Fraction of the entries of each weight that are kept, in [0, 1]."""
+    return {name: kept / masks[name].size for name, kept in num_kept(masks).items()}
+
+
+def apply(weights: Weights, masks: Masks, held_at: Weights | None = None) -> dict[str, np.ndarray]:
+    """Weights with every masked entry at its held value.
+
+    Args:
+        weights: Arrays by name. Those without a mask are returned as they are.
+        masks: Boolean arrays by name, True where the weight is kept.
+        held_at: What masked entries become, by name, of the weight's shape; zero where it says nothing.
+
+    Returns:
+        New arrays for the masked weights. A masked entry is exactly its held value (zero is positive zero),
+        whatever was there before, infinities and NaN included.
+
+    Raises:
+        LotteryError: A mask does not fit.
+    """
+    check(masks, weights)
+    held_at = held_at or {}
+    applied = dict(weights)
+    for name, mask in masks.items():
+        held = held_at.get(name, np.zeros((), applied[name].dtype))
+        applied[name] = np.where(mask, applied[name], held).astype(applied[name].dtype, copy=False)
+    return applied
+
+
+def intersection(first: Masks, second: Masks) -> Masks:
+    """What both keep. Both must name the same weights."""
+    if first.keys() != second.keys():
+        raise LotteryError(f"The masks name different weights: {sorted(first)} and {sorted(second)}.")
+    return {name: first[name] & second[name] for name in first}
+
+
+def is_nested(inner: Masks, outer: Masks) -> bool:
+    """Whether everything that `inner` keeps is kept by `outer` too."""
+    return inner.keys() == outer.keys() and not any(np.any(inner[name] & ~outer[name]) for name in inner)
+
+
+def check(masks: Masks, weights: Weights) -> None:
+    """Raise `LotteryError` unless every mask is boolean and has the shape of the weight it names."""
+    for name, mask in masks.items():
+        if name not in weights:
+            raise unknown("A mask names a weight that does not exist", name, weights)
+        if getattr(mask, "dtype", None) != np.bool_:
+            found = getattr(mask, "dtype", type(mask).__name__)
+            raise LotteryError(f"The mask of {name!r} must be a boolean array, received {found}.")
+        expected = tuple(weights[name].shape)
+        if tuple(mask.shape) != expected:
+            raise LotteryError(f"The mask of {name!r} has shape {tuple(mask.shape)}, the weight has {expected}.")
