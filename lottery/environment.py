@@ -1,0 +1,168 @@
+"""What a run is computed with: versions, processor, threads, commit. Bits depend on them, so they are written down."""
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from lottery import config, files, store, weights
+from lottery.errors import LotteryError
+
+PACKAGES = ("lottery", "tensorflow", "keras", "tf-keras", "tensorflow-model-optimization", "numpy", "safetensors")
+
+
+def use_threads(wanted: int) -> int:
+    """Let TensorFlow compute with a number of threads, which cannot be changed once it has begun.
+
+    Args:
+        wanted: Threads, or 0 for one on each core.
+
+    Returns:
+        How many it uses now.
+
+    Raises:
+        LotteryError: TensorFlow has begun with another number in this process.
+    """
+    with _quiet():
+        import tensorflow as tf
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wanted = wanted or cores
+    threading = tf.config.threading
+    current = threading.get_intra_op_parallelism_threads() or cores
+    if current != wanted:
+        try:
+            threading.set_intra_op_parallelism_threads(wanted)
+            threading.set_inter_op_parallelism_threads(wanted)
+        except RuntimeError:
+            raise LotteryError(
+                f"This run trains with {wanted} threads, and TensorFlow has begun with {current} in this process; "
+                "start it in a new one."
+            ) from None
+    return wanted
+
+
+def threads_of_like_runs(out: str | Path, experiment: config.Experiment) -> int:
+    """How many threads a run below `out` was begun with that may be this very experiment; 0 if there is none.
+
+    Which run an experiment with a caller's own model goes on with is known only once the model is built, and then
+    TensorFlow has begun to compute. So runs count that are equal but for what the model and data decide.
+    """
+
+    def decided(one: config.Experiment) -> str:
+        tables = one.model_dump(mode="json")
+        for section, key in (
+            ("model", "fingerprint"),
+            ("model", "name"),
+            ("train", "optimizer"),
+            ("train", "learning_rate"),
+        ):
+            del tables[section][key]
+        return json.dumps(tables | {"data": None}, sort_keys=True)
+
+    for path in store.runs(out):
+        try:
+            like = store.read_experiment(path)
+            if decided(like) == decided(experiment) and not store.is_complete(path, like):
+                return int(store.read_environment(path).get("num_threads", 0))
+        except LotteryError:  # a damaged run is another matter
+            continue
+    return 0
+
+
+def check_data(run: Path, fingerprint: str) -> None:
+    """Raise `LotteryError` unless a run was begun with the data that have this digest."""
+    if store.read_environment(run)["data_sha256"] != fingerprint:
+        raise LotteryError(
+            f"The data are not those that {str(run)!r} was begun with; restore them, or start a new run."
+        )
+
+
+def record(run: Path, experiment: config.Experiment, model: Any, fingerprint: str, num_threads: int) -> list[str]:
+    """Write `environment.json` when a run begins; compare with it when the run goes on.
+
+    Args:
+        run: The run's folder.
+        experiment: The experiment.
+        model: The model, for the weights that are never pruned.
+        fingerprint: Digest of the data.
+        num_threads: Threads that training uses.
+
+    Returns:
+        What a person should know, in sentences.
+
+    Raises:
+        LotteryError: The data are not those that the run was begun with.
+    """
+    stored = store.read_environment(run)
+    now = {
+        "digest": config.digest(experiment),
+        "data_sha256": fingerprint,
+        "num_threads": num_threads,
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "commit": _commit(),
+        "not_pruned": weights.unprunable(model),
+    }
+    if not stored:
+        files.write_json(run / "environment.json", now)
+        return []
+    check_data(run, fingerprint)
+    notes = ["This run was begun before; it goes on where it stopped."]
+    for key in ("python", "versions", "processor"):
+        if stored[key] != now[key]:
+            notes.append(f"The run was begun with another {key} ({stored[key]}; now {now[key]}), so bits may differ.")
+    return notes
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what is written to standard error below Python to ourselves, unless something goes wrong.
+
+    TensorFlow greets with lines about CUDA before any of its log levels can be set.
+    """
+    if "tensorflow" in sys.modules or os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0") < "3":
+        yield
+        return
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as aside:
+        os.dup2(aside.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            aside.seek(0)
+            os.write(saved, aside.read())
+            raise
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def _commit() -> str | None:
+    """The commit of this package where it runs from a checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+        return done.stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,140 @@
+"""Files that are whole or absent, and what they hold: arrays, masks at one bit an entry, records."""
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as parse_arrays
+from safetensors.numpy import save as format_arrays
+
+from lottery.errors import LotteryError
+from lottery.masks import Masks
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file whole: a temporary file beside it, flushed to the disk, renamed into place.
+
+    Raises:
+        LotteryError: The disk is full or the folder cannot be written. The file is as it was before.
+    """
+    with readable_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}-{os.getpid()}")
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the rename itself is on the disk only now
+        finally:
+            os.close(folder)
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a file, or a `LotteryError` that names it."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise LotteryError(f"{str(path)!r} cannot be read: {error.strerror or error}.") from None
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a record as JSON."""
+    write(path, (json.dumps(values, indent=1) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a record, or raise a `LotteryError` that names the file."""
+    content = read(path)
+    try:
+        values = json.loads(content)
+    except ValueError as error:
+        raise LotteryError(f"{str(path)!r} is damaged ({error}).") from None
+    if not isinstance(values, dict):
+        raise LotteryError(f"{str(path)!r} is damaged: it holds no record.")
+    return values
+
+
+def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Arrays as safetensors."""
+    return format_arrays({name: np.ascontiguousarray(value) for name, value in arrays.items()})
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read arrays that `pack_arrays` made.
+
+    Raises:
+        LotteryError: The file is missing or damaged.
+    """
+    return _parsed(path, read(path))
+
+
+def pack_masks(masks: Masks) -> bytes:
+    """Masks as safetensors at one bit an entry, in row-major order, the first entry in the highest bit.
+
+    The metadata's ``shapes`` is a JSON object from names, in the order of the weights, to shapes. It is one entry, for
+    safetensors writes several in an order of chance, and the same masks must be the same bytes.
+    """
+    shapes = json.dumps({name: mask.shape for name, mask in masks.items()})
+    return format_arrays({name: np.packbits(mask) for name, mask in masks.items()}, metadata={"shapes": shapes})
+
+
+def read_masks(path: Path) -> Masks:
+    """Read masks that `pack_masks` made.
+
+    Raises:
+        LotteryError: The file is missing or damaged.
+    """
+    content = read(path)
+    packed = _parsed(path, content)
+    try:
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        masks = {}
+        for name, shape in json.loads(header["__metadata__"]["shapes"]).items():
+            size = int(np.prod(shape, dtype=np.int64))
+            if packed[name].size != -(-size // 8):
+                raise ValueError(f"{name} has {packed[name].size} bytes for {size} entries")
+            masks[name] = np.unpackbits(packed[name], count=size).astype(bool).reshape(shape)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise LotteryError(f"{str(path)!r} does not hold masks ({error}).") from None
+    return masks
+
+
+def _parsed(path: Path, content: bytes) -> dict[str, np.ndarray]:
+    try:
+        return parse_arrays(content)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise LotteryError(f"{str(path)!r} is damaged ({error}).") from None
+
+
+@contextlib.contextmanager
+def readable_errors(path: Path) -> Iterator[None]:
+    """Turn a failure to write below `path` into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = shutil.disk_usage(_existing(path)).free
+            why = f"the disk is full ({free / 1e6:.1f} MB free)"
+        else:
+            why = error.strerror or str(error)
+        raise LotteryError(f"{str(path)!r} cannot be written: {why}; everything stored before is intact.") from None
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

@@ -1,0 +1,191 @@
+"""Scores to masks: rank, never threshold, so that exactly as many entries go as were asked for."""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+import numpy as np
+
+from lottery import config
+from lottery import masks as masks_module
+from lottery.errors import LotteryError, unknown
+from lottery.masks import Masks
+from lottery.schedules import SCHEDULES, Schedule, explicit, num_kept, num_pruned
+
+T = TypeVar("T")
+Scores = Mapping[str, np.ndarray]
+SCOPES = ("layerwise", "global")
+
+
+def keep_highest(
+    scores: Scores,
+    masks: Masks,
+    rate: float,
+    scope: str = "layerwise",
+    rates: Mapping[str, float] | None = None,
+) -> Masks:
+    """Prune the lowest-scored fraction of the survivors.
+
+    From n survivors that are ranked together exactly round(rate * n) are pruned, half to even. Among equal
+    scores the entry at the earlier position goes first (weights in the order of `masks`, entries in row-major
+    order). What is masked already stays masked.
+
+    Args:
+        scores: Arrays by weight, of the masks' shapes; higher is kept.
+        masks: The masks before, by weight. They are not changed.
+        rate: Fraction of the survivors to prune, in [0, 1).
+        scope: ``"layerwise"`` ranks each weight by itself, ``"global"`` ranks all weights together.
+        rates: Exceptions by weight. With ``"global"``, a weight with a rate of its own is ranked by itself.
+
+    Returns:
+        New masks with the keys of `masks`.
+
+    Raises:
+        LotteryError: An unknown scope or weight, a score that is missing, misshapen or not a number.
+    """
+    kept: Masks = {}
+    for names, own in groups(masks, scope, rates):
+        survivors = sum(int(np.count_nonzero(masks[name])) for name in names)
+        count = num_pruned(rate if own is None else own, survivors)
+        kept |= _without_lowest(scores, {name: masks[name] for name in names}, count)
+    return {name: kept[name] for name in masks}
+
+
+def _without_lowest(scores: Scores, masks: Masks, count: int) -> Masks:
+    """Masks of weights that are ranked together, without the `count` lowest survivors."""
+    # Only survivors are ranked, so a masked entry's score never matters.
+    survivors = [_survivors(scores, masks, name) for name in masks]
+    values = np.concatenate(survivors)
+    pruned = np.zeros(values.size, dtype=bool)
+    pruned[np.argsort(values, kind="stable")[:count]] = True
+    ends = np.cumsum([part.size for part in survivors])[:-1]
+    kept = {name: mask.copy() for name, mask in masks.items()}
+    for name, gone in zip(masks, np.split(pruned, ends), strict=True):
+        kept[name][masks[name]] = ~gone
+    return kept
+
+
+def groups(
+    names: Iterable[str], scope: str, exceptions: Mapping[str, T] | None = None
+) -> list[tuple[tuple[str, ...], T | None]]:
+    """Which weights are ranked together.
+
+    Args:
+        names: The prunable weights, in order.
+        scope: ``"layerwise"`` or ``"global"``.
+        exceptions: Anything by weight; such a weight is ranked by itself.
+
+    Returns:
+        Pairs of the weights of a group and its exception, None where it has none.
+
+    Raises:
+        LotteryError: An unknown scope, or an exception for an unknown weight.
+    """
+    names, exceptions = list(names), exceptions or {}
+    for name in exceptions:
+        if name not in names:
+            raise unknown("A rate is given for a weight that does not exist", name, names)
+    if scope not in SCOPES:
+        raise unknown("scope", scope, SCOPES)
+    pooled = tuple(name for name in names if name not in exceptions)
+    together: list[tuple[str, ...]] = [pooled] if scope == "global" and pooled else [(name,) for name in pooled]
+    return [*((group, None) for group in together), *(((name,), exceptions[name]) for name in exceptions)]
+
+
+def ladder(
+    sizes: Mapping[str, int],
+    schedule: Schedule,
+    num_rounds: int,
+    scope: str = "layerwise",
+    exceptions: Mapping[str, Schedule] | None = None,
+    of_survivors: bool = True,
+) -> dict[tuple[str, ...], list[int]]:
+    """How many entries are kept in rounds 0 to `num_rounds`, from sizes alone.
+
+    Args:
+        sizes: Number of entries by weight.
+        schedule: Round to density.
+        num_rounds: Rounds after the dense one.
+        scope: ``"layerwise"`` or ``"global"``.
+        exceptions: Schedules by weight where they differ.
+        of_survivors: See `schedules.num_kept`.
+
+    Returns:
+        For each group of weights that are ranked together, the survivors in each round.
+    """
+    counts = {}
+    for names, own in groups(sizes, scope, exceptions):
+        size = sum(sizes[name] for name in names)
+        kept = counts[names] = [size]
+        for index in range(1, num_rounds + 1):
+            kept.append(num_kept(own or schedule, index, size, kept[-1], of_survivors))
+    return counts
+
+
+def planned(settings: config.Prune, sizes: Mapping[str, int], num_rounds: int) -> dict[tuple[str, ...], list[int]]:
+    """The `ladder` of an experiment."""
+    schedule, exceptions = schedules_of(settings)
+    return ladder(sizes, schedule, num_rounds, settings.scope, exceptions, settings.schedule == "geometric")
+
+
+def round_masks(settings: config.Prune, index: int, scores: Scores, masks: Masks) -> Masks:
+    """The masks of round `index`, from the scores and masks of the round before, as an experiment's `[prune]` says."""
+    plan = planned(settings, {name: mask.size for name, mask in masks.items()}, index)
+    kept: Masks = {}
+    for names, counts in plan.items():
+        survivors = sum(int(np.count_nonzero(masks[name])) for name in names)
+        kept |= _without_lowest(scores, {name: masks[name] for name in names}, survivors - counts[index])
+    return {name: kept[name] for name in masks}
+
+
+def schedules_of(settings: config.Prune) -> tuple[Schedule, dict[str, Schedule]]:
+    """An experiment's schedule, and those of the weights that have a rate of their own."""
+    if settings.schedule == "explicit":
+        return explicit(settings.densities), {}
+    make = SCHEDULES[settings.schedule]
+    own = {name: make(rate, settings.num_rounds) for name, rate in settings.rates.items()}
+    return make(settings.rate, settings.num_rounds), own
+
+
+def check_rounds(settings: config.Prune, sizes: Mapping[str, int]) -> dict[tuple[str, ...], list[int]]:
+    """The ladder of an experiment, refused where a round would prune nothing or leave a group of weights empty.
+
+    Args:
+        settings: The ``[prune]`` section of an experiment.
+        sizes: Number of entries by prunable weight.
+
+    Returns:
+        What `ladder` returns.
+
+    Raises:
+        LotteryError: There are more rounds than the weights allow.
+    """
+    if not sizes:
+        raise LotteryError("The model has no weight that can be pruned.")
+    counts = planned(settings, sizes, settings.num_rounds)
+    for index in range(1, settings.num_rounds + 1):
+        emptied = next((" + ".join(names) for names, kept in counts.items() if kept[index] == 0), None)
+        stalled = all(kept[index] == kept[index - 1] for kept in counts.values())
+        if emptied or (stalled and settings.schedule != "one_shot"):
+            why = f"round {index} would leave nothing of {emptied}" if emptied else f"round {index} would prune nothing"
+            raise LotteryError(
+                f"prune.num_rounds: received {settings.num_rounds}, allowed is at most {index - 1} for these weights "
+                f"and rates: {why}."
+            )
+    return counts
+
+
+def thresholds(scores: Scores, before: Masks, after: Masks) -> dict[str, float | None]:
+    """The highest score that was pruned from each weight, None where nothing was; shown, never used to prune."""
+    highest = {}
+    for name in before:
+        pruned = np.asarray(scores[name])[before[name] & ~after[name]]
+        highest[name] = float(pruned.max()) if pruned.size else None
+    return highest
+
+
+def _survivors(scores: Scores, masks: Masks, name: str) -> np.ndarray:
+    masks_module.check({name: masks[name]}, scores)
+    values = np.asarray(scores[name])[masks[name]]
+    if np.isnan(values).any():
+        raise LotteryError(f"The scores of {name!r} are not numbers (NaN), so they cannot be ranked.")
+    return values

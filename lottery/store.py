@@ -1,0 +1,214 @@
+"""A run on disk: plain files, each whole or absent, a round complete once its ``round.json`` is there."""
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from lottery import config, files
+from lottery.errors import LotteryError
+from lottery.masks import Masks
+
+FORMAT = 1
+METRICS = ("step", "split", "loss", "accuracy")
+
+
+def run_path(out: str | Path, experiment: config.Experiment) -> Path:
+    """Where a run lies: the experiment's name and the digest of its configuration, below `out`."""
+    return Path(out) / f"{experiment.name}-{config.digest(experiment)}"
+
+
+def round_path(run: Path, replicate: int, index: int) -> Path:
+    """The folder of a round."""
+    return run / f"replicate-{replicate}" / f"round-{index:02d}"
+
+
+def read_experiment(run: Path) -> config.Experiment:
+    """The experiment of a run, checked against the digest that was recorded when it began.
+
+    Raises:
+        LotteryError: There is no run, or its configuration was changed after it began.
+    """
+    path = run / "experiment.toml"
+    if not path.is_file():
+        raise LotteryError(f"{str(run)!r} is not a run: it has no experiment.toml.")
+    experiment = config.load(path)
+    recorded = read_environment(run).get("digest")
+    if recorded and recorded != config.digest(experiment):
+        raise LotteryError(
+            f"{str(path)!r} was edited after the run began: its digest is {config.digest(experiment)} and was "
+            f"{recorded}; restore it, or start a new run from a copy of it."
+        )
+    return experiment
+
+
+def read_environment(run: Path) -> dict[str, Any]:
+    """What the run was begun with: versions, processor, threads; empty where nothing has been stored yet."""
+    path = run / "environment.json"
+    if not path.exists():
+        if next(run.glob("replicate-*/round-*/round.json"), None):
+            raise LotteryError(f"{str(path)!r} is missing, so nobody can say what the rounds beside it were made with.")
+        return {}
+    environment = files.read_json(path)
+    if not {"digest", "data_sha256", "num_threads", "versions", "python", "processor"} <= environment.keys():
+        raise LotteryError(f"{str(path)!r} is damaged: it lacks what was written there when the run began.")
+    return environment
+
+
+@contextlib.contextmanager
+def opened(run: Path, experiment: config.Experiment) -> Iterator[None]:
+    """Create or open a run for writing, alone: a second process is refused until the first has ended, however.
+
+    Raises:
+        LotteryError: Another process has it open, its configuration was edited, or it cannot be written.
+    """
+    with files.readable_errors(run):
+        run.mkdir(parents=True, exist_ok=True)
+        # The kernel drops this lock with the process, so a killed one leaves nothing behind.
+        lock = FileLock(run / ".lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise LotteryError(f"Another process is working on {str(run)!r}; wait for it, or stop it first.") from None
+    try:
+        _clear_temporary(run)
+        if not (run / "experiment.toml").exists():
+            files.write(run / "experiment.toml", config.dump(experiment).encode())
+        stored = config.load(run / "experiment.toml")
+        if stored != experiment:
+            changed = "; ".join(_differences(stored, experiment))
+            raise LotteryError(
+                f"{str(run / 'experiment.toml')!r} was edited after the run began ({changed}); restore it, or start "
+                "a new run from a copy of it."
+            )
+        yield
+    finally:
+        lock.release()
+
+
+def write_round(
+    folder: Path,
+    masks: Masks,
+    weights: Mapping[str, np.ndarray],
+    metrics: Iterable[tuple[int, str, float, float]],
+    record: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Store a round, ``round.json`` last.
+
+    Args:
+        folder: The round's folder; what an interrupted attempt left there is overwritten.
+        masks: What was kept while training.
+        weights: Every variable after training.
+        metrics: Rows of step, split, loss, accuracy.
+        record: What is known of the round.
+
+    Returns:
+        The record as stored, with the checksum of each file.
+
+    Raises:
+        LotteryError: The disk is full or the folder cannot be written. Earlier rounds are as they were.
+    """
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows([METRICS, *metrics])
+    contents = {
+        "masks.safetensors": files.pack_masks(masks),
+        "weights.safetensors": files.pack_arrays(weights),
+        "metrics.csv": table.getvalue().encode(),
+    }
+    for name, content in contents.items():
+        files.write(folder / name, content)
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    # JSON knows no NaN, which is the accuracy of a model that measures none.
+    known = {key: None if value != value else value for key, value in record.items()}
+    complete = {"format": FORMAT, **known, "sha256": sums}
+    complete["record_sha256"] = _digest_of(complete)
+    files.write_json(folder / "round.json", complete)
+    return complete
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The record of a complete round.
+
+    Raises:
+        LotteryError: It is missing, damaged, or was changed.
+    """
+    path = folder / "round.json"
+    record = files.read_json(path)
+    if record.get("format", FORMAT) != FORMAT:
+        raise LotteryError(f"{str(path)!r} has format {record['format']}; this version reads {FORMAT}.")
+    if record.get("record_sha256") != _digest_of(record):
+        raise _damaged(path)
+    if (
+        round_path(folder.parents[1], record.get("replicate", 0), record.get("round", 0)).parts[-2:]
+        != folder.parts[-2:]
+    ):
+        raise LotteryError(
+            f"{str(path)!r} is of replicate {record.get('replicate')}, round {record.get('round')}: it was put there."
+        )
+    return record
+
+
+def check_files(folder: Path) -> None:
+    """Raise `LotteryError` unless the record of a round and every file that it names have their checksums."""
+    for name, expected in read_record(folder)["sha256"].items():
+        if hashlib.sha256(files.read(folder / name)).hexdigest() != expected:
+            raise _damaged(folder / name)
+
+
+def complete_rounds(run: Path, replicate: int) -> list[int]:
+    """The rounds of a replicate that are complete, without a gap from round 0 on."""
+    indices: list[int] = []
+    while (round_path(run, replicate, len(indices)) / "round.json").exists():
+        indices.append(len(indices))
+    return indices
+
+
+def is_complete(run: Path, experiment: config.Experiment) -> bool:
+    """Whether every round of every replicate is stored."""
+    wanted = experiment.prune.num_rounds + 1
+    replicates = range(1, experiment.run.num_replicates + 1)
+    return all(len(complete_rounds(run, replicate)) >= wanted for replicate in replicates)
+
+
+def runs(out: str | Path) -> list[Path]:
+    """The runs below a folder, by name."""
+    return sorted(path.parent for path in Path(out).glob("*/experiment.toml"))
+
+
+def _clear_temporary(run: Path) -> None:
+    """Remove what writes that were killed have left."""
+    for path in run.rglob(".*.*-*"):
+        path.unlink(missing_ok=True)
+
+
+def _digest_of(record: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in record.items() if key != "record_sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _damaged(path: Path) -> LotteryError:
+    return LotteryError(
+        f"{str(path)!r} is damaged: it does not have the checksum that was recorded; delete {str(path.parent)!r} and "
+        "the rounds after it to train them again."
+    )
+
+
+def _differences(now: config.Experiment, before: config.Experiment) -> list[str]:
+    """Each key in which two experiments differ, as ``train.num_steps is 300 and was 500``."""
+    new, old = (_flat(experiment.model_dump(mode="json")) for experiment in (now, before))
+    keys = sorted({*new, *old})
+    return [f"{key} is {new.get(key)!r} and was {old.get(key)!r}" for key in keys if new.get(key) != old.get(key)]
+
+
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in tables.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+    return flat
