@@ -1,0 +1,255 @@
+"""The compiled loop: many steps of Keras' own ``train_step`` in one call, batches gathered in the graph."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lottery import compiling, config, order
+from lottery.compiling import Examined
+from lottery.data import Split, Splits, Streams
+from lottery.errors import LotteryError
+
+# Steps in one call of the loop, at most: between calls progress is shown and NaN is noticed.
+LONGEST_PIECE = 250
+EVALUATION_BATCH = 1000
+# Layers that were seen to train faster with XLA on a CPU. With it a convolution takes 150 times as long, and dropout,
+# whose random numbers it draws slowly, ten times.
+GAINS_FROM_XLA = {
+    "Sequential", "Functional", "InputLayer", "Flatten", "Reshape", "Dense", "Activation", "ReLU", "Softmax",
+    "BatchNormalization",
+}  # fmt: skip
+
+Logs = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A model with its data, compiled once for all rounds and replicates.
+
+    Attributes:
+        model: The Keras model that all of them train, one after the other.
+        masks: By prunable weight, the boolean variable that says what is held at zero.
+        steps: The only door to an optimiser step: takes what `batches` gives, trains the model, returns its report.
+        batches: From seed words to a function from a number of steps to the arguments of `steps`.
+        evaluations: By split, a function that returns what the model reports over every example.
+        examined: What the model's own steps report and draw.
+        state: Every other variable that a step touches, with its first value; see `reset`.
+        longest: How many steps one call of `steps` may take; a shorter call costs no other trace.
+        jit_compile: Whether the steps are compiled by XLA.
+    """
+
+    model: Any
+    masks: Mapping[str, Any]
+    steps: Any
+    batches: Callable[[tuple[int, ...]], Callable[[int], tuple[Any, ...]]]
+    evaluations: Mapping[str, Callable[[], Logs]]
+    examined: Examined
+    state: list[tuple[Any, np.ndarray]]
+    longest: int
+    jit_compile: bool
+
+
+def compile_loop(model: Any, data: Splits | Streams, settings: config.Train, masks: Mapping[str, Any]) -> Loop:
+    """Make the compiled training and evaluation of a model.
+
+    Nothing is traced before the first step. What holds the masks must be in place by then: a constraint that is set
+    later is not in the trace.
+
+    Args:
+        model: A compiled Keras 3 or tf_keras model; its own ``train_step`` and ``test_step`` are what is run.
+        data: What it trains on. Arrays stay in memory as they are, and become floats batch by batch.
+        settings: The ``[train]`` section of an experiment.
+        masks: Boolean variables by prunable weight, as `enforcement.mask_variables` makes them.
+
+    Returns:
+        The loop.
+
+    Raises:
+        LotteryError: The model does not fit the data.
+    """
+    examined = compiling.examine(model, example_batch(data))
+    if settings.jit_compile is True and examined.calls_python:
+        raise LotteryError("train.jit_compile: a training step of this model calls Python, which XLA cannot compile.")
+    auto = settings.jit_compile == "auto"
+    jit = gains_from_xla(model) and not examined.calls_python if auto else bool(settings.jit_compile)
+    longest = min(LONGEST_PIECE, settings.eval_every, settings.num_steps)
+    own = examined.test_logs
+    if isinstance(data, Splits):
+        scaled = scaler(data)
+        steps, batches = _steps_over_arrays(model, data.train, scaled, settings.batch_size, longest, jit, examined)
+        validation, test = (_evaluation_of_arrays(model, part, scaled, own) for part in (data.validation, data.test))
+    else:
+        steps, batches = _steps_over_stream(model, data.train, jit, examined)
+        validation, test = (_evaluation_of_stream(model, part, own) for part in (data.validation, data.test))
+    evaluations = {"validation": validation, "test": test}
+    return Loop(model, masks, steps, batches, evaluations, examined, [], longest, jit)
+
+
+def reset(loop: Loop) -> None:
+    """Put everything that a step touches, besides the model's variables and the masks, back to its first value.
+
+    That is what the trace says: slots of all optimisers, iterations, metrics, and generators of random numbers,
+    whoever owns them.
+    """
+    if not loop.state:
+        given = [*loop.model.variables, *loop.masks.values()]
+        known = {id(getattr(variable, "_value", variable)) for variable in given}  # Keras 3 wraps a tf.Variable
+        traced = loop.steps.get_concrete_function(*loop.batches((0,))(1))
+        loop.state.extend((one, np.array(one.numpy())) for one in traced.graph.variables if id(one) not in known)
+    for variable, value in loop.state:
+        variable.assign(value)
+
+
+def example_batch(data: Splits | Streams) -> tuple[Any, Any]:
+    """A few inputs, as the network gets them, and their labels."""
+    import tensorflow as tf
+
+    if isinstance(data, Splits):
+        return scaler(data)(data.train.x[:8]), tf.convert_to_tensor(data.train.y[:8])
+    return next(iter(data.train()))
+
+
+def scaler(data: Splits) -> Callable[[Any], Any]:
+    """A function from examples as they are stored to the network's input, for arrays and in a graph."""
+    import tensorflow as tf
+
+    if data.train.x.dtype != np.uint8:
+        return tf.convert_to_tensor
+    mean, deviation = tf.constant(data.mean), tf.constant(data.deviation)
+    return lambda x: (tf.cast(x, tf.float32) - mean) / deviation
+
+
+def gains_from_xla(model: Any) -> bool:
+    """Whether XLA is known to make a model's training faster: on an accelerator, or for dense layers on a CPU."""
+    import tensorflow as tf
+
+    if tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"):
+        return True
+    return all(type(layer).__name__ in GAINS_FROM_XLA for layer in model._flatten_layers())
+
+
+def _steps_over_arrays(
+    model: Any,
+    split: Split,
+    scaled: Callable[[Any], Any],
+    batch_size: int,
+    longest: int,
+    jit: bool,
+    examined: Examined,
+) -> tuple[Any, Callable[..., Any]]:
+    import tensorflow as tf
+
+    x, y = tf.constant(split.x), tf.constant(split.y)
+
+    @tf.function(jit_compile=jit, autograph=False)
+    def steps(positions: Any, num_steps: Any) -> Logs:
+        def train(index: Any) -> Logs:
+            batch = tf.gather(positions, index)
+            return model.train_step((scaled(tf.gather(x, batch)), tf.gather(y, batch)))
+
+        return _repeat(model, train, num_steps, examined.train_logs)
+
+    def batches(seed: tuple[int, ...]) -> Callable[[int], tuple[Any, ...]]:
+        following = order.batches(len(split), batch_size, seed)
+
+        def arguments(num_steps: int) -> tuple[Any, ...]:
+            # One shape, one trace: a shorter piece is filled up with positions that no step reads.
+            positions = np.zeros((longest, batch_size), np.int32)
+            positions[:num_steps] = following(num_steps)
+            return tf.constant(positions), tf.constant(num_steps)
+
+        return arguments
+
+    return steps, batches
+
+
+def _steps_over_stream(
+    model: Any, make: Callable[[], Any], jit: bool, examined: Examined
+) -> tuple[Any, Callable[..., Any]]:
+    import keras
+    import tensorflow as tf
+
+    train_step = tf.function(model.train_step, jit_compile=True) if jit else model.train_step
+
+    @tf.function(autograph=False)
+    def steps(batches: Any, num_steps: Any) -> Logs:
+        return _repeat(model, lambda _: train_step(next(batches)), num_steps, examined.train_logs)
+
+    def batches(seed: tuple[int, ...]) -> Callable[[int], tuple[Any, ...]]:
+        # A shuffle without a seed of its own takes TensorFlow's.
+        keras.utils.set_random_seed(order.seed_for(*seed))
+        iterator = iter(make().repeat())
+        return lambda num_steps: (iterator, tf.constant(num_steps))
+
+    return steps, batches
+
+
+def _evaluation_of_arrays(
+    model: Any, split: Split, scaled: Callable[[Any], Any], own: tuple[str, ...]
+) -> Callable[[], Logs]:
+    import tensorflow as tf
+
+    x, y = tf.constant(split.x), tf.constant(split.y)
+    size = min(EVALUATION_BATCH, len(split))
+    whole, rest = divmod(len(split), size)
+
+    @tf.function(autograph=False)
+    def evaluate() -> Logs:
+        def test(index: Any) -> Logs:
+            first = index * size
+            batch_x = tf.ensure_shape(x[first : first + size], (size, *split.x.shape[1:]))
+            batch_y = tf.ensure_shape(y[first : first + size], (size, *split.y.shape[1:]))
+            return model.test_step((scaled(batch_x), batch_y))
+
+        logs = _repeat(model, test, whole, own)
+        if not rest:
+            return logs
+        # What is left over counts as much as the rest: metrics count examples, and own logs are weighted by them.
+        last = model.test_step((scaled(x[whole * size :]), y[whole * size :]))
+        if not own:
+            return model.get_metrics_result()
+        return {
+            name: (logs[name] * (whole * size) + tf.cast(last[name], tf.float32) * rest) / len(split) for name in own
+        }
+
+    return evaluate
+
+
+def _evaluation_of_stream(model: Any, make: Callable[[], Any], own: tuple[str, ...]) -> Callable[[], Logs]:
+    import tensorflow as tf
+
+    test_step = tf.function(model.test_step, reduce_retracing=True, autograph=False)
+
+    def evaluate() -> Logs:
+        model.reset_metrics()
+        dataset: Any = make()
+        sums, examples = dict.fromkeys(own, 0.0), 0
+        for batch in dataset:
+            logs, size = test_step(batch), len(tf.nest.flatten(batch)[0])
+            sums, examples = {name: sums[name] + size * float(logs[name]) for name in own}, examples + size
+        return {name: total / examples for name, total in sums.items()} if own else model.get_metrics_result()
+
+    return evaluate
+
+
+def _repeat(model: Any, step: Callable[[Any], Logs], num: Any, own: tuple[str, ...]) -> Logs:
+    """Take a step `num` times in the graph.
+
+    Returns:
+        The model's metrics over all of them, as Keras reports them; or the mean of what the steps themselves report.
+    """
+    import tensorflow as tf
+
+    model.reset_metrics()
+
+    def body(index: Any, *sums: Any) -> tuple[Any, ...]:
+        logs = step(index)
+        return index + 1, *(total + tf.cast(logs[name], tf.float32) for total, name in zip(sums, own, strict=True))
+
+    start = (tf.constant(0), *(tf.constant(0.0) for _ in own))
+    _, *sums = tf.while_loop(lambda index, *_: index < num, body, start, parallel_iterations=1)
+    if not own:
+        return model.get_metrics_result()
+    return {name: total / tf.cast(num, tf.float32) for name, total in zip(own, sums, strict=True)}
