@@ -1,0 +1,158 @@
+"""Everything that is made once for a run, and checked, before anything is written: data, model, compiled loop."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lottery import compiling, config, data, enforcement, fingerprints, masks, models, order, pruning, weights
+from lottery.data import Splits, Streams
+from lottery.errors import LotteryError
+from lottery.loop import Loop, compile_loop, example_batch
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run needs.
+
+    Attributes:
+        experiment: The experiment, with what the caller's model and data decide filled in.
+        build: Builds the model afresh, with initial weights by chance.
+        data: What it is trained on.
+        loop: The compiled loop, with the one model that all replicates train.
+        notes: What a person should know, in sentences.
+    """
+
+    experiment: config.Experiment
+    build: Callable[[], Any]
+    data: Splits | Streams
+    loop: Loop
+    notes: tuple[str, ...]
+
+
+def prepare(experiment: config.Experiment, model: Callable[[], Any] | None = None, given: Any = None) -> Prepared:
+    """Load the data, build and compile the model, and check that they and the experiment fit together.
+
+    Args:
+        experiment: The experiment.
+        model: A function that builds the model, instead of the one that the experiment names.
+        given: Data, instead of those that the experiment names; see `data.given`.
+
+    Returns:
+        Everything that is needed to train.
+
+    Raises:
+        LotteryError: They do not fit.
+    """
+    loaded = data.load(experiment.data) if given is None else data.given(given, experiment.data)
+    own_model = model is not None or experiment.model.name not in models.MODELS
+    build = model or _builder(experiment, loaded)
+    built = build_model(build, order.seed_for(experiment.run.seed, 0, order.INITIALISATION))
+    if own_model:
+        twice = {id(variable) for one in (built, build_model(build, 0)) for variable in one.variables}
+        if len(twice) < 2 * len(built.variables):
+            raise LotteryError(
+                "model: the function uses the same model or layers twice; it must build new ones each time."
+            )
+        built = build_model(build, order.seed_for(experiment.run.seed, 0, order.INITIALISATION))
+    tables = experiment.model_dump()
+    if given is not None:
+        tables["data"] |= {"name": config.GIVEN, "fingerprint": loaded.fingerprint}
+        tables["data"]["validation"] = (
+            len(loaded.validation) if isinstance(loaded, Splits) else experiment.data.validation
+        )
+    if own_model:
+        tables["model"]["fingerprint"] = fingerprints.of_model(built)
+        tables["model"]["name"] = config.GIVEN if model is not None else experiment.model.name
+        tables["train"] |= _compiled_with(built, experiment.train)
+    experiment = config.Experiment.model_validate(tables)
+
+    inputs = example_batch(loaded)[0]
+    compiling.compile_model(built, experiment.train, inputs)
+    if isinstance(loaded, Splits):
+        compiling.check_data(built, loaded, experiment.train.batch_size, inputs)
+    prunable = weights.read(built)
+    pruning.check_rounds(experiment.prune, {name: value.size for name, value in prunable.items()})
+    held = enforcement.mask_variables(masks.ones_like(prunable))
+    loop = compile_loop(built, loaded, experiment.train, held)
+    # That vectors stay (biases, statistics, seeds) is what everybody expects; a tensor that stays is worth a line.
+    shapes = {name: variable.shape for name, variable in weights.variables(built).items()}
+    skipped = {
+        name: why for name, why in weights.unprunable(built).items() if len(shapes[name]) > 1 and why != "a bias"
+    }
+    notes = [f"{name} is not pruned: {why}." for name, why in skipped.items()]
+    if loop.examined.unrepeatable:
+        notes.append(
+            f"The model draws random numbers by {', '.join(loop.examined.unrepeatable)}, which nothing can restore: "
+            "stopped and resumed, the run will not give the same bits."
+        )
+    return Prepared(experiment, build, loaded, loop, tuple(notes))
+
+
+def build_model(build: Callable[[], Any], seed: int) -> Any:
+    """Build a model with initial weights from a seed.
+
+    Raises:
+        LotteryError: The function cannot build one, or it is not a Keras model that is built.
+    """
+    import keras
+
+    if hasattr(build, "trainable_variables"):
+        raise LotteryError(
+            "model: received a model, allowed is a function that builds a new one each time it is called."
+        )
+
+    def seeded(library: Any) -> Any:
+        library.utils.set_random_seed(seed)
+        try:
+            return build()
+        except Exception as error:  # a user's function may raise anything
+            name = getattr(build, "__name__", "the model's function")
+            raise LotteryError(f"{name}() could not build the model: {type(error).__name__}: {error}") from error
+
+    model = seeded(keras)
+    library = compiling.keras_of(model)
+    if library is not keras:  # tf_keras draws initial weights from a generator of its own
+        model = seeded(library)
+    for name, variable in weights.variables(model).items():
+        if "bfloat16" in str(variable.dtype):
+            raise LotteryError(f"{name} is of type bfloat16, which NumPy cannot hold; use mixed_bfloat16 or float32.")
+    return model
+
+
+def _compiled_with(model: Any, settings: config.Train) -> Mapping[str, Any]:
+    """What the record says of a model that came compiled: the experiment's optimiser is not used."""
+    if not compiling.is_compiled(model):
+        return {}
+    own = {"optimizer", "learning_rate"} & settings.model_fields_set
+    if own and settings.optimizer != config.COMPILED:
+        raise LotteryError(
+            f"The model comes compiled, so train.{' and train.'.join(sorted(own))} cannot be set; leave it out, or "
+            "compile the model with what you want."
+        )
+    rate = model.optimizer.learning_rate
+    rate = np.asarray(rate(0) if callable(rate) else rate)
+    return {"optimizer": config.COMPILED, "learning_rate": float(rate)}
+
+
+def _builder(experiment: config.Experiment, loaded: Splits | Streams) -> Callable[[], Any]:
+    name = experiment.model.name
+    if name == config.GIVEN:
+        raise LotteryError(
+            'model.name = "given" stands for a function passed to lottery.run(..., model=...); pass it again.'
+        )
+    if name not in models.MODELS:
+        return models.builder(name, (), 0)
+    if isinstance(loaded, Streams):
+        raise LotteryError(
+            f"model: data sets say nothing of the number of classes, so {name!r} cannot be built; pass model=."
+        )
+    labels = loaded.train.y
+    highest = int(labels.max()) if labels.dtype.kind == "i" and labels.ndim == 1 else 0
+    if not 0 < highest < max(len(labels), 1000) or labels.min() < 0:
+        raise LotteryError(
+            f"The training labels go from {labels.min()} to {labels.max()} in {len(labels)} examples; allowed is one "
+            "class for each example, counted from 0."
+        )
+    return models.builder(name, loaded.train.x.shape[1:], highest + 1)

@@ -1,0 +1,129 @@
+"""What a person sees while a run goes on: a display in a terminal, a line a round on a pipe."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where a run is."""
+
+    replicate: int
+    num_replicates: int
+    round: int
+    num_rounds: int
+    density: float
+    step: int
+    num_steps: int
+    val_accuracy: float
+
+
+@dataclass(frozen=True)
+class Done:
+    """A round is stored."""
+
+    where: Step
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something worth knowing, in a sentence."""
+
+    text: str
+
+
+Report = Callable[[Step | Done | Note], None]
+
+
+@contextlib.contextmanager
+def shown(console: Any = None) -> Iterator[Report]:
+    """Show a run.
+
+    Args:
+        console: A ``rich.console.Console``; standard error if None, so that standard output is left to results.
+
+    Yields:
+        A function that takes what happens. Leaving the context removes the moving part of the display.
+    """
+    from rich.console import Console
+
+    console = console or Console(stderr=True)
+    begin: list[tuple[float, int]] = []
+
+    def left(where: Step) -> str:
+        now, done = time.monotonic(), _steps_done(where)
+        if not begin and where.step:  # the first steps carry the compiling, which comes once
+            begin.append((now, done))
+        if not begin or done <= begin[0][1]:
+            return ""
+        total = where.num_replicates * (where.num_rounds + 1) * where.num_steps
+        return _duration((now - begin[0][0]) / (done - begin[0][1]) * (total - done))
+
+    if not console.is_terminal:
+        yield lambda event: _print_line(console, event, left)
+        return
+
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=18), TextColumn("{task.fields[left]}"))
+    with Progress(*columns, console=console, transient=True) as display:
+        task = display.add_task("starting TensorFlow", total=None, left="")
+
+        def report(event: Step | Done | Note) -> None:
+            if isinstance(event, Step):
+                remaining = left(event)
+                display.update(
+                    task,
+                    description=(
+                        f"replicate {event.replicate}/{event.num_replicates} · round {event.round}/{event.num_rounds}"
+                        f" · density {event.density:.4f} · step {event.step}/{event.num_steps}"
+                        f" · validation {event.val_accuracy:.4f}"
+                    ),
+                    completed=_steps_done(event),
+                    total=event.num_replicates * (event.num_rounds + 1) * event.num_steps,
+                    left=f"{remaining} left" if remaining else "",
+                )
+            else:
+                _print_line(console, event, left)
+
+        yield report
+
+
+def silent(event: Step | Done | Note) -> None:
+    """Show nothing."""
+
+
+def _print_line(console: Any, event: Step | Done | Note, left: Callable[[Step], str]) -> None:
+    if isinstance(event, Note):
+        console.print(event.text, markup=False, highlight=False, soft_wrap=True)
+    elif isinstance(event, Done):
+        where, record = event.where, event.record
+        collapsed = f"  nothing left of {', '.join(record['collapsed'])}" if record["collapsed"] else ""
+        remaining = left(where)
+        console.print(
+            f"replicate {where.replicate}/{where.num_replicates}  round {where.round:>2}/{where.num_rounds}  "
+            f"density {where.density:.4f}  early stop {record['early_stop_step']:>{len(str(where.num_steps))}}  "
+            f"test {record['early_stop_test_accuracy']:.4f}  {record['seconds']:.1f} s"
+            + (f"  {remaining} left" if remaining else "")
+            + collapsed,
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    else:
+        left(event)
+
+
+def _steps_done(where: Step) -> int:
+    rounds = (where.replicate - 1) * (where.num_rounds + 1) + where.round
+    return rounds * where.num_steps + where.step
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
