@@ -1,0 +1,53 @@
+"""What the tests share: real data where there are any, and one small run that many tests only read."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ["LOTTERY_DATA"] = ""  # nothing that lies on the machine may decide a test
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+SMALL = {
+    "name": "small",
+    "data": {"name": "digits", "validation": 137},
+    "train": {"num_steps": 110, "eval_every": 40, "batch_size": 32},
+    "prune": {"num_rounds": 3, "rates": {"dense_2/kernel": 0.1}},
+    "run": {"num_replicates": 2},
+}
+
+
+def quietly(event):
+    """Report nothing."""
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory):
+    """A complete run of two replicates and four rounds on the digits. Tests only read it."""
+    import lottery
+
+    return lottery.run(SMALL, out=tmp_path_factory.mktemp("runs"), report=quietly)
+
+
+@pytest.fixture
+def mnist_path():
+    path = SHARED / "mnist.npz"
+    if not path.exists():
+        pytest.skip("needs the real MNIST beside the repository")
+    return path
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(12)
+
+
+def toy_arrays(rng, num_train=200, num_test=60, shape=(6,), num_classes=3):
+    """Separable made-up data as the four arrays."""
+    centres = rng.normal(size=(num_classes, *shape)) * 2
+    labels = rng.integers(0, num_classes, num_train + num_test)
+    x = (centres[labels] + rng.normal(size=(len(labels), *shape))).astype(np.float32)
+    return x[:num_train], labels[:num_train], x[num_train:], labels[num_train:]

@@ -1,0 +1,76 @@
+"""The map of the package: floors, imports upward only, and what may import TensorFlow."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lottery
+
+FOLDER = Path(lottery.__file__).parent
+# A module may import those on floors below its own, and those before it on its own.
+FLOORS = [
+    ["errors", "masks", "schedules", "config", "datasets", "data", "models", "order"],
+    ["pruning", "weights", "files", "store"],
+    ["criteria", "enforcement", "rewinding", "results", "compiling", "fingerprints", "environment"],
+    ["loop", "training", "plots", "progress", "checking"],
+    ["preparing", "rounds", "running"],
+    ["cli", "__main__"],
+]
+WITHOUT_TENSORFLOW = [
+    "errors", "masks", "schedules", "config", "order", "pruning", "files", "store", "results", "plots", "progress",
+    "checking",
+]  # fmt: skip
+
+
+def imports(module):
+    """Modules of ours that a module imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse((FOLDER / f"{module}.py").read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "lottery":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lottery."):
+            found.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("lottery.")}
+    return found
+
+
+def test_every_module_has_a_floor():
+    assert {name for floor in FLOORS for name in floor} == {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
+    assert set(lottery._MODULES) == {name for floor in FLOORS for name in floor} - {"cli", "__main__"}
+
+
+@pytest.mark.parametrize("module", [name for floor in FLOORS for name in floor])
+def test_imports_go_one_way(module):
+    order = [name for floor in FLOORS for name in floor]
+    # The command line gives the version of the package.
+    assert imports(module) <= set(order[: order.index(module)])
+
+
+@pytest.mark.parametrize("module", [name for floor in FLOORS for name in floor])
+def test_modules_are_of_one_idea(module):
+    assert len((FOLDER / f"{module}.py").read_text().splitlines()) <= 300
+
+
+def test_what_reads_a_run_never_imports_tensorflow():
+    code = f"import sys\nfor name in {WITHOUT_TENSORFLOW}: __import__('lottery.' + name)\n"
+    code += "assert not {'tensorflow', 'keras', 'tf_keras'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    for module in WITHOUT_TENSORFLOW:
+        source = (FOLDER / f"{module}.py").read_text()
+        assert "import tensorflow" not in source and "import keras" not in source, module
+
+
+def test_no_function_bears_its_modules_name():
+    for path in FOLDER.glob("*.py"):
+        names = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+        assert path.stem not in names
+
+
+def test_the_top_level_is_small_and_says_what_is_there():
+    assert set(dir(lottery)) >= {"run", "masks", "weights", "enforcement", "__version__"}
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = lottery.nothing

@@ -1,0 +1,162 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from lottery import compiling, config
+from lottery.errors import LotteryError
+
+EXPERIMENTS = sorted((Path(__file__).parents[1] / "experiments").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", [None, *EXPERIMENTS], ids=lambda path: path.name if path else "digits")
+def test_files_load_and_survive_a_round_trip(path):
+    experiment = config.load(path)
+    again = config.load(tomllib.loads(config.dump(experiment)))
+    assert again == experiment and config.digest(again) == config.digest(experiment)
+
+
+def test_every_value_reaches_the_digest():
+    digests = {config.digest(config.load({}))}
+    words = [
+        "name=a", "data.name=digits", "data.path=x", "data.validation=3", "data.pixels=unit", "model.name=a:b",
+        "train.num_steps=3", "train.batch_size=3", "train.optimizer=sgd", "train.learning_rate=0.5", "train.eval_every=3",
+        "train.test_curve=true", "train.jit_compile=true", "prune.scope=global", "prune.schedule=linear",
+        "prune.rate=0.3", "prune.num_rounds=3", "prune.rates.a/b=0.1", "run.num_replicates=2", "run.seed=4",
+        "run.num_threads=1",
+    ]  # fmt: skip
+    for word in words:
+        digests.add(config.digest(config.load({}, config.parse_overrides([word]))))
+    assert len(digests) == len(words) + 1
+
+
+def test_overrides_are_toml_and_else_strings():
+    words = [
+        "train.num_steps=300",
+        "data.name=digits",
+        "prune.rates.dense/kernel=0.5",
+        "train.optimizer={name='sgd', momentum=0.9}",
+    ]
+    assert config.parse_overrides(words) == {
+        "train": {"num_steps": 300, "optimizer": {"name": "sgd", "momentum": 0.9}},
+        "data": {"name": "digits"},
+        "prune": {"rates.dense/kernel": 0.5},
+    }
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("train.num_step=3", "'num_step', allowed is 'num_steps', .*did you mean 'num_steps'"),
+        ("trian.num_steps=3", "'trian', allowed is 'name', .*did you mean 'train'"),
+        ("data.name=mnits", "data.name: received 'mnits', allowed is 'digits', 'mnist'.*did you mean 'mnist'"),
+        ("data.name=npz", "needs data.path"),
+        ("model.name=lenet", "did you mean 'lenet_300_100'"),
+        ("prune.criterion=magnitud", "did you mean 'magnitude'"),
+        ("train.optimizer=addam", "train.optimizer: received 'addam'.*did you mean 'adam'"),
+        ("prune.rate=1.0", "prune.rate: received 1.0, allowed is a number between 0 and 1"),
+        ("prune.rate=0", "prune.rate: received 0, allowed is a number between 0 and 1"),
+        ("prune.rate=-0.2", "prune.rate: received -0.2"),
+        ("prune.rates.dense/kernel=2", "prune.rates.dense/kernel: received 2, allowed is"),
+        ("prune.rate=nan", "prune.rate: received nan"),
+        ("prune.scope=local", "prune.scope: received 'local', allowed is 'layerwise' or 'global'"),
+        ("train.num_steps=0", "train.num_steps: received 0, allowed is greater than or equal to 1"),
+        ("train.num_steps=ten", "train.num_steps: received 'ten', allowed is a valid integer"),
+        ("train.num_steps=true", "train.num_steps: received True"),
+        ("train.learning_rate=-1", "train.learning_rate: received -1"),
+        ("train.learning_rate={a=1}", "a table needs the name of a class"),
+        ("train=3", "train: received 3, allowed is a valid table"),
+        ("rewind.step=5", "rewind.step: received 5, allowed is 0"),
+        ("run.enforcement=hope", "run.enforcement: received 'hope', allowed is 'constraint'"),
+        ("name=../elsewhere", "name: received '../elsewhere'"),
+        ("prune.schedule=explicit", "go together"),
+        ("prune.densities=[0.5]", "go together"),
+        ("num_steps", "section.key=value"),
+        ("prune.criterion=given", "prune.criterion: received 'given'"),
+        ("train.optimizer={name='adam', clipnorm=[1]}", "clipnorm is"),
+        ("train.jit_compile=3", "received 3, allowed is true, false or 'auto'"),
+    ],
+)
+def test_a_wrong_key_or_value_is_refused_in_one_sentence(word, message):
+    with pytest.raises(LotteryError, match=message) as caught:
+        config.load({}, config.parse_overrides([word]))
+    assert "\n" not in str(caught.value) and "pydantic" not in str(caught.value)
+
+
+def test_a_table_that_is_a_value_is_replaced_and_a_dotted_key_is_merged():
+    file = {"train": {"optimizer": {"name": "sgd", "momentum": 0.9}}, "prune": {"rates": {"a/kernel": 0.1}}}
+    experiment = config.load(file, {"train": {"optimizer": {"name": "rmsprop"}}, "prune": {"rates": {}}})
+    assert experiment.train.optimizer == {"name": "rmsprop"} and experiment.prune.rates == {}
+    experiment = config.load(file, config.parse_overrides(["prune.rates.b/kernel=0.3"]))
+    assert experiment.prune.rates == {"a/kernel": 0.1, "b/kernel": 0.3}
+    with pytest.raises(LotteryError, match="prune.rates has a value and the key 'b/kernel'"):
+        config.load({}, config.parse_overrides(["prune.rates=0.1", "prune.rates.b/kernel=0.3"]))
+
+
+def test_overrides_that_contradict_each_other_are_refused():
+    with pytest.raises(LotteryError, match="'train' is given a value"):
+        config.parse_overrides(["train=3", "train.num_steps=5"])
+
+
+def test_names_are_those_of_the_functions():
+    from lottery import criteria, datasets, enforcement, models, schedules
+
+    assert set(config.DATASETS) == {*datasets.DATASETS, "npz"}
+    assert set(config.MODELS) == set(models.MODELS) and set(config.CRITERIA) == set(criteria.CRITERIA)
+    assert set(config.Run.model_fields["enforcement"].annotation.__args__) == set(enforcement.ENFORCEMENTS)
+    assert set(config.Prune.model_fields["schedule"].annotation.__args__) == {*schedules.SCHEDULES, "explicit"}
+
+
+def test_explicit_densities_count_the_rounds():
+    experiment = config.load({"prune": {"schedule": "explicit", "densities": [0.5, 0.2, 0.1]}})
+    assert experiment.prune.num_rounds == 3
+    with pytest.raises(LotteryError, match="must fall"):
+        config.load({"prune": {"schedule": "explicit", "densities": [0.5, 0.6]}})
+    with pytest.raises(LotteryError, match="leave prune.num_rounds out"):
+        config.load({"prune": {"schedule": "explicit", "densities": [0.5], "num_rounds": 4}})
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(LotteryError, match=r"no experiment file .*nowhere\.toml"):
+        config.load(tmp_path / "nowhere.toml")
+    (tmp_path / "bad.toml").write_text("name = \n")
+    with pytest.raises(LotteryError, match="not valid TOML"):
+        config.load(tmp_path / "bad.toml")
+
+
+def test_optimizers_are_those_of_keras():
+    import keras
+
+    theirs = {name.lower() for name, value in vars(keras.optimizers).items() if isinstance(value, type)}
+    # Base classes; and one that keeps the weights it is judged by apart from those it trains.
+    left_out = {"optimizer", "optimizermap", "lossscaleoptimizer", "multioptimizer", "schedulefreeadamw"}
+    assert theirs - left_out == set(config.OPTIMIZERS)
+    for name in config.OPTIMIZERS:
+        made = compiling.optimizer(keras, config.Train(optimizer=name, learning_rate=0.5))
+        assert type(made).__name__.lower() == name and float(made.learning_rate) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"optimizer": {"name": "sgd", "momentun": 0.9}}, "momentun"),
+        ({"learning_rate": {"name": "CosineDecoy"}}, "CosineDecoy"),
+        ({"learning_rate": {"name": "CosineDecay", "decay": 3}}, "decay"),
+    ],
+)
+def test_an_argument_that_keras_refuses_is_one_sentence(train, message):
+    import keras
+
+    with pytest.raises(LotteryError, match=message) as caught:
+        compiling.optimizer(keras, config.Train(**train))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_schedule_of_learning_rates_and_arguments():
+    import keras
+
+    rate = {"name": "PiecewiseConstantDecay", "boundaries": [5], "values": [0.1, 0.01]}
+    made = compiling.optimizer(keras, config.Train(optimizer={"name": "sgd", "momentum": 0.9}, learning_rate=rate))
+    assert made.momentum == 0.9 and float(made.learning_rate) == pytest.approx(0.1)
+    made.iterations.assign(6)
+    assert float(made.learning_rate) == pytest.approx(0.01)

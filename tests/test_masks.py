@@ -1,0 +1,44 @@
+import numpy as np
+import pytest
+
+from lottery import masks
+from lottery.errors import LotteryError
+
+
+def test_density_counts_entries_not_weights():
+    kept = {"a": np.array([True, False, False, False]), "b": np.ones((2, 6), bool)}
+    assert masks.density(kept) == 13 / 16
+    assert masks.density_by_weight(kept) == {"a": 0.25, "b": 1.0}
+
+
+def test_apply_gives_the_held_value_whatever_was_there():
+    weights = {"w": np.array([-1.0, np.nan, np.inf, 4.0], np.float32), "bias": np.array([5.0], np.float32)}
+    kept = {"w": np.array([False, False, False, True])}
+    applied = masks.apply(weights, kept)
+    assert applied["w"].tobytes() == np.array([0, 0, 0, 4], np.float32).tobytes()  # positive zero, to the bit
+    assert applied["bias"] is weights["bias"]
+    held = masks.apply(weights, kept, {"w": np.array([7, 8, 9, 10], np.float32)})
+    assert held["w"].tolist() == [7, 8, 9, 4] and held["w"].dtype == np.float32
+    assert np.isnan(weights["w"][1])  # the input is untouched
+
+
+def test_nested_and_intersection():
+    outer, inner = {"w": np.array([1, 1, 0, 1], bool)}, {"w": np.array([1, 0, 0, 1], bool)}
+    assert masks.is_nested(inner, outer) and not masks.is_nested(outer, inner)
+    assert masks.intersection(outer, inner)["w"].tolist() == [True, False, False, True]
+    with pytest.raises(LotteryError, match="different weights"):
+        masks.intersection(outer, {"v": outer["w"]})
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        ({"dense/kernal": np.ones(3, bool)}, "did you mean 'dense/kernel'"),
+        ({"dense/kernel": np.ones(3)}, "boolean array, received float64"),
+        ({"dense/kernel": np.ones((1, 3), bool)}, r"shape \(1, 3\), the weight has \(3,\)"),
+        ({"dense/kernel": [True, True, True]}, "received list"),
+    ],
+)
+def test_check_says_what_is_wrong(mask, message):
+    with pytest.raises(LotteryError, match=message):
+        masks.check(mask, {"dense/kernel": np.zeros(3)})

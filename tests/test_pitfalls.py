@@ -1,0 +1,285 @@
+"""Bugs that other lottery-ticket code has, planted in ours: a test of ours must fail because of each."""
+
+import numpy as np
+import pytest
+
+from lottery import (
+    checking,
+    data,
+    enforcement,
+    loop,
+    masks,
+    order,
+    pruning,
+    running,
+    schedules,
+    training,
+    weights,
+)  # fmt: skip
+from lottery.errors import LotteryError
+from tests import (
+    test_data,
+    test_enforcement,
+    test_loop,
+    test_pruning,
+    test_results,
+    test_running,
+    test_schedules,
+    test_weights,
+)
+from tests.conftest import SMALL, quietly
+
+
+def verified_run(tmp_path):
+    """Not a test by itself: a small run that `lottery verify` must find nothing wrong with."""
+    import lottery
+
+    run = lottery.run(SMALL | {"run": {"num_replicates": 1}}, out=tmp_path, report=quietly)
+    wrong = [sentence for _, sentences in checking.verify(run.path) for sentence in sentences]
+    assert wrong == [], wrong
+
+
+def cut_at_a_threshold(patch):
+    """1: everything up to the k-th sorted value goes, ties and one more with it."""
+
+    def keep_highest(scores, kept, rate, scope="layerwise", rates=None):
+        result = {}
+        for name, mask in kept.items():
+            values = np.sort(scores[name][mask])
+            result[name] = mask & (scores[name] > values[round(rate * values.size)])
+        return result
+
+    patch.setattr(pruning, "keep_highest", keep_highest)
+
+
+def rewind_nothing(patch):
+    """2: the rewind writes somewhere else, so training goes on from the trained weights."""
+    original = training.weights.assign
+    done = []
+
+    def assign(model, values, only=None):
+        if not done:
+            original(model, values, only)
+        done.append(True)
+
+    patch.setattr(training.weights, "assign", assign)
+
+
+def store_the_start(patch):
+    """3: what is stored as trained is the network after the rewind."""
+    original = training.train
+
+    def train(loop_, start, kept, *arguments):
+        trained = original(loop_, start, kept, *arguments)
+        trained.weights.update(masks.apply(start, kept))
+        return trained
+
+    patch.setattr(training, "train", train)
+
+
+def prune_biases(patch):
+    """3: biases are pruned without being asked for."""
+    patch.setattr(weights, "_reason", lambda name, variable: None if variable.trainable else "not trainable")
+
+
+def freeze_small_values(patch):
+    """4: values decide and not masks, so every negative weight is frozen."""
+    import tensorflow as tf
+
+    patch.setattr(
+        enforcement, "_hold", lambda mask, held, before: lambda v: tf.where(tf.convert_to_tensor(v) < 1e-9, 0.0, v)
+    )
+
+
+def drop_the_last_batch(patch):
+    """5: the last, smaller batch is not evaluated."""
+    original = loop._evaluation_of_arrays
+
+    def evaluation(model, split, *rest):
+        whole = max(1, len(split) // loop.EVALUATION_BATCH) * loop.EVALUATION_BATCH
+        return original(model, data.Split(split.x[:whole], split.y[:whole]), *rest)
+
+    patch.setattr(loop, "_evaluation_of_arrays", evaluation)
+
+
+def choose_by_test(patch):
+    """5: the best test accuracy is reported."""
+    original = training._named
+
+    def named(prefix, values):
+        return original(prefix, (values[0], 1.0) if prefix == "early_stop_test" else values)
+
+    patch.setattr(training, "_named", named)
+
+
+def mask_at_the_beginning_only(patch):
+    """6, 10: pruned weights are zero when training begins, and train freely from then on."""
+    patch.setattr(enforcement, "_set_constraint", lambda variable, value: None)
+
+
+def threshold_the_signed_weight(patch):
+    """16: the most negative weights are pruned."""
+    from lottery import criteria
+
+    patch.setattr(criteria, "magnitude", lambda initial, trained: dict(trained))
+
+
+def revive(patch):
+    """8, 9: masks are computed anew from the weights, so that what was pruned comes back."""
+    original = pruning._without_lowest
+    patch.setattr(
+        pruning, "_without_lowest", lambda scores, kept, count: original(scores, masks.ones_like(kept), count)
+    )
+
+
+def resume_from_the_beginning(patch):
+    """17: a run that is started again begins at round 0."""
+    patch.setattr(running, "_last", lambda path, replicate: None)
+
+
+def seed_nothing(patch):
+    """15: the initialisation is not seeded."""
+    import keras
+
+    patch.setattr(keras.utils, "set_random_seed", lambda seed: None)
+
+
+def keep_the_momentum(patch):
+    """19: the optimiser is not reset."""
+    patch.setattr(loop, "reset", lambda compiled: None)
+
+
+def keep_the_old_trace(patch):
+    """21: a train function that was traced before the masks were set is used on."""
+    patch.setattr(enforcement, "_retrace", lambda model: None)
+
+
+def name_by_path(patch):
+    """22: names depend on how many models the process has built."""
+    patch.setattr(weights, "_stem", lambda layer: layer.name)
+
+
+def leave_the_constraint(patch):
+    """3: what was installed stays after the context is left."""
+    original = enforcement._set_constraint
+
+    def set_constraint(variable, value):
+        if value is not None:
+            original(variable, value)
+
+    patch.setattr(enforcement, "_set_constraint", set_constraint)
+
+
+def say_nothing_of_a_collapse(patch):
+    """24: a weight of which nothing is left is not mentioned."""
+    from lottery import results
+
+    patch.setattr(results, "collapsed", lambda run: [])
+
+
+def scale_by_everything(patch):
+    """25: the mean is taken over validation and test images too."""
+    original = data._scaling
+    patch.setattr(data, "_scaling", lambda x, pixels: original(np.concatenate([x, np.full_like(x, 255)]), pixels))
+
+
+def bake_masks_in(patch):
+    """26: masks are constants of the trace, so another mask needs another trace."""
+    original = enforcement._hold
+    patch.setattr(enforcement, "_hold", lambda mask, held, before: original(np.array(mask), held, before))
+
+
+def same_order_for_all(patch):
+    """15: the order of the batches does not depend on the replicate's seed."""
+    original = order.batches
+    patch.setattr(
+        order, "batches", lambda examples, size, seed, first_step=0: original(examples, size, (0,), first_step)
+    )
+
+
+def round_half_up(patch):
+    """1: half is rounded up, so that the ladder is not the paper's."""
+    patch.setattr(schedules, "num_pruned", lambda rate, survivors: int(rate * survivors + 0.5))
+
+
+def multiply(patch):
+    """19: a product instead of a choice: negative zeros, and NaN stays NaN."""
+    import tensorflow as tf
+
+    patch.setattr(enforcement, "_hold", lambda mask, held, before: lambda v: v * tf.cast(mask, "float32"))
+
+
+MUTANTS = {
+    cut_at_a_threshold: lambda tmp, patch: test_pruning.test_all_ties_still_prune_exactly_as_many(),
+    round_half_up: lambda tmp, patch: test_schedules.test_lenet_ladder_is_that_of_the_paper(),
+    rewind_nothing: lambda tmp, patch: verified_run(tmp),
+    store_the_start: lambda tmp, patch: verified_run(tmp),
+    prune_biases: lambda tmp, patch: test_weights.test_every_weight_that_is_not_pruned_has_its_reason(),
+    freeze_small_values: lambda tmp, patch: held_after_every_update("adam"),
+    drop_the_last_batch: lambda tmp, patch: test_loop.test_evaluation_counts_every_example(1001),
+    choose_by_test: lambda tmp, patch: test_loop.test_early_stop_is_the_first_minimum_and_test_is_evaluated_there(),
+    mask_at_the_beginning_only: lambda tmp, patch: held_after_every_update("sgd"),
+    threshold_the_signed_weight: lambda tmp, patch: test_pruning.test_magnitude_ignores_the_sign(),
+    revive: lambda tmp, patch: verified_run(tmp),
+    resume_from_the_beginning: lambda tmp, patch: resumed(tmp),
+    seed_nothing: lambda tmp, patch: the_same_bits(tmp),
+    keep_the_momentum: lambda tmp, patch: test_loop.test_reset_brings_every_slot_back(),
+    keep_the_old_trace: lambda tmp, patch: test_enforcement.test_fit_holds_them_and_the_model_is_left_as_it_was(
+        "constraint", 8, False, np.random.default_rng(0)
+    ),
+    name_by_path: lambda tmp, patch: names_by_position(),
+    leave_the_constraint: lambda tmp, patch: test_enforcement.test_the_model_is_restored_after_an_exception(),
+    say_nothing_of_a_collapse: lambda tmp, patch: a_collapse_is_said(tmp),
+    scale_by_everything: lambda tmp, patch: test_data.test_scaling_is_the_training_parts_own(
+        (5, 5), np.random.default_rng(0)
+    ),
+    bake_masks_in: lambda tmp, patch: test_enforcement.test_other_masks_can_be_assigned_without_another_trace(
+        "constraint", np.random.default_rng(0)
+    ),
+    same_order_for_all: lambda tmp, patch: test_loop.test_batches_do_not_depend_on_where_they_are_cut(),
+    multiply: lambda tmp, patch: held_after_every_update("sgd"),
+}
+
+
+def held_after_every_update(optimizer):
+    test_enforcement.test_masked_entries_are_zero_after_every_update(
+        "constraint", optimizer, "keras", np.random.default_rng(0)
+    )
+
+
+def resumed(tmp_path):
+    import lottery
+
+    run = lottery.run(SMALL, out=tmp_path / "whole", report=quietly)
+    test_running.test_going_on_begins_after_the_last_complete_round(tmp_path, run)
+
+
+def names_by_position():
+    test_weights.test_names_depend_on_position_alone("keras", "lenet")
+
+
+def the_same_bits(tmp_path):
+    import lottery
+
+    small = SMALL | {"run": {"num_replicates": 1}, "prune": {"num_rounds": 0}}
+    runs = [lottery.run(small, out=tmp_path / name, report=quietly).path for name in "ab"]
+    assert test_running.final_bits(runs[0]) == test_running.final_bits(runs[1])
+
+
+def a_collapse_is_said(tmp_path):
+    import lottery
+
+    run = lottery.run(SMALL | {"run": {"num_replicates": 2}}, out=tmp_path / "runs", report=quietly)
+    test_results.test_a_collapsed_weight_is_said(run, tmp_path)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_planted_bug_is_caught(mutant, tmp_path, monkeypatch):
+    with pytest.raises((AssertionError, LotteryError, pytest.fail.Exception)), monkeypatch.context() as patch:
+        mutant(patch)
+        MUTANTS[mutant](tmp_path, patch)
+
+
+@pytest.mark.parametrize("check", {id(check): check for check in MUTANTS.values()}.values(), ids=lambda _: "")
+def test_without_the_bug_the_same_check_passes(check, tmp_path, monkeypatch):
+    check(tmp_path, monkeypatch)

@@ -1,0 +1,487 @@
+"""Whatever model and data people bring: Keras 3 and tf_keras, custom steps, streams; and that runs are told apart."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import lottery
+from lottery import compiling, config, fingerprints, store
+from lottery.errors import LotteryError
+from tests.conftest import quietly, toy_arrays
+from tests.test_running import build_dropout, final_bits
+
+TINY = {"data": {"validation": 40}, "train": {"num_steps": 30, "eval_every": 15, "batch_size": 20}}
+TINY |= {"prune": {"num_rounds": 2}, "run": {"num_replicates": 1}}
+ARRAYS = toy_arrays(np.random.default_rng(3))
+
+
+def run(model, out, data=ARRAYS, overrides=None):
+    return lottery.run(TINY, overrides, model=model, data=data, out=out, report=quietly)
+
+
+def sequential(library, *layers):
+    return library.Sequential([library.layers.InputLayer((6,)), *layers])
+
+
+def softmax_tf_keras():
+    import tf_keras as library
+
+    return sequential(library, library.layers.Dense(16, "relu"), library.layers.Dense(3, "softmax"))
+
+
+def compiled_tf_keras():
+    model = softmax_tf_keras()
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def subclassed():
+    import keras
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = keras.layers.Dense(8, "relu"), keras.layers.Dense(3)
+
+        def call(self, x):
+            return self.second(self.first(x))
+
+    model = Own()
+    model(np.zeros((1, 6), np.float32))
+    return model
+
+
+def convolution():
+    import keras
+
+    layers = keras.layers
+    return sequential(
+        keras, layers.Reshape((6, 1)), layers.Conv1D(4, 3, activation="relu"), layers.Flatten(), layers.Dense(3)
+    )
+
+
+@pytest.mark.parametrize("build", [softmax_tf_keras, compiled_tf_keras, subclassed, convolution, build_dropout])
+def test_models_of_every_make_train_and_resume_with_the_same_bits(build, tmp_path):
+    whole = run(build, tmp_path / "whole").path
+    part = run(build, tmp_path / "part").path
+    (store.round_path(part, 1, 1) / "round.json").unlink()
+    run(build, tmp_path / "part")
+    assert final_bits(part) == final_bits(whole)
+    assert all(not wrong for _, wrong in lottery.checking.verify(whole))
+
+
+def own_steps(report):
+    """A model whose train_step and test_step do everything themselves, and report what `report` says."""
+    import keras
+    import tensorflow as tf
+
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(
+                    keras.losses.sparse_categorical_crossentropy(y, self(x, training=True), from_logits=True)
+                )
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return report(loss, y, self(x))
+
+        def test_step(self, data):
+            x, y = data
+            logits = self(x)
+            return report(
+                tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)), y, logits
+            )
+
+    model = Own([keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3)])
+    model.compile(optimizer="adam")
+    return model
+
+
+def test_what_custom_steps_report_is_what_is_recorded(tmp_path):
+    import keras
+    import tensorflow as tf
+
+    def report(loss, y, logits):
+        hits = tf.equal(tf.argmax(logits, 1, output_type=tf.int32), tf.cast(y, tf.int32))
+        return {"loss": loss, "accuracy": tf.reduce_mean(tf.cast(hits, tf.float32))}
+
+    done = run(lambda: own_steps(report), tmp_path)
+    rows = done.table()
+    assert (rows["early_stop_step"] > 0).all()
+    stored = lottery.files.read_arrays(store.round_path(done.path, 1, 2) / "weights.safetensors")
+    model = sequential(keras, keras.layers.Dense(8, "relu"), keras.layers.Dense(3))
+    lottery.weights.assign(model, stored)
+    logits = np.asarray(model(ARRAYS[2]))
+    assert rows["final_test_accuracy"].iloc[-1] == pytest.approx(np.mean(logits.argmax(1) == ARRAYS[3]), abs=1e-6)
+    exps = np.exp(logits - logits.max(1, keepdims=True))
+    losses = -np.log((exps / exps.sum(1, keepdims=True))[np.arange(60), ARRAYS[3]])
+    record = store.read_record(store.round_path(done.path, 1, 2))
+    assert record["final_test_loss"] == pytest.approx(losses.mean(), rel=1e-4)
+
+
+def test_own_reports_are_weighted_by_examples_over_the_last_batch_too():
+    import tensorflow as tf
+
+    from lottery import data, loop
+
+    model = own_steps(lambda loss, y, logits: {"loss": tf.reduce_mean(tf.cast(y, tf.float32)), "other": loss})
+    labels = np.where(np.arange(2203) < 2000, 0, 2)  # the last 203 are a smaller batch
+    arrays = (np.zeros((300, 6), np.float32), np.zeros(300, int), np.zeros((2203, 6), np.float32), labels)
+    splits = data.split(dict(zip(data.KEYS, arrays, strict=True)), config.Data(validation=9))
+    compiled = loop.compile_loop(model, splits, config.Train(batch_size=20, num_steps=5), {})
+    assert float(compiled.evaluations["test"]()["loss"]) == pytest.approx(labels.mean(), rel=1e-5)
+
+
+def test_steps_that_change_weights_behind_the_optimiser_are_found_out(tmp_path):
+    import keras
+    import tensorflow as tf
+
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            for variable, gradient in zip(
+                self.trainable_variables, tape.gradient(loss, self.trainable_variables), strict=True
+            ):
+                variable.assign_sub(0.1 * gradient)
+            return self.compute_metrics(x, y, self(x))
+
+    def build():
+        model = Own([keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(3)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+        return model
+
+    with pytest.raises(LotteryError, match="round 1: dense/kernel has masked entries that are not zero.*train_step"):
+        run(build, tmp_path)
+
+
+def test_a_second_optimiser_and_seeds_outside_the_model_are_reset_with_each_round(tmp_path):
+    import keras
+    import tensorflow as tf
+
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            x = x + 0.1 * keras.random.normal(tf.shape(x))  # Keras' global generator
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(gradients[:2], self.trainable_variables[:2])
+            self.second.apply(gradients[2:], self.trainable_variables[2:])
+            return self.compute_metrics(x, y, self(x))
+
+    def build():
+        model = Own([keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(3)])
+        model.second = keras.optimizers.Adam(0.01)
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+        model.optimizer.build(model.trainable_variables[:2])
+        model.second.build(model.trainable_variables[2:])
+        return model
+
+    whole, part = (run(build, tmp_path / name).path for name in ("whole", "part"))
+    (store.round_path(part, 1, 1) / "round.json").unlink()
+    run(build, tmp_path / "part")
+    assert final_bits(part) == final_bits(whole)
+
+
+def test_randomness_that_nothing_can_restore_is_said(tmp_path):
+    import keras
+    import tensorflow as tf
+
+    class Noise(keras.layers.Layer):
+        def call(self, x, training=False):
+            return x + tf.random.normal(tf.shape(x)) if training else x
+
+    events = []
+    lottery.run(
+        TINY,
+        model=lambda: sequential(keras, Noise(), keras.layers.Dense(3)),
+        data=ARRAYS,
+        out=tmp_path,
+        report=events.append,
+    )
+    notes = [event.text for event in events if isinstance(event, lottery.progress.Note)]
+    assert any("RandomStandardNormal" in note and "not give the same bits" in note for note in notes)
+
+
+def test_plain_accuracy_is_meant_whatever_stands_before_it(tmp_path):
+    import keras
+
+    def build(metrics):
+        model = build_dropout()
+        model.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy", metrics=metrics)
+        return model
+
+    top = keras.metrics.SparseTopKCategoricalAccuracy
+    plain = run(lambda: build(["accuracy"]), tmp_path / "a").table()["final_test_accuracy"]
+    both = run(lambda: build([top(2, name="top_2_accuracy"), "accuracy"]), tmp_path / "b").table()[
+        "final_test_accuracy"
+    ]
+    assert list(plain) == list(both)
+
+
+def streams(transform=lambda x: x, shuffle=False, validation=160):
+    import tensorflow as tf
+
+    x_train, y_train, x_test, y_test = ARRAYS
+
+    def train():
+        whole = tf.data.Dataset.from_tensor_slices((transform(x_train[:160]), y_train[:160]))
+        return (whole.shuffle(160) if shuffle else whole).batch(16)
+
+    parts = ((x_train[validation:], y_train[validation:]), (x_test, y_test))
+    return (train, *(tf.data.Dataset.from_tensor_slices(part).batch(17) for part in parts))
+
+
+def test_other_streams_are_another_run(tmp_path):
+    first = run(build_dropout, tmp_path, streams()).path
+    assert run(build_dropout, tmp_path, streams()).path == first
+    assert run(build_dropout, tmp_path, streams(lambda x: -x)).path != first
+
+
+def test_a_shuffle_without_a_seed_is_repeated_by_a_resume(tmp_path):
+    whole, part = (run(build_dropout, tmp_path / name, streams(shuffle=True)).path for name in ("whole", "part"))
+    (store.round_path(part, 1, 1) / "round.json").unlink()
+    run(build_dropout, tmp_path / "part", streams(shuffle=True))
+    assert final_bits(part) == final_bits(whole)
+
+
+def test_streams_that_cannot_be_used_are_refused(tmp_path):
+    with pytest.raises(LotteryError, match="the validation data set is empty"):
+        run(build_dropout, tmp_path, streams(validation=200))
+    endless = streams()
+    with pytest.raises(LotteryError, match="the test data set never ends"):
+        run(build_dropout, tmp_path, (*endless[:2], endless[2].repeat()))
+    import tensorflow as tf
+
+    shared = tf.data.Dataset.from_tensor_slices(ARRAYS[:2]).shuffle(200, seed=1)
+    with pytest.raises(LotteryError, match="other batches each time"):
+        run(build_dropout, tmp_path, (lambda: shared.batch(16), *endless[1:]))
+    with pytest.raises(LotteryError, match="pass model="):
+        lottery.run(TINY, data=streams(), out=tmp_path, report=quietly)
+    assert not list(tmp_path.iterdir())
+
+
+def test_fingerprints_know_wiring_arguments_and_what_was_compiled():
+    import keras
+
+    def dense(activation="relu", **arguments):
+        model = sequential(keras, keras.layers.Dense(4, activation), keras.layers.Dense(3))
+        if arguments:
+            model.compile(**arguments)
+        return model
+
+    def functional(swap):
+        layers = keras.layers
+        x = layers.Input((6,))
+        h, k = layers.Dense(4, "relu")(x), layers.Dense(4, "tanh")(x)
+        return keras.Model(x, layers.Dense(3)(layers.Subtract()([k, h] if swap else [h, k])))
+
+    loss = keras.losses.SparseCategoricalCrossentropy
+    models = [
+        lambda: dense(), lambda: dense("tanh"), lambda: functional(False), lambda: functional(True),
+        lambda: dense(loss=loss(True), optimizer="adam"), lambda: dense(loss=loss(False), optimizer="adam"),
+        lambda: dense(loss=loss(True), optimizer=keras.optimizers.Adam(0.5)), subclassed,
+        lambda: dense(loss=loss(True), optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 9))),
+    ]  # fmt: skip
+
+    def seeded(build):
+        keras.utils.set_random_seed(0)
+        return fingerprints.of_model(build())
+
+    first = [seeded(build) for build in models]
+    for _ in range(3):
+        dense()
+    assert [seeded(build) for build in models] == first  # not by the names that Keras counts
+    assert len(set(first)) == len(first)
+
+
+SCRIPT = """
+import sys, keras, numpy as np, lottery
+from tests.test_users_models import TINY, ARRAYS, sequential
+from tests.conftest import quietly
+def build():
+    model = sequential(keras, keras.layers.Dense(8), keras.layers.Dense(3))
+    rate = keras.optimizers.schedules.CosineDecay(0.1, 30)
+    model.compile(keras.optimizers.SGD(rate), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+print(lottery.run(TINY, model=build, data=ARRAYS, out=sys.argv[1], report=quietly).path)
+"""
+
+
+def test_another_process_finds_the_same_run(tmp_path):
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    paths = {subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(2)}
+    assert len(paths) == 1
+
+
+def test_a_compiled_model_runs_without_an_experiment(tmp_path):
+    x = np.concatenate([ARRAYS[0]] * 10)
+    y = np.concatenate([ARRAYS[1]] * 10)
+    small = {"train": {"num_steps": 20}, "prune": {"num_rounds": 1}, "run": {"num_replicates": 1}}
+    done = lottery.run(None, small, model=compiled_tf_keras, data=(x, y, *ARRAYS[2:]), out=tmp_path, report=quietly)
+    assert done.experiment.data.validation == 200  # a tenth, where nobody asked for 5,000
+    assert done.experiment.train.optimizer == "compiled"
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (lambda layers: [layers.Dense(3, "sigmoid")], "neither logits nor probabilities"),
+        (lambda layers: [layers.Dense(1)], "compile the model"),
+        (lambda layers: [layers.Dense(2)], "labels go up to 2, allowed are 0 to 1"),
+        (lambda layers: [layers.Dense(3, dtype="bfloat16")], "bfloat16"),
+        (lambda layers: [layers.Reshape((2, 3)), layers.Dense(3)], "compile the model"),
+    ],
+)
+def test_models_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, layers, message):
+    import keras
+
+    with pytest.raises(LotteryError, match=message) as caught:
+        run(lambda: sequential(keras, *layers(keras.layers)), tmp_path)
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+
+
+def test_wrong_inputs_name_the_reason(tmp_path):
+    import keras
+
+    with pytest.raises(LotteryError, match="expected .*shape.*|incompatible") as caught:
+        run(lambda: keras.Sequential([keras.Input((7,)), keras.layers.Dense(3)]), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_optimisers_arguments_are_tried_before_anything_is_written(tmp_path):
+    for train in (
+        {"optimizer": {"name": "adam", "beta_1": "x"}},
+        {"learning_rate": {"name": "CosineDecay", "initial_learning_rate": "a", "decay_steps": 9}},
+    ):
+        with pytest.raises(LotteryError):
+            run(build_dropout, tmp_path, overrides={"train": train})
+    assert not list(tmp_path.iterdir())
+
+
+def test_threads_of_a_run_with_an_own_model_are_found_before_it_is_built(tmp_path):
+    done = run(build_dropout, tmp_path)
+    like = config.load(TINY)
+    assert lottery.environment.threads_of_like_runs(tmp_path, like) == 0  # it is complete, so nobody goes on with it
+    (store.round_path(done.path, 1, 2) / "round.json").unlink()
+    assert lottery.environment.threads_of_like_runs(tmp_path, like) == store.read_environment(done.path)["num_threads"]
+    assert lottery.environment.threads_of_like_runs(tmp_path, config.load(TINY, {"run": {"seed": 5}})) == 0
+
+
+def test_what_keras_says_is_shortened_to_its_reason():
+    error = ValueError("Exception encountered when calling Sequential.call().\n\n\x1b[1mInput 0 is wrong\x1b[0m\nmore")
+    assert compiling.reason(error) == "Input 0 is wrong"
+
+
+def test_a_model_that_measures_no_accuracy_is_pruned_all_the_same(tmp_path):
+    import keras
+
+    def build():
+        model = sequential(keras, keras.layers.Dense(8, "relu"), keras.layers.Dense(1))
+        model.compile("adam", "mse")
+        return model
+
+    x, y, x_test, y_test = ARRAYS
+    done = run(build, tmp_path, (x, y.astype(np.float32), x_test, y_test.astype(np.float32)))
+    rows = done.table()
+    assert rows["final_test_accuracy"].isna().all() and rows["final_test_accuracy"].dtype == float
+    assert rows["final_val_loss"].notna().all()
+    assert "NaN" not in (store.round_path(done.path, 1, 0) / "round.json").read_text()
+    assert all(not wrong for _, wrong in lottery.checking.verify(done.path))
+    assert lottery.results.smallest_matching(rows) is None
+
+
+def test_a_column_of_targets_is_not_broadcast(tmp_path):
+    import keras
+
+    def build():
+        model = sequential(keras, keras.layers.Dense(16, "relu"), keras.layers.Dense(1))
+        model.compile(keras.optimizers.Adam(0.02), lambda y, q: keras.ops.mean(keras.ops.square(y - q), -1))
+        return model
+
+    x, x_test = ARRAYS[0], ARRAYS[2]
+    data = (x, x[:, :1] + x[:, 1:2], x_test, x_test[:, :1] + x_test[:, 1:2])
+    rows = run(build, tmp_path, data, {"train": {"num_steps": 400}}).table()
+    assert rows["final_val_loss"].iloc[0] < 0.2 * np.var(data[3])
+
+
+def test_whatever_makes_another_network_makes_another_fingerprint():
+    import keras
+
+    def closure(factor):
+        return lambda x: factor * x
+
+    def build(activation=None, loss=None, value=None, **arguments):
+        model = sequential(keras, keras.layers.Dense(4, activation), keras.layers.Dense(3))
+        if value is not None:
+            model.set_weights([np.full_like(one, value) for one in model.get_weights()])
+        if loss or arguments:
+            model.compile("adam", loss or "mse", **arguments)
+        return lottery.fingerprints.of_model(model)
+
+    def all_of_them():
+        keras.utils.set_random_seed(0)
+        for arguments in (
+            {}, {"value": 1.0}, {"value": 2.0}, {"activation": closure(1.0)}, {"activation": closure(9.0)},
+            {"metrics": []}, {"metrics": ["accuracy"]}, {"loss_weights": [0.5]},
+        ):  # fmt: skip
+            keras.utils.set_random_seed(0)
+            yield build(**arguments)
+
+    first = list(all_of_them())
+    assert list(all_of_them()) == first and len(set(first)) == len(first)
+
+
+def test_python_in_a_step_keeps_xla_away(tmp_path):
+    import keras
+    import tensorflow as tf
+
+    def metric(y, logits):
+        return tf.ensure_shape(tf.numpy_function(lambda a: np.float32(a.mean()), [logits], tf.float32), ())
+
+    def build():
+        model = sequential(keras, keras.layers.Dense(8), keras.layers.Dense(3))
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy", metric])
+        return model
+
+    done = run(build, tmp_path)
+    assert store.read_record(store.round_path(done.path, 1, 0))["jit_compile"] is False
+    with pytest.raises(LotteryError, match="which XLA cannot compile"):
+        run(build, tmp_path, overrides={"train": {"jit_compile": True}})
+
+
+def test_what_tensorflow_says_in_the_middle_is_one_sentence(tmp_path):
+    import tensorflow as tf
+
+    train, validation, test = streams()
+    wrong = tf.data.Dataset.from_tensor_slices((ARRAYS[0], np.r_[ARRAYS[1][:150], np.full(50, 7)])).batch(10)
+    with pytest.raises(LotteryError, match="Replicate 1, round 0: TensorFlow stopped: .*7") as caught:
+        run(build_dropout, tmp_path, (wrong, validation, test))
+    assert "\n" not in str(caught.value)
+
+
+def test_labels_for_each_position_and_several_outputs(tmp_path):
+    import keras
+
+    layers = keras.layers
+
+    def per_position():
+        model = keras.Sequential([keras.Input((6,)), layers.Reshape((3, 2)), layers.Dense(8, "relu"), layers.Dense(3)])
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+        return model
+
+    x, y, x_test, y_test = ARRAYS
+    run(per_position, tmp_path, (x, np.stack([y] * 3, 1), x_test, np.stack([y_test] * 3, 1)))
+    with pytest.raises(LotteryError, match="for each output"):
+        run(per_position, tmp_path, (x, y, x_test, y_test))
+
+    def several():
+        inputs = layers.Input((6,))
+        return keras.Model(inputs, {"a": layers.Dense(3)(inputs), "b": layers.Dense(2)(inputs)})
+
+    with pytest.raises(LotteryError, match="several outputs"):
+        run(several, tmp_path)
