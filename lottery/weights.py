@@ -10,13 +10,16 @@ import numpy as np
 from lottery import masks as masks_module
 from lottery.errors import LotteryError, unknown
 
+_BIAS = "a bias"
+
 
 def variables(model: Any) -> dict[str, Any]:
     """Every variable of a model by its stable name: weights, statistics, and the states of its random layers.
 
     A name is the path of layers below the model and the variable's own name, such as ``dense_1/kernel``. Layers
     that Keras named are numbered by their position among their siblings, so that a name does not depend on how
-    many models the process has built; layers that were given a name keep it.
+    many models the process has built; layers that were given a name keep it, unless Keras could have given it too
+    (``dense_3`` to a Dense).
 
     Args:
         model: A built Keras 3 or tf_keras model.
@@ -36,20 +39,51 @@ def variables(model: Any) -> dict[str, Any]:
     return named
 
 
-def prunable(model: Any) -> dict[str, Any]:
-    """The variables that pruning applies to, by name: trainable, floating, of two or more dimensions, not a bias."""
-    return {name: value for name, value in variables(model).items() if _reason(name, value) is None}
+def prunable(model: Any, biases: bool = False) -> dict[str, Any]:
+    """The variables that pruning applies to, by name, in the order of `variables`.
+
+    They are trainable and floating, and of two or more dimensions or named by their layer. Biases, and the scales and
+    shifts of normalisation (``gamma``, ``beta``), are not among them whatever their dimensions.
+
+    A layer names its weights as tfmot's ``PrunableLayer`` does, by a method ``get_prunable_weights`` of its class. Then
+    what it returns is prunable, and nothing else that the layer or a layer inside it holds.
+
+    Args:
+        model: A built Keras 3 or tf_keras model.
+        biases: Whether biases are prunable too, of any dimensions: trainable, floating variables whose own name is
+            ``bias``, except where their layer names its weights and leaves them out.
+
+    Returns:
+        Variables by name.
+
+    Raises:
+        LotteryError: The model is not built, or a layer names what is not a variable of its own.
+    """
+    without = unprunable(model, biases)
+    return {name: value for name, value in variables(model).items() if name not in without}
 
 
-def unprunable(model: Any) -> dict[str, str]:
-    """The variables that are never pruned, by name, each with the reason."""
-    reasons = {name: _reason(name, value) for name, value in variables(model).items()}
-    return {name: reason for name, reason in reasons.items() if reason is not None}
+def unprunable(model: Any, biases: bool = False) -> dict[str, str]:
+    """The variables that are never pruned, by name, each with the reason; the others are `prunable`."""
+    targets, named = variables(model), _named_by_layers(model)
+    # A variable of tf_keras calls itself trainable even where its layer is frozen.
+    trained = {id(value) for value in model.trainable_variables}
+    reasons = {}
+    for name, value in targets.items():
+        if id(value) not in trained:
+            reasons[name] = "not trainable"
+        elif "float" not in str(value.dtype):
+            reasons[name] = "not floating point"
+        elif id(value) in named:
+            reasons[name] = None if named[id(value)] else "not named by the layer's get_prunable_weights()"
+        else:
+            reasons[name] = _reason(name, value)
+    return {name: reason for name, reason in reasons.items() if reason and not (biases and reason == _BIAS)}
 
 
-def read(model: Any) -> dict[str, np.ndarray]:
-    """The prunable weights, by name, as arrays of their own."""
-    return {name: _array(value) for name, value in prunable(model).items()}
+def read(model: Any, biases: bool = False) -> dict[str, np.ndarray]:
+    """The `prunable` weights, by name, as arrays of their own."""
+    return {name: _array(value) for name, value in prunable(model, biases).items()}
 
 
 def read_state(model: Any) -> dict[str, np.ndarray]:
@@ -63,7 +97,9 @@ def assign(model: Any, values: Mapping[str, np.ndarray], only: Mapping[str, np.n
     Args:
         model: A built Keras 3 or tf_keras model.
         values: Arrays by stable name; variables that are not named keep their values.
-        only: Boolean arrays by name: where a weight has one, only the entries that are True are set.
+        only: Boolean arrays by name: where a weight has one, only the entries that are True are set, and the others
+            keep their bits. So ``only=masks`` sets the free entries of a tensor, those that the masks keep, and
+            ``only={name: ~mask for name, mask in masks.items()}`` the locked ones.
 
     Raises:
         LotteryError: A name does not exist or a shape differs. Nothing has been assigned then.
@@ -77,15 +113,24 @@ def assign(model: Any, values: Mapping[str, np.ndarray], only: Mapping[str, np.n
                 f"The value for {name!r} has shape {tuple(np.shape(value))}, "
                 f"the model's has {tuple(targets[name].shape)}."
             )
-    masks_module.check(dict(only or {}), values)
+    masks_module.check(dict(only or {}), targets)
     for name, value in values.items():
         if only and name in only:
             value = np.where(only[name], value, _array(targets[name]))
         targets[name].assign(value)
 
 
+def inside(layer: Any) -> Any:
+    """The layer that a pruning wrapper of tfmot wraps; any other layer is given back."""
+    return layer.layer if type(layer).__name__ == "PruneLowMagnitude" and hasattr(layer, "layer") else layer
+
+
 def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> None:
     children = list(layer._flatten_layers(include_self=False, recursive=False))
+    if inside(layer) is not layer:
+        # First, and under the same prefix, so that its weights have the names that they have without the wrapper.
+        seen.add(id(inside(layer)))
+        _collect(inside(layer), prefix, named, seen)
     below = {id(value) for child in children for value in child.variables}
     for value in layer.variables:
         if id(value) not in below and id(value) not in seen:
@@ -94,7 +139,7 @@ def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> 
             named[_unique(prefix + own, named)] = value
     taken: Counter[str] = Counter()
     for child in children:
-        stem = _stem(child)
+        stem = _stem(inside(child))
         name = f"{stem}_{taken[stem]}" if taken[stem] else stem
         taken[stem] += 1
         if id(child) not in seen:  # a shared layer is named where it comes first
@@ -106,8 +151,9 @@ def _stem(layer: Any) -> str:
     """The layer's name without the number that Keras gave it."""
     snake = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", type(layer).__name__))
     snake = re.sub(r"([a-z])([A-Z])", r"\1_\2", snake).lower()
-    # tf_keras calls functional models "model"; Bidirectional prefixes the names of its two layers.
-    automatic = "functional|model" if snake == "functional" else re.escape(snake)
+    # tf_keras calls functional models "model", and puts "private" before the name of a class that begins with "_";
+    # Bidirectional prefixes the names of its two layers.
+    automatic = "functional|model" if snake == "functional" else f"(?:private)?{re.escape(snake)}"
     match = re.fullmatch(rf"(forward_|backward_)?({automatic})(_\d+)?", layer.name)
     return (match[1] or "") + snake if match else layer.name
 
@@ -121,15 +167,40 @@ def _unique(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def _reason(name: str, variable: Any) -> str | None:
-    if not variable.trainable:
-        return "not trainable"
-    if "float" not in str(variable.dtype):
-        return "not floating point"
-    if len(variable.shape) < 2:
-        return "fewer than two dimensions (a bias, a scale or a state)"
-    if re.fullmatch(r"bias(_\d+)?", name.rsplit("/", 1)[-1]):
-        return "a bias"
-    return None
+    """Why a trainable, floating variable is not pruned, if its layer does not say."""
+    own = re.sub(r"_\d+$", "", name.rsplit("/", 1)[-1])
+    if own == "bias":
+        return _BIAS
+    if own in ("gamma", "beta"):
+        return "a scale or a shift"
+    return "fewer than two dimensions" if len(variable.shape) < 2 else None
+
+
+def _named_by_layers(model: Any) -> dict[int, bool]:
+    """Whether its layer names it, for the identity of each variable in a layer that names its prunable weights."""
+    named: dict[int, bool] = {}
+    waiting, seen = [model], set()
+    while waiting:
+        layer = waiting.pop()
+        if id(layer) in seen:
+            continue
+        seen.add(id(layer))
+        # A method of the class: tfmot gives one to each built-in layer that it wraps, which is not the user's word.
+        if not hasattr(type(layer), "get_prunable_weights"):
+            waiting.extend(layer._flatten_layers(include_self=False, recursive=False))
+            continue
+        held, returned = {id(value) for value in layer.variables}, layer.get_prunable_weights()
+        listed = isinstance(returned, list | tuple)
+        wrong = [value for value in returned if id(value) not in held] if listed else [returned]
+        if wrong:
+            received = getattr(wrong[0], "name", wrong[0])
+            raise LotteryError(
+                f"get_prunable_weights() of the layer {layer.name!r}: received {received!r}, "
+                "allowed is a list of the layer's own variables."
+            )
+        chosen = {id(value) for value in returned}
+        named |= {each: each in chosen or named.get(each, False) for each in held}
+    return named
 
 
 def _array(variable: Any) -> np.ndarray:

@@ -1,10 +1,13 @@
+import functools
+import importlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from lottery import config, criteria, masks, pruning
+from lottery import config, criteria, masks, pruning, weights
 from lottery.errors import LotteryError
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=9)
@@ -71,6 +74,9 @@ def test_all_ties_still_prune_exactly_as_many():
         ({"scores": {"dense/kernel": np.array([1.0, np.nan, 0.0])}}, "NaN"),
         ({"scores": {"dense/kernel": np.ones(4)}}, "shape"),
         ({"scores": {}}, "does not exist"),
+        ({"rate": 1.0}, r"rate: received 1.0, allowed is a fraction in \[0, 1\)"),
+        ({"rate": -0.1}, "rate: received -0.1"),
+        ({"rates": {"dense/kernel": float("nan")}}, "rate: received nan"),
     ],
 )
 def test_bad_input_is_one_sentence(call, message):
@@ -110,3 +116,254 @@ def test_explicit_densities_are_reached_exactly(rng):
     for index, expected in ((1, 500), (2, 100)):
         kept = pruning.round_masks(settings_, index, scores, kept)
         assert masks.num_kept(kept) == {"w": expected}
+
+
+@functools.cache
+def network(library):
+    """A small network of every kind of name: kernels, an embedding, biases, scales. Tests assign what they need."""
+    library = importlib.import_module(library)
+    layers = library.layers
+    return library.Sequential(
+        [
+            layers.InputLayer((4,)),
+            layers.Embedding(3, 5),
+            layers.Conv1D(2, 2),
+            layers.BatchNormalization(),
+            layers.Conv1D(3, 2),
+            layers.Flatten(),
+            layers.Dense(4),
+            layers.Dense(3, name="head"),
+        ]
+    )
+
+
+NAMES = ["embedding/embeddings", "conv1d/kernel", "conv1d_1/kernel", "dense/kernel", "head/kernel"]
+BIASES = ["conv1d/bias", "conv1d_1/bias", "dense/bias", "head/bias"]
+FEW = st.sampled_from([0.0, -0.0, 0.25, -0.5, 0.5, -1.0, 2.0, 0.7, -3.5])
+THRESHOLDS = st.sampled_from([0.0, 0.25, 0.5, 0.7, 1.0, 3.6]) | st.floats(0, 4)
+
+
+def filled(library, draw=None, rng=None, biases=False):
+    """The network with other values, and those values."""
+    model = network(library)
+    values = {name: value.copy() for name, value in weights.read(model, biases).items()}
+    for name, value in values.items():
+        if draw is None:
+            values[name] = rng.normal(size=value.shape).astype(np.float32)
+        else:
+            values[name] = draw(
+                hnp.arrays(np.float32, value.shape, elements=FEW.map(np.float32) | st.floats(-4, 4, width=32))
+            )
+    weights.assign(model, values)
+    return model, values
+
+
+def one_shot_by_hand(values, fraction, scope, own):
+    """What `prune` should keep, with nothing but lists: groups, then sorted magnitudes and positions."""
+    shared = [name for name in values if name not in own]
+    together = ([shared] if scope == "global" else [[name] for name in shared]) + [[name] for name in own]
+    gone = set()
+    for group in together:
+        entries = []
+        for place, name in enumerate(group):
+            for index, value in enumerate(values[name].ravel().tolist()):
+                entries.append((abs(value), place, index, name))
+        count = round(own.get(group[0], fraction) * len(entries)) if group else 0
+        gone |= {(name, index) for _, _, index, name in sorted(entries)[:count]}
+    return {
+        name: np.reshape([(name, index) not in gone for index in range(value.size)], value.shape)
+        for name, value in values.items()
+    }
+
+
+def assert_same(found, expected):
+    assert list(found) == list(expected)
+    for name, mask in found.items():
+        assert mask.dtype == bool
+        np.testing.assert_array_equal(mask, expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+@pytest.mark.parametrize("scope", pruning.SCOPES)
+@pytest.mark.parametrize("own", [{}, {"dense/kernel": 0.3, "embedding/embeddings": 0.0}])
+def test_one_shot_masks_equal_an_independent_ranking(library, scope, own, rng):
+    model, values = filled(library, rng=rng)
+    assert list(values) == NAMES
+    before = weights.read_state(model)
+    for sparsity in (0, 0.1, 0.5, 0.8, 0.99):
+        kept = pruning.prune(model, sparsity, scope=scope, rates=own)
+        assert_same(kept, one_shot_by_hand(values, sparsity, scope, own))
+    assert all(mask.all() for mask in pruning.prune(model, 0.0, scope=scope).values())
+    for name, value in weights.read_state(model).items():  # the model is not changed
+        assert value.tobytes() == before[name].tobytes()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.sampled_from(["keras", "tf_keras"]), st.floats(0, 1, exclude_max=True), st.booleans())
+def test_exactly_as_many_go_and_none_of_them_is_larger_than_one_that_stays(data, library, sparsity, biases):
+    model, values = filled(library, data.draw, biases=biases)
+    for scope in pruning.SCOPES:
+        kept = pruning.prune(model, sparsity, scope=scope, biases=biases)
+        assert list(kept) == list(values)
+        for group in [list(values)] if scope == "global" else [[name] for name in values]:
+            mask = np.concatenate([kept[name].ravel() for name in group])
+            magnitude = np.concatenate([np.abs(values[name]).ravel() for name in group])
+            assert np.count_nonzero(~mask) == round(sparsity * mask.size)
+            assert max(magnitude[~mask], default=0) <= min(magnitude[mask], default=np.inf)
+        assert_same(kept, one_shot_by_hand(values, sparsity, scope, {}))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.sampled_from(["keras", "tf_keras"]), THRESHOLDS, THRESHOLDS, st.booleans())
+def test_below_is_the_comparison_of_absolute_values(data, library, below, own, biases):
+    model, values = filled(library, data.draw, biases=biases)
+    rates = {"conv1d*/kernel": own}
+    expected = {}
+    for name, value in values.items():
+        threshold = np.float32(own if name in ("conv1d/kernel", "conv1d_1/kernel") else below).item()
+        expected[name] = np.reshape([not abs(entry) < threshold for entry in value.ravel().tolist()], value.shape)
+    for scope in pruning.SCOPES:
+        assert_same(pruning.prune(model, below=below, scope=scope, rates=rates, biases=biases), expected)
+
+
+def test_below_masks_the_small_and_never_the_negative():
+    model = network("keras")
+    entries = np.array([[0.7, -0.7, 0.1], [-0.1, -5.0, 5.0], [np.inf, -np.inf, 0.0], [-0.0, 0.69, -0.71]], np.float32)
+    filled("keras", rng=np.random.default_rng(0))
+    weights.assign(model, {"head/kernel": entries})
+
+    def head(below):
+        return pruning.prune(model, below=below)["head/kernel"].tolist()
+
+    smaller = [[False, False, True], [True, False, False], [False, False, True], [True, True, False]]
+    # 0.7 is no float32, but an entry that was set to 0.7 is not below it.
+    assert head(0.7) == np.logical_not(smaller).tolist()
+    assert head(0) == np.ones((4, 3), bool).tolist()
+    assert head(1e300) == np.isinf(entries).tolist()
+
+
+def test_weights_of_other_precisions(rng):
+    import keras
+
+    layers = [keras.layers.Dense(30, dtype=dtype) for dtype in ("bfloat16", "float32", "float64")]
+    model = keras.Sequential([keras.Input((20,)), *layers])
+    for kept in (pruning.prune(model, 0.3), pruning.prune(model, 0.3, scope="global")):
+        assert sum(masks.num_kept(kept).values()) == round(0.7 * sum(mask.size for mask in kept.values()))
+    for name, mask in pruning.prune(model, below=0.1).items():
+        value = weights.read(model)[name]
+        np.testing.assert_array_equal(mask, np.abs(value.astype(float)) >= float(value.dtype.type(0.1)))
+
+
+@pytest.mark.parametrize(
+    ("rates", "own"),
+    [
+        ({"head/kernel": 0.0}, {"head/kernel": 0.0}),
+        ({"conv1d*": 0.25}, {"conv1d/kernel": 0.25, "conv1d_1/kernel": 0.25}),
+        ({"*/kernel": 0.0}, dict.fromkeys(NAMES[1:], 0.0)),
+        ({"*": 0.75}, dict.fromkeys(NAMES, 0.75)),
+        ({"conv1d_?/kernel": 0.0}, {"conv1d_1/kernel": 0.0}),
+        ({"[de]*": 0.0}, {"embedding/embeddings": 0.0, "dense/kernel": 0.0}),
+        # The first pattern that fits, and before it the exact name, wherever they are in the mapping.
+        ({"conv1d/*": 0.0, "conv1d*": 0.25}, {"conv1d/kernel": 0.0, "conv1d_1/kernel": 0.25}),
+        ({"conv1d*": 0.25, "conv1d/*": 0.0}, {"conv1d/kernel": 0.25, "conv1d_1/kernel": 0.25}),
+        ({"*d*/kernel": 0.25, "head/kernel": 0.0}, dict.fromkeys(NAMES[1:4], 0.25) | {"head/kernel": 0.0}),
+        ({"head/kernel": 0.75, "*": 0.0}, dict.fromkeys(NAMES[:-1], 0.0) | {"head/kernel": 0.75}),
+    ],
+)
+@pytest.mark.parametrize("scope", pruning.SCOPES)
+def test_exceptions_by_name_and_pattern(rates, own, scope, rng):
+    model, values = filled("keras", rng=rng)
+    kept = pruning.prune(model, 0.5, scope=scope, rates=rates)
+    assert_same(kept, one_shot_by_hand(values, 0.5, scope, own))
+    assert all(kept[name].all() == (rate == 0) for name, rate in own.items())
+    # With a threshold, the exceptions are thresholds.
+    above = {name: ~(np.abs(value) < own.get(name, 0.5)) for name, value in values.items()}
+    assert_same(pruning.prune(model, below=0.5, scope=scope, rates=rates), above)
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_biases_are_pruned_only_on_request(library, rng):
+    model, values = filled(library, rng=rng, biases=True)
+    assert list(pruning.prune(model, 0.5)) == NAMES
+    kept = pruning.prune(model, 0.5, biases=True)
+    assert set(kept) == {*NAMES, *BIASES}
+    assert_same(kept, one_shot_by_hand(values, 0.5, "layerwise", {}))
+    together = pruning.prune(model, 0.5, scope="global", biases=True)
+    assert_same(together, one_shot_by_hand(values, 0.5, "global", {}))
+    without = pruning.prune(model, below=100, rates={"*/bias": 0.0}, biases=True)
+    assert [name for name, mask in without.items() if mask.any()] == [name for name in values if name in BIASES]
+    with pytest.raises(LotteryError, match=r"received '\*/bias'"):
+        pruning.prune(model, 0.5, rates={"*/bias": 0.0})
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_a_bias_of_two_dimensions_and_a_vector_that_is_none(library):
+    layers = importlib.import_module(library).layers
+    x = layers.Input((4, 2))
+    model = importlib.import_module(library).Model(x, layers.BatchNormalization()(layers.GRU(3)(x)))
+    kernels = ["gru/gru_cell/kernel", "gru/gru_cell/recurrent_kernel"]
+    assert list(pruning.prune(model, 0.5)) == kernels
+    assert list(pruning.prune(model, 0.5, biases=True)) == [*kernels, "gru/gru_cell/bias"]
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({}, "received neither, allowed is exactly one of sparsity and below"),
+        ({"sparsity": 0.5, "below": 0.1}, "received sparsity=0.5 and below=0.1, allowed is exactly one"),
+        ({"sparsity": 1}, r"sparsity: received 1, allowed is a fraction in \[0, 1\)"),
+        ({"sparsity": -0.1}, "sparsity: received -0.1"),
+        ({"sparsity": float("nan")}, "sparsity: received nan"),
+        ({"sparsity": "0.5"}, "sparsity: received '0.5'"),
+        ({"sparsity": True}, "sparsity: received True"),
+        ({"below": -0.1}, "below: received -0.1, allowed is a finite number that is not negative"),
+        ({"below": float("inf")}, "below: received inf"),
+        ({"below": float("nan")}, "below: received nan"),
+        ({"sparsity": 0.5, "scope": "local"}, "scope: received 'local', allowed is 'layerwise', 'global'"),
+        ({"below": 0.5, "scope": "globl"}, "did you mean 'global'"),
+        ({"sparsity": 0.5, "rates": {"dense/kernl": 0.1}}, "received 'dense/kernl'.*did you mean 'dense/kernel'"),
+        ({"below": 0.5, "rates": {"denze/*": 0.1}}, "received 'denze/\\*'.*did you mean 'dense/kernel'"),
+        ({"sparsity": 0.5, "rates": {"DENSE/*": 0.1}}, "received 'DENSE/\\*'"),  # case-sensitive
+        ({"sparsity": 0.5, "rates": {"dense/*": 1.0}}, r"rates\['dense/kernel'\]: received 1.0, allowed is a fraction"),
+        ({"below": 0.5, "rates": {"dense/*": -1.0}}, r"rates\['dense/kernel'\]: received -1.0, allowed is a finite"),
+    ],
+)
+def test_a_bad_call_of_prune_is_one_sentence(library, call, message):
+    with pytest.raises(LotteryError, match=message) as caught:
+        pruning.prune(network(library), **call)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_models_that_cannot_be_pruned(library, rng):
+    model, values = filled(library, rng=rng)
+    library = importlib.import_module(library)
+    weights.assign(model, {"dense/kernel": np.full_like(values["dense/kernel"], np.nan)})
+    for call in ({"sparsity": 0.0}, {"below": 0.1}):
+        with pytest.raises(LotteryError, match=r"'dense/kernel' holds values that are not numbers \(NaN\)"):
+            pruning.prune(model, **call)
+    weights.assign(model, values)
+    with pytest.raises(LotteryError, match="not built"):
+        pruning.prune(library.Sequential([library.layers.Dense(3)]), 0.5)
+    empty = library.Sequential([library.layers.InputLayer((3,)), library.layers.BatchNormalization()])
+    with pytest.raises(LotteryError, match="no weight that can be pruned; weights.unprunable"):
+        pruning.prune(empty, 0.5)
+
+
+def test_a_custom_layer_that_names_a_vector_is_pruned_there_alone():
+    import keras
+
+    class Naming(keras.layers.Layer):
+        def build(self, shape):
+            self.gain = self.add_weight(name="gain", shape=(10,))
+            self.matrix = self.add_weight(name="matrix", shape=(10, 10))
+
+        def call(self, x):
+            return x
+
+        def get_prunable_weights(self):
+            return [self.gain]
+
+    model = keras.Sequential([keras.Input((10,)), Naming(), keras.layers.Dense(2)])
+    assert masks.num_kept(pruning.prune(model, 0.3)) == {"naming/gain": 7, "dense/kernel": 14}

@@ -4,6 +4,9 @@ import pytest
 from lottery import models, weights
 from lottery.errors import LotteryError
 
+BIAS, SCALE, STATE = "a bias", "a scale or a shift", "not trainable"
+VECTOR, NOT_NAMED = "fewer than two dimensions", "not named by the layer's get_prunable_weights()"
+
 
 def networks(library):
     layers = library.layers
@@ -77,6 +80,304 @@ def test_names_depend_on_position_alone(library, name):
     assert set(weights.unprunable(again)) | set(expected) == set(named)
 
 
+def custom(library):
+    """A layer of a user, with a matrix, a vector and integers, and others that name what is prunable."""
+    Layer = library.layers.Layer
+
+    class Matrix(Layer):
+        def build(self, shape):
+            self.matrix = self.add_weight(name="matrix", shape=(3, 2))
+            self.vector = self.add_weight(name="vector", shape=(3,))
+            self.counts = self.add_weight(name="counts", shape=(3, 2), dtype="int32", initializer="zeros")
+            self.state = self.add_weight(name="state", shape=(3, 2), trainable=False)
+
+        def call(self, x):
+            return x
+
+    class Naming(Matrix):
+        def get_prunable_weights(self):
+            return [self.vector, self.counts, self.state]
+
+    class _Private(Matrix):
+        pass
+
+    class Block(Layer):
+        def __init__(self, chosen=None):
+            super().__init__()
+            self.one, self.two, self.chosen = library.layers.Dense(2), library.layers.Dense(2), chosen
+
+        def build(self, shape):
+            self.gain = self.add_weight(name="gain", shape=(2,))
+            for layer in (self.one, self.two):
+                layer.build((None, 2))
+
+        def call(self, x):
+            return self.two(self.one(x * self.gain))
+
+    class NamingBlock(Block):
+        def get_prunable_weights(self):
+            return self.chosen() if self.chosen else [self.gain, self.two.kernel, self.two.bias]
+
+    return {kind.__name__: kind for kind in (Matrix, Naming, _Private, Block, NamingBlock)}
+
+
+def cases(library):
+    """By name: the shape of the input, how to make the layer, what is prunable, what is not and why."""
+    layers, own = library.layers, custom(library)
+    keras3 = library.__name__ == "keras"
+    depthwise = "kernel" if keras3 else "depthwise_kernel"
+
+    def attention():
+        layer = layers.MultiHeadAttention(2, 3)
+        return lambda x: layer(x, x)
+
+    def nested():
+        inner = library.Sequential([layers.InputLayer((4,)), layers.Dense(5), layers.Dense(4, name="head")])
+        return lambda x: inner(layers.Dense(4)(x))
+
+    def cell(path):
+        """What is not prunable in the cell of a recurrent layer."""
+        return {f"{path}/bias": BIAS} | ({f"{path}/seed_generator_state": STATE} if keras3 else {})
+
+    ways = [f"bidirectional/{way}_lstm/lstm_cell" for way in ("forward", "backward")]
+    parts = [f"multi_head_attention/{part}" for part in ("query", "key", "value", "attention_output")]
+    statistics = {"batch_normalization/moving_mean": STATE, "batch_normalization/moving_variance": STATE}
+    return {
+        "Dense": ((4,), lambda: layers.Dense(3), ["dense/kernel"], {"dense/bias": BIAS}),
+        "EinsumDense": (
+            (4, 5),
+            lambda: layers.EinsumDense("abc,cd->abd", output_shape=(None, 3), bias_axes="d"),
+            ["einsum_dense/kernel"],
+            {"einsum_dense/bias": BIAS},
+        ),
+        "Conv1D": ((8, 2), lambda: layers.Conv1D(3, 2), ["conv1d/kernel"], {"conv1d/bias": BIAS}),
+        "Conv2D": ((8, 8, 2), lambda: layers.Conv2D(3, 2), ["conv2d/kernel"], {"conv2d/bias": BIAS}),
+        "Conv3D": ((5, 5, 5, 2), lambda: layers.Conv3D(3, 2), ["conv3d/kernel"], {"conv3d/bias": BIAS}),
+        "Conv1DTranspose": (
+            (8, 2),
+            lambda: layers.Conv1DTranspose(3, 2),
+            ["conv1d_transpose/kernel"],
+            {"conv1d_transpose/bias": BIAS},
+        ),
+        "Conv2DTranspose": (
+            (8, 8, 2),
+            lambda: layers.Conv2DTranspose(3, 2),
+            ["conv2d_transpose/kernel"],
+            {"conv2d_transpose/bias": BIAS},
+        ),
+        "Conv3DTranspose": (
+            (5, 5, 5, 2),
+            lambda: layers.Conv3DTranspose(3, 2),
+            ["conv3d_transpose/kernel"],
+            {"conv3d_transpose/bias": BIAS},
+        ),
+        "DepthwiseConv1D": (
+            (8, 2),
+            lambda: layers.DepthwiseConv1D(2),
+            [f"depthwise_conv1d/{depthwise}"],
+            {"depthwise_conv1d/bias": BIAS},
+        ),
+        "DepthwiseConv2D": (
+            (8, 8, 2),
+            lambda: layers.DepthwiseConv2D(2),
+            [f"depthwise_conv2d/{depthwise}"],
+            {"depthwise_conv2d/bias": BIAS},
+        ),
+        "SeparableConv1D": (
+            (8, 2),
+            lambda: layers.SeparableConv1D(3, 2),
+            ["separable_conv1d/depthwise_kernel", "separable_conv1d/pointwise_kernel"],
+            {"separable_conv1d/bias": BIAS},
+        ),
+        "SeparableConv2D": (
+            (8, 8, 2),
+            lambda: layers.SeparableConv2D(3, 2),
+            ["separable_conv2d/depthwise_kernel", "separable_conv2d/pointwise_kernel"],
+            {"separable_conv2d/bias": BIAS},
+        ),
+        "Embedding": ((4,), lambda: layers.Embedding(7, 3), ["embedding/embeddings"], {}),
+        "LSTM": (
+            (4, 2),
+            lambda: layers.LSTM(3),
+            ["lstm/lstm_cell/kernel", "lstm/lstm_cell/recurrent_kernel"],
+            cell("lstm/lstm_cell"),
+        ),
+        "GRU": (
+            (4, 2),
+            lambda: layers.GRU(3),
+            ["gru/gru_cell/kernel", "gru/gru_cell/recurrent_kernel"],
+            cell("gru/gru_cell"),
+        ),
+        "SimpleRNN": (
+            (4, 2),
+            lambda: layers.SimpleRNN(3),
+            ["simple_rnn/simple_rnn_cell/kernel", "simple_rnn/simple_rnn_cell/recurrent_kernel"],
+            cell("simple_rnn/simple_rnn_cell"),
+        ),
+        "Bidirectional": (
+            (4, 2),
+            lambda: layers.Bidirectional(layers.LSTM(3)),
+            [f"{way}/{kernel}" for way in ways for kernel in ("kernel", "recurrent_kernel")],
+            cell(ways[0]) | cell(ways[1]),
+        ),
+        "TimeDistributed": (
+            (4, 2),
+            lambda: layers.TimeDistributed(layers.Dense(3)),
+            ["time_distributed/dense/kernel"],
+            {"time_distributed/dense/bias": BIAS},
+        ),
+        "MultiHeadAttention": (
+            (4, 5),
+            attention,
+            [f"{part}/kernel" for part in parts],
+            {f"{part}/bias": BIAS for part in parts},
+        ),
+        "Normalization": (
+            (4, 3),
+            # Over two axes, scale and shift are matrices.
+            lambda: library.Sequential([layers.LayerNormalization(axis=(1, 2)), layers.BatchNormalization()]),
+            [],
+            {
+                f"sequential/{name}": reason
+                for name, reason in (
+                    {f"{way}_normalization/{part}": SCALE for way in ("layer", "batch") for part in ("gamma", "beta")}
+                    | statistics
+                ).items()
+            },
+        ),
+        "Matrix": (
+            (2,),
+            own["Matrix"],
+            ["matrix/matrix"],
+            {"matrix/vector": VECTOR, "matrix/counts": "not floating point", "matrix/state": STATE},
+        ),
+        "Naming": (
+            (2,),
+            own["Naming"],
+            ["naming/vector"],
+            {"naming/matrix": NOT_NAMED, "naming/counts": "not floating point", "naming/state": STATE},
+        ),
+        "_Private": (
+            (2,),
+            own["_Private"],
+            ["__private/matrix"],
+            {"__private/vector": VECTOR, "__private/counts": "not floating point", "__private/state": STATE},
+        ),
+        "Block": (
+            (2,),
+            own["Block"],
+            ["block/dense/kernel", "block/dense_1/kernel"],
+            {"block/gain": VECTOR, "block/dense/bias": BIAS, "block/dense_1/bias": BIAS},
+        ),
+        "NamingBlock": (
+            (2,),
+            own["NamingBlock"],
+            ["naming_block/gain", "naming_block/dense_1/kernel", "naming_block/dense_1/bias"],
+            {"naming_block/dense/kernel": NOT_NAMED, "naming_block/dense/bias": NOT_NAMED},
+        ),
+        "nested": (
+            (4,),
+            nested,
+            ["dense/kernel", "sequential/dense/kernel", "sequential/head/kernel"],
+            {"dense/bias": BIAS, "sequential/dense/bias": BIAS, "sequential/head/bias": BIAS},
+        ),
+    }  # fmt: skip
+
+
+CASES = [
+    "Dense", "EinsumDense", "Conv1D", "Conv2D", "Conv3D", "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose",
+    "DepthwiseConv1D", "DepthwiseConv2D", "SeparableConv1D", "SeparableConv2D", "Embedding", "LSTM", "GRU", "SimpleRNN",
+    "Bidirectional", "TimeDistributed", "MultiHeadAttention", "Normalization", "Matrix", "Naming", "_Private", "Block",
+    "NamingBlock", "nested",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+@pytest.mark.parametrize("name", CASES)
+def test_each_layer_has_its_names_and_reasons(library, name, rng):
+    library = pytest.importorskip(library)
+    assert list(cases(library)) == CASES
+    shape, make, prunable, unprunable = cases(library)[name]
+
+    def build():
+        x = library.layers.Input(shape)
+        return library.Model(x, make()(x))
+
+    model = build()
+    assert list(weights.prunable(model)) == prunable
+    assert weights.unprunable(model) == unprunable
+    for _ in range(10):  # other models and layers, of the same types too
+        make()
+        library.Sequential([library.layers.InputLayer((2,)), library.layers.Dense(1)])
+    again = build()
+    assert list(weights.prunable(again)) == prunable
+    assert weights.unprunable(again) == unprunable
+    assert list(weights.variables(again)) == list(weights.variables(model))
+    assert set(weights.variables(again)) == set(prunable) | set(unprunable)
+
+    with_biases = weights.prunable(model, biases=True)
+    assert set(with_biases) == set(prunable) | {name for name, reason in unprunable.items() if reason == BIAS}
+    assert weights.unprunable(model, biases=True) == {
+        name: reason for name, reason in unprunable.items() if reason != BIAS
+    }
+
+    for values in (weights.read_state(model), weights.read(model, biases=True)):
+        values = {key: rng.integers(-9, 9, value.shape).astype(value.dtype) for key, value in values.items()}
+        weights.assign(again, values)
+        now = weights.read_state(again)
+        for key, value in values.items():
+            assert now[key].dtype == value.dtype
+            np.testing.assert_array_equal(now[key], value)
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_the_variables_of_a_frozen_layer_are_not_trainable(library):
+    library = pytest.importorskip(library)
+    frozen = library.layers.Dense(3, trainable=False)
+    model = library.Sequential([library.layers.InputLayer((4,)), frozen, library.layers.Dense(2)])
+    assert list(weights.prunable(model, biases=True)) == ["dense_1/kernel", "dense_1/bias"]
+    assert weights.unprunable(model) == {"dense/kernel": STATE, "dense/bias": STATE, "dense_1/bias": BIAS}
+    model.trainable = False
+    assert weights.read(model) == {}
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_what_a_layer_names_is_checked(library):
+    library = pytest.importorskip(library)
+
+    def model(chosen):
+        layer = custom(library)["NamingBlock"](lambda: chosen)
+        return library.Sequential([library.layers.InputLayer((2,)), layer])
+
+    elsewhere = library.layers.Dense(2)
+    elsewhere.build((None, 2))
+    for chosen in ([elsewhere.kernel], elsewhere.kernel, 3):
+        with pytest.raises(LotteryError, match="get_prunable_weights.*allowed is a list of the layer's own variables"):
+            weights.prunable(model(chosen))
+    assert list(weights.prunable(model(()))) == []
+
+
+def test_a_wrapper_of_tfmot_is_not_the_users_word():
+    library = pytest.importorskip("tf_keras")
+    sparsity = pytest.importorskip("tensorflow_model_optimization").sparsity.keras
+    layers = library.layers
+
+    def own_names(chosen):
+        return [name.rsplit("/", 1)[-1] for name in chosen]
+
+    built_in = [sparsity.prune_low_magnitude(layer) for layer in (layers.Dense(2), layers.LSTM(3))]
+    assert hasattr(built_in[0].layer, "get_prunable_weights")  # the kernel alone
+    model = library.Sequential([layers.InputLayer((2,)), built_in[0], layers.Reshape((1, 2)), built_in[1]])
+    assert own_names(weights.prunable(model)) == ["kernel", "kernel", "recurrent_kernel"]
+    biases = weights.prunable(model, biases=True)
+    assert own_names(biases) == ["kernel", "bias", "kernel", "recurrent_kernel", "bias"]
+
+    # What a layer's class says is heard under the wrapper too.
+    wrapped = sparsity.prune_low_magnitude(custom(library)["NamingBlock"]())
+    model = library.Sequential([layers.InputLayer((2,)), wrapped])
+    assert own_names(weights.prunable(model)) == ["gain", "kernel", "bias"]
+
+
 def test_every_weight_that_is_not_pruned_has_its_reason():
     import keras
 
@@ -87,7 +388,7 @@ def test_every_weight_that_is_not_pruned_has_its_reason():
     )
     reasons = weights.unprunable(model)
     assert reasons["dense/kernel"] == "not trainable"
-    assert "one" in reasons.get("dense_1/bias", "") or "fewer than two" in reasons.get("dense_1/bias", "")
+    assert reasons.get("dense_1/bias") == "a bias"
     assert reasons["dropout/seed_generator_state"] == "not trainable"
     attention = layers.MultiHeadAttention(2, 3)
     attention(np.zeros((1, 4, 5)), np.zeros((1, 4, 5)))
@@ -113,6 +414,43 @@ def test_assign_whole_or_only_where_a_mask_says(library, rng):
     weights.assign(model, new)
     for name, value in weights.read_state(model).items():
         np.testing.assert_array_equal(value, new[name])
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_only_the_free_or_only_the_locked_entries_of_a_tensor_are_assigned(library, rng):
+    library = pytest.importorskip(library)
+    model = models.lenet_300_100((4,), 3, library)
+    free = {name: rng.random(value.shape) < 0.3 for name, value in weights.read(model).items()}
+    locked = {name: ~mask for name, mask in free.items()}
+    before = weights.read_state(model)
+    new = {name: rng.normal(size=value.shape).astype(np.float32) for name, value in before.items()}
+
+    # One weight out of three that have a mask, one that has none.
+    some = {name: new[name] for name in ("dense_1/kernel", "dense/bias")}
+    weights.assign(model, some, only=free)
+    now = weights.read_state(model)
+    for name, value in before.items():
+        expected = value.copy()
+        if name in some:
+            for index in np.ndindex(value.shape):
+                if name not in free or free[name][index]:
+                    expected[index] = new[name][index]
+        assert now[name].tobytes() == expected.tobytes(), name
+
+    weights.assign(model, before)
+    weights.assign(model, {name: new[name].astype(np.float64) for name in locked}, only=locked)
+    for name, value in weights.read(model).items():
+        np.testing.assert_array_equal(value[free[name]], before[name][free[name]])
+        np.testing.assert_array_equal(value[locked[name]], new[name][locked[name]])
+    weights.assign(model, {name: new[name] for name in free}, only=free)  # both together are everything
+    for name, value in weights.read(model).items():
+        assert value.tobytes() == new[name].tobytes()
+
+    with pytest.raises(LotteryError, match="did you mean 'dense/kernel'"):
+        weights.assign(model, before, only={"dense/kernl": free["dense/kernel"]})
+    with pytest.raises(LotteryError, match="must be a boolean array"):
+        weights.assign(model, before, only={"dense/kernel": free["dense/kernel"].astype(float)})
+    assert weights.read(model)["dense/kernel"].tobytes() == new["dense/kernel"].tobytes()
 
 
 def test_what_is_read_stays_when_the_model_changes():
