@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from lottery.running import run
 
 _MODULES = (
-    "checking", "compiling", "config", "criteria", "data", "datasets", "enforcement", "environment", "errors", "files",
-    "fingerprints", "loop", "masks", "models", "order", "plots", "preparing", "progress", "pruning", "results",
-    "rewinding", "rounds", "running", "schedules", "store", "training", "weights",
+    "auditing", "callbacks", "checking", "comparing", "compiling", "config", "criteria", "data", "datasets",
+    "enforcement", "environment", "errors", "files", "fingerprints", "fitting", "holding", "loop", "masks", "models",
+    "modes", "order", "patching", "plots", "preparing", "progress", "pruning", "results", "rewinding", "rounds",
+    "running", "schedules", "store", "training", "weights", "wrappable", "wrappers",
 )  # fmt: skip
 
 

@@ -12,9 +12,10 @@ import lottery
 FOLDER = Path(lottery.__file__).parent
 # A module may import those on floors below its own, and those before it on its own.
 FLOORS = [
-    ["errors", "masks", "schedules", "config", "datasets", "data", "models", "order"],
-    ["pruning", "weights", "files", "store"],
-    ["criteria", "enforcement", "rewinding", "results", "compiling", "fingerprints", "environment"],
+    ["errors", "masks", "schedules", "config", "datasets", "data", "order"],
+    ["weights", "models", "pruning", "files", "store"],
+    ["criteria", "rewinding", "results", "compiling", "comparing", "fingerprints", "environment"],
+    ["holding", "patching", "wrappable", "wrappers", "modes", "fitting", "callbacks", "auditing", "enforcement"],
     ["loop", "training", "plots", "progress", "checking"],
     ["preparing", "rounds", "running"],
     ["cli", "__main__"],

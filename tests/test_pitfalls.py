@@ -1,15 +1,19 @@
 """Bugs that other lottery-ticket code has, planted in ours: a test of ours must fail because of each."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from lottery import (
     checking,
     data,
-    enforcement,
+    holding,
     loop,
     masks,
+    modes,
     order,
+    patching,
     pruning,
     running,
     schedules,
@@ -18,6 +22,7 @@ from lottery import (
 )  # fmt: skip
 from lottery.errors import LotteryError
 from tests import (
+    test_auditing,
     test_data,
     test_enforcement,
     test_loop,
@@ -86,9 +91,7 @@ def freeze_small_values(patch):
     """4: values decide and not masks, so every negative weight is frozen."""
     import tensorflow as tf
 
-    patch.setattr(
-        enforcement, "_hold", lambda mask, held, before: lambda v: tf.where(tf.convert_to_tensor(v) < 1e-9, 0.0, v)
-    )
+    patch.setattr(patching, "_hold", lambda one, before: lambda v: tf.where(tf.convert_to_tensor(v) < 1e-9, 0.0, v))
 
 
 def drop_the_last_batch(patch):
@@ -114,7 +117,7 @@ def choose_by_test(patch):
 
 def mask_at_the_beginning_only(patch):
     """6, 10: pruned weights are zero when training begins, and train freely from then on."""
-    patch.setattr(enforcement, "_set_constraint", lambda variable, value: None)
+    patch.setattr(patching, "_set_constraint", lambda variable, value: None)
 
 
 def threshold_the_signed_weight(patch):
@@ -151,7 +154,7 @@ def keep_the_momentum(patch):
 
 def keep_the_old_trace(patch):
     """21: a train function that was traced before the masks were set is used on."""
-    patch.setattr(enforcement, "_retrace", lambda model: None)
+    patch.setattr(modes, "retrace", lambda model: None)
 
 
 def name_by_path(patch):
@@ -161,13 +164,13 @@ def name_by_path(patch):
 
 def leave_the_constraint(patch):
     """3: what was installed stays after the context is left."""
-    original = enforcement._set_constraint
+    original = patching._set_constraint
 
     def set_constraint(variable, value):
         if value is not None:
             original(variable, value)
 
-    patch.setattr(enforcement, "_set_constraint", set_constraint)
+    patch.setattr(patching, "_set_constraint", set_constraint)
 
 
 def say_nothing_of_a_collapse(patch):
@@ -185,8 +188,10 @@ def scale_by_everything(patch):
 
 def bake_masks_in(patch):
     """26: masks are constants of the trace, so another mask needs another trace."""
-    original = enforcement._hold
-    patch.setattr(enforcement, "_hold", lambda mask, held, before: original(np.array(mask), held, before))
+    original = patching._hold
+    patch.setattr(
+        patching, "_hold", lambda one, before: original(dataclasses.replace(one, mask=np.array(one.mask)), before)
+    )
 
 
 def same_order_for_all(patch):
@@ -206,7 +211,59 @@ def multiply(patch):
     """19: a product instead of a choice: negative zeros, and NaN stays NaN."""
     import tensorflow as tf
 
-    patch.setattr(enforcement, "_hold", lambda mask, held, before: lambda v: v * tf.cast(mask, "float32"))
+    patch.setattr(
+        holding.Held, "projected", lambda one, value: tf.convert_to_tensor(value) * tf.cast(one.mask, "float32")
+    )
+
+
+def keep_the_function_that_fit_has_made(patch):
+    """21: a callback installs what it needs, and `fit` goes on with the function that it made before."""
+    from lottery import fitting
+
+    keep_the_old_trace(patch)
+    patch.setattr(fitting, "guard", lambda stack, model, container, take_off: None)
+
+
+def multiply_after_the_batch(patch):
+    """7: an auditor that looks at the end of a batch only, where a callback has just put everything right."""
+    from lottery import auditing
+
+    patch.setattr(auditing.AuditMasks, "_watching", lambda self, train_step: train_step)
+
+
+def let_tfmot_compute_masks(patch):
+    """8: tfmot's masks are its own, computed from the weights, not ours."""
+    from lottery import wrappers
+
+    patch.setattr(wrappers, "_assign", lambda variable, mask: None)
+    leave_entries_one_step_away(patch)
+
+
+def leave_entries_one_step_away(patch):
+    """10: after an update the pruned entries are off until the next forward pass."""
+    import contextlib
+
+    patch.setattr(modes, "constrained", lambda entries: contextlib.nullcontext())
+
+
+def leave_old_momentum(patch):
+    """19: momentum from before goes on moving entries that have no gradient."""
+    patch.setattr(modes, "clear_slots", lambda optimizer, entries: None)
+
+
+def stay_installed_after_an_exception(patch):
+    """3: a training that broke off leaves the masks in the model, which no later one knows of."""
+    from lottery import fitting
+
+    original = fitting.guard
+    patch.setattr(
+        fitting, "guard", lambda stack, model, container, take_off: original(stack, model, container, lambda: None)
+    )
+
+
+def let_a_step_of_tf_keras_forget(patch):
+    """The constraint is set on the shell that tf_keras puts around a variable for mixed precision, which hides it."""
+    patch.setattr(patching, "_inner", lambda variable: variable)
 
 
 MUTANTS = {
@@ -225,26 +282,45 @@ MUTANTS = {
     seed_nothing: lambda tmp, patch: the_same_bits(tmp),
     keep_the_momentum: lambda tmp, patch: test_loop.test_reset_brings_every_slot_back(),
     keep_the_old_trace: lambda tmp, patch: test_enforcement.test_fit_holds_them_and_the_model_is_left_as_it_was(
-        "constraint", 8, False, np.random.default_rng(0)
+        "constraint", "keras", 8, False, np.random.default_rng(0)
     ),
+    keep_the_function_that_fit_has_made: lambda tmp, patch: as_a_callback("constraint", "keras"),
+    multiply_after_the_batch: lambda tmp, patch: test_auditing.test_what_leaks_between_the_steps_is_found(
+        np.random.default_rng(0)
+    ),
+    let_tfmot_compute_masks: lambda tmp, patch: held_after_every_update("momentum", "tfmot", "tf_keras"),
+    leave_entries_one_step_away: lambda tmp, patch: held_after_every_update("momentum", "tfmot", "tf_keras"),
+    leave_old_momentum: lambda tmp, patch: test_enforcement.test_gradient_keeps_slots_of_masked_entries_at_zero(
+        "keras", np.random.default_rng(0)
+    ),
+    stay_installed_after_an_exception: lambda tmp, patch: (
+        test_enforcement.test_the_callback_takes_itself_off_when_training_breaks_off(
+            "constraint", "keras", "callback", np.random.default_rng(0)
+        )
+    ),
+    let_a_step_of_tf_keras_forget: lambda tmp, patch: held_after_every_update("loss_scale", "constraint", "tf_keras"),
     name_by_path: lambda tmp, patch: names_by_position(),
-    leave_the_constraint: lambda tmp, patch: test_enforcement.test_the_model_is_restored_after_an_exception(),
+    leave_the_constraint: lambda tmp, patch: test_enforcement.test_the_model_is_restored_after_an_exception(
+        "constraint", "keras"
+    ),
     say_nothing_of_a_collapse: lambda tmp, patch: a_collapse_is_said(tmp),
     scale_by_everything: lambda tmp, patch: test_data.test_scaling_is_the_training_parts_own(
         (5, 5), np.random.default_rng(0)
     ),
     bake_masks_in: lambda tmp, patch: test_enforcement.test_other_masks_can_be_assigned_without_another_trace(
-        "constraint", np.random.default_rng(0)
+        "constraint", "keras", np.random.default_rng(0)
     ),
     same_order_for_all: lambda tmp, patch: test_loop.test_batches_do_not_depend_on_where_they_are_cut(),
     multiply: lambda tmp, patch: held_after_every_update("sgd"),
 }
 
 
-def held_after_every_update(optimizer):
-    test_enforcement.test_masked_entries_are_zero_after_every_update(
-        "constraint", optimizer, "keras", np.random.default_rng(0)
-    )
+def held_after_every_update(optimizer, mode="constraint", library="keras"):
+    test_enforcement.test_masked_entries_are_held_after_every_update(mode, optimizer, library, np.random.default_rng(0))
+
+
+def as_a_callback(mode, library):
+    test_enforcement.test_as_a_callback_it_is_all_there_is_to_do(mode, library, {}, np.random.default_rng(0))
 
 
 def resumed(tmp_path):

@@ -1,0 +1,58 @@
+"""What our callbacks share: to begin inside a running ``fit``, and to notice when it breaks off."""
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from lottery.patching import Method, replaced
+
+
+def container_of(callback: Any) -> Any:
+    """The list of callbacks that calls this callback's `set_model`, from within that method; None if there is none."""
+    caller = sys._getframe(2).f_locals.get("self")
+    return caller if callback in (getattr(caller, "callbacks", None) or []) else None
+
+
+def guard(stack: contextlib.ExitStack, model: Any, container: Any, take_off: Callable[[], None]) -> None:
+    """Call `take_off` should the running `fit` break off, and let it train with a function that is traced anew.
+
+    Keras tells its callbacks of a training that has ended, not of one that broke off. What breaks off comes out of a
+    step, of an evaluation or of some callback, so these are watched.
+
+    Args:
+        stack: What undoes this, at `take_off` or before.
+        model: The model that is being fitted.
+        container: Its list of callbacks, from `container_of`.
+        take_off: Called before the exception goes on its way.
+    """
+
+    def guarded(method: Method) -> Method:
+        def call(*arguments: Any, **named: Any) -> Any:
+            try:
+                return method(*arguments, **named)
+            except BaseException:
+                take_off()
+                raise
+
+        return call
+
+    def making(make: Method) -> Method:
+        def made(*arguments: Any, **named: Any) -> Any:
+            before = model.train_function
+            returned = make(*arguments, **named)  # tf_keras returns the function, Keras 3 does not
+            function = model.train_function if returned is None else returned
+            if function is not before:
+                model.train_function = guarded(function)
+            return None if returned is None else model.train_function
+
+        return made
+
+    stack.callback(setattr, model, "train_function", None)
+    stack.enter_context(replaced(model, "make_train_function", making))
+    stack.enter_context(replaced(model, "evaluate", guarded))
+    for name in dir(container):
+        if name.startswith("on_"):
+            stack.enter_context(replaced(container, name, guarded))
+    model.train_function = None
+    model.train_function = model.make_train_function() or model.train_function
