@@ -161,7 +161,7 @@ class Run(_Section):
 
     num_replicates: Positive = 5
     seed: Annotated[int, Field(ge=0)] = 0
-    enforcement: Literal["constraint"] = "constraint"
+    enforcement: Literal["constraint", "gradient", "reparameterization", "callback", "tfmot"] = "constraint"
     num_threads: Annotated[int, Field(ge=0)] = 0
 
 

@@ -38,6 +38,8 @@ class Loop:
         state: Every other variable that a step touches, with its first value; see `reset`.
         longest: How many steps one call of `steps` may take; a shorter call costs no other trace.
         jit_compile: Whether the steps are compiled by XLA.
+        callbacks: What is told of the end of each step, in the graph: what a mode of enforcement yields for ``fit``.
+            Empty at first, and read when the steps are traced.
     """
 
     model: Any
@@ -49,13 +51,14 @@ class Loop:
     state: list[tuple[Any, np.ndarray]]
     longest: int
     jit_compile: bool
+    callbacks: list[Any]
 
 
 def compile_loop(model: Any, data: Splits | Streams, settings: config.Train, masks: Mapping[str, Any]) -> Loop:
     """Make the compiled training and evaluation of a model.
 
-    Nothing is traced before the first step. What holds the masks must be in place by then: a constraint that is set
-    later is not in the trace.
+    Nothing is traced before the first step. What holds the masks must be in place by then, callbacks among it: a
+    constraint that is set later is not in the trace.
 
     Args:
         model: A compiled Keras 3 or tf_keras model; its own ``train_step`` and ``test_step`` are what is run.
@@ -76,15 +79,18 @@ def compile_loop(model: Any, data: Splits | Streams, settings: config.Train, mas
     jit = gains_from_xla(model) and not examined.calls_python if auto else bool(settings.jit_compile)
     longest = min(LONGEST_PIECE, settings.eval_every, settings.num_steps)
     own = examined.test_logs
+    callbacks: list[Any] = []
     if isinstance(data, Splits):
         scaled = scaler(data)
-        steps, batches = _steps_over_arrays(model, data.train, scaled, settings.batch_size, longest, jit, examined)
+        steps, batches = _steps_over_arrays(
+            model, data.train, scaled, settings.batch_size, longest, jit, examined, callbacks
+        )
         validation, test = (_evaluation_of_arrays(model, part, scaled, own) for part in (data.validation, data.test))
     else:
-        steps, batches = _steps_over_stream(model, data.train, jit, examined)
+        steps, batches = _steps_over_stream(model, data.train, jit, examined, callbacks)
         validation, test = (_evaluation_of_stream(model, part, own) for part in (data.validation, data.test))
     evaluations = {"validation": validation, "test": test}
-    return Loop(model, masks, steps, batches, evaluations, examined, [], longest, jit)
+    return Loop(model, masks, steps, batches, evaluations, examined, [], longest, jit, callbacks)
 
 
 def reset(loop: Loop) -> None:
@@ -138,6 +144,7 @@ def _steps_over_arrays(
     longest: int,
     jit: bool,
     examined: Examined,
+    callbacks: list[Any],
 ) -> tuple[Any, Callable[..., Any]]:
     import tensorflow as tf
 
@@ -147,7 +154,7 @@ def _steps_over_arrays(
     def steps(positions: Any, num_steps: Any) -> Logs:
         def train(index: Any) -> Logs:
             batch = tf.gather(positions, index)
-            return model.train_step((scaled(tf.gather(x, batch)), tf.gather(y, batch)))
+            return _ended(index, model.train_step((scaled(tf.gather(x, batch)), tf.gather(y, batch))), callbacks)
 
         return _repeat(model, train, num_steps, examined.train_logs)
 
@@ -166,7 +173,7 @@ def _steps_over_arrays(
 
 
 def _steps_over_stream(
-    model: Any, make: Callable[[], Any], jit: bool, examined: Examined
+    model: Any, make: Callable[[], Any], jit: bool, examined: Examined, callbacks: list[Any]
 ) -> tuple[Any, Callable[..., Any]]:
     import keras
     import tensorflow as tf
@@ -175,7 +182,10 @@ def _steps_over_stream(
 
     @tf.function(autograph=False)
     def steps(batches: Any, num_steps: Any) -> Logs:
-        return _repeat(model, lambda _: train_step(next(batches)), num_steps, examined.train_logs)
+        def train(index: Any) -> Logs:
+            return _ended(index, train_step(next(batches)), callbacks)
+
+        return _repeat(model, train, num_steps, examined.train_logs)
 
     def batches(seed: tuple[int, ...]) -> Callable[[int], tuple[Any, ...]]:
         # A shuffle without a seed of its own takes TensorFlow's.
@@ -232,6 +242,12 @@ def _evaluation_of_stream(model: Any, make: Callable[[], Any], own: tuple[str, .
         return {name: total / examples for name, total in sums.items()} if own else model.get_metrics_result()
 
     return evaluate
+
+
+def _ended(index: Any, logs: Logs, callbacks: list[Any]) -> Logs:
+    for one in callbacks:
+        one.on_train_batch_end(index, logs)
+    return logs
 
 
 def _repeat(model: Any, step: Callable[[Any], Logs], num: Any, own: tuple[str, ...]) -> Logs:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lottery import weights
 from lottery.errors import LotteryError
 
 
@@ -37,13 +38,15 @@ def lenet_300_100(input_shape: tuple[int, ...] = (28, 28), num_classes: int = 10
 MODELS: dict[str, Callable[..., Any]] = {"lenet_300_100": lenet_300_100}
 
 
-def builder(name: str, input_shape: tuple[int, ...], num_classes: int) -> Callable[[], Any]:
+def builder(name: str, input_shape: tuple[int, ...], num_classes: int, library: str = "keras") -> Callable[[], Any]:
     """A function without arguments that builds the model an experiment names.
 
     Args:
         name: A key of `MODELS`, or ``"package.module:function"``. The function takes no arguments and returns a
             Keras model; the current folder is searched for its module first.
         input_shape, num_classes: What a built-in network is built for.
+        library: What a built-in network is built with, ``"keras"`` or ``"tf_keras"``; its initial weights are those
+            that Keras 3 draws, with both.
 
     Returns:
         The function.
@@ -52,7 +55,7 @@ def builder(name: str, input_shape: tuple[int, ...], num_classes: int) -> Callab
         LotteryError: The module or the function does not exist.
     """
     if name in MODELS:
-        return lambda: MODELS[name](input_shape, num_classes)
+        return lambda: _built(MODELS[name], input_shape, num_classes, library)
     module_name, _, function_name = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
@@ -64,3 +67,13 @@ def builder(name: str, input_shape: tuple[int, ...], num_classes: int) -> Callab
     except Exception as error:  # importing runs the module, which may raise anything
         raise LotteryError(f"model.name: the module of {name!r} cannot be imported: {error}.") from error
     return function
+
+
+def _built(function: Callable[..., Any], input_shape: tuple[int, ...], num_classes: int, library: str) -> Any:
+    model = function(input_shape, num_classes)
+    if library == "keras":
+        return model
+    # The two draw other numbers from the same seed; the same network shall start from the same weights.
+    other = function(input_shape, num_classes, importlib.import_module(library))
+    weights.assign(other, weights.read_state(model))
+    return other

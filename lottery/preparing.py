@@ -144,6 +144,8 @@ def _builder(experiment: config.Experiment, loaded: Splits | Streams) -> Callabl
         )
     if name not in models.MODELS:
         return models.builder(name, (), 0)
+    # tfmot holds masks in tf_keras models only.
+    library = "tf_keras" if experiment.run.enforcement == "tfmot" else "keras"
     if isinstance(loaded, Streams):
         raise LotteryError(
             f"model: data sets say nothing of the number of classes, so {name!r} cannot be built; pass model=."
@@ -155,4 +157,4 @@ def _builder(experiment: config.Experiment, loaded: Splits | Streams) -> Callabl
             f"The training labels go from {labels.min()} to {labels.max()} in {len(labels)} examples; allowed is one "
             "class for each example, counted from 0."
         )
-    return models.builder(name, loaded.train.x.shape[1:], highest + 1)
+    return models.builder(name, loaded.train.x.shape[1:], highest + 1, library)

@@ -86,16 +86,17 @@ def run(
         num_threads = store.read_environment(path).get("num_threads") or settings.run.num_threads
         num_threads = environment.use_threads(num_threads)
         prepared = prepared or prepare(settings, model, data)
+        loop, mode = prepared.loop, settings.run.enforcement
+        loop.callbacks.extend(stack.enter_context(enforcement.ENFORCEMENTS[mode](loop.model, loop.masks)))
         if not existed:  # until here nothing was written, whatever was wrong
             stack.enter_context(store.opened(path, settings))
         notes = environment.record(path, settings, prepared.loop.model, prepared.data.fingerprint, num_threads)
         size = f"{path}: replicates: {settings.run.num_replicates}, rounds of each: {settings.prune.num_rounds + 1}."
         for note in (*prepared.notes, *notes, size):
             report(progress.Note(note))
-        with enforcement.ENFORCEMENTS[settings.run.enforcement](prepared.loop.model, prepared.loop.masks):
-            for replicate in range(1, settings.run.num_replicates + 1):
-                if len(store.complete_rounds(path, replicate)) <= settings.prune.num_rounds:
-                    _find_ticket(path, prepared, replicate, report)
+        for replicate in range(1, settings.run.num_replicates + 1):
+            if len(store.complete_rounds(path, replicate)) <= settings.prune.num_rounds:
+                _find_ticket(path, prepared, replicate, report)
     return results.Run(path)
 
 

@@ -5,7 +5,20 @@ import numpy as np
 import pytest
 
 import lottery
-from lottery import config, files, masks, order, preparing, progress, running, store, training, weights
+from lottery import (
+    checking,
+    config,
+    enforcement,
+    files,
+    masks,
+    order,
+    preparing,
+    progress,
+    running,
+    store,
+    training,
+    weights,
+)
 from lottery.errors import LotteryError
 from tests.conftest import SMALL, quietly, toy_arrays
 
@@ -428,3 +441,21 @@ def test_a_tensor_that_is_not_pruned_is_named(tmp_path):
     lottery.run(experiment, model=build, data=toy_arrays(np.random.default_rng(3)), out=tmp_path, report=events.append)
     notes = [event.text for event in events if isinstance(event, progress.Note)]
     assert [note for note in notes if "not pruned" in note] == ["dense/kernel is not pruned: not trainable."]
+
+
+@pytest.mark.parametrize("mode", [mode for mode in enforcement.ENFORCEMENTS if mode != "constraint"])
+def test_every_mode_of_enforcement_finds_the_same_tickets(mode, small_run, tmp_path):
+    run = lottery.run(SMALL | {"run": {"num_replicates": 1, "enforcement": mode}}, out=tmp_path, report=quietly)
+    assert not [sentence for _, sentences in checking.verify(run.path) for sentence in sentences]
+    for index in range(SMALL["prune"]["num_rounds"] + 1):
+        one, other = (store.round_path(path, 1, index) for path in (small_run.path, run.path))
+        assert store.read_record(one)["kept"] == store.read_record(other)["kept"]
+        for name in ("masks.safetensors", "weights.safetensors"):
+            bits = [files.read_arrays(folder / name) for folder in (one, other)]
+            if mode == "tfmot" and name == "weights.safetensors":
+                # Of another Keras, whose arithmetic may differ in the last places.
+                for key, value in bits[0].items():
+                    np.testing.assert_allclose(bits[1][key], value, rtol=1e-3, atol=1e-5)
+            else:
+                assert bits[0].keys() == bits[1].keys()
+                assert all(bits[0][key].tobytes() == bits[1][key].tobytes() for key in bits[0])
