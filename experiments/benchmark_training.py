@@ -10,6 +10,8 @@ file is not at hand: the time does not depend on the values), on one thread and 
 - what a round costs whatever its length: prune, rewind, evaluate, write to disk (below the current folder);
 - how long it takes to start: imports, `lottery --help`, tracing and compiling.
 
+What each mode of enforcement costs is measured by `benchmark_enforcement.py`.
+
 Command:
     python experiments/benchmark_training.py --data mnist.npz --json benchmark.json
 
@@ -24,6 +26,7 @@ core.
 
 import contextlib
 import json
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -31,6 +34,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,91 +63,66 @@ from lottery import (
 from lottery.loop import Loop, compile_loop, example_batch, reset, scaler
 
 DENSITY = 0.2
-EVAL_EVERY = 100
 SEED = (0, 1, order.BATCHES)
 WARM_UP = 200
+TRAIN = config.Train()
 PRUNE = config.Prune(rate=0.2, rates={"dense_2/kernel": 0.1})
 
+Repetitions = Annotated[int, typer.Option(min=1, help="Turns that each contestant takes.")]
+Steps = Annotated[int, typer.Option(min=1, help="Training steps in a turn.")]
+Threads = Annotated[list[int] | None, typer.Option(min=1, help="Threads; repeat the option. Default: 1 and all cores.")]
+DataFile = Annotated[
+    Path | None,
+    typer.Option("--data", help="MNIST as npz; without it $LOTTERY_DATA/mnist.npz, or else random images."),
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every single measurement there.")]
+
+# Seconds by name, one for each repetition.
 Samples = dict[str, list[float]]
 # From a number of steps to the seconds that these took, and the seconds of the whole call.
 Contestant = Callable[[int], tuple[float, float]]
 
 
 def main(
-    repetitions: Annotated[int, typer.Option(min=1, help="Turns that each contestant takes.")] = 7,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps in a turn.")] = 917,
-    threads: Annotated[
-        list[int] | None, typer.Option(min=1, help="Threads; repeat the option. [default: 1 and all cores]")
-    ] = None,
-    data_file: Annotated[
-        Path | None,
-        typer.Option("--data", help="MNIST as npz; without it $LOTTERY_DATA/mnist.npz, or else random images."),
-    ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write every single measurement there.")] = None,
-    worker: Annotated[str | None, typer.Option(hidden=True)] = None,
+    repetitions: Repetitions = 7,
+    steps: Steps = 917,
+    threads: Threads = None,
+    data_file: DataFile = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure and print: a training step, an evaluation, a round, a start."""
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    if worker is not None:
-        assert json_file is not None and threads is not None
-        measured = (
-            measure_start(data_file, threads[0])
-            if worker == "start"
-            else measure_training(data_file, threads[0], repetitions, steps)
-        )
-        json_file.write_text(json.dumps(measured), encoding="utf-8")
-        return
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # On a pipe nothing is to be wrapped.
-    console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=110)
-    began = time.perf_counter()
-    console.print(
-        f"LeNet-300-100, batch 60, Adam 1.2e-3, {_load(data_file)[1]}; {cores} cores; "
-        f"{repetitions} repetitions of {steps} steps."
-    )
-    results: dict[str, Any] = {"cores": cores, "repetitions": repetitions, "steps": steps, "threads": {}}
-    for count in threads or sorted({1, cores}):
-        results["threads"][count] = measured = _in_fresh_process("training", data_file, count, repetitions, steps)
-        _print_training(console, count, measured)
-    results["start"] = start = measure_imports(3)
-    for _ in range(2):
-        for name, seconds in _in_fresh_process("start", data_file, cores, repetitions, steps).items():
-            start.setdefault(name, []).extend(seconds)
-    _print_start(console, start)
-    console.print(f"Measured in {time.perf_counter() - began:.0f} s.")
-    if json_file is not None:
-        json_file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    with sitting(repetitions, steps, threads, data_file, json_file) as (console, results):
+        for count in results["threads"]:
+            measured = in_fresh_process(measure_training, data_file, count, repetitions, steps)
+            results["threads"][count] = measured
+            _print_training(console, count, measured)
+        results["start"] = start = measure_imports(3)
+        for _ in range(2):
+            for name, seconds in in_fresh_process(measure_start, data_file, results["cores"]).items():
+                start.setdefault(name, []).extend(seconds)
+        lines = [[name, f"{statistics.median(times):.2f}", _range(times, "{:.2f}")] for name, times in start.items()]
+        print_table(console, "Start, in fresh processes", ["", "s", "min..max"], lines)
 
 
 def measure_training(data_file: Path | None, num_threads: int, repetitions: int, steps: int) -> dict[str, Samples]:
-    """Everything that is measured with one number of threads, which TensorFlow fixes for the life of a process.
-
-    Args:
-        data_file: MNIST as npz, or None.
-        num_threads: Threads that TensorFlow computes with.
-        repetitions: Turns of each contestant.
-        steps: Training steps in a turn.
-
-    Returns:
-        By section (`steps`, `calls`, `evaluation`, `round`), seconds by name, one for each repetition.
-    """
+    """Steps, whole calls, evaluations and rounds, with one number of threads."""
     environment.use_threads(num_threads)
-    splits, _ = _load(data_file)
-    settings = config.Train(eval_every=EVAL_EVERY)
-    model = _compiled(splits, settings)
+    splits, _ = load(data_file)
+    model = compiled(splits)
     start = weights.read_state(model)
-    held = enforcement.mask_variables(masks.ones_like(weights.read(model)))
-    sparse = _random_masks(weights.read(model))
-    bare = compile_loop(_compiled(splits, settings), splits, settings, {})
+    sparse = random_masks(weights.read(model))
+    held = enforcement.mask_variables(masks.ones_like(sparse))
+    bare = compile_loop(compiled(splits), splits, TRAIN, {})
     with enforcement.constraint(model, held):
-        ours = compile_loop(model, splits, settings, held)
-        for name, mask in sparse.items():
-            held[name].assign(mask)
+        ours = compile_loop(model, splits, TRAIN, held)
+        _assign_masks(held, sparse)
+        images, alone, called = standardised(splits, steps), compiled(splits), compiled(splits)
         contestants = {
-            "bare": _looping(bare),
-            "lottery": _looping(ours),
-            **_fitting(splits, settings, sparse, steps),
+            "bare": looping(bare),
+            "lottery": looping(ours),
+            "keras fit": _fitting(alone, images),
+            "keras fit + callback": _fitting(called, images, _multiplication(called, sparse)),
+            "tfmot fit": tfmot_fitting(images),
         }
         measured = measure_steps(contestants, repetitions, steps)
         measured["evaluation"] = measure_evaluation(ours, repetitions)
@@ -152,17 +131,7 @@ def measure_training(data_file: Path | None, num_threads: int, repetitions: int,
 
 
 def measure_steps(contestants: Mapping[str, Contestant], repetitions: int, steps: int) -> dict[str, Samples]:
-    """Let contestants take turns.
-
-    Args:
-        contestants: By name, a function that trains for a number of steps and returns the seconds that they took,
-            and those of the whole call.
-        repetitions: Turns of each.
-        steps: Training steps in a turn.
-
-    Returns:
-        Seconds a step by contestant, of the `steps` alone and of whole `calls`.
-    """
+    """Let contestants take turns: seconds a step of each, of the `steps` alone and of whole `calls`."""
     for run in contestants.values():
         run(min(WARM_UP, steps))
     inside: Samples = {name: [] for name in contestants}
@@ -179,262 +148,165 @@ def measure_steps(contestants: Mapping[str, Contestant], repetitions: int, steps
 def measure_evaluation(loop: Loop, repetitions: int) -> Samples:
     """What evaluating every 100 steps adds to training.
 
-    Args:
-        loop: The loop.
-        repetitions: How often each is measured.
-
-    Returns:
-        Seconds of 100 steps, alone and with an evaluation of the validation split after them of which the weights are
-        kept as the best so far, which is the most that it can cost; and of the parts.
+    It is measured with an evaluation after which the weights are kept as the best so far: the most that it can cost.
     """
     batches = loop.batches(SEED)
     samples: Samples = {}
+    timed = _timer(samples)
 
-    def cycle(evaluate: bool) -> None:
-        float(loop.steps(*batches(EVAL_EVERY))["loss"])
-        if evaluate:
-            logs = loop.evaluations["validation"]()
-            float(logs["loss"]), float(logs["accuracy"])
-            weights.read_state(loop.model)
+    def train() -> None:
+        float(loop.steps(*batches(TRAIN.eval_every))["loss"])
 
-    cycle(True)
+    def cycle() -> None:
+        train()
+        logs = loop.evaluations["validation"]()
+        float(logs["loss"]), float(logs["accuracy"])
+        weights.read_state(loop.model)
+
+    cycle()
     for _ in range(4 * repetitions):
-        for name, function in {
-            "steps alone": lambda: cycle(False),
-            "steps, evaluation, best weights kept": lambda: cycle(True),
-            "one evaluation of the validation split": lambda: float(loop.evaluations["validation"]()["loss"]),
-            "keeping the best weights": lambda: weights.read_state(loop.model),
-        }.items():
-            samples.setdefault(name, []).append(_seconds(function))
+        timed("steps alone", train)
+        timed("steps, evaluation, best weights kept", cycle)
+        timed("one evaluation of the validation split", lambda: float(loop.evaluations["validation"]()["loss"]))
+        timed("keeping the best weights", lambda: weights.read_state(loop.model))
     return samples
 
 
 def measure_round(loop: Loop, held: Mapping[str, Any], start: Mapping[str, np.ndarray], repetitions: int) -> Samples:
-    """What a round costs apart from its steps: round 1, where the most entries are ranked.
+    """What a round costs apart from its steps, item by item, and `in one go` as a run does it, with a single step.
 
-    Args:
-        loop: A loop whose masked entries are held by `held`.
-        held: Mask variables by weight.
-        start: Every variable at step 0.
-        repetitions: How often the round is gone through.
-
-    Returns:
-        Seconds by item, and `in one go` for the same as a run does it, with a training run of one step.
+    It is round 1, where the most entries are ranked. `held` are the loop's masks, `start` is every variable at step 0.
     """
-    dense = masks.ones_like({name: start[name] for name in held})
     initial = {name: start[name] for name in held}
+    dense = masks.ones_like(initial)
     trained = weights.read_state(loop.model)
     # As many rows as the 50,000 steps of the paper leave, evaluated every 100.
-    rows = [(step, split, 0.1, 0.9) for step in range(0, 50_001, EVAL_EVERY) for split in ("train", "validation")]
-    one_step = config.Train(num_steps=1, eval_every=EVAL_EVERY)
+    rows = [(step, split, 0.1, 0.9) for step in range(0, 50_001, 100) for split in ("train", "validation")]
     samples: Samples = {}
-
-    @contextlib.contextmanager
-    def item(name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        samples.setdefault(name, []).append(time.perf_counter() - began)
+    timed = _timer(samples)
 
     def prune() -> tuple[masks.Masks, dict[str, Any]]:
         scores = criteria.CRITERIA["magnitude"](initial, {name: trained[name] for name in held})
         kept = pruning.round_masks(PRUNE, 1, scores, dense)
         return kept, {"thresholds": pruning.thresholds(scores, dense, kept)}
 
-    def assign_masks(kept: masks.Masks) -> None:
-        for name, mask in kept.items():
-            held[name].assign(mask)
+    def evaluate(split: str) -> float:
+        return float(loop.evaluations[split]()["loss"])
+
+    def in_parts(folder: Path) -> None:
+        kept, record = timed("score, prune, thresholds", prune)
+        timed("assign masks", lambda: _assign_masks(held, kept))
+        begin = timed("rewind", lambda: rewinding.rewound(start, kept))
+        timed("assign weights", lambda: weights.assign(loop.model, begin))
+        timed("reset optimiser", lambda: reset(loop))
+        timed("fingerprint", lambda: rewinding.fingerprint(weights.read_state(loop.model)))
+        timed("evaluate validation", lambda: evaluate("validation"))
+        timed("evaluate test (last)", lambda: evaluate("test"))
+        timed("assign best, evaluate test (best)", lambda: (weights.assign(loop.model, begin), evaluate("test")))
+        timed("read weights", lambda: weights.read_state(loop.model))
+        timed("write round", lambda: store.write_round(folder, kept, trained, rows, record))
+
+    def in_one_go(folder: Path) -> None:
+        kept, record = prune()
+        done = training.train(loop, start, kept, config.Train(num_steps=1), SEED)
+        store.write_round(folder, kept, done.weights, rows, record)
 
     # Below the current folder, as runs are: what a flush to the disk costs depends on the disk.
     with tempfile.TemporaryDirectory(prefix=".benchmark-", dir=Path.cwd()) as folder:
         for repetition in range(repetitions):
-            with item("score, prune, thresholds"):
-                kept, record = prune()
-            with item("assign masks"):
-                assign_masks(kept)
-            with item("rewind"):
-                begin = rewinding.rewound(start, kept)
-            with item("assign weights"):
-                weights.assign(loop.model, begin)
-            with item("reset optimiser"):
-                reset(loop)
-            with item("fingerprint"):
-                rewinding.fingerprint(weights.read_state(loop.model))
-            with item("evaluate validation"):
-                float(loop.evaluations["validation"]()["loss"])
-            with item("evaluate test (last)"):
-                float(loop.evaluations["test"]()["loss"])
-            with item("assign best, evaluate test (best)"):
-                weights.assign(loop.model, begin)
-                float(loop.evaluations["test"]()["loss"])
-            with item("read weights"):
-                weights.read_state(loop.model)
-            with item("write round"):
-                store.write_round(Path(folder, f"items-{repetition}"), kept, trained, rows, record)
-            with item("in one go"):
-                kept, record = prune()
-                done = training.train(loop, start, kept, one_step, SEED)
-                store.write_round(Path(folder, f"whole-{repetition}"), kept, done.weights, rows, record)
+            in_parts(Path(folder, f"items-{repetition}"))
+            timed("in one go", lambda path=Path(folder, f"whole-{repetition}"): in_one_go(path))
     return samples
 
 
 def measure_start(data_file: Path | None, num_threads: int) -> Samples:
-    """What it takes, in a process that has imported nothing yet, until the first steps are trained.
-
-    Args:
-        data_file: MNIST as npz, or None.
-        num_threads: Threads that TensorFlow computes with.
-
-    Returns:
-        Seconds by item.
-    """
+    """What it takes, in a process that has imported nothing yet, until the first steps are trained."""
     samples: Samples = {}
-
-    def timed(name: str, function: Callable[[], Any]) -> Any:
-        began = time.perf_counter()
-        value = function()
-        samples[name] = [time.perf_counter() - began]
-        return value
+    timed = _timer(samples)
 
     def import_all() -> None:
         environment.use_threads(num_threads)
         import keras  # noqa: F401
 
     timed("import TensorFlow and Keras, in process", import_all)
-    splits, _ = timed("read and split the data", lambda: _load(data_file))
-    settings = config.Train()
-    model = timed("build and compile the model", lambda: _compiled(splits, settings))
+    splits, _ = timed("read and split the data", lambda: load(data_file))
+    model = timed("build and compile the model", lambda: compiled(splits))
     held = enforcement.mask_variables(masks.ones_like(weights.read(model)))
     with enforcement.constraint(model, held):
-        loop = timed("compile_loop", lambda: compile_loop(model, splits, settings, held))
-        batches = loop.batches(SEED)
-        call = lambda: float(loop.steps(*batches(EVAL_EVERY))["loss"])  # noqa: E731
-        timed(f"first call: trace, XLA, {EVAL_EVERY} steps", call)
-        timed(f"second call: {EVAL_EVERY} steps", call)
+        loop = timed("compile_loop", lambda: compile_loop(model, splits, TRAIN, held))
+        run = looping(loop)
+        timed(f"first call: trace, XLA, {TRAIN.eval_every} steps", lambda: run(TRAIN.eval_every))
+        timed(f"second call: {TRAIN.eval_every} steps", lambda: run(TRAIN.eval_every))
         for split, evaluate in loop.evaluations.items():
             timed(f"first evaluation, {split}", lambda evaluate=evaluate: float(evaluate()["loss"]))
     return samples
 
 
 def measure_imports(repetitions: int) -> Samples:
-    """Seconds that whole processes take which only import, or only print their help."""
+    """What whole processes take which only import, or only print their help."""
     commands = {
         "python -c pass": ["-c", "pass"],
         "python -c 'import lottery'": ["-c", "import lottery"],
         "lottery --help": ["-m", "lottery", "--help"],
         "python -c 'import tensorflow'": ["-c", "import tensorflow"],
     }
-
-    def run(words: list[str]) -> None:
-        subprocess.run([sys.executable, *words], check=True, capture_output=True)
-
-    samples: Samples = {name: [] for name in commands}
+    samples: Samples = {}
+    timed = _timer(samples)
     for _ in range(repetitions):
         for name, words in commands.items():
-            samples[name].append(_seconds(lambda words=words: run(words)))
+            line = [sys.executable, *words]
+            timed(name, lambda line=line: subprocess.run(line, check=True, capture_output=True))
     return samples
 
 
-def _looping(loop: Loop) -> Contestant:
-    """Train in the pieces that evaluating every `EVAL_EVERY` steps makes, the loss looked at after each."""
+def looping(loop: Loop) -> Contestant:
+    """Train in the pieces that evaluating every 100 steps makes, the loss looked at after each."""
     batches = loop.batches(SEED)
 
     def run(num_steps: int) -> tuple[float, float]:
         began = time.perf_counter()
-        for first in range(0, num_steps, EVAL_EVERY):
-            float(loop.steps(*batches(min(EVAL_EVERY, num_steps - first)))["loss"])
+        for first in range(0, num_steps, TRAIN.eval_every):
+            float(loop.steps(*batches(min(TRAIN.eval_every, num_steps - first)))["loss"])
         seconds = time.perf_counter() - began
         return seconds, seconds
 
     return run
 
 
-def _fitting(splits: data.Splits, settings: config.Train, kept: masks.Masks, steps: int) -> dict[str, Contestant]:
-    """The contestants that train by `fit`, on the images that `steps` steps see once, as standardised floats."""
-    import keras
+def standardised(splits: data.Splits, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """What `fit` trains on: the images that a turn sees once, as floats, and their labels."""
+    positions = np.arange(max(steps, WARM_UP) * TRAIN.batch_size) % len(splits.train)
+    return np.asarray(scaler(splits)(splits.train.x[positions])), splits.train.y[positions]
+
+
+def tfmot_fitting(images: tuple[np.ndarray, np.ndarray]) -> Contestant:
+    """Train by `fit` of tf_keras on tfmot's wrappers, which prune to `DENSITY`, all as its guide does it."""
     import tf_keras
     from tensorflow_model_optimization.sparsity import keras as tfmot
 
-    size = settings.batch_size
-    positions = np.arange(max(steps, WARM_UP) * size) % len(splits.train)
-    x, y = np.asarray(scaler(splits)(splits.train.x[positions])), splits.train.y[positions]
-
-    def fit(library: Any, model: Any, *callbacks: Any) -> Contestant:
-        watch = _stopwatch(library)
-
-        def run(num_steps: int) -> tuple[float, float]:
-            several = slice(num_steps * size)
-            began = time.perf_counter()
-            model.fit(x[several], y[several], batch_size=size, verbose=0, callbacks=[*callbacks, watch])
-            return watch.seconds, time.perf_counter() - began
-
-        return run
-
-    wrapped = tfmot.prune_low_magnitude(
-        models.lenet_300_100(keras=tf_keras), tfmot.ConstantSparsity(1 - DENSITY, begin_step=0)
-    )
-    wrapped.compile(
-        optimizer=compiling.optimizer(tf_keras, settings),
-        loss=tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
-    return {
-        "keras fit": fit(keras, _compiled(splits, settings)),
-        "keras fit + callback": fit(keras, _compiled(splits, settings), _multiplication(kept)),
-        "tfmot fit": fit(tf_keras, wrapped, tfmot.UpdatePruningStep()),
-    }
+    schedule = tfmot.ConstantSparsity(1 - DENSITY, begin_step=0)
+    wrapped = tfmot.prune_low_magnitude(models.lenet_300_100(keras=tf_keras), schedule)
+    compiling.compile_model(wrapped, TRAIN, images[0][:8])
+    return _fitting(wrapped, images, tfmot.UpdatePruningStep())
 
 
-def _stopwatch(library: Any) -> Any:
-    class Stopwatch(library.callbacks.Callback):
-        """The seconds that `fit` trained for."""
-
-        seconds = 0.0
-
-        def on_train_begin(self, logs: Any = None) -> None:
-            self.began = time.perf_counter()
-
-        def on_train_end(self, logs: Any = None) -> None:
-            self.seconds = time.perf_counter() - self.began
-
-    return Stopwatch()
-
-
-def _multiplication(kept: masks.Masks) -> Any:
-    """What people write: after each batch, every kernel times its mask."""
-    import keras
-    import tensorflow as tf
-
-    factors = {name: tf.constant(mask, tf.float32) for name, mask in kept.items()}
-
-    class MultiplyByMasks(keras.callbacks.Callback):
-        """Sets masked entries to zero at the end of each batch."""
-
-        def on_train_begin(self, logs: Any = None) -> None:
-            kernels = weights.prunable(self.model)
-            self.pairs = [(kernels[name], factor) for name, factor in factors.items()]
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            for kernel, factor in self.pairs:
-                kernel.assign(kernel * factor)
-
-    return MultiplyByMasks()
-
-
-def _compiled(splits: data.Splits, settings: config.Train) -> Any:
+def compiled(splits: data.Splits, library: str = "keras") -> Any:
+    """LeNet-300-100, compiled, from the same initial weights every time."""
     import keras
 
     keras.utils.set_random_seed(0)
-    model = models.lenet_300_100()
-    compiling.compile_model(model, settings, example_batch(splits)[0])
+    model = models.builder("lenet_300_100", (28, 28), 10, library)()
+    compiling.compile_model(model, TRAIN, example_batch(splits)[0])
     return model
 
 
-def _random_masks(arrays: Mapping[str, np.ndarray]) -> masks.Masks:
+def random_masks(arrays: Mapping[str, np.ndarray]) -> masks.Masks:
+    """Masks of density 0.2, entry by entry by chance."""
     generator = np.random.default_rng(0)
     return {name: generator.random(value.shape) < DENSITY for name, value in arrays.items()}
 
 
-def _load(data_file: Path | None) -> tuple[data.Splits, str]:
+def load(data_file: Path | None) -> tuple[data.Splits, str]:
     """The data, and what they are."""
     folder = os.environ.get("LOTTERY_DATA", "")
     if data_file is not None or (folder and Path(folder, "mnist.npz").exists()):
@@ -447,66 +319,40 @@ def _load(data_file: Path | None) -> tuple[data.Splits, str]:
     return data.split(arrays, config.Data()), "random images in the shape of MNIST"
 
 
-def _in_fresh_process(worker: str, data_file: Path | None, num_threads: int, repetitions: int, steps: int) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder, "answer.json")
-        words = ["--worker", worker, "--threads", num_threads, "--repetitions", repetitions, "--steps", steps]
-        words += ["--json", answer, *(["--data", data_file] if data_file else [])]
-        # Kept back unless it fails: TensorFlow and tfmot have much to say that no log level silences.
-        done = subprocess.run([sys.executable, __file__, *map(str, words)], capture_output=True, text=True)
-        if done.returncode:
-            print(done.stderr, file=sys.stderr)
-            raise typer.Exit(1)
-        return json.loads(answer.read_text(encoding="utf-8"))
+def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns in a process of its own: TensorFlow's threads are fixed for the life of a process."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _silence) as process:
+        return process.submit(function, *arguments).result()
 
 
-def _print_training(console: Console, num_threads: int, measured: Mapping[str, Samples]) -> None:
-    taken, evaluation, parts = measured["steps"], measured["evaluation"], measured["round"]
-    heading = f"{num_threads} thread{'s' if num_threads > 1 else ''}"
-    lines = []
-    for name, times in taken.items():
-        ratio, whole_call = _ratio(times, taken["bare"]), _milliseconds(measured["calls"][name])[0]
-        lines.append([name, *_milliseconds(times), f"{ratio:.2f}", whole_call])
-    heads = ["", "ms a step", "min..max", "ratio to bare", "whole call"]
-    _print_table(console, f"{heading}: a training step", heads, lines)
+@contextlib.contextmanager
+def sitting(
+    repetitions: int, steps: int, threads: list[int] | None, data_file: Path | None, json_file: Path | None
+) -> Iterator[tuple[Console, dict[str, Any]]]:
+    """The frame of a benchmark: what is measured, how long it took, and the measurements as JSON.
 
-    lines = [[name, *_milliseconds(times)] for name, times in evaluation.items()]
-    _print_table(console, f"{heading}: {EVAL_EVERY} steps and an evaluation", ["", "ms", "min..max"], lines)
-
-    items = {name: times for name, times in parts.items() if name != "in one go"}
-    total = [sum(values) for values in zip(*items.values(), strict=True)]
-    lines = [[name, *_milliseconds(times)] for name, times in items.items()]
-    lines += [["total of these", *_milliseconds(total)]]
-    lines += [["in one go, with train() of 1 step", *_milliseconds(parts["in one go"])]]
-    _print_table(console, f"{heading}: a round, apart from its steps", ["", "ms", "min..max"], lines)
-
-    calls = measured["calls"]
-    callback, tfmot, whole_callback, whole_tfmot = (
-        _ratio(times[name], times["lottery"])
-        for times in (taken, calls)
-        for name in ("keras fit + callback", "tfmot fit")
+    Yields:
+        Where to print, and the results to be filled in; the numbers of threads are the keys of `threads` in them.
+    """
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # On a pipe nothing is to be wrapped.
+    console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=120)
+    began = time.perf_counter()
+    console.print(
+        f"LeNet-300-100, batch 60, Adam 1.2e-3, {load(data_file)[1]}; {cores} cores; "
+        f"{repetitions} repetitions of {steps} steps."
     )
-    evaluated = _ratio(evaluation["steps, evaluation, best weights kept"], evaluation["steps alone"]) - 1
-    ours, seconds = _ratio(taken["lottery"], taken["bare"]), statistics.median(total)
-    goals = [
-        ("lottery / bare", f"{ours:.2f}", "at most 1.10", ours <= 1.10),
-        ("keras fit + callback / lottery, whole calls", f"{whole_callback:.1f}", "at least 4", whole_callback >= 4),
-        ("tfmot fit / lottery, whole calls", f"{whole_tfmot:.1f}", "at least 4", whole_tfmot >= 4),
-        ("keras fit + callback / lottery, steps alone", f"{callback:.1f}", "at least 4", callback >= 4),
-        ("tfmot fit / lottery, steps alone", f"{tfmot:.1f}", "at least 4", tfmot >= 4),
-        (f"evaluating every {EVAL_EVERY} steps adds", f"{evaluated:.0%}", "at most 35%", evaluated <= 0.35),
-        ("a round, apart from its steps", f"{seconds:.2f} s", "at most 0.5 s", seconds <= 0.5),
-    ]
-    lines = [[what, value, goal, "met" if met else "MISSED"] for what, value, goal, met in goals]
-    _print_table(console, f"{heading}: goals", ["", "measured", "goal", ""], lines)
+    counts = dict.fromkeys(threads or sorted({1, cores}))
+    results = {"cores": cores, "repetitions": repetitions, "steps": steps, "threads": counts}
+    yield console, results
+    console.print(f"Measured in {time.perf_counter() - began:.0f} s.")
+    if json_file is not None:
+        json_file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
-def _print_start(console: Console, start: Samples) -> None:
-    lines = [[name, f"{statistics.median(times):.2f}", _range(times, "{:.2f}")] for name, times in start.items()]
-    _print_table(console, "Start, in fresh processes", ["", "s", "min..max"], lines)
-
-
-def _print_table(console: Console, title: str, heads: list[str], lines: list[list[str]]) -> None:
+def print_table(console: Console, title: str, heads: list[str], lines: list[list[str]]) -> None:
+    """Print a table of which all columns but the first are numbers."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, head in enumerate(heads):
         table.add_column(head, justify="right" if index else "left", no_wrap=True)
@@ -516,28 +362,120 @@ def _print_table(console: Console, title: str, heads: list[str], lines: list[lis
     console.print()
 
 
-def _milliseconds(seconds: list[float]) -> list[str]:
+def print_goals(console: Console, heading: str, goals: list[tuple[str, float, str, str, float]]) -> None:
+    """Print whether goals are met, each of what, the value, its format, "at most" or "at least", and the bound."""
+    lines = []
+    for what, value, digits, word, bound in goals:
+        met = value <= bound if word == "at most" else value >= bound
+        lines.append([what, digits.format(value), f"{word} {digits.format(bound)}", "met" if met else "MISSED"])
+    print_table(console, f"{heading}; goals", ["", "measured", "goal", ""], lines)
+
+
+def milliseconds(seconds: list[float]) -> list[str]:
     """Median and range of measurements, in milliseconds."""
     values = [1000 * value for value in seconds]
     digits = "{:.3f}" if statistics.median(values) < 10 else "{:.1f}"
     return [digits.format(statistics.median(values)), _range(values, digits)]
 
 
+def ratio(times: list[float], others: list[float]) -> float:
+    """Median of the ratios within each repetition."""
+    return statistics.median(one / other for one, other in zip(times, others, strict=True))
+
+
+def _print_training(console: Console, num_threads: int, measured: Mapping[str, Samples]) -> None:
+    taken, calls, evaluation, parts = (measured[name] for name in ("steps", "calls", "evaluation", "round"))
+    heading = f"Threads: {num_threads}"
+    lines = [
+        [name, *milliseconds(times), f"{ratio(times, taken['bare']):.2f}", milliseconds(calls[name])[0]]
+        for name, times in taken.items()
+    ]
+    heads = ["", "ms a step", "min..max", "ratio to bare", "whole call"]
+    print_table(console, f"{heading}; a training step", heads, lines)
+
+    lines = [[name, *milliseconds(times)] for name, times in evaluation.items()]
+    print_table(console, f"{heading}; {TRAIN.eval_every} steps and an evaluation", ["", "ms", "min..max"], lines)
+
+    items = {name: times for name, times in parts.items() if name != "in one go"}
+    total = [sum(values) for values in zip(*items.values(), strict=True)]
+    items |= {"total of these": total, "in one go, with train() of 1 step": parts["in one go"]}
+    lines = [[name, *milliseconds(times)] for name, times in items.items()]
+    print_table(console, f"{heading}; a round, apart from its steps", ["", "ms", "min..max"], lines)
+
+    evaluated = ratio(evaluation["steps, evaluation, best weights kept"], evaluation["steps alone"]) - 1
+    goals = [("lottery / bare", ratio(taken["lottery"], taken["bare"]), "{:.2f}", "at most", 1.1)]
+    for what, times in (("whole calls", calls), ("steps alone", taken)):
+        for name in ("keras fit + callback", "tfmot fit"):
+            value = ratio(times[name], times["lottery"])
+            goals.append((f"{name} / lottery, {what}", value, "{:.1f}", "at least", 4))
+    goals += [
+        (f"evaluating every {TRAIN.eval_every} steps adds", evaluated, "{:.0%}", "at most", 0.35),
+        ("a round, apart from its steps", statistics.median(total), "{:.2f} s", "at most", 0.5),
+    ]
+    print_goals(console, heading, goals)
+
+
+def _fitting(model: Any, images: tuple[np.ndarray, np.ndarray], *callbacks: Any) -> Contestant:
+    class Stopwatch(compiling.keras_of(model).callbacks.Callback):
+        """The seconds that `fit` trained for."""
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.began = time.perf_counter()
+
+        def on_train_end(self, logs: Any = None) -> None:
+            self.seconds = time.perf_counter() - self.began
+
+    (x, y), size, watch = images, TRAIN.batch_size, Stopwatch()
+
+    def run(num_steps: int) -> tuple[float, float]:
+        count, began = num_steps * size, time.perf_counter()
+        model.fit(x[:count], y[:count], batch_size=size, verbose=0, callbacks=[*callbacks, watch])
+        return watch.seconds, time.perf_counter() - began
+
+    return run
+
+
+def _multiplication(model: Any, kept: masks.Masks) -> Any:
+    """What people write: after each batch, every kernel times its mask."""
+    import keras
+    import tensorflow as tf
+
+    pairs = [(kernel, tf.constant(kept[name], tf.float32)) for name, kernel in weights.prunable(model).items()]
+
+    def multiply(batch: int, logs: Any = None) -> None:
+        for kernel, factor in pairs:
+            kernel.assign(kernel * factor)
+
+    return keras.callbacks.LambdaCallback(on_train_batch_end=multiply)
+
+
+def _assign_masks(held: Mapping[str, Any], kept: masks.Masks) -> None:
+    for name, mask in kept.items():
+        held[name].assign(mask)
+
+
+def _silence() -> None:
+    # TensorFlow and tfmot have much to say that no log level silences; what is raised reaches the parent all the same.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+
+
+def _timer(samples: Samples) -> Callable[[str, Callable[[], Any]], Any]:
+    """A function that calls another, and adds the seconds that it took to samples under a name."""
+
+    def timed(name: str, function: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        value = function()
+        samples.setdefault(name, []).append(time.perf_counter() - began)
+        return value
+
+    return timed
+
+
 def _range(values: list[float], digits: str) -> str:
     return f"{digits.format(min(values))}..{digits.format(max(values))}"
 
 
-def _ratio(times: list[float], others: list[float]) -> float:
-    return statistics.median(one / other for one, other in zip(times, others, strict=True))
-
-
-def _seconds(function: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    function()
-    return time.perf_counter() - began
-
-
 if __name__ == "__main__":
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(main)
-    app()
+    typer.run(main)

@@ -94,11 +94,12 @@ class AuditMasks(keras.callbacks.Callback):
 
         self._installed.close()
         self._entries = held(self.model, self._masks, self._held_at)
-        self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._step = tf.Variable(tf.zeros((), tf.int64), trainable=False)
         # Of each weight: the first step after which an entry was found off, -1 for none; where, and what was there.
         self._first = tf.Variable(tf.fill([len(self._entries)], np.int64(-1)), trainable=False)
         self._where = tf.Variable(tf.zeros_like(self._first), trainable=False)
         self._found = tf.Variable(tf.zeros([len(self._entries)], tf.float64), trainable=False)
+        self._looking = tf.function(self._look, autograph=False)  # op by op it would take longer than a step
         with contextlib.ExitStack() as stack:
             stack.enter_context(replaced(self.model, "train_step", self._watching))
             fitting.guard(stack, self.model, self._container, self._installed_close)
@@ -106,7 +107,7 @@ class AuditMasks(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: Any, logs: Any = None) -> None:
         """Look, and raise if anything has moved."""
-        self._look()
+        self._looking()
         firsts = self._first.numpy()
         moved = [index for index in range(len(firsts)) if firsts[index] >= 0]
         if not moved:

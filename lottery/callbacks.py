@@ -35,7 +35,7 @@ class EnforceMasks(keras.callbacks.Callback):
         super().__init__()
         if not callable(mode) and mode not in ENFORCEMENTS:
             raise unknown("mode", mode, ENFORCEMENTS)
-        self._hold = mode if callable(mode) else ENFORCEMENTS[mode]
+        self._hold: Any = mode if callable(mode) else ENFORCEMENTS[mode]
         self._masks, self._held_at = masks, held_at
         self._installed = contextlib.ExitStack()
         self._inner: list[Any] = []

@@ -10,6 +10,9 @@ import numpy as np
 from lottery import config, criteria, files, masks, pruning, rewinding, store
 from lottery.errors import LotteryError
 
+# Loss and accuracy by split and step.
+Curves = dict[str, dict[int, tuple[float, float]]]
+
 
 def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
     """Check a run.
@@ -46,9 +49,14 @@ def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
                 start = files.read_arrays(run / f"replicate-{replicate}" / "initial.safetensors")
                 store.check_files(folder)
                 record = store.read_record(folder)
-                wrong = list(_wrong_summary(record, (folder / "metrics.csv").read_text(encoding="utf-8")))
+                curves = _curves((folder / "metrics.csv").read_text(encoding="utf-8"))
+                wrong = list(_wrong_summary(record, curves))
                 kept = files.read_masks(folder / "masks.safetensors")
                 trained = files.read_arrays(folder / "weights.safetensors")
+                losses = {loss for loss, _ in curves["validation"].values()}
+                # A network may never learn; then its weights stay, and so does its loss.
+                if len(losses) > 1 and rewinding.fingerprint(trained) == record["start_sha256"]:
+                    wrong.append("The stored weights are those that training began from, not those it ended with.")
                 wrong += list(_wrong(experiment, index, start, kept, trained, record, before))
                 before = kept, trained
             except (LotteryError, KeyError) as error:
@@ -85,8 +93,6 @@ def _wrong(
             yield f"{name} has {np.count_nonzero(trained[name][~mask])} masked entries that are not zero."
     if rewinding.fingerprint(rewinding.rewound(start, kept)) != record["start_sha256"]:
         yield "Training did not begin from the start weights under the masks."
-    if rewinding.fingerprint(trained) == record["start_sha256"]:
-        yield "The stored weights are those that training began from, not those it ended with."
     if before is not None:
         old, weights = before
         if not masks.is_nested(kept, old):
@@ -104,11 +110,15 @@ def _same_start(run: Path, replicate: int) -> bool:
     return all(path.exists() for path in paths) and files.read(paths[0]) == files.read(paths[1])
 
 
-def _wrong_summary(record: dict, metrics: str) -> Iterator[str]:
-    """What the record says of losses and accuracies, against the curves."""
-    curves: dict[str, dict[int, tuple[float, float]]] = {"train": {}, "validation": {}, "test": {}}
+def _curves(metrics: str) -> Curves:
+    curves: Curves = {"train": {}, "validation": {}, "test": {}}
     for row in csv.DictReader(io.StringIO(metrics)):
         curves[row["split"]][int(row["step"])] = float(row["loss"]), float(row["accuracy"])
+    return curves
+
+
+def _wrong_summary(record: dict, curves: Curves) -> Iterator[str]:
+    """What the record says of losses and accuracies, against the curves."""
     stop = min(curves["validation"], key=lambda step: (curves["validation"][step][0], step))
     last = max(curves["validation"])
     if record["early_stop_step"] != stop:

@@ -52,9 +52,9 @@ class Held:
             return None
         if isinstance(gradient, tf.IndexedSlices):
             kept = tf.gather(self.mask, gradient.indices)
-            values = tf.where(kept, gradient.values, tf.zeros_like(gradient.values))
+            values = tf.where(kept, gradient.values, tf.zeros((), gradient.values.dtype))
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-        return tf.where(self.mask, gradient, tf.zeros_like(gradient))
+        return tf.where(self.mask, gradient, tf.zeros((), gradient.dtype))
 
 
 def held(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> list[Held]:
@@ -63,8 +63,8 @@ def held(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> list[H
     Args:
         model: A built Keras 3 or tf_keras model.
         masks: By weight, boolean arrays or boolean ``tf.Variable``, True where the entry is kept.
-        held_at: By weight, an array of its shape or a number that masked entries are held at; zero where it says
-            nothing. ``"present"`` for the values that the weights have now.
+        held_at: By weight, an array of its shape or a number that masked entries are held at, or ``"present"`` for
+            the values that it has now; zero where it says nothing. ``"present"`` alone is for all of them.
 
     Returns:
         A record for each mask.
@@ -75,8 +75,15 @@ def held(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> list[H
     if not isinstance(masks, Mapping):
         raise LotteryError(f"masks: received {type(masks).__name__}, allowed is a dict from weights' names to masks.")
     targets = weights.variables(model)
-    arrays = {name: mask.numpy() if hasattr(mask, "numpy") else mask for name, mask in masks.items()}
+    # A variable may come to mask any entry, and in a graph nobody knows what it holds.
+    arrays = {
+        name: np.zeros(mask.shape, bool) if hasattr(mask, "assign") and mask.dtype == "bool" else mask
+        for name, mask in masks.items()
+    }
     masks_module.check(arrays, targets)
+    for name in masks:
+        if not weights.is_trained(model, targets[name]):
+            raise LotteryError(f"A mask names {name!r}, which is a state and no weight: no optimiser trains it.")
     values = _values(targets, arrays, held_at)
     return [Held(name, targets[name], mask, values.get(name, 0.0)) for name, mask in masks.items()]
 
@@ -119,11 +126,11 @@ def mask_gradients(
     Raises:
         LotteryError: A mask does not fit, or there are not as many gradients as variables.
     """
-    variables = model.trainable_variables if variables is None else variables
+    variables = list(model.trainable_variables if variables is None else variables)
     if len(gradients) != len(variables):
         raise LotteryError(
             f"mask_gradients: received {len(gradients)} gradients for {len(variables)} variables; pass `variables` if "
-            "they are not the model's trainable_variables."
+            "they are not those of the model's trainable_variables, among which weights that are frozen now are not."
         )
     return masked(held(model, masks), gradients, variables)
 
@@ -190,9 +197,7 @@ def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at
     if held_at is None:
         return {}
     if isinstance(held_at, str):
-        if held_at != PRESENT:
-            raise unknown("held_at", held_at, [PRESENT])
-        held_at = {name: np.array(targets[name].numpy()) for name in masks}
+        held_at = dict.fromkeys(masks, held_at)
     if not isinstance(held_at, Mapping):
         raise LotteryError(
             f'held_at: received {type(held_at).__name__}, allowed is a dict of values by weight, or "present".'
@@ -203,6 +208,10 @@ def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at
             raise unknown("held_at names a weight that does not exist", name, targets)
         if name not in masks:  # a whole state may be passed
             continue
+        if isinstance(value, str):
+            if value != PRESENT:
+                raise unknown("held_at", value, [PRESENT])
+            value = np.array(targets[name].numpy())
         shape, value = tuple(targets[name].shape), np.asarray(value)
         if value.shape not in ((), shape):
             raise LotteryError(f"held_at for {name!r} has shape {value.shape}, the weight has {shape}.")

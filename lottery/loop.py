@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import compiling, config, order
+from lottery import compiling, config, order, weights
 from lottery.compiling import Examined
 from lottery.data import Split, Splits, Streams
 from lottery.errors import LotteryError
@@ -133,7 +133,7 @@ def gains_from_xla(model: Any) -> bool:
 
     if tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"):
         return True
-    return all(type(layer).__name__ in GAINS_FROM_XLA for layer in model._flatten_layers())
+    return all(type(weights.inside(layer)).__name__ in GAINS_FROM_XLA for layer in model._flatten_layers())
 
 
 def _steps_over_arrays(

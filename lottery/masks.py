@@ -80,7 +80,9 @@ def check(masks: Masks, weights: Weights) -> None:
             raise unknown("A mask names a weight that does not exist", name, weights)
         if getattr(mask, "dtype", None) != np.bool_:
             found = getattr(mask, "dtype", type(mask).__name__)
-            raise LotteryError(f"The mask of {name!r} must be a boolean array, received {found}.")
+            raise LotteryError(
+                f"The mask of {name!r} must be a boolean array, received {found}; use mask.astype(bool)."
+            )
         expected = tuple(weights[name].shape)
         if tuple(mask.shape) != expected:
             raise LotteryError(f"The mask of {name!r} has shape {tuple(mask.shape)}, the weight has {expected}.")

@@ -34,8 +34,8 @@ def constraint(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> 
         model: A built Keras 3 or tf_keras model.
         masks: By weight, boolean arrays, True where the entry is kept; or boolean ``tf.Variable``, which may be
             assigned other masks while they are held without anything being traced again (`mask_variables`).
-        held_at: By weight, the values that masked entries are held at, an array of the weight's shape or a number;
-            zero where it says nothing. ``"present"`` for the values that the weights have now.
+        held_at: By weight, the values that masked entries are held at: an array of the weight's shape, a number, or
+            ``"present"`` for the values that it has now; zero where it says nothing. ``"present"`` alone is for all.
 
     Yields:
         The callbacks that ``fit`` needs: none, but for the mode `callback`.
@@ -253,9 +253,8 @@ def _projection(entries: Sequence[Held]) -> Any:
 
 
 def _refuse_several_steps(model: Any) -> None:
-    several = getattr(model, "_steps_per_execution", None)
-    several = getattr(model, "steps_per_execution", 1) if several is None else several
-    several = int(several.numpy()) if hasattr(several, "numpy") else int(several or 1)
+    several: Any = getattr(model, "_steps_per_execution", None)  # of tf_keras, a variable
+    several = getattr(model, "steps_per_execution", 1) if several is None else several.numpy()
     if several > 1:
         raise LotteryError(
             f"The model is compiled with steps_per_execution={several}, between which a callback cannot hold anything; "

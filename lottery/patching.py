@@ -71,7 +71,7 @@ def frozen(model: Any, variables: Sequence[Any]) -> Iterator[None]:
         yield
         return
     optimizer = getattr(model, "optimizer", None)
-    if hasattr(optimizer, "build"):
+    if optimizer is not None and hasattr(optimizer, "build"):
         optimizer.build(model.trainable_variables)  # made later, it would not know the frozen ones
     # Keras asks its own variable, and a tape the tf.Variable in it, which has no setter for this.
     targets = [_inner(one) for one in variables]

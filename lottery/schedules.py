@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 
 from lottery.errors import LotteryError
 
@@ -101,5 +102,9 @@ def num_kept(schedule: Schedule, index: int, size: int, survivors: int, of_survi
 
 
 def num_pruned(rate: float, survivors: int) -> int:
-    """How many of `survivors` a rate prunes: rate times survivors, rounded half to even."""
-    return round(rate * survivors)
+    """How many of `survivors` a rate prunes: rate times survivors, rounded half to even.
+
+    The rate is the decimal number that was written: as a float 0.57 is a little less, and 0.57 of 619,750 would not be
+    a half.
+    """
+    return round(Fraction(repr(float(rate))) * survivors)

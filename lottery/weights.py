@@ -81,6 +81,13 @@ def unprunable(model: Any, biases: bool = False) -> dict[str, str]:
     return {name: reason for name, reason in reasons.items() if reason and not (biases and reason == _BIAS)}
 
 
+def is_trained(model: Any, variable: Any) -> bool:
+    """Whether a variable is one that an optimiser moves, or would if its layer were not frozen; and no state."""
+    states = "_non_trainable_weights" if hasattr(model, "_non_trainable_weights") else "_non_trainable_variables"
+    layers = model._flatten_layers()
+    return not any(one is variable for layer in layers for one in getattr(layer, states, None) or ())
+
+
 def read(model: Any, biases: bool = False) -> dict[str, np.ndarray]:
     """The `prunable` weights, by name, as arrays of their own."""
     return {name: _array(value) for name, value in prunable(model, biases).items()}

@@ -9,6 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
+
+# The default run is the same each time; `--hypothesis-profile=explore` looks at other examples.
+settings.register_profile("same", derandomize=True)
+settings.register_profile("explore", derandomize=False, max_examples=1000)
+settings.load_profile("same")
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 SMALL = {

@@ -67,7 +67,10 @@ def test_overrides_are_toml_and_else_strings():
         ("train.learning_rate={a=1}", "a table needs the name of a class"),
         ("train=3", "train: received 3, allowed is a valid table"),
         ("rewind.step=5", "rewind.step: received 5, allowed is 0"),
-        ("run.enforcement=hope", "run.enforcement: received 'hope', allowed is 'constraint', 'gradient', 'reparameterization', 'callback' or 'tfmot'"),
+        (
+            "run.enforcement=hope",
+            "run.enforcement: received 'hope', allowed is 'constraint', 'gradient', 'reparameterization', 'callback' or 'tfmot'",
+        ),
         ("name=../elsewhere", "name: received '../elsewhere'"),
         ("prune.schedule=explicit", "go together"),
         ("prune.densities=[0.5]", "go together"),

@@ -223,6 +223,7 @@ def test_values_are_held_where_they_are_asked_to_be(mode, library, rng):
         ("present", before),
         (before, before),
         (dict.fromkeys(kept, 0.25), dict.fromkeys(kept, 0.25)),
+        ({"dense/kernel": "present"}, {"dense/kernel": before["dense/kernel"], "dense_1/kernel": 0.0}),
         ({"dense_1/kernel": np.full((8, 3), -0.5)}, dict.fromkeys(kept, 0.0) | {"dense_1/kernel": -0.5}),
     ]
     for held_at, expected in wanted:
@@ -351,6 +352,76 @@ def test_global_clipnorm_counts_the_gradients_of_masked_entries_only_where_they_
             assert norm > 0.1
 
 
+WHOLE = {"constraint", "callback", "tfmot"}  # modes under which an optimiser sees whole gradients
+
+
+@modes_and_libraries
+def test_a_masked_gradient_that_is_not_finite_skips_the_step_only_where_it_is_seen(mode, library):
+    """Row of docs/enforcement.md: LossScaleOptimizer."""
+    library = importlib.import_module(library)
+    library.utils.set_random_seed(0)
+    model = library.Sequential([library.layers.InputLayer((2,)), library.layers.Dense(1, use_bias=False)])
+    scaling = (library.optimizers if library.__name__ == "keras" else library.mixed_precision).LossScaleOptimizer
+    model.compile(scaling(library.optimizers.SGD(0.1), initial_scale=64.0), "mae")
+    kept = {"dense/kernel": np.array([[True], [False]])}
+    with enforcement.ENFORCEMENTS[mode](model, kept) as callbacks:
+        before = weights.read(model)["dense/kernel"]
+        model.train_on_batch(np.array([[1.0, 3e38]], np.float32), np.array([5.0], np.float32))
+        for one in callbacks:
+            one.on_train_batch_end(0)
+        after = weights.read(model)["dense/kernel"]
+    assert after[1] == 0 and (after[0] == before[0]) == (mode in WHOLE)
+
+
+@modes_and_libraries
+def test_slots_of_masked_entries(mode, library, rng):
+    """Row of docs/enforcement.md: what an optimiser remembers of them."""
+    library = importlib.import_module(library)
+    model = network(library, "adam")
+    kept = random_masks(model)
+    x, y, *_ = toy_arrays(rng)
+    with enforcement.ENFORCEMENTS[mode](model, kept) as callbacks:
+        model.fit(x, y, verbose=0, callbacks=callbacks)
+        slots = {one.num_nonzero_slots > 0 for one in enforcement.audit(model, kept).values()}
+    assert slots == {mode in WHOLE}
+
+
+@pytest.mark.parametrize("mode", [mode for mode, library in MODES if library == "keras"])
+def test_moving_averages_that_are_swapped_in_for_evaluation(mode, rng):
+    """Row of docs/enforcement.md: they are taken before a constraint, or a callback, puts entries back."""
+    import keras
+
+    model = network(keras, lambda library: library.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5))
+    kept = random_masks(model)
+    x, y, *_ = toy_arrays(rng)
+    seen = []
+
+    class See(keras.callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            seen.append(any(np.any(value[~kept[name]]) for name, value in weights.read(self.model).items()))
+
+    callbacks = [keras.callbacks.SwapEMAWeights(), enforcement.EnforceMasks(kept, mode), See()]
+    model.fit(x, y, verbose=0, epochs=2, validation_data=(x, y), callbacks=callbacks)
+    assert seen == [mode in WHOLE] * 2
+    assert not any(np.any(value[~kept[name]]) for name, value in weights.read(model).items())
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_weight_that_is_masked_whole_counts_in_no_norm(library, rng):
+    """Row of docs/enforcement.md: so modes agree there even under global_clipnorm."""
+    library = importlib.import_module(library)
+    x, y, *_ = toy_arrays(rng)
+    states = []
+    for mode in ("constraint", "gradient"):
+        model = network(library, lambda library: library.optimizers.SGD(1.0, global_clipnorm=0.1))
+        kept = {"dense/kernel": np.zeros((6, 8), bool)}
+        with enforcement.ENFORCEMENTS[mode](model, kept, "present"):
+            model.fit(x, y, shuffle=False, verbose=0)
+        states.append(weights.read_state(model))
+    for name in states[0]:
+        np.testing.assert_array_equal(states[0][name], states[1][name])
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_gradient_keeps_slots_of_masked_entries_at_zero(library, rng):
     library = importlib.import_module(library)
@@ -369,7 +440,7 @@ def test_gradient_keeps_slots_of_masked_entries_at_zero(library, rng):
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("mode", ["constraint", "gradient", "callback"])
 def test_loops_written_by_hand(library, mode, rng):
-    """A tape, an optimiser, and either a mode around it or the two plain functions in it."""
+    """A tape, an optimiser, and either a mode around it or the two plain functions in it, masks as variables."""
     library = importlib.import_module(library)
     import tensorflow as tf
 
@@ -379,8 +450,10 @@ def test_loops_written_by_hand(library, mode, rng):
         model = network(library, "adamw")
         kept = random_masks(model)
 
+        variables = enforcement.mask_variables(kept)
+
         @tf.function
-        def step(model=model, kept=kept, plain=plain):
+        def step(model=model, kept=variables, plain=plain):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(tf.keras_loss(y, model(x, training=True)))
             gradients = tape.gradient(loss, model.trainable_variables)
@@ -526,6 +599,7 @@ def test_the_model_is_restored_after_an_exception(mode, library):
         ({"dense/kernel": np.ones((6, 30), bool)}, None, "shape"),
         ({"dense/kernel": np.ones((6, 8))}, None, "boolean"),
         ([np.ones((6, 8), bool)], None, "masks: received list, allowed is a dict"),
+        ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": "presents"}, "did you mean 'present'"),
         ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": np.nan}, "finite"),
         ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": np.full((6, 8), np.inf)}, "finite"),
         ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": np.zeros((6, 3))}, "shape"),
@@ -597,6 +671,11 @@ def test_what_the_model_is_not():
         enforcement.mask_gradients(model, random_masks(model), [None, None])
     with pytest.raises(LotteryError, match="changes nothing"):
         enforcement.project(model, {}, "present")
+    for library in (keras, tf_keras):
+        library_model = library.Sequential([library.layers.InputLayer((4, 4)), library.layers.BatchNormalization()])
+        wrong = {"batch_normalization/moving_mean": np.zeros(4, bool)}
+        with pytest.raises(LotteryError, match="a state and no weight"), enforcement.constraint(library_model, wrong):
+            pass
 
 
 MIRRORED = """

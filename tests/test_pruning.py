@@ -38,7 +38,7 @@ def by_hand(scores, kept, rate):
     return result
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(scored(), st.sampled_from([0.0, 0.1, 0.2, 1 / 3, 0.5, 0.95]))
 def test_masks_equal_an_independent_ranking_entry_by_entry(case, rate):
     scores, kept = case
@@ -198,7 +198,7 @@ def test_one_shot_masks_equal_an_independent_ranking(library, scope, own, rng):
         assert value.tobytes() == before[name].tobytes()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(st.data(), st.sampled_from(["keras", "tf_keras"]), st.floats(0, 1, exclude_max=True), st.booleans())
 def test_exactly_as_many_go_and_none_of_them_is_larger_than_one_that_stays(data, library, sparsity, biases):
     model, values = filled(library, data.draw, biases=biases)
@@ -213,7 +213,7 @@ def test_exactly_as_many_go_and_none_of_them_is_larger_than_one_that_stays(data,
         assert_same(kept, one_shot_by_hand(values, sparsity, scope, {}))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(st.data(), st.sampled_from(["keras", "tf_keras"]), THRESHOLDS, THRESHOLDS, st.booleans())
 def test_below_is_the_comparison_of_absolute_values(data, library, below, own, biases):
     model, values = filled(library, data.draw, biases=biases)

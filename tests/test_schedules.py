@@ -3,7 +3,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lottery import config, pruning, schedules
@@ -43,6 +43,7 @@ def test_lenet_ladder_is_that_of_the_paper():
 
 
 @given(st.integers(1, 99), st.integers(0, 10**6), st.integers(1, 40))
+@example(57, 619_750, 1)
 def test_a_geometric_schedule_prunes_the_rate_that_was_written(percent, survivors, index):
     """Independent recomputation in exact fractions, where 1 - 0.9^2 / 0.9 is 1/10 and half goes to even."""
     rate = schedules.rate_at(schedules.geometric(percent / 100), index)
