@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import numpy as np
 
 from lottery import fitting
@@ -60,7 +59,7 @@ def audit(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None, batch: A
     return {one.name: _audited(one, getattr(model, "optimizer", None), gradients) for one in entries}
 
 
-class AuditMasks(keras.callbacks.Callback):
+class AuditMasks(fitting.FitCallback):
     """Raises at the step at which a masked entry moved, whatever it is that should have held it.
 
     Looks at the beginning of each training step, inside the compiled function and so also between the steps of
@@ -75,24 +74,15 @@ class AuditMasks(keras.callbacks.Callback):
         LotteryError: From `fit`, with the weight, the entry's index, what it was held at and what was found.
     """
 
-    _supports_tf_logs = True  # tf_keras asks for this and for the methods `_implements_...`, Keras 3 for none
-
     def __init__(self, masks: Mapping[str, Any], held_at: HeldAt = None) -> None:
         super().__init__()
         self._masks, self._held_at = masks, held_at
-        self._installed = contextlib.ExitStack()
-        self._container: Any = None
-
-    def set_model(self, model: Any) -> None:
-        """Called by Keras."""
-        super().set_model(model)
-        self._container = fitting.container_of(self)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin to watch, from the first step on."""
         import tensorflow as tf
 
-        self._installed.close()
+        self._take_off()
         self._entries = held(self.model, self._masks, self._held_at)
         self._step = tf.Variable(tf.zeros((), tf.int64), trainable=False)
         # Of each weight: the first step after which an entry was found off, -1 for none; where, and what was there.
@@ -102,7 +92,7 @@ class AuditMasks(keras.callbacks.Callback):
         self._looking = tf.function(self._look, autograph=False)  # op by op it would take longer than a step
         with contextlib.ExitStack() as stack:
             stack.enter_context(replaced(self.model, "train_step", self._watching))
-            fitting.guard(stack, self.model, self._container, self._installed_close)
+            fitting.guard(stack, self.model, self._container, self._take_off)
             self._installed = stack.pop_all()
 
     def on_train_batch_end(self, batch: Any, logs: Any = None) -> None:
@@ -122,13 +112,6 @@ class AuditMasks(keras.callbacks.Callback):
             f"{one.name}{list(place)} is masked and held at {value:.9g}, and was found at "
             f"{self._found.numpy()[index]:.9g} {when}: what trains this model does not hold its masks."
         )
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Stop watching."""
-        self._installed.close()
-
-    def _installed_close(self) -> None:
-        self._installed.close()
 
     def _watching(self, train_step: Method) -> Method:
         def watched(*arguments: Any, **named: Any) -> Any:
@@ -153,15 +136,6 @@ class AuditMasks(keras.callbacks.Callback):
                 variable.scatter_nd_update(
                     [[index]], [tf.where(is_first, tf.cast(new, variable.dtype), variable[index])]
                 )
-
-    def _implements_train_batch_hooks(self) -> bool:
-        return True
-
-    def _implements_test_batch_hooks(self) -> bool:
-        return False
-
-    def _implements_predict_batch_hooks(self) -> bool:
-        return False
 
 
 def _audited(one: Held, optimizer: Any, gradients: Mapping[int, np.ndarray] | None) -> Audit:

@@ -4,15 +4,13 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-import keras
-
 from lottery import fitting
 from lottery.errors import unknown
 from lottery.holding import HeldAt
 from lottery.modes import ENFORCEMENTS
 
 
-class EnforceMasks(keras.callbacks.Callback):
+class EnforceMasks(fitting.FitCallback):
     """Holds masked entries of a model while ``fit`` trains it.
 
     ``model.fit(x, y, callbacks=[EnforceMasks(masks)])`` is all there is to do: it installs itself when training
@@ -29,22 +27,13 @@ class EnforceMasks(keras.callbacks.Callback):
         LotteryError: Here, the mode does not exist; when training begins, masks or values do not fit the model.
     """
 
-    _supports_tf_logs = True  # tf_keras asks for this and for the methods `_implements_...`, Keras 3 for none
-
     def __init__(self, masks: Mapping[str, Any], mode: Any = "constraint", held_at: HeldAt = None) -> None:
         super().__init__()
         if not callable(mode) and mode not in ENFORCEMENTS:
             raise unknown("mode", mode, ENFORCEMENTS)
         self._hold: Any = mode if callable(mode) else ENFORCEMENTS[mode]
         self._masks, self._held_at = masks, held_at
-        self._installed = contextlib.ExitStack()
         self._inner: list[Any] = []
-        self._container: Any = None
-
-    def set_model(self, model: Any) -> None:
-        """Called by Keras, also for `evaluate` and `predict`, where nothing is to be held."""
-        super().set_model(model)
-        self._container = fitting.container_of(self)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Install: masked entries are at their held values from here on."""
@@ -62,19 +51,6 @@ class EnforceMasks(keras.callbacks.Callback):
         for one in self._inner:
             one.on_train_batch_end(batch, logs)
 
-    def on_train_end(self, logs: Any = None) -> None:
-        """Take off: the model is as it was before, but for the values."""
-        self._take_off()
-
     def _take_off(self) -> None:
         self._inner = []
-        self._installed.close()
-
-    def _implements_train_batch_hooks(self) -> bool:
-        return True
-
-    def _implements_test_batch_hooks(self) -> bool:
-        return False
-
-    def _implements_predict_batch_hooks(self) -> bool:
-        return False
+        super()._take_off()

@@ -5,13 +5,43 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import keras
+
 from lottery.patching import Method, replaced
 
 
-def container_of(callback: Any) -> Any:
-    """The list of callbacks that calls this callback's `set_model`, from within that method; None if there is none."""
-    caller = sys._getframe(2).f_locals.get("self")
-    return caller if callback in (getattr(caller, "callbacks", None) or []) else None
+class FitCallback(keras.callbacks.Callback):
+    """A callback for `fit` of Keras 3 and of tf_keras that installs something in the model and takes it off again."""
+
+    _supports_tf_logs = True  # tf_keras asks for this and for the methods `_implements_...`, Keras 3 for none
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._installed = contextlib.ExitStack()
+        self._container: Any = None
+
+    def set_model(self, model: Any) -> None:
+        """Called by Keras, also for `evaluate` and `predict`, where there is nothing to do."""
+        super().set_model(model)
+        # The list of callbacks that this is in, which Keras shows to none of them.
+        caller = sys._getframe(1).f_locals.get("self")
+        self._container = caller if self in (getattr(caller, "callbacks", None) or []) else None
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Take off: the model is as it was before, but for the values."""
+        self._take_off()
+
+    def _take_off(self) -> None:
+        self._installed.close()
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
 
 
 def guard(stack: contextlib.ExitStack, model: Any, container: Any, take_off: Callable[[], None]) -> None:
@@ -23,7 +53,7 @@ def guard(stack: contextlib.ExitStack, model: Any, container: Any, take_off: Cal
     Args:
         stack: What undoes this, at `take_off` or before.
         model: The model that is being fitted.
-        container: Its list of callbacks, from `container_of`.
+        container: Its list of callbacks, if it is known.
         take_off: Called before the exception goes on its way.
     """
 

@@ -227,27 +227,16 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
 
 
 def _projection(entries: Sequence[Held]) -> Any:
-    import keras
+    from lottery.fitting import FitCallback  # derives from a class of Keras, so it imports TensorFlow
 
-    class ProjectAfterBatch(keras.callbacks.Callback):
+    class ProjectAfterBatch(FitCallback):
         """Sets masked entries to their held values at the end of each batch."""
-
-        _supports_tf_logs = True  # tf_keras asks for this and the next three, Keras 3 for none
 
         def on_train_begin(self, logs: Any = None) -> None:
             _refuse_several_steps(self.model)
 
         def on_train_batch_end(self, batch: Any, logs: Any = None) -> None:
             put(entries)
-
-        def _implements_train_batch_hooks(self) -> bool:
-            return True
-
-        def _implements_test_batch_hooks(self) -> bool:
-            return False
-
-        def _implements_predict_batch_hooks(self) -> bool:
-            return False
 
     return ProjectAfterBatch()
 

@@ -15,7 +15,7 @@ FLOORS = [
     ["errors", "masks", "schedules", "config", "datasets", "data", "order"],
     ["weights", "models", "pruning", "files", "store"],
     ["criteria", "rewinding", "results", "compiling", "comparing", "fingerprints", "environment"],
-    ["holding", "patching", "wrappable", "wrappers", "modes", "fitting", "callbacks", "auditing", "enforcement"],
+    ["holding", "patching", "wrappable", "wrappers", "fitting", "modes", "callbacks", "auditing", "enforcement"],
     ["loop", "training", "plots", "progress", "checking"],
     ["preparing", "rounds", "running"],
     ["cli", "__main__"],
