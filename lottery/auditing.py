@@ -9,7 +9,7 @@ import numpy as np
 
 from lottery import fitting
 from lottery.errors import LotteryError
-from lottery.holding import Held, HeldAt, held, slots
+from lottery.holding import PRESENT, Held, HeldAt, held, slots, words
 from lottery.patching import Method, replaced
 
 
@@ -54,6 +54,8 @@ def audit(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None, batch: A
     Raises:
         LotteryError: A mask or value does not fit, or a batch is given for a model that is not compiled.
     """
+    if PRESENT in words(held_at):
+        raise LotteryError('audit: received held_at="present", from which nothing deviates; pass the values by weight.')
     entries = held(model, masks, held_at)
     gradients = None if batch is None else _gradients(model, batch)
     return {one.name: _audited(one, getattr(model, "optimizer", None), gradients) for one in entries}
@@ -82,7 +84,7 @@ class AuditMasks(fitting.FitCallback):
         """Begin to watch, from the first step on."""
         import tensorflow as tf
 
-        self._take_off()
+        super().on_train_begin(logs)
         self._entries = held(self.model, self._masks, self._held_at)
         self._step = tf.Variable(tf.zeros((), tf.int64), trainable=False)
         # Of each weight: the first step after which an entry was found off, -1 for none; where, and what was there.
@@ -92,7 +94,7 @@ class AuditMasks(fitting.FitCallback):
         self._looking = tf.function(self._look, autograph=False)  # op by op it would take longer than a step
         with contextlib.ExitStack() as stack:
             stack.enter_context(replaced(self.model, "train_step", self._watching))
-            fitting.guard(stack, self.model, self._container, self._take_off)
+            fitting.guard(stack, self.model, self._container, self._fit, self._take_off)
             self._installed = stack.pop_all()
 
     def on_train_batch_end(self, batch: Any, logs: Any = None) -> None:
@@ -133,9 +135,8 @@ class AuditMasks(fitting.FitCallback):
             at = tf.argmax(tf.cast(off, tf.int32))
             found = tf.cast(tf.reshape(value, [-1])[at], tf.float64)
             for variable, new in ((self._where, at), (self._found, found), (self._first, self._step)):
-                variable.scatter_nd_update(
-                    [[index]], [tf.where(is_first, tf.cast(new, variable.dtype), variable[index])]
-                )
+                chosen = is_first & (tf.range(len(self._entries)) == index)
+                variable.assign(tf.where(chosen, tf.cast(new, variable.dtype), variable))
 
 
 def _audited(one: Held, optimizer: Any, gradients: Mapping[int, np.ndarray] | None) -> Audit:
@@ -164,6 +165,8 @@ def _gradients(model: Any, batch: Any) -> dict[int, np.ndarray]:
 
     if getattr(model, "optimizer", None) is None:
         raise LotteryError("audit: gradients of a batch need the model's loss; compile it, or leave out `batch`.")
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise LotteryError("audit: `batch` must be a pair, inputs and labels.")
     x, y = (tf.convert_to_tensor(part) for part in batch)
     with tf.GradientTape() as tape:
         loss = model.compute_loss(x, y, model(x, training=True))

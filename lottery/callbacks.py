@@ -29,7 +29,7 @@ class EnforceMasks(fitting.FitCallback):
 
     def __init__(self, masks: Mapping[str, Any], mode: Any = "constraint", held_at: HeldAt = None) -> None:
         super().__init__()
-        if not callable(mode) and mode not in ENFORCEMENTS:
+        if not callable(mode) and not (isinstance(mode, str) and mode in ENFORCEMENTS):
             raise unknown("mode", mode, ENFORCEMENTS)
         self._hold: Any = mode if callable(mode) else ENFORCEMENTS[mode]
         self._masks, self._held_at = masks, held_at
@@ -37,13 +37,13 @@ class EnforceMasks(fitting.FitCallback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Install: masked entries are at their held values from here on."""
-        self._take_off()
+        super().on_train_begin(logs)
         with contextlib.ExitStack() as stack:
             self._inner = stack.enter_context(self._hold(self.model, self._masks, self._held_at))
             for one in self._inner:
                 one.set_model(self.model)
                 one.on_train_begin(logs)
-            fitting.guard(stack, self.model, self._container, self._take_off)
+            fitting.guard(stack, self.model, self._container, self._fit, self._take_off)
             self._installed = stack.pop_all()
 
     def on_train_batch_end(self, batch: Any, logs: Any = None) -> None:

@@ -1,13 +1,14 @@
 """What is held, and at which values: the plain functions that every enforcement is made of."""
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from lottery import compiling, weights
 from lottery import masks as masks_module
-from lottery import weights
 from lottery.errors import LotteryError, unknown
 
 # By weight, or the word for the values that the weights have when they begin to be held.
@@ -74,6 +75,7 @@ def held(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> list[H
     """
     if not isinstance(masks, Mapping):
         raise LotteryError(f"masks: received {type(masks).__name__}, allowed is a dict from weights' names to masks.")
+    compiling.keras_of(model)
     targets = weights.variables(model)
     # A variable may come to mask any entry, and in a graph nobody knows what it holds.
     arrays = {
@@ -101,7 +103,7 @@ def project(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Non
     Raises:
         LotteryError: A mask or a held value does not fit. Nothing has been changed then.
     """
-    if held_at == PRESENT:
+    if PRESENT in words(held_at):
         raise LotteryError('project: received held_at="present", which changes nothing; pass the values by weight.')
     put(held(model, masks, held_at))
 
@@ -130,7 +132,7 @@ def mask_gradients(
     if len(gradients) != len(variables):
         raise LotteryError(
             f"mask_gradients: received {len(gradients)} gradients for {len(variables)} variables; pass `variables` if "
-            "they are not those of the model's trainable_variables, among which weights that are frozen now are not."
+            "they are not the model's trainable_variables."
         )
     return masked(held(model, masks), gradients, variables)
 
@@ -171,7 +173,8 @@ def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
         yield from slots(inner, variable)
         return
     for name in getattr(optimizer, "get_slot_names", list)():  # a legacy optimiser of tf_keras
-        yield optimizer.get_slot(variable, name)
+        with contextlib.suppress(KeyError):  # not made yet
+            yield optimizer.get_slot(variable, name)
     index = _index(optimizer, variable)
     if index is None:
         return
@@ -215,7 +218,24 @@ def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at
         shape, value = tuple(targets[name].shape), np.asarray(value)
         if value.shape not in ((), shape):
             raise LotteryError(f"held_at for {name!r} has shape {value.shape}, the weight has {shape}.")
-        if value.dtype.kind not in "fiu" or not np.isfinite(np.broadcast_to(value, shape)[~masks[name]]).all():
-            raise LotteryError(f"held_at for {name!r} must be finite numbers wherever the mask is False.")
+        if not _are_finite(np.broadcast_to(value, shape)[~masks[name]], targets[name]):
+            raise LotteryError(f"held_at for {name!r} must be finite numbers of its type wherever the mask is False.")
         values[name] = value
     return values
+
+
+def _are_finite(values: np.ndarray, variable: Any) -> bool:
+    import tensorflow as tf
+
+    dtype = variable.dtype if isinstance(variable.dtype, str) else variable.dtype.name
+    try:
+        with np.errstate(over="ignore"):
+            return bool(np.isfinite(values.astype(tf.as_dtype(dtype).as_numpy_dtype).astype(np.float64)).all())
+    except (TypeError, ValueError):
+        return False
+
+
+def words(held_at: HeldAt) -> list[str]:
+    """The words among held values."""
+    given = held_at.values() if isinstance(held_at, Mapping) else [held_at]
+    return [one for one in given if isinstance(one, str)]

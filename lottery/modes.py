@@ -8,7 +8,7 @@ from typing import Any
 from lottery import compiling, wrappers
 from lottery.errors import LotteryError
 from lottery.holding import Held, HeldAt, clear_slots, held, masked, put
-from lottery.patching import computing_with, constrained, frozen, replaced, retrace
+from lottery.patching import computing_with, constrained, frozen, replaced, retrace, sweep
 
 Enforcement = Callable[..., AbstractContextManager[list[Any]]]
 
@@ -204,6 +204,7 @@ def mask_variables(masks: Mapping[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -> Iterator[list[Held]]:
     """What all modes have in common: checks, held values put in place, frozen weights, functions traced anew."""
+    sweep()
     entries = held(model, masks, held_at)
     for one in entries:
         if id(one.variable) in _HOLDING:
@@ -213,7 +214,7 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
     own = {id(one.variable): mode for one in entries}
     _HOLDING.update(own)
     try:
-        with frozen(model, [one.variable for one in entries if one.frozen]):
+        with frozen(model, [one for one in entries if one.frozen]), _held_at_the_end(model, entries):
             put(entries)
             retrace(model)
             try:
@@ -224,6 +225,25 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
         retrace(model)
         for key in own:
             del _HOLDING[key]
+
+
+@contextlib.contextmanager
+def _held_at_the_end(model: Any, entries: Sequence[Held]) -> Iterator[None]:
+    """Hold entries where `fit` ends by putting moving averages in the place of all weights."""
+    optimizer = getattr(model, "optimizer", None)
+
+    def wrapped(finalize: Callable[..., Any]) -> Callable[..., Any]:
+        def finalize_held(*arguments: Any, **named: Any) -> None:
+            finalize(*arguments, **named)
+            put(entries)
+
+        return finalize_held
+
+    if not hasattr(optimizer, "finalize_variable_values"):
+        yield
+        return
+    with replaced(optimizer, "finalize_variable_values", wrapped):
+        yield
 
 
 def _projection(entries: Sequence[Held]) -> Any:

@@ -1,11 +1,12 @@
 """Change one model or optimiser for a while, and leave it as it was: methods, constraints, what is trained."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lottery.holding import Held
+from lottery.holding import Held, put
 
 Method = Callable[..., Any]
 
@@ -19,6 +20,8 @@ class _Replaced:
 
 
 _REPLACED: dict[tuple[int, str], _Replaced] = {}
+# Frames of `fit` in which something is installed, with what takes it off.
+_FITS: list[tuple[Any, Callable[[], None]]] = []
 
 
 @contextlib.contextmanager
@@ -49,6 +52,30 @@ def replaced(owner: Any, name: str, make: Callable[[Method], Method]) -> Iterato
             del _REPLACED[key]
 
 
+def during(stack: contextlib.ExitStack, fit: Any, take_off: Callable[[], None]) -> None:
+    """Have `sweep` call `take_off` once a frame has ended, unless `stack` is closed before."""
+    entry = (fit, take_off)
+    _FITS.append(entry)
+    stack.callback(lambda: _FITS.remove(entry) if entry in _FITS else None)
+
+
+def sweep() -> None:
+    """Take off what a `fit` that broke off has left, in the rare case that nobody noticed when it did."""
+    for fit, take_off in list(_FITS):
+        if not is_running(fit):
+            take_off()
+
+
+def is_running(frame: Any) -> bool:
+    """Whether some thread is still in a frame."""
+    for current in sys._current_frames().values():
+        while current is not None:
+            if current is frame:
+                return True
+            current = current.f_back
+    return False
+
+
 @contextlib.contextmanager
 def constrained(entries: Sequence[Held]) -> Iterator[None]:
     """Within, constraints hold entries, each after the one that its variable has already."""
@@ -63,38 +90,47 @@ def constrained(entries: Sequence[Held]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def frozen(model: Any, variables: Sequence[Any]) -> Iterator[None]:
-    """Within, whole variables are not differentiated."""
+def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
+    """Within, whole weights are not differentiated; they stay among the model's trainable variables."""
     import keras
 
-    if not variables:
+    if not entries:
         yield
         return
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and hasattr(optimizer, "build"):
-        optimizer.build(model.trainable_variables)  # made later, it would not know the frozen ones
-    # Keras asks its own variable, and a tape the tf.Variable in it, which has no setter for this.
-    targets = [_inner(one) for one in variables]
-    targets += [
-        one._value for one in variables if isinstance(one, keras.Variable) and hasattr(one._value, "_trainable")
-    ]
-    before = [one._trainable for one in targets]
-    own = {id(one) for one in variables}
+    own = {id(one.variable) for one in entries}
 
-    def without(apply_gradients: Method) -> Method:
-        def apply(grads_and_vars: Any, *arguments: Any, **named: Any) -> Any:
+    def without(apply: Method) -> Method:
+        # Keras would warn of gradients that do not exist.
+        def apply_rest(grads: Any, trainable_variables: Any = None, **arguments: Any) -> Any:
+            variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
+            pairs = [pair for pair in zip(grads, variables, strict=True) if id(pair[1]) not in own]
+            result = apply([pair[0] for pair in pairs], [pair[1] for pair in pairs], **arguments)
+            if optimizer.use_ema:  # Keras 3 may overwrite all weights with averages, and constrain those with gradients
+                put(entries)
+            return result
+
+        return apply_rest
+
+    def without_pairs(apply_gradients: Method) -> Method:  # of tf_keras
+        def apply_rest(grads_and_vars: Any, *arguments: Any, **named: Any) -> Any:
             pairs = [pair for pair in grads_and_vars if id(pair[1]) not in own]
             return apply_gradients(pairs, *arguments, **named)
 
-        return apply
+        return apply_rest
 
     with contextlib.ExitStack() as stack:
-        if optimizer is not None and not hasattr(optimizer, "apply"):
-            # tf_keras goes on to list them among its trainable variables, and warns of gradients that do not exist.
-            stack.enter_context(replaced(optimizer, "apply_gradients", without))
-        for one, trainable in zip(targets, before, strict=True):
-            stack.callback(setattr, one, "_trainable", trainable)
-            one._trainable = False
+        if optimizer is not None:
+            if hasattr(optimizer, "build"):
+                optimizer.build(model.trainable_variables)  # made later, it would not know the frozen ones
+            which = ("apply", without) if hasattr(optimizer, "apply") else ("apply_gradients", without_pairs)
+            stack.enter_context(replaced(optimizer, *which))
+        variables = [one.variable for one in entries]
+        variables = [one._value if isinstance(one, keras.Variable) else one for one in variables]
+        for inner in (inner for one in variables for inner in _inner(one)):
+            # A tape asks this; there is no setter for it.
+            stack.callback(setattr, inner, "_trainable", inner._trainable)
+            inner._trainable = False
         yield
 
 
@@ -130,16 +166,21 @@ def _set_constraint(variable: Any, value: Callable[[Any], Any] | None) -> None:
 
     if not isinstance(variable, keras.Variable):
         # A tf.Variable, as in tf_keras: it is meant to be given a constraint only when it is made.
-        _inner(variable)._constraint = value
+        for inner in _inner(variable):
+            inner._constraint = value
     elif value is None or isinstance(value, keras.constraints.Constraint):
         variable.constraint = value
     else:
         variable.constraint = _as_constraint(value)
 
 
-def _inner(variable: Any) -> Any:
-    """The variable that one of tf_keras wraps for mixed precision, or itself."""
-    return getattr(variable, "_variable", variable)
+def _inner(variable: Any) -> list[Any]:
+    """The plain variables in one that may be wrapped for mixed precision, or mirrored on several replicas."""
+    import tensorflow as tf
+
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        variable = getattr(variable, "_variable", variable)
+    return list(variable.values) if isinstance(variable, tf.distribute.DistributedValues) else [variable]
 
 
 def _as_constraint(function: Callable[[Any], Any]) -> Any:

@@ -83,6 +83,8 @@ def unprunable(model: Any, biases: bool = False) -> dict[str, str]:
 
 def is_trained(model: Any, variable: Any) -> bool:
     """Whether a variable is one that an optimiser moves, or would if its layer were not frozen; and no state."""
+    if "float" not in str(variable.dtype):
+        return False
     states = "_non_trainable_weights" if hasattr(model, "_non_trainable_weights") else "_non_trainable_variables"
     layers = model._flatten_layers()
     return not any(one is variable for layer in layers for one in getattr(layer, states, None) or ())

@@ -178,6 +178,59 @@ def test_the_callback_takes_itself_off_when_training_breaks_off(mode, library, w
         pass
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_breaks_off_unseen_leaves_nothing_that_matters(library, rng):
+    """Other callbacks that cannot begin, and data and metrics that fail in `fit` itself."""
+    library = importlib.import_module(library)
+    x, y, *_ = toy_arrays(rng)
+    model = network(library)
+    kept = random_masks(model)
+    wrong = enforcement.AuditMasks({"dense/kernal": kept["dense/kernel"]})
+    with pytest.raises(LotteryError, match="did you mean"):
+        model.fit(x, y, verbose=0, callbacks=[enforcement.EnforceMasks(kept), wrong])
+    check_restored(model)
+    with pytest.raises(LotteryError, match="held by 'constraint' already"):
+        model.fit(
+            x, y, verbose=0, callbacks=[enforcement.EnforceMasks(kept), enforcement.EnforceMasks(kept, "gradient")]
+        )
+    check_restored(model)
+    for following in ([], [enforcement.EnforceMasks(kept, "gradient")]):
+        with pytest.raises(Exception):  # noqa: B017 - Keras' own, before it evaluates anything
+            model.fit(x, y, verbose=0, validation_data=(x, y[:3]), callbacks=[enforcement.EnforceMasks(kept)])
+        model.fit(x, y, verbose=0, callbacks=following)
+        assert bool(following) != any(np.any(value[~kept[name]]) for name, value in weights.read(model).items())
+        check_restored(model)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_moving_averages_of_weights_that_take_their_place(library, rng):
+    library = importlib.import_module(library)
+    x, y, *_ = toy_arrays(rng)
+    model = network(library, lambda library: library.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=2))
+    kept = random_masks(model)
+    kept["dense/kernel"][:] = False
+    model.fit(x, y, verbose=0)
+    with enforcement.constraint(model, kept, "present"):
+        before = weights.read(model)
+        model.fit(x, y, verbose=0, epochs=2, callbacks=[enforcement.AuditMasks(kept, before)])
+        check_held(model, kept, before)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_weight_can_be_frozen_before_any_optimiser_is_built(library, rng):
+    library = importlib.import_module(library)
+    x, y, *_ = toy_arrays(rng)
+    model = network(library)
+    kept = {"dense/kernel": np.zeros((6, 8), bool)}
+    with enforcement.constraint(model, kept, "present"):
+        model.compile(library.optimizers.Adam(0.01), model.loss)
+    before = weights.read(model)
+    model.fit(x, y, verbose=0, callbacks=[enforcement.EnforceMasks(kept, held_at="present")])
+    check_held(model, kept, before)
+    model.fit(x, y, verbose=0)
+    assert np.any(weights.read(model)["dense/kernel"] != before["dense/kernel"])
+
+
 @modes_and_libraries
 def test_other_masks_can_be_assigned_without_another_trace(mode, library, rng):
     library = importlib.import_module(library)
@@ -602,6 +655,8 @@ def test_the_model_is_restored_after_an_exception(mode, library):
         ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": "presents"}, "did you mean 'present'"),
         ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": np.nan}, "finite"),
         ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": np.full((6, 8), np.inf)}, "finite"),
+        ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": 1e39}, "finite"),
+        ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": [["a"]]}, "shape"),
         ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": np.zeros((6, 3))}, "shape"),
         ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernels": 1.0}, "did you mean 'dense/kernel'"),
         ({"dense/kernel": np.zeros((6, 8), bool)}, "presents", "did you mean 'present'"),
@@ -669,6 +724,12 @@ def test_what_the_model_is_not():
         enforcement.EnforceMasks({}, "gradients")
     with pytest.raises(LotteryError, match="2 gradients for 4 variables"):
         enforcement.mask_gradients(model, random_masks(model), [None, None])
+    with pytest.raises(LotteryError, match="mode: received"):
+        enforcement.EnforceMasks({}, ["constraint"])
+    with pytest.raises(LotteryError, match="allowed is a Keras model"), enforcement.constraint(None, {}):
+        pass
+    with pytest.raises(LotteryError, match="from which nothing deviates"):
+        enforcement.audit(model, {}, "present")
     with pytest.raises(LotteryError, match="changes nothing"):
         enforcement.project(model, {}, "present")
     for library in (keras, tf_keras):
@@ -679,44 +740,54 @@ def test_what_the_model_is_not():
 
 
 MIRRORED = """
-import os
+import importlib, os, sys
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import numpy as np
 import tensorflow as tf
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
-import keras
 from lottery import enforcement, weights
+library = importlib.import_module(sys.argv[1])
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(64, 6)).astype("float32"), rng.integers(0, 3, 64)
+layers = library.layers
 with strategy.scope():
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3)])
+    library.utils.set_random_seed(0)
+    model = library.Sequential([layers.InputLayer((6,)), layers.Dense(8, "relu"), layers.Dense(5), layers.Dense(3)])
     model.compile(
-        keras.optimizers.AdamW(0.01, weight_decay=0.1),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        library.optimizers.AdamW(0.01, weight_decay=0.1),
+        library.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=False,
     )
 kept = {name: rng.random(value.shape) < 0.4 for name, value in weights.read(model).items()}
+kept["dense_1/kernel"][:] = False
 before = weights.read(model)
-for held_at in (None, "present"):
-    expected = weights.read(model) if held_at else {name: np.zeros_like(value) for name, value in before.items()}
-    model.fit(x, y, batch_size=16, verbose=0, epochs=2, callbacks=[enforcement.EnforceMasks(kept, held_at=held_at)])
+def check(expected):
     for name, variable in weights.prunable(model).items():
-        replicas = variable.value.values
+        replicas = (variable.value if library.__name__ == "keras" else variable).values
         assert len(replicas) == strategy.num_replicas_in_sync == 2
         for replica in replicas:
             found = replica.numpy()
-            assert found[~kept[name]].tobytes() == expected[name][~kept[name]].tobytes()
-            assert np.any(found[kept[name]] != before[name][kept[name]])
+            assert found[~kept[name]].tobytes() == expected[name][~kept[name]].tobytes(), name
+            assert not kept[name].any() or np.any(found[kept[name]] != before[name][kept[name]])
+class Look(library.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        check(expected)
+for held_at in (None, "present"):
+    expected = weights.read(model) if held_at else {name: np.zeros_like(value) for name, value in before.items()}
+    callbacks = [enforcement.EnforceMasks(kept, held_at=held_at), Look(), enforcement.AuditMasks(kept, expected)]
+    model.fit(x, y, batch_size=16, verbose=0, epochs=2, callbacks=callbacks)
+    check(expected)
+    weights.assign(model, before)
     model.fit(x, y, batch_size=16, verbose=0)
-    assert all(np.any(value[~kept[name]]) for name, value in weights.read(model).items())
+    assert all(np.any(value[~kept[name]] != before[name][~kept[name]]) for name, value in weights.read(model).items())
 print("held on every replica")
 """
 
 
-def test_constraint_holds_on_every_replica_of_a_mirrored_strategy():
-    done = subprocess.run([sys.executable, "-c", MIRRORED], capture_output=True, text=True, timeout=300)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_constraint_holds_on_every_replica_of_a_mirrored_strategy(library):
+    done = subprocess.run([sys.executable, "-c", MIRRORED, library], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "held on every replica" in done.stdout, done.stderr[-3000:]

@@ -221,7 +221,7 @@ def keep_the_function_that_fit_has_made(patch):
     from lottery import fitting
 
     keep_the_old_trace(patch)
-    patch.setattr(fitting, "guard", lambda stack, model, container, take_off: None)
+    patch.setattr(fitting, "guard", lambda stack, model, container, fit, take_off: None)
 
 
 def multiply_after_the_batch(patch):
@@ -257,7 +257,9 @@ def stay_installed_after_an_exception(patch):
 
     original = fitting.guard
     patch.setattr(
-        fitting, "guard", lambda stack, model, container, take_off: original(stack, model, container, lambda: None)
+        fitting,
+        "guard",
+        lambda stack, model, container, fit, take_off: original(stack, model, container, fit, lambda: None),
     )
 
 
