@@ -97,7 +97,7 @@ def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
     if not entries:
         yield
         return
-    optimizer = getattr(model, "optimizer", None)
+    optimizer: Any = getattr(model, "optimizer", None)
     own = {id(one.variable) for one in entries}
 
     def without(apply: Method) -> Method:

@@ -637,6 +637,29 @@ def test_constraint_is_composed_with_one_that_is_there(rng):
 
 
 @modes_and_libraries
+def test_a_saved_or_cloned_model_is_held_again_by_applying_masks_again(mode, library, rng, tmp_path):
+    """Pitfall 23: what holds entries is neither saved nor cloned; their values are."""
+    library = importlib.import_module(library)
+    x, y, *_ = toy_arrays(rng)
+    model = network(library)
+    kept = random_masks(model)
+    with enforcement.ENFORCEMENTS[mode](model, kept) as callbacks:
+        model.fit(x, y, verbose=0, callbacks=callbacks)
+        model.save(tmp_path / "model.keras")
+        cloned = library.models.clone_model(model)
+    cloned.compile("adam", model.loss)
+    loaded = library.models.load_model(tmp_path / "model.keras")
+    check_held(loaded, kept)
+    for other in (loaded, cloned):
+        assert weights.read(other).keys() == kept.keys()
+        enforce, audit = enforcement.EnforceMasks(kept, mode), enforcement.AuditMasks(kept)
+        other.fit(x, y, verbose=0, callbacks=[enforce, audit])
+        check_held(other, kept)
+        with pytest.raises(LotteryError, match="does not hold its masks"):
+            other.fit(x, y, verbose=0, callbacks=[audit])
+
+
+@modes_and_libraries
 def test_the_model_is_restored_after_an_exception(mode, library):
     library = importlib.import_module(library)
     model = network(library)

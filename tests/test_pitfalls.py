@@ -265,7 +265,7 @@ def stay_installed_after_an_exception(patch):
 
 def let_a_step_of_tf_keras_forget(patch):
     """The constraint is set on the shell that tf_keras puts around a variable for mixed precision, which hides it."""
-    patch.setattr(patching, "_inner", lambda variable: variable)
+    patch.setattr(patching, "_inner", lambda variable: [variable])
 
 
 MUTANTS = {
