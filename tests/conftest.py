@@ -1,5 +1,6 @@
 """What the tests share: real data where there are any, and one small run that many tests only read."""
 
+import hashlib
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -28,6 +29,11 @@ SMALL = {
 
 def quietly(event):
     """Report nothing."""
+
+
+def checksum(path):
+    """What tests compare instead of bytes: where `CI` is set, pytest spends minutes on how two long values differ."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture(scope="session")

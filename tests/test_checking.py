@@ -1,4 +1,3 @@
-import hashlib
 import json
 import shutil
 
@@ -8,6 +7,7 @@ from safetensors.numpy import save
 
 from lottery import checking, files, rewinding, store
 from lottery.errors import LotteryError
+from tests.conftest import checksum
 
 
 def wrong_after(run, tmp_path, damage):
@@ -23,7 +23,7 @@ def reseal(folder, changes=None, **contents):
     record = store.read_record(folder) | (changes or {})
     for name, content in contents.items():
         files.write(folder / name.replace("_", "."), content)
-    record["sha256"] = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in record["sha256"]}
+    record["sha256"] = {name: checksum(folder / name) for name in record["sha256"]}
     record["record_sha256"] = store._digest_of(record)
     files.write_json(folder / "round.json", record)
 
@@ -161,12 +161,12 @@ def test_a_damaged_round_stops_the_resume_and_loses_nothing(small_run, tmp_path)
     shutil.copytree(small_run.path, copy)
     (store.round_path(copy, 2, 3) / "round.json").unlink()
     flip("weights.safetensors")(store.round_path(copy, 2, 2))
-    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    before = {path: checksum(path) for path in copy.rglob("*") if path.is_file()}
     with pytest.raises(LotteryError, match=r"round-02/weights\.safetensors.*checksum.*delete"):
         lottery.run(SMALL, out=tmp_path, report=quietly)
-    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+    assert {path: checksum(path) for path in copy.rglob("*") if path.is_file()} == before
     shutil.rmtree(store.round_path(copy, 2, 2))  # as the sentence says
     again = lottery.run(SMALL, out=tmp_path, report=quietly)
     name = "replicate-2/round-03/weights.safetensors"
-    assert (again.path / name).read_bytes() == (small_run.path / name).read_bytes()
+    assert checksum(again.path / name) == checksum(small_run.path / name)
     json.loads((again.path / "replicate-2" / "round-02" / "round.json").read_text())
