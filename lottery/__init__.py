@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _MODULES = (
     "auditing", "callbacks", "checking", "comparing", "compiling", "config", "criteria", "data", "datasets",
     "enforcement", "environment", "errors", "files", "fingerprints", "fitting", "holding", "loop", "masks", "models",
-    "modes", "order", "patching", "plots", "preparing", "progress", "pruning", "results", "rewinding", "rounds",
-    "running", "schedules", "store", "training", "weights", "wrappable", "wrappers",
+    "modes", "order", "patching", "plots", "preparing", "progress", "pruning", "records", "results", "rewinding",
+    "rounds", "running", "schedules", "store", "training", "weights", "wrappable", "wrappers",
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import lottery
 FOLDER = Path(lottery.__file__).parent
 # A module may import those on floors below its own, and those before it on its own.
 FLOORS = [
-    ["errors", "masks", "schedules", "config", "datasets", "data", "order"],
+    ["errors", "masks", "schedules", "records", "config", "datasets", "data", "order"],
     ["weights", "models", "pruning", "files", "store"],
     ["criteria", "rewinding", "results", "compiling", "comparing", "fingerprints", "environment"],
     ["holding", "patching", "wrappable", "wrappers", "fitting", "modes", "callbacks", "auditing", "enforcement"],
@@ -21,7 +21,7 @@ FLOORS = [
     ["cli", "__main__"],
 ]
 WITHOUT_TENSORFLOW = [
-    "errors", "masks", "schedules", "config", "order", "pruning", "files", "store", "results", "plots", "progress",
+    "errors", "masks", "schedules", "records", "config", "order", "pruning", "files", "store", "results", "plots", "progress",
     "checking",
 ]  # fmt: skip
 
