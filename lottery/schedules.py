@@ -9,41 +9,60 @@ from lottery.errors import LotteryError
 Schedule = Callable[[int], float]
 
 
-def geometric(rate: float, num_rounds: int = 0) -> Schedule:
+def geometric(rate: float, num_rounds: int = 0, final_density: float | None = None) -> Schedule:
     """Prune the same fraction of the survivors in every round: density (1 - rate)^round.
 
     The schedule of Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, section 1.
 
     Args:
-        rate: Fraction of the survivors pruned in a round, in (0, 1).
-        num_rounds: Not used; every schedule takes it.
+        rate: Fraction of the survivors pruned in a round, in [0, 1).
+        num_rounds: Used with a final density only; every schedule takes it.
+        final_density: Density of round `num_rounds`, instead of a rate; then that of round i is
+            final_density^(i / num_rounds).
 
     Returns:
         Round to density.
     """
+    if final_density is not None:
+        return lambda index: final_density ** (index / num_rounds)
     return lambda index: (1 - rate) ** index
 
 
-def linear(rate: float, num_rounds: int) -> Schedule:
+def linear(rate: float, num_rounds: int, final_density: float | None = None) -> Schedule:
     """Prune the same number of weights in every round, ending where `geometric` would.
 
     Args:
         rate: As in `geometric`; the last density is (1 - rate)^num_rounds.
         num_rounds: Rounds after the dense one.
+        final_density: The last density itself, instead of a rate.
 
     Returns:
         Round to density.
     """
-    last = (1 - rate) ** num_rounds
-    return lambda index: 1 - (1 - last) * min(index, num_rounds) / num_rounds
+    last = _last(rate, num_rounds, final_density)
+
+    def density(index: int) -> float:
+        done = min(index, num_rounds) / num_rounds
+        return (1 - done) + last * done  # so the last is exactly the density that was given
+
+    return density
 
 
-def one_shot(rate: float, num_rounds: int = 1) -> Schedule:
+def one_shot(rate: float, num_rounds: int = 1, final_density: float | None = None) -> Schedule:
     """Prune everything in round 1, to the density (1 - rate)^num_rounds, and nothing after it.
 
-    Frankle & Carbin 2019, section 2, "one-shot pruning". With one round, `rate` is the fraction pruned.
+    Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, section 2, "one-shot pruning". With one round, `rate` is
+    the fraction pruned.
+
+    Args:
+        rate: As in `geometric`.
+        num_rounds: Rounds after the dense one.
+        final_density: The last density itself, instead of a rate.
+
+    Returns:
+        Round to density.
     """
-    last = (1 - rate) ** num_rounds
+    last = _last(rate, num_rounds, final_density)
     return lambda index: last if index else 1.0
 
 
@@ -65,7 +84,8 @@ def explicit(densities: Sequence[float]) -> Schedule:
     return lambda index: values[index]
 
 
-SCHEDULES: dict[str, Callable[[float, int], Schedule]] = {
+# From a rate, a number of rounds and, instead of the rate, a final density.
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "geometric": geometric,
     "linear": linear,
     "one_shot": one_shot,
@@ -108,3 +128,7 @@ def num_pruned(rate: float, survivors: int) -> int:
     a half.
     """
     return round(Fraction(repr(float(rate))) * survivors)
+
+
+def _last(rate: float, num_rounds: int, final_density: float | None) -> float:
+    return (1 - rate) ** num_rounds if final_density is None else final_density
