@@ -1,48 +1,64 @@
 """The field's networks by name, in Keras 3 and in tf_keras; and a user's own by import path."""
 
 import importlib
+import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lottery import weights
-from lottery.errors import LotteryError
+from lottery.errors import LotteryError, unknown
+from lottery.networks import conv, lenet_5, lenet_300_100, resnet, vgg
+
+# A network is a function from the shape of one example, the number of classes and the module to build it with (Keras 3,
+# unless another is given) to a model that is built, not compiled, and ends in logits.
+Network = Callable[..., Any]
+
+MODELS: dict[str, Network] = {
+    "lenet_300_100": lenet_300_100,
+    "lenet_5": lenet_5,
+    "conv_2": partial(conv, 2),
+    "conv_4": partial(conv, 4),
+    "conv_6": partial(conv, 6),
+    "resnet_20": partial(resnet, 20),
+    "vgg_11": partial(vgg, 11),
+    "vgg_16": partial(vgg, 16),
+    "vgg_19": partial(vgg, 19),
+}
 
 
-def lenet_300_100(input_shape: tuple[int, ...] = (28, 28), num_classes: int = 10, keras: Any = None) -> Any:
-    """LeNet-300-100, fully connected, Glorot normal, as in Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635.
+def is_built_in(name: str) -> bool:
+    """Whether a name is a key of `MODELS`, or ``resnet_N`` of another depth: N = 6 n + 2."""
+    return name in MODELS or bool(_resnet_depth(name))
+
+
+def named(name: str) -> Network:
+    """The network of a name that `is_built_in`.
 
     Args:
-        input_shape: Shape of one example; it is flattened.
-        num_classes: Units of the output layer.
-        keras: The module to build it with: ``keras`` (the default) or ``tf_keras``.
+        name: A key of `MODELS`, or ``resnet_N``, N = 6 n + 2.
 
     Returns:
-        A model that is built, not compiled, and ends in logits. 266,200 prunable weights on MNIST.
+        The function that builds it, ``(input_shape, num_classes, keras) -> model``.
+
+    Raises:
+        LotteryError: There is no such network.
     """
-    if keras is None:
-        import keras
-    dense = keras.layers.Dense
-    return keras.Sequential(
-        [
-            keras.layers.InputLayer(input_shape),
-            keras.layers.Flatten(),
-            dense(300, activation="relu", kernel_initializer="glorot_normal"),
-            dense(100, activation="relu", kernel_initializer="glorot_normal"),
-            dense(num_classes, kernel_initializer="glorot_normal"),
-        ]
-    )
-
-
-MODELS: dict[str, Callable[..., Any]] = {"lenet_300_100": lenet_300_100}
+    if name in MODELS:
+        return MODELS[name]
+    depth = _resnet_depth(name)
+    if not depth:
+        raise unknown("The network", name, MODELS)
+    return partial(resnet, depth)
 
 
 def builder(name: str, input_shape: tuple[int, ...], num_classes: int, library: str = "keras") -> Callable[[], Any]:
     """A function without arguments that builds the model an experiment names.
 
     Args:
-        name: A key of `MODELS`, or ``"package.module:function"``. The function takes no arguments and returns a
+        name: A built-in network's, or ``"package.module:function"``. The function takes no arguments and returns a
             Keras model; the current folder is searched for its module first.
         input_shape, num_classes: What a built-in network is built for.
         library: What a built-in network is built with, ``"keras"`` or ``"tf_keras"``; its initial weights are those
@@ -54,8 +70,8 @@ def builder(name: str, input_shape: tuple[int, ...], num_classes: int, library: 
     Raises:
         LotteryError: The module or the function does not exist.
     """
-    if name in MODELS:
-        return lambda: _built(MODELS[name], input_shape, num_classes, library)
+    if is_built_in(name):
+        return lambda: _built(named(name), input_shape, num_classes, library)
     module_name, _, function_name = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
@@ -69,7 +85,7 @@ def builder(name: str, input_shape: tuple[int, ...], num_classes: int, library: 
     return function
 
 
-def _built(function: Callable[..., Any], input_shape: tuple[int, ...], num_classes: int, library: str) -> Any:
+def _built(function: Network, input_shape: tuple[int, ...], num_classes: int, library: str) -> Any:
     model = function(input_shape, num_classes)
     if library == "keras":
         return model
@@ -77,3 +93,8 @@ def _built(function: Callable[..., Any], input_shape: tuple[int, ...], num_class
     other = function(input_shape, num_classes, importlib.import_module(library))
     weights.assign(other, weights.read_state(model))
     return other
+
+
+def _resnet_depth(name: str) -> int | None:
+    depth = re.fullmatch(r"resnet_(\d{1,4})", name)
+    return int(depth[1]) if depth and int(depth[1]) > 2 and int(depth[1]) % 6 == 2 else None
