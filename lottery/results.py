@@ -1,20 +1,21 @@
-"""Runs to one tidy table, a row for each trained network, and what it says about tickets."""
+"""Runs to one tidy table, a row for each trained network, and its summary over replicates."""
 
+import html
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lottery import config, store
-
-# A pandas data frame, which is slow to import and which type checkers take apart wrongly.
-Table = Any
+from lottery import config, intervals, store, verdicts
+from lottery.verdicts import TOLERANCE as TOLERANCE
+from lottery.verdicts import Table as Table
+from lottery.verdicts import smallest_matching as smallest_matching
 
 COLUMNS = (
     "replicate", "branch", "round", "density", "num_kept", "early_stop_step", "early_stop_val_loss",
     "early_stop_val_accuracy", "early_stop_test_accuracy", "final_train_loss", "final_val_loss", "final_val_accuracy",
     "final_test_accuracy", "seconds",
 )  # fmt: skip
-TOLERANCE = 0.002  # what "matching" allows for, as in Frankle et al. 2020, https://arxiv.org/abs/1912.05671
 
 
 @dataclass(frozen=True)
@@ -32,60 +33,71 @@ class Run:
         """The tidy table of every round that is complete so far; see `table`."""
         return table(self.path)
 
+    def verdict(self, tolerance: float = TOLERANCE) -> list[str]:
+        """Whether a ticket is winning, and what the controls say, in sentences; see `lottery.verdicts.sentences`."""
+        return verdicts.sentences(self.table(), tolerance, verdicts.goal(self.experiment))
+
     def _repr_html_(self) -> str:
-        return f"<p><code>{self.path}</code></p>" + summary(self.table()).to_html()
+        rows = self.table()
+        said = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.verdict()) if len(rows) else ""
+        return f"<p><code>{html.escape(str(self.path))}</code></p>{summary(rows).to_html()}{said}"
 
 
 def table(run: Path) -> Table:
-    """One row for each trained network of a run.
+    """One row for each trained network of a run, branches included.
 
     Args:
         run: The run's folder.
 
     Returns:
-        A data frame with the columns `COLUMNS`. Densities and accuracies are in [0, 1], losses in nats, and an accuracy
-        that the model does not measure is NaN. ``seconds`` is the time that a round took; ``final_train_loss`` is the
-        mean over the last steps before the end, as trained.
+        A data frame with the columns `COLUMNS`, sorted by replicate, branch (the ticket first) and round. Densities and
+        accuracies are in [0, 1], losses in nats, and an accuracy that the model does not measure is NaN. ``seconds`` is
+        the time that a round took; ``final_train_loss`` is the mean over the last steps before the end, as trained, and
+        NaN for a network that was not trained.
 
     Raises:
         LotteryError: It is not a run, or a record is damaged.
     """
     import pandas as pd
 
-    experiment = store.read_experiment(run)
-    rows = []
-    for replicate in range(1, experiment.run.num_replicates + 1):
-        for index in store.complete_rounds(run, replicate)[: experiment.prune.num_rounds + 1]:
-            record = store.read_record(store.round_path(run, replicate, index))
-            rows.append({column: record[column] for column in COLUMNS})
+    rows = [{column: record[column] for column in COLUMNS} for record in _records(run)]
     measured = [column for column in COLUMNS if column.endswith(("loss", "accuracy"))]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(measured, float))
 
 
 def collapsed(run: Path) -> list[str]:
     """A sentence for each network of which a whole weight was pruned: it trains on, at chance or near it."""
-    experiment = store.read_experiment(run)
     return [
-        f"Replicate {replicate}, round {index}: nothing is left of {', '.join(names)}."
-        for replicate in range(1, experiment.run.num_replicates + 1)
-        for index in store.complete_rounds(run, replicate)
-        if (names := store.read_record(store.round_path(run, replicate, index))["collapsed"])
+        f"Replicate {one['replicate']}, round {one['round']}{'' if one['branch'] == store.TICKET else ', '}"
+        f"{one['branch'].removeprefix(store.TICKET)}: nothing is left of {', '.join(one['collapsed'])}."
+        for one in _records(run)
+        if one["collapsed"]
     ]
 
 
-def summary(rows: Table) -> Table:
+def summary(rows: Table, num_steps: int | None = None) -> Table:
     """Mean and spread over replicates, by branch and round.
 
     Args:
         rows: What `table` returns.
+        num_steps: The experiment's ``train.num_steps``, without which ``censored`` is unknown.
 
     Returns:
         A data frame with ``branch, round, density, num_kept, replicates`` and, for the test accuracy at the early-stop
         step, ``accuracy_mean``, ``accuracy_std`` (sample standard deviation, NaN for one replicate), ``accuracy_min``,
-        ``accuracy_max``; then ``final_accuracy_mean`` and ``early_stop_step_mean``.
+        ``accuracy_max``, ``accuracy_low`` and ``accuracy_high`` (95 % t interval for the mean, see `lottery.intervals`;
+        NaN where an accuracy is); then ``final_accuracy_mean``, ``early_stop_step_mean``, and ``censored``: in how many
+        replicates the lowest validation loss is that of the very last evaluation, so that a longer training might have
+        found a lower one (NaN if unknown). Branches are in their order in the table.
     """
+    import numpy as np
+
+    order = {branch: place for place, branch in enumerate(dict.fromkeys(rows["branch"]))}
+    # What was not trained has nothing to go on from.
+    last = (rows["early_stop_step"] == num_steps) & rows["final_train_loss"].notna() if num_steps else np.nan
     return (
-        rows.groupby(["branch", "round"], as_index=False)
+        rows.assign(censored=last)
+        .groupby(["branch", "round"], as_index=False)
         .agg(
             density=("density", "mean"),
             num_kept=("num_kept", "mean"),
@@ -94,41 +106,30 @@ def summary(rows: Table) -> Table:
             accuracy_std=("early_stop_test_accuracy", "std"),
             accuracy_min=("early_stop_test_accuracy", "min"),
             accuracy_max=("early_stop_test_accuracy", "max"),
+            accuracy_low=("early_stop_test_accuracy", lambda values: _end(values, 1)),
+            accuracy_high=("early_stop_test_accuracy", lambda values: _end(values, 2)),
             final_accuracy_mean=("final_test_accuracy", "mean"),
             early_stop_step_mean=("early_stop_step", "mean"),
+            censored=("censored", lambda values: values.sum(skipna=False)),
         )
-        .sort_values(["branch", "round"], ignore_index=True)
+        .sort_values(
+            ["branch", "round"],
+            ignore_index=True,
+            key=lambda column: column.map(order) if column.name == "branch" else column,
+        )
     )
 
 
-def smallest_matching(rows: Table, tolerance: float = TOLERANCE) -> dict[str, Any] | None:
-    """The smallest density at which tickets still match the dense network.
+def _end(values: Any, which: int) -> float:
+    return intervals.mean_interval(values.tolist())[which] if values.notna().all() else float("nan")
 
-    A round matches if the mean over replicates of its test accuracy at the early-stop step, less that of the same
-    replicates' dense networks, is at least minus the tolerance. A mean alone: no more than that is claimed.
 
-    Args:
-        rows: What `table` returns.
-        tolerance: Accuracy that may be lost, in [0, 1].
-
-    Returns:
-        ``round``, ``density``, ``difference`` (mean, ticket less dense), ``dense`` (mean accuracy) and ``replicates``;
-        None if no pruned round matches.
-    """
-    tickets = rows[rows["branch"] == "ticket"]
-    accuracy = tickets.pivot(index="replicate", columns="round", values="early_stop_test_accuracy")
-    if 0 not in accuracy:
-        return None
-    differences = accuracy.sub(accuracy[0], axis=0).drop(columns=0)
-    # One unit in the last place of a mean is not an accuracy that was lost.
-    matching = differences.mean()[lambda mean: mean >= -tolerance - 1e-9]
-    if matching.empty:
-        return None
-    best = int(tickets[tickets["round"].isin(matching.index)].groupby("round")["density"].mean().idxmin())
-    return {
-        "round": best,
-        "density": float(tickets[tickets["round"] == best]["density"].mean()),
-        "difference": float(matching[best]),
-        "dense": float(accuracy[0].mean()),
-        "replicates": int(differences[best].count()),
-    }
+def _records(run: Path) -> Iterator[dict[str, Any]]:
+    """The record of every complete network: by replicate, the main chain first, then each branch by round."""
+    experiment = store.read_experiment(run)
+    for replicate in range(1, experiment.run.num_replicates + 1):
+        rounds = store.complete_rounds(run, replicate)[: experiment.prune.num_rounds + 1]
+        stored = sorted(store.branches(run, replicate), key=lambda one: (one[1], one[0]))
+        folders = [folder for index, _, folder in stored if index in rounds]
+        for folder in [*(store.round_path(run, replicate, index) for index in rounds), *folders]:
+            yield store.read_record(folder)

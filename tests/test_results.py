@@ -1,24 +1,24 @@
 import csv
+import math
+import re
+import shutil
 import statistics
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
-from lottery import files, plots, results, store
-from lottery.errors import LotteryError
-
-matplotlib.use("Agg")
+from lottery import files, results, showing, store, verdicts
 
 
-def made_up(accuracies):
+def made_up(accuracies, branch="ticket"):
     """A tidy table from accuracies by replicate and round."""
     rows = []
     for replicate, row in enumerate(accuracies, 1):
         for index, value in enumerate(row):
             record = dict.fromkeys(results.COLUMNS, 0.0) | {
-                "replicate": replicate, "branch": "ticket", "round": index, "density": 0.8**index,
+                "replicate": replicate, "branch": branch, "round": index, "density": 0.8**index,
                 "num_kept": round(1000 * 0.8**index), "early_stop_step": 100 * replicate,
                 "early_stop_test_accuracy": value, "final_test_accuracy": value - 0.01,
             }  # fmt: skip
@@ -50,6 +50,9 @@ def test_summary_equals_pythons_statistics():
         assert row["accuracy_mean"] == pytest.approx(statistics.mean(column))
         assert row["accuracy_std"] == pytest.approx(statistics.stdev(column))
         assert (row["accuracy_min"], row["accuracy_max"]) == (min(column), max(column))
+        half = stats.t.ppf(0.975, 2) * statistics.stdev(column) / math.sqrt(3)
+        assert row["accuracy_high"] - row["accuracy_mean"] == pytest.approx(half)
+        assert row["accuracy_mean"] - row["accuracy_low"] == pytest.approx(half)
         assert row["replicates"] == 3 and row["early_stop_step_mean"] == 200
         assert row["final_accuracy_mean"] == pytest.approx(statistics.mean(column) - 0.01)
 
@@ -74,47 +77,7 @@ def test_smallest_matching(accuracies, tolerance, expected):
         assert found["density"] == pytest.approx(0.8**expected) and found["replicates"] == len(accuracies)
 
 
-def test_every_point_drawn_is_the_tables():
-    accuracies = [[0.9, 0.95, 0.91], [0.92, 0.91, 0.93]]
-    ax = plots.accuracy(made_up(accuracies), matplotlib.figure.Figure().subplots())
-    (container,) = ax.containers
-    x, y = (np.asarray(values, float) for values in container.lines[0].get_data())
-    np.testing.assert_allclose(x, [1, 0.8, 0.64])
-    np.testing.assert_allclose(y, np.mean(accuracies, axis=0))
-    bars = np.array([segment[:, 1] for segment in container.lines[2][0].get_segments()])
-    np.testing.assert_allclose(bars, np.stack([np.min(accuracies, 0), np.max(accuracies, 0)], 1))
-    assert ax.get_xscale() == "log" and ax.get_xlim()[0] > ax.get_xlim()[1]  # dense on the left
-    dense = next(line for line in ax.lines if line.get_label() == "dense")
-    np.testing.assert_allclose(dense.get_ydata(), 0.91)
-    assert {text.get_text() for text in ax.get_legend().get_texts()} == {"dense", "ticket"}
-
-
-@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
-def test_plots_are_saved(tmp_path, ending):
-    path = plots.save(made_up([[0.9, 0.8]]), tmp_path / "new" / f"a.{ending}")
-    assert path.stat().st_size > 4000
-    head = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
-    assert path.read_bytes().startswith(head)
-
-
-@pytest.mark.parametrize(
-    ("path", "kind", "rows", "message"),
-    [
-        ("a.png", "acuracy", [[0.9]], "did you mean 'accuracy'"),
-        ("a.pgn", "accuracy", [[0.9]], "did you mean 'png'"),
-        ("a.png", "accuracy", [], "no round is complete"),
-        ("file/a.png", "accuracy", [[0.9]], "cannot be written"),
-    ],
-)
-def test_plots_that_cannot_be_made_are_refused(tmp_path, path, kind, rows, message):
-    (tmp_path / "file").touch()
-    with pytest.raises(LotteryError, match=message):
-        plots.save(made_up(rows), tmp_path / path, kind)
-
-
 def test_a_collapsed_weight_is_said(small_run, tmp_path):
-    import shutil
-
     copy = tmp_path / "run"
     shutil.copytree(small_run.path, copy)
     assert results.collapsed(copy) == []
@@ -122,3 +85,101 @@ def test_a_collapsed_weight_is_said(small_run, tmp_path):
     record = store.read_record(folder) | {"collapsed": ["dense/kernel"]}
     files.write_json(folder / "round.json", record | {"record_sha256": store._digest_of(record)})
     assert results.collapsed(copy) == ["Replicate 2, round 3: nothing is left of dense/kernel."]
+
+
+def test_a_collapsed_branch_is_said(small_run, tmp_path):
+    copy = with_branches(small_run.path, tmp_path, {(1, 2): ["random_mask"]}, collapsed=["dense/kernel"])
+    assert results.collapsed(copy) == ["Replicate 1, round 2, random_mask: nothing is left of dense/kernel."]
+
+
+def with_branches(run, tmp_path, labels, **changes):
+    """A copy of a run with branches that are stored as rounds are; labels by replicate and round."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    for (replicate, index), branches in labels.items():
+        origin = store.round_path(copy, replicate, index)
+        for branch in branches:
+            folder = origin / f"branch-{branch}"
+            shutil.copytree(origin, folder, ignore=shutil.ignore_patterns("branch-*"))
+            record = store.read_record(origin) | {"branch": branch, "early_stop_test_accuracy": 0.5} | changes
+            files.write_json(folder / "round.json", record | {"record_sha256": store._digest_of(record)})
+    return copy
+
+
+def test_branches_are_rows_after_the_ticket(small_run, tmp_path):
+    copy = with_branches(
+        small_run.path, tmp_path, {(2, 3): ["random_reinit", "random_mask"], (2, 1): ["random_reinit"]}
+    )
+    rows = results.table(copy)
+    tickets = rows[rows["branch"] == "ticket"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(tickets, small_run.table())
+    place = rows[["replicate", "branch", "round"]].to_numpy().tolist()
+    assert place[-4:] == [[2, "ticket", 3], [2, "random_mask", 3], [2, "random_reinit", 1], [2, "random_reinit", 3]]
+    assert len(rows) == 11 and rows["early_stop_test_accuracy"][8:].tolist() == [0.5] * 3
+    # One of which the last file is not written yet is not there.
+    (store.round_path(copy, 2, 1) / "branch-random_reinit" / "round.json").unlink()
+    assert len(results.table(copy)) == 10
+
+
+def test_what_was_not_trained_has_no_training_loss(small_run, tmp_path):
+    unknown = {"final_train_loss": None, "early_stop_step": 110}
+    rows = results.table(with_branches(small_run.path, tmp_path, {(1, 1): ["untrained"]}, **unknown))
+    assert math.isnan(rows[rows["branch"] == "untrained"]["final_train_loss"].iloc[0])
+    points = results.summary(rows, num_steps=110).set_index(["branch", "round"])
+    assert points["censored"]["untrained", 1] == 0
+    assert points["censored"]["ticket"].sum() == (small_run.table()["early_stop_step"] == 110).sum()
+
+
+def test_early_stop_steps_at_the_very_end_are_counted():
+    rows = made_up([[0.9, 0.8], [0.9, 0.8], [0.9, 0.8]])
+    rows["early_stop_step"] = [100, 2000, 100, 2000, 100, 1900]
+    assert results.summary(rows, num_steps=2000)["censored"].tolist() == [0, 2]
+    assert results.summary(rows, num_steps=2500)["censored"].tolist() == [0, 0]
+    assert results.summary(rows)["censored"].isna().all()
+
+
+def test_the_ticket_comes_first_in_a_summary_and_nan_is_not_an_error():
+    rows = pd.concat([made_up([[0.9, 0.8]]), made_up([[0.7, 0.6]], branch="early_bird")], ignore_index=True)
+    points = results.summary(rows)
+    assert points[["branch", "round"]].to_numpy().tolist() == [
+        ["ticket", 0], ["ticket", 1], ["early_bird", 0], ["early_bird", 1],
+    ]  # fmt: skip
+    assert (points["accuracy_low"] == -math.inf).all()
+    points = results.summary(rows.assign(early_stop_test_accuracy=math.nan))
+    assert points[["accuracy_mean", "accuracy_low", "accuracy_high"]].isna().all(axis=None)
+
+
+def test_a_run_says_its_verdict(small_run):
+    assert small_run.verdict() == verdicts.sentences(small_run.table(), results.TOLERANCE, "winning")
+    assert small_run.verdict(0.9)[0].startswith("Winning at density 0.51")
+    assert "Winning" not in small_run.verdict(0.0)[0]
+    assert small_run.path.name in small_run._repr_html_() and "<table" in small_run._repr_html_()
+
+
+def shown(small_run, capsys, rows, tolerance=0.002):
+    showing.summary(small_run.path, rows, tolerance)
+    return capsys.readouterr().out
+
+
+def test_what_is_shown_has_a_verdict_a_bound_and_a_column_for_each_branch(small_run, capsys):
+    tickets = made_up([[0.90, 0.93, 0.91, 0.80], [0.91, 0.93, 0.92, 0.82], [0.92, 0.96, 0.93, 0.81]])
+    tickets["early_stop_step"] = [10, 20, 110, 40] * 3
+    control = made_up([[0, 0.5, 0.61]] * 3, branch="random_reinit")[lambda rows: rows["round"] > 0]
+    out = shown(small_run, capsys, pd.concat([tickets, control], ignore_index=True))
+    lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
+    assert ["1", "0.8000", "800", "0.9400 ± 0.0173", "20", "0.9300", "+0.0300", "winning"] in lines
+    assert ["2", "0.6400", "640", "0.9200 ± 0.0100", "≥ 110", "0.9100", "+0.0100", "winning"] in lines
+    assert any(line[0] == "3" and line[-1] == "not winning" for line in lines)
+    assert ["1", "0.8000", "0.9400", "0.5000"] in lines and ["2", "0.6400", "0.9200", "0.6100"] in lines
+    assert "lowest at the last step, 110" in out
+    assert all(sentence in out for sentence in verdicts.sentences(pd.concat([tickets, control])))
+    # The first table fits a terminal of 80 columns.
+    assert max(len(line) for line in out.splitlines() if re.match(r" *[0-3] ", line)) <= 80
+
+
+def test_what_is_shown_of_one_replicate_tells_nothing(small_run, capsys):
+    out = shown(small_run, capsys, made_up([[0.90, 0.93]]))
+    assert re.search(r"1 +0\.8000 .* \? *$", out, re.M) and "?: cannot tell from 1 replicate." in out
+    assert "≥" not in out and "cannot be told from 1 replicate" in out
+    assert "No round of" in shown(small_run, capsys, made_up([]))
+    assert "can be compared with dense" in shown(small_run, capsys, made_up([[0.9, 0.8]]).query("round == 1"))

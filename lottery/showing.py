@@ -1,0 +1,155 @@
+"""Tables and sentences, printed to the terminal or to a pipe."""
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def rows(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
+    """Print a data frame: as JSON, as CSV, or as a table.
+
+    Args:
+        frame: Any data frame.
+        as_json: A list of objects, one for each row.
+        as_csv: Comma-separated values with a heading.
+    """
+    if as_json:
+        print(frame.to_json(orient="records", indent=1, double_precision=15))
+    elif as_csv:
+        print(frame.to_csv(index=False), end="")
+    else:
+        table(list(frame.columns), [[str(value) for value in row] for row in frame.itertuples(index=False)])
+
+
+def summary(run: Path, rows: Any, tolerance: float) -> None:
+    """Print a run's table with a verdict for each round, and what it shows in sentences.
+
+    Args:
+        run: The run's folder.
+        rows: What `lottery.results.table` returns for it, or some of these rows.
+        tolerance: Accuracy that a matching ticket may lose, in [0, 1].
+    """
+    from lottery import results, store, verdicts
+
+    if rows.empty:
+        print(f"No round of {run} is complete yet.")
+        return
+    experiment = store.read_experiment(run)
+    word, num_steps = verdicts.goal(experiment), experiment.train.num_steps
+    judged = {line["round"]: line for line in verdicts.judged(rows, tolerance, word).to_dict("records")}
+    points = results.summary(rows, num_steps)
+    num = rows["replicate"].nunique()
+    lines = []
+    for one in points[points["branch"] == store.TICKET].to_dict("records"):
+        judgement = judged.get(one["round"])
+        spread = f" ± {one['accuracy_std']:.4f}" if one["replicates"] > 1 else ""
+        line = [
+            str(one["round"]),
+            f"{one['density']:.4f}",
+            f"{one['num_kept']:.0f}",
+            f"{one['accuracy_mean']:.4f}{spread}",
+            f"{'≥ ' if one['censored'] else ''}{one['early_stop_step_mean']:.0f}",
+            f"{one['final_accuracy_mean']:.4f}",
+            *([f"{judgement['mean']:+.4f}", judgement["verdict"]] if judgement else ["", ""]),
+        ]
+        lines.append(line)
+    table(
+        ["round", "density", "kept", "test accuracy", "early\nstop", "at the\nend", "against\ndense", "verdict"], lines
+    )
+    spread = f"mean ± standard deviation over {num} replicates" if num > 1 else "of one replicate"
+    print(f"Test accuracy is taken at the early-stop step, {spread}; beside it, the one at the end.")
+    if points["censored"].any():
+        print(
+            f"≥: in one replicate or more the validation loss was lowest at the last step, {num_steps}, so a longer "
+            "training may stop later."
+        )
+    _branches(points)
+    if any(line["verdict"] == verdicts.CANNOT_TELL for line in judged.values()):
+        print(f"{verdicts.CANNOT_TELL}: cannot tell from {_replicates(num)}.")
+    for sentence in [*results.collapsed(run), *verdicts.sentences(rows, tolerance, word)]:
+        print(sentence)
+
+
+def claims(lines: Iterable[Mapping[str, str]], notes: Iterable[str]) -> None:
+    """Print what `lottery.claims.compare` returns.
+
+    Args:
+        lines: Claim, published, measured and verdict.
+        notes: Sentences that go below.
+    """
+    heads = ["claim", "published", "measured", "verdict"]
+    table(heads, [[line[head] for head in heads] for line in lines])
+    for note in notes:
+        print(note)
+
+
+def contest(found: Any, as_json: bool = False, as_csv: bool = False) -> None:
+    """Print what `lottery.contests.contested` returns, rounds apart from one another.
+
+    Args:
+        found: Its rows, or some of them.
+        as_json, as_csv: As for `rows`.
+    """
+    if as_json or as_csv:
+        rows(found, as_json, as_csv)
+        return
+    lines: list[list[str]] = []
+    for _, part in found.groupby("round", sort=True):
+        for place, one in enumerate(part.to_dict("records")):
+            where = ["", ""] if place else [str(one["round"]), f"{one['density']:.4f}"]
+            accuracy = [f"{one['accuracy']:.4f}", _ends(one["low"], one["high"], "")]
+            less = [f"{one['difference']:+.4f}", _ends(one["difference_low"], one["difference_high"], "+")]
+            is_first = one["difference"] != one["difference"]
+            lines.append([*where, one["run"], str(one["replicates"]), *accuracy, *(["", ""] if is_first else less)])
+    heads = ["round", "density", "run", "replicates", "test accuracy", "95 %", "less the first", "95 % "]
+    table(heads, lines)
+    print("Test accuracy at the early-stop step: mean and t interval; and less the first run, paired by replicate.")
+
+
+def _ends(low: float, high: float, sign: str) -> str:
+    return f"{low:{sign}.4f} to {high:{sign}.4f}" if abs(low) != float("inf") else "not known"
+
+
+def table(heads: list[str], lines: list[list[str]]) -> None:
+    """Print a table, words to the left and numbers to the right.
+
+    Args:
+        heads: The columns' names.
+        lines: A text for each column, line by line.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    words = ("name", "run", "data", "model", "reproduces", "branch", "claim", "published", "measured", "verdict")
+    printed = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for head in heads:
+        printed.add_column(head, justify="left" if head in words else "right", overflow="fold")
+    for line in lines:
+        printed.add_row(*line)
+    # On a pipe nothing is wrapped: the reader is a program, or a file.
+    console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=200)
+    console.print(printed, markup=False, highlight=False)
+
+
+def _branches(points: Any) -> None:
+    """Print a column for each branch, where there are any beside the ticket."""
+    means = points.pivot(index=["round"], columns="branch", values="accuracy_mean")[
+        list(dict.fromkeys(points["branch"]))
+    ]
+    if len(means.columns) < 2:
+        return
+    means = means[means.iloc[:, 1:].notna().any(axis=1)]
+    density = points.groupby("round")["density"].first()
+    lines = [
+        [str(index), f"{density[index]:.4f}", *("" if value != value else f"{value:.4f}" for value in line)]
+        for index, line in zip(means.index, means.to_numpy(), strict=True)
+    ]
+    print()
+    table(["round", "density", *(branch.replace("_", "_\n") for branch in means.columns)], lines)
+    print("Beside the ticket, branches from its rounds: mean test accuracy at the early-stop step.")
+
+
+def _replicates(num: int) -> str:
+    return "1 replicate" if num == 1 else f"{num} replicates"
