@@ -54,8 +54,10 @@ from lottery import (
     masks,
     models,
     order,
+    planning,
     pruning,
     rewinding,
+    scoring,
     store,
     training,
     weights,
@@ -66,7 +68,7 @@ DENSITY = 0.2
 SEED = (0, 1, order.BATCHES)
 WARM_UP = 200
 TRAIN = config.Train()
-PRUNE = config.Prune(rate=0.2, rates={"dense_2/kernel": 0.1})
+EXPERIMENT = config.Experiment(prune=config.Prune(rate=0.2, rates={"dense_2/kernel": 0.1}))
 
 Repetitions = Annotated[int, typer.Option(min=1, help="Turns that each contestant takes.")]
 Steps = Annotated[int, typer.Option(min=1, help="Training steps in a turn.")]
@@ -177,8 +179,7 @@ def measure_round(loop: Loop, held: Mapping[str, Any], start: Mapping[str, np.nd
 
     It is round 1, where the most entries are ranked. `held` are the loop's masks, `start` is every variable at step 0.
     """
-    initial = {name: start[name] for name in held}
-    dense = masks.ones_like(initial)
+    dense = masks.ones_like({name: start[name] for name in held})
     trained = weights.read_state(loop.model)
     # As many rows as the 50,000 steps of the paper leave, evaluated every 100.
     rows = [(step, split, 0.1, 0.9) for step in range(0, 50_001, 100) for split in ("train", "validation")]
@@ -186,8 +187,8 @@ def measure_round(loop: Loop, held: Mapping[str, Any], start: Mapping[str, np.nd
     timed = _timer(samples)
 
     def prune() -> tuple[masks.Masks, dict[str, Any]]:
-        scores = criteria.CRITERIA["magnitude"](initial, {name: trained[name] for name in held})
-        kept = pruning.round_masks(PRUNE, 1, scores, dense)
+        scores = criteria.CRITERIA["magnitude"](scoring.evidence(EXPERIMENT, 1, 1, start, trained, dense))
+        kept = planning.round_masks(EXPERIMENT.prune, 1, scores, dense)
         return kept, {"thresholds": pruning.thresholds(scores, dense, kept)}
 
     def evaluate(split: str) -> float:
@@ -196,7 +197,7 @@ def measure_round(loop: Loop, held: Mapping[str, Any], start: Mapping[str, np.nd
     def in_parts(folder: Path) -> None:
         kept, record = timed("score, prune, thresholds", prune)
         timed("assign masks", lambda: _assign_masks(held, kept))
-        begin = timed("rewind", lambda: rewinding.rewound(start, kept))
+        begin = timed("rewind", lambda: rewinding.rewound("weights", start, trained, kept))
         timed("assign weights", lambda: weights.assign(loop.model, begin))
         timed("reset optimiser", lambda: reset(loop))
         timed("fingerprint", lambda: rewinding.fingerprint(weights.read_state(loop.model)))

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from lottery.running import run
 
 _MODULES = (
-    "auditing", "callbacks", "checking", "comparing", "compiling", "config", "criteria", "data", "datasets",
-    "enforcement", "environment", "errors", "files", "fingerprints", "fitting", "holding", "loop", "masks", "models",
-    "modes", "order", "patching", "plots", "preparing", "progress", "pruning", "records", "results", "rewinding",
-    "rounds", "running", "schedules", "store", "training", "weights", "wrappable", "wrappers",
+    "allocation", "auditing", "augmenting", "branches", "branching", "callbacks", "checking", "claims", "comparing",
+    "compiling", "config", "contests", "criteria", "data", "datasets", "enforcement", "environment", "errors", "files",
+    "findings", "fingerprints", "fitting", "holding", "intervals", "learning_rates", "loop", "masks", "models",
+    "modes", "networks", "order", "patching", "planning", "plots", "preparing", "progress", "pruning", "records",
+    "replicates", "results", "rewinding", "rounds", "running", "saliency", "schedules", "scoring", "shipped",
+    "showing", "smoking", "store", "synaptic", "training", "verdicts", "weights", "wrappable", "wrappers",
 )  # fmt: skip
 
 

@@ -4,10 +4,11 @@ import csv
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from lottery import config, criteria, files, masks, pruning, rewinding, store
+from lottery import branches, config, criteria, files, masks, planning, rewinding, scoring, store
 from lottery.errors import LotteryError
 
 # Loss and accuracy by split and step.
@@ -19,7 +20,8 @@ def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
 
     For each round: the checksum of each file; counts that are exactly the schedule's; masks that lie within those of
     the round before and are what pruning its trained weights gives; masked weights that are zero; that training
-    began from the start weights under the masks; and that what is stored is what came of it.
+    began from the start weights under the masks; and that what is stored is what came of it. For each branch: that it
+    keeps and changes of its round what its name says.
 
     Args:
         run: The run's folder.
@@ -34,6 +36,7 @@ def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
     experiment = store.read_experiment(run)
     for replicate in range(1, experiment.run.num_replicates + 1):
         before: tuple[masks.Masks, dict[str, np.ndarray]] | None = None
+        scored: dict[str, np.ndarray] = {}  # the weights that the masks of the next round are decided on
         complete = store.complete_rounds(run, replicate)
         if complete and _same_start(run, replicate):
             yield f"replicate {replicate}", ["It starts from the weights of the replicate before it."]
@@ -46,63 +49,126 @@ def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
         for index in complete[: experiment.prune.num_rounds + 1]:
             folder, wrong = store.round_path(run, replicate, index), []
             try:
-                start = files.read_arrays(run / f"replicate-{replicate}" / "initial.safetensors")
-                store.check_files(folder)
-                record = store.read_record(folder)
-                curves = _curves((folder / "metrics.csv").read_text(encoding="utf-8"))
-                wrong = list(_wrong_summary(record, curves))
-                kept = files.read_masks(folder / "masks.safetensors")
-                trained = files.read_arrays(folder / "weights.safetensors")
-                losses = {loss for loss, _ in curves["validation"].values()}
-                # A network may never learn; then its weights stay, and so does its loss.
-                if len(losses) > 1 and rewinding.fingerprint(trained) == record["start_sha256"]:
-                    wrong.append("The stored weights are those that training began from, not those it ended with.")
-                wrong += list(_wrong(experiment, index, start, kept, trained, record, before))
+                record, kept, trained = _read(folder, wrong)
+                start = _start(run, replicate, "start" if index and experiment.rewind.step else "initial")
+                initial = _start(run, replicate, "initial")
+                if not index and experiment.rewind.step:
+                    late = rewinding.fingerprint(_start(run, replicate, "start"))
+                    wrong += ["start.safetensors was changed."] * (late != record["rewind_sha256"])
+                wrong += _wrong(experiment, replicate, index, initial, start, kept, trained, record, before, scored)
                 before = kept, trained
+                scored = trained if experiment.prune.iterative or not index else scored
             except (LotteryError, KeyError) as error:
                 wrong.append(str(error))
                 before = None
             yield f"replicate {replicate}, round {index}", wrong
+        for index, label, folder in store.branches(run, replicate):
+            wrong = []
+            try:
+                record, kept, trained = _read(folder, wrong)
+                start = _start(run, replicate, "start" if index and experiment.rewind.step else "initial")
+                wrong += _wrong_branch(run, experiment, replicate, index, label, start, kept, trained, record)
+            except (LotteryError, KeyError) as error:
+                wrong.append(str(error))
+            yield f"replicate {replicate}, round {index}, branch {label}", wrong
 
 
-def _wrong(
-    experiment: config.Experiment,
-    index: int,
-    start: dict[str, np.ndarray],
-    kept: masks.Masks,
-    trained: dict[str, np.ndarray],
-    record: dict,
-    before: tuple[masks.Masks, dict[str, np.ndarray]] | None,
-) -> Iterator[str]:
+def _start(run: Path, replicate: int, which: str) -> dict[str, np.ndarray]:
+    return files.read_arrays(run / f"replicate-{replicate}" / f"{which}.safetensors")
+
+
+def _read(folder: Path, wrong: list[str]) -> tuple[dict[str, Any], masks.Masks, dict[str, np.ndarray]]:
+    """What a folder holds, once its checksums are right; what its record says wrongly is added to `wrong`."""
+    store.check_files(folder)
+    record = store.read_record(folder)
+    curves = _curves((folder / "metrics.csv").read_text(encoding="utf-8"))
+    wrong += _wrong_summary(record, curves)
+    kept = files.read_masks(folder / "masks.safetensors")
+    trained = files.read_arrays(folder / "weights.safetensors")
     masks.check(kept, trained)
+    losses = {loss for loss, _ in curves["validation"].values()}
+    # A network may never learn; then its weights stay, and so does its loss.
+    if len(losses) > 1 and rewinding.fingerprint(trained) == record["start_sha256"]:
+        wrong.append("The stored weights are those that training began from, not those it ended with.")
     counts = masks.num_kept(kept)
-    sizes = {name: mask.size for name, mask in kept.items()}
-    ladder = pruning.planned(experiment.prune, sizes, index)
-    for names, expected in ladder.items():
-        found = sum(counts[name] for name in names)
-        if found != expected[index]:
-            yield f"{' + '.join(names)} keeps {found} entries, the schedule says {expected[index]}."
     if (
         record["kept"] != counts
         or record["num_kept"] != sum(counts.values())
         or record["density"] != masks.density(kept)
     ):
-        yield "The record's counts are not those of the masks."
+        wrong.append("The record's counts are not those of the masks.")
     for name, mask in kept.items():
         if np.any(trained[name][~mask] != 0):
-            yield f"{name} has {np.count_nonzero(trained[name][~mask])} masked entries that are not zero."
-    if rewinding.fingerprint(rewinding.rewound(start, kept)) != record["start_sha256"]:
+            wrong.append(f"{name} has {np.count_nonzero(trained[name][~mask])} masked entries that are not zero.")
+    return record, kept, trained
+
+
+def _wrong(
+    experiment: config.Experiment,
+    replicate: int,
+    index: int,
+    initial: dict[str, np.ndarray],
+    start: dict[str, np.ndarray],
+    kept: masks.Masks,
+    trained: dict[str, np.ndarray],
+    record: dict[str, Any],
+    before: tuple[masks.Masks, dict[str, np.ndarray]] | None,
+    scored: dict[str, np.ndarray],
+) -> Iterator[str]:
+    counts = masks.num_kept(kept)
+    plan = planning.planned(experiment.prune, {name: mask.shape for name, mask in kept.items()}, index)
+    for names, expected in plan.items():
+        found = sum(counts[name] for name in names)
+        if found != expected[index]:
+            yield f"{' + '.join(names)} keeps {found} entries, the schedule says {expected[index]}."
+    if not index:
+        begun = masks.apply(start, kept)
+    elif before is None:
+        return
+    else:
+        begun = rewinding.rewound(experiment.rewind.mode, start, before[1], kept)
+    if rewinding.fingerprint(begun) != record["start_sha256"]:
         yield "Training did not begin from the start weights under the masks."
     if before is not None:
-        old, weights = before
+        old = before[0]
         if not masks.is_nested(kept, old):
             yield "An entry that was pruned before has come back."
-        scores = criteria.CRITERIA[experiment.prune.criterion](
-            {name: start[name] for name in old}, {name: weights[name] for name in old}
-        )
-        again = pruning.round_masks(experiment.prune, index, scores, old)
-        if any(np.any(again[name] != kept[name]) for name in kept):
-            yield "The masks are not what pruning the weights of the round before gives."
+        if scoring.is_repeatable(experiment):
+            evidence = scoring.evidence(experiment, replicate, index, initial, scored, old)
+            scores = criteria.CRITERIA[experiment.prune.criterion](evidence)
+            again = planning.round_masks(experiment.prune, index, scores, old)
+            if any(np.any(again[name] != kept[name]) for name in kept):
+                yield "The masks are not what pruning the weights of the round before gives."
+
+
+def _wrong_branch(
+    run: Path,
+    experiment: config.Experiment,
+    replicate: int,
+    index: int,
+    label: str,
+    start: dict[str, np.ndarray],
+    kept: masks.Masks,
+    trained: dict[str, np.ndarray],
+    record: dict[str, Any],
+) -> Iterator[str]:
+    name = record["control"]
+    ticket = files.read_masks(store.round_path(run, replicate, index) / "masks.safetensors")
+    if masks.num_kept(kept) != masks.num_kept(ticket) and name != "random_mask_global":
+        yield "It does not keep as many entries of each weight as the ticket."
+    if sum(masks.num_kept(kept).values()) != sum(masks.num_kept(ticket).values()):
+        yield "It does not keep as many entries as the ticket."
+    if name not in branches.BRANCHES or name == "early_bird":
+        return
+    rng = branches.rng_for(experiment, replicate, index, label)
+    none = branches.Departure({}, {}, 0, 0)  # what cannot be made again is not looked at
+    first, last = record["first_step"], record["last_step"]
+    origin = branches.Origin(ticket, start, first, last, rng, lambda: trained, lambda: none)
+    departure = branches.BRANCHES[name](origin)
+    if any(np.any(departure.kept[name] != kept[name]) for name in ticket):
+        yield f"Its masks are not those of {name}."
+    if name != "random_reinit" and rewinding.fingerprint(masks.apply(departure.start, kept)) != record["start_sha256"]:
+        yield f"Training did not begin from the weights of {name}."
 
 
 def _same_start(run: Path, replicate: int) -> bool:

@@ -1,12 +1,15 @@
 """The command line: a thin shell over the modules, which are imported inside the commands."""
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from lottery import showing
 from lottery.errors import LotteryError
 
 app = typer.Typer(
@@ -17,12 +20,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Find winning lottery tickets: train, prune the smallest weights, rewind, and again.",
 )
+experiments = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Experiments that ship with the package.")
+app.add_typer(experiments, name="experiments")
+# A test compares: reading the names from where they are would import too much for --help.
+BRANCHES = (
+    "random_reinit, random_mask, random_mask_global, shuffled_mask, reshuffled_init, signed_constant, untrained, "
+    "early_bird, transfer"
+)
 RunPath = Annotated[Path, typer.Argument(help="The run's folder.", metavar="RUN", show_default=False)]
+ExperimentName = Annotated[str, typer.Argument(help="A name that `ls` lists.", metavar="NAME", show_default=False)]
 Out = Annotated[Path, typer.Option("--out", help="The folder that holds runs.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")]
 Replicate = Annotated[int | None, typer.Option("--replicate", help="Only this replicate, from 1.")]
 Round = Annotated[int | None, typer.Option("--round", help="Only this round; 0 is dense.")]
+Rounds = Annotated[str, typer.Option(help="Which rounds, such as 7,15; every pruned one if not given.")]
 Tolerance = Annotated[float, typer.Option(min=0, max=1, help="Accuracy that a matching ticket may lose, in [0, 1].")]
 
 
@@ -53,13 +65,19 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 def run(
     experiment: Annotated[
         str | None,
-        typer.Argument(help="A TOML file; without one, the digits that ship with the package.", show_default=False),
+        typer.Argument(
+            help="A TOML file, or a name that `lottery experiments ls` lists; without one, the digits.",
+            show_default=False,
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="Single values, such as train.num_steps=300.", metavar="[SECTION.KEY=VALUE]..."),
     ] = None,
     out: Out = Path("runs"),
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Run all of it in seconds, on a few steps and data made for it.")
+    ] = False,
     tolerance: Tolerance = 0.002,
 ) -> None:
     """Run an experiment, or go on with it where it was stopped, and show its table and figure.
@@ -67,18 +85,20 @@ def run(
     Examples: lottery run; lottery run train.num_steps=300; lottery run experiments/lenet_mnist.toml
     run.num_replicates=1
     """
-    from lottery import config, plots, running
+    from lottery import config, plots, running, shipped, smoking
 
     words = list(overrides or [])
     if experiment is not None and "=" in experiment and not Path(experiment).exists():
         words, experiment = [experiment, *words], None
-    try:
-        done = running.run(experiment, config.parse_overrides(words), out=out)
-    except KeyboardInterrupt:
-        print("lottery: stopped; complete rounds are kept, and the same command goes on.", file=sys.stderr)
-        raise typer.Exit(130) from None
+    overriding, data = config.parse_overrides(words), None
+    with _stoppable():
+        source: Any = shipped.find(experiment) if experiment else None
+        if smoke:
+            source, data = smoking.shrunk(config.load(source, overriding))
+            overriding = {}
+        done = running.run(source, overriding, data=data, out=out)
     rows = done.table()
-    _print_summary(done.path, rows, tolerance)
+    showing.summary(done.path, rows, tolerance)
     figure = plots.save(rows, done.path / "accuracy.png", title=done.experiment.name)
     print(f"Figure: {figure}")
 
@@ -105,7 +125,7 @@ def ls(out: Out = Path("runs"), as_json: Json = False, as_csv: Csv = False) -> N
     if not rows and not (as_json or as_csv):
         print(f"There are no runs in {str(out)!r}; `lottery run` makes one.", file=sys.stderr)
         return
-    _print_rows(pd.DataFrame(rows), as_json, as_csv)
+    showing.rows(pd.DataFrame(rows), as_json, as_csv)
 
 
 @app.command()
@@ -120,9 +140,9 @@ def show(
     """Show a run's table; --json and --csv give a row for each trained network."""
     rows = _rows(run, replicate, round)
     if as_json or as_csv:
-        _print_rows(rows, as_json, as_csv)
+        showing.rows(rows, as_json, as_csv)
     else:
-        _print_summary(run, rows, tolerance)
+        showing.summary(run, rows, tolerance)
 
 
 @app.command()
@@ -159,6 +179,100 @@ def verify(run: RunPath) -> None:
     print(f"{num_rounds} of {wanted} rounds are stored; every checksum and every invariant holds.")
 
 
+@app.command()
+def branch(
+    run: RunPath,
+    kind: Annotated[str, typer.Argument(help=f"What to train: {BRANCHES}.", metavar="BRANCH")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="For transfer: the other data, such as data.name=digits.", metavar="[SECTION.KEY=VALUE]..."
+        ),
+    ] = None,
+    rounds: Rounds = "",
+    replicate: Replicate = None,
+    tolerance: Tolerance = 0.002,
+) -> None:
+    """Train controls and other branches from stored rounds: the same command goes on where it was stopped."""
+    from lottery import branching, config
+
+    words = config.parse_overrides(overrides or [])
+    with _stoppable():
+        done = branching.branch(run, kind, _numbers(rounds), words, replicate=replicate)
+    showing.summary(run, done.table(), tolerance)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Two runs or more.", metavar="RUN RUN...", show_default=False)],
+    as_json: Json = False,
+    as_csv: Csv = False,
+    rounds: Rounds = "",
+) -> None:
+    """Compare the tickets of several runs at the same rounds, each with the first, paired by replicate."""
+    from lottery import contests
+
+    found = contests.contested(contests.tables(runs))
+    chosen = _numbers(rounds)
+    showing.contest(found[found["round"].isin(chosen)] if chosen else found, as_json, as_csv)
+
+
+@app.command()
+def check(run: RunPath) -> None:
+    """Compare a run of a published protocol with the published numbers; exit status 1 if a line fails."""
+    from lottery import claims
+
+    lines, notes = claims.compare(run)
+    showing.claims(lines, notes)
+    if any(line["verdict"] == "fail" for line in lines):
+        raise typer.Exit(1)
+
+
+def _numbers(words: str) -> list[int]:
+    try:
+        return [int(word) for word in words.split(",") if word]
+    except ValueError:
+        raise LotteryError(f"--rounds: received {words!r}, allowed are numbers such as 7,15.") from None
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("lottery: stopped; complete rounds are kept, and the same command goes on.", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+@experiments.command("ls")
+def experiments_ls(as_json: Json = False, as_csv: Csv = False) -> None:
+    """List them: name, data, network, and what each reproduces."""
+    import pandas as pd
+
+    from lottery import shipped
+
+    showing.rows(pd.DataFrame(shipped.listed()), as_json, as_csv)
+
+
+@experiments.command("show")
+def experiments_show(name: ExperimentName) -> None:
+    """Print one, with what it reproduces, its time and the numbers to expect."""
+    from lottery import shipped
+
+    print(shipped.named(name).read_text(encoding="utf-8"), end="")
+
+
+@experiments.command("cp")
+def experiments_cp(
+    name: ExperimentName,
+    to: Annotated[Path | None, typer.Argument(help="The file or folder; by default here.", show_default=False)] = None,
+) -> None:
+    """Copy one, to be changed."""
+    from lottery import shipped
+
+    print(shipped.copied(name, to or Path()))
+
+
 def _rows(run: Path, replicate: int | None, round: int | None) -> Any:
     from lottery import results
 
@@ -170,66 +284,3 @@ def _rows(run: Path, replicate: int | None, round: int | None) -> Any:
                 raise LotteryError(f"--{column}: received {wanted}, stored are {stored}.")
             rows = rows[rows[column] == wanted]
     return rows
-
-
-def _print_rows(rows: Any, as_json: bool, as_csv: bool) -> None:
-    if as_json:
-        print(rows.to_json(orient="records", indent=1, double_precision=15))
-    elif as_csv:
-        print(rows.to_csv(index=False), end="")
-    else:
-        _print_table(list(rows.columns), [[str(value) for value in row] for row in rows.itertuples(index=False)])
-
-
-def _print_summary(run: Path, rows: Any, tolerance: float) -> None:
-    from lottery import results
-
-    if rows.empty:
-        print(f"No round of {run} is complete yet.")
-        return
-    num, branches = rows["replicate"].nunique(), rows["branch"].nunique() > 1
-    lines = []
-    for one in results.summary(rows).to_dict("records"):
-        spread = f" ± {one['accuracy_std']:.4f}" if one["replicates"] > 1 else ""
-        line = [
-            str(one["round"]),
-            f"{one['density']:.4f}",
-            f"{one['num_kept']:.0f}",
-            f"{one['accuracy_mean']:.4f}{spread}",
-            *([f"{one['accuracy_min']:.4f} to {one['accuracy_max']:.4f}"] if num > 1 else []),
-            f"{one['early_stop_step_mean']:.0f}",
-            f"{one['final_accuracy_mean']:.4f}",
-        ]
-        lines.append([one["branch"], *line] if branches else line)
-    spread_heads = ["lowest to highest"] if num > 1 else []
-    heads = ["round", "density", "kept", "test accuracy", *spread_heads, "early stop", "at the end"]
-    _print_table(["branch", *heads] if branches else heads, lines)
-    spread = f"mean ± standard deviation over {num} replicates" if num > 1 else "of one replicate"
-    print(f"Test accuracy is taken at the early-stop step, {spread}; beside it, the one at the end.")
-    for sentence in results.collapsed(run):
-        print(sentence)
-    matching = results.smallest_matching(rows, tolerance)
-    if matching:
-        print(
-            f"Smallest density that matches dense within {tolerance:g}: {matching['density']:.4f} (round "
-            f"{matching['round']}, {matching['difference']:+.4f} against {matching['dense']:.4f})."
-        )
-    else:
-        print(f"No pruned round matches dense within {tolerance:g}.")
-
-
-def _print_table(heads: list[str], lines: list[list[str]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for head in heads:
-        table.add_column(
-            head, justify="left" if head in ("run", "data", "model", "branch") else "right", overflow="fold"
-        )
-    for line in lines:
-        table.add_row(*line)
-    # On a pipe nothing is wrapped: the reader is a program, or a file.
-    console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=200)
-    console.print(table, markup=False, highlight=False)

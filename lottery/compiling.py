@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import config
+from lottery import config, learning_rates
 from lottery.data import Splits
 from lottery.errors import LotteryError
 
@@ -62,7 +62,7 @@ def is_compiled(model: Any) -> bool:
     return getattr(model, "optimizer", None) is not None
 
 
-def compile_model(model: Any, settings: config.Train, example: Any) -> None:
+def compile_model(model: Any, settings: config.Train, example: Any, schedule_step: Any = None) -> None:
     """Give a model the optimiser and loss that it is to be trained with.
 
     A model that comes compiled keeps its own optimiser, loss and metrics. Another gets the experiment's optimiser,
@@ -74,12 +74,16 @@ def compile_model(model: Any, settings: config.Train, example: Any) -> None:
         model: A built model.
         settings: The ``[train]`` section of an experiment.
         example: A few inputs, as the network gets them.
+        schedule_step: A variable that is added to the optimiser's steps where the learning rate follows a schedule.
 
     Raises:
         LotteryError: An argument of the optimiser or schedule is wrong, or the model does not fit the data.
     """
     keras = keras_of(model)
     if is_compiled(model):
+        own = getattr(model.optimizer, "_learning_rate", None)
+        if schedule_step is not None and isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
+            model.optimizer._learning_rate = learning_rates.schedule(keras, own, 0, (), 1.0, schedule_step)
         return
     if settings.optimizer == config.COMPILED:
         raise LotteryError('train.optimizer = "compiled" needs a model that comes compiled; this one does not.')
@@ -96,7 +100,7 @@ def compile_model(model: Any, settings: config.Train, example: Any) -> None:
             "loss and metrics that you want."
         )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=not probabilities)
-    model.compile(optimizer=optimizer(keras, settings), loss=loss, metrics=["accuracy"])
+    model.compile(optimizer=optimizer(keras, settings, schedule_step), loss=loss, metrics=["accuracy"])
 
 
 def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
@@ -170,7 +174,15 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
     )
 
 
-def optimizer(keras: Any, settings: config.Train) -> Any:
+def step_variable() -> Any:
+    """A step of training as a variable, which a trace reads anew each time."""
+    import tensorflow as tf
+
+    first: Any = 0
+    return tf.Variable(first, dtype=tf.int64, trainable=False)
+
+
+def optimizer(keras: Any, settings: config.Train, schedule_step: Any = None) -> Any:
     """The Keras optimiser of an experiment.
 
     Raises:
@@ -183,6 +195,9 @@ def optimizer(keras: Any, settings: config.Train) -> Any:
         if isinstance(rate, dict):
             arguments = dict(rate)
             rate = getattr(keras.optimizers.schedules, arguments.pop("name"))(**arguments)
+        rate = learning_rates.schedule(
+            keras, rate, settings.warmup_steps, settings.drop_at, settings.drop_factor, schedule_step
+        )
         # By class, for keras.optimizers.get does not know all of them.
         classes = {key.lower(): value for key, value in vars(keras.optimizers).items() if isinstance(value, type)}
         return classes[name](learning_rate=rate, **table)

@@ -97,8 +97,11 @@ def dump(experiment: Experiment) -> str:
 
 
 def digest(experiment: Experiment) -> str:
-    """Eight hexadecimal digits that differ as soon as any value differs."""
-    canonical = json.dumps(experiment.model_dump(mode="json"), sort_keys=True)
+    """Eight hexadecimal digits that differ as soon as any value differs.
+
+    What is at its default does not count, so that a run can still be read once there are keys that it does not know.
+    """
+    canonical = json.dumps(experiment.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 

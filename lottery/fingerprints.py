@@ -38,6 +38,12 @@ def of_model(model: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=_plain).encode()).hexdigest()[:16]
 
 
+def of_function(function: Any) -> str:
+    """Digest of a function's source and of the plain values that it closes over; sixteen hexadecimal digits."""
+    source = [_plain(function), _source(function)]
+    return hashlib.sha256(json.dumps(source).encode()).hexdigest()[:16]
+
+
 def _config(thing: Any) -> Any:
     try:
         with warnings.catch_warnings(action="ignore"):

@@ -1,12 +1,12 @@
 """The compiled loop: many steps of Keras' own ``train_step`` in one call, batches gathered in the graph."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from lottery import compiling, config, order, weights
+from lottery import augmenting, compiling, config, order, weights
 from lottery.compiling import Examined
 from lottery.data import Split, Splits, Streams
 from lottery.errors import LotteryError
@@ -32,7 +32,8 @@ class Loop:
         model: The Keras model that all of them train, one after the other.
         masks: By prunable weight, the boolean variable that says what is held at zero.
         steps: The only door to an optimiser step: takes what `batches` gives, trains the model, returns its report.
-        batches: From seed words to a function from a number of steps to the arguments of `steps`.
+        schedule_step: A variable, added to the optimiser's steps where the learning rate follows a schedule.
+        batches: From seed words and a first step to a function from a number of steps to the arguments of `steps`.
         evaluations: By split, a function that returns what the model reports over every example.
         examined: What the model's own steps report and draw.
         state: Every other variable that a step touches, with its first value; see `reset`.
@@ -44,8 +45,9 @@ class Loop:
 
     model: Any
     masks: Mapping[str, Any]
+    schedule_step: Any
     steps: Any
-    batches: Callable[[tuple[int, ...]], Callable[[int], tuple[Any, ...]]]
+    batches: Callable[..., Callable[[int], tuple[Any, ...]]]
     evaluations: Mapping[str, Callable[[], Logs]]
     examined: Examined
     state: list[tuple[Any, np.ndarray]]
@@ -54,7 +56,14 @@ class Loop:
     callbacks: list[Any]
 
 
-def compile_loop(model: Any, data: Splits | Streams, settings: config.Train, masks: Mapping[str, Any]) -> Loop:
+def compile_loop(
+    model: Any,
+    data: Splits | Streams,
+    settings: config.Train,
+    masks: Mapping[str, Any],
+    schedule_step: Any = None,
+    augment: Collection[str] = (),
+) -> Loop:
     """Make the compiled training and evaluation of a model.
 
     Nothing is traced before the first step. What holds the masks must be in place by then, callbacks among it: a
@@ -65,6 +74,8 @@ def compile_loop(model: Any, data: Splits | Streams, settings: config.Train, mas
         data: What it trains on. Arrays stay in memory as they are, and become floats batch by batch.
         settings: The ``[train]`` section of an experiment.
         masks: Boolean variables by prunable weight, as `enforcement.mask_variables` makes them.
+        schedule_step: The variable that the model was compiled with, if any; see `compiling.compile_model`.
+        augment: What is done to images while training: ``"crop"``, ``"flip"``.
 
     Returns:
         The loop.
@@ -80,17 +91,22 @@ def compile_loop(model: Any, data: Splits | Streams, settings: config.Train, mas
     longest = min(LONGEST_PIECE, settings.eval_every, settings.num_steps)
     own = examined.test_logs
     callbacks: list[Any] = []
+    if augment and not isinstance(data, Splits):
+        raise LotteryError("data.augment: received a tf.data.Dataset, allowed are arrays; augment it in the data set.")
     if isinstance(data, Splits):
         scaled = scaler(data)
+        if augment:
+            augmenting.check(data.train.x.shape[1:])
         steps, batches = _steps_over_arrays(
-            model, data.train, scaled, settings.batch_size, longest, jit, examined, callbacks
+            model, data.train, scaled, settings.batch_size, longest, jit, examined, callbacks, augment
         )
         validation, test = (_evaluation_of_arrays(model, part, scaled, own) for part in (data.validation, data.test))
     else:
         steps, batches = _steps_over_stream(model, data.train, jit, examined, callbacks)
         validation, test = (_evaluation_of_stream(model, part, own) for part in (data.validation, data.test))
     evaluations = {"validation": validation, "test": test}
-    return Loop(model, masks, steps, batches, evaluations, examined, [], longest, jit, callbacks)
+    schedule_step = compiling.step_variable() if schedule_step is None else schedule_step
+    return Loop(model, masks, schedule_step, steps, batches, evaluations, examined, [], longest, jit, callbacks)
 
 
 def reset(loop: Loop) -> None:
@@ -145,27 +161,36 @@ def _steps_over_arrays(
     jit: bool,
     examined: Examined,
     callbacks: list[Any],
+    augment: Collection[str],
 ) -> tuple[Any, Callable[..., Any]]:
     import tensorflow as tf
 
     x, y = tf.constant(split.x), tf.constant(split.y)
 
     @tf.function(jit_compile=jit, autograph=False)
-    def steps(positions: Any, num_steps: Any) -> Logs:
+    def steps(positions: Any, num_steps: Any, key: Any) -> Logs:
         def train(index: Any) -> Logs:
             batch = tf.gather(positions, index)
-            return _ended(index, model.train_step((scaled(tf.gather(x, batch)), tf.gather(y, batch))), callbacks)
+            images = tf.gather(x, batch)
+            if augment:
+                drawn = key + tf.stack([0, index])
+                images = augmenting.augmented(images, drawn, "crop" in augment, "flip" in augment)
+            return _ended(index, model.train_step((scaled(images), tf.gather(y, batch))), callbacks)
 
         return _repeat(model, train, num_steps, examined.train_logs)
 
-    def batches(seed: tuple[int, ...]) -> Callable[[int], tuple[Any, ...]]:
-        following = order.batches(len(split), batch_size, seed)
+    def batches(seed: tuple[int, ...], first_step: int = 0) -> Callable[[int], tuple[Any, ...]]:
+        following = order.batches(len(split), batch_size, seed, first_step)
+        step, word = first_step, order.seed_for(*seed, order.AUGMENTATION)
 
         def arguments(num_steps: int) -> tuple[Any, ...]:
+            nonlocal step
             # One shape, one trace: a shorter piece is filled up with positions that no step reads.
             positions = np.zeros((longest, batch_size), np.int32)
             positions[:num_steps] = following(num_steps)
-            return tf.constant(positions), tf.constant(num_steps)
+            key = tf.constant([word, step])
+            step += num_steps
+            return tf.constant(positions), tf.constant(num_steps), key
 
         return arguments
 
@@ -187,10 +212,10 @@ def _steps_over_stream(
 
         return _repeat(model, train, num_steps, examined.train_logs)
 
-    def batches(seed: tuple[int, ...]) -> Callable[[int], tuple[Any, ...]]:
+    def batches(seed: tuple[int, ...], first_step: int = 0) -> Callable[[int], tuple[Any, ...]]:
         # A shuffle without a seed of its own takes TensorFlow's.
         keras.utils.set_random_seed(order.seed_for(*seed))
-        iterator = iter(make().repeat())
+        iterator = iter(make().repeat().skip(first_step))
         return lambda num_steps: (iterator, tf.constant(num_steps))
 
     return steps, batches

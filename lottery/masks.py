@@ -68,6 +68,13 @@ def intersection(first: Masks, second: Masks) -> Masks:
     return {name: first[name] & second[name] for name in first}
 
 
+def distance(first: Masks, second: Masks) -> float:
+    """Fraction of all entries that one keeps and the other does not, in [0, 1]. Both must name the same weights."""
+    kept, counts = num_kept(intersection(first, second)), (num_kept(first), num_kept(second))
+    differing = sum(counts[0][name] + counts[1][name] - 2 * kept[name] for name in kept)
+    return differing / sum(mask.size for mask in first.values())
+
+
 def is_nested(inner: Masks, outer: Masks) -> bool:
     """Whether everything that `inner` keeps is kept by `outer` too."""
     return inner.keys() == outer.keys() and not any(np.any(inner[name] & ~outer[name]) for name in inner)

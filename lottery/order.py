@@ -5,12 +5,17 @@ from collections.abc import Callable
 import numpy as np
 
 # What a random number is for is part of its seed: no two purposes ever share a stream.
-INITIALISATION, BATCHES = 1, 2
+INITIALISATION, BATCHES, AUGMENTATION, SCORES, BRANCH = 1, 2, 3, 4, 5
 
 
 def seed_for(*words: int) -> int:
     """A seed of 31 bits from words such as (seed, replicate, purpose)."""
     return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
+
+
+def generator(*words: int) -> np.random.Generator:
+    """A source of random numbers from words such as (seed, replicate, purpose)."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
 
 
 def batches(
@@ -38,8 +43,7 @@ def batches(
         if epoch not in permutations:
             for old in [other for other in permutations if other < epoch - 1]:
                 del permutations[old]
-            generator = np.random.Generator(np.random.Philox(np.random.SeedSequence((*seed, epoch))))
-            permutations[epoch] = generator.permutation(num_examples).astype(np.int32)
+            permutations[epoch] = generator(*seed, epoch).permutation(num_examples).astype(np.int32)
         return permutations[epoch]
 
     def following(num_steps: int) -> np.ndarray:

@@ -6,10 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from lottery import compiling, config, data, enforcement, fingerprints, masks, models, order, pruning, weights
+from lottery import (
+    compiling,
+    config,
+    criteria,
+    data,
+    enforcement,
+    fingerprints,
+    masks,
+    models,
+    order,
+    planning,
+    weights,
+)
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
-from lottery.loop import Loop, compile_loop, example_batch
+from lottery.loop import Loop, compile_loop, example_batch, scaler
 
 
 @dataclass(frozen=True)
@@ -21,6 +33,7 @@ class Prepared:
         build: Builds the model afresh, with initial weights by chance.
         data: What it is trained on.
         loop: The compiled loop, with the one model that all replicates train.
+        criterion: What scores weights.
         notes: What a person should know, in sentences.
     """
 
@@ -28,16 +41,23 @@ class Prepared:
     build: Callable[[], Any]
     data: Splits | Streams
     loop: Loop
+    criterion: criteria.Criterion
     notes: tuple[str, ...]
 
 
-def prepare(experiment: config.Experiment, model: Callable[[], Any] | None = None, given: Any = None) -> Prepared:
+def prepare(
+    experiment: config.Experiment,
+    model: Callable[[], Any] | None = None,
+    given: Any = None,
+    criterion: criteria.Criterion | None = None,
+) -> Prepared:
     """Load the data, build and compile the model, and check that they and the experiment fit together.
 
     Args:
         experiment: The experiment.
         model: A function that builds the model, instead of the one that the experiment names.
         given: Data, instead of those that the experiment names; see `data.given`.
+        criterion: A function, instead of the criterion that the experiment names.
 
     Returns:
         Everything that is needed to train.
@@ -46,7 +66,7 @@ def prepare(experiment: config.Experiment, model: Callable[[], Any] | None = Non
         LotteryError: They do not fit.
     """
     loaded = data.load(experiment.data) if given is None else data.given(given, experiment.data)
-    own_model = model is not None or experiment.model.name not in models.MODELS
+    own_model = model is not None or not models.is_built_in(experiment.model.name)
     build = model or _builder(experiment, loaded)
     built = build_model(build, order.seed_for(experiment.run.seed, 0, order.INITIALISATION))
     if own_model:
@@ -66,16 +86,23 @@ def prepare(experiment: config.Experiment, model: Callable[[], Any] | None = Non
         tables["model"]["fingerprint"] = fingerprints.of_model(built)
         tables["model"]["name"] = config.GIVEN if model is not None else experiment.model.name
         tables["train"] |= _compiled_with(built, experiment.train)
+    if criterion is not None:
+        tables["prune"] |= {"criterion": config.GIVEN, "fingerprint": fingerprints.of_function(criterion)}
+    elif experiment.prune.criterion == config.GIVEN:
+        raise LotteryError(
+            'prune.criterion = "given" stands for a function passed to lottery.run(..., criterion=...); pass it again.'
+        )
     experiment = config.Experiment.model_validate(tables)
+    criterion = criterion or criteria.CRITERIA[experiment.prune.criterion]
 
-    inputs = example_batch(loaded)[0]
-    compiling.compile_model(built, experiment.train, inputs)
+    inputs, schedule_step = example_batch(loaded)[0], compiling.step_variable()
+    compiling.compile_model(built, experiment.train, inputs, schedule_step)
     if isinstance(loaded, Splits):
         compiling.check_data(built, loaded, experiment.train.batch_size, inputs)
     prunable = weights.read(built)
-    pruning.check_rounds(experiment.prune, {name: value.size for name, value in prunable.items()})
+    planning.check_rounds(experiment.prune, {name: value.shape for name, value in prunable.items()})
     held = enforcement.mask_variables(masks.ones_like(prunable))
-    loop = compile_loop(built, loaded, experiment.train, held)
+    loop = compile_loop(built, loaded, experiment.train, held, schedule_step, experiment.data.augment)
     # That vectors stay (biases, statistics, seeds) is what everybody expects; a tensor that stays is worth a line.
     shapes = {name: variable.shape for name, variable in weights.variables(built).items()}
     skipped = {
@@ -87,7 +114,7 @@ def prepare(experiment: config.Experiment, model: Callable[[], Any] | None = Non
             f"The model draws random numbers by {', '.join(loop.examined.unrepeatable)}, which nothing can restore: "
             "stopped and resumed, the run will not give the same bits."
         )
-    return Prepared(experiment, build, loaded, loop, tuple(notes))
+    return Prepared(experiment, build, loaded, loop, criterion, tuple(notes))
 
 
 def build_model(build: Callable[[], Any], seed: int) -> Any:
@@ -107,6 +134,8 @@ def build_model(build: Callable[[], Any], seed: int) -> Any:
         library.utils.set_random_seed(seed)
         try:
             return build()
+        except LotteryError:
+            raise
         except Exception as error:  # a user's function may raise anything
             name = getattr(build, "__name__", "the model's function")
             raise LotteryError(f"{name}() could not build the model: {type(error).__name__}: {error}") from error
@@ -121,11 +150,46 @@ def build_model(build: Callable[[], Any], seed: int) -> Any:
     return model
 
 
+def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
+    """A network that nothing holds, and a batch, for criteria that look at gradients.
+
+    The batch is the first `prune.num_examples` examples of the training part in an order of the replicate's own.
+    """
+    experiment = prepared.experiment
+    model = build_model(prepared.build, order.seed_for(experiment.run.seed, replicate, order.INITIALISATION))
+    compiling.compile_model(model, experiment.train, example_batch(prepared.data)[0])
+    wanted = experiment.prune.num_examples
+    if isinstance(prepared.data, Splits):
+        wanted = min(wanted, len(prepared.data.train))
+        words = (experiment.run.seed, replicate, order.SCORES)
+        (positions,) = order.batches(len(prepared.data.train), wanted, words)(1)
+        x, y = prepared.data.train.x[positions], prepared.data.train.y[positions]
+        return criteria.Network(model, scaler(prepared.data)(x), y, prepared.build)
+    import keras
+
+    keras.utils.set_random_seed(order.seed_for(experiment.run.seed, replicate, order.SCORES))
+    x, y = next(iter(prepared.data.train().unbatch().batch(wanted)))
+    return criteria.Network(model, x, y, prepared.build)
+
+
+def ends_of_epochs(prepared: Prepared) -> list[int]:
+    """The steps after which every example was seen once more."""
+    settings = prepared.experiment.train
+    if not isinstance(prepared.data, Splits):
+        raise LotteryError("early_bird needs data of a known length, as arrays; a tf.data.Dataset has none.")
+    size = len(prepared.data.train)
+    ends = [
+        -(-size * epoch // settings.batch_size)
+        for epoch in range(1, settings.num_steps * settings.batch_size // size + 1)
+    ]
+    return [step for step in ends if step <= settings.num_steps]
+
+
 def _compiled_with(model: Any, settings: config.Train) -> Mapping[str, Any]:
     """What the record says of a model that came compiled: the experiment's optimiser is not used."""
     if not compiling.is_compiled(model):
         return {}
-    own = {"optimizer", "learning_rate"} & settings.model_fields_set
+    own = {"optimizer", "learning_rate", "warmup_steps", "drop_at"} & settings.model_fields_set
     if own and settings.optimizer != config.COMPILED:
         raise LotteryError(
             f"The model comes compiled, so train.{' and train.'.join(sorted(own))} cannot be set; leave it out, or "
@@ -142,7 +206,7 @@ def _builder(experiment: config.Experiment, loaded: Splits | Streams) -> Callabl
         raise LotteryError(
             'model.name = "given" stands for a function passed to lottery.run(..., model=...); pass it again.'
         )
-    if name not in models.MODELS:
+    if not models.is_built_in(name):
         return models.builder(name, (), 0)
     # tfmot holds masks in tf_keras models only.
     library = "tf_keras" if experiment.run.enforcement == "tfmot" else "keras"

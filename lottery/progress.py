@@ -9,16 +9,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Step:
-    """Where a run is."""
+    """Where a run is: in which network, at which of its steps, and how many steps of the whole are done."""
 
     replicate: int
     num_replicates: int
     round: int
     num_rounds: int
+    branch: str
     density: float
     step: int
     num_steps: int
     val_accuracy: float
+    done: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,12 @@ def shown(console: Any = None) -> Iterator[Report]:
     begin: list[tuple[float, int]] = []
 
     def left(where: Step) -> str:
-        now, done = time.monotonic(), _steps_done(where)
+        now = time.monotonic()
         if not begin and where.step:  # the first steps carry the compiling, which comes once
-            begin.append((now, done))
-        if not begin or done <= begin[0][1]:
+            begin.append((now, where.done))
+        if not begin or where.done <= begin[0][1]:
             return ""
-        total = where.num_replicates * (where.num_rounds + 1) * where.num_steps
-        return _duration((now - begin[0][0]) / (done - begin[0][1]) * (total - done))
+        return _duration((now - begin[0][0]) / (where.done - begin[0][1]) * (where.total - where.done))
 
     if not console.is_terminal:
         yield lambda event: _print_line(console, event, left)
@@ -75,16 +77,16 @@ def shown(console: Any = None) -> Iterator[Report]:
 
         def report(event: Step | Done | Note) -> None:
             if isinstance(event, Step):
-                remaining = left(event)
+                remaining, branch = left(event), "" if event.branch == "ticket" else f" · {event.branch}"
                 display.update(
                     task,
                     description=(
                         f"replicate {event.replicate}/{event.num_replicates} · round {event.round}/{event.num_rounds}"
-                        f" · density {event.density:.4f} · step {event.step}/{event.num_steps}"
+                        f"{branch} · density {event.density:.4f} · step {event.step}/{event.num_steps}"
                         f" · validation {event.val_accuracy:.4f}"
                     ),
-                    completed=_steps_done(event),
-                    total=event.num_replicates * (event.num_rounds + 1) * event.num_steps,
+                    completed=event.done,
+                    total=event.total,
                     left=f"{remaining} left" if remaining else "",
                 )
             else:
@@ -106,7 +108,8 @@ def _print_line(console: Any, event: Step | Done | Note, left: Callable[[Step], 
         remaining = left(where)
         console.print(
             f"replicate {where.replicate}/{where.num_replicates}  round {where.round:>2}/{where.num_rounds}  "
-            f"density {where.density:.4f}  early stop {record['early_stop_step']:>{len(str(where.num_steps))}}  "
+            + ("" if where.branch == "ticket" else f"{where.branch}  ")
+            + f"density {where.density:.4f}  early stop {record['early_stop_step']:>{len(str(where.num_steps))}}  "
             f"test {record['early_stop_test_accuracy']:.4f}  {record['seconds']:.1f} s"
             + (f"  {remaining} left" if remaining else "")
             + collapsed,
@@ -114,11 +117,6 @@ def _print_line(console: Any, event: Step | Done | Note, left: Callable[[Step], 
         )  # fmt: skip
     else:
         left(event)
-
-
-def _steps_done(where: Step) -> int:
-    rounds = (where.replicate - 1) * (where.num_rounds + 1) + where.round
-    return rounds * where.num_steps + where.step
 
 
 def _duration(seconds: float) -> str:

@@ -142,6 +142,7 @@ class Prune(_Section):
     scope: Literal["layerwise", "global"] = "layerwise"
     allocation: Literal["rates", "uniform", "erk"] = "rates"
     schedule: Literal["geometric", "linear", "one_shot", "explicit"] = "geometric"
+    iterative: bool = True
     rate: Rate = 0.2
     num_rounds: Natural = 20
     final_density: RateOrZero = 0.0
@@ -207,7 +208,7 @@ class Run(_Section):
 
     num_replicates: Positive = 5
     seed: Natural = 0
-    controls: tuple[Annotated[str, _one_of("run.controls", *BRANCHES[:-1])], ...] = Field(default=(), strict=False)
+    controls: tuple[Annotated[str, _one_of("run.controls", *BRANCHES[:-2])], ...] = Field(default=(), strict=False)
     control_rounds: tuple[Natural, ...] = Field(default=(), strict=False)
     enforcement: Literal["constraint", "gradient", "reparameterization", "callback", "tfmot"] = "constraint"
     num_threads: Natural = 0

@@ -23,7 +23,7 @@ class Round:
 
 def find_ticket(
     prunable: Weights,
-    train: Callable[[int, Masks], Trained],
+    train: Callable[[int, Masks, Weights], Trained],
     prune: Callable[[int, Weights, Masks], Masks],
     num_rounds: int,
     last: tuple[int, Masks, Weights] | None = None,
@@ -32,7 +32,7 @@ def find_ticket(
 
     Args:
         prunable: The weights that masks are for; only names and shapes matter.
-        train: Trains round `index` from the start weights under masks.
+        train: Trains round `index` under masks; the third argument are the trained weights of the round before.
         prune: From the round about to begin, trained weights and masks to the masks of that round.
         num_rounds: Rounds after the dense one.
         last: Number, masks and trained weights of a round to go on from.
@@ -45,6 +45,6 @@ def find_ticket(
         index += 1
         if index:
             kept = prune(index, weights, kept)
-        trained = train(index, kept)
+        trained = train(index, kept, weights)
         weights = trained.weights
         yield Round(index, kept, trained)

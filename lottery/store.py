@@ -17,6 +17,7 @@ from lottery.errors import LotteryError
 from lottery.masks import Masks
 
 FORMAT = 1
+TICKET = "ticket"  # the branch of the main chain
 METRICS = ("step", "split", "loss", "accuracy")
 
 
@@ -25,9 +26,10 @@ def run_path(out: str | Path, experiment: config.Experiment) -> Path:
     return Path(out) / f"{experiment.name}-{config.digest(experiment)}"
 
 
-def round_path(run: Path, replicate: int, index: int) -> Path:
-    """The folder of a round."""
-    return run / f"replicate-{replicate}" / f"round-{index:02d}"
+def round_path(run: Path, replicate: int, index: int, branch: str = TICKET) -> Path:
+    """The folder of a round, or of a branch from it."""
+    folder = run / f"replicate-{replicate}" / f"round-{index:02d}"
+    return folder if branch == TICKET else folder / f"branch-{branch}"
 
 
 def read_experiment(run: Path) -> config.Experiment:
@@ -145,12 +147,11 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise LotteryError(f"{str(path)!r} has format {record['format']}; this version reads {FORMAT}.")
     if record.get("record_sha256") != _digest_of(record):
         raise _damaged(path)
-    if (
-        round_path(folder.parents[1], record.get("replicate", 0), record.get("round", 0)).parts[-2:]
-        != folder.parts[-2:]
-    ):
+    replicate, index, branch = record.get("replicate", 0), record.get("round", 0), record.get("branch", TICKET)
+    place = round_path(Path(), replicate, index, branch).parts
+    if place != folder.parts[-len(place) :]:
         raise LotteryError(
-            f"{str(path)!r} is of replicate {record.get('replicate')}, round {record.get('round')}: it was put there."
+            f"{str(path)!r} is of replicate {replicate}, round {index}, branch {branch}: it was put there."
         )
     return record
 
@@ -165,16 +166,37 @@ def check_files(folder: Path) -> None:
 def complete_rounds(run: Path, replicate: int) -> list[int]:
     """The rounds of a replicate that are complete, without a gap from round 0 on."""
     indices: list[int] = []
-    while (round_path(run, replicate, len(indices)) / "round.json").exists():
+    while is_stored(run, replicate, len(indices)):
         indices.append(len(indices))
     return indices
 
 
+def branches(run: Path, replicate: int) -> list[tuple[int, str, Path]]:
+    """Round, label and folder of every complete branch of a replicate, by round."""
+    found = []
+    for index in complete_rounds(run, replicate):
+        for path in sorted(round_path(run, replicate, index).glob("branch-*/round.json")):
+            found.append((index, path.parent.name.removeprefix("branch-"), path.parent))
+    return found
+
+
+def wanted(experiment: config.Experiment) -> list[tuple[int, str]]:
+    """Round and branch of every network that an experiment trains for each replicate, in the order of training."""
+    rounds = range(experiment.prune.num_rounds + 1)
+    chosen = experiment.run.control_rounds or rounds[1:]
+    controls = [(index, label) for index in chosen for label in experiment.run.controls]
+    return [*((index, TICKET) for index in rounds), *controls]
+
+
+def is_stored(run: Path, replicate: int, index: int, branch: str = TICKET) -> bool:
+    """Whether a round, or a branch from it, is complete."""
+    return (round_path(run, replicate, index, branch) / "round.json").exists()
+
+
 def is_complete(run: Path, experiment: config.Experiment) -> bool:
-    """Whether every round of every replicate is stored."""
-    wanted = experiment.prune.num_rounds + 1
+    """Whether everything that an experiment trains is stored."""
     replicates = range(1, experiment.run.num_replicates + 1)
-    return all(len(complete_rounds(run, replicate)) >= wanted for replicate in replicates)
+    return all(is_stored(run, replicate, *one) for replicate in replicates for one in wanted(experiment))
 
 
 def runs(out: str | Path) -> list[Path]:

@@ -1,13 +1,14 @@
 """One training run: full length, evaluated along the way, the weights of the best validation loss kept beside."""
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from lottery import config, rewinding, weights
+from lottery import config, masks, rewinding, weights
 from lottery.errors import LotteryError
 from lottery.loop import Loop, reset
 from lottery.masks import Masks
@@ -15,6 +16,7 @@ from lottery.masks import Masks
 # What Keras calls plain accuracy; of other metrics whose names end so, the first.
 ACCURACIES = ("accuracy", "acc", "sparse_categorical_accuracy", "categorical_accuracy", "binary_accuracy")
 Row = tuple[int, str, float, float]
+State = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -28,21 +30,26 @@ class Trained:
         summary: ``early_stop_step``, the step of minimum validation loss (of equals the first), and loss and
             accuracy of every split there and at the end.
         start_sha256: Fingerprint of what the model held when training began, read back from it.
+        seconds: How long it took, evaluations included.
     """
 
     weights: dict[str, np.ndarray]
     metrics: list[Row]
     summary: dict[str, float | int]
     start_sha256: str
+    seconds: float
 
 
 def train(
     loop: Loop,
-    start: Mapping[str, np.ndarray],
+    start: State,
     kept: Masks,
     settings: config.Train,
     seed: tuple[int, ...],
     report: Callable[[int, float], None] = lambda step, accuracy: None,
+    first_step: int = 0,
+    schedule_step: int | None = None,
+    watch: Mapping[int, Callable[[dict[str, np.ndarray]], None]] | None = None,
 ) -> Trained:
     """Train from given weights under masks, with a fresh optimiser.
 
@@ -53,6 +60,10 @@ def train(
         settings: The ``[train]`` section of an experiment.
         seed: Words that decide the order of the batches.
         report: Called several times a second with the step and the last validation accuracy.
+        first_step: The step that `start` is of. Training goes on from there to `settings.num_steps`, with the batches
+            that it would have had; where the two are equal, the network is evaluated and not trained.
+        schedule_step: Where in its schedule the learning rate begins; at `first_step` if None.
+        watch: Functions by step, each called with every variable once that step is taken.
 
     Returns:
         What was trained.
@@ -60,17 +71,18 @@ def train(
     Raises:
         LotteryError: The loss is no longer a finite number, or a masked entry is no longer zero.
     """
+    began = time.perf_counter()
     for name, mask in kept.items():
         loop.masks[name].assign(mask)
-    weights.assign(loop.model, rewinding.rewound(start, kept))
+    weights.assign(loop.model, masks.apply(start, kept))
     reset(loop)
+    loop.schedule_step.assign(first_step if schedule_step is None else schedule_step)
     start_sha256 = rewinding.fingerprint(weights.read_state(loop.model))
-    batches = loop.batches(seed)
+    batches = loop.batches(seed, first_step)
     metrics: list[Row] = []
     best: dict[str, np.ndarray] = {}
     summary: dict[str, float | int] = {}
-    lowest = math.inf
-    step = 0
+    lowest, step, trained = math.inf, first_step, (math.nan, math.nan)
 
     def evaluate(split: str, at: int) -> tuple[float, float]:
         loss, accuracy = _finite(loop.evaluations[split](), f"{split} loss at step {at}")
@@ -87,7 +99,11 @@ def train(
         report(step, validation[1])
         if step == settings.num_steps:
             break
-        step, trained = _advance(loop, batches, step, settings, lambda step, seen=validation[1]: report(step, seen))
+        until = min(step - step % settings.eval_every + settings.eval_every, settings.num_steps)
+        trained = _advance(
+            loop, batches, step, until, watch or {}, lambda step, seen=validation[1]: report(step, seen)
+        )  # fmt: skip
+        step = until
         metrics.append((step, "train", *trained))
 
     final = _held(weights.read_state(loop.model), kept)
@@ -103,27 +119,30 @@ def train(
         best_test = evaluate("test", stopped_at)
     summary |= _named("early_stop_test", best_test)
     summary |= _named("final_train", trained) | _named("final_val", validation) | _named("final_test", test)
-    return Trained(final, sorted(metrics, key=lambda row: row[0]), summary, start_sha256)
+    return Trained(final, sorted(metrics, key=lambda row: row[0]), summary, start_sha256, time.perf_counter() - began)
 
 
 def _advance(
     loop: Loop,
     batches: Callable[[int], tuple[Any, ...]],
-    step: int,
-    settings: config.Train,
+    first: int,
+    until: int,
+    watch: Mapping[int, Callable[[dict[str, np.ndarray]], None]],
     report: Callable[[int], None],
-) -> tuple[int, tuple[float, float]]:
-    """Train until the next evaluation; the step reached, and mean loss and accuracy on the way."""
-    first, until = step, min(step + settings.eval_every, settings.num_steps)
-    sums = np.zeros(2)
+) -> tuple[float, float]:
+    """Train from one step until another; mean loss and accuracy on the way."""
+    step, sums = first, np.zeros(2)
     while step < until:
-        num_steps = min(loop.longest, until - step)
+        stop = min([until, *(at for at in watch if at > step)])
+        num_steps = min(loop.longest, stop - step)
         logs = loop.steps(*batches(num_steps))
         sums += num_steps * np.array(_finite(logs, f"training loss between steps {step} and {step + num_steps}"))
         step += num_steps
+        if step in watch:
+            watch[step](weights.read_state(loop.model))
         report(step)
     loss, accuracy = sums / (until - first)
-    return step, (float(loss), float(accuracy))
+    return float(loss), float(accuracy)
 
 
 def _finite(logs: Mapping[str, Any], what: str) -> tuple[float, float]:

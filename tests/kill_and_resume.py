@@ -16,8 +16,14 @@ import tempfile
 import time
 from pathlib import Path
 
-WORDS = ["train.num_steps=400", "train.eval_every=40", "prune.num_rounds=7", "run.num_replicates=2"]
-KINDS = ("masks.safetensors", "weights.safetensors", "metrics.csv", "initial.safetensors", "experiment.toml")
+WORDS = [
+    "train.num_steps=400", "train.eval_every=40", "prune.num_rounds=4", "run.num_replicates=2", "rewind.step=90",
+    "run.controls=['random_reinit', 'random_mask']",
+]  # fmt: skip
+KINDS = (
+    "masks.safetensors", "weights.safetensors", "metrics.csv", "initial.safetensors", "start.safetensors",
+    "experiment.toml",
+)  # fmt: skip
 
 
 def start(out: Path) -> subprocess.Popen:
@@ -38,7 +44,7 @@ def finish(process: subprocess.Popen) -> float:
     began = None
     with process:
         for line in process.stdout or ():
-            if began is None and "rounds of each" in line:
+            if began is None and "networks of each" in line:
                 began = time.monotonic()
     if process.returncode != 0:
         raise SystemExit(f"The run ended with status {process.returncode}.")
@@ -57,7 +63,7 @@ def kill_and_resume(num_kills: int, seed: int, folder: Path, say=print) -> int:
         while kills < num_kills:
             with start(out) as process:
                 for line in process.stdout or ():
-                    if "rounds of each" in line:
+                    if "networks of each" in line:
                         break
                 delay = chance.uniform(0, lasting * 0.6)
                 try:

@@ -13,16 +13,28 @@ FOLDER = Path(lottery.__file__).parent
 # A module may import those on floors below its own, and those before it on its own.
 FLOORS = [
     ["errors", "masks", "schedules", "records", "config", "datasets", "data", "order"],
-    ["weights", "models", "pruning", "files", "store"],
-    ["criteria", "rewinding", "results", "compiling", "comparing", "fingerprints", "environment"],
+    ["weights", "networks", "models", "pruning", "allocation", "planning", "files", "store", "shipped", "smoking"],
+    [
+        "learning_rates",
+        "augmenting",
+        "compiling",
+        "saliency",
+        "synaptic",
+        "criteria",
+        "scoring",
+        "rewinding",
+        "branches",
+    ],
+    ["intervals", "verdicts", "results", "contests", "findings", "claims", "comparing", "fingerprints", "environment"],
     ["holding", "patching", "wrappable", "wrappers", "fitting", "modes", "callbacks", "auditing", "enforcement"],
-    ["loop", "training", "plots", "progress", "checking"],
-    ["preparing", "rounds", "running"],
+    ["loop", "training", "plots", "showing", "progress", "checking"],
+    ["preparing", "rounds", "replicates", "running", "branching"],
     ["cli", "__main__"],
 ]
 WITHOUT_TENSORFLOW = [
-    "errors", "masks", "schedules", "records", "config", "order", "pruning", "files", "store", "results", "plots", "progress",
-    "checking",
+    "errors", "masks", "schedules", "records", "config", "order", "pruning", "allocation", "planning", "files", "store", "shipped",
+    "smoking", "criteria", "scoring", "rewinding", "branches", "results", "intervals", "verdicts", "contests", "findings", "claims", "plots",
+    "showing", "progress", "checking",
 ]  # fmt: skip
 
 

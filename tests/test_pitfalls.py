@@ -124,7 +124,7 @@ def threshold_the_signed_weight(patch):
     """16: the most negative weights are pruned."""
     from lottery import criteria
 
-    patch.setattr(criteria, "magnitude", lambda initial, trained: dict(trained))
+    patch.setattr(criteria, "magnitude", lambda evidence: dict(evidence.trained))
 
 
 def revive(patch):

@@ -331,13 +331,13 @@ def test_nan_keeps_the_rounds_before(tmp_path, monkeypatch):
     """The loss of round 1 becomes NaN: round 0 stays, and running again goes on from it."""
     original = training.train
 
-    def poisoned(loop, start, kept, settings, seed, report):
+    def poisoned(loop, start, kept, *arguments, **options):
         if not kept["dense/kernel"].all():
             start = start | {"dense/bias": np.full_like(start["dense/bias"], np.nan)}
-        return original(loop, start, kept, settings, seed, report)
+        return original(loop, start, kept, *arguments, **options)
 
     monkeypatch.setattr(training, "train", poisoned)
-    with pytest.raises(LotteryError, match=r"Replicate 1, round 1: The .* loss .* is nan.*rounds before it are kept"):
+    with pytest.raises(LotteryError, match=r"Replicate 1, round 1: The .* loss .* is nan.*trained before is kept"):
         lottery.run(ONE, out=tmp_path, report=quietly)
     monkeypatch.undo()
     path = store.run_path(tmp_path, config.load(ONE))

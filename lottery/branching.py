@@ -1,0 +1,139 @@
+"""Branches from the rounds of a run that is stored: more controls, another data set, a function of the caller's own."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lottery import branches, config, criteria, enforcement, environment, files, progress, replicates, results, store
+from lottery import weights as weights_module
+from lottery.errors import LotteryError, unknown
+from lottery.preparing import Prepared, prepare
+
+
+def branch(
+    run: str | Path,
+    kind: str | branches.Branch,
+    rounds: Sequence[int] = (),
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    replicate: int | None = None,
+    model: Callable[[], Any] | None = None,
+    data: Any = None,
+    criterion: criteria.Criterion | None = None,
+    report: progress.Report | None = None,
+) -> results.Run:
+    """Train branches from stored rounds, or find them complete. What is stored already is not trained again.
+
+    Args:
+        run: The run's folder.
+        kind: A key of `branches.BRANCHES`, or a function from `branches.Origin` to `branches.Departure`, which is
+            stored under its name.
+        rounds: From which rounds; every pruned one that is complete where it is empty.
+        overrides: For ``"transfer"``, and for nothing else: the ``[data]`` of the other data set, and values of
+            ``[train]`` that differ, such as ``{"data": {"name": "fashion_mnist"}}``.
+        replicate: Of which replicate; of all where it is None.
+        model, data, criterion: What was passed to `lottery.run`, if anything was; for ``"transfer"``, `data` may be
+            the other data.
+        report: Told what happens; by default it is shown on standard error.
+
+    Returns:
+        The run, whose table has the branches beside the rounds.
+
+    Raises:
+        LotteryError: There is no such run, round, replicate or branch; or the ticket does not fit the other data.
+    """
+    path, overrides = Path(run), dict(overrides or {})
+    settings = store.read_experiment(path)
+    if isinstance(kind, str) and kind not in branches.BRANCHES:
+        raise unknown("branch", kind, branches.BRANCHES)
+    function = branches.BRANCHES[kind] if isinstance(kind, str) else kind
+    transfers = function is branches.transfer
+    _check_overrides(overrides, transfers, data is not None)
+    with contextlib.ExitStack() as stack:
+        if report is None:
+            report = stack.enter_context(progress.shown())
+        environment.use_threads(store.read_environment(path)["num_threads"])
+        prepared = prepare(_with(settings, overrides) if overrides else settings, model, data, criterion)
+        label = _label(function.__name__, overrides, prepared if transfers else None)
+        if transfers:
+            _check_fit(path, prepared)
+        else:
+            environment.check_data(path, prepared.data.fingerprint)
+            if config.digest(prepared.experiment) != config.digest(settings):
+                raise LotteryError(f"The model or criterion passed is not the one that {str(path)!r} was run with.")
+        networks = _networks(path, settings, rounds, replicate, label)
+        stack.enter_context(store.opened(path, settings))
+        mode = settings.run.enforcement
+        loop = prepared.loop
+        loop.callbacks.extend(stack.enter_context(enforcement.ENFORCEMENTS[mode](loop.model, loop.masks)))
+        missing = [network for network in networks if not store.is_stored(path, *network)]
+        if not missing:
+            report(progress.Note(f"All {len(networks)} branches {label} of {path} are complete."))
+        job = replicates.Job(path, prepared, missing, report)
+        details = {"data_sha256": prepared.data.fingerprint, "overrides": json.loads(json.dumps(overrides))}
+        for network in missing:
+            replicates.train_branch(job, network, function, details if transfers else None)
+    return results.Run(path)
+
+
+def _check_overrides(overrides: Mapping[str, Any], transfers: bool, has_data: bool) -> None:
+    if overrides and not transfers:
+        raise LotteryError("Only the branch 'transfer' takes other values; another experiment is another run.")
+    if transfers and not has_data and "data" not in overrides:
+        raise LotteryError("The branch 'transfer' needs another data set, such as data.name=fashion_mnist.")
+    wrong = [key for key in overrides if key not in ("data", "train")]
+    if wrong:
+        raise unknown("A section that 'transfer' may change", wrong[0], ("data", "train"))
+
+
+def _with(settings: config.Experiment, overrides: Mapping[str, Any]) -> config.Experiment:
+    tables = settings.model_dump(mode="json")
+    if "data" in overrides:
+        tables["data"] |= {"path": "", "fingerprint": ""}
+    return config.load(tables, overrides)
+
+
+def _label(name: str, overrides: Mapping[str, Any], prepared: Prepared | None) -> str:
+    """What a branch is stored under: its name, and for a transfer which data it is to."""
+    if prepared is None:
+        return name
+    label = f"{name}-{prepared.experiment.data.name}"
+    only_named = set(overrides) == {"data"} and set(overrides["data"]) == {"name"}
+    if only_named:
+        return label
+    what = json.dumps([overrides, prepared.data.fingerprint], sort_keys=True)
+    return f"{label}-{hashlib.sha256(what.encode()).hexdigest()[:6]}"
+
+
+def _check_fit(path: Path, prepared: Prepared) -> None:
+    folder = next(iter(sorted(path.glob("replicate-*/round-00"))), None)
+    if folder is None:
+        raise LotteryError(f"No round of {str(path)!r} is complete yet.")
+    here = {name: value.shape for name, value in files.read_arrays(folder / "weights.safetensors").items()}
+    there = {name: value.shape for name, value in weights_module.read_state(prepared.loop.model).items()}
+    wrong = [name for name in (*here, *there) if here.get(name) != there.get(name)]
+    if wrong:
+        raise LotteryError(
+            f"The ticket does not fit the other data: {wrong[0]} has shape {here.get(wrong[0])} in the ticket and "
+            f"{there.get(wrong[0])} in a network for them."
+        )
+
+
+def _networks(
+    path: Path, settings: config.Experiment, rounds: Sequence[int], replicate: int | None, label: str
+) -> list[replicates.Network]:
+    numbers = range(1, settings.run.num_replicates + 1)
+    if replicate is not None and replicate not in numbers:
+        raise LotteryError(f"replicate: received {replicate}, allowed is 1 to {len(numbers)}.")
+    networks = []
+    for number in numbers if replicate is None else [replicate]:
+        complete = store.complete_rounds(path, number)
+        missing = [index for index in rounds if index not in complete]
+        if missing:
+            stored = f"0 to {complete[-1]}" if complete else "none yet"
+            raise LotteryError(f"rounds: received {missing[0]}, stored of replicate {number} are {stored}.")
+        networks += [(number, index, label) for index in rounds or complete[1:]]
+    return networks

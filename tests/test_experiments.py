@@ -1,0 +1,115 @@
+"""Every experiment that ships with the package: its header, its smoke run, and the commands that list and copy it."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import lottery
+from lottery import checking, claims, cli, config, shipped, smoking
+from lottery.errors import LotteryError
+from tests.conftest import quietly
+
+NAMES = list(shipped.paths())
+# Those whose networks are too large for the default run; `-m long` walks them too.
+LARGE = ("vgg_19_cifar10",)
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        result = CliRunner().invoke(cli.app, list(words))
+        if isinstance(result.exception, LotteryError):
+            raise result.exception
+        return result
+
+    return call
+
+
+def test_each_published_experiment_has_its_file():
+    assert len(NAMES) == 12
+    folder = Path(__file__).parents[1] / "experiments"
+    assert {path.stem for path in folder.glob("*.toml")} | {"digits"} == set(NAMES)
+    published = {config.load(path).name for path in shipped.paths().values()}
+    assert set(claims.PROTOCOLS) <= published
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_headers_say_what_a_reader_wants_to_know(name):
+    text = shipped.named(name).read_text(encoding="utf-8")
+    header = text[: text.index("\n\n")]
+    assert all(line.startswith("#") for line in header.splitlines())
+    for what in ("Command:", "Time:", "Look at:" if name != "lenet_mnist" else "Check:"):
+        assert f"# {what}" in header, what
+    assert "Reproduces:" in header or "What it shows:" in header
+    assert "@" not in header and ("arxiv.org" in header or name == "digits")
+    row = next(row for row in shipped.listed() if row["name"] == name)
+    assert len(row["reproduces"]) > 20
+    command = re.search(r"lottery run(?: experiments/(\w+)\.toml)?", header)
+    assert command and (command[1] or "digits") == name
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LARGE else name for name in NAMES]
+)
+def test_smoke(name, tmp_path):
+    """All of it runs, in its own shapes, and `verify` finds nothing wrong."""
+    experiment = config.load(shipped.named(name))
+    tables, arrays = smoking.shrunk(experiment)
+    assert tables["run"]["num_replicates"] == smoking.NUM_REPLICATES
+    tables["run"]["num_replicates"] = 1  # the second takes as long, and does nothing else
+    run = lottery.run(tables, data=arrays, out=tmp_path, report=quietly)
+    rows = run.table()
+    used = run.experiment
+    assert set(rows["branch"]) == {"ticket", *experiment.run.controls}
+    assert len(rows) == used.run.num_replicates * (1 + used.prune.num_rounds * (1 + len(used.run.controls)))
+    assert used.name == f"{experiment.name}-smoke" and used.prune.num_rounds == smoking.NUM_ROUNDS
+    for key in ("criterion", "scope", "allocation", "schedule", "iterative", "rates"):
+        assert getattr(used.prune, key) == getattr(experiment.prune, key), key
+    assert used.model.name == experiment.model.name and used.rewind.mode == experiment.rewind.mode
+    assert bool(used.rewind.step) == bool(experiment.rewind.step)
+    assert len(used.train.drop_at) == len(experiment.train.drop_at) and used.data.augment == experiment.data.augment
+    assert bool(used.train.warmup_steps) == bool(experiment.train.warmup_steps)
+    assert [sentence for _, wrong in checking.verify(run.path) for sentence in wrong] == []
+
+
+def test_made_data_can_be_learned_and_have_the_shape_of_the_real(mnist_path):
+    real = np.load(mnist_path)
+    made = smoking.shrunk(config.load(shipped.named("lenet_mnist")))[1]
+    for array, key in zip(made, ("x_train", "y_train", "x_test", "y_test"), strict=True):
+        assert array.shape[1:] == real[key].shape[1:] and array.max() <= 255
+        assert array.dtype == np.uint8 or key.startswith("y")
+    assert set(made[1]) == set(range(10))
+    with pytest.raises(LotteryError, match=r"--smoke makes data for digits.*received data.name = 'npz'"):
+        smoking.shrunk(config.load({"data": {"name": "npz", "path": "x.npz"}}))
+
+
+def test_list_show_and_copy(command, tmp_path):
+    listed = json.loads(command("experiments", "ls", "--json").stdout)
+    assert [row["name"] for row in listed] == NAMES
+    assert "conv_4_cifar10" in command("experiments", "ls").stdout
+    assert command("experiments", "show", "conv_4_cifar10").stdout == shipped.named("conv_4_cifar10").read_text()
+    assert command("experiments", "cp", "conv_4_cifar10").stdout.strip() == "conv_4_cifar10.toml"
+    assert config.load(tmp_path / "conv_4_cifar10.toml") == config.load(shipped.named("conv_4_cifar10"))
+    with pytest.raises(LotteryError, match="exists; remove it"):
+        command("experiments", "cp", "conv_4_cifar10")
+    with pytest.raises(LotteryError, match="received 'conv4', allowed is .*did you mean 'conv_4_cifar10'"):
+        command("experiments", "show", "conv4")
+
+
+def test_run_takes_a_name_and_a_file_wins(command, tmp_path):
+    assert shipped.find("lenet_mnist") == shipped.named("lenet_mnist")
+    (tmp_path / "lenet_mnist").write_text("name = 'mine'")
+    assert shipped.find("lenet_mnist") == Path("lenet_mnist")
+    result = command("run", "--smoke", "run.num_replicates=1", "prune.num_rounds=1")
+    assert result.exit_code == 0, result.output
+    assert "digits-smoke-" in result.stdout
+
+
+def test_the_help_of_branch_names_every_branch():
+    assert cli.BRANCHES.split(", ") == list(config.BRANCHES)
