@@ -73,6 +73,24 @@ def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
             yield f"replicate {replicate}, round {index}, branch {label}", wrong
 
 
+def not_repeated(run: Path) -> list[str]:
+    """What `verify` cannot do with the files of a run alone, in sentences."""
+    experiment = store.read_experiment(run)
+    said = []
+    if not scoring.is_repeatable(experiment):
+        said.append(
+            f"The masks of {experiment.prune.criterion} were not computed again: that needs the model and data."
+        )
+    labels = {
+        label for number in range(1, experiment.run.num_replicates + 1) for _, label, _ in store.branches(run, number)
+    }
+    own = [label for label in sorted(labels) if label.partition("-")[0] not in branches.BRANCHES]
+    for label in [*sorted(labels & {"random_reinit", "early_bird"}), *own]:
+        what = "start weights" if label == "random_reinit" else "masks and start weights"
+        said.append(f"The {what} of {label} were not made again: that needs the model.")
+    return said
+
+
 def _start(run: Path, replicate: int, which: str) -> dict[str, np.ndarray]:
     return files.read_arrays(run / f"replicate-{replicate}" / f"{which}.safetensors")
 

@@ -117,11 +117,10 @@ def ls(out: Out = Path("runs"), as_json: Json = False, as_csv: Csv = False) -> N
         except LotteryError as error:
             print(f"lottery: {error}", file=sys.stderr)
             continue
-        replicates = range(1, experiment.run.num_replicates + 1)
-        stored = sum(len(store.complete_rounds(path, replicate)) for replicate in replicates)
-        wanted = len(replicates) * (experiment.prune.num_rounds + 1)
+        stored, wanted = store.progress(path, experiment)
         row = {"run": str(path), "data": experiment.data.name, "model": experiment.model.name}
-        rows.append(row | {"replicates": len(replicates), "rounds_stored": stored, "rounds_wanted": wanted})
+        row |= {"replicates": experiment.run.num_replicates, "rounds": experiment.prune.num_rounds + 1}
+        rows.append(row | {"networks_stored": stored, "networks_wanted": wanted})
     if not rows and not (as_json or as_csv):
         print(f"There are no runs in {str(out)!r}; `lottery run` makes one.", file=sys.stderr)
         return
@@ -165,18 +164,20 @@ def verify(run: RunPath) -> None:
     """Recompute every checksum and invariant of a run; exit status 1 if anything is wrong."""
     from lottery import checking, store
 
-    num_rounds = num_wrong = 0
+    num = num_wrong = 0
     for name, wrong in checking.verify(run):
-        num_rounds += 1
+        num += 1
         num_wrong += bool(wrong)
         for sentence in wrong:
             print(f"{name}: {sentence}")
     if num_wrong:
-        print(f"{num_wrong} of {num_rounds} rounds are wrong.")
+        print(f"{num_wrong} of {num} networks are wrong.")
         raise typer.Exit(1)
-    experiment = store.read_experiment(run)
-    wanted = experiment.run.num_replicates * (experiment.prune.num_rounds + 1)
-    print(f"{num_rounds} of {wanted} rounds are stored; every checksum and every invariant holds.")
+    stored, wanted = store.progress(run, store.read_experiment(run))
+    more = f" and {num - stored} more" if num > stored else ""
+    print(f"{stored} of {wanted} networks{more} are stored; every checksum and every invariant holds.")
+    for sentence in checking.not_repeated(run):
+        print(sentence)
 
 
 @app.command()

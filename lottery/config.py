@@ -136,7 +136,21 @@ def _merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
                 )
             inner[head] = {**inner.get(head, {}), tail: value} if dot else value
         merged[section] = inner
+    _drop_later_controls(merged, overrides)
     return merged
+
+
+def _drop_later_controls(merged: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Where an override leaves fewer rounds than a file has, its controls are from those that are left, or the last."""
+    prune, run = (overrides.get(section) for section in ("prune", "run"))
+    last = None
+    if isinstance(prune, Mapping):
+        densities = prune.get("densities")
+        last = len(densities) if isinstance(densities, list | tuple) else prune.get("num_rounds")
+    of_the_file = isinstance(merged.get("run"), Mapping) and not (isinstance(run, Mapping) and "control_rounds" in run)
+    if type(last) is int and of_the_file and merged["run"].get("control_rounds"):
+        left = [index for index in merged["run"]["control_rounds"] if index <= last]
+        merged["run"] = {**merged["run"], "control_rounds": left or [last]}
 
 
 def _sentence(error: ValidationError) -> LotteryError:

@@ -193,10 +193,16 @@ def is_stored(run: Path, replicate: int, index: int, branch: str = TICKET) -> bo
     return (round_path(run, replicate, index, branch) / "round.json").exists()
 
 
+def progress(run: Path, experiment: config.Experiment) -> tuple[int, int]:
+    """How many of the networks that an experiment trains are stored, and how many there are to be."""
+    networks = [(number, *one) for number in range(1, experiment.run.num_replicates + 1) for one in wanted(experiment)]
+    return sum(is_stored(run, *network) for network in networks), len(networks)
+
+
 def is_complete(run: Path, experiment: config.Experiment) -> bool:
     """Whether everything that an experiment trains is stored."""
-    replicates = range(1, experiment.run.num_replicates + 1)
-    return all(is_stored(run, replicate, *one) for replicate in replicates for one in wanted(experiment))
+    stored, all_of_them = progress(run, experiment)
+    return stored == all_of_them
 
 
 def runs(out: str | Path) -> list[Path]:

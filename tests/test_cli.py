@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lottery import results
@@ -37,7 +38,9 @@ def test_a_run_from_nothing_and_again(tmp_path):
     done = lottery(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("replicate ")]
-    assert len(lines) == 6 and "replicate 2/2  round  2/2  density 0.6434" in lines[-1]  # a line a round on a pipe
+    assert len(lines) == 10  # a line a network on a pipe: three rounds and two controls
+    assert "replicate 2/2  round  2/2  density 0.6434" in lines[-3]
+    assert "replicate 2/2  round  2/2  random_mask  density 0.6434" in lines[-1]
     assert "\x1b" not in done.stdout + done.stderr
     figure = Path(re.search(r"Figure: (.*)", done.stdout)[1])
     assert figure.read_bytes().startswith(b"\x89PNG")
@@ -48,6 +51,42 @@ def test_a_run_from_nothing_and_again(tmp_path):
     assert again.stdout == done.stdout and "is complete" in again.stderr
     assert time.monotonic() - started < 30
     assert "2" in lottery("ls", "--out", tmp_path / "r").stdout
+
+
+def test_controls_and_branches_from_the_command_line(tmp_path):
+    words = ("train.num_steps=60", "prune.num_rounds=2", "run.num_replicates=2", "run.controls=['random_mask']")
+    done = lottery("run", *words, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len([line for line in done.stderr.splitlines() if "random_mask" in line]) == 2
+    assert "Ticket less random_mask at density 0.6434 (round 2)" in done.stdout and "cannot tell" in done.stdout
+    (path,) = tmp_path.iterdir()
+    branched = lottery("branch", path, "random_reinit", "--rounds", "1", "--replicate", 2)
+    assert branched.returncode == 0, branched.stderr
+    rows = json.loads(lottery("show", path, "--json").stdout)
+    assert {(row["branch"], row["replicate"], row["round"]) for row in rows if row["branch"] != "ticket"} == {
+        ("random_mask", 1, 2),
+        ("random_mask", 2, 2),
+        ("random_reinit", 2, 1),
+    }
+    verified = lottery("verify", path).stdout
+    assert "8 of 8 networks and 1 more are stored; every checksum" in verified
+    assert "The start weights of random_reinit were not made again" in verified
+    assert "received 'random', allowed is" in refused(lottery("branch", path, "random"))
+    assert "--rounds: received 'one'" in refused(lottery("branch", path, "random_mask", "--rounds", "one"))
+    assert "needs another data set" in refused(lottery("branch", path, "transfer"))
+    assert "ticket does not fit" in refused(
+        lottery(
+            "branch", path, "transfer", "data.name=npz", f"data.path={other_images(tmp_path)}", "data.validation=10"
+        )
+    )
+    assert "name" in refused(lottery("check", path))
+
+
+def other_images(folder):
+    file = folder / "other.npz"
+    x, y = np.random.default_rng(0).integers(0, 256, (200, 9, 9), np.uint8), np.arange(200) % 10
+    np.savez(file, x_train=x, y_train=y, x_test=x, y_test=y)
+    return file
 
 
 def test_show_plot_verify_and_ls_agree_and_never_import_tensorflow(small_run, tmp_path):
@@ -61,9 +100,9 @@ def test_show_plot_verify_and_ls_agree_and_never_import_tensorflow(small_run, tm
     assert [(row["replicate"], row["round"]) for row in as_csv] == [("2", "1")]
     assert re.search(r"3 +0\.5163", lottery("show", path).stdout)
     listed = json.loads(lottery("ls", "--out", path.parent, "--json").stdout)
-    assert [row["rounds_stored"] for row in listed if row["run"] == str(path)] == [8]
+    assert [row["networks_stored"] for row in listed if row["run"] == str(path)] == [8]
     assert lottery("plot", path, "--out", tmp_path / "a.svg").stdout.strip() == str(tmp_path / "a.svg")
-    assert "8 of 8 rounds are stored; every checksum and every invariant holds" in lottery("verify", path).stdout
+    assert "8 of 8 networks are stored; every checksum and every invariant holds" in lottery("verify", path).stdout
     code = (
         "import sys; from lottery import cli\n"
         f"for words in (['show', {str(path)!r}], ['ls', '--out', {str(path.parent)!r}], ['verify', {str(path)!r}],"
@@ -126,7 +165,7 @@ def test_a_run_without_a_round_is_shown_as_such(small_run, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(small_run.path, copy, ignore=shutil.ignore_patterns("replicate-*"))
     assert "No round" in lottery("show", copy).stdout
-    assert "0 of 8 rounds are stored" in lottery("verify", copy).stdout
+    assert "0 of 8 networks are stored" in lottery("verify", copy).stdout
     assert "no round is complete yet" in refused(lottery("plot", copy))
 
 

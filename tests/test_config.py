@@ -37,6 +37,15 @@ def test_a_key_that_is_at_its_default_is_as_if_it_were_not_there():
     assert config.digest(config.load({"prune": {"rate": 0.2}})) == config.digest(config.load({}))
 
 
+def test_fewer_rounds_leave_fewer_controls():
+    tables = {"prune": {"num_rounds": 9}, "run": {"controls": ["untrained"], "control_rounds": [4, 8]}}
+    assert config.load(tables, {"prune": {"num_rounds": 5}}).run.control_rounds == (4,)
+    assert config.load(tables, {"prune": {"num_rounds": 2}}).run.control_rounds == (2,)
+    assert config.load(None, {"prune": {"schedule": "explicit", "densities": [0.5, 0.2]}}).run.control_rounds == (2,)
+    with pytest.raises(LotteryError, match="received 8, allowed is at most"):
+        config.load(tables, {"prune": {"num_rounds": 5}, "run": {"control_rounds": [8]}})
+
+
 def test_a_final_density_decides_the_rate():
     prune = config.load({"prune": {"final_density": 0.01, "num_rounds": 10}}).prune
     assert (1 - prune.rate) ** 10 == pytest.approx(0.01)
