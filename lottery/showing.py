@@ -51,7 +51,7 @@ def summary(run: Path, rows: Any, tolerance: float) -> None:
             f"{one['accuracy_mean']:.4f}{spread}",
             f"{'≥ ' if one['censored'] else ''}{one['early_stop_step_mean']:.0f}",
             f"{one['final_accuracy_mean']:.4f}",
-            *([f"{judgement['mean']:+.4f}", judgement["verdict"]] if judgement else ["", ""]),
+            *([f"{judgement['mean']:+.4f}", _verdict(judgement)] if judgement else ["", ""]),
         ]
         lines.append(line)
     table(
@@ -66,7 +66,9 @@ def summary(run: Path, rows: Any, tolerance: float) -> None:
         )
     _branches(points)
     if any(line["verdict"] == verdicts.CANNOT_TELL for line in judged.values()):
-        print(f"{verdicts.CANNOT_TELL}: cannot tell from {_replicates(num)}.")
+        needed = any(line["needed"] == line["needed"] for line in judged.values())
+        how_many = "; beside it about how many would be needed" if needed else ""
+        print(f"{verdicts.CANNOT_TELL}: cannot tell from {_replicates(num)}{how_many}.")
     for sentence in [*results.collapsed(run), *verdicts.sentences(rows, tolerance, word)]:
         print(sentence)
 
@@ -131,6 +133,11 @@ def table(heads: list[str], lines: list[list[str]]) -> None:
     # On a pipe nothing is wrapped: the reader is a program, or a file.
     console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=200)
     console.print(printed, markup=False, highlight=False)
+
+
+def _verdict(judgement: Mapping[str, Any]) -> str:
+    needed = judgement["needed"]
+    return judgement["verdict"] if needed != needed else f"{judgement['verdict']} {needed:.0f}"
 
 
 def _branches(points: Any) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lottery import (
+    branches,
     checking,
     data,
     holding,
@@ -15,7 +16,8 @@ from lottery import (
     order,
     patching,
     pruning,
-    running,
+    replicates,
+    rewinding,
     schedules,
     training,
     weights,
@@ -23,6 +25,8 @@ from lottery import (
 from lottery.errors import LotteryError
 from tests import (
     test_auditing,
+    test_branches,
+    test_branching,
     test_data,
     test_enforcement,
     test_loop,
@@ -74,8 +78,8 @@ def store_the_start(patch):
     """3: what is stored as trained is the network after the rewind."""
     original = training.train
 
-    def train(loop_, start, kept, *arguments):
-        trained = original(loop_, start, kept, *arguments)
+    def train(loop_, start, kept, *arguments, **options):
+        trained = original(loop_, start, kept, *arguments, **options)
         trained.weights.update(masks.apply(start, kept))
         return trained
 
@@ -137,7 +141,7 @@ def revive(patch):
 
 def resume_from_the_beginning(patch):
     """17: a run that is started again begins at round 0."""
-    patch.setattr(running, "_last", lambda path, replicate: None)
+    patch.setattr(replicates, "_last", lambda path, replicate: None)
 
 
 def seed_nothing(patch):
@@ -145,6 +149,43 @@ def seed_nothing(patch):
     import keras
 
     patch.setattr(keras.utils, "set_random_seed", lambda seed: None)
+
+
+def shuffle_nothing(patch):
+    """13: the control rebinds a local name, and trains the ticket's own masks."""
+
+    def shuffled_mask(origin):
+        kept = origin.kept
+        for mask in kept.values():
+            mask = origin.rng.permutation(mask)
+        return branches.Departure(origin.start, kept, origin.step, origin.num_steps)
+
+    patch.setitem(branches.BRANCHES, "shuffled_mask", shuffled_mask)
+
+
+def rewind_to_the_initialisation(patch):
+    """2: late rewinding that goes back to step 0."""
+    original = training.train
+
+    def train(*arguments, **options):
+        watch = options.pop("watch", None)
+        if watch:
+            (keep,) = watch.values()
+            keep(dict(arguments[1]))
+        return original(*arguments, **options)
+
+    patch.setattr(training, "train", train)
+
+
+def begin_the_batches_anew(patch):
+    """2: after late rewinding the network sees the first batches once more."""
+    original = order.batches
+    patch.setattr(order, "batches", lambda *arguments: original(*arguments[:3]))
+
+
+def begin_the_schedule_anew(patch):
+    """2: fine-tuning with the learning rate that training began with."""
+    patch.setattr(rewinding, "schedule_step", lambda experiment, index: 0)
 
 
 def keep_the_momentum(patch):
@@ -281,6 +322,14 @@ MUTANTS = {
     threshold_the_signed_weight: lambda tmp, patch: test_pruning.test_magnitude_ignores_the_sign(),
     revive: lambda tmp, patch: verified_run(tmp),
     resume_from_the_beginning: lambda tmp, patch: resumed(tmp),
+    shuffle_nothing: lambda tmp, patch: test_branches.test_what_a_branch_keeps_and_what_it_changes("shuffled_mask"),
+    rewind_to_the_initialisation: lambda tmp, patch: goes_on_from_step_k(tmp),
+    begin_the_batches_anew: lambda tmp, patch: goes_on_from_step_k(tmp),
+    begin_the_schedule_anew: lambda tmp, patch: (
+        test_branching.test_fine_tuning_trains_with_the_last_learning_rate_and_learning_rate_rewinding_with_all_of_them(
+            tmp
+        )
+    ),
     seed_nothing: lambda tmp, patch: the_same_bits(tmp),
     keep_the_momentum: lambda tmp, patch: test_loop.test_reset_brings_every_slot_back(),
     keep_the_old_trace: lambda tmp, patch: test_enforcement.test_fit_holds_them_and_the_model_is_left_as_it_was(
@@ -334,6 +383,11 @@ def resumed(tmp_path):
 
 def names_by_position():
     test_weights.test_names_depend_on_position_alone("keras", "lenet")
+
+
+def goes_on_from_step_k(tmp_path):
+    run = test_branching.go(tmp_path, {"rewind": {"step": test_branching.K}, "run": {"num_replicates": 1}})
+    test_branching.test_late_rewinding_starts_at_step_k_of_the_dense_network(run)
 
 
 def the_same_bits(tmp_path):

@@ -77,4 +77,5 @@ def test_commands_that_are_named_exist():
     from lottery import cli
 
     commands = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
+    commands |= {group.name for group in cli.app.registered_groups}
     assert set(re.findall(r"^lottery (\w+)", README, re.M)) == commands
