@@ -19,7 +19,7 @@ class Origin:
 
     Attributes:
         kept: The ticket's masks.
-        start: Every variable at the rewind step, not masked, by name.
+        start: Every variable as the ticket's round began with it (see `rewinding.REWINDS`), not masked, by name.
         step: The rewind step.
         num_steps: The step at which training ends.
         rng: Random numbers of this branch from this round of this replicate, and of nothing else.
@@ -123,7 +123,8 @@ def untrained(origin: Origin) -> Departure:
 def early_bird(origin: Origin) -> Departure:
     """A mask that is drawn early: once the masks of five epochs of dense training hardly differ any more.
 
-    You et al. 2020, https://arxiv.org/abs/1909.11957, section 3: after each epoch the dense network is pruned to this
+    After You et al. 2020, https://arxiv.org/abs/1909.11957, section 3, who draw masks of channels; here they are of
+    weights: after each epoch the dense network is pruned to this
     round's counts, and once the last five masks differ pairwise in at most 0.1 of all entries, the last one is the
     ticket; it trains on from the weights of that epoch. Masks of density d cannot differ by more than 2 d: below 0.05
     the fifth is always drawn.

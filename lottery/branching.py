@@ -7,7 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lottery import branches, config, criteria, enforcement, environment, files, progress, replicates, results, store
+from lottery import (
+    branches,
+    checking,
+    config,
+    criteria,
+    enforcement,
+    environment,
+    files,
+    jobs,
+    progress,
+    replicates,
+    results,
+    store,
+)
 from lottery import weights as weights_module
 from lottery.errors import LotteryError, unknown
 from lottery.preparing import Prepared, prepare
@@ -50,14 +63,18 @@ def branch(
     if isinstance(kind, str) and kind not in branches.BRANCHES:
         raise unknown("branch", kind, branches.BRANCHES)
     function = branches.BRANCHES[kind] if isinstance(kind, str) else kind
+    name = _name(function)
     transfers = function is branches.transfer
     _check_overrides(overrides, transfers, data is not None)
     with contextlib.ExitStack() as stack:
         if report is None:
             report = stack.enter_context(progress.shown())
-        environment.use_threads(store.read_environment(path)["num_threads"])
+        begun = store.read_environment(path)
+        if not begun:
+            raise LotteryError(f"No round of {str(path)!r} is complete yet.")
+        environment.use_threads(begun["num_threads"])
         prepared = prepare(_with(settings, overrides) if overrides else settings, model, data, criterion)
-        label = _label(function.__name__, overrides, prepared if transfers else None)
+        label = _label(name, overrides, prepared if transfers else None)
         if transfers:
             _check_fit(path, prepared)
         else:
@@ -66,17 +83,38 @@ def branch(
                 raise LotteryError(f"The model or criterion passed is not the one that {str(path)!r} was run with.")
         networks = _networks(path, settings, rounds, replicate, label)
         stack.enter_context(store.opened(path, settings))
+        checking.refuse_damaged(path, settings)
         mode = settings.run.enforcement
         loop = prepared.loop
         loop.callbacks.extend(stack.enter_context(enforcement.ENFORCEMENTS[mode](loop.model, loop.masks)))
         missing = [network for network in networks if not store.is_stored(path, *network)]
+        for network in set(networks) - set(missing):
+            record = store.read_record(store.round_path(path, *network))
+            if transfers and record["data_sha256"] != prepared.data.fingerprint:
+                raise LotteryError(f"What is stored as {label} was trained on other data of this name.")
         if not missing:
             report(progress.Note(f"All {len(networks)} branches {label} of {path} are complete."))
-        job = replicates.Job(path, prepared, missing, report)
+        job = jobs.Job(path, prepared, missing, report)
         details = {"data_sha256": prepared.data.fingerprint, "overrides": json.loads(json.dumps(overrides))}
+        not_drawn = []
         for network in missing:
-            replicates.train_branch(job, network, function, details if transfers else None)
+            try:
+                replicates.train_branch(job, network, function, details if transfers else None)
+            except replicates.NotDrawn as error:
+                not_drawn.append(error)
+                report(progress.Note(str(error)))
+        if not_drawn:
+            raise not_drawn[0]
     return results.Run(path)
+
+
+def _name(function: branches.Branch) -> str:
+    """What a branch is called: it is a folder's name and a row's, and those of our own are taken."""
+    name = getattr(function, "__name__", type(function).__name__)
+    taken = name == store.TICKET or branches.BRANCHES.get(name, function) is not function
+    if taken or not name.isidentifier():
+        raise LotteryError(f"branch: received a function called {name!r}, allowed is a name that is not taken.")
+    return name
 
 
 def _check_overrides(overrides: Mapping[str, Any], transfers: bool, has_data: bool) -> None:
@@ -124,7 +162,7 @@ def _check_fit(path: Path, prepared: Prepared) -> None:
 
 def _networks(
     path: Path, settings: config.Experiment, rounds: Sequence[int], replicate: int | None, label: str
-) -> list[replicates.Network]:
+) -> list[jobs.Network]:
     numbers = range(1, settings.run.num_replicates + 1)
     if replicate is not None and replicate not in numbers:
         raise LotteryError(f"replicate: received {replicate}, allowed is 1 to {len(numbers)}.")
@@ -135,5 +173,5 @@ def _networks(
         if missing:
             stored = f"0 to {complete[-1]}" if complete else "none yet"
             raise LotteryError(f"rounds: received {missing[0]}, stored of replicate {number} are {stored}.")
-        networks += [(number, index, label) for index in rounds or complete[1:]]
+        networks += [(number, index, label) for index in dict.fromkeys(rounds or complete[1:])]
     return networks

@@ -38,7 +38,8 @@ def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
         before: tuple[masks.Masks, dict[str, np.ndarray]] | None = None
         scored: dict[str, np.ndarray] = {}  # the weights that the masks of the next round are decided on
         complete = store.complete_rounds(run, replicate)
-        if complete and _same_start(run, replicate):
+        # A function of the caller's own may load weights; `not_repeated` says so.
+        if complete and not _is_own(experiment) and _same_start(run, replicate):
             yield f"replicate {replicate}", ["It starts from the weights of the replicate before it."]
         for path in sorted((run / f"replicate-{replicate}").glob("round-*/round.json")):
             index = int(path.parent.name.removeprefix("round-"))
@@ -49,7 +50,7 @@ def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
         for index in complete[: experiment.prune.num_rounds + 1]:
             folder, wrong = store.round_path(run, replicate, index), []
             try:
-                record, kept, trained = _read(folder, wrong)
+                record, kept, trained = _read(experiment, folder, wrong)
                 start = _start(run, replicate, "start" if index and experiment.rewind.step else "initial")
                 initial = _start(run, replicate, "initial")
                 if not index and experiment.rewind.step:
@@ -65,8 +66,12 @@ def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
         for index, label, folder in store.branches(run, replicate):
             wrong = []
             try:
-                record, kept, trained = _read(folder, wrong)
+                record, kept, trained = _read(experiment, folder, wrong)
                 start = _start(run, replicate, "start" if index and experiment.rewind.step else "initial")
+                if index:
+                    before_it = files.read_arrays(store.round_path(run, replicate, index - 1) / "weights.safetensors")
+                    ticket = files.read_masks(folder.parent / "masks.safetensors")
+                    start = rewinding.REWINDS[experiment.rewind.mode](start, before_it, ticket)
                 wrong += _wrong_branch(run, experiment, replicate, index, label, start, kept, trained, record)
             except (LotteryError, KeyError) as error:
                 wrong.append(str(error))
@@ -77,6 +82,8 @@ def not_repeated(run: Path) -> list[str]:
     """What `verify` cannot do with the files of a run alone, in sentences."""
     experiment = store.read_experiment(run)
     said = []
+    if _is_own(experiment) and any(_same_start(run, number) for number in range(2, experiment.run.num_replicates + 1)):
+        said.append("Replicates start from the same weights, so they differ in the order of batches alone.")
     if not scoring.is_repeatable(experiment):
         said.append(
             f"The masks of {experiment.prune.criterion} were not computed again: that needs the model and data."
@@ -91,16 +98,27 @@ def not_repeated(run: Path) -> list[str]:
     return said
 
 
+def _is_own(experiment: config.Experiment) -> bool:
+    return experiment.model.name == config.GIVEN or ":" in experiment.model.name
+
+
 def _start(run: Path, replicate: int, which: str) -> dict[str, np.ndarray]:
     return files.read_arrays(run / f"replicate-{replicate}" / f"{which}.safetensors")
 
 
-def _read(folder: Path, wrong: list[str]) -> tuple[dict[str, Any], masks.Masks, dict[str, np.ndarray]]:
+def _read(
+    experiment: config.Experiment, folder: Path, wrong: list[str]
+) -> tuple[dict[str, Any], masks.Masks, dict[str, np.ndarray]]:
     """What a folder holds, once its checksums are right; what its record says wrongly is added to `wrong`."""
     store.check_files(folder)
     record = store.read_record(folder)
     curves = _curves((folder / "metrics.csv").read_text(encoding="utf-8"))
     wrong += _wrong_summary(record, curves)
+    steps = experiment.rewind.step if record["round"] else 0, experiment.train.num_steps
+    first, last = (record["first_step"], record["last_step"]) if "control" in record else steps
+    found = min(curves["validation"]), max(curves["validation"])
+    if found != (first, last):
+        wrong.append(f"The curve goes from step {found[0]} to {found[1]}, training from {first} to {last}.")
     kept = files.read_masks(folder / "masks.safetensors")
     trained = files.read_arrays(folder / "weights.safetensors")
     masks.check(kept, trained)
@@ -171,12 +189,14 @@ def _wrong_branch(
     record: dict[str, Any],
 ) -> Iterator[str]:
     name = record["control"]
+    if name not in branches.BRANCHES:
+        return
     ticket = files.read_masks(store.round_path(run, replicate, index) / "masks.safetensors")
     if masks.num_kept(kept) != masks.num_kept(ticket) and name != "random_mask_global":
         yield "It does not keep as many entries of each weight as the ticket."
     if sum(masks.num_kept(kept).values()) != sum(masks.num_kept(ticket).values()):
         yield "It does not keep as many entries as the ticket."
-    if name not in branches.BRANCHES or name == "early_bird":
+    if name == "early_bird":
         return
     rng = branches.rng_for(experiment, replicate, index, label)
     none = branches.Departure({}, {}, 0, 0)  # what cannot be made again is not looked at
@@ -213,3 +233,20 @@ def _wrong_summary(record: dict, curves: Curves) -> Iterator[str]:
             recorded = np.array([record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")], float)
             if not np.array_equal(recorded, curves[split][step], equal_nan=True):
                 yield f"The record's {when} {split} loss and accuracy are not those of the curve."
+
+
+def refuse_damaged(path: Path, settings: config.Experiment) -> None:
+    """Refuse a run of which a file is not what was written: its table would show it, its next round build on it."""
+    store.read_experiment(path)
+    for replicate in range(1, settings.run.num_replicates + 1):
+        folders = [store.round_path(path, replicate, index) for index in store.complete_rounds(path, replicate)]
+        folders += [folder for _, _, folder in store.branches(path, replicate)]
+        for folder in folders:
+            store.check_files(folder)
+        if not folders:
+            continue
+        starts = [("initial", "start_sha256")] + [("start", "rewind_sha256")] * bool(settings.rewind.step)
+        for name, key in starts:
+            file = path / f"replicate-{replicate}" / f"{name}.safetensors"
+            if rewinding.fingerprint(files.read_arrays(file)) != store.read_record(folders[0]).get(key):
+                raise LotteryError(f"{str(file)!r} is damaged: it is not what the rounds started from.")

@@ -195,9 +195,11 @@ _CONV_6 = (
     "weights are not the sum of its layers"
 )
 _DEEP_SETTINGS = {
-    "data.name": "cifar10", "data.validation": 5000, "train.optimizer": {"name": "sgd", "momentum": 0.9},
-    "train.eval_every": 100, "prune.criterion": "magnitude", "prune.scope": "global", "prune.rate": 0.2,
-    "prune.iterative": True, "rewind.step": 0, "rewind.mode": "weights", "run.num_replicates": 5,
+    "data.name": "cifar10", "data.validation": 5000,
+    # The papers' 1e-4 goes through the momentum, which makes it ten times as strong.
+    "train.optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 1e-3}, "train.eval_every": 100,
+    "prune.criterion": "magnitude", "prune.scope": "global", "prune.rate": 0.2, "prune.iterative": True,
+    "rewind.step": 0, "rewind.mode": "weights", "run.num_replicates": 5,
 }  # fmt: skip
 _RESNET = Protocol(
     f"{_FRANKLE}, which calls it ResNet-18",

@@ -215,6 +215,9 @@ def compare(
 
     found = contests.contested(contests.tables(runs))
     chosen = _numbers(rounds)
+    missing = sorted(set(chosen) - set(found["round"]))
+    if missing:
+        raise LotteryError(f"--rounds: received {missing[0]}, the runs have {sorted(set(found['round']))} in common.")
     showing.contest(found[found["round"].isin(chosen)] if chosen else found, as_json, as_csv)
 
 

@@ -83,7 +83,9 @@ def compile_model(model: Any, settings: config.Train, example: Any, schedule_ste
     if is_compiled(model):
         own = getattr(model.optimizer, "_learning_rate", None)
         if schedule_step is not None and isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
-            model.optimizer._learning_rate = learning_rates.schedule(keras, own, 0, (), 1.0, schedule_step)
+            model.optimizer._learning_rate = learning_rates.schedule(
+                keras, own, first_step=schedule_step, last_step=settings.num_steps - 1
+            )
         return
     if settings.optimizer == config.COMPILED:
         raise LotteryError('train.optimizer = "compiled" needs a model that comes compiled; this one does not.')
@@ -196,7 +198,13 @@ def optimizer(keras: Any, settings: config.Train, schedule_step: Any = None) -> 
             arguments = dict(rate)
             rate = getattr(keras.optimizers.schedules, arguments.pop("name"))(**arguments)
         rate = learning_rates.schedule(
-            keras, rate, settings.warmup_steps, settings.drop_at, settings.drop_factor, schedule_step
+            keras,
+            rate,
+            settings.warmup_steps,
+            settings.drop_at,
+            settings.drop_factor,
+            schedule_step,
+            settings.num_steps - 1,
         )
         # By class, for keras.optimizers.get does not know all of them.
         classes = {key.lower(): value for key, value in vars(keras.optimizers).items() if isinstance(value, type)}

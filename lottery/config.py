@@ -54,7 +54,8 @@ def load(
     if source is None:
         text = importlib.resources.files("lottery").joinpath("digits.toml").read_text(encoding="utf-8")
         tables = tomllib.loads(text)
-        if "name" in (overrides or {}).get("model", {}):
+        model = (overrides or {}).get("model")
+        if isinstance(model, Mapping) and "name" in model:
             del tables["prune"]["rates"]  # they are for the weights of the model that ships with it
     elif isinstance(source, Mapping):
         tables = dict(source)
@@ -126,8 +127,12 @@ def _merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
         inner = dict(merged[section]) if isinstance(merged.get(section), Mapping) else {}
         if section == "prune" and "densities" in values:  # they say by themselves how many rounds, and how much
             inner = {key: value for key, value in inner.items() if key not in ("num_rounds", "rates", "rate")}
-        if section == "prune" and "final_density" in values:
-            inner.pop("rate", None)
+        if (
+            section == "prune"
+            and {"final_density", "num_rounds"} & set(values)
+            and (inner | dict(values)).get("final_density")
+        ):
+            inner.pop("rate", None)  # it follows from the two
         for key, value in values.items():
             head, dot, tail = key.partition(".")
             if dot and not isinstance(inner.get(head, {}), Mapping):
@@ -150,7 +155,9 @@ def _drop_later_controls(merged: dict[str, Any], overrides: Mapping[str, Any]) -
     of_the_file = isinstance(merged.get("run"), Mapping) and not (isinstance(run, Mapping) and "control_rounds" in run)
     if type(last) is int and of_the_file and merged["run"].get("control_rounds"):
         left = [index for index in merged["run"]["control_rounds"] if index <= last]
-        merged["run"] = {**merged["run"], "control_rounds": left or [last]}
+        merged["run"] = (
+            {**merged["run"], "control_rounds": left or [last]} if last else {**merged["run"], "control_rounds": []}
+        )
 
 
 def _sentence(error: ValidationError) -> LotteryError:

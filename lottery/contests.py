@@ -23,8 +23,14 @@ def tables(runs: list[Path]) -> dict[str, Table]:
     Raises:
         LotteryError: One is no run.
     """
-    names = [store.read_experiment(run).name for run in runs]
-    labels = [name if names.count(name) == 1 else run.name for name, run in zip(names, runs, strict=True)]
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise LotteryError("compare: received the same run twice, allowed are different ones.")
+    names, folders = [store.read_experiment(run).name for run in runs], [run.name for run in runs]
+    labels = [
+        name if names.count(name) == 1 else run.name if folders.count(run.name) == 1 else str(run)
+        for name, run in zip(names, runs, strict=True)
+    ]
+    _check_pairs(runs)
     return {label: results.table(run) for label, run in zip(labels, runs, strict=True)}
 
 
@@ -70,6 +76,19 @@ def contested(tables: Mapping[str, Table], measure: str = verdicts.MEASURE, conf
     if len(set(found["run"])) < 2:
         raise LotteryError(f"The runs have no round of the same density in common with {first}.")
     return found.sort_values(["round", "accuracy"], ascending=[True, False], ignore_index=True)
+
+
+def _check_pairs(runs: list[Path]) -> None:
+    """Replicates are pairs where the same seed drew their batches from the same data."""
+    for what, values in (
+        ("data", [store.read_environment(run).get("data_sha256") for run in runs]),
+        ("run.seed", [store.read_experiment(run).run.seed for run in runs]),
+    ):
+        other = next((run for run, value in zip(runs, values, strict=True) if value != values[0]), None)
+        if other is not None:
+            raise LotteryError(
+                f"compare: {str(other)!r} has another {what} than {str(runs[0])!r}: no pairs to compare."
+            )
 
 
 def _tickets(rows: Table) -> Table:

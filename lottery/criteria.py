@@ -39,6 +39,7 @@ class Evidence:
         rng: Random numbers, a function of seed, replicate and round.
         density: The density that the round is going to, over all prunable weights, in (0, 1].
         scope: What will be ranked together, ``"layerwise"`` or ``"global"``.
+        targets: The same exactly: how many entries are to be kept of the weights that are ranked together.
         network: What the criteria in `NEEDS_NETWORK` look at.
     """
 
@@ -49,6 +50,7 @@ class Evidence:
     density: float
     scope: str
     network: Network | None = None
+    targets: Mapping[tuple[str, ...], int] | None = None
 
 
 Criterion = Callable[[Evidence], dict[str, np.ndarray]]
@@ -179,7 +181,9 @@ def synflow(evidence: Evidence) -> dict[str, np.ndarray]:
 
     network = _network(evidence, "synflow")
     kept = {name: evidence.kept[name] for name in evidence.kept if name in evidence.trained}
-    ranks = synaptic.synaptic_flow(network.model, network.build, network.x, kept, evidence.density, evidence.scope)
+    ranks = synaptic.synaptic_flow(
+        network.model, network.build, network.x, kept, evidence.density, evidence.scope, targets=evidence.targets
+    )
     return {name: ranks[name] for name in evidence.trained}
 
 

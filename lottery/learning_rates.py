@@ -14,6 +14,7 @@ def schedule(
     drop_at: Sequence[int] = (),
     drop_factor: float = 0.1,
     first_step: Any = None,
+    last_step: int | None = None,
 ) -> Any:
     """A learning rate with warm-up and drops, counted from a step that may be set later.
 
@@ -32,6 +33,7 @@ def schedule(
         first_step: A ``tf.Variable``, an int64 scalar, or None, which is 0. Retraining from step k sets it to k: the
             rate goes on there, while the optimiser is a fresh one that counts from 0, as Adam's correction of its bias
             needs it. A graph that was traced reads the new value.
+        last_step: The last step that training takes. Whatever comes after it has its rate.
 
     Returns:
         The number itself where it never changes, or else a ``LearningRateSchedule`` of the module.
@@ -48,7 +50,7 @@ def schedule(
         )
     if is_number and warmup_steps <= 1 and not drop_at:
         return learning_rate
-    return _kind(keras)(learning_rate, warmup_steps, drop_at, drop_factor, first_step)
+    return _kind(keras)(learning_rate, warmup_steps, drop_at, drop_factor, first_step, last_step)
 
 
 @cache
@@ -67,6 +69,7 @@ def _kind(keras: Any) -> Any:
             drop_at: Sequence[int] = (),
             drop_factor: float = 0.1,
             first_step: Any = None,
+            last_step: int | None = None,
         ) -> None:
             super().__init__()
             self.learning_rate = learning_rate
@@ -74,11 +77,14 @@ def _kind(keras: Any) -> Any:
             self.drop_at = tuple(drop_at)
             self.drop_factor = drop_factor
             self.first_step = 0 if first_step is None else first_step
+            self.last_step = last_step
 
         def __call__(self, step: Any) -> Any:
             import tensorflow as tf
 
             at = tf.cast(tf.convert_to_tensor(step), tf.int64) + tf.cast(self.first_step, tf.int64)
+            if self.last_step is not None:
+                at = tf.minimum(at, tf.constant(self.last_step, tf.int64))
             given: Any = self.learning_rate
             rate: Any = given(at) if callable(given) else tf.constant(given, tf.float32)
             if self.warmup_steps > 1:
@@ -98,6 +104,7 @@ def _kind(keras: Any) -> Any:
                 "drop_at": list(self.drop_at),
                 "drop_factor": self.drop_factor,
                 "first_step": int(self.first_step),
+                "last_step": self.last_step,
             }
 
         @classmethod

@@ -181,7 +181,7 @@ def _steps_over_arrays(
 
     def batches(seed: tuple[int, ...], first_step: int = 0) -> Callable[[int], tuple[Any, ...]]:
         following = order.batches(len(split), batch_size, seed, first_step)
-        step, word = first_step, order.seed_for(*seed, order.AUGMENTATION)
+        step, word = first_step, order.seed_for(*seed[:-1], order.AUGMENTATION, 1)
 
         def arguments(num_steps: int) -> tuple[Any, ...]:
             nonlocal step

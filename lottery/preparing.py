@@ -71,6 +71,14 @@ def prepare(
     built = build_model(build, order.seed_for(experiment.run.seed, 0, order.INITIALISATION))
     if own_model:
         twice = {id(variable) for one in (built, build_model(build, 0)) for variable in one.variables}
+        drawn = [weights.read(one) for one in (built, build_model(build, 0))]
+        if "random_reinit" in experiment.run.controls and all(
+            np.array_equal(drawn[0][name], drawn[1][name]) for name in drawn[0]
+        ):
+            raise LotteryError(
+                "run.controls: the model's function draws the same initial weights each time, so random_reinit would "
+                "be the ticket itself; leave it out."
+            )
         if len(twice) < 2 * len(built.variables):
             raise LotteryError(
                 "model: the function uses the same model or layers twice; it must build new ones each time."
@@ -168,7 +176,7 @@ def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
     import keras
 
     keras.utils.set_random_seed(order.seed_for(experiment.run.seed, replicate, order.SCORES))
-    x, y = next(iter(prepared.data.train().unbatch().batch(wanted)))
+    x, y, *_ = next(iter(prepared.data.train().unbatch().batch(wanted)))  # weights of examples are left aside
     return criteria.Network(model, x, y, prepared.build)
 
 

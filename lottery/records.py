@@ -110,9 +110,13 @@ class Train(_Section):
     @classmethod
     def _known(cls, optimizer: str | dict[str, Any]) -> str | dict[str, Any]:
         table = optimizer if isinstance(optimizer, dict) else {"name": optimizer}
-        wrong = [f"{key} is {value!r}" for key, value in table.items() if type(value) not in (str, int, float, bool)]
+        wrong = [
+            f"{key} is {value!r}"
+            for key, value in table.items()
+            if type(value) not in ((str,) if key == "name" else (int, float, bool))
+        ]
         if wrong:
-            raise LotteryError(f"train.optimizer: {wrong[0]}, allowed are numbers, strings, true and false.")
+            raise LotteryError(f"train.optimizer: {wrong[0]}, allowed are numbers, true and false.")
         if table.get("name") not in (*OPTIMIZERS, COMPILED):
             raise unknown("train.optimizer", table.get("name", ""), OPTIMIZERS)
         return optimizer
@@ -130,6 +134,13 @@ class Train(_Section):
     def _drops_rise(self) -> "Train":
         if any(after <= before for before, after in itertools.pairwise(self.drop_at)):
             raise LotteryError(f"train.drop_at must rise from step to step, received {list(self.drop_at)}.")
+        if self.drop_at and self.drop_at[-1] >= self.num_steps:
+            raise LotteryError(
+                f"train.drop_at: received {self.drop_at[-1]}, allowed is less than train.num_steps, {self.num_steps}."
+            )
+        if self.warmup_steps > self.num_steps:
+            received = f"train.warmup_steps: received {self.warmup_steps}"
+            raise LotteryError(f"{received}, allowed is at most train.num_steps, {self.num_steps}.")
         if self.drop_at and isinstance(self.learning_rate, dict):
             raise LotteryError("train.drop_at divides a learning rate that is a number; this one is a table.")
         return self
@@ -155,7 +166,8 @@ class Prune(_Section):
     @classmethod
     def _as_many_rounds_as_densities(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("schedule") == "explicit" and "num_rounds" not in values:
-            return {**values, "num_rounds": len(values.get("densities", ()))}
+            densities = values.get("densities", ())
+            return {**values, "num_rounds": len(densities)} if isinstance(densities, list | tuple) else values
         return values
 
     @model_validator(mode="before")

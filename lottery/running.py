@@ -7,20 +7,19 @@ from typing import Any
 
 from lottery import (
     branches,
+    checking,
     config,
     criteria,
     enforcement,
     environment,
-    files,
+    jobs,
     models,
     progress,
     replicates,
     results,
-    rewinding,
     store,
 )  # fmt: skip
 from lottery import data as data_module
-from lottery.errors import LotteryError
 from lottery.preparing import prepare
 
 
@@ -68,7 +67,7 @@ def run(
             settings = prepared.experiment
         path = store.run_path(out, settings)
         if store.is_complete(path, settings):
-            _check_all(path, settings)
+            checking.refuse_damaged(path, settings)
             if settings.data.path and Path(settings.data.path).exists():
                 environment.check_data(path, data_module.load(settings.data).fingerprint)
             report(progress.Note(f"{path} is complete."))
@@ -76,7 +75,7 @@ def run(
         existed = path.exists()
         if existed:
             stack.enter_context(store.opened(path, settings))
-            _check_all(path, settings)
+            checking.refuse_damaged(path, settings)
         num_threads = store.read_environment(path).get("num_threads") or settings.run.num_threads
         num_threads = environment.use_threads(num_threads)
         prepared = prepared or prepare(settings, model, data, criterion)
@@ -90,7 +89,7 @@ def run(
             for replicate in range(1, settings.run.num_replicates + 1)
             for one in store.wanted(settings)
         ]
-        job = replicates.Job(path, prepared, networks, report)
+        job = jobs.Job(path, prepared, networks, report)
         size = f"{path}: replicates: {settings.run.num_replicates}, networks of each: {len(store.wanted(settings))}."
         for note in (*prepared.notes, *notes, size):
             report(progress.Note(note))
@@ -101,20 +100,3 @@ def run(
                 if network[0] == replicate and not store.is_stored(path, *network):
                     replicates.train_branch(job, network, branches.BRANCHES[network[2]])
     return results.Run(path)
-
-
-def _check_all(path: Path, settings: config.Experiment) -> None:
-    """Refuse a run of which a file is not what was written: its table would show it, its next round build on it."""
-    store.read_experiment(path)
-    for replicate in range(1, settings.run.num_replicates + 1):
-        folders = [store.round_path(path, replicate, index) for index in store.complete_rounds(path, replicate)]
-        folders += [folder for _, _, folder in store.branches(path, replicate)]
-        for folder in folders:
-            store.check_files(folder)
-        if not folders:
-            continue
-        starts = [("initial", "start_sha256")] + [("start", "rewind_sha256")] * bool(settings.rewind.step)
-        for name, key in starts:
-            file = path / f"replicate-{replicate}" / f"{name}.safetensors"
-            if rewinding.fingerprint(files.read_arrays(file)) != store.read_record(folders[0]).get(key):
-                raise LotteryError(f"{str(file)!r} is damaged: it is not what the rounds started from.")

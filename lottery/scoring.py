@@ -42,6 +42,7 @@ def evidence(
         density=sum(counts[index] for counts in plan.values()) / sum(mask.size for mask in kept.values()),
         scope=experiment.prune.scope,
         network=network,
+        targets={names: counts[index] for names, counts in plan.items()},
     )
 
 

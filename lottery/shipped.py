@@ -26,7 +26,7 @@ def named(name: str) -> Path:
 
 def find(source: str) -> Path:
     """What a person means by an experiment: a file, or else one that ships with the package."""
-    if Path(source).exists() or source not in paths():
+    if Path(source).is_file() or source not in paths():
         return Path(source)
     return named(source)
 

@@ -22,6 +22,7 @@ def synaptic_flow(
     density: float,
     scope: str,
     num_steps: int = 100,
+    targets: Mapping[tuple[str, ...], int] | None = None,
 ) -> Scores:
     """The order in which SynFlow prunes, Tanaka et al. 2020, https://arxiv.org/abs/2006.05467, algorithm 1.
 
@@ -39,6 +40,8 @@ def synaptic_flow(
         density: Fraction of the masks' entries that is to be kept in the end, in (0, 1].
         scope: ``"layerwise"`` or ``"global"``: what is ranked together.
         num_steps: K.
+        targets: In the place of `density` and `scope`: which weights are ranked together, and how many entries of them
+            are to be kept in the end, where layers go down by different fractions.
 
     Returns:
         Ranks as floats, by weight, of the masks' shapes, counted from 1 in each group that is ranked together: first
@@ -53,20 +56,24 @@ def synaptic_flow(
     if not 0 < density <= 1:
         raise LotteryError(f"density: received {density!r}, allowed is a fraction in (0, 1].")
     flow = flow_through(model, build, x, list(kept))
-    groups = [names for names, _ in pruning.groups(kept, scope)]
+    groups = list(targets) if targets else [names for names, _ in pruning.groups(kept, scope)]
     # Positions in each group that are still kept, and the rank of each position that is not.
     alive = [np.flatnonzero(_joined(kept, names)) for names in groups]
     ranks = [np.zeros(sum(kept[name].size for name in names)) for names in groups]
     begun = [one.size for one in alive]
     present = sum(begun) / max(1, sum(one.size for one in ranks))
-    fraction = min(1.0, density / present) if present else 1.0
+    fractions = [min(1.0, density / present) if present else 1.0] * len(groups)
+    if targets:
+        fractions = [
+            min(1.0, targets[names] / size) if size else 1.0 for names, size in zip(groups, begun, strict=True)
+        ]
     now, ranked, scores = kept, {}, flow(kept)
     if present == 1 and not any(value.any() for value in scores.values()):
         raise LotteryError("SynFlow: every score is zero, since nothing flows to the network's outputs.")
     for step in range(1, num_steps + 1):
         for index, names in enumerate(groups):
             values = _joined(scores, names)[alive[index]]
-            count = values.size - round(begun[index] * fraction ** (step / num_steps))
+            count = values.size - round(begun[index] * fractions[index] ** (step / num_steps))
             lowest = _lowest(values, values.size if step == num_steps else count)
             ranks[index][alive[index][lowest]] = begun[index] - values.size + 1 + np.arange(lowest.size)
             alive[index] = np.delete(alive[index], lowest[:count])

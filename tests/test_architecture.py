@@ -28,7 +28,7 @@ FLOORS = [
     ["intervals", "verdicts", "results", "contests", "findings", "claims", "comparing", "fingerprints", "environment"],
     ["holding", "patching", "wrappable", "wrappers", "fitting", "modes", "callbacks", "auditing", "enforcement"],
     ["loop", "training", "plots", "showing", "progress", "checking"],
-    ["preparing", "rounds", "replicates", "running", "branching"],
+    ["preparing", "rounds", "jobs", "replicates", "running", "branching"],
     ["cli", "__main__"],
 ]
 WITHOUT_TENSORFLOW = [

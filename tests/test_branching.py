@@ -304,10 +304,139 @@ def test_early_bird(tmp_path):
 
 
 def test_no_early_bird_is_said_and_nothing_is_stored(tmp_path):
-    run = go(tmp_path, {"run": {"num_replicates": 1}})  # of four epochs
-    with pytest.raises(LotteryError, match=r"No early-bird ticket for round 1 of replicate 1: in 4 epochs"):
-        branching.branch(run.path, "early_bird", [1], model=build, data=arrays(), report=quietly)
+    fast = {"train": {"num_steps": 60, "learning_rate": 3.0}, "run": {"num_replicates": 1}}
+    run, said = go(tmp_path, fast), []
+    with pytest.raises(LotteryError, match=r"No early-bird ticket for round 1 of replicate 1: in 6 epochs"):
+        branching.branch(run.path, "early_bird", [1, 2], model=build, data=arrays(), report=said.append)
+    notes = [event.text for event in said if hasattr(event, "text")]
+    assert len(notes) == 2 and "round 2" in notes[1], "the other rounds are tried all the same"
     assert store.branches(run.path, 1) == []
+    short = go(tmp_path, {"run": {"num_replicates": 1}})
+    with pytest.raises(LotteryError, match="received 4 epochs of training, allowed are 5 or more"):
+        branching.branch(short.path, "early_bird", [1], model=build, data=arrays(), report=quietly)
+
+
+@pytest.mark.parametrize("mode", ["weights", "learning_rate", "none", "sign"])
+def test_controls_start_from_what_the_ticket_started_from(tmp_path, mode):
+    """Whatever the mode: `untrained` is the ticket before its training, and masks are all that `random_mask` changes."""
+    once = {"rewind": {"mode": mode}, "run": {"num_replicates": 1, "controls": ["untrained", "random_mask"]}}
+    run = go(tmp_path, once | {"train": {"drop_at": [20]}})
+    assert is_right(run) == []
+    for index in (1, 2):
+        ticket = record(folder_of(run, index=index))
+        assert record(folder_of(run, index=index, branch="untrained"))["start_sha256"] == ticket["start_sha256"]
+        kept = files.read_masks(folder_of(run, index=index, branch="random_mask") / "masks.safetensors")
+        own = files.read_masks(folder_of(run, index=index) / "masks.safetensors")
+        begun = lottery.rewinding.REWINDS[mode](
+            state(run.path / "replicate-1", "initial"), state(folder_of(run, index=index - 1)), own
+        )
+        found = record(folder_of(run, index=index, branch="random_mask"))["start_sha256"]
+        assert found == lottery.rewinding.fingerprint(masks.apply(begun, kept))
+
+
+def test_fine_tuning_keeps_the_last_rate_of_any_schedule(tmp_path):
+    """A cosine that ends at nothing leaves the rate of its last step, which is not nothing."""
+    cosine = {"name": "CosineDecay", "initial_learning_rate": 1.0, "decay_steps": 40}
+    run = go(
+        tmp_path,
+        {
+            "rewind": {"mode": "none"},
+            "run": {"num_replicates": 1},
+            "prune": {"num_rounds": 1},
+            "train": {"learning_rate": cosine},
+        },
+    )
+    before, after = state(folder_of(run, index=0)), state(folder_of(run, index=1))
+    kept = files.read_masks(folder_of(run, index=1) / "masks.safetensors")["dense/kernel"]
+    assert np.any(before["dense/kernel"][kept] != after["dense/kernel"][kept])
+
+
+def test_a_builder_that_draws_the_same_weights_has_no_reinitialised_control(tmp_path):
+    """Its control would be the ticket itself, and say that the initialisation does not matter."""
+    import keras
+
+    def fixed():
+        start = keras.initializers.GlorotNormal(seed=1)
+        layers = keras.layers
+        return keras.Sequential(
+            [
+                keras.Input((6,)),
+                layers.Dense(8, "relu", kernel_initializer=start),
+                layers.Dense(3, kernel_initializer=start),
+            ]
+        )
+
+    with pytest.raises(LotteryError, match="same initial weights each time, so random_reinit would be the ticket"):
+        go(tmp_path, {"run": {"controls": ["random_reinit"]}}, model=fixed)
+    assert list(tmp_path.iterdir()) == []
+    run = go(tmp_path, {"run": {"num_replicates": 2}}, model=fixed)
+    assert is_right(run) == [] and "same weights" in checking.not_repeated(run.path)[0]
+    with pytest.raises(LotteryError, match="same initial weights each time, so random_reinit would be the ticket"):
+        branching.branch(run.path, "random_reinit", model=fixed, data=arrays(), report=quietly)
+
+
+def partial(origin):
+    return branches.Departure({name: origin.start[name] for name in origin.kept}, origin.kept, 0, origin.num_steps)
+
+
+def maskless(origin):
+    return branches.Departure(origin.start, {}, 0, origin.num_steps)
+
+
+def too_long(origin):
+    return branches.Departure(origin.start, origin.kept, 0, origin.num_steps + 1)
+
+
+def nothing(origin):
+    return None
+
+
+def ticket(origin):
+    return branches.transfer(origin)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (partial, "start must have each weight of the ticket's"),
+        (maskless, "kept must have each weight"),
+        (too_long, "received the steps 0 to 41, allowed are some from 0 to 40"),
+        (nothing, "received NoneType, allowed is a branches.Departure"),
+        (ticket, "a function called 'ticket'"),
+        (lambda origin: None, "a function called '<lambda>'"),
+    ],
+)  # fmt: skip
+def test_a_branch_of_the_callers_own_that_is_not_one_is_refused(controlled, own, message):
+    with pytest.raises(LotteryError, match=message):
+        branching.branch(controlled.path, own, [1], model=build, data=arrays(), report=quietly)
+    assert not list(controlled.path.rglob(f"branch-{own.__name__}/round.json"))
+
+
+def test_an_own_branch_may_keep_other_counts(tmp_path):
+    run = go(tmp_path, {"run": {"num_replicates": 1}})
+
+    def sparser(origin):
+        kept = {name: mask & (origin.rng.random(mask.shape) < 0.5) for name, mask in origin.kept.items()}
+        return branches.Departure(origin.start, kept, 0, origin.num_steps)
+
+    branching.branch(run.path, sparser, [2], model=build, data=arrays(), report=quietly)
+    assert is_right(run) == []
+
+
+def test_no_branch_grows_from_a_damaged_round(tmp_path):
+    run = go(tmp_path, {"run": {"num_replicates": 1}})
+    one, other = (folder_of(run, index=index) / "masks.safetensors" for index in (1, 2))
+    shutil.copy(other, one)
+    with pytest.raises(LotteryError, match="is damaged"):
+        branching.branch(run.path, "random_mask", [1], model=build, data=arrays(), report=quietly)
+
+
+def test_synflow_keeps_what_is_never_pruned_and_collapses_nothing(tmp_path):
+    """Its hundred steps go down by the plan of each group; by the density of the whole they would empty a layer."""
+    prune = {"criterion": "synflow", "scope": "global", "num_rounds": 1, "rate": 0.9, "rates": {"dense/kernel": 0.0}}
+    run = go(tmp_path, {"prune": prune, "run": {"num_replicates": 1}})
+    kept = masks.num_kept(files.read_masks(folder_of(run, index=1) / "masks.safetensors"))
+    assert kept == {"dense/kernel": 144, "dense_1/kernel": 7}
 
 
 @pytest.mark.parametrize(

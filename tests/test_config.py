@@ -42,6 +42,11 @@ def test_fewer_rounds_leave_fewer_controls():
     assert config.load(tables, {"prune": {"num_rounds": 5}}).run.control_rounds == (4,)
     assert config.load(tables, {"prune": {"num_rounds": 2}}).run.control_rounds == (2,)
     assert config.load(None, {"prune": {"schedule": "explicit", "densities": [0.5, 0.2]}}).run.control_rounds == (2,)
+    assert config.load(tables, {"prune": {"num_rounds": 0}}).run.control_rounds == ()
+    with pytest.raises(LotteryError, match=r"prune\.densities: received 0\.5"):
+        config.load(None, config.parse_overrides(["prune.schedule=explicit", "prune.densities=0.5"]))
+    final = tomllib.loads(config.dump(config.load({"prune": {"final_density": 0.5, "num_rounds": 2}})))
+    assert config.load(final, {"prune": {"num_rounds": 1}}).prune.rate == 0.5
     with pytest.raises(LotteryError, match="received 8, allowed is at most"):
         config.load(tables, {"prune": {"num_rounds": 5}, "run": {"control_rounds": [8]}})
 
@@ -98,6 +103,10 @@ def test_overrides_are_toml_and_else_strings():
         ("rewind.mode=late", "rewind.mode: received 'late', allowed is 'weights', 'learning_rate', 'none' or 'sign'"),
         ("data.augment=['rotate']", "received 'rotate', allowed is 'crop' or 'flip'"),
         ("train.drop_at=[5, 5]", "train.drop_at must rise"),
+        ("model=5", "model: received 5"),
+        ("train.drop_at=[50000]", "train.drop_at: received 50000, allowed is less than train.num_steps, 50000"),
+        ("train.warmup_steps=50001", "train.warmup_steps: received 50001, allowed is at most"),
+        ("train.optimizer={name='sgd', weight_decay='a'}", "weight_decay is 'a', allowed are numbers"),
         ("train.warmup_steps=-1", "train.warmup_steps: received -1"),
         ("prune.allocation=erd", "prune.allocation: received 'erd', allowed is 'rates', 'uniform' or 'erk'"),
         ("prune.final_density=1.0", "prune.final_density: received 1.0"),

@@ -72,5 +72,11 @@ def test_the_command(small_run, tmp_path):
     assert next(row for row in rows if row["round"] == 3 and row["run"] == "other")["accuracy"] == pytest.approx(
         accuracy
     )
-    same = CliRunner().invoke(cli.app, ["compare", str(small_run.path), str(small_run.path)])
-    assert isinstance(same.exception, LotteryError)
+    for wrong, message in (
+        (["compare", str(small_run.path), str(small_run.path)], "the same run twice"),
+        ([*words, "--rounds", "99"], "received 99, the runs have"),
+    ):
+        assert message in str(CliRunner().invoke(cli.app, wrong).exception)
+    seeded = lottery.run(SMALL | {"run": {"seed": 5, "num_replicates": 1}}, out=tmp_path, report=quietly)
+    with pytest.raises(LotteryError, match=r"has another run\.seed than"):
+        contests.tables([small_run.path, seeded.path])

@@ -189,3 +189,14 @@ def test_any_rate_is_the_product_of_its_factors(base, warmup, drops, factor, fir
         expected *= factor if at >= drop else 1
     rate = learning_rates.schedule(keras, base, warmup, drops, factor, tf.Variable(first, dtype=tf.int64))
     assert float(rate(step) if callable(rate) else rate) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras])
+def test_after_the_last_step_the_rate_stays(library):
+    cosine = library.optimizers.schedules.CosineDecay(1.0, 10)
+    for rate in (
+        learning_rates.schedule(library, 0.5, 0, (3, 12), 0.1, None, 9),
+        learning_rates.schedule(library, cosine, last_step=9),
+    ):
+        values = [float(rate(step)) for step in range(20)]
+        assert values[9:] == [values[9]] * 11 and values[9] > 0 and values[0] > values[9]

@@ -1,0 +1,152 @@
+"""What a replicate's networks share: the job they are part of, what they start from, training one, storing it."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lottery import compiling, files, masks, order, progress, rewinding, scoring, store, training, weights
+from lottery.errors import LotteryError
+from lottery.masks import Masks
+from lottery.preparing import Prepared, build_model, scoring_network
+
+State = Mapping[str, np.ndarray]
+Network = tuple[int, int, str]  # replicate, round, branch
+
+
+@dataclass(frozen=True)
+class Job:
+    """Networks to train in one go.
+
+    Attributes:
+        path: The run's folder.
+        prepared: What they are trained with.
+        networks: All of them, in order.
+        report: Told what happens.
+    """
+
+    path: Path
+    prepared: Prepared
+    networks: list[Network]
+    report: progress.Report
+
+
+def initial_state(job: Job, replicate: int) -> dict[str, np.ndarray]:
+    """Every variable at step 0, stored before the first round."""
+    seed = order.seed_for(job.prepared.experiment.run.seed, replicate, order.INITIALISATION)
+    start, file = built_state(job, seed), job.path / f"replicate-{replicate}" / "initial.safetensors"
+    if not file.exists():
+        files.write(file, files.pack_arrays(start))
+    stored = files.read_arrays(file)
+    if rewinding.fingerprint(stored) != rewinding.fingerprint(start):
+        raise LotteryError(
+            f"The model is built with other initial weights than those in {str(file)!r}, so this run cannot go on: "
+            "the file was changed, or the model, or a version of what it is built with."
+        )
+    return start
+
+
+def start_state(job: Job, replicate: int) -> dict[str, np.ndarray]:
+    """Every variable at the rewind step."""
+    if not job.prepared.experiment.rewind.step:
+        return files.read_arrays(job.path / f"replicate-{replicate}" / "initial.safetensors")
+    return files.read_arrays(start_file(job.path, replicate))
+
+
+def start_file(path: Path, replicate: int) -> Path:
+    """Where the variables at the rewind step are, if it is not 0."""
+    return path / f"replicate-{replicate}" / "start.safetensors"
+
+
+def built_state(job: Job, seed: int) -> dict[str, np.ndarray]:
+    """Every variable of a model that is built from a seed."""
+    return weights.read_state(build_model(job.prepared.build, seed))
+
+
+def scores_of(job: Job, replicate: int, index: int, trained: State, kept: Masks) -> dict[str, np.ndarray]:
+    """What the experiment's criterion says of the weights that round `index` is about to prune."""
+    experiment = job.prepared.experiment
+    initial = files.read_arrays(job.path / f"replicate-{replicate}" / "initial.safetensors")
+    network = None
+    if not scoring.is_repeatable(experiment):
+        network = scoring_network(job.prepared, replicate)
+        weights.assign(network.model, start_state(job, replicate))
+    return job.prepared.criterion(scoring.evidence(experiment, replicate, index, initial, trained, kept, network))
+
+
+def train_network(
+    job: Job, network: Network, start: State, kept: Masks, first_step: int, last_step: int | None = None, **options: Any
+) -> training.Trained:
+    """Train one network; `training.train` says what the options are, and ends at `last_step` if one is given."""
+    experiment, replicate = job.prepared.experiment, network[0]
+    settings = experiment.train
+    if last_step is not None:
+        settings = settings.model_copy(update={"num_steps": last_step})
+
+    def report(step: int, accuracy: float) -> None:
+        job.report(_where(job, network, kept, step, accuracy))
+
+    with _told(job, network):
+        words = (experiment.run.seed, replicate, order.BATCHES)
+        return training.train(job.prepared.loop, start, kept, settings, words, report, first_step=first_step, **options)
+
+
+@contextlib.contextmanager
+def _told(job: Job, network: Network) -> Iterator[None]:
+    """Say which network it was that could not be trained."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except (LotteryError, tf.errors.OpError) as error:
+        what = error if isinstance(error, LotteryError) else f"TensorFlow stopped: {compiling.reason(error)}."
+        replicate, index, branch = network
+        name = "" if branch == store.TICKET else f", branch {branch}"
+        raise LotteryError(
+            f"Replicate {replicate}, round {index}{name}: {what} What was trained before is kept in {str(job.path)!r}."
+        ) from error
+
+
+def store_network(
+    job: Job, network: Network, kept: Masks, trained: training.Trained, details: Mapping[str, Any]
+) -> training.Trained:
+    """Store what was trained, with what is known of it, and say so; what was trained is given back."""
+    (replicate, index, branch), counts = network, masks.num_kept(kept)
+    record = {
+        "replicate": replicate, "branch": branch, "round": index,
+        "density": masks.density(kept), "num_kept": sum(counts.values()),
+        "num_weights": sum(mask.size for mask in kept.values()), "kept": counts,
+        "collapsed": [name for name, count in counts.items() if not count],
+        **trained.summary,
+        "start_sha256": trained.start_sha256, "jit_compile": job.prepared.loop.jit_compile,
+        "seconds": round(trained.seconds, 3), **details,
+    }  # fmt: skip
+    folder = store.round_path(job.path, *network)
+    record = store.write_round(folder, kept, trained.weights, trained.metrics, record)
+    last = job.prepared.experiment.train.num_steps
+    job.report(progress.Done(_where(job, network, kept, last, record["final_val_accuracy"]), record))
+    return trained
+
+
+def _where(job: Job, network: Network, kept: Masks, step: int, accuracy: float) -> progress.Step:
+    experiment, (replicate, index, branch) = job.prepared.experiment, network
+    lengths = [_num_steps(job, one) for one in job.networks]
+    place = job.networks.index(network)
+    first = experiment.train.num_steps - lengths[place]
+    done = sum(lengths[:place]) + max(0, min(step - first, lengths[place]))
+    return progress.Step(
+        replicate, experiment.run.num_replicates, index, experiment.prune.num_rounds, branch, masks.density(kept), step,
+        experiment.train.num_steps, accuracy, done, sum(lengths),
+    )  # fmt: skip
+
+
+def _num_steps(job: Job, network: Network) -> int:
+    """About how many steps a network takes; what rewinds late takes fewer."""
+    experiment, (_, index, branch) = job.prepared.experiment, network
+    if branch == "untrained":
+        return 0
+    late = index and branch not in ("random_reinit", "early_bird")
+    return experiment.train.num_steps - (experiment.rewind.step if late else 0)
