@@ -23,8 +23,7 @@ def tables(runs: list[Path]) -> dict[str, Table]:
     Raises:
         LotteryError: One is no run.
     """
-    if len({run.resolve() for run in runs}) < len(runs):
-        raise LotteryError("compare: received the same run twice, allowed are different ones.")
+    runs = list({run.resolve(): run for run in runs}.values())  # the first may be among the others again
     names, folders = [store.read_experiment(run).name for run in runs], [run.name for run in runs]
     labels = [
         name if names.count(name) == 1 else run.name if folders.count(run.name) == 1 else str(run)

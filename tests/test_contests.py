@@ -73,7 +73,7 @@ def test_the_command(small_run, tmp_path):
         accuracy
     )
     for wrong, message in (
-        (["compare", str(small_run.path), str(small_run.path)], "the same run twice"),
+        (["compare", str(small_run.path), str(small_run.path)], "received 1 run, allowed are two or more"),
         ([*words, "--rounds", "99"], "received 99, the runs have"),
     ):
         assert message in str(CliRunner().invoke(cli.app, wrong).exception)
