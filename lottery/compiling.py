@@ -214,13 +214,18 @@ def optimizer(keras: Any, settings: config.Train, schedule_step: Any = None) -> 
 
 
 @contextlib.contextmanager
-def _fitting(model: Any) -> Iterator[None]:
+def evaluating(what: str) -> Iterator[None]:
+    """What a model raises, as one sentence that begins with `what`."""
     try:
         yield
     except LotteryError:
         raise
     except Exception as error:  # a user's layers, loss and metrics may raise anything
-        raise LotteryError(f"The model {model.name!r} cannot be trained on the data: {reason(error)}") from error
+        raise LotteryError(f"{what}: {reason(error)}") from error
+
+
+def _fitting(model: Any) -> contextlib.AbstractContextManager[None]:
+    return evaluating(f"The model {model.name!r} cannot be trained on the data")
 
 
 def reason(error: Exception) -> str:

@@ -67,17 +67,6 @@ def tensors(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     ]
 
 
-@contextlib.contextmanager
-def evaluating(what: str) -> Iterator[None]:
-    """What a model raises, as one sentence that begins with `what`."""
-    try:
-        yield
-    except LotteryError:
-        raise
-    except Exception as error:  # a user's layers, loss and metrics may raise anything
-        raise LotteryError(f"{what}: {compiling.reason(error)}") from error
-
-
 def finite(scores: Scores, what: str) -> Scores:
     """The scores, or a `LotteryError` if one of them is infinite or not a number."""
     for name, value in scores.items():
@@ -118,7 +107,10 @@ def _derivatives(model: Any, x: Any, y: Any, names: Sequence[str], twice: bool) 
             squared = tf.add_n([tf.reduce_sum(tf.stop_gradient(one) * one) for one in gradients])
         return tensors(outer.gradient(squared, chosen), chosen) if twice else gradients
 
-    with _restored(model), evaluating(f"The model {model.name!r} has no loss that can be evaluated and differentiated"):
+    with (
+        _restored(model),
+        compiling.evaluating(f"The model {model.name!r} has no loss that can be evaluated and differentiated"),
+    ):
         loss(training=False)  # whatever Keras makes at the first call shall not be made in the graph
         found = derivatives.get_concrete_function()()  # called by itself it warns that it is traced each time
     return {name: value.numpy().astype(np.float64) for name, value in zip(names, found, strict=True)}

@@ -129,7 +129,7 @@ def flow_through(
 
     with (
         _in_float64(compiling.keras_of(model)),
-        saliency.evaluating(f"SynFlow evaluates the model {model.name!r} in double precision, in which it cannot be"),
+        compiling.evaluating(f"SynFlow evaluates the model {model.name!r} in double precision, in which it cannot be"),
     ):
         copy = build()
         variables, state = weights.variables(copy), weights.read_state(model)
