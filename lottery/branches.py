@@ -38,12 +38,20 @@ class Origin:
 
 @dataclass(frozen=True)
 class Departure:
-    """What a branch trains: from which variables, under which masks, and which steps; none if the two are the same."""
+    """What a branch trains.
+
+    Attributes:
+        start: From which variables.
+        kept: Under which masks.
+        first_step, last_step: From which step to which; it is not trained at all if the two are the same.
+        schedule_step: Where in its schedule the learning rate begins; where the ticket's does, if None.
+    """
 
     start: Mapping[str, np.ndarray]
     kept: Masks
     first_step: int
     last_step: int
+    schedule_step: int | None = None
 
 
 Branch = Callable[[Origin], Departure]
@@ -54,7 +62,7 @@ def random_reinit(origin: Origin) -> Departure:
 
     Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, section 2.
     """
-    return Departure(origin.fresh(), origin.kept, 0, origin.num_steps)
+    return Departure(origin.fresh(), origin.kept, 0, origin.num_steps, schedule_step=0)
 
 
 def random_mask(origin: Origin) -> Departure:
@@ -124,10 +132,9 @@ def early_bird(origin: Origin) -> Departure:
     """A mask that is drawn early: once the masks of five epochs of dense training hardly differ any more.
 
     After You et al. 2020, https://arxiv.org/abs/1909.11957, section 3, who draw masks of channels; here they are of
-    weights: after each epoch the dense network is pruned to this
-    round's counts, and once the last five masks differ pairwise in at most 0.1 of all entries, the last one is the
-    ticket; it trains on from the weights of that epoch. Masks of density d cannot differ by more than 2 d: below 0.05
-    the fifth is always drawn.
+    weights. After each epoch the dense network is pruned to this round's counts, and once the last five masks differ
+    pairwise in at most 0.1 of all entries, the last one is the ticket; it trains on from the weights of that epoch.
+    Masks of density d cannot differ by more than 2 d: below 0.05 the fifth is always drawn.
     """
     return origin.drawn_early()
 

@@ -95,7 +95,7 @@ def branch(
         if not missing:
             report(progress.Note(f"All {len(networks)} branches {label} of {path} are complete."))
         job = jobs.Job(path, prepared, missing, report)
-        details = {"data_sha256": prepared.data.fingerprint, "overrides": json.loads(json.dumps(overrides))}
+        details = {"data_sha256": prepared.data.fingerprint, "overrides": overrides}
         not_drawn = []
         for network in missing:
             try:

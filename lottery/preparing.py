@@ -70,19 +70,14 @@ def prepare(
     build = model or _builder(experiment, loaded)
     built = build_model(build, order.seed_for(experiment.run.seed, 0, order.INITIALISATION))
     if own_model:
-        twice = {id(variable) for one in (built, build_model(build, 0)) for variable in one.variables}
-        drawn = [weights.read(one) for one in (built, build_model(build, 0))]
-        if "random_reinit" in experiment.run.controls and all(
-            np.array_equal(drawn[0][name], drawn[1][name]) for name in drawn[0]
-        ):
-            raise LotteryError(
-                "run.controls: the model's function draws the same initial weights each time, so random_reinit would "
-                "be the ticket itself; leave it out."
-            )
+        other = build_model(build, 0)
+        twice = {id(variable) for one in (built, other) for variable in one.variables}
         if len(twice) < 2 * len(built.variables):
             raise LotteryError(
                 "model: the function uses the same model or layers twice; it must build new ones each time."
             )
+        if "random_reinit" in experiment.run.controls:
+            check_drawn_anew(weights.read(built), weights.read(other))
         built = build_model(build, order.seed_for(experiment.run.seed, 0, order.INITIALISATION))
     tables = experiment.model_dump()
     if given is not None:
@@ -156,6 +151,15 @@ def build_model(build: Callable[[], Any], seed: int) -> Any:
         if "bfloat16" in str(variable.dtype):
             raise LotteryError(f"{name} is of type bfloat16, which NumPy cannot hold; use mixed_bfloat16 or float32.")
     return model
+
+
+def check_drawn_anew(drawn: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray]) -> None:
+    """Raise `LotteryError` if two sets of initial weights, from two seeds, are the same."""
+    if all(np.array_equal(drawn[name], before[name]) for name in before):
+        raise LotteryError(
+            "The model is built with the same initial weights each time, so random_reinit would be the ticket itself; "
+            "leave it out."
+        )
 
 
 def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:

@@ -23,9 +23,8 @@ from lottery import (
 )  # fmt: skip
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.preparing import ends_of_epochs
+from lottery.preparing import check_drawn_anew, ends_of_epochs
 
-SAME_WEIGHTS = "random_reinit would be the ticket itself; leave it out"
 EARLY_MASKS, EARLY_DISTANCE = 5, 0.1  # You et al. 2020, https://arxiv.org/abs/1909.11957, section 3.2
 
 
@@ -78,18 +77,13 @@ def train_branch(
     departure = branch(_origin(job, network))
     _check_departure(job, network[2], departure)
     start, first, last = masks.apply(departure.start, departure.kept), departure.first_step, departure.last_step
-    # What begins where the ticket begins goes through the same part of the schedule.
-    same = first == job.prepared.experiment.rewind.step
-    at = rewinding.schedule_step(job.prepared.experiment, network[1]) if same else first
+    at = departure.schedule_step
+    if at is None:  # what begins where the ticket begins goes through the same part of the schedule
+        same = first == job.prepared.experiment.rewind.step
+        at = rewinding.schedule_step(job.prepared.experiment, network[1]) if same else first
     trained = jobs.train_network(job, network, start, departure.kept, first, last, schedule_step=at)
-    none = dict.fromkeys(departure.kept)
-    details = {
-        "control": branch.__name__,
-        "first_step": first,
-        "last_step": last,
-        "thresholds": none,
-        **(details or {}),
-    }
+    about = {"control": branch.__name__, "first_step": first, "last_step": last}
+    details = {**about, "thresholds": dict.fromkeys(departure.kept), **(details or {})}
     jobs.store_network(job, network, departure.kept, trained, details)
 
 
@@ -143,8 +137,7 @@ def _origin(job: jobs.Job, network: jobs.Network) -> branches.Origin:
 
 def _drawn_anew(job: jobs.Job, replicate: int, seed: int) -> dict[str, np.ndarray]:
     drawn, initial = jobs.built_state(job, seed), jobs.initial_state(job, replicate)
-    if all(np.array_equal(drawn[name], initial[name]) for name in job.prepared.loop.masks):
-        raise LotteryError(f"The model is built with the same initial weights each time, so {SAME_WEIGHTS}.")
+    check_drawn_anew(drawn, {name: initial[name] for name in job.prepared.loop.masks})
     return drawn
 
 
@@ -171,7 +164,7 @@ def _drawn_early(job: jobs.Job, network: jobs.Network) -> branches.Departure:
         del drawn[:-EARLY_MASKS]
         farthest = max(masks.distance(one, other) for one in drawn for other in drawn)
         if len(drawn) == EARLY_MASKS and farthest <= EARLY_DISTANCE:
-            departures.append(branches.Departure(state, drawn[-1], step, experiment.train.num_steps))
+            departures.append(branches.Departure(state, drawn[-1], step, experiment.train.num_steps, step))
             raise _Enough
 
     epochs = ends_of_epochs(job.prepared)
