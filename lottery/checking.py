@@ -51,10 +51,10 @@ def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
             folder, wrong = store.round_path(run, replicate, index), []
             try:
                 record, kept, trained = _read(experiment, folder, wrong)
-                start = _start(run, replicate, "start" if index and experiment.rewind.step else "initial")
-                initial = _start(run, replicate, "initial")
+                start = files.read_arrays(store.start_path(run, replicate, experiment.rewind.step if index else 0))
+                initial = files.read_arrays(store.start_path(run, replicate))
                 if not index and experiment.rewind.step:
-                    late = rewinding.fingerprint(_start(run, replicate, "start"))
+                    late = rewinding.fingerprint(files.read_arrays(store.start_path(run, replicate, 1)))
                     wrong += ["start.safetensors was changed."] * (late != record["rewind_sha256"])
                 wrong += _wrong(experiment, replicate, index, initial, start, kept, trained, record, before, scored)
                 before = kept, trained
@@ -67,11 +67,8 @@ def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
             wrong = []
             try:
                 record, kept, trained = _read(experiment, folder, wrong)
-                start = _start(run, replicate, "start" if index and experiment.rewind.step else "initial")
-                if index:
-                    before_it = files.read_arrays(store.round_path(run, replicate, index - 1) / "weights.safetensors")
-                    ticket = files.read_masks(folder.parent / "masks.safetensors")
-                    start = rewinding.REWINDS[experiment.rewind.mode](start, before_it, ticket)
+                ticket = files.read_masks(folder.parent / "masks.safetensors")
+                start = rewinding.started(run, experiment, replicate, index, ticket)
                 wrong += _wrong_branch(run, experiment, replicate, index, label, start, kept, trained, record)
             except (LotteryError, KeyError) as error:
                 wrong.append(str(error))
@@ -100,10 +97,6 @@ def not_repeated(run: Path) -> list[str]:
 
 def _is_own(experiment: config.Experiment) -> bool:
     return experiment.model.name == config.GIVEN or ":" in experiment.model.name
-
-
-def _start(run: Path, replicate: int, which: str) -> dict[str, np.ndarray]:
-    return files.read_arrays(run / f"replicate-{replicate}" / f"{which}.safetensors")
 
 
 def _read(
@@ -210,7 +203,7 @@ def _wrong_branch(
 
 
 def _same_start(run: Path, replicate: int) -> bool:
-    paths = [run / f"replicate-{one}" / "initial.safetensors" for one in (replicate - 1, replicate)]
+    paths = [store.start_path(run, one) for one in (replicate - 1, replicate)]
     return all(path.exists() for path in paths) and files.read(paths[0]) == files.read(paths[1])
 
 
@@ -245,8 +238,8 @@ def refuse_damaged(path: Path, settings: config.Experiment) -> None:
             store.check_files(folder)
         if not folders:
             continue
-        starts = [("initial", "start_sha256")] + [("start", "rewind_sha256")] * bool(settings.rewind.step)
-        for name, key in starts:
-            file = path / f"replicate-{replicate}" / f"{name}.safetensors"
+        step = settings.rewind.step
+        for at, key in [(0, "start_sha256")] + [(step, "rewind_sha256")] * bool(step):
+            file = store.start_path(path, replicate, at)
             if rewinding.fingerprint(files.read_arrays(file)) != store.read_record(folders[0]).get(key):
                 raise LotteryError(f"{str(file)!r} is damaged: it is not what the rounds started from.")

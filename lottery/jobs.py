@@ -37,7 +37,7 @@ class Job:
 def initial_state(job: Job, replicate: int) -> dict[str, np.ndarray]:
     """Every variable at step 0, stored before the first round."""
     seed = order.seed_for(job.prepared.experiment.run.seed, replicate, order.INITIALISATION)
-    start, file = built_state(job, seed), job.path / f"replicate-{replicate}" / "initial.safetensors"
+    start, file = built_state(job, seed), store.start_path(job.path, replicate)
     if not file.exists():
         files.write(file, files.pack_arrays(start))
     stored = files.read_arrays(file)
@@ -51,14 +51,7 @@ def initial_state(job: Job, replicate: int) -> dict[str, np.ndarray]:
 
 def start_state(job: Job, replicate: int) -> dict[str, np.ndarray]:
     """Every variable at the rewind step."""
-    if not job.prepared.experiment.rewind.step:
-        return files.read_arrays(job.path / f"replicate-{replicate}" / "initial.safetensors")
-    return files.read_arrays(start_file(job.path, replicate))
-
-
-def start_file(path: Path, replicate: int) -> Path:
-    """Where the variables at the rewind step are, if it is not 0."""
-    return path / f"replicate-{replicate}" / "start.safetensors"
+    return files.read_arrays(store.start_path(job.path, replicate, job.prepared.experiment.rewind.step))
 
 
 def built_state(job: Job, seed: int) -> dict[str, np.ndarray]:
@@ -69,7 +62,7 @@ def built_state(job: Job, seed: int) -> dict[str, np.ndarray]:
 def scores_of(job: Job, replicate: int, index: int, trained: State, kept: Masks) -> dict[str, np.ndarray]:
     """What the experiment's criterion says of the weights that round `index` is about to prune."""
     experiment = job.prepared.experiment
-    initial = files.read_arrays(job.path / f"replicate-{replicate}" / "initial.safetensors")
+    initial = files.read_arrays(store.start_path(job.path, replicate))
     network = None
     if not scoring.is_repeatable(experiment):
         network = scoring_network(job.prepared, replicate)

@@ -51,7 +51,7 @@ def train_chain(job: jobs.Job, replicate: int) -> None:
             saved: dict[str, np.ndarray] = {}
             trained = jobs.train_network(job, network, initial, kept, 0, watch={k: saved.update} if k else None)
             if k:
-                files.write(jobs.start_file(job.path, replicate), files.pack_arrays(saved))
+                files.write(store.start_path(job.path, replicate, k), files.pack_arrays(saved))
             details = {"rewind_sha256": rewinding.fingerprint(saved)} if k else {}
         else:
             start = rewinding.rewound(experiment.rewind.mode, jobs.start_state(job, replicate), before, kept)
@@ -120,13 +120,10 @@ def _origin(job: jobs.Job, network: jobs.Network) -> branches.Origin:
     experiment, (replicate, index, branch) = job.prepared.experiment, network
     seed = order.seed_for(experiment.run.seed, replicate, order.BRANCH, index, order.INITIALISATION)
     kept = files.read_masks(store.round_path(job.path, replicate, index) / "masks.safetensors")
-    start: jobs.State = jobs.initial_state(job, replicate)
-    if index:
-        before = files.read_arrays(store.round_path(job.path, replicate, index - 1) / "weights.safetensors")
-        start = rewinding.REWINDS[experiment.rewind.mode](jobs.start_state(job, replicate), before, kept)
+    jobs.initial_state(job, replicate)  # refuses a model that is built with other weights than the run's
     return branches.Origin(
         kept=kept,
-        start=start,
+        start=rewinding.started(job.path, experiment, replicate, index, kept),
         step=experiment.rewind.step if index else 0,
         num_steps=experiment.train.num_steps,
         rng=branches.rng_for(experiment, replicate, index, branch),

@@ -2,10 +2,11 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 
-from lottery import config, masks
+from lottery import config, files, masks, store
 from lottery.masks import Masks
 
 State = Mapping[str, np.ndarray]
@@ -71,6 +72,29 @@ def rewound(mode: str, start: State, trained: State, kept: Masks) -> dict[str, n
         Every variable, by name.
     """
     return masks.apply(REWINDS[mode](start, trained, kept), kept)
+
+
+def started(run: Path, experiment: config.Experiment, replicate: int, index: int, kept: Masks) -> dict[str, np.ndarray]:
+    """What a stored round started from, put together from the files of its run.
+
+    Args:
+        run: The run's folder.
+        experiment: Its experiment.
+        replicate: The replicate, from 1.
+        index: The round.
+        kept: What the round keeps.
+
+    Returns:
+        Every variable, by name, not masked yet.
+
+    Raises:
+        LotteryError: A file is missing or damaged.
+    """
+    if not index:
+        return files.read_arrays(store.start_path(run, replicate))
+    start = files.read_arrays(store.start_path(run, replicate, experiment.rewind.step))
+    before = files.read_arrays(store.round_path(run, replicate, index - 1) / "weights.safetensors")
+    return REWINDS[experiment.rewind.mode](start, before, kept)
 
 
 def schedule_step(experiment: config.Experiment, index: int) -> int:

@@ -32,6 +32,11 @@ def round_path(run: Path, replicate: int, index: int, branch: str = TICKET) -> P
     return folder if branch == TICKET else folder / f"branch-{branch}"
 
 
+def start_path(run: Path, replicate: int, step: int = 0) -> Path:
+    """Where every variable of a replicate at its rewind step is stored; at step 0, the initial ones."""
+    return run / f"replicate-{replicate}" / ("start.safetensors" if step else "initial.safetensors")
+
+
 def read_experiment(run: Path) -> config.Experiment:
     """The experiment of a run, checked against the digest that was recorded when it began.
 
