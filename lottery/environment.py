@@ -12,7 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lottery import config, files, store, weights
+import numpy as np
+
+from lottery import architectures, config, files, models, store, weights
+from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 
 PACKAGES = ("lottery", "tensorflow", "keras", "tf-keras", "tensorflow-model-optimization", "numpy", "safetensors")
@@ -87,14 +90,14 @@ def check_data(run: Path, fingerprint: str) -> None:
         )
 
 
-def record(run: Path, experiment: config.Experiment, model: Any, fingerprint: str, num_threads: int) -> list[str]:
+def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | Streams, num_threads: int) -> list[str]:
     """Write `environment.json` when a run begins; compare with it when the run goes on.
 
     Args:
         run: The run's folder.
         experiment: The experiment.
-        model: The model, for the weights that are never pruned.
-        fingerprint: Digest of the data.
+        model: The model, for what it takes to build it again and the weights that are never pruned.
+        data: What it is trained on.
         num_threads: Threads that training uses.
 
     Returns:
@@ -103,22 +106,24 @@ def record(run: Path, experiment: config.Experiment, model: Any, fingerprint: st
     Raises:
         LotteryError: The data are not those that the run was begun with.
     """
-    stored = store.read_environment(run)
+    stored, name = store.read_environment(run), experiment.model.name
     now = {
         "digest": config.digest(experiment),
-        "data_sha256": fingerprint,
+        "data_sha256": data.fingerprint,
+        "scaling": _scaling(data),
         "num_threads": num_threads,
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in PACKAGES},
         "platform": platform.platform(),
         "processor": _processor(),
         "commit": _commit(),
+        "architecture": architectures.described(model, name if models.is_built_in(name) else None),
         "not_pruned": weights.unprunable(model),
     }
     if not stored:
         files.write_json(run / "environment.json", now)
         return []
-    check_data(run, fingerprint)
+    check_data(run, data.fingerprint)
     notes = ["This run was begun before; it goes on where it stopped."]
     for key in ("python", "versions", "processor"):
         if stored[key] != now[key]:
@@ -148,6 +153,13 @@ def _quiet() -> Iterator[None]:
         finally:
             os.dup2(saved, 2)
             os.close(saved)
+
+
+def _scaling(data: Splits | Streams) -> dict[str, Any] | None:
+    """What the network's inputs are made of pixels with, (x - mean) / deviation; None where they are taken as is."""
+    if isinstance(data, Streams) or data.train.x.dtype != np.uint8:
+        return None
+    return {"mean": data.mean.tolist(), "deviation": data.deviation.tolist()}
 
 
 def _processor() -> str:

@@ -1,4 +1,4 @@
-"""The one exception that is meant to be read by a person."""
+"""The exceptions that are meant to be read by a person."""
 
 import difflib
 from collections.abc import Iterable
@@ -9,6 +9,10 @@ class LotteryError(ValueError):
 
     The command line prints the sentence and exits with status 2; anything else that escapes is a bug of ours.
     """
+
+
+class TicketError(LotteryError):
+    """A ticket cannot be loaded, built or applied; of a file, that nothing of it was used."""
 
 
 def unknown(what: str, received: object, allowed: Iterable[str]) -> LotteryError:

@@ -83,7 +83,7 @@ def run(
         loop.callbacks.extend(stack.enter_context(enforcement.ENFORCEMENTS[mode](loop.model, loop.masks)))
         if not existed:  # until here nothing was written, whatever was wrong
             stack.enter_context(store.opened(path, settings))
-        notes = environment.record(path, settings, prepared.loop.model, prepared.data.fingerprint, num_threads)
+        notes = environment.record(path, settings, prepared.loop.model, prepared.data, num_threads)
         networks = [
             (replicate, *one)
             for replicate in range(1, settings.run.num_replicates + 1)

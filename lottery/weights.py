@@ -11,6 +11,11 @@ from lottery import masks as masks_module
 from lottery.errors import LotteryError, unknown
 
 _BIAS = "a bias"
+# What tf_keras calls otherwise than Keras 3, by the layer's class.
+_KERAS_3_NAMES = {
+    ("DepthwiseConv1D", "depthwise_kernel"): "kernel",
+    ("DepthwiseConv2D", "depthwise_kernel"): "kernel",
+}
 
 
 def variables(model: Any) -> dict[str, Any]:
@@ -37,6 +42,23 @@ def variables(model: Any) -> dict[str, Any]:
     named: dict[str, Any] = {}
     _collect(model, "", named, set())
     return named
+
+
+def is_random_state(name: str) -> bool:
+    """Whether a variable of this name is the state of a random layer, which only the process that made it needs."""
+    return name.rsplit("/", 1)[-1].startswith("seed_generator_state")
+
+
+def portable(model: Any) -> dict[str, Any]:
+    """The `variables` that mean the same in another process and in the other Keras, by name.
+
+    Not among them are the states of random layers, and what wrappers of tfmot hold besides the weights that they wrap.
+    """
+    wrappers = [layer for layer in model._flatten_layers() if inside(layer) is not layer]
+    wrapped = {id(value) for layer in wrappers for value in inside(layer).variables}
+    theirs = {id(value) for layer in wrappers for value in layer.variables} - wrapped
+    named = variables(model).items()
+    return {name: value for name, value in named if not is_random_state(name) and id(value) not in theirs}
 
 
 def prunable(model: Any, biases: bool = False) -> dict[str, Any]:
@@ -145,6 +167,7 @@ def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> 
         if id(value) not in below and id(value) not in seen:
             seen.add(id(value))
             own = value.name.split(":")[0].rsplit("/", 1)[-1]
+            own = _KERAS_3_NAMES.get((type(layer).__name__, own), own)
             named[_unique(prefix + own, named)] = value
     taken: Counter[str] = Counter()
     for child in children:

@@ -125,7 +125,6 @@ def cases(library):
     """By name: the shape of the input, how to make the layer, what is prunable, what is not and why."""
     layers, own = library.layers, custom(library)
     keras3 = library.__name__ == "keras"
-    depthwise = "kernel" if keras3 else "depthwise_kernel"
 
     def attention():
         layer = layers.MultiHeadAttention(2, 3)
@@ -174,13 +173,13 @@ def cases(library):
         "DepthwiseConv1D": (
             (8, 2),
             lambda: layers.DepthwiseConv1D(2),
-            [f"depthwise_conv1d/{depthwise}"],
+            ["depthwise_conv1d/kernel"],
             {"depthwise_conv1d/bias": BIAS},
         ),
         "DepthwiseConv2D": (
             (8, 8, 2),
             lambda: layers.DepthwiseConv2D(2),
-            [f"depthwise_conv2d/{depthwise}"],
+            ["depthwise_conv2d/kernel"],
             {"depthwise_conv2d/bias": BIAS},
         ),
         "SeparableConv1D": (

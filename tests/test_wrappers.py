@@ -360,7 +360,7 @@ def stateful():
 
 
 REFUSED = {
-    "depthwise": (lambda: sequence(layers.DepthwiseConv2D(2), shape=(4, 4, 2)), "depthwise_conv2d/depthwise_kernel",
+    "depthwise": (lambda: sequence(layers.DepthwiseConv2D(2), shape=(4, 4, 2)), "depthwise_conv2d/kernel",
                   "of a DepthwiseConv2D it prunes nothing"),
     "separable": (lambda: sequence(layers.SeparableConv1D(3, 2)), "separable_conv1d/depthwise_kernel",
                   "of a SeparableConv1D it prunes only pointwise_kernel"),
