@@ -18,10 +18,10 @@ _MODULES = (
     "allocation", "architectures", "auditing", "augmenting", "branches", "branching", "callbacks", "checking",
     "claims", "comparing", "compiling", "config", "contests", "criteria", "data", "datasets", "enforcement",
     "environment", "errors", "files", "findings", "fingerprints", "fitting", "holding", "intervals", "jobs",
-    "learning_rates", "loop", "masks", "models", "modes", "networks", "order", "patching", "planning", "plots",
-    "preparing", "progress", "pruning", "records", "replicates", "results", "rewinding", "rounds", "running",
-    "saliency", "schedules", "scoring", "shipped", "showing", "smoking", "store", "synaptic", "training", "verdicts",
-    "weights", "wrappable", "wrappers",
+    "learning_rates", "loop", "masks", "models", "modes", "networks", "order", "patching", "picking", "planning",
+    "plots", "preparing", "progress", "pruning", "records", "replicates", "results", "rewinding", "rounds", "running",
+    "saliency", "schedules", "scoring", "shipped", "showing", "smoking", "store", "synaptic", "ticket_files",
+    "tickets", "training", "verdicts", "weights", "wrappable", "wrappers",
 )  # fmt: skip
 
 

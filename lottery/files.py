@@ -68,9 +68,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Arrays as safetensors."""
-    return format_arrays({name: np.ascontiguousarray(value) for name, value in arrays.items()})
+def pack_arrays(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> bytes:
+    """Arrays as safetensors, with text beside them; more than one entry of text comes in an order of chance."""
+    return format_arrays({name: np.ascontiguousarray(value) for name, value in arrays.items()}, metadata=metadata)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

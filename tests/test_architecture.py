@@ -38,6 +38,7 @@ FLOORS = [
         "environment",
     ],
     ["holding", "patching", "wrappable", "wrappers", "fitting", "modes", "callbacks", "auditing", "enforcement"],
+    ["ticket_files", "picking", "tickets"],
     ["loop", "training", "plots", "showing", "progress", "checking"],
     ["preparing", "rounds", "jobs", "replicates", "running", "branching"],
     ["cli", "__main__"],
@@ -45,7 +46,7 @@ FLOORS = [
 WITHOUT_TENSORFLOW = [
     "errors", "masks", "schedules", "records", "config", "order", "pruning", "allocation", "planning", "files", "store", "shipped",
     "smoking", "criteria", "scoring", "rewinding", "branches", "results", "intervals", "verdicts", "contests", "findings", "claims", "plots",
-    "showing", "progress", "checking",
+    "showing", "progress", "checking", "ticket_files", "picking", "tickets",
 ]  # fmt: skip
 
 

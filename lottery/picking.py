@@ -1,0 +1,167 @@
+"""A ticket out of a run's folder: which round, and its masks, start and trained weights put together and checked."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from lottery import config, files, intervals, masks, results, rewinding, store, verdicts, weights
+from lottery.errors import TicketError, unknown
+from lottery.ticket_files import Contents
+
+CHOICES = ("best", "smallest_matching")
+# What a round's record says of its network, as far as it travels with the ticket.
+_MEASURES = (
+    "early_stop_step", "early_stop_val_loss", "early_stop_val_accuracy", "early_stop_test_accuracy", "final_train_loss",
+    "final_val_loss", "final_val_accuracy", "final_test_accuracy", "seconds",
+)  # fmt: skip
+
+
+def pick(
+    run: Path, round: int | str | None = None, density: float | None = None, replicate: int = 1
+) -> tuple[int, float]:
+    """Which round of a run is meant.
+
+    Args:
+        run: The run's folder.
+        round: Its number; ``"best"``, the pruned round with the highest validation accuracy at the early-stop step, by
+            the mean over replicates, the sparsest of equals; or ``"smallest_matching"``, the sparsest that matches
+            dense, as `lottery.verdicts.smallest_matching` finds it.
+        density: A density in (0, 1]; the round whose density is nearest in ratio is meant.
+        replicate: The replicate, from 1.
+
+    Returns:
+        The round and its density.
+
+    Raises:
+        TicketError: Neither or both were given, or there is no such round.
+    """
+    rows = results.table(run)
+    tickets = rows[rows["branch"] == store.TICKET]
+    stored = dict(tickets[tickets["replicate"] == replicate][["round", "density"]].itertuples(index=False, name=None))
+    if not stored:
+        there = sorted({int(one) for one in tickets["replicate"]})
+        raise TicketError(f"replicate: received {replicate}, {str(run)!r} has {there or 'nothing stored yet'}.")
+    if (round is None) == (density is None):
+        raise TicketError(
+            f"A run has many tickets: pass a round ({_span(stored)}, {' or '.join(map(repr, CHOICES))}) or a density."
+        )
+    if density is not None:
+        if not isinstance(density, int | float) or not 0 < density <= 1:
+            raise TicketError(f"density: received {density!r}, allowed is a fraction in (0, 1].")
+        index = min(stored, key=lambda one: (abs(math.log(stored[one] / density)), one))
+    elif round == "best":
+        measured = tickets[(tickets["round"] > 0) & tickets["round"].isin(list(stored))]
+        means = measured.groupby("round")["early_stop_val_accuracy"].mean().dropna()
+        if means.empty:
+            raise TicketError(f"{str(run)!r} has no pruned round with a validation accuracy, so none is the best.")
+        index = int(means[means == means.max()].index.max())
+    elif round == "smallest_matching":
+        found = verdicts.smallest_matching(rows)
+        if found is None or found["round"] not in stored:
+            raise TicketError(f"No pruned round of {str(run)!r} matches dense within {verdicts.TOLERANCE:g}.")
+        index = found["round"]
+    elif isinstance(round, int) and round in stored:
+        index = round
+    elif isinstance(round, str):
+        raise TicketError(str(unknown("round", round, [*CHOICES, *map(str, stored)])))
+    else:
+        raise TicketError(f"round: received {round}, stored for replicate {replicate} are {_span(stored)}.")
+    return index, float(stored[index])
+
+
+def contents(run: Path, index: int, replicate: int = 1) -> Contents:
+    """The ticket of a round.
+
+    Its files are checked first, and its start is compared with what training began from. States of random layers are
+    left out: another process draws its own.
+
+    Args:
+        run: The run's folder.
+        index: The round.
+        replicate: The replicate, from 1.
+
+    Returns:
+        The ticket's parts. Of the experiment's paths and functions only file names are kept.
+
+    Raises:
+        LotteryError: A file is missing or damaged.
+    """
+    experiment, environment = store.read_experiment(run), store.read_environment(run)
+    folder = store.round_path(run, replicate, index)
+    store.check_files(folder)
+    record = store.read_record(folder)
+    kept = files.read_masks(folder / "masks.safetensors")
+    start = masks.apply(rewinding.started(run, experiment, replicate, index, kept), kept)
+    if rewinding.fingerprint(start) != record["start_sha256"]:
+        raise TicketError(
+            f"{str(run)!r} is damaged: round {index} did not begin from the start weights that are there."
+        )
+    trained = files.read_arrays(folder / "weights.safetensors")
+    about = {
+        "architecture": environment.get("architecture") or _unknown(experiment),
+        "metrics": _metrics(run, index, record),
+        "provenance": _provenance(run, experiment, environment, record),
+    }
+    return Contents(kept, _lasting(start, kept), _lasting(trained, kept), about)
+
+
+def _lasting(state: dict[str, Any], kept: masks.Masks) -> dict[str, Any]:
+    """The variables that travel; those that masks are for in the masks' order, which files of arrays do not keep."""
+    return {name: state[name] for name in [*kept, *sorted(set(state) - set(kept))] if not weights.is_random_state(name)}
+
+
+def _unknown(experiment: config.Experiment) -> dict[str, Any]:
+    why = "its run was begun by a version that did not write it down"
+    return {"library": "keras", "class": experiment.model.name, "why": why}
+
+
+def _metrics(run: Path, index: int, record: dict[str, Any]) -> dict[str, Any]:
+    """What was measured of the network itself, of its replicate's dense one, and over all replicates."""
+    rows = results.table(run)
+    tickets = rows[rows["branch"] == store.TICKET]
+    measured = tickets[tickets["round"] == index]["early_stop_test_accuracy"].dropna().tolist()
+    own = {name: record[name] for name in _MEASURES}
+    dense = tickets[(tickets["replicate"] == record["replicate"]) & (tickets["round"] == 0)].to_dict("records")[0]
+    dense = {name: None if (value := dense[name]) != value else value for name in _MEASURES}
+    over: dict[str, Any] = {"count": len(measured)}
+    if measured:
+        over["early_stop_test_accuracy"] = dict(
+            zip(("mean", "low", "high"), _finite(intervals.mean_interval(measured)), strict=True)
+        )
+    lines = verdicts.differences(rows) if index else rows[:0]
+    for line in lines[lines["round"] == index].to_dict("records"):
+        over["less_dense"] = dict(
+            zip(("mean", "low", "high"), _finite([line[end] for end in ("mean", "low", "high")]), strict=True)
+        )
+    return {**own, "dense": dense, "replicates": over}
+
+
+def _finite(values: Any) -> list[float | None]:
+    """The ends of an interval; None where one replicate gives none."""
+    return [float(value) if math.isfinite(value) else None for value in values]
+
+
+def _provenance(
+    run: Path, experiment: config.Experiment, environment: dict[str, Any], record: dict[str, Any]
+) -> dict[str, Any]:
+    protocol = experiment.model_dump(mode="json")
+    protocol["data"]["path"] = Path(protocol["data"]["path"]).name if protocol["data"]["path"] else ""
+    return {
+        "run": run.name,
+        "digest": config.digest(experiment),
+        "replicate": record["replicate"],
+        "round": record["round"],
+        "rewind_step": experiment.rewind.step if record["round"] else 0,
+        "data": {
+            "name": experiment.data.name,
+            "sha256": environment["data_sha256"],
+            "scaling": environment.get("scaling"),
+        },
+        "protocol": protocol,
+        "start_sha256": record["start_sha256"],
+        **{key: environment.get(key) for key in ("versions", "python", "processor", "num_threads", "commit")},
+    }
+
+
+def _span(stored: dict[int, float]) -> str:
+    return f"{min(stored)} to {max(stored)}" if len(stored) > 1 else str(min(stored))

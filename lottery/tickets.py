@@ -1,0 +1,208 @@
+"""Tickets: masks and the weights to start from, out of a run or a file, into any model or a file of their own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lottery import architectures, files, masks, picking, ticket_files, weights
+from lottery.architectures import Architecture
+from lottery.errors import TicketError as TicketError
+from lottery.masks import Masks
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Ticket:
+    """A ticket, and what is known of it.
+
+    Attributes:
+        masks: By weight, boolean arrays, True where the entry is kept.
+        weights: Every variable of the network at the ticket's start, by stable name; masked entries are zero. States
+            of random layers are not among them.
+        trained: The same as trained under the masks, or None.
+        architecture: The network as plain data; see `lottery.architectures`.
+        metrics: What was measured of the trained network (losses in nats, accuracies in [0, 1]), under ``dense`` of its
+            dense network, under ``replicates`` over how many; empty if nobody did.
+        provenance: Run, round, replicate, rewind step, data and their digest, protocol, versions.
+    """
+
+    masks: Masks
+    weights: dict[str, np.ndarray]
+    trained: dict[str, np.ndarray] | None
+    architecture: Architecture
+    metrics: dict[str, Any]
+    provenance: dict[str, Any]
+
+    @property
+    def density(self) -> float:
+        """Fraction of the prunable weights that is kept, in [0, 1]."""
+        return masks.density(self.masks)
+
+    @property
+    def num_kept(self) -> int:
+        """How many weights are kept."""
+        return sum(masks.num_kept(self.masks).values())
+
+    def model(self, trained: bool = False, library: str | None = None) -> Any:
+        """The network, built, with the ticket's weights and its masked entries at zero; not compiled.
+
+        Nothing that a file says is imported or run: it is a built-in network, or layers of Keras' own.
+
+        Args:
+            trained: Take the trained weights instead of those at the start.
+            library: ``"keras"`` or ``"tf_keras"``; by default the one that the ticket was found in.
+
+        Returns:
+            The model.
+
+        Raises:
+            TicketError: Only code that the ticket does not hold can build it; or there are no trained weights.
+        """
+        values = self._values(trained)
+        built = architectures.build(self.architecture, shapes(values), library)
+        weights.assign(built, values)
+        return built
+
+    def apply(self, model: Any, trained: bool = False) -> None:
+        """Set the weights of a model with the same names and shapes; its masked entries become zero.
+
+        That the masks stay is for one of `lottery.enforcement` to see to; wrappers of tfmot that the model has get
+        them here, and stop computing masks of their own.
+
+        Args:
+            model: A built model of either Keras.
+            trained: Take the trained weights instead of those at the start.
+
+        Raises:
+            TicketError: Names or shapes differ, which both sides are listed for. Nothing was changed then.
+        """
+        from lottery import wrappers
+
+        values = self._values(trained)
+        expected = {name: tuple(value.shape) for name, value in weights.portable(model).items()}
+        if expected != shapes(values):
+            differing = architectures.differing(shapes(values), expected)
+            raise TicketError(f"The ticket is not of the model {model.name!r}. {differing}")
+        wrapped = wrappers.find(model)
+        weights.assign(model, values)
+        if held := {name: mask for name, mask in self.masks.items() if name in wrapped}:
+            wrappers.wrap(model, held)
+
+    def save(self, path: str | Path, trained: bool = True) -> Path:
+        """Write the ticket to one file that `load` reads, and so does anything that reads safetensors.
+
+        Args:
+            path: The file, ending in ``.safetensors``; it is written whole or not at all.
+            trained: Write the trained weights too, if there are any.
+
+        Returns:
+            The path.
+
+        Raises:
+            LotteryError: The path has another ending, or cannot be written.
+        """
+        path = Path(path)
+        if path.suffix != ".safetensors":
+            raise TicketError(f"A ticket is a .safetensors file: received {str(path)!r}.")
+        about = {"architecture": self.architecture, "metrics": self.metrics, "provenance": self.provenance}
+        parts = ticket_files.Contents(self.masks, self.weights, self.trained if trained else None, about)
+        files.write(path, ticket_files.pack(parts))
+        return path
+
+    def _values(self, trained: bool) -> dict[str, np.ndarray]:
+        if trained and self.trained is None:
+            raise TicketError("The ticket holds no trained weights; train its model, or leave trained=True out.")
+        return self.trained if trained and self.trained is not None else self.weights
+
+    def __repr__(self) -> str:
+        of, more = self.provenance, []
+        if "run" in of:
+            more.append(f"round {of.get('round')} of {of['run']}, replicate {of.get('replicate')}")
+        accuracy = self.metrics.get("early_stop_test_accuracy")
+        if isinstance(accuracy, float):
+            more.append(f"test accuracy {accuracy:.4f}")
+        more.append("start and trained weights" if self.trained is not None else "start weights")
+        return f"<Ticket: density {self.density:.4f} ({self.num_kept} weights kept), {', '.join(more)}>"
+
+
+def load(
+    source: str | Path,
+    *,
+    round: int | str | None = None,
+    density: float | None = None,
+    replicate: int = 1,
+) -> Ticket:
+    """A ticket from a file, or from a round of a run.
+
+    Args:
+        source: A ``.safetensors`` file that `Ticket.save` wrote, or a run's folder.
+        round: Of a run: the number; ``"best"``, the pruned round with the highest mean validation accuracy; or
+            ``"smallest_matching"``, the sparsest that matches dense within 0.002 of test accuracy by the mean.
+        density: Of a run, instead: a density in (0, 1]. The nearest round is taken, and is in the ticket's provenance.
+        replicate: Of a run: which replicate, from 1.
+
+    Returns:
+        The ticket. Every checksum was compared, nothing was unpickled, imported or run.
+
+    Raises:
+        TicketError: There is no such round; or the file is no ticket, or not as it was written.
+        LotteryError: The run is damaged.
+    """
+    path = Path(source)
+    if path.is_dir():
+        index, _ = picking.pick(path, round, density, replicate)
+        parts = picking.contents(path, index, replicate)
+    else:
+        if round is not None or density is not None:
+            raise TicketError(f"{str(path)!r} is not a run's folder, so it has no rounds to choose from.")
+        if not path.exists():
+            raise TicketError(f"{str(path)!r} does not exist; allowed is a ticket file or a run's folder.")
+        parts = ticket_files.unpack(files.read(path), repr(str(path)))
+    return Ticket(parts.masks, parts.weights, parts.trained, **parts.about)
+
+
+def of(
+    model: Any,
+    kept: Mapping[str, np.ndarray],
+    *,
+    trained: Mapping[str, np.ndarray] | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Ticket:
+    """A ticket of one's own: a model's present weights as the start, under any masks.
+
+    Args:
+        model: A built model of either Keras. It is not changed.
+        kept: By weight, boolean arrays of its shape, True where the entry is kept.
+        trained: Every variable after training, as `lottery.weights.read_state` gives them, if there are any.
+        metrics, provenance: Whatever is to travel with it, as plain values that JSON holds.
+
+    Returns:
+        The ticket.
+
+    Raises:
+        LotteryError: A mask or a trained weight does not fit the model.
+    """
+    named = weights.portable(model)
+    start = {name: value for name, value in weights.read_state(model).items() if name in named}
+    masks.check(dict(kept), start)
+    held = {name: np.array(kept[name]) for name in start if name in kept}
+    after = None
+    if trained is not None:
+        after = {name: np.array(value) for name, value in trained.items() if name in named}
+        if shapes(after) != shapes(start):
+            raise TicketError(f"The trained weights are not of the model. {_both(start, after)}")
+        after = masks.apply(after, held)
+    architecture = architectures.described(model)
+    return Ticket(held, masks.apply(start, held), after, architecture, dict(metrics or {}), dict(provenance or {}))
+
+
+def shapes(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shape of each array, by name."""
+    return {name: tuple(np.shape(value)) for name, value in values.items()}
+
+
+def _both(start: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> str:
+    return architectures.differing(shapes(after), shapes(start))
