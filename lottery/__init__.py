@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from lottery.running import run
 
 _MODULES = (
-    "allocation", "architectures", "auditing", "augmenting", "branches", "branching", "callbacks", "checking",
-    "claims", "comparing", "compiling", "config", "contests", "criteria", "data", "datasets", "enforcement",
-    "environment", "errors", "files", "findings", "fingerprints", "fitting", "holding", "intervals", "jobs",
-    "learning_rates", "loop", "masks", "models", "modes", "networks", "order", "patching", "picking", "planning",
-    "plots", "preparing", "progress", "pruning", "records", "replicates", "results", "rewinding", "rounds", "running",
-    "saliency", "schedules", "scoring", "shipped", "showing", "smoking", "store", "synaptic", "ticket_files",
-    "tickets", "training", "verdicts", "weights", "wrappable", "wrappers",
+    "allocation", "allowlist", "architectures", "auditing", "augmenting", "branches", "branching", "callbacks",
+    "chains", "checking", "claims", "compaction", "comparing", "compiling", "config", "contests", "criteria", "data",
+    "datasets", "enforcement", "environment", "errors", "examples", "exporting", "files", "findings", "fingerprints",
+    "fitting", "folding", "formats", "holding", "intervals", "jobs", "learning_rates", "loop", "masks", "models",
+    "modes", "networks", "options", "order", "patching", "picking", "placing", "planning", "plots", "preparing",
+    "progress", "pruning", "rebuilding", "records", "reopened", "replicates", "results", "rewinding", "rounds",
+    "running", "saliency", "schedules", "scoring", "shipped", "showing", "smoking", "store", "synaptic", "tflite",
+    "ticket_commands", "ticket_files", "tickets", "tracing", "training", "verdicts", "weights", "wrappable",
+    "wrappers",
 )  # fmt: skip
 
 

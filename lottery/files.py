@@ -70,7 +70,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def pack_arrays(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> bytes:
     """Arrays as safetensors, with text beside them; more than one entry of text comes in an order of chance."""
-    return format_arrays({name: np.ascontiguousarray(value) for name, value in arrays.items()}, metadata=metadata)
+    # Not ascontiguousarray, which makes a single number an array of one.
+    return format_arrays({name: np.asarray(value, order="C") for name, value in arrays.items()}, metadata=metadata)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -6,22 +6,26 @@ import math
 import re
 from collections.abc import Mapping
 from importlib import metadata
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load as parse_arrays
+from safetensors.numpy import save as format_arrays
 
-from lottery import files
 from lottery.errors import TicketError
 from lottery.masks import Masks
 
 FORMAT = 1
 KEY = "ticket"  # the one entry of the metadata: safetensors writes several in an order of chance
 MOST_HEADER = 100_000_000  # bytes; safetensors' own bound
-_SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "F16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8,
-          "F64": 8}  # fmt: skip
+MOST_NESTED = 200  # lists and records in each other; Python itself ends at about a thousand
+# NumPy's types by safetensors' names. The record has NumPy's: nothing else says that a header's was not changed.
+_TYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "F16": "float16", "U32": "uint32",
+    "I32": "int32", "F32": "float32", "U64": "uint64", "I64": "int64", "F64": "float64",
+}  # fmt: skip
 _SHA = r"^[0-9a-f]{64}$"
 
 
@@ -45,13 +49,14 @@ class _Variable(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     shape: list[Annotated[int, Field(ge=1, le=2**40)]] = Field(max_length=32)
+    dtype: str
     masked: bool
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    format: Literal[1]
+    format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
     lottery: str
     density: float
     num_kept: int
@@ -77,7 +82,7 @@ def pack(contents: Contents) -> bytes:
     tensors = {f"mask/{name}": np.packbits(mask) for name, mask in masks.items()}
     for part, values in (("start", contents.weights), ("trained", contents.trained or {})):
         for name, value in values.items():
-            tensors[f"{part}/{name}"] = np.ascontiguousarray(value[masks[name]] if name in masks else value)
+            tensors[f"{part}/{name}"] = np.asarray(value[masks[name]] if name in masks else value, order="C")
     kept = sum(int(np.count_nonzero(mask)) for mask in masks.values())
     record: dict[str, Any] = {
         "format": FORMAT,
@@ -85,16 +90,20 @@ def pack(contents: Contents) -> bytes:
         "density": kept / sum(mask.size for mask in masks.values()),
         "num_kept": kept,
         "variables": {
-            name: {"shape": list(value.shape), "masked": name in masks} for name, value in contents.weights.items()
+            name: {"shape": list(value.shape), "dtype": value.dtype.name, "masked": name in masks}
+            for name, value in contents.weights.items()
         },
         **contents.about,
         "sha256": {name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in tensors.items()},
     }
     try:
         record["record_sha256"] = _digest(record)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise TicketError(f"The ticket's metrics, provenance or architecture is not plain data: {error}.") from None
-    packed = files.pack_arrays(tensors, {KEY: json.dumps(record)})
+    for name, value in contents.weights.items():
+        if value.dtype.name not in _TYPES.values():
+            raise TicketError(f"{name} has the type {value.dtype}, allowed is one of {', '.join(_TYPES.values())}.")
+    packed = format_arrays(tensors, {KEY: json.dumps(record)})
     unpack(packed, "what would be written")  # nothing leaves that would not be let in
     return packed
 
@@ -102,8 +111,8 @@ def pack(contents: Contents) -> bytes:
 def unpack(content: bytes, where: str) -> Contents:
     """What the bytes of a ticket file hold, if they are whole and true.
 
-    Sizes, counts, names and checksums are checked on the bytes as they are. What is made of them is at most 64 times
-    as large as the file: a bit of a mask becomes a number.
+    Sizes, counts, names and checksums are checked on the bytes as they are. What is made of them takes at most 160
+    times the memory of the file: a bit of a mask becomes a number of eight bytes, twice with trained weights.
 
     Args:
         content: The file.
@@ -179,6 +188,12 @@ def _parsed(text: Any) -> dict[str, Any]:
     values = json.loads(text, object_pairs_hook=pairs, parse_constant=refused)
     if not isinstance(values, dict):
         raise TicketError("its header is not a record.")
+    level: list[Any] = [values]
+    for _ in range(MOST_NESTED):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
+        level = [one for several in inner for one in several]
+    if level:
+        raise TicketError(f"its record nests more than {MOST_NESTED} deep.")
     return values
 
 
@@ -196,27 +211,36 @@ def _check_tensors(record: _Record, header: Mapping[str, Any], size: int) -> Non
         part, _, own = name.partition("/")
         _check_name(own)
         shape, variable = entry["shape"], record.variables[own]
-        if not isinstance(shape, list) or not all(type(length) is int and length >= 0 for length in shape):
-            raise TicketError(f"{name} has the shape {str(shape)[:80]}, allowed are sizes.")
-        total += math.prod(shape) * _SIZES.get(entry["dtype"], math.inf)
-        num = math.prod(variable.shape)
+        # Before they are multiplied: thousands of numbers of thousands of digits take minutes.
+        if not isinstance(shape, list) or len(shape) > 32 or not all(_is_size(length) for length in shape):
+            raise TicketError(f"{name} has the shape {repr(shape)[:80]}, allowed are up to 32 sizes.")
+        dtype, num = _TYPES.get(entry["dtype"], ""), math.prod(variable.shape)
         if part == "mask":
-            right = entry["dtype"] == "U8" and shape == [-(-num // 8)]
+            right = dtype == "uint8" and shape == [-(-num // 8)]
         elif variable.masked:
-            right = entry["dtype"] in ("F16", "F32", "F64") and len(shape) == 1 and shape[0] <= num
+            right = dtype == variable.dtype and "float" in dtype and len(shape) == 1 and shape[0] <= num
         else:
-            right = shape == variable.shape
-        first = header[f"start/{own}"]
-        if not right or (part == "trained" and (entry["dtype"], shape) != (first["dtype"], first["shape"])):
+            right = dtype == variable.dtype and shape == variable.shape
+        if not right or (part == "trained" and shape != header[f"start/{own}"]["shape"]):
             raise TicketError(f"{name} does not have the size and type that its record says.")
+        total += math.prod(shape) * np.dtype(dtype).itemsize
     if total != size:
         raise TicketError(f"its tensors are {total} bytes by its header, and {size} are there.")
+
+
+def _is_size(length: Any) -> bool:
+    return type(length) is int and 0 <= length <= 2**40
 
 
 def _check_name(name: str) -> None:
     """A name that some program may take for a path must not lead anywhere."""
     parts = name.split("/")
-    if len(name) > 1000 or not all(parts) or {".", ".."} & set(parts) or re.search(r"[\x00-\x1f\x7f\\:]", name):
+    if (
+        len(name) > 1000
+        or not all(parts)
+        or {".", ".."} & set(parts)
+        or re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\\:]", name)
+    ):
         raise TicketError(f"a variable is called {name[:80]!r}, allowed are names of layers between slashes.")
 
 
@@ -235,8 +259,8 @@ def _whole(part: str, record: _Record, masks: Masks, tensors: Mapping[str, np.nd
 
 def _digest(record: Mapping[str, Any]) -> str:
     rest = {key: value for key, value in record.items() if key != "record_sha256"}
-    # As text rather than escaped, so that half a character is refused here.
-    return hashlib.sha256(json.dumps(rest, sort_keys=True, allow_nan=False, ensure_ascii=False).encode()).hexdigest()
+    # In its own order, which is that of the weights; as text rather than escaped, so that half a character is refused.
+    return hashlib.sha256(json.dumps(rest, allow_nan=False, ensure_ascii=False).encode()).hexdigest()
 
 
 def _first(error: Exception) -> str:

@@ -167,7 +167,7 @@ def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> 
         if id(value) not in below and id(value) not in seen:
             seen.add(id(value))
             own = value.name.split(":")[0].rsplit("/", 1)[-1]
-            own = _KERAS_3_NAMES.get((type(layer).__name__, own), own)
+            own = _KERAS_3_NAMES.get((type(layer).__name__, own)) or own
             named[_unique(prefix + own, named)] = value
     taken: Counter[str] = Counter()
     for child in children:

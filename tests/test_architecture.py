@@ -34,19 +34,24 @@ FLOORS = [
         "claims",
         "comparing",
         "fingerprints",
+        "allowlist",
+        "tracing",
         "architectures",
         "environment",
     ],
     ["holding", "patching", "wrappable", "wrappers", "fitting", "modes", "callbacks", "auditing", "enforcement"],
-    ["ticket_files", "picking", "tickets"],
+    ["ticket_files", "picking", "tickets", "examples"],
+    ["chains", "rebuilding", "folding", "compaction"],
+    ["reopened", "placing", "tflite", "formats", "exporting"],
     ["loop", "training", "plots", "showing", "progress", "checking"],
     ["preparing", "rounds", "jobs", "replicates", "running", "branching"],
-    ["cli", "__main__"],
+    ["options", "ticket_commands", "cli", "__main__"],
 ]
 WITHOUT_TENSORFLOW = [
     "errors", "masks", "schedules", "records", "config", "order", "pruning", "allocation", "planning", "files", "store", "shipped",
     "smoking", "criteria", "scoring", "rewinding", "branches", "results", "intervals", "verdicts", "contests", "findings", "claims", "plots",
-    "showing", "progress", "checking", "ticket_files", "picking", "tickets",
+    "showing", "progress", "checking", "ticket_files", "picking", "tickets", "examples", "options", "reopened", "placing",
+    "ticket_commands",
 ]  # fmt: skip
 
 
