@@ -1,6 +1,7 @@
 """A ticket out of a run's folder: which round, and its masks, start and trained weights put together and checked."""
 
 import math
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -46,27 +47,53 @@ def pick(
             f"A run has many tickets: pass a round ({_span(stored)}, {' or '.join(map(repr, CHOICES))}) or a density."
         )
     if density is not None:
-        if not isinstance(density, int | float) or not 0 < density <= 1:
+        if not isinstance(density, Real) or not 0 < float(density) <= 1:
             raise TicketError(f"density: received {density!r}, allowed is a fraction in (0, 1].")
         index = min(stored, key=lambda one: (abs(math.log(stored[one] / density)), one))
     elif round == "best":
-        measured = tickets[(tickets["round"] > 0) & tickets["round"].isin(list(stored))]
-        means = measured.groupby("round")["early_stop_val_accuracy"].mean().dropna()
-        if means.empty:
+        found = _best(tickets[(tickets["round"] > 0) & tickets["round"].isin(list(stored))])
+        if found is None:
             raise TicketError(f"{str(run)!r} has no pruned round with a validation accuracy, so none is the best.")
-        index = int(means[means == means.max()].index.max())
+        index = found
     elif round == "smallest_matching":
-        found = verdicts.smallest_matching(rows)
-        if found is None or found["round"] not in stored:
+        matching = verdicts.smallest_matching(rows)
+        if matching is None or matching["round"] not in stored:
             raise TicketError(f"No pruned round of {str(run)!r} matches dense within {verdicts.TOLERANCE:g}.")
-        index = found["round"]
-    elif isinstance(round, int) and round in stored:
-        index = round
+        index = matching["round"]
+    elif isinstance(round, Integral) and round in stored:  # NumPy's, too: a column of the table holds those
+        index = int(round)
     elif isinstance(round, str):
         raise TicketError(str(unknown("round", round, [*CHOICES, *map(str, stored)])))
     else:
         raise TicketError(f"round: received {round}, stored for replicate {replicate} are {_span(stored)}.")
     return index, float(stored[index])
+
+
+def listed(run: Path, tolerance: float = verdicts.TOLERANCE) -> verdicts.Table:
+    """The tickets of a run.
+
+    Args:
+        run: The run's folder.
+        tolerance: Accuracy that a matching ticket may lose, in [0, 1].
+
+    Returns:
+        A data frame with a row for each replicate and pruned round: ``replicate, round, density, num_kept,
+        test_accuracy`` at the early-stop step, ``less_dense``, and ``choice``, which of `CHOICES` mean the round.
+
+    Raises:
+        LotteryError: It is not a run, or a record is damaged.
+    """
+    rows = results.table(run)
+    tickets = rows[rows["branch"] == store.TICKET]
+    dense = tickets[tickets["round"] == 0].set_index("replicate")[verdicts.MEASURE]
+    pruned = tickets[tickets["round"] > 0]
+    matching = verdicts.smallest_matching(rows, tolerance) if len(pruned) else None
+    rounds = {"best": _best(pruned), "smallest_matching": matching and matching["round"]}
+    return pruned.assign(
+        test_accuracy=pruned[verdicts.MEASURE],
+        less_dense=pruned[verdicts.MEASURE] - pruned["replicate"].map(dense),
+        choice=[", ".join(word for word in CHOICES if rounds[word] == index) for index in pruned["round"]],
+    )[["replicate", "round", "density", "num_kept", "test_accuracy", "less_dense", "choice"]]
 
 
 def contents(run: Path, index: int, replicate: int = 1) -> Contents:
@@ -103,6 +130,12 @@ def contents(run: Path, index: int, replicate: int = 1) -> Contents:
         "provenance": _provenance(run, experiment, environment, record),
     }
     return Contents(kept, _lasting(start, kept), _lasting(trained, kept), about)
+
+
+def _best(pruned: verdicts.Table) -> int | None:
+    """The round of the highest mean validation accuracy; the last, which is the sparsest, of equals."""
+    means = pruned.groupby("round")["early_stop_val_accuracy"].mean().dropna()
+    return None if means.empty else int(means[means == means.max()].index.max())
 
 
 def _lasting(state: dict[str, Any], kept: masks.Masks) -> dict[str, Any]:
@@ -147,10 +180,11 @@ def _provenance(
     protocol = experiment.model_dump(mode="json")
     protocol["data"]["path"] = Path(protocol["data"]["path"]).name if protocol["data"]["path"] else ""
     return {
-        "run": run.name,
+        "run": run.resolve().name,
         "digest": config.digest(experiment),
         "replicate": record["replicate"],
         "round": record["round"],
+        "rewind_mode": experiment.rewind.mode if record["round"] else "weights",
         "rewind_step": experiment.rewind.step if record["round"] else 0,
         "data": {
             "name": experiment.data.name,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import architectures, files, masks, picking, ticket_files, weights
+from lottery import architectures, compiling, files, masks, patching, picking, ticket_files, weights
 from lottery.architectures import Architecture
 from lottery.errors import TicketError as TicketError
 from lottery.masks import Masks
@@ -62,14 +62,14 @@ class Ticket:
         """
         values = self._values(trained)
         built = architectures.build(self.architecture, shapes(values), library)
-        weights.assign(built, values)
+        _assign(built, values)
         return built
 
     def apply(self, model: Any, trained: bool = False) -> None:
         """Set the weights of a model with the same names and shapes; its masked entries become zero.
 
         That the masks stay is for one of `lottery.enforcement` to see to; wrappers of tfmot that the model has get
-        them here, and stop computing masks of their own.
+        them here, keep everything where the ticket has no mask, and stop computing masks of their own.
 
         Args:
             model: A built model of either Keras.
@@ -81,14 +81,18 @@ class Ticket:
         from lottery import wrappers
 
         values = self._values(trained)
+        compiling.keras_of(model)
         expected = {name: tuple(value.shape) for name, value in weights.portable(model).items()}
         if expected != shapes(values):
             differing = architectures.differing(shapes(values), expected)
             raise TicketError(f"The ticket is not of the model {model.name!r}. {differing}")
         wrapped = wrappers.find(model)
-        weights.assign(model, values)
-        if held := {name: mask for name, mask in self.masks.items() if name in wrapped}:
-            wrappers.wrap(model, held)
+        _assign(model, values)
+        if wrapped:
+            # A mask of the wrapper's own would prune what the ticket keeps.
+            wrappers.wrap(
+                model, {name: self.masks.get(name, np.ones(one.mask.shape, bool)) for name, one in wrapped.items()}
+            )
 
     def save(self, path: str | Path, trained: bool = True) -> Path:
         """Write the ticket to one file that `load` reads, and so does anything that reads safetensors.
@@ -155,8 +159,8 @@ def load(
         index, _ = picking.pick(path, round, density, replicate)
         parts = picking.contents(path, index, replicate)
     else:
-        if round is not None or density is not None:
-            raise TicketError(f"{str(path)!r} is not a run's folder, so it has no rounds to choose from.")
+        if round is not None or density is not None or replicate != 1:
+            raise TicketError(f"{str(path)!r} is not a run's folder, so it has no rounds or replicates to choose from.")
         if not path.exists():
             raise TicketError(f"{str(path)!r} does not exist; allowed is a ticket file or a run's folder.")
         parts = ticket_files.unpack(files.read(path), repr(str(path)))
@@ -183,8 +187,11 @@ def of(
         The ticket.
 
     Raises:
-        LotteryError: A mask or a trained weight does not fit the model.
+        LotteryError: There is no mask, or a mask or a trained weight does not fit the model.
     """
+    compiling.keras_of(model)
+    if not kept:
+        raise TicketError("A ticket of no masks: received {}, allowed is at least one weight's.")
     named = weights.portable(model)
     start = {name: value for name, value in weights.read_state(model).items() if name in named}
     masks.check(dict(kept), start)
@@ -194,6 +201,9 @@ def of(
         after = {name: np.array(value) for name, value in trained.items() if name in named}
         if shapes(after) != shapes(start):
             raise TicketError(f"The trained weights are not of the model. {_both(start, after)}")
+        for name, value in after.items():
+            if value.dtype != start[name].dtype:
+                raise TicketError(f"The trained {name!r} is {value.dtype}, the model's is {start[name].dtype}.")
         after = masks.apply(after, held)
     architecture = architectures.described(model)
     return Ticket(held, masks.apply(start, held), after, architecture, dict(metrics or {}), dict(provenance or {}))
@@ -202,6 +212,16 @@ def of(
 def shapes(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The shape of each array, by name."""
     return {name: tuple(np.shape(value)) for name, value in values.items()}
+
+
+def _assign(model: Any, values: Mapping[str, np.ndarray]) -> None:
+    weights.assign(model, values)
+    kind = compiling.keras_of(model).layers.Normalization
+    for layer in model._flatten_layers():
+        if isinstance(layer, kind):
+            # It computes with constants that it made of its variables, and so does whatever was traced.
+            layer.finalize_state()
+            patching.retrace(model)
 
 
 def _both(start: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> str:
