@@ -28,24 +28,36 @@ def largest_difference(one: Any, other: Any, example: Any = None) -> float:
     """
     made = example is None
     try:
-        example = _random_inputs(one) if made else example
-        pairs = list(zip(_outputs(one, example), _outputs(other, example), strict=True))
+        example = random_inputs(one) if made else example
+        outputs = one(example, training=False), other(example, training=False)
     except LotteryError:
         raise
     except Exception as error:  # a user's layers may raise anything
         what = "random inputs, pass some that it takes as example" if made else "the example, pass inputs that it takes"
         raise LotteryError(f"The model {one.name!r} fails on {what}: {compiling.reason(error)}") from error
-    if not all(first.size for first, _ in pairs):
-        raise LotteryError(
-            f"The outputs of the model {one.name!r} are empty, so there is nothing to compare; pass a larger example."
-        )
-    return max(_difference(first, second) for first, second in pairs)
+    return between(*outputs, of=f"the model {one.name!r}")
 
 
-def _outputs(model: Any, example: Any) -> list[np.ndarray]:
+def between(outputs: Any, others: Any, of: str = "the model") -> float:
+    """How far outputs are apart, relative to the largest.
+
+    Args:
+        outputs: An array, or arrays in any nesting.
+        others: The same of another model.
+        of: What gave them, for the error.
+
+    Returns:
+        As `largest_difference`.
+
+    Raises:
+        LotteryError: They are empty.
+    """
     import tensorflow as tf
 
-    return [np.asarray(value) for value in tf.nest.flatten(model(example, training=False))]
+    first, second = ([np.asarray(value) for value in tf.nest.flatten(values)] for values in (outputs, others))
+    if not all(value.size for value in first):
+        raise LotteryError(f"The outputs of {of} are empty, so there is nothing to compare; pass a larger example.")
+    return max(_difference(*pair) for pair in zip(first, second, strict=True))
 
 
 def _difference(first: np.ndarray, second: np.ndarray) -> float:
@@ -61,7 +73,12 @@ def _difference(first: np.ndarray, second: np.ndarray) -> float:
     return float(apart.max() / np.abs(first[np.isfinite(first)]).max(initial=np.finfo(np.float32).tiny))
 
 
-def _random_inputs(model: Any) -> Any:
+def random_inputs(model: Any, num: int = _NUM_EXAMPLES) -> Any:
+    """Random inputs of a model's shapes and types, the same each time, as `largest_difference` takes them.
+
+    Raises:
+        LotteryError: They cannot be made, for only the caller knows what is valid.
+    """
     import tensorflow as tf
 
     keras = compiling.keras_of(model)
@@ -70,7 +87,7 @@ def _random_inputs(model: Any) -> Any:
 
     def make(spec: Any) -> Any:
         first, *rest = spec.shape
-        shape = [first or _NUM_EXAMPLES, *(size or _LENGTH for size in rest)]
+        shape = [first or num, *(size or _LENGTH for size in rest)]
         dtype = tf.as_dtype(spec.dtype)
         if sizes:  # any of the inputs may be indices, whatever their type
             indices = rng.integers(0, min(sizes), shape)
@@ -83,4 +100,5 @@ def _random_inputs(model: Any) -> Any:
             )
         return tf.cast(rng.normal(size=shape), dtype)
 
-    return tf.nest.map_structure(make, model.input)
+    # A Sequential of Keras 3 has no `input` before it is called as a layer.
+    return make(model.inputs[0]) if len(model.inputs) == 1 else tf.nest.map_structure(make, model.input)

@@ -1,0 +1,176 @@
+"""What compaction makes of the tickets of a run: units, parameters, file size, multiply-adds and latency.
+
+Takes the rounds of a run whose densities are nearest to those asked for (replicate 1), builds the trained network with
+its masked weights at zero, and lets `lottery.compaction` make it smaller, with and without dropping the pixels that no
+weight reads. For each it prints
+
+- what is left: units by layer, parameters, multiply-adds for one image, bytes of the saved `.keras` file, pixels that
+  nothing reads, the largest difference of the outputs on all test images relative to the largest output, and how many
+  of these images are put into another class;
+- the latency of a compiled forward pass (`tf.function`, no XLA) for a batch of 1 and of 1000 images, and the ratio of
+  the masked network's time to it; then the same in the time that the processor has worked, which is nearly that on one
+  thread, and stays so where other programs interfere. The networks of a density take turns, in an order that rotates;
+  times are medians over the turns. `empty` is a network of one weight that reads one pixel: what a call costs in
+  itself, below which no network of Keras can come.
+
+Command, after `lottery run experiments/lenet_mnist.toml`:
+    python experiments/benchmark_compaction.py runs/lenet-mnist-... --data mnist.npz --json compaction.json
+
+It takes about a minute on one core. Run it on a machine that does nothing else.
+"""
+
+import itertools
+import json
+import math
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from benchmark_training import print_table
+from rich.console import Console
+
+from lottery import chains, compaction, config, data, environment, files, loop, models, store, weights
+
+BATCHES = (1, 1000)
+CLOCKS = {"by the clock": time.perf_counter, "of the processor": time.process_time}
+
+RunFolder = Annotated[Path, typer.Argument(help="A run's folder, such as runs/lenet-mnist-3f9c2a1b.")]
+DataFile = Annotated[Path | None, typer.Option("--data", help="The file of the run's data, if it is not found anyway.")]
+Densities = Annotated[str, typer.Option(help="Densities, of each the round that is nearest; separated by commas.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads that TensorFlow computes with.")]
+Turns = Annotated[int, typer.Option(min=1, help="Turns that each network takes.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every measurement there.")]
+
+
+def main(
+    run: RunFolder,
+    data_file: DataFile = None,
+    densities: Densities = "0.05,0.02,0.01,0.005",
+    threads: Threads = 1,
+    turns: Turns = 51,
+    json_file: JsonFile = None,
+) -> None:
+    """Compact the tickets of a run, measure and print."""
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    environment.use_threads(threads)
+    experiment = store.read_experiment(run)
+    settings = experiment.data.model_copy(update={"path": str(data_file)} if data_file else {})
+    splits = data.load(settings)
+    images = np.asarray(loop.scaler(splits)(splits.test.x))
+    console = Console(highlight=False, width=130)
+    console.print(f"{run.name}, {experiment.model.name}, {len(images)} test images, {threads} thread(s).\n")
+    stored = {
+        index: store.read_record(store.round_path(run, 1, index))["density"] for index in store.complete_rounds(run, 1)
+    }
+    found = []
+    for wanted in map(float, densities.split(",")):
+        index = min(stored, key=lambda one: abs(math.log(stored[one] / wanted)))
+        model = ticket(run, experiment, index, splits)
+        found.append({"density": stored[index], "round": index, **measure(model, images, turns)})
+    print_sizes(console, found)
+    for clock, batch in itertools.product(CLOCKS, BATCHES):
+        print_latency(console, found, clock, batch)
+    if json_file is not None:
+        json_file.write_text(json.dumps({"run": run.name, "threads": threads, "tickets": found}, indent=1) + "\n")
+
+
+def ticket(run: Path, experiment: config.Experiment, index: int, splits: data.Splits) -> Any:
+    """The trained network of a round; its masked weights must be zero."""
+    folder = store.round_path(run, 1, index)
+    trained = files.read_arrays(folder / "weights.safetensors")
+    masks = files.read_masks(folder / "masks.safetensors")
+    for name, mask in masks.items():
+        if np.any(trained[name][~mask]):
+            raise AssertionError(f"Masked entries of {name!r} are not zero in {folder}.")
+    num_classes = int(splits.train.y.max()) + 1
+    model = models.builder(experiment.model.name, splits.train.x.shape[1:], num_classes)()
+    weights.assign(model, trained)
+    return model
+
+
+def measure(model: Any, images: np.ndarray, turns: int) -> dict[str, Any]:
+    """Sizes, differences, seconds a call: of the masked network, the compacted one, and that without unread pixels."""
+    small, smallest = compaction.compact(model), compaction.compact(model, drop_inputs=True)
+    networks = {"masked": model, "compacted": small.model, "inputs dropped": smallest.model, "empty": empty()}
+    inputs = {"masked": images, "compacted": images, "inputs dropped": smallest.select(images)}
+    outputs = {name: np.asarray(networks[name](inputs[name], training=False)) for name in inputs}
+    before = outputs["masked"]
+    sizes = {}
+    for name in inputs:
+        links = chains.take_apart(networks[name])
+        apart = np.abs(outputs[name] - before).max() / np.abs(before).max()
+        sizes[name] = {
+            "inputs": int(np.prod(links[0].before)),
+            "units": [link.after[-1] for link in links if link.kind == chains.WEIGHTED],
+            "parameters": networks[name].count_params(),
+            "multiply-adds": compaction.multiply_adds(links),
+            "bytes": file_size(networks[name]),
+            "difference": float(apart),
+            "other class": int(np.count_nonzero(outputs[name].argmax(1) != before.argmax(1))),
+        }
+    inputs["empty"] = np.zeros((len(images), 1), np.float32)
+    seconds = {name: {} for name in CLOCKS}
+    for (name, clock), batch in itertools.product(CLOCKS.items(), BATCHES):
+        taken = {network: array[:batch] for network, array in inputs.items()}
+        seconds[name][batch] = compaction.latency(networks, taken, turns, clock)
+    return {"unread": int(small.unread.sum()), "sizes": sizes, "seconds": seconds}
+
+
+def empty() -> Any:
+    """A network of one weight."""
+    import keras
+
+    return keras.Sequential([keras.layers.InputLayer((1,)), keras.layers.Dense(1, use_bias=False)])
+
+
+def file_size(model: Any) -> int:
+    """Bytes of a model as Keras saves it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.keras")
+        model.save(path)
+        return path.stat().st_size
+
+
+def print_sizes(console: Console, found: list[dict[str, Any]]) -> None:
+    """What is left of each ticket."""
+    lines = []
+    for one in found:
+        for name, size in one["sizes"].items():
+            first = name == "masked"
+            lines.append(
+                [
+                    f"{one['density']:.4f}" if first else "",
+                    str(one["round"]) if first else "",
+                    name,
+                    "-".join(map(str, [size["inputs"], *size["units"]])),
+                    f"{size['parameters']:,}",
+                    f"{size['multiply-adds']:,}",
+                    f"{size['bytes'] / 1000:.1f}",
+                    str(one["unread"]) if first else "",
+                    "" if first else f"{size['difference']:.1e}",
+                    "" if first else str(size["other class"]),
+                ]
+            )
+    heads = ["density", "round", "network", "inputs and units", "parameters", "multiply-adds", "file kB", "unread"]
+    print_table(console, "What is left", [*heads, "difference", "other class"], lines)
+
+
+def print_latency(console: Console, found: list[dict[str, Any]], clock: str, batch: int) -> None:
+    """Milliseconds a call, and how many times faster than the masked network."""
+    lines = []
+    for one in found:
+        seconds = one["seconds"][clock][batch]
+        times = [f"{1000 * value:.3f}" for value in seconds.values()]
+        ratios = [f"{seconds['masked'] / seconds[name]:.2f}" for name in ("compacted", "inputs dropped", "empty")]
+        lines.append([f"{one['density']:.4f}", *times, *ratios])
+    names = ["compacted", "inputs dropped", "empty"]
+    heads = ["density", "masked, ms", *(f"{name}, ms" for name in names), *(f"{name}, x" for name in names)]
+    print_table(console, f"Batch of {batch}: ms a call {clock}, and how many times faster than masked", heads, lines)
+
+
+if __name__ == "__main__":
+    typer.run(main)
