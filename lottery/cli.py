@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from lottery import showing
+from lottery import showing, ticket_commands
 from lottery.errors import LotteryError
+from lottery.options import Csv, ExperimentName, Json, Out, Replicate, Round, Rounds, RunPath, Source, Tolerance
 
 app = typer.Typer(
     name="lottery",
@@ -22,20 +23,14 @@ app = typer.Typer(
 )
 experiments = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Experiments that ship with the package.")
 app.add_typer(experiments, name="experiments")
+app.add_typer(ticket_commands.tickets, name="tickets")
+app.command()(ticket_commands.export)
+app.command()(ticket_commands.compact)
 # A test compares: reading the names from where they are would import too much for --help.
 BRANCHES = (
     "random_reinit, random_mask, random_mask_global, shuffled_mask, reshuffled_init, signed_constant, untrained, "
     "early_bird, transfer"
 )
-RunPath = Annotated[Path, typer.Argument(help="The run's folder.", metavar="RUN", show_default=False)]
-ExperimentName = Annotated[str, typer.Argument(help="A name that `ls` lists.", metavar="NAME", show_default=False)]
-Out = Annotated[Path, typer.Option("--out", help="The folder that holds runs.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")]
-Csv = Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")]
-Replicate = Annotated[int | None, typer.Option("--replicate", help="Only this replicate, from 1.")]
-Round = Annotated[int | None, typer.Option("--round", help="Only this round; 0 is dense.")]
-Rounds = Annotated[str, typer.Option(help="Which rounds, such as 7,15; every pruned one if not given.")]
-Tolerance = Annotated[float, typer.Option(min=0, max=1, help="Accuracy that a matching ticket may lose, in [0, 1].")]
 
 
 def main() -> None:
@@ -160,10 +155,14 @@ def plot(
 
 
 @app.command()
-def verify(run: RunPath) -> None:
-    """Recompute every checksum and invariant of a run; exit status 1 if anything is wrong."""
+def verify(source: Source) -> None:
+    """Recompute every checksum and invariant of a run or of a ticket file; exit status 1 if anything is wrong."""
     from lottery import checking, store
 
+    if source.is_file():
+        ticket_commands.verify(source)
+        return
+    run = source
     num = num_wrong = 0
     for name, wrong in checking.verify(run):
         num += 1

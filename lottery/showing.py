@@ -1,5 +1,6 @@
 """Tables and sentences, printed to the terminal or to a pipe."""
 
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -124,7 +125,10 @@ def table(heads: list[str], lines: list[list[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    words = ("name", "run", "data", "model", "reproduces", "branch", "claim", "published", "measured", "verdict")
+    words = (
+        "name", "run", "data", "model", "reproduces", "branch", "claim", "published", "measured", "verdict", "weight",
+        "shape", "format", "file", "what", "choice",
+    )  # fmt: skip
     printed = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for head in heads:
         printed.add_column(head, justify="left" if head in words else "right", overflow="fold")
@@ -160,3 +164,115 @@ def _branches(points: Any) -> None:
 
 def _replicates(num: int) -> str:
     return "1 replicate" if num == 1 else f"{num} replicates"
+
+
+def tickets(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
+    """Print what `lottery.picking.listed` returns; see `rows`."""
+    if not (as_json or as_csv):
+        formats = {"density": "{:.4f}", "test_accuracy": "{:.4f}", "less_dense": "{:+.4f}"}
+        frame = frame.assign(**{name: frame[name].map(how.format) for name, how in formats.items()})
+    rows(frame, as_json, as_csv)
+
+
+def ticket(one: Any, as_json: bool = False) -> None:
+    """Print what a ticket holds and where it is from.
+
+    Args:
+        one: A `lottery.tickets.Ticket`.
+        as_json: Everything that it says, as one object.
+    """
+    from lottery import masks
+
+    counts, of = masks.num_kept(one.masks), one.provenance
+    if as_json:
+        about = {"density": one.density, "num_kept": one.num_kept, "kept": counts, "has_trained": bool(one.trained)}
+        print(
+            json.dumps(about | {key: getattr(one, key) for key in ("architecture", "metrics", "provenance")}, indent=1)
+        )
+        return
+    table(
+        ["weight", "shape", "kept", "of", "density"],
+        [
+            [name, " x ".join(map(str, mask.shape)), str(counts[name]), str(mask.size), f"{mask.mean():.4f}"]
+            for name, mask in one.masks.items()
+        ],
+    )
+    architecture, data = one.architecture, of.get("data") or {}
+    network = architecture.get("name") or architecture.get("class") or "layers of Keras' own"
+    accuracy = one.metrics.get("early_stop_test_accuracy")
+    facts = {
+        "density": f"{one.density:.4f}, {one.num_kept} weights kept",
+        "network": f"{network}, of {architecture.get('library')}",
+        "weights": "at the start, and trained" if one.trained else "at the start",
+        "from": of.get("run") and f"{of['run']}, replicate {of.get('replicate')}, round {of.get('round')}",
+        "rewound to": "rewind_step" in of and f"step {of['rewind_step']} ({of.get('rewind_mode')})",
+        "data": data.get("name") and f"{data['name']}, SHA-256 {data.get('sha256')}",
+        "test accuracy": isinstance(accuracy, float) and f"{accuracy:.4f} at the early-stop step",
+    }
+    for name, said in facts.items():
+        if said:
+            print(_printable(f"{name + ':':14} {said}"))
+
+
+def exports(saved: Path | None, done: Iterable[Any]) -> None:
+    """Print what a ticket was written to.
+
+    Args:
+        saved: The ticket file, if there is one.
+        done: What `lottery.exporting.export` returned.
+    """
+    done = list(done)
+    if saved and not done:
+        print(f"{saved}: {saved.stat().st_size} bytes")
+        return
+    lines = [["safetensors", str(saved), str(saved.stat().st_size), _gzipped(saved), "", ""]] if saved else []
+    for one in done:
+        share = "" if one.agreement != one.agreement else f"{one.agreement:.4f}"
+        lines.append(
+            [one.form, str(one.path), str(one.num_bytes), str(one.num_gzipped), f"{one.difference:.1g}", share]
+        )
+    table(["format", "file", "bytes", "gzipped", "difference", "same class"], lines)
+    print("Loaded again and compared: the largest difference of outputs, of the largest output; share of inputs that")
+    print("are put into the same class.")
+
+
+def compacted(small: Any, seconds: Mapping[str, Mapping[int, float]], apart: float) -> None:
+    """Print what has become smaller.
+
+    Args:
+        small: A `lottery.compaction.Compacted`.
+        seconds: For ``before`` and ``after``, by the number of examples, the time of a call.
+        apart: The largest difference of outputs, of the largest output.
+    """
+    pairs = {f"units of {name}": pair for name, pair in small.units.items()}
+    pairs |= {"parameters": small.num_parameters, "multiply-adds": small.multiply_adds}
+    lines = [[what, str(before), str(after), f"{after / before:.4f}"] for what, (before, after) in pairs.items()]
+    for num in seconds["before"]:
+        before, after = seconds["before"][num], seconds["after"][num]
+        lines.append(
+            [
+                f"ms for {num} example{'s' * (num > 1)}",
+                f"{1e3 * before:.3f}",
+                f"{1e3 * after:.3f}",
+                f"{after / before:.4f}",
+            ]
+        )
+    table(["what", "before", "after", "ratio"], lines)
+    unread = int(small.unread.sum())
+    print(f"Inputs that no weight reads: {unread} of {small.unread.size}{'' if unread else '.'}", end="")
+    if unread:
+        print(", not taken any more." if small.inputs.size < small.unread.size else "; --drop-inputs leaves them out.")
+    else:
+        print()
+    print(f"Largest difference of outputs: {apart:.1g} of the largest. Times are medians on one thread.")
+
+
+def _gzipped(path: Path) -> str:
+    import gzip
+
+    return str(len(gzip.compress(path.read_bytes(), 9, mtime=0)))
+
+
+def _printable(text: str) -> str:
+    """Text that a stranger wrote, without what a terminal would take for a command."""
+    return "".join(char if char.isprintable() else "?" for char in text)

@@ -1,0 +1,199 @@
+"""The commands about tickets: a thin shell, as `lottery.cli`, which adds them to its own."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lottery import showing
+from lottery.errors import LotteryError, TicketError
+from lottery.options import Csv, DataPath, Density, Json, OneReplicate, OneRound, RunPath, Source
+
+tickets = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The tickets of a run, and ticket files.")
+# A test compares: reading the names from where they are would import too much for --help.
+FORMATS = ("keras", "saved_model", "tflite", "tflite_sparse", "tflite_int8", "onnx", "npz", "tfmot")
+TICKET = "safetensors"
+# What `--format all` calls its files.
+NAMES = {
+    TICKET: "ticket.safetensors",
+    "keras": "model.keras",
+    "saved_model": "saved_model",
+    "tflite": "model.tflite",
+    "tflite_sparse": "model-sparse.tflite",
+    "tflite_int8": "model-int8.tflite",
+    "onnx": "model.onnx",
+    "npz": "model.npz",
+    "tfmot": "model-tfmot.keras",
+}
+
+
+@tickets.command("ls")
+def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:
+    """List a run's tickets, with what `best` and `smallest_matching` choose."""
+    from lottery import picking
+
+    showing.tickets(picking.listed(run), as_json, as_csv)
+
+
+@tickets.command("show")
+def tickets_show(
+    file: Annotated[Path, typer.Argument(help="A ticket file.", metavar="FILE", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print all that it says as JSON.")] = False,
+) -> None:
+    """Show what a ticket file holds and where it is from, after checking it; nothing of it is run."""
+    from lottery.tickets import load
+
+    showing.ticket(load(file), as_json)
+
+
+def export(
+    source: Source,
+    out: Annotated[Path, typer.Option("--out", help="The file; for SavedModel or `all`, a folder.")],
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help=f"{TICKET} (a ticket file), {', '.join(FORMATS)}, or all; by default what the file's ending says.",
+            show_default=False,
+        ),
+    ] = "",
+    round: OneRound = None,
+    density: Density = None,
+    replicate: OneReplicate = 1,
+    start: Annotated[
+        bool, typer.Option("--start", help="The weights to start from, without the trained ones.")
+    ] = False,
+    data: DataPath = "",
+) -> None:
+    """Write a ticket as one file, or its network in other formats, each loaded again and compared on real inputs.
+
+    Examples: lottery export runs/NAME --round 7 --out ticket.safetensors; lottery export ticket.safetensors --out
+    model.tflite --format tflite_sparse
+    """
+    from lottery.errors import unknown
+
+    if form and form not in (TICKET, "all", *FORMATS):
+        raise unknown("--format", form, (TICKET, *FORMATS, "all"))
+    ticket = _ticket(source, round, density, replicate)
+    if form == "all":
+        forms = {one: out / name for one, name in NAMES.items()}
+    else:
+        forms = {form or (TICKET if out.suffix == ".safetensors" else ""): out}
+    if TICKET in forms:
+        ticket.save(forms[TICKET], trained=not start)
+    others = {one: path for one, path in forms.items() if one != TICKET}
+    done = _exported(ticket, source, others, start, data, skip=form == "all") if others else []
+    showing.exports(forms.get(TICKET), done)
+
+
+def compact(
+    source: Source,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write the smaller model here; .keras.", show_default=False)
+    ] = None,
+    round: OneRound = None,
+    density: Density = None,
+    replicate: OneReplicate = 1,
+    drop_inputs: Annotated[
+        bool, typer.Option("--drop-inputs", help="Take only the inputs that some weight reads, as a flat vector.")
+    ] = False,
+    data: DataPath = "",
+) -> None:
+    """Make a ticket's trained network really smaller: remove the units that do nothing, and measure what it gains.
+
+    Example: lottery compact runs/NAME --density 0.02 --out small.keras
+    """
+    import numpy as np
+
+    from lottery import compaction, comparing, environment, examples
+
+    if out is not None and out.suffix != ".keras":
+        raise LotteryError(f"--out: received {str(out)!r}, allowed is a file that ends in .keras.")
+    ticket = _ticket(source, round, density, replicate)
+    environment.use_threads(1)  # so that the times are those of one thread
+    inputs = _inputs(ticket, source, data)
+    model = ticket.model(trained=ticket.trained is not None)
+    if inputs is None:
+        inputs = np.asarray(comparing.random_inputs(model, examples.NUM_EXAMPLES))
+    small = compaction.compact(model, drop_inputs)
+    taken = small.select(inputs)
+    apart = comparing.between(model(inputs, training=False), small.model(taken, training=False))
+    models, seconds = {"before": model, "after": small.model}, {"before": {}, "after": {}}
+    for num in sorted({1, len(inputs)}):
+        times = compaction.latency(models, {"before": inputs[:num], "after": taken[:num]})
+        for name, time in times.items():
+            seconds[name][num] = time
+    showing.compacted(small, seconds, apart)
+    if out is not None:
+        small.model.save(out)
+        print(f"Model: {out}")
+        if drop_inputs:
+            positions = out.with_suffix(".inputs.npy")
+            np.save(positions, small.inputs)
+            print(f"Which inputs it takes, as positions in a flat example: {positions}")
+
+
+def verify(file: Path) -> None:
+    """Check a ticket file, and that its network can be built from it; what `lottery verify FILE` does."""
+    from lottery import architectures, environment
+    from lottery.tickets import load, shapes
+
+    try:
+        ticket = load(file)
+    except TicketError as error:
+        print(error)
+        raise typer.Exit(1) from None
+    print(f"{ticket!r}: every checksum, size and count holds.")
+    environment.use_threads(0)  # TensorFlow's greetings are of no use here
+    try:
+        architectures.check(ticket.architecture, shapes(ticket.weights))
+    except TicketError as error:
+        print(error)
+        if {"name", "keras"} & ticket.architecture.keys():
+            raise typer.Exit(1) from None
+    else:
+        print("Its network is built from Keras' own layers; nothing in the file is run.")
+
+
+def _ticket(source: Path, round: str | None, density: float | None, replicate: int) -> Any:
+    from lottery.tickets import load
+
+    chosen = int(round) if round and round.lstrip("-").isdecimal() else round
+    ticket = load(source, round=chosen, density=density, replicate=replicate)
+    print(f"lottery: {ticket!r}", file=sys.stderr)
+    return ticket
+
+
+def _inputs(ticket: Any, source: Path, data: str) -> Any:
+    """Real examples, or None and a line that says why not."""
+    from lottery import examples
+
+    try:
+        return examples.found(source, ticket.provenance, data)
+    except LotteryError as error:
+        if data:
+            raise
+        print(f"lottery: {error} Outputs are compared on random inputs; --data FILE takes real ones.", file=sys.stderr)
+        return None
+
+
+def _exported(ticket: Any, source: Path, paths: dict[str, Path], start: bool, data: str, skip: bool) -> list[Any]:
+    """What was written; with `skip`, a form that cannot be is a line on standard error."""
+    from lottery import environment, exporting
+
+    environment.use_threads(0)  # TensorFlow's greetings are of no use here
+    inputs, done, built = _inputs(ticket, source, data), [], {}
+    trained = ticket.trained is not None and not start
+    for form, path in paths.items():
+        library = "tf_keras" if form == "tfmot" else None  # tfmot wraps no other
+        try:
+            if library not in built:
+                built[library] = ticket.model(trained, library)
+            print(f"lottery: {path} ...", file=sys.stderr)
+            done.append(exporting.export(built[library], ticket.masks, path, form or None, inputs))
+        except LotteryError as error:
+            if not skip:
+                raise
+            print(f"lottery: {error}", file=sys.stderr)
+    return done
