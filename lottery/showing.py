@@ -225,7 +225,9 @@ def exports(saved: Path | None, done: Iterable[Any]) -> None:
     if saved and not done:
         print(f"{saved}: {saved.stat().st_size} bytes")
         return
-    lines = [["safetensors", str(saved), str(saved.stat().st_size), _gzipped(saved), "", ""]] if saved else []
+    from lottery import placing
+
+    lines = [["safetensors", str(saved), *map(str, placing.sizes(saved)), "", ""]] if saved else []
     for one in done:
         share = "" if one.agreement != one.agreement else f"{one.agreement:.4f}"
         lines.append(
@@ -265,12 +267,6 @@ def compacted(small: Any, seconds: Mapping[str, Mapping[int, float]], apart: flo
     else:
         print()
     print(f"Largest difference of outputs: {apart:.1g} of the largest. Times are medians on one thread.")
-
-
-def _gzipped(path: Path) -> str:
-    import gzip
-
-    return str(len(gzip.compress(path.read_bytes(), 9, mtime=0)))
 
 
 def _printable(text: str) -> str:

@@ -11,10 +11,9 @@ from lottery.errors import LotteryError, TicketError
 from lottery.options import Csv, DataPath, Density, Json, OneReplicate, OneRound, RunPath, Source
 
 tickets = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The tickets of a run, and ticket files.")
-# A test compares: reading the names from where they are would import too much for --help.
-FORMATS = ("keras", "saved_model", "tflite", "tflite_sparse", "tflite_int8", "onnx", "npz", "tfmot")
 TICKET = "safetensors"
-# What `--format all` calls its files.
+# What `--format all` calls its files. A test compares the formats, for reading them where they are would make --help
+# import too much.
 NAMES = {
     TICKET: "ticket.safetensors",
     "keras": "model.keras",
@@ -26,6 +25,7 @@ NAMES = {
     "npz": "model.npz",
     "tfmot": "model-tfmot.keras",
 }
+FORMATS = tuple(NAMES)[1:]
 
 
 @tickets.command("ls")
@@ -106,7 +106,7 @@ def compact(
     """
     import numpy as np
 
-    from lottery import compaction, comparing, environment, examples
+    from lottery import compaction, comparing, environment, examples, placing
 
     if out is not None and out.suffix != ".keras":
         raise LotteryError(f"--out: received {str(out)!r}, allowed is a file that ends in .keras.")
@@ -126,11 +126,13 @@ def compact(
             seconds[name][num] = time
     showing.compacted(small, seconds, apart)
     if out is not None:
-        small.model.save(out)
+        with placing.replacing(out) as temporary:
+            small.model.save(temporary)
         print(f"Model: {out}")
         if drop_inputs:
             positions = out.with_suffix(".inputs.npy")
-            np.save(positions, small.inputs)
+            with placing.replacing(positions) as temporary:
+                np.save(temporary, small.inputs)
             print(f"Which inputs it takes, as positions in a flat example: {positions}")
 
 

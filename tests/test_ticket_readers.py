@@ -15,6 +15,9 @@ PAGE = (Path(__file__).parents[1] / "docs" / "tickets.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
 (NUMPY,) = [block for block in BLOCKS if "def read_ticket" in block]
 (TORCH,) = [block for block in BLOCKS if "def state_dict" in block]
+_own: dict = {}
+exec(NUMPY, _own)
+read_ticket = _own["read_ticket"]  # which other tests read tickets with
 # Prints nothing, writes what it read, and shows that it was alone.
 ALONE = """
 import sys
@@ -61,14 +64,11 @@ def test_the_numpy_reader_is_short_and_sees_damage(rng, tmp_path):
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
-    read: dict = {}
-    exec(NUMPY, read)
     with pytest.raises(ValueError, match="is damaged"):
         for part in ("start", "trained"):
-            read["read_ticket"](path, part)
+            read_ticket(path, part)
 
 
-# Where PyTorch and TensorFlow are in one process, either may take the other's threads; so PyTorch is alone in its own.
 MODULES = """
 import sys
 import torch
@@ -97,10 +97,46 @@ assert not {"lottery", "tensorflow", "keras"} & set(sys.modules)
 """
 
 
-@pytest.mark.parametrize("kind", ["dense", "convolution"])
-def test_the_pytorch_reader(kind, rng, tmp_path):
+@pytest.fixture(scope="module")
+def torch():
+    """PyTorch in a process of its own: beside TensorFlow, either may take the other's threads."""
     if subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode:
         pytest.skip("needs PyTorch")
+
+
+# The tensors of each ticket, turned back into what Keras has.
+ALL_BACK = """
+import sys
+
+for path in sys.argv[1:]:
+    names = [name for name in read_ticket(path)[1]]
+    state = state_dict(path)
+    assert len(state) == len(names)
+    back = {}
+    for name, value in zip(names, state.values()):
+        value = value.numpy()
+        back[name] = np.moveaxis(value, (0, 1), (-1, -2)) if name.endswith("kernel") else value
+    np.savez(path + ".npz", **back)
+assert not {"lottery", "tensorflow", "keras"} & set(sys.modules)
+"""
+
+
+@pytest.mark.long
+def test_the_pytorch_reader_reads_every_built_in_network(rng, tmp_path, torch):
+    images = {"lenet_5": 16, "conv_4": 4, "conv_6": 8, "vgg_11": 16, "vgg_16": 16, "vgg_19": 16}
+    made = {name: ticket_of(name, (images.get(name, 2),) * 2, rng) for name in models.MODELS}
+    paths = [ticket.save(tmp_path / f"{name}.safetensors") for name, ticket in made.items()]
+    script = tmp_path / "reader.py"
+    script.write_text(NUMPY + TORCH + ALL_BACK)
+    subprocess.run([sys.executable, script, *paths], check=True)
+    for path, ticket in zip(paths, made.values(), strict=True):
+        with np.load(f"{path}.npz") as found:
+            assert set(found) == set(ticket.weights)
+            assert all(found[key].tobytes() == value.tobytes() for key, value in ticket.weights.items())
+
+
+@pytest.mark.parametrize("kind", ["dense", "convolution"])
+def test_the_pytorch_reader(kind, rng, tmp_path, torch):
     import keras
 
     if kind == "dense":

@@ -2,7 +2,6 @@
 
 import importlib
 import itertools
-import json
 import math
 import shutil
 import subprocess
@@ -16,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from safetensors import safe_open
 from safetensors.numpy import load_file
 from scipy import stats
 
@@ -24,6 +22,7 @@ import lottery
 from lottery import comparing, enforcement, files, masks, models, order, picking, tickets, training, weights, wrappers
 from lottery.errors import LotteryError, TicketError
 from tests.conftest import quietly, toy_arrays
+from tests.test_ticket_readers import read_ticket
 
 LIBRARIES = ("keras", "tf_keras")
 BITS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -126,26 +125,6 @@ def trained_of(ticket):
     return ticket.trained
 
 
-def read_plainly(path):
-    """A ticket's masks, start and trained weights, with safetensors and NumPy alone."""
-    tensors = load_file(path)
-    with safe_open(path, framework="numpy") as file:
-        record = json.loads(file.metadata()["ticket"])
-    kept, values = {}, {"start": {}, "trained": {}}
-    for name, variable in record["variables"].items():
-        shape = variable["shape"]
-        if variable["masked"]:
-            kept[name] = np.unpackbits(tensors[f"mask/{name}"], count=math.prod(shape)).astype(bool).reshape(shape)
-        for part, found in values.items():
-            value = tensors[f"{part}/{name}"]
-            if variable["masked"]:
-                whole = np.zeros(shape, value.dtype)
-                whole[kept[name]] = value
-                value = whole
-            found[name] = value.copy()
-    return kept, values["start"], values["trained"], record
-
-
 @pytest.mark.parametrize("name", MAKE)
 def test_every_bit_comes_through_a_file_into_any_reader(tmp_path, rng, name):
     built = {library: MAKE[name](library_of(library)) for library in LIBRARIES}
@@ -167,10 +146,10 @@ def test_every_bit_comes_through_a_file_into_any_reader(tmp_path, rng, name):
         assert ticket.num_kept == sum(int(one.sum()) for one in kept.values())
         assert ticket.density == ticket.num_kept / sum(one.size for one in kept.values())
 
-        plain_masks, plain_start, plain_end, record = read_plainly(path)
-        assert all(np.array_equal(plain_masks[key], one) for key, one in kept.items())
-        assert_same_bits(plain_start, start)
-        assert_same_bits(plain_end, end)
+        for part, values in (("start", start), ("trained", end)):  # by the reader of NumPy in the documentation
+            plain_masks, plain, record = read_ticket(path, part)
+            assert all(np.array_equal(plain_masks[key], one) for key, one in kept.items())
+            assert_same_bits({key: one.copy() for key, one in plain.items()}, values)
         assert record["density"] == ticket.density
 
         ticket.apply(built[other])
