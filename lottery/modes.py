@@ -8,7 +8,7 @@ from typing import Any
 from lottery import compiling, wrappers
 from lottery.errors import LotteryError
 from lottery.holding import Held, HeldAt, clear_slots, held, masked, put
-from lottery.patching import computing_with, constrained, frozen, replaced, retrace, sweep
+from lottery.patching import computing_with, constrained, frozen, replaced, retrace, sweep, undone
 
 Enforcement = Callable[..., AbstractContextManager[list[Any]]]
 
@@ -217,10 +217,9 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
         with frozen(model, [one for one in entries if one.frozen]), _held_at_the_end(model, entries):
             put(entries)
             retrace(model)
-            try:
+            # What `fit` does after its last step, such as weights from moving averages, may move them.
+            with undone(lambda: put(entries)):
                 yield entries
-            finally:
-                put(entries)  # what `fit` does after its last step, such as weights from moving averages, may move them
     finally:
         retrace(model)
         for key in own:

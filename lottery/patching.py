@@ -52,6 +52,24 @@ def replaced(owner: Any, name: str, make: Callable[[Method], Method]) -> Iterato
             del _REPLACED[key]
 
 
+@contextlib.contextmanager
+def undone(undo: Callable[[], Any]) -> Iterator[None]:
+    """At the end, call what computes with TensorFlow; but not where all this was abandoned and is being collected.
+
+    The collector may come in the midst of anything: what is computed then would become part of a graph that is just
+    being traced, or wait for a lock of that graph for ever.
+    """
+    abandoned = False
+    try:
+        yield
+    except GeneratorExit:
+        abandoned = True
+        raise
+    finally:
+        if not abandoned:
+            undo()
+
+
 def during(stack: contextlib.ExitStack, fit: Any, take_off: Callable[[], None]) -> None:
     """Have `sweep` call `take_off` once a frame has ended, unless `stack` is closed before."""
     entry = (fit, take_off)

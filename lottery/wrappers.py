@@ -11,7 +11,7 @@ import numpy as np
 from lottery import comparing, weights
 from lottery.errors import LotteryError
 from lottery.holding import held
-from lottery.patching import replaced, retrace
+from lottery.patching import replaced, retrace, undone
 from lottery.wrappable import check_library, difference, hosts, leaves, refuse, with_layers
 
 # A step that no training reaches. A schedule of tfmot's own that begins there never updates a mask, and a model saved
@@ -139,7 +139,7 @@ def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
     layers, reasons = hosts(list(model._flatten_layers()), [one for one in entries if one.name not in found])
     refuse({name: why for name, why in reasons.items() if hasattr(masks[name], "assign") or not np.all(masks[name])})
     with contextlib.ExitStack() as stack:
-        stack.callback(restore, model, silence(model))
+        stack.enter_context(undone(partial(restore, model, silence(model))))
         for layer in {id(layer): layer for layer in layers.values()}.values():
             before = set(vars(layer))
             wrapper = _wrapper(layer)
@@ -155,7 +155,7 @@ def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
                 _assign(mask, value)
         for name, one in found.items():
             if name in masks:
-                stack.callback(one.mask.assign, one.mask.numpy())
+                stack.enter_context(undone(partial(one.mask.assign, one.mask.numpy())))
                 _assign(one.mask, masks[name])
                 stack.enter_context(replaced(one.wrapper, "call", partial(_preceded, [(one.mask, masks[name])], None)))
         yield

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from lottery import enforcement, masks, models, weights
+from lottery import enforcement, masks, models, weights, wrappers
 from lottery.errors import LotteryError
 from tests.conftest import toy_arrays
 
@@ -819,3 +819,35 @@ print("held on every replica")
 def test_constraint_holds_on_every_replica_of_a_mirrored_strategy(library):
     done = subprocess.run([sys.executable, "-c", MIRRORED, library], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "held on every replica" in done.stdout, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("mode", ["constraint", "tfmot"])
+def test_what_is_abandoned_and_collected_computes_nothing(mode):
+    """In the midst of tracing, it would become part of the graph, or wait for the graph's lock for ever."""
+    import gc
+
+    import tensorflow as tf
+    import tf_keras
+
+    made = tf_keras.Sequential([tf_keras.layers.InputLayer((4,)), tf_keras.layers.Dense(3)])
+    model = wrappers.wrap(made, {"dense/kernel": np.ones((4, 3), bool)}) if mode == "tfmot" else made
+    gc.collect()
+    gc.disable()
+    try:
+        context = enforcement.ENFORCEMENTS[mode](model, {"dense/kernel": np.eye(4, 3, dtype=bool)})
+        context.__enter__()
+        cycle = [context]
+        cycle.append(cycle)
+        del context, cycle
+
+        @tf.function
+        def traced(x):
+            gc.collect()
+            return x + 1
+
+        nodes = traced.get_concrete_function(tf.constant(1)).graph.as_graph_def().node
+    finally:
+        gc.enable()
+    assert not [node.name for node in nodes if "Variable" in node.op]
+    with enforcement.ENFORCEMENTS[mode](model, {"dense/kernel": np.eye(4, 3, dtype=bool)}):
+        pass  # nothing is held any more

@@ -1,5 +1,6 @@
 """Ticket files: what is written is read, to the last bit; what was changed, forged or is something else is refused."""
 
+import contextlib
 import hashlib
 import json
 import subprocess
@@ -70,6 +71,22 @@ def test_fifteen_hundred_damaged_files(tmp_path):
 @pytest.mark.long
 def test_twenty_thousand_damaged_files(tmp_path):
     assert fuzz_tickets.fuzz(20_000, seed=4, folder=tmp_path) == 0
+
+
+@pytest.mark.long
+@settings(max_examples=20_000, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(
+    st.sampled_from(sorted(SEEDS)),
+    st.lists(st.tuples(st.sampled_from(fuzz_tickets.MUTATIONS), st.integers(0, 2**32)), min_size=1, max_size=3),
+)
+def test_twenty_thousand_files_that_hypothesis_damages(name, damages):
+    content = SEEDS[name]
+    for mutation, seed in damages:
+        with contextlib.suppress(Exception):  # the second may need a whole file
+            content = mutation(np.random.default_rng(seed), content)
+    # Something of every other ticket may be in it, or all.
+    outcome = judged(content, lambda: unpacked(content), [unpacked(one) for one in SEEDS.values()])[0]
+    assert outcome in ("same", "refused")
 
 
 @settings(max_examples=150, deadline=None)
