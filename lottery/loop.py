@@ -117,7 +117,8 @@ def reset(loop: Loop) -> None:
     """
     if not loop.state:
         given = [*loop.model.variables, *loop.masks.values()]
-        known = {id(getattr(variable, "_value", variable)) for variable in given}  # Keras 3 wraps a tf.Variable
+        # Keras 3 wraps a tf.Variable, and so does tf_keras in mixed precision.
+        known = {id(getattr(one, "_variable", getattr(one, "_value", one))) for one in given}
         traced = loop.steps.get_concrete_function(*loop.batches((0,))(1))
         loop.state.extend((one, np.array(one.numpy())) for one in traced.graph.variables if id(one) not in known)
     for variable, value in loop.state:

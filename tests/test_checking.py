@@ -170,3 +170,32 @@ def test_a_damaged_round_stops_the_resume_and_loses_nothing(small_run, tmp_path)
     name = "replicate-2/round-03/weights.safetensors"
     assert checksum(again.path / name) == checksum(small_run.path / name)
     json.loads((again.path / "replicate-2" / "round-02" / "round.json").read_text())
+
+
+def test_replicates_in_mixed_precision_start_from_weights_of_their_own(tmp_path):
+    """tf_keras wraps variables there, and what the loop puts back after each network must not be among them."""
+    import tf_keras
+
+    import lottery
+    from tests.conftest import quietly, toy_arrays
+
+    def mixed():
+        inputs = tf_keras.Input((6,))
+        hidden = tf_keras.layers.Dense(8, "relu", dtype="mixed_float16")(inputs)
+        return tf_keras.Model(inputs, tf_keras.layers.Dense(3, dtype="float32")(hidden))
+
+    tables = {
+        "name": "mixed",
+        "train": {"num_steps": 3, "learning_rate": 1e-9, "eval_every": 3},
+        "data": {"validation": 40},
+        "prune": {"num_rounds": 1},
+        "run": {"num_replicates": 2, "controls": []},
+    }
+    run = lottery.run(
+        tables, model=mixed, data=toy_arrays(np.random.default_rng(0)), out=tmp_path / "runs", report=quietly
+    )
+    assert {name: wrong for name, wrong in checking.verify(run.path) if wrong} == {}
+    for replicate in (1, 2):
+        initial = files.read_arrays(store.start_path(run.path, replicate))
+        dense = files.read_arrays(store.round_path(run.path, replicate, 0) / "weights.safetensors")
+        assert all(np.allclose(initial[name], dense[name], atol=1e-3) for name in initial)
