@@ -8,7 +8,7 @@ import warnings
 from typing import Any
 
 from lottery import allowlist, compiling, models, tracing, weights
-from lottery.errors import TicketError
+from lottery.errors import TicketError, printable
 
 # The library; then a built-in network's name and arguments, or Keras' own configuration, or, where that would need
 # code, the class and why.
@@ -153,5 +153,5 @@ def _unbuilt(error: Any) -> TicketError:
 
 def _short(text: object, most: int = _LONGEST) -> str:
     """In one line of bounded length, whoever wrote it."""
-    line = " ".join(str(text).split())
+    line = printable(" ".join(str(text).split()))
     return line if len(line) <= most else f"{line[:most]}..."

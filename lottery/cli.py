@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from lottery import showing, ticket_commands
-from lottery.errors import LotteryError
+from lottery.errors import LotteryError, printable
 from lottery.options import Csv, ExperimentName, Json, Out, Replicate, Round, Rounds, RunPath, Source, Tolerance
 
 app = typer.Typer(
@@ -40,7 +40,7 @@ def main() -> None:
     try:
         app()
     except LotteryError as error:
-        print(f"lottery: {error}", file=sys.stderr)
+        print(f"lottery: {printable(error)}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -157,9 +157,9 @@ def plot(
 @app.command()
 def verify(source: Source) -> None:
     """Recompute every checksum and invariant of a run or of a ticket file; exit status 1 if anything is wrong."""
-    from lottery import checking, store
+    from lottery import checking, files, store
 
-    if source.is_file():
+    if not files.is_folder(source):
         ticket_commands.verify(source)
         return
     run = source

@@ -1,4 +1,4 @@
-"""The exceptions that are meant to be read by a person."""
+"""The exceptions that are meant to be read by a person, and text that is safe to show to one."""
 
 import difflib
 from collections.abc import Iterable
@@ -13,6 +13,11 @@ class LotteryError(ValueError):
 
 class TicketError(LotteryError):
     """A ticket cannot be loaded, built or applied; of a file, that nothing of it was used."""
+
+
+def printable(text: object) -> str:
+    """Text that a stranger may have written, without what a terminal would take for a command."""
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in str(text))
 
 
 def unknown(what: str, received: object, allowed: Iterable[str]) -> LotteryError:

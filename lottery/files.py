@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as parse_arrays
 from safetensors.numpy import save as format_arrays
 
-from lottery.errors import LotteryError
+from lottery.errors import LotteryError, TicketError
 from lottery.masks import Masks
 
 
@@ -41,6 +41,17 @@ def write(path: Path, content: bytes) -> None:
             os.fsync(folder)  # the rename itself is on the disk only now
         finally:
             os.close(folder)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder or a file is at a path; a `TicketError` where there is neither."""
+    try:
+        if path.exists():
+            return path.is_dir()
+        why = "nothing is there"
+    except OSError as error:
+        why = error.strerror or str(error)
+    raise TicketError(f"{str(path)!r} is not a run, nor a ticket file: {why}.")
 
 
 def read(path: Path) -> bytes:

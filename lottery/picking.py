@@ -17,21 +17,19 @@ _MEASURES = (
 )  # fmt: skip
 
 
-def pick(
-    run: Path, round: int | str | None = None, density: float | None = None, replicate: int = 1
-) -> tuple[int, float]:
+def pick(run: Path, round: int | str | None = None, density: float | None = None, replicate: int = 1) -> int:
     """Which round of a run is meant.
 
     Args:
         run: The run's folder.
         round: Its number; ``"best"``, the pruned round with the highest validation accuracy at the early-stop step, by
             the mean over replicates, the sparsest of equals; or ``"smallest_matching"``, the sparsest that matches
-            dense, as `lottery.verdicts.smallest_matching` finds it.
+            dense, as `lottery.verdicts.smallest_matching` finds it. Both are among the rounds that all replicates have.
         density: A density in (0, 1]; the round whose density is nearest in ratio is meant.
         replicate: The replicate, from 1.
 
     Returns:
-        The round and its density.
+        The round.
 
     Raises:
         TicketError: Neither or both were given, or there is no such round.
@@ -41,40 +39,39 @@ def pick(
     stored = dict(tickets[tickets["replicate"] == replicate][["round", "density"]].itertuples(index=False, name=None))
     if not stored:
         there = sorted({int(one) for one in tickets["replicate"]})
-        raise TicketError(f"replicate: received {replicate}, {str(run)!r} has {there or 'nothing stored yet'}.")
-    if (round is None) == (density is None):
+        raise TicketError(f"replicate: received {replicate!r}, {str(run)!r} has {there or 'nothing stored yet'}.")
+    if round is not None and density is not None:
+        raise TicketError(f"Received round {round!r} and density {density!r}, allowed is one of the two.")
+    if density is not None:
+        if isinstance(density, bool) or not isinstance(density, Real) or not 0 < float(density) <= 1:
+            raise TicketError(f"density: received {density!r}, allowed is a fraction in (0, 1].")
+        return min(stored, key=lambda one: (abs(math.log(stored[one] / density)), one))
+    if round is None:
         raise TicketError(
             f"A run has many tickets: pass a round ({_span(stored)}, {' or '.join(map(repr, CHOICES))}) or a density."
         )
-    if density is not None:
-        if not isinstance(density, Real) or not 0 < float(density) <= 1:
-            raise TicketError(f"density: received {density!r}, allowed is a fraction in (0, 1].")
-        index = min(stored, key=lambda one: (abs(math.log(stored[one] / density)), one))
-    elif round == "best":
-        found = _best(tickets[(tickets["round"] > 0) & tickets["round"].isin(list(stored))])
-        if found is None:
-            raise TicketError(f"{str(run)!r} has no pruned round with a validation accuracy, so none is the best.")
-        index = found
-    elif round == "smallest_matching":
-        matching = verdicts.smallest_matching(rows)
-        if matching is None or matching["round"] not in stored:
-            raise TicketError(f"No pruned round of {str(run)!r} matches dense within {verdicts.TOLERANCE:g}.")
-        index = matching["round"]
-    elif isinstance(round, Integral) and round in stored:  # NumPy's, too: a column of the table holds those
-        index = int(round)
-    elif isinstance(round, str):
+    if round in CHOICES:
+        index = _chosen(rows)[str(round)]
+        if index is None:
+            raise TicketError(
+                f"No pruned round of {str(run)!r} matches dense within {verdicts.TOLERANCE:g}."
+                if round == "smallest_matching"
+                else f"{str(run)!r} has no pruned round with a validation accuracy, so none is the best."
+            )
+        return index
+    if isinstance(round, str):
         raise TicketError(str(unknown("round", round, [*CHOICES, *map(str, stored)])))
-    else:
-        raise TicketError(f"round: received {round}, stored for replicate {replicate} are {_span(stored)}.")
-    return index, float(stored[index])
+    # NumPy's whole numbers, too: a column of the table holds those.
+    if isinstance(round, bool) or not isinstance(round, Integral) or round not in stored:
+        raise TicketError(f"round: received {round!r}, stored for replicate {replicate} are {_span(stored)}.")
+    return int(round)
 
 
-def listed(run: Path, tolerance: float = verdicts.TOLERANCE) -> verdicts.Table:
+def listed(run: Path) -> verdicts.Table:
     """The tickets of a run.
 
     Args:
         run: The run's folder.
-        tolerance: Accuracy that a matching ticket may lose, in [0, 1].
 
     Returns:
         A data frame with a row for each replicate and pruned round: ``replicate, round, density, num_kept,
@@ -86,13 +83,11 @@ def listed(run: Path, tolerance: float = verdicts.TOLERANCE) -> verdicts.Table:
     rows = results.table(run)
     tickets = rows[rows["branch"] == store.TICKET]
     dense = tickets[tickets["round"] == 0].set_index("replicate")[verdicts.MEASURE]
-    pruned = tickets[tickets["round"] > 0]
-    matching = verdicts.smallest_matching(rows, tolerance) if len(pruned) else None
-    rounds = {"best": _best(pruned), "smallest_matching": matching and matching["round"]}
+    pruned, chosen = tickets[tickets["round"] > 0], _chosen(rows)
     return pruned.assign(
         test_accuracy=pruned[verdicts.MEASURE],
         less_dense=pruned[verdicts.MEASURE] - pruned["replicate"].map(dense),
-        choice=[", ".join(word for word in CHOICES if rounds[word] == index) for index in pruned["round"]],
+        choice=[", ".join(word for word in CHOICES if chosen[word] == index) for index in pruned["round"]],
     )[["replicate", "round", "density", "num_kept", "test_accuracy", "less_dense", "choice"]]
 
 
@@ -132,10 +127,17 @@ def contents(run: Path, index: int, replicate: int = 1) -> Contents:
     return Contents(kept, _lasting(start, kept), _lasting(trained, kept), about)
 
 
-def _best(pruned: verdicts.Table) -> int | None:
-    """The round of the highest mean validation accuracy; the last, which is the sparsest, of equals."""
-    means = pruned.groupby("round")["early_stop_val_accuracy"].mean().dropna()
-    return None if means.empty else int(means[means == means.max()].index.max())
+def _chosen(rows: verdicts.Table) -> dict[str, int | None]:
+    """The round that each of `CHOICES` means, among those that all replicates have."""
+    tickets = rows[rows["branch"] == store.TICKET]
+    counts = tickets.groupby("round")["replicate"].nunique()
+    tickets = tickets[tickets["round"].isin(counts[counts == tickets["replicate"].nunique()].index)]
+    means = tickets[tickets["round"] > 0].groupby("round")["early_stop_val_accuracy"].mean().dropna()
+    matching = verdicts.smallest_matching(tickets) if len(means) else None
+    return {
+        "best": None if means.empty else int(means[means == means.max()].index.max()),  # the sparsest of equals
+        "smallest_matching": matching["round"] if matching else None,
+    }
 
 
 def _lasting(state: dict[str, Any], kept: masks.Masks) -> dict[str, Any]:
@@ -188,7 +190,7 @@ def _provenance(
         "rewind_step": experiment.rewind.step if record["round"] else 0,
         "data": {
             "name": experiment.data.name,
-            "sha256": environment["data_sha256"],
+            "digest": environment["data_sha256"],
             "scaling": environment.get("scaling"),
         },
         "protocol": protocol,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lottery import files
+from lottery.errors import LotteryError
 
 
 @contextlib.contextmanager
@@ -17,15 +18,17 @@ def replacing(path: Path) -> Iterator[Path]:
     """A path to write a file or folder to, which takes the place of another at the end.
 
     Args:
-        path: Where it is to be; its folder is made. What is there is replaced, a folder too.
+        path: Where it is to be; its folder is made. A file that is there is replaced, of folders only a SavedModel.
 
     Yields:
         A path of the same name in a temporary folder beside it.
 
     Raises:
-        LotteryError: The disk is full or the folder cannot be written. What was there is as it was before, as it is
-            after any error within.
+        LotteryError: There is another folder, the disk is full or the folder cannot be written. What was there is as
+            it was before, as it is after any error within.
     """
+    if path.is_dir() and not (path / "saved_model.pb").is_file():
+        raise LotteryError(f"{str(path)!r} is a folder; name another path, or remove it.")
     # A folder, because libraries look at the name and leave files of their own beside.
     folder = path.with_name(f".{path.name}-{os.getpid()}")
     new = folder / path.name

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lottery.errors import printable
+
 
 def rows(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
     """Print a data frame: as JSON, as CSV, or as a table.
@@ -133,9 +135,9 @@ def table(heads: list[str], lines: list[list[str]]) -> None:
     for head in heads:
         printed.add_column(head, justify="left" if head in words else "right", overflow="fold")
     for line in lines:
-        printed.add_row(*line)
+        printed.add_row(*map(printable, line))
     # On a pipe nothing is wrapped: the reader is a program, or a file.
-    console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=200)
+    console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=10_000)
     console.print(printed, markup=False, highlight=False)
 
 
@@ -169,6 +171,9 @@ def _replicates(num: int) -> str:
 def tickets(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
     """Print what `lottery.picking.listed` returns; see `rows`."""
     if not (as_json or as_csv):
+        if frame.empty:
+            print("No pruned round is complete yet.")
+            return
         formats = {"density": "{:.4f}", "test_accuracy": "{:.4f}", "less_dense": "{:+.4f}"}
         frame = frame.assign(**{name: frame[name].map(how.format) for name, how in formats.items()})
     rows(frame, as_json, as_csv)
@@ -197,7 +202,8 @@ def ticket(one: Any, as_json: bool = False) -> None:
             for name, mask in one.masks.items()
         ],
     )
-    architecture, data = one.architecture, of.get("data") or {}
+    architecture, data = one.architecture, of.get("data")
+    data = data if isinstance(data, dict) else {}
     network = architecture.get("name") or architecture.get("class") or "layers of Keras' own"
     accuracy = one.metrics.get("early_stop_test_accuracy")
     facts = {
@@ -206,36 +212,47 @@ def ticket(one: Any, as_json: bool = False) -> None:
         "weights": "at the start, and trained" if one.trained else "at the start",
         "from": of.get("run") and f"{of['run']}, replicate {of.get('replicate')}, round {of.get('round')}",
         "rewound to": "rewind_step" in of and f"step {of['rewind_step']} ({of.get('rewind_mode')})",
-        "data": data.get("name") and f"{data['name']}, SHA-256 {data.get('sha256')}",
+        "data": data.get("name") and f"{data['name']}, digest {data.get('digest')}",
         "test accuracy": isinstance(accuracy, float) and f"{accuracy:.4f} at the early-stop step",
     }
     for name, said in facts.items():
         if said:
-            print(_printable(f"{name + ':':14} {said}"))
+            print(printable(f"{name + ':':14} {said}"))
 
 
-def exports(saved: Path | None, done: Iterable[Any]) -> None:
+def exports(saved: Path | None, done: Iterable[Any], failed: Mapping[str, Exception]) -> None:
     """Print what a ticket was written to.
 
     Args:
         saved: The ticket file, if there is one.
         done: What `lottery.exporting.export` returned.
+        failed: Why others were not written, by form.
     """
+    from lottery import placing
+
     done = list(done)
     if saved and not done:
         print(f"{saved}: {saved.stat().st_size} bytes")
         return
-    from lottery import placing
-
     lines = [["safetensors", str(saved), *map(str, placing.sizes(saved)), "", ""]] if saved else []
     for one in done:
-        share = "" if one.agreement != one.agreement else f"{one.agreement:.4f}"
         lines.append(
-            [one.form, str(one.path), str(one.num_bytes), str(one.num_gzipped), f"{one.difference:.1g}", share]
+            [
+                one.form,
+                str(one.path),
+                str(one.num_bytes),
+                str(one.num_gzipped),
+                f"{one.difference:.1g}",
+                f"{one.agreement:.4f}",
+            ]
         )
     table(["format", "file", "bytes", "gzipped", "difference", "same class"], lines)
     print("Loaded again and compared: the largest difference of outputs, of the largest output; share of inputs that")
-    print("are put into the same class.")
+    print("are put into the same class. Masked entries are zero in each file.")
+    if unseen := [one.form for one in done if not one.zeros_checked]:
+        print(f"But whether they are could not be seen in: {', '.join(unseen)}.")
+    for form, error in failed.items():
+        print(f"Not written: {form}. {printable(error)}")
 
 
 def compacted(small: Any, seconds: Mapping[str, Mapping[int, float]], apart: float) -> None:
@@ -267,8 +284,3 @@ def compacted(small: Any, seconds: Mapping[str, Mapping[int, float]], apart: flo
     else:
         print()
     print(f"Largest difference of outputs: {apart:.1g} of the largest. Times are medians on one thread.")
-
-
-def _printable(text: str) -> str:
-    """Text that a stranger wrote, without what a terminal would take for a command."""
-    return "".join(char if char.isprintable() else "?" for char in text)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from lottery import showing
-from lottery.errors import LotteryError, TicketError
+from lottery.errors import LotteryError, TicketError, printable, unknown
 from lottery.options import Csv, DataPath, Density, Json, OneReplicate, OneRound, RunPath, Source
 
 tickets = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The tickets of a run, and ticket files.")
@@ -42,8 +42,11 @@ def tickets_show(
     as_json: Annotated[bool, typer.Option("--json", help="Print all that it says as JSON.")] = False,
 ) -> None:
     """Show what a ticket file holds and where it is from, after checking it; nothing of it is run."""
+    from lottery import files
     from lottery.tickets import load
 
+    if files.is_folder(file):
+        raise LotteryError(f"{str(file)!r} is a folder, allowed is a ticket file; `lottery tickets ls` lists a run's.")
     showing.ticket(load(file), as_json)
 
 
@@ -71,20 +74,15 @@ def export(
     Examples: lottery export runs/NAME --round 7 --out ticket.safetensors; lottery export ticket.safetensors --out
     model.tflite --format tflite_sparse
     """
-    from lottery.errors import unknown
-
-    if form and form not in (TICKET, "all", *FORMATS):
-        raise unknown("--format", form, (TICKET, *FORMATS, "all"))
+    paths = _paths(out, form)
     ticket = _ticket(source, round, density, replicate)
-    if form == "all":
-        forms = {one: out / name for one, name in NAMES.items()}
-    else:
-        forms = {form or (TICKET if out.suffix == ".safetensors" else ""): out}
-    if TICKET in forms:
-        ticket.save(forms[TICKET], trained=not start)
-    others = {one: path for one, path in forms.items() if one != TICKET}
-    done = _exported(ticket, source, others, start, data, skip=form == "all") if others else []
-    showing.exports(forms.get(TICKET), done)
+    if TICKET in paths:
+        ticket.save(paths[TICKET], trained=not start)
+    others = {one: path for one, path in paths.items() if one != TICKET}
+    done, failed = _exported(ticket, source, others, start, data) if others else ([], {})
+    if failed and form != "all":
+        raise next(iter(failed.values()))
+    showing.exports(paths.get(TICKET), done, failed)
 
 
 def compact(
@@ -144,18 +142,18 @@ def verify(file: Path) -> None:
     try:
         ticket = load(file)
     except TicketError as error:
-        print(error)
+        print(printable(error))
         raise typer.Exit(1) from None
     print(f"{ticket!r}: every checksum, size and count holds.")
     environment.use_threads(0)  # TensorFlow's greetings are of no use here
     try:
         architectures.check(ticket.architecture, shapes(ticket.weights))
     except TicketError as error:
-        print(error)
+        print(printable(error))
         if {"name", "keras"} & ticket.architecture.keys():
             raise typer.Exit(1) from None
     else:
-        print("Its network is built from Keras' own layers; nothing in the file is run.")
+        print("Its network can be built, of Keras' own layers; nothing in the file is run.")
 
 
 def _ticket(source: Path, round: str | None, density: float | None, replicate: int) -> Any:
@@ -176,26 +174,50 @@ def _inputs(ticket: Any, source: Path, data: str) -> Any:
     except LotteryError as error:
         if data:
             raise
-        print(f"lottery: {error} Outputs are compared on random inputs; --data FILE takes real ones.", file=sys.stderr)
+        print(
+            f"lottery: {printable(error)} Outputs are compared on random inputs; --data FILE takes real ones.",
+            file=sys.stderr,
+        )
         return None
 
 
-def _exported(ticket: Any, source: Path, paths: dict[str, Path], start: bool, data: str, skip: bool) -> list[Any]:
-    """What was written; with `skip`, a form that cannot be is a line on standard error."""
+def _exported(
+    ticket: Any, source: Path, paths: dict[str, Path], start: bool, data: str
+) -> tuple[list[Any], dict[str, LotteryError]]:
+    """What was written, and why each other form was not."""
     from lottery import environment, exporting
 
     environment.use_threads(0)  # TensorFlow's greetings are of no use here
-    inputs, done, built = _inputs(ticket, source, data), [], {}
+    inputs, done, failed, built = _inputs(ticket, source, data), [], {}, {}
     trained = ticket.trained is not None and not start
     for form, path in paths.items():
         library = "tf_keras" if form == "tfmot" else None  # tfmot wraps no other
+        print(f"lottery: {path} ...", file=sys.stderr)
         try:
             if library not in built:
                 built[library] = ticket.model(trained, library)
-            print(f"lottery: {path} ...", file=sys.stderr)
-            done.append(exporting.export(built[library], ticket.masks, path, form or None, inputs))
+            done.append(exporting.export(built[library], ticket.masks, path, form, inputs))
         except LotteryError as error:
-            if not skip:
-                raise
-            print(f"lottery: {error}", file=sys.stderr)
-    return done
+            failed[form] = error
+    return done, failed
+
+
+def _paths(out: Path, form: str) -> dict[str, Path]:
+    """Where each form is to be written, as far as that can be seen before anything is loaded."""
+    if form and form not in (*NAMES, "all"):
+        raise unknown("--format", form, (*NAMES, "all"))
+    endings = {Path(name).suffix: one for one, name in reversed(NAMES.items())}
+    if form == "all":
+        if out.exists() and not out.is_dir():
+            raise LotteryError(f"--out: received the file {str(out)!r}, allowed is a folder for all formats.")
+        return {one: out / name for one, name in NAMES.items()}
+    if not form and out.suffix not in endings:
+        allowed = ", ".join(sorted(filter(None, endings)))
+        raise LotteryError(f"--out: received {str(out)!r}, allowed is a file that ends in {allowed}, or a folder.")
+    form = form or endings[out.suffix]
+    wanted = Path(NAMES[form]).suffix
+    if wanted and out.suffix != wanted:
+        raise LotteryError(f"--out: received {str(out)!r}, allowed for {form} is a file that ends in {wanted}.")
+    if wanted and out.is_dir():
+        raise LotteryError(f"--out: received the folder {str(out)!r}, allowed is a file.")
+    return {form: out}

@@ -1,5 +1,6 @@
 """Tickets: masks and the weights to start from, out of a run or a file, into any model or a file of their own."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 from lottery import architectures, compiling, files, masks, patching, picking, ticket_files, weights
 from lottery.architectures import Architecture
 from lottery.errors import TicketError as TicketError
+from lottery.errors import printable
 from lottery.masks import Masks
 
 
@@ -34,6 +36,11 @@ class Ticket:
     architecture: Architecture
     metrics: dict[str, Any]
     provenance: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        for values in (self.masks, self.weights, self.trained or {}):
+            for value in values.values():
+                value.flags.writeable = False  # masks and weights belong together
 
     @property
     def density(self) -> float:
@@ -67,6 +74,8 @@ class Ticket:
 
     def apply(self, model: Any, trained: bool = False) -> None:
         """Set the weights of a model with the same names and shapes; its masked entries become zero.
+
+        Values are rounded where the model's variables are of a smaller type.
 
         That the masks stay is for one of `lottery.enforcement` to see to; wrappers of tfmot that the model has get
         them here, keep everything where the ticket has no mask, and stop computing masks of their own.
@@ -128,7 +137,7 @@ class Ticket:
         if isinstance(accuracy, float):
             more.append(f"test accuracy {accuracy:.4f}")
         more.append("start and trained weights" if self.trained is not None else "start weights")
-        return f"<Ticket: density {self.density:.4f} ({self.num_kept} weights kept), {', '.join(more)}>"
+        return printable(f"<Ticket: density {self.density:.4f} ({self.num_kept} weights kept), {', '.join(more)}>")
 
 
 def load(
@@ -151,18 +160,15 @@ def load(
         The ticket. Every checksum was compared, nothing was unpickled, imported or run.
 
     Raises:
-        TicketError: There is no such round; or the file is no ticket, or not as it was written.
+        TicketError: Nothing is there, or no such round; or the file is no ticket, or not as it was written.
         LotteryError: The run is damaged.
     """
     path = Path(source)
-    if path.is_dir():
-        index, _ = picking.pick(path, round, density, replicate)
-        parts = picking.contents(path, index, replicate)
+    if files.is_folder(path):
+        parts = picking.contents(path, picking.pick(path, round, density, replicate), replicate)
     else:
         if round is not None or density is not None or replicate != 1:
             raise TicketError(f"{str(path)!r} is not a run's folder, so it has no rounds or replicates to choose from.")
-        if not path.exists():
-            raise TicketError(f"{str(path)!r} does not exist; allowed is a ticket file or a run's folder.")
         parts = ticket_files.unpack(files.read(path), repr(str(path)))
     return Ticket(parts.masks, parts.weights, parts.trained, **parts.about)
 
@@ -200,13 +206,16 @@ def of(
     if trained is not None:
         after = {name: np.array(value) for name, value in trained.items() if name in named}
         if shapes(after) != shapes(start):
-            raise TicketError(f"The trained weights are not of the model. {_both(start, after)}")
+            raise TicketError(
+                f"The trained weights are not of the model. {architectures.differing(shapes(after), shapes(start))}"
+            )
         for name, value in after.items():
             if value.dtype != start[name].dtype:
                 raise TicketError(f"The trained {name!r} is {value.dtype}, the model's is {start[name].dtype}.")
         after = masks.apply(after, held)
     architecture = architectures.described(model)
-    return Ticket(held, masks.apply(start, held), after, architecture, dict(metrics or {}), dict(provenance or {}))
+    about = copy.deepcopy((dict(metrics or {}), dict(provenance or {})))
+    return Ticket(held, masks.apply(start, held), after, architecture, *about)
 
 
 def shapes(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -222,7 +231,3 @@ def _assign(model: Any, values: Mapping[str, np.ndarray]) -> None:
             # It computes with constants that it made of its variables, and so does whatever was traced.
             layer.finalize_state()
             patching.retrace(model)
-
-
-def _both(start: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> str:
-    return architectures.differing(shapes(after), shapes(start))

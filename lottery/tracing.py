@@ -11,7 +11,7 @@ from typing import Any
 from lottery import weights
 
 # Calls that a trace may take. A layer takes 15,000 to 65,000; an endless loop takes all in some ten seconds.
-_CALLS, _CALLS_BY_VARIABLE = 20_000_000, 100_000
+_CALLS, _CALLS_BY_VARIABLE, _MOST_CALLS = 20_000_000, 100_000, 60_000_000
 _SPARE = 100_000  # entries of variables that no layer of the network has, for Keras makes some layers twice
 
 
@@ -37,7 +37,7 @@ def traced(
     """
     found: list[dict[str, tuple[int, ...]]] = []
     errors: list[BaseException] = []
-    left = _CALLS + _CALLS_BY_VARIABLE * len(expected)
+    left = min(_CALLS + _CALLS_BY_VARIABLE * len(expected), _MOST_CALLS)
     num_entries = sum(map(math.prod, expected.values()))
 
     def count(frame: Any, event: str, _: Any) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lottery import cli, exporting, ticket_commands, tickets
+from tests.fuzz_tickets import forge
 
 
 @pytest.fixture
@@ -133,18 +134,79 @@ def test_the_data_of_a_file_may_be_elsewhere_but_must_be_the_same(lottery, file,
     assert not (tmp_path / "m.keras").exists()
 
 
+def test_the_data_of_a_file_may_be_elsewhere(lottery, tmp_path, rng):
+    import lottery as package
+    from tests.conftest import quietly, toy_arrays
+
+    arrays = dict(zip(("x_train", "y_train", "x_test", "y_test"), toy_arrays(rng, shape=(3, 2)), strict=True))
+    np.savez(tmp_path / "mine.npz", **arrays)
+    tables = {
+        "name": "elsewhere",
+        "data": {"name": "npz", "path": str(tmp_path / "mine.npz"), "validation": 30},
+        "train": {"num_steps": 4, "eval_every": 4, "batch_size": 16},
+        "prune": {"num_rounds": 1},
+        "run": {"num_replicates": 1, "controls": []},
+    }
+    run = package.run(tables, out=tmp_path / "runs", report=quietly)
+    path = tickets.load(run.path, round=1).save(tmp_path / "t.safetensors")
+    assert "mine.npz" in path.read_bytes().decode(errors="replace") and str(tmp_path) not in str(path.read_bytes())
+    out = tmp_path / "m.npz"
+    status, _, err = lottery("export", path, "--out", out)
+    assert status == 0 and "compared on random inputs" in err
+    status, _, err = lottery("export", path, "--out", out, "--data", tmp_path / "mine.npz")
+    assert status == 0 and "random inputs" not in err
+    status, _, err = lottery("export", run.path, "--round", 1, "--out", out)
+    assert status == 0 and "random inputs" not in err
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda one: one["provenance"].update(run="\x1b[2J\x1b]0;x\x07", replicate="\x1b[1A", data=[1]),
+        lambda one: one["provenance"].update(protocol=[1], data={"name": "\x1b[1A"}),
+        lambda one: one.update(architecture={"library": "keras", "class": "\x1b[31m", "why": "\x07"}),
+        lambda one: one.update(architecture={"library": "keras", "keras": {"class_name": "\x1b[31m", "config": {}}}),
+        lambda one: one.update(provenance={}, metrics={"early_stop_test_accuracy": "x"}),
+        lambda one: one["provenance"]["protocol"]["data"].update(name="fashion_mnist"),
+    ],
+)
+def test_a_strangers_words_are_only_shown(lottery, file, tmp_path, monkeypatch, edit):
+    """Nothing of a signed file moves the cursor, ends in a traceback or asks the network."""
+    import keras
+
+    monkeypatch.setattr(keras.datasets.fashion_mnist, "load_data", lambda: pytest.fail("a download"))
+    path = tmp_path / "forged.safetensors"
+    path.write_bytes(forge(file.read_bytes(), edit))
+    for words in (("tickets", "show", path), ("verify", path), ("export", path, "--out", tmp_path / "m.npz")):
+        status, out, err = lottery(*words)
+        assert status in (0, 1, 2)
+        assert all(char.isprintable() or char == "\n" for char in out + err)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("export", "nowhere.safetensors", "--out", "a.keras"), "'nowhere.safetensors' does not exist"),
+        (
+            ("export", "nowhere.safetensors", "--out", "a.keras"),
+            "'nowhere.safetensors' is not a run, nor a ticket file: nothing is there",
+        ),
         (("export", "RUN", "--out", "a.keras"), "pass a round (0 to 3, 'best' or 'smallest_matching') or a density"),
         (("export", "RUN", "--round", "9", "--out", "a.keras"), "stored for replicate 1 are 0 to 3"),
         (("export", "RUN", "--round", "bets", "--out", "a.keras"), "did you mean 'best'?"),
         (("export", "RUN", "--density", "2", "--out", "a.keras"), "allowed is a fraction in (0, 1]"),
         (("export", "RUN", "--round", "1", "--replicate", "7", "--out", "a.keras"), "has [1, 2]"),
         (("export", "RUN", "--round", "1", "--out", "a.keras", "--format", "kers"), "did you mean 'keras'?"),
-        (("export", "RUN", "--round", "1", "--out", "a.foo"), "'.foo'"),
-        (("export", "RUN", "--round", "1", "--out", "a.txt", "--format", "safetensors"), "is a .safetensors file"),
+        (
+            ("export", "RUN", "--round", "1", "--out", "a.foo"),
+            "ends in .keras, .npz, .onnx, .safetensors, .tflite, or a",
+        ),
+        (
+            ("export", "RUN", "--round", "1", "--out", "a.txt", "--format", "tflite"),
+            "for tflite is a file that ends in .tflite",
+        ),
+        (("export", "RUN", "--round", "1", "--density", "0.5", "--out", "a.keras"), "allowed is one of the two"),
+        (("export", "a" * 300, "--out", "a.keras"), "File name too long"),
+        (("tickets", "show", "RUN"), "is a folder, allowed is a ticket file"),
         (("compact", "RUN", "--round", "1", "--out", "a.h5"), "allowed is a file that ends in .keras"),
         (("tickets", "show", "RUN/experiment.toml"), "is not a ticket file that can be trusted"),
         (("verify", "nowhere"), "'nowhere' is not a run"),

@@ -430,7 +430,7 @@ def test_a_round_is_chosen_by_density_and_by_word(small_run):
     own = rows[rows["replicate"] == 2].set_index("round")["density"]
     for wanted in (1, 0.9, 0.71, 0.6, 0.1, 1e-9, *own, *(own * 1.05).clip(upper=1)):
         nearest = int((np.log(own) - math.log(wanted)).abs().idxmin())
-        assert picking.pick(small_run.path, density=wanted, replicate=2) == (nearest, own[nearest])
+        assert picking.pick(small_run.path, density=wanted, replicate=2) == nearest
         found = tickets.load(small_run.path, density=wanted, replicate=2)
         assert (found.provenance["round"], found.provenance["replicate"]) == (nearest, 2)
 
@@ -438,7 +438,7 @@ def test_a_round_is_chosen_by_density_and_by_word(small_run):
     best = max(means.index, key=lambda index: (means[index], index))
     assert tickets.load(small_run.path, round="best").provenance["round"] == best
     of_numpy: tuple[dict[str, Any], ...] = {"round": np.int64(2)}, {"density": np.float32(0.64)}  # as tables hold
-    assert [picking.pick(small_run.path, **one)[0] for one in of_numpy] == [2, 2]
+    assert [picking.pick(small_run.path, **one) for one in of_numpy] == [2, 2]
     matching = lottery.verdicts.smallest_matching(small_run.table())
     if matching:
         assert tickets.load(small_run.path, round="smallest_matching").provenance["round"] == matching["round"]
@@ -459,7 +459,7 @@ def made_up(monkeypatch, val, test, density=(1, 0.5, 0.25, 0.125)):
 
 def test_choices_among_equals_and_of_nothing(monkeypatch, tmp_path):
     def chosen(**how):
-        return picking.pick(tmp_path, **how)[0]
+        return picking.pick(tmp_path, **how)
 
     same = [(0.9, 0.9)] * 4
     # Rounds 1 and 2 have equal means, round 0 is higher and no pruned one, round 3 is the best of replicate 1 alone.
@@ -636,7 +636,9 @@ def test_what_cannot_be_loaded_built_or_saved_says_why(small, small_run, tmp_pat
     (ticket, model), run, load = small, small_run.path, tickets.load
     path = ticket.save(tmp_path / "a.safetensors")
     refused(r"pass a round \(0 to 3, 'best' or 'smallest_matching'\) or a density", load, run)
-    refused("pass a round .* or a density", load, run, round=1, density=0.5)
+    refused("round 1 and density 0.5, allowed is one of the two", load, run, round=1, density=0.5)
+    refused("round: received True", load, run, round=True)
+    refused("density: received True", load, run, density=True)
     refused("round: received 4, stored for replicate 1 are 0 to 3", load, run, round=4)
     refused("round: received -1, stored", load, run, round=-1)
     refused("round: received 'bets', .*did you mean 'best'", load, run, round="bets")
@@ -646,7 +648,7 @@ def test_what_cannot_be_loaded_built_or_saved_says_why(small, small_run, tmp_pat
     refused("is not a run's folder", load, path, round=1)
     refused("is not a run's folder", load, path, density=0.5)
     refused("is not a run's folder", load, path, replicate=2)
-    refused("does not exist; allowed is a ticket file or a run's folder", load, tmp_path / "b.safetensors")
+    refused("is not a run, nor a ticket file: nothing is there", load, tmp_path / "b.safetensors")
     refused("is not a run: it has no experiment", load, tmp_path, round=1, error=LotteryError)
     for file in ("initial.safetensors", "round-01/masks.safetensors", "round-01/round.json"):
         refused("is not a ticket file that can be trusted", load, run / "replicate-1" / file)
@@ -767,3 +769,26 @@ def test_whatever_is_saved_is_what_is_loaded(where, data):
     assert again.save(where).read_bytes() == first
     for name, one in kept.items():
         assert not again.weights[name].view(np.uint32)[~one].any()
+
+
+def test_choices_are_among_the_rounds_that_all_replicates_have(small_run, tmp_path):
+    run = tmp_path / small_run.path.name
+    shutil.copytree(small_run.path, run)
+    for index in (2, 3):
+        shutil.rmtree(run / "replicate-2" / f"round-{index:02d}")
+    chosen = {word: picking.pick(run, word, replicate=2) for word in picking.CHOICES[:1]}
+    for replicate in (1, 2):
+        assert {word: picking.pick(run, word, replicate=replicate) for word in chosen} == chosen
+    rows = picking.listed(run)
+    assert set(rows[rows["choice"].str.contains("best")]["round"]) == {chosen["best"]} == {1}
+
+
+def test_masks_and_weights_of_a_ticket_stay_together(small):
+    ticket, _ = small
+    for values in (ticket.masks, ticket.weights):
+        with pytest.raises(ValueError, match="read-only"):
+            values["dense/kernel"][:] = 1
+    about = {"by": ["me"]}
+    own = tickets.of(small[1], ticket.masks, provenance=about)
+    about["by"].append("you")
+    assert own.provenance == {"by": ["me"]}
