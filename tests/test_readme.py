@@ -52,6 +52,11 @@ def test_tests_and_files_that_are_named_exist(page):
         assert not anchor or anchor in headings(target.read_text()), (path, anchor)
 
 
+@every_page
+def test_nothing_was_left_to_be_written(page):
+    assert not re.search(r"^(?:[A-Z_]{4,}|.*\b(?:TODO|TBD|FIXME|XXX)\b.*)$", PAGES[page], re.M)
+
+
 def headings(text):
     """The anchors of a page's headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.*)$", text, re.M)
