@@ -7,10 +7,10 @@ weight reads. For each it prints
 - what is left: units by layer, parameters, multiply-adds for one image, bytes of the saved `.keras` file, pixels that
   nothing reads, the largest difference of the outputs on all test images relative to the largest output, and how many
   of these images are put into another class;
-- the latency of a compiled forward pass (`tf.function`, no XLA) for a batch of 1 and of 1000 images, and the ratio of
-  the masked network's time to it; then the same in the time that the processor has worked, which is nearly that on one
-  thread, and stays so where other programs interfere. The networks of a density take turns, in an order that rotates;
-  times are medians over the turns. `empty` is a network of one weight that reads one pixel: what a call costs in
+- the latency of a compiled forward pass (`tf.function`, no XLA) for a batch of 1 and of 1000 images; then the same in
+  the time that the processor has worked, which is nearly that on one thread, and stays so where other programs
+  interfere. Each network takes turns with the masked one, and its factor is how many times longer that one took beside
+  it; times are medians over the turns. `empty` is a network of one weight that reads one pixel: what a call costs in
   itself, below which no network of Keras can come.
 
 Command, after `lottery run experiments/lenet_mnist.toml`:
@@ -23,6 +23,7 @@ import itertools
 import json
 import math
 import os
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -33,9 +34,10 @@ import typer
 from benchmark_training import print_table
 from rich.console import Console
 
-from lottery import chains, compaction, config, data, environment, files, loop, models, store, weights
+from lottery import chains, compaction, comparing, config, data, environment, files, loop, models, store, weights
 
 BATCHES = (1, 1000)
+DROPS_INPUTS = {"compacted": False, "inputs dropped": True}
 CLOCKS = {"by the clock": time.perf_counter, "of the processor": time.process_time}
 
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder, such as runs/lenet-mnist-3f9c2a1b.")]
@@ -93,31 +95,41 @@ def ticket(run: Path, experiment: config.Experiment, index: int, splits: data.Sp
 
 
 def measure(model: Any, images: np.ndarray, turns: int) -> dict[str, Any]:
-    """Sizes, differences, seconds a call: of the masked network, the compacted one, and that without unread pixels."""
-    small, smallest = compaction.compact(model), compaction.compact(model, drop_inputs=True)
-    networks = {"masked": model, "compacted": small.model, "inputs dropped": smallest.model, "empty": empty()}
-    inputs = {"masked": images, "compacted": images, "inputs dropped": smallest.select(images)}
-    outputs = {name: np.asarray(networks[name](inputs[name], training=False)) for name in inputs}
-    before = outputs["masked"]
-    sizes = {}
-    for name in inputs:
-        links = chains.take_apart(networks[name])
-        apart = np.abs(outputs[name] - before).max() / np.abs(before).max()
-        sizes[name] = {
-            "inputs": int(np.prod(links[0].before)),
-            "units": [link.after[-1] for link in links if link.kind == chains.WEIGHTED],
-            "parameters": networks[name].count_params(),
-            "multiply-adds": compaction.multiply_adds(links),
-            "bytes": file_size(networks[name]),
-            "difference": float(apart),
-            "other class": int(np.count_nonzero(outputs[name].argmax(1) != before.argmax(1))),
-        }
-    inputs["empty"] = np.zeros((len(images), 1), np.float32)
-    seconds = {name: {} for name in CLOCKS}
-    for (name, clock), batch in itertools.product(CLOCKS.items(), BATCHES):
-        taken = {network: array[:batch] for network, array in inputs.items()}
-        seconds[name][batch] = compaction.latency(networks, taken, turns, clock)
-    return {"unread": int(small.unread.sum()), "sizes": sizes, "seconds": seconds}
+    """Sizes, differences, and seconds a call of a network: of the masked one beside it, and its own."""
+    sizes, unread, before = {"masked": size(model)}, 0, classes(model, images)
+    seconds = {clock: {batch: {} for batch in BATCHES} for clock in CLOCKS}
+    for name, drop in DROPS_INPUTS.items():
+        found = {clock: compaction.measured(model, images, drop, turns, told) for clock, told in CLOCKS.items()}
+        for clock, one in found.items():
+            for batch, pair in zip(BATCHES, one.seconds.values(), strict=True):
+                seconds[clock][batch][name] = pair
+        first, *_ = found.values()
+        small, unread = first.compacted, int(first.compacted.unread.sum())
+        other = int(np.count_nonzero(classes(small.model, small.select(images)) != before))
+        sizes[name] = size(small.model) | {"difference": first.difference, "other class": other}
+    networks = {"masked": model, "empty": empty()}
+    for (clock, told), batch in itertools.product(CLOCKS.items(), BATCHES):
+        taken = {"masked": images[:batch], "empty": np.zeros((batch, 1), np.float32)}
+        times = compaction.latency(networks, taken, turns, told)
+        seconds[clock][batch]["empty"] = times["masked"], times["empty"]
+    return {"unread": unread, "sizes": sizes, "seconds": seconds}
+
+
+def size(model: Any) -> dict[str, Any]:
+    """What a network consists of."""
+    links = chains.take_apart(model)
+    return {
+        "inputs": int(np.prod(links[0].before)),
+        "units": [link.after[-1] for link in links if link.kind == chains.WEIGHTED],
+        "parameters": model.count_params(),
+        "multiply-adds": compaction.multiply_adds(links),
+        "bytes": file_size(model),
+    }
+
+
+def classes(model: Any, inputs: np.ndarray) -> np.ndarray:
+    """The class that a network puts each input into."""
+    return comparing.evaluate(model, inputs, training=False)[0].argmax(1)
 
 
 def empty() -> Any:
@@ -164,10 +176,11 @@ def print_latency(console: Console, found: list[dict[str, Any]], clock: str, bat
     lines = []
     for one in found:
         seconds = one["seconds"][clock][batch]
-        times = [f"{1000 * value:.3f}" for value in seconds.values()]
-        ratios = [f"{seconds['masked'] / seconds[name]:.2f}" for name in ("compacted", "inputs dropped", "empty")]
+        masked = statistics.median(before for before, _ in seconds.values())
+        times = [f"{1000 * value:.3f}" for value in (masked, *(after for _, after in seconds.values()))]
+        ratios = [f"{before / after:.2f}" for before, after in seconds.values()]
         lines.append([f"{one['density']:.4f}", *times, *ratios])
-    names = ["compacted", "inputs dropped", "empty"]
+    names = [*DROPS_INPUTS, "empty"]
     heads = ["density", "masked, ms", *(f"{name}, ms" for name in names), *(f"{name}, x" for name in names)]
     print_table(console, f"Batch of {batch}: ms a call {clock}, and how many times faster than masked", heads, lines)
 

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from lottery import chains, compiling, folding, rebuilding, weights
-from lottery.chains import FLAT, START, WEIGHTED, Link
+from lottery import chains, comparing, compiling, folding, rebuilding, weights
+from lottery.chains import WEIGHTED, Link
 from lottery.errors import LotteryError
 from lottery.folding import Weighted
 
 # Of the largest output, on random inputs, before a compacted model is handed out; by what it computes with.
 _TOLERANCE = {"float16": 0.05, "bfloat16": 0.2}
 _LEAST_SECONDS = 0.005  # of calls, in a turn
+_MANY = 1000  # examples in a call, beside one alone
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,21 @@ class Compacted:
         return np.asarray(x).reshape(len(x), -1)[:, self.inputs]
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A compacted model, and how it compares with the one that it was made from.
+
+    Attributes:
+        compacted: What `compact` returned.
+        difference: The largest difference of an output, over the largest output.
+        seconds: By the number of examples in a call: how long it takes, before and after.
+    """
+
+    compacted: Compacted
+    difference: float
+    seconds: dict[int, tuple[float, float]]
+
+
 def compact(model: Any, drop_inputs: bool = False) -> Compacted:
     """Remove every unit of a masked network that has no input or no output, without changing what it computes.
 
@@ -90,8 +106,8 @@ def compact(model: Any, drop_inputs: bool = False) -> Compacted:
         The compacted model and what has become smaller.
 
     Raises:
-        LotteryError: The model is no chain of layers that are known here, its inputs cannot be dropped, or the
-            compacted model does not give the same outputs on random inputs.
+        LotteryError: The model is no chain of layers that are known here, its inputs cannot be dropped, or on random
+            inputs it gives no finite outputs, or others than the compacted model.
     """
     links = chains.take_apart(model)
     layers = [folding.read_weighted(position, link) for position, link in enumerate(links) if link.kind == WEIGHTED]
@@ -101,14 +117,13 @@ def compact(model: Any, drop_inputs: bool = False) -> Compacted:
         folding.fold_constants(links, one, following)
     for one, following in reversed([*itertools.pairwise(layers)]):
         folding.drop_unread(links, one, following)
-    pieces = _pieces(links, layers)
-    small = rebuilding.assemble(model, links[0].before, pieces)
+    small = rebuilding.assemble(model, links[0].before, folding.pieces(links, layers))
     unread = rebuilding.unreached(chains.take_apart(small))
     inputs = np.arange(unread.size)
     if drop_inputs:
         inputs = np.flatnonzero(~unread)
         inputs = inputs if inputs.size else np.arange(1)  # Keras needs one
-        small = rebuilding.assemble(model, (inputs.size,), _flat_pieces(links, layers, inputs))
+        small = rebuilding.assemble(model, (inputs.size,), folding.flat_pieces(links, layers, inputs))
     after = chains.take_apart(small)
     compacted = Compacted(
         model=small,
@@ -121,6 +136,38 @@ def compact(model: Any, drop_inputs: bool = False) -> Compacted:
     )
     _check(model, compacted)
     return compacted
+
+
+def measured(
+    model: Any,
+    inputs: Any = None,
+    drop_inputs: bool = False,
+    num_turns: int = 25,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Measured:
+    """Compact a model, and see how far its outputs are from what they were, and how much less time it takes.
+
+    Args:
+        model: As `compact` takes it.
+        inputs: Examples as the model takes them, all of which are compared; times are those for one of them and for
+            all, at most 1000. By default 1000 random ones.
+        drop_inputs: As for `compact`.
+        num_turns, clock: As for `latency`.
+
+    Returns:
+        The compacted model, the difference and the times.
+
+    Raises:
+        LotteryError: As `compact`; or the model does not take the inputs, or gives no finite outputs on them.
+    """
+    compacted = compact(model, drop_inputs)
+    inputs = _random(model, _MANY) if inputs is None else np.asarray(inputs)
+    difference, taken = _difference(model, compacted, inputs), compacted.select(inputs)
+    models, seconds = {"before": model, "after": compacted.model}, {}
+    for num in sorted({1, min(len(inputs), _MANY)}):
+        times = latency(models, {"before": inputs[:num], "after": taken[:num]}, num_turns, clock)
+        seconds[num] = times["before"], times["after"]
+    return Measured(compacted, difference, seconds)
 
 
 def multiply_adds(links: Sequence[Link]) -> int:
@@ -148,10 +195,12 @@ def latency(
         Seconds a call by name, the median over the turns.
 
     Raises:
-        LotteryError: A model has no inputs by its name, or does not take them.
+        LotteryError: There is no model, or one that has no inputs by its name, or does not take them.
     """
     import tensorflow as tf
 
+    if not models:
+        raise LotteryError("models: received none, allowed is one or more by name.")
     by_name = example if isinstance(example, Mapping) else dict.fromkeys(models, example)
     if missing := [name for name in models if name not in by_name]:
         raise LotteryError(f"There are no inputs for {missing[0]!r} among those by name: {', '.join(by_name)}.")
@@ -172,59 +221,6 @@ def latency(
     return {name: statistics.median(times) for name, times in turns.items()}
 
 
-def _pieces(links: Sequence[Link], layers: Sequence[Weighted]) -> list[tuple[Any, list[np.ndarray]]]:
-    """The layers of the compacted model, with their weights."""
-    at, pieces = {one.position: one for one in layers}, []
-    kept = np.ones(1, dtype=bool)  # of the inputs, all
-    for position, link in enumerate(links):
-        entries = np.resize(kept, link.before[-1]) if link.before else kept
-        if position in at:
-            pieces.append(_smaller(link, at[position], entries))
-            kept = at[position].kept
-        else:
-            values = link.layer.get_weights()
-            cut = kept.size > 1
-            values = [value[..., entries] if cut and value.shape[-1] == entries.size else value for value in values]
-            pieces.append((rebuilding.copy_of(link.layer), values))
-    return pieces
-
-
-def _smaller(link: Link, one: Weighted, entries: np.ndarray) -> tuple[Any, list[np.ndarray]]:
-    kernel = one.kernel[..., entries, :][..., one.kept]
-    use_bias = bool(link.layer.use_bias or np.any(one.bias))
-    size = "units" if type(link.layer).__name__ == "Dense" else "filters"
-    layer = rebuilding.copy_of(link.layer, **{size: kernel.shape[-1], "use_bias": use_bias})
-    return layer, [kernel, one.bias[one.kept].astype(kernel.dtype)] if use_bias else [kernel]
-
-
-def _flat_pieces(
-    links: Sequence[Link], layers: Sequence[Weighted], inputs: np.ndarray
-) -> list[tuple[Any, list[np.ndarray]]]:
-    """The same for a model that takes a flat choice of the entries."""
-    first = layers[0].position
-    if type(links[first].layer).__name__ != "Dense" or len(links[first].before) != 1:
-        raise LotteryError(
-            f"drop_inputs: received True, allowed is False, for the first layer with weights, "
-            f"{links[first].layer.name!r}, takes examples of shape {links[first].before}, of which single entries "
-            "cannot be left out; they are reported as unread."
-        )
-    pieces = []
-    for link in links[:first]:
-        if link.kind == FLAT or (link.kind == START and type(link.layer).__name__ == "Reshape"):
-            continue
-        settings = rebuilding.flat_settings(link, inputs)
-        if settings is None:
-            raise LotteryError(
-                f"drop_inputs: received True, allowed is False, for the layer {link.layer.name!r} before the first "
-                "weights needs more of an example than one entry at a time; unread entries are reported."
-            )
-        changes, values = settings
-        pieces.append((rebuilding.copy_of(link.layer, **changes), values))
-    chosen = np.zeros(links[first].before, dtype=bool)
-    chosen[inputs] = True
-    return [*pieces, _smaller(links[first], layers[0], chosen), *_pieces(links, layers)[first + 1 :]]
-
-
 def _units(model: Any, links: Sequence[Link], layers: Sequence[Weighted]) -> dict[str, tuple[int, int]]:
     names = {id(variable): name for name, variable in weights.variables(model).items()}
     found = {}
@@ -236,20 +232,27 @@ def _units(model: Any, links: Sequence[Link], layers: Sequence[Weighted]) -> dic
 
 def _check(model: Any, compacted: Compacted) -> None:
     """Compare on random inputs: nobody should find out later that a layer of theirs was not what it seemed."""
-    x = np.random.default_rng(0).normal(size=(4, *compacted.unread.shape))
-    dtype = _dtype(model)
-    x = x.astype(dtype) if "float" in dtype else (np.abs(64 * x) % 127).astype(dtype)
-    outputs = (model(x, training=False), compacted.model(compacted.select(x), training=False))
-    before, after = (np.asarray(value).astype(np.float64) for value in outputs)
-    finite = np.isfinite(before)
-    largest = np.abs(before[finite]).max(initial=0)
-    apart = np.abs(before[finite] - after[finite]).max(initial=0)
-    tolerance = max(_TOLERANCE.get(layer.compute_dtype, 1e-3) for layer in model.layers)
-    if not apart <= tolerance * largest:
+    apart = _difference(model, compacted, _random(model, 4))
+    allowed = max(_TOLERANCE.get(layer.compute_dtype, 1e-3) for layer in model.layers)
+    if apart > allowed:
         raise LotteryError(
-            f"The compacted model gives other outputs than {model.name!r}, {apart:.2g} away on random inputs where the "
-            f"largest is {largest:.2g}; use the masked model, and please report its layers."
+            f"The compacted model gives other outputs than {model.name!r}, {apart:.2g} of the largest away on random "
+            f"inputs, allowed is {allowed:g}; use the masked model, and please report its layers."
         )
+
+
+def _difference(model: Any, compacted: Compacted, inputs: np.ndarray) -> float:
+    taken = compacted.select(inputs)
+    with compiling.evaluating(f"The model {model.name!r} fails on the inputs"):
+        before = comparing.evaluate(model, inputs, training=False)
+        after = comparing.evaluate(compacted.model, taken, training=False)
+    return comparing.between(before, after, of=f"the model {model.name!r}")
+
+
+def _random(model: Any, num: int) -> np.ndarray:
+    """Random examples of a chain, which takes any numbers, the same each time."""
+    x, dtype = np.random.default_rng(0).normal(size=(num, *model.inputs[0].shape[1:])), _dtype(model)
+    return x.astype(dtype) if "float" in dtype else (np.abs(64 * x) % 127).astype(dtype)
 
 
 def _dtype(model: Any) -> str:

@@ -5,7 +5,6 @@ import io
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +19,14 @@ from lottery.masks import Masks
 from lottery.reopened import Opened, zeros_kept
 
 _CLOSE = 1e-5
-_BATCH = 256
 
-# Writes a model and its masks to a path: (model, masks, path, inputs). The inputs are examples as the model takes them.
+# Writes a ticket to a path where nothing is, in a folder that is there: (model, masks, path, inputs). The model is a
+# built one of Keras 3 or tf_keras whose masked entries are zero, and is left as it is; masks are boolean arrays by
+# weight; inputs are examples as the model takes them, in its types. Each form uses of these what it needs. It raises a
+# LotteryError where it does not take the model; what its library raises becomes one here.
 Export = Callable[[Any, Masks, Path, Any], None]
-# Opens such a file again: (path, model).
+# Opens what was written, as those who get it do: (path, model). The model that was written serves only to tell what a
+# file does not: its library, or the structure of inputs.
 Open = Callable[[Path, Any], Opened]
 
 
@@ -86,7 +88,8 @@ def export(model: Any, masks: Masks, path: str | Path, form: str | None = None, 
     """Write a ticket to a file that is loaded without this package, after it was opened again and compared.
 
     A file of this name is replaced, as is a SavedModel; a folder that is none is not. Until the new one is complete and
-    has passed, the old one stays.
+    has passed, the old one stays. While a file is written and opened, what the process prints to its standard output
+    and errors, other threads included, is thrown away, for converters print from below Python.
 
     Args:
         model: A built Keras 3 or tf_keras model whose masked entries are zero. It is left as it is.
@@ -102,8 +105,9 @@ def export(model: Any, masks: Masks, path: str | Path, form: str | None = None, 
 
     Raises:
         LotteryError: A masked entry is not zero, here or in the file; the form does not take this model, or needs
-            inputs; outputs differ by more than 1e-5 of the largest, or are not finite for ``"tflite_int8"``, which
-            rounds; or the path cannot be written. Nothing has been written then.
+            inputs; the model gives nothing finite on the inputs, or the file other outputs: differences are at most
+            1e-5 of the largest, for ``"tflite_int8"``, which rounds, only finite; or the path cannot be written.
+            Nothing has been written then.
     """
     path = Path(path)
     form = _form(path, form)
@@ -120,13 +124,14 @@ def export(model: Any, masks: Masks, path: str | Path, form: str | None = None, 
             inputs = comparing.random_inputs(model)
     inputs = _in_types(model, inputs)
     with compiling.evaluating(f"The model {model.name!r} fails on the inputs"):
-        expected = _outputs(lambda batch: model(batch, training=False), inputs)
+        outputs = comparing.evaluate(model, inputs, training=False)
+    expected = comparing.comparable(outputs, of=f"the model {model.name!r}")
     with placing.replacing(path) as temporary:
         with _sentence(f"The model {model.name!r} cannot be exported as {form!r}", path):
             one.write(model, masks, temporary, inputs)
         with _sentence(f"What was exported as {form!r} does not work when it is opened again", path):
             again = one.opened(temporary, model)
-            outputs = _outputs(again.outputs, inputs)
+            outputs = comparing.evaluate(again.outputs, inputs)
             difference = comparing.between(expected, outputs)
         if not (math.isfinite(difference) and difference <= one.tolerance):
             allowed = f"at most {one.tolerance:g}" if math.isfinite(one.tolerance) else "any finite difference"
@@ -187,20 +192,6 @@ def _in_types(model: Any, inputs: Any) -> Any:
     return tf.nest.pack_sequence_as(inputs, cast)
 
 
-def _outputs(function: Callable[[Any], Any], inputs: Any) -> list[np.ndarray]:
-    """The outputs of a function on all inputs, one array for each, in the order of TensorFlow's structures."""
-    import tensorflow as tf
-
-    num_examples = len(tf.nest.flatten(inputs)[0])
-    if not num_examples:
-        raise LotteryError("The inputs are empty, so there is nothing to compare; pass some examples.")
-    batches = []
-    for first in range(0, num_examples, _BATCH):
-        batch = tf.nest.map_structure(lambda array, at=first: array[at : at + _BATCH], inputs)
-        batches.append([np.asarray(value) for value in tf.nest.flatten(function(batch))])
-    return [np.concatenate(parts) for parts in zip(*batches, strict=True)]
-
-
 def _agreement(expected: list[np.ndarray], outputs: list[np.ndarray]) -> float:
     same = np.ones(len(expected[0]), bool)
     for one, other in zip(expected, outputs, strict=True):
@@ -212,16 +203,34 @@ def _agreement(expected: list[np.ndarray], outputs: list[np.ndarray]) -> float:
 @contextlib.contextmanager
 def _sentence(what: str, path: Path) -> Iterator[None]:
     """What a converter raises as one sentence, and what it prints, by Python or below it, kept to ourselves."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = [(number, os.dup(number)) for number in (1, 2)]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(compiling.evaluating(what))
+        stack.enter_context(files.readable_errors(path))
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            with contextlib.suppress(AttributeError, ValueError, OSError):  # there is none, or it is closed
+                stream.flush()
+            stack.enter_context(_thrown_away(number))
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        yield
+
+
+@contextlib.contextmanager
+def _thrown_away(descriptor: int) -> Iterator[None]:
+    """What is written to a descriptor of the process goes nowhere; if it is closed, it is so again afterwards."""
     try:
-        with tempfile.TemporaryFile() as aside, compiling.evaluating(what), files.readable_errors(path):
-            for number, _ in saved:
-                os.dup2(aside.fileno(), number)
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                yield
+        saved = os.dup(descriptor)
+    except OSError:
+        saved = None
+    nowhere = os.open(os.devnull, os.O_WRONLY)  # may have become the descriptor itself
+    if nowhere != descriptor:
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+    try:
+        yield
     finally:
-        for number, copy in saved:
-            os.dup2(copy, number)
-            os.close(copy)
+        if saved is None:
+            os.close(descriptor)
+        else:
+            os.dup2(saved, descriptor)
+            os.close(saved)

@@ -1,13 +1,14 @@
-"""Which units of a chain do nothing: constants are folded into the next bias, what nobody reads is forgotten."""
+"""Units that do nothing: constants are folded into the next bias, what nobody reads is dropped, the rest is built."""
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lottery import rebuilding
-from lottery.chains import FLAT, Link
+from lottery.chains import FLAT, START, Link
+from lottery.errors import LotteryError
 
 # Of the value: entries of one channel that differ by less are the same, but for rounding in a pooling.
 _ROUNDING = 1e-6
@@ -70,6 +71,60 @@ def drop_unread(links: Sequence[Link], one: Weighted, following: Weighted) -> No
     one.kept[:] = read
 
 
+def pieces(links: Sequence[Link], layers: Sequence[Weighted]) -> list[tuple[Any, list[np.ndarray]]]:
+    """New layers for what is left of a chain, with the values of their weights."""
+    at, found = {one.position: one for one in layers}, []
+    kept = np.ones(1, dtype=bool)  # of the inputs, all
+    for position, link in enumerate(links):
+        entries = np.resize(kept, link.before[-1]) if link.before else kept
+        if position in at:
+            found.append(_smaller(link, at[position], entries))
+            kept = at[position].kept
+        else:
+            values = link.layer.get_weights()
+            cut = kept.size > 1
+            values = [value[..., entries] if cut and value.shape[-1] == entries.size else value for value in values]
+            found.append((rebuilding.copy_of(link.layer), values))
+    return found
+
+
+def flat_pieces(
+    links: Sequence[Link], layers: Sequence[Weighted], inputs: np.ndarray
+) -> list[tuple[Any, list[np.ndarray]]]:
+    """The same for a model that takes a flat choice of the entries.
+
+    Args:
+        links: A chain.
+        layers: Its layers with kernels, in order.
+        inputs: Flat positions of the entries.
+
+    Raises:
+        LotteryError: What comes before the first weights needs more than single entries.
+    """
+    first = layers[0].position
+    if type(links[first].layer).__name__ != "Dense" or len(links[first].before) != 1:
+        raise LotteryError(
+            f"drop_inputs: received True, allowed is False, for the first layer with weights, "
+            f"{links[first].layer.name!r}, takes examples of shape {links[first].before}, of which single entries "
+            "cannot be left out; they are reported as unread."
+        )
+    found = []
+    for link in links[:first]:
+        if link.kind == FLAT or (link.kind == START and type(link.layer).__name__ == "Reshape"):
+            continue
+        settings = rebuilding.flat_settings(link, inputs)
+        if settings is None:
+            raise LotteryError(
+                f"drop_inputs: received True, allowed is False, for the layer {link.layer.name!r} before the first "
+                "weights needs more of an example than one entry at a time; unread entries are reported."
+            )
+        changes, values = settings
+        found.append((rebuilding.copy_of(link.layer, **changes), values))
+    chosen = np.zeros(links[first].before, dtype=bool)
+    chosen[inputs] = True
+    return [*found, _smaller(links[first], layers[0], chosen), *pieces(links, layers)[first + 1 :]]
+
+
 def _constants(between: Sequence[Link], one: Weighted) -> tuple[np.ndarray, np.ndarray]:
     """What arrives at the next layer if this one gets nothing but its bias, and which entries may be something else."""
     first, *others = between
@@ -89,3 +144,11 @@ def _constants(between: Sequence[Link], one: Weighted) -> tuple[np.ndarray, np.n
 def _sees_padding(link: Link) -> bool:
     """Whether windows of a convolution may reach over the border, where there are zeros instead of the constant."""
     return getattr(link.layer, "padding", "valid") != "valid" and math.prod(link.layer.kernel_size) > 1
+
+
+def _smaller(link: Link, one: Weighted, entries: np.ndarray) -> tuple[Any, list[np.ndarray]]:
+    kernel = one.kernel[..., entries, :][..., one.kept]
+    use_bias = bool(link.layer.use_bias or np.any(one.bias))
+    size = "units" if type(link.layer).__name__ == "Dense" else "filters"
+    layer = rebuilding.copy_of(link.layer, **{size: kernel.shape[-1], "use_bias": use_bias})
+    return layer, [kernel, one.bias[one.kept].astype(kernel.dtype)] if use_bias else [kernel]

@@ -1,4 +1,4 @@
-"""Tickets as files of Keras, TensorFlow, NumPy, ONNX and tfmot, and such files opened again."""
+"""Tickets as files of Keras, TensorFlow, NumPy, ONNX, tfmot (see `exporting.Export`), and opened (`exporting.Open`)."""
 
 import importlib.util
 import io
@@ -23,11 +23,6 @@ def keras(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
 
     The library that made the model loads it by ``models.load_model``, without this package. Layers of your own must be
     known where it is loaded, as Keras wants it.
-
-    Args:
-        model: A built Keras 3 or tf_keras model.
-        masks, inputs: Not needed.
-        path: The file.
     """
     # What a model was compiled with is saved too, the slots of its optimiser included.
     (_copy(model) if compiling.is_compiled(model) else model).save(path)
@@ -42,11 +37,6 @@ def saved_model(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """Write a TensorFlow SavedModel with Keras' ``export``; it has an endpoint ``serve``.
 
     Keras 3 (seen in 3.15) writes each variable twice, so that its folder has twice the bytes of tf_keras'.
-
-    Args:
-        model: A built Keras 3 or tf_keras model.
-        masks, inputs: Not needed.
-        path: The folder.
     """
     model.export(str(path))
 
@@ -69,12 +59,6 @@ def saved_model_opened(path: Path, model: Any) -> Opened:
 
 def npz(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """Write every variable by its stable name, and each mask as ``mask:NAME``, compressed.
-
-    Args:
-        model: A built Keras 3 or tf_keras model.
-        masks: Boolean arrays by name.
-        path: The file.
-        inputs: Not needed.
 
     Raises:
         LotteryError: A variable is of a type that NumPy cannot store.
@@ -111,14 +95,8 @@ def tfmot(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     ``tf_keras.models.load_model`` loads it within ``tfmot.sparsity.keras.prune_scope()``, and it trains there without
     ``UpdatePruningStep``.
 
-    Args:
-        model: A built tf_keras model, Sequential or functional.
-        masks: Boolean arrays by name.
-        path: The file.
-        inputs: Not needed.
-
     Raises:
-        LotteryError: It is a Keras 3 model, or tfmot cannot hold a mask.
+        LotteryError: It is a Keras 3 model or a subclassed one, or tfmot cannot hold a mask.
     """
     check_library(model)
     # A copy: the wrappers would share the layers of the caller's model.
@@ -136,13 +114,8 @@ def tfmot_opened(path: Path, model: Any) -> Opened:
 def onnx(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """Write an ONNX file with tf2onnx. Zeros are stored like other numbers.
 
-    Args:
-        model: A built Keras 3 or tf_keras model with one input.
-        masks, inputs: Not needed.
-        path: The file.
-
     Raises:
-        LotteryError: The packages are not installed, or the model has several inputs.
+        LotteryError: The packages are not installed, or the model has not one input.
     """
     if missing := [name for name in _ONNX if importlib.util.find_spec(name) is None]:
         raise LotteryError(f"ONNX needs {', '.join(missing)}; install them by: pip install 'lottery[onnx]'.")

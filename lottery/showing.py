@@ -255,19 +255,17 @@ def exports(saved: Path | None, done: Iterable[Any], failed: Mapping[str, Except
         print(f"Not written: {form}. {printable(error)}")
 
 
-def compacted(small: Any, seconds: Mapping[str, Mapping[int, float]], apart: float) -> None:
+def compacted(found: Any) -> None:
     """Print what has become smaller.
 
     Args:
-        small: A `lottery.compaction.Compacted`.
-        seconds: For ``before`` and ``after``, by the number of examples, the time of a call.
-        apart: The largest difference of outputs, of the largest output.
+        found: A `lottery.compaction.Measured`.
     """
+    small = found.compacted
     pairs = {f"units of {name}": pair for name, pair in small.units.items()}
     pairs |= {"parameters": small.num_parameters, "multiply-adds": small.multiply_adds}
     lines = [[what, str(before), str(after), f"{after / before:.4f}"] for what, (before, after) in pairs.items()]
-    for num in seconds["before"]:
-        before, after = seconds["before"][num], seconds["after"][num]
+    for num, (before, after) in found.seconds.items():
         lines.append(
             [
                 f"ms for {num} example{'s' * (num > 1)}",
@@ -283,4 +281,4 @@ def compacted(small: Any, seconds: Mapping[str, Mapping[int, float]], apart: flo
         print(", not taken any more." if small.inputs.size < small.unread.size else "; --drop-inputs leaves them out.")
     else:
         print()
-    print(f"Largest difference of outputs: {apart:.1g} of the largest. Times are medians on one thread.")
+    print(f"Largest difference of outputs: {found.difference:.1g} of the largest. Times are medians on one thread.")

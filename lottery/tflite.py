@@ -1,4 +1,4 @@
-"""Tickets as TFLite files: plain, sparsely encoded, and in whole numbers; and such a file opened again."""
+"""Tickets as TFLite files: plain, sparse, in whole numbers (see `exporting.Export`), and opened (`exporting.Open`)."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -18,13 +18,8 @@ _NUM_CALIBRATED = 500
 def plain(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """Write a TFLite file of 32-bit numbers, zeros among them: it is no smaller than the dense network's.
 
-    Args:
-        model: A built Keras 3 or tf_keras model with one input and one output.
-        masks, inputs: Not needed.
-        path: The file.
-
     Raises:
-        LotteryError: The model has several inputs or outputs. The converter raises errors of its own.
+        LotteryError: The model has not one input and one output.
     """
     path.write_bytes(_converter(model).convert())
 
@@ -43,13 +38,10 @@ def sparse(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
       zeros: the file is then up to three times as large as at a slightly higher density (LeNet-300-100: 61 kB at 3.6 %,
       139 kB at 3.4 %, 91 kB at 2 %), but the interpreter computes with the blocks (at 2 % in 0.54 of the time).
 
-    Args:
-        model: A built Keras 3 or tf_keras model with one input and one output.
-        masks, inputs: Not needed: zeros are what is encoded.
-        path: The file.
+    What is encoded are zeros, whether masked or not.
 
     Raises:
-        LotteryError: The model has several inputs or outputs. The converter raises errors of its own.
+        LotteryError: The model has not one input and one output.
     """
     import tensorflow as tf
 
@@ -62,16 +54,11 @@ def int8(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """Write a TFLite file that computes in 8-bit integers, and takes and returns 32-bit numbers.
 
     Weights are quantised symmetrically, by output channel: zero is the integer 0, so masked entries stay zero. Layers'
-    outputs are quantised by the ranges that they have on the inputs.
-
-    Args:
-        model: A built Keras 3 or tf_keras model with one input and one output.
-        masks: Not needed.
-        path: The file.
-        inputs: Real examples as the network takes them; at most 500 of them are used, evenly spread.
+    outputs are quantised by the ranges that they have on the inputs, which should be real examples; at most 500 of them
+    are used, evenly spread.
 
     Raises:
-        LotteryError: The model has several inputs or outputs. The converter raises errors of its own.
+        LotteryError: The model has not one input and one output.
     """
     import tensorflow as tf
 
@@ -94,12 +81,7 @@ def int8(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
 def opened(path: Path, model: Any) -> Opened:
     """Open a TFLite file with the interpreter that others have, on one thread.
 
-    Args:
-        path: The file.
-        model: Not needed.
-
-    Returns:
-        The outputs it computes, and its constants: decoded where they are sparse, and of integers their real values.
+    Its constants are decoded where they are sparse, and of integers they are the real values.
     """
     interpreter = _interpreter(path)
     constants = dict(_constants(interpreter))

@@ -1,5 +1,6 @@
 """The commands about tickets: a thin shell, as `lottery.cli`, which adds them to its own."""
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -104,34 +105,30 @@ def compact(
     """
     import numpy as np
 
-    from lottery import compaction, comparing, environment, examples, placing
+    from lottery import compaction, environment, files, placing
 
     if out is not None and out.suffix != ".keras":
         raise LotteryError(f"--out: received {str(out)!r}, allowed is a file that ends in .keras.")
+    paths = [] if out is None else [out, out.with_suffix(".inputs.npy")][: 1 + drop_inputs]
+    for path in paths:
+        with files.readable_errors(path):
+            if path.is_dir():
+                raise LotteryError(f"--out: received the folder {str(path)!r}, allowed is a file.")
     ticket = _ticket(source, round, density, replicate)
-    environment.use_threads(1)  # so that the times are those of one thread
-    inputs = _inputs(ticket, source, data)
-    model = ticket.model(trained=ticket.trained is not None)
-    if inputs is None:
-        inputs = np.asarray(comparing.random_inputs(model, examples.NUM_EXAMPLES))
-    small = compaction.compact(model, drop_inputs)
-    taken = small.select(inputs)
-    apart = comparing.between(model(inputs, training=False), small.model(taken, training=False))
-    models, seconds = {"before": model, "after": small.model}, {"before": {}, "after": {}}
-    for num in sorted({1, len(inputs)}):
-        times = compaction.latency(models, {"before": inputs[:num], "after": taken[:num]})
-        for name, time in times.items():
-            seconds[name][num] = time
-    showing.compacted(small, seconds, apart)
-    if out is not None:
-        with placing.replacing(out) as temporary:
-            small.model.save(temporary)
-        print(f"Model: {out}")
-        if drop_inputs:
-            positions = out.with_suffix(".inputs.npy")
-            with placing.replacing(positions) as temporary:
-                np.save(temporary, small.inputs)
-            print(f"Which inputs it takes, as positions in a flat example: {positions}")
+    with contextlib.ExitStack() as stack:
+        # Now, so that what cannot be written is known before anything that takes long.
+        places = [stack.enter_context(placing.replacing(path)) for path in paths]
+        environment.use_threads(1)  # so that the times are those of one thread
+        inputs = _inputs(ticket, source, data)
+        found = compaction.measured(ticket.model(trained=ticket.trained is not None), inputs, drop_inputs)
+        showing.compacted(found)
+        if out is not None:
+            with files.readable_errors(out):
+                found.compacted.model.save(places[0])
+                if drop_inputs:
+                    np.save(places[1], found.compacted.inputs)
+    for what, path in zip(("Model", "Which inputs it takes, as positions in a flat example"), paths, strict=False):
+        print(f"{what}: {path}")
 
 
 def verify(file: Path) -> None:

@@ -8,20 +8,44 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from lottery import results
+from lottery import cli, results
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "100"}
 
 
-def lottery(*words, cwd=None, **environment):
+def process(*words, cwd=None):
+    """The command in a process of its own, as from a shell."""
     return subprocess.run(
         [sys.executable, "-m", "lottery", *map(str, words)],
-        capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT | environment, timeout=300,
+        capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=300,
     )  # fmt: skip
+
+
+@pytest.fixture
+def lottery(monkeypatch, capfd):
+    """The same in this process, which need not import everything again."""
+
+    def call(*words, cwd=None):
+        capfd.readouterr()
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "argv", ["lottery", *map(str, words)])
+            patched.setenv("COLUMNS", "100")
+            if cwd is not None:
+                patched.chdir(cwd)
+            status = 0
+            try:
+                cli.main()
+            except SystemExit as ended:
+                status = ended.code or 0
+        out, err = capfd.readouterr()
+        return SimpleNamespace(returncode=status, stdout=out, stderr=err)
+
+    return call
 
 
 def refused(done):
@@ -33,9 +57,9 @@ def refused(done):
     return lines[0]
 
 
-def test_a_run_from_nothing_and_again(tmp_path):
+def test_a_run_from_nothing_and_again(lottery, tmp_path):
     words = ("run", "train.num_steps=60", "prune.num_rounds=2", "run.num_replicates=2", "--out", tmp_path / "r")
-    done = lottery(*words, cwd=tmp_path)
+    done = process(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("replicate ")]
     assert len(lines) == 10  # a line a network on a pipe: three rounds and two controls
@@ -53,7 +77,7 @@ def test_a_run_from_nothing_and_again(tmp_path):
     assert "2" in lottery("ls", "--out", tmp_path / "r").stdout
 
 
-def test_controls_and_branches_from_the_command_line(tmp_path):
+def test_controls_and_branches_from_the_command_line(lottery, tmp_path):
     words = ("train.num_steps=60", "prune.num_rounds=2", "run.num_replicates=2", "run.controls=['random_mask']")
     done = lottery("run", *words, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -89,7 +113,7 @@ def other_images(folder):
     return file
 
 
-def test_show_plot_verify_and_ls_agree_and_never_import_tensorflow(small_run, tmp_path):
+def test_show_plot_verify_and_ls_agree_and_never_import_tensorflow(lottery, small_run, tmp_path):
     path = small_run.path
     rows = json.loads(lottery("show", path, "--json").stdout)
     assert list(rows[0]) == list(results.COLUMNS) and len(rows) == 8
@@ -125,7 +149,7 @@ def test_importing_costs_next_to_nothing():
     assert all(command in done.stdout for command in ("run", "ls", "show", "plot", "verify"))
 
 
-def test_every_command_and_option_says_what_it_is():
+def test_every_command_and_option_says_what_it_is(lottery):
     for command in ("run", "ls", "show", "plot", "verify"):
         done = lottery(command, "--help")
         assert done.returncode == 0
@@ -148,12 +172,21 @@ def test_every_command_and_option_says_what_it_is():
         (("verify", "nowhere"), "'nowhere' is not a run"),
     ],
 )
-def test_bad_input_is_one_sentence_and_status_2(tmp_path, words, message):
+def test_bad_input_is_one_sentence_and_status_2(lottery, tmp_path, words, message):
     assert message in refused(lottery(*words, cwd=tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bad_choices_of_a_run_are_refused(small_run):
+def test_from_a_shell_it_is_one_sentence_and_status_2_too(tmp_path):
+    for words, message in (
+        (("run", "data.path=none.npz"), "no data file 'none.npz'"),
+        (("show", "nowhere"), "'nowhere' is not a run"),
+    ):
+        assert message in refused(process(*words, cwd=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_choices_of_a_run_are_refused(lottery, small_run):
     assert "--round: received 9, stored are [0, 1, 2, 3]" in refused(lottery("show", small_run.path, "--round", 9))
     assert "--replicate: received 3" in refused(lottery("plot", small_run.path, "--replicate", 3))
     assert "did you mean 'accuracy'" in refused(lottery("plot", small_run.path, "--kind", "acuracy"))
@@ -161,7 +194,7 @@ def test_bad_choices_of_a_run_are_refused(small_run):
     assert lottery("shwo").returncode == 2
 
 
-def test_a_run_without_a_round_is_shown_as_such(small_run, tmp_path):
+def test_a_run_without_a_round_is_shown_as_such(lottery, small_run, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(small_run.path, copy, ignore=shutil.ignore_patterns("replicate-*"))
     assert "No round" in lottery("show", copy).stdout
@@ -169,7 +202,7 @@ def test_a_run_without_a_round_is_shown_as_such(small_run, tmp_path):
     assert "no round is complete yet" in refused(lottery("plot", copy))
 
 
-def test_verify_exits_with_1_and_names_the_file(small_run, tmp_path):
+def test_verify_exits_with_1_and_names_the_file(lottery, small_run, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(small_run.path, copy)
     file = copy / "replicate-1" / "round-01" / "weights.safetensors"
@@ -182,7 +215,7 @@ def test_verify_exits_with_1_and_names_the_file(small_run, tmp_path):
     os.geteuid() != 0 or shutil.which("mount") is None, reason="mounts small file systems, so needs root"
 )
 @pytest.mark.parametrize("options", ["size=600k", "ro"])
-def test_a_full_disk_and_a_read_only_one(tmp_path, options):
+def test_a_full_disk_and_a_read_only_one(lottery, tmp_path, options):
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(disk)], capture_output=True)

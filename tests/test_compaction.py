@@ -1,15 +1,28 @@
 """Compaction against the masked network itself, against NumPy, and against a search of the graph of its weights."""
 
 import itertools
-import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lottery import chains, compaction, comparing, config, data, folding, models, pruning, weights
+from lottery import (
+    chains,
+    compaction,
+    comparing,
+    config,
+    data,
+    folding,
+    models,
+    pruning,
+    rebuilding,
+    ticket_commands,
+    tickets,
+    weights,
+)
 from lottery.errors import LotteryError
 
 LIBRARIES = ("keras", "tf_keras")
@@ -210,13 +223,28 @@ def test_a_bias_is_switched_on_only_for_what_is_not_zero(keras):
 
 @pytest.mark.parametrize("bias", [200, 1000])
 def test_a_constant_beyond_all_numbers_stays(keras, bias):
-    model = sequential(keras, (2,), keras.layers.Dense(3, "exponential"), keras.layers.Dense(2))
+    model = sequential(keras, (2,), keras.layers.Dense(3, "exponential"), keras.layers.Dense(2, "sigmoid"))
     assign(
         model, dense__kernel=[[1, 0, 2], [1, 0, 3]], dense__bias=[1, bias, 1], dense_1__kernel=[[1, 1], [1, 0], [1, 1]]
     )
     compacted = compaction.compact(model)
     assert after(compacted) == [3, 2]
-    np.testing.assert_array_equal(compacted.model(example(model)), model(example(model)))
+    outputs = np.asarray(model(example(model)))
+    np.testing.assert_array_equal(compacted.model(example(model)), outputs)
+    assert (outputs[:, 0] == 1).all() and np.isnan(outputs[:, 1]).all()
+
+
+def test_where_no_output_is_finite_nothing_is_said_to_be_the_same(keras, monkeypatch):
+    model = randomise(sequential(keras, (3,), keras.layers.Dense(4, "relu"), keras.layers.Dense(2)), 1)
+    for broken in (np.nan, np.inf):
+        assign(model, dense_1__bias=[broken, broken])
+        with pytest.raises(LotteryError, match="outputs of the model .* are NaN or infinite, so there is nothing to"):
+            compaction.compact(model)
+    assign(model, dense_1__bias=[1, np.nan])
+    assert after(compaction.compact(model)) == [4, 2]
+    monkeypatch.setattr(rebuilding, "_set", lambda layer, values: layer.set_weights([*map(np.nan_to_num, values)]))
+    with pytest.raises(LotteryError, match="gives other outputs than .*, inf of the largest away"):
+        compaction.compact(model)
 
 
 @pytest.mark.parametrize(
@@ -569,34 +597,125 @@ def test_planted_bugs_are_seen_by_the_comparison_and_by_compact_itself(keras, bu
     assert difference(model, compaction.compact(model)) > 1e-3
 
 
-def by_hand(model, x):
-    import tensorflow as tf
+@pytest.fixture
+def counted(monkeypatch):
+    """A clock that only calls advance, by 0.1 ms for each parameter and example; and the models that were called."""
+    now, called = [0.0], []
 
-    x, forward = tf.constant(x), tf.function(lambda x: model(x, training=False))
-    forward(x)
-    began = time.process_time()
-    for _ in range(50):
-        forward(x)
-    return (time.process_time() - began) / 50
+    def compiled(model, inputs):
+        def call():
+            called.append(model.name)
+            now[0] += 1e-4 * model.count_params() * len(inputs)
+            return inputs
+
+        return call
+
+    monkeypatch.setattr(compaction, "_compiled", compiled)
+    return lambda: now[0], called
 
 
-def test_latency_tells_a_large_network_from_a_small_one(keras):
-    dense = keras.layers.Dense
-    pair = {
-        "large": sequential(keras, (2000,), dense(2000), dense(2000)),
-        "small": sequential(keras, (20,), *(dense(2) for _ in range(4))),
+def test_latency_is_that_of_a_call_and_models_take_turns(counted):
+    clock, called = counted
+    keras = pytest.importorskip("keras")
+    calls = {"long": (5000, 1), "short": (10, 5), "other": (25, 2)}  # inputs, and calls that take 5 ms
+    models = {
+        name: keras.Sequential([keras.Input((size,)), keras.layers.Dense(1, use_bias=False)], name=name)
+        for name, (size, _) in calls.items()
     }
-    inputs = {"large": np.ones((64, 2000), "float32"), "small": np.ones((64, 20))}
-    seconds = compaction.latency(pair, inputs, num_turns=5)
-    assert seconds["large"] > seconds["small"] > 0  # a hundredfold, but machines are busy
-    worked = compaction.latency(pair, inputs, 3, time.process_time)
-    assert worked["large"] > 10 * worked["small"] > 0
-    lenet, x = models.builder("lenet_300_100", (28, 28), 10, keras.__name__)(), np.ones((1, 28, 28), "float32")
-    assert compaction.latency({"lenet": lenet}, x, 9, time.process_time)["lenet"] < 4 * by_hand(lenet, x)
+    inputs = {name: np.ones((1, size)) for name, (size, _) in calls.items()}
+    seconds = compaction.latency(models, inputs, 4, clock)
+    assert seconds == pytest.approx({"long": 0.5, "short": 0.001, "other": 0.0025})
+    # Each is tried out first. Then they take turns, of which one call is not measured.
+    turns = ("long short other", "short other long", "other long short", "long short other")
+    trials = [name for name in models for _ in range(4)]
+    assert called == trials + [name for turn in turns for name in turn.split() for _ in range(1 + calls[name][1])]
+
+
+def test_latency_calls_what_was_traced_once(keras):
+    from collections import Counter
+
+    ran = Counter()
+
+    class Counting(keras.layers.Layer):
+        def call(self, x):
+            ran[self.name] += 1
+            return 2 * x
+
+    pair = {name: sequential(keras, (size,), Counting(name=name)) for name, size in (("large", 30), ("small", 2))}
+    for model in pair.values():
+        model.add(keras.layers.Dense(1))
+    before = dict(ran)
+    inputs = {"large": np.ones((64, 30), "float32"), "small": np.ones((64, 2))}
+    seconds = compaction.latency(pair, inputs, 2)
+    assert seconds.keys() == pair.keys() and min(seconds.values()) > 0
+    assert {name: ran[name] - before[name] for name in pair} == {"large": 1, "small": 1}
     assert compaction.latency({"one": pair["small"]}, inputs["small"], 1)["one"] > 0
-    with pytest.raises(LotteryError, match="no inputs for 'small' among those by name: large"):
-        compaction.latency(pair, {"large": inputs["large"]})
-    with pytest.raises(LotteryError, match="num_turns: received 0, allowed is 1 or more"):
-        compaction.latency(pair, inputs, 0)
-    with pytest.raises(LotteryError, match="'small' cannot be timed on the example"):
-        compaction.latency({"small": pair["small"]}, inputs["large"])
+    for arguments, sentence in [
+        ((pair, {"large": inputs["large"]}), "no inputs for 'small' among those by name: large"),
+        ((pair, inputs, 0), "num_turns: received 0, allowed is 1 or more"),
+        (({"small": pair["small"]}, inputs["large"]), "'small' cannot be timed on the example"),
+        (({}, inputs["large"]), "models: received none, allowed is one or more by name"),
+        (({}, {}), "models: received none"),
+    ]:
+        with pytest.raises(LotteryError, match=sentence):
+            compaction.latency(*arguments)
+
+
+def test_measured_compacts_compares_and_times(keras, counted, monkeypatch):
+    clock, _ = counted
+    model = randomise(sequential(keras, (5, 6), keras.layers.Flatten(), *map(keras.layers.Dense, (8, 3))), 0.1)
+    x = example(model, 1200)
+    found = compaction.measured(model, x, True, 3, clock)
+    assert found.compacted.inputs.size < 30 and found.compacted.units == compaction.compact(model).units
+    assert found.difference < TOLERANCE
+    assert found.seconds.keys() == {1, 1000}
+    for num, pair in found.seconds.items():
+        assert pair == pytest.approx([1e-4 * num * one for one in found.compacted.num_parameters])
+    few = compaction.measured(model, x[:7], num_turns=1, clock=clock)
+    assert few.seconds.keys() == {1, 7} and few.compacted.inputs.size == 30
+    unknown = compaction.measured(model, num_turns=1, clock=clock)
+    assert unknown.seconds.keys() == {1, 1000} and unknown.difference < TOLERANCE
+    with pytest.raises(LotteryError, match=r"shape \(6,\), allowed is \(5, 6\)"):
+        compaction.measured(model, x[:, 0])
+    with pytest.raises(LotteryError, match="are empty, so there is nothing to compare"):
+        compaction.measured(model, x[:0])
+    small = found.compacted.model
+    small.set_weights([*small.get_weights()[:-1], small.get_weights()[-1] + [0, 1, 0]])
+    monkeypatch.setattr(compaction, "compact", lambda *given: found.compacted)
+    apart = compaction.measured(model, x, True, 1, clock).difference
+    assert apart == pytest.approx(difference(model, found.compacted, x)) and apart > 0.01
+
+
+# The command
+
+
+def test_a_ticket_of_two_inputs_is_refused_with_a_sentence(keras, tmp_path, monkeypatch):
+    one, two = keras.Input((2,)), keras.Input((3,))
+    model = keras.Model([one, two], keras.layers.Dense(2)(keras.layers.Concatenate()([one, two])))
+    path = tickets.of(model, {"dense/kernel": np.ones((5, 2), bool)}).save(tmp_path / "t.safetensors")
+    monkeypatch.setattr("lottery.environment.use_threads", lambda wanted: wanted)
+    with pytest.raises(LotteryError, match="has 2 inputs and 1 outputs"):
+        ticket_commands.compact(path, tmp_path / "small.keras")
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize(
+    ("out", "drop", "sentence"),
+    [
+        ("small.h5", False, "allowed is a file that ends in .keras"),
+        ("", False, "allowed is a file that ends in .keras"),
+        ("folder.keras", False, "--out: received the folder .*folder.keras', allowed is a file"),
+        ("taken.keras", True, "--out: received the folder .*taken.inputs.npy', allowed is a file"),
+        (f"{'a' * 300}.keras", False, "cannot be written: File name too long"),
+        ("file/small.keras", False, "cannot be written"),
+    ],
+)
+def test_where_a_model_cannot_go_is_known_before_anything_long(tmp_path, monkeypatch, out, drop, sentence):
+    for name in ("folder.keras", "taken.inputs.npy"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(ticket_commands, "_ticket", lambda *given: None)  # so that building its network would fail
+    with pytest.raises(LotteryError, match=sentence) as caught:
+        ticket_commands.compact(Path("ticket"), tmp_path / out if out else Path(), drop_inputs=drop)
+    assert "\n" not in str(caught.value)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "folder.keras", "taken.inputs.npy"]

@@ -14,8 +14,11 @@ from lottery.errors import LotteryError
 from tests.conftest import quietly
 
 NAMES = list(shipped.paths())
-# Those whose networks are too large for the default run; `-m long` walks them too.
-LARGE = ("vgg_19_cifar10",)
+# Those whose networks are too large for the default run, which has one Conv and one ResNet; `-m long` walks them too.
+LARGE = (
+    "conv_4_cifar10", "conv_6_cifar10", "resnet_20_cifar10", "resnet_20_cifar10_at_init", "resnet_20_cifar10_late",
+    "vgg_19_cifar10",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -68,6 +71,18 @@ def test_smoke(name, tmp_path):
     used = run.experiment
     assert set(rows["branch"]) == {"ticket", *experiment.run.controls}
     assert len(rows) == used.run.num_replicates * (1 + used.prune.num_rounds * (1 + len(used.run.controls)))
+    check_shrunk(used, experiment)
+    assert [sentence for _, wrong in checking.verify(run.path) for sentence in wrong] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_smoke_run_shrinks_and_what_not(name):
+    """Also of those that only `-m long` trains."""
+    experiment = config.load(shipped.named(name))
+    check_shrunk(config.load(smoking.shrunk(experiment)[0]), experiment)
+
+
+def check_shrunk(used, experiment):
     assert used.name == f"{experiment.name}-smoke" and used.prune.num_rounds == smoking.NUM_ROUNDS
     for key in ("criterion", "scope", "allocation", "schedule", "iterative", "rates"):
         assert getattr(used.prune, key) == getattr(experiment.prune, key), key
@@ -75,7 +90,6 @@ def test_smoke(name, tmp_path):
     assert bool(used.rewind.step) == bool(experiment.rewind.step)
     assert len(used.train.drop_at) == len(experiment.train.drop_at) and used.data.augment == experiment.data.augment
     assert bool(used.train.warmup_steps) == bool(experiment.train.warmup_steps)
-    assert [sentence for _, wrong in checking.verify(run.path) for sentence in wrong] == []
 
 
 def test_made_data_can_be_learned_and_have_the_shape_of_the_real(mnist_path):

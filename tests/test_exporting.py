@@ -1,10 +1,12 @@
 """Exports: each file is opened here by the library's own means, and its arrays are compared with the ticket's."""
 
+import fcntl
 import functools
 import gzip
 import importlib.util
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -439,7 +441,7 @@ def small():
         ("file", None, None, "is a file, and a SavedModel is a folder"),
         ("file/a.npz", None, None, "cannot be written"),
         ("a.tflite", "tflite_int8", None, "needs inputs, real examples"),
-        ("a.npz", None, np.zeros((0, 6), np.float32), "inputs are empty"),
+        ("a.npz", None, np.zeros((0, 6), np.float32), "are empty, so there is nothing to compare"),
         ("a.npz", None, np.zeros((3, 5), np.float32), "fails on the inputs"),
     ],
 )
@@ -476,6 +478,72 @@ def test_a_converter_that_fails_is_one_sentence(small, tmp_path, monkeypatch, ca
     with pytest.raises(LotteryError, match=r"cannot be exported as 'tflite': no such operation$"):
         exporting.export(small[0], small[1], tmp_path / "a.tflite")
     assert not list(tmp_path.iterdir()) and capfd.readouterr() == ("", "")
+
+
+def test_a_model_that_gives_nothing_finite_is_refused(small, tmp_path, monkeypatch):
+    model, kept = small
+    monkeypatch.setitem(exporting.EXPORTS, "npz", exporting.EXPORTS["npz"]._replace(write=pytest.fail))
+    before = weights.read_state(model)
+    try:
+        weights.assign(model, {"dense/bias": np.full(4, np.nan, "float32")})
+        with pytest.raises(LotteryError, match="outputs of the model .* are NaN or infinite, so there is nothing to"):
+            exporting.export(model, kept, tmp_path / "a.npz")
+        monkeypatch.undo()
+        weights.assign(model, {"dense/bias": np.array([0, np.nan, 0, np.inf], "float32")})
+        exported = exporting.export(model, kept, tmp_path / "a.npz")  # what is not finite is the same there
+        assert exported.difference == 0
+        planted(monkeypatch, "npz", "dense/bias", lambda bias: np.nan_to_num(bias, posinf=np.inf))
+        with pytest.raises(LotteryError, match="gives outputs that are inf of the largest away"):
+            exporting.export(model, kept, tmp_path / "a.npz")
+    finally:
+        weights.assign(model, before)
+
+
+def lowest_free():
+    number = os.open(os.devnull, os.O_RDONLY)
+    os.close(number)
+    return number
+
+
+@pytest.mark.parametrize("closed", [(1,), (2,), (1, 2), (0, 1, 2), ()], ids=str)
+def test_descriptors_and_streams_may_be_closed(small, tmp_path, closed, monkeypatch):
+    """As after `>&-` or `2>&-`; those that are open go where they went before."""
+    own = exporting.EXPORTS["npz"]
+
+    def write(model, masks, path, inputs):
+        for number in (1, 2):
+            os.write(number, b"chatter")
+        print("chatter", file=sys.stderr)
+        own.write(model, masks, path, inputs)
+
+    monkeypatch.setitem(exporting.EXPORTS, "npz", own._replace(write=write))
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    goes = {number: tmp_path / str(number) for number in (0, 1, 2)}
+    saved = {number: fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 10) for number in goes}
+    lowest = lowest_free()
+    states = {}
+    try:
+        for number, path in goes.items():
+            with path.open("wb") as file:
+                os.dup2(file.fileno(), number)
+        for number in closed:
+            os.close(number)
+        exported = exporting.export(*small, tmp_path / "a.npz")
+        for number in goes:
+            try:
+                states[number] = os.fstat(number).st_ino
+            except OSError:
+                states[number] = None
+    finally:
+        for number, copy in saved.items():
+            os.dup2(copy, number)
+    assert lowest_free() == lowest  # nothing stays open
+    for copy in saved.values():
+        os.close(copy)
+    assert states == {number: None if number in closed else path.stat().st_ino for number, path in goes.items()}
+    assert not any(path.read_bytes() for path in goes.values())
+    assert exported.difference == 0 and zipfile.is_zipfile(exported.path)
 
 
 def test_onnx_says_what_to_install(small, tmp_path, monkeypatch):

@@ -123,14 +123,15 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing may catch it."""
 
 
-def test_stopped_at_every_single_write_it_ends_with_the_same_bits(tmp_path, monkeypatch):
+@pytest.mark.parametrize("num_rounds", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_stopped_at_every_single_write_it_ends_with_the_same_bits(tmp_path, monkeypatch, num_rounds):
     arrays = toy_arrays(np.random.default_rng(3), 150, 40)
     experiment = {
         "name": "k",
         "data": {"validation": 30},
         "train": {"num_steps": 20, "eval_every": 10, "batch_size": 16, "jit_compile": False},
     }
-    experiment |= {"prune": {"num_rounds": 2}, "run": {"num_replicates": 2}}
+    experiment |= {"prune": {"num_rounds": num_rounds}, "run": {"num_replicates": 2}}
 
     def go(out):
         return lottery.run(experiment, model=build_dropout, data=arrays, out=out, report=quietly).path
