@@ -76,7 +76,7 @@ def target(folder, form, name="ticket"):
     return folder / (name + exporting.EXPORTS[form].suffix)
 
 
-def elsewhere(path, form, x):
+def elsewhere(path, form, x) -> Any:
     """Outputs of a file without our own code: the library's other door, where it has one."""
     import tensorflow as tf
 
@@ -529,7 +529,7 @@ def test_descriptors_and_streams_may_be_closed(small, tmp_path, closed, monkeypa
                 os.dup2(file.fileno(), number)
         for number in closed:
             os.close(number)
-        exported = exporting.export(*small, tmp_path / "a.npz")
+        exported = exporting.export(small[0], small[1], tmp_path / "a.npz")
         for number in goes:
             try:
                 states[number] = os.fstat(number).st_ino
