@@ -37,6 +37,9 @@ def main() -> None:
     """The command `lottery`."""
     # TensorFlow's start-up messages are of no use to the reader of a table; what is set already is left alone.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller, whose wish it is to see nothing
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
     try:
         app()
     except LotteryError as error:
