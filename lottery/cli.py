@@ -39,7 +39,7 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller, whose wish it is to see nothing
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (to the end)
     try:
         app()
     except LotteryError as error:
