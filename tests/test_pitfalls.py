@@ -333,7 +333,7 @@ MUTANTS = {
     seed_nothing: lambda tmp, patch: the_same_bits(tmp),
     keep_the_momentum: lambda tmp, patch: test_loop.test_reset_brings_every_slot_back(),
     keep_the_old_trace: lambda tmp, patch: test_enforcement.test_fit_holds_them_and_the_model_is_left_as_it_was(
-        "constraint", "keras", 8, False, np.random.default_rng(0)
+        "constraint", "keras", (8, False), np.random.default_rng(0)
     ),
     keep_the_function_that_fit_has_made: lambda tmp, patch: as_a_callback("constraint", "keras"),
     multiply_after_the_batch: lambda tmp, patch: test_auditing.test_what_leaks_between_the_steps_is_found(
@@ -342,7 +342,7 @@ MUTANTS = {
     let_tfmot_compute_masks: lambda tmp, patch: held_after_every_update("momentum", "tfmot", "tf_keras"),
     leave_entries_one_step_away: lambda tmp, patch: held_after_every_update("momentum", "tfmot", "tf_keras"),
     leave_old_momentum: lambda tmp, patch: test_enforcement.test_gradient_keeps_slots_of_masked_entries_at_zero(
-        "keras", np.random.default_rng(0)
+        "gradient", "keras", "momentum", np.random.default_rng(0)
     ),
     stay_installed_after_an_exception: lambda tmp, patch: (
         test_enforcement.test_the_callback_takes_itself_off_when_training_breaks_off(
@@ -367,7 +367,7 @@ MUTANTS = {
 
 
 def held_after_every_update(optimizer, mode="constraint", library="keras"):
-    test_enforcement.test_masked_entries_are_held_after_every_update(mode, optimizer, library, np.random.default_rng(0))
+    test_enforcement.test_masked_entries_are_held_after_every_update(mode, library, optimizer, np.random.default_rng(0))
 
 
 def as_a_callback(mode, library):
