@@ -6,7 +6,9 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["LOTTERY_DATA"] = ""  # nothing that lies on the machine may decide a test
 
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -42,6 +44,36 @@ def small_run(tmp_path_factory):
     import lottery
 
     return lottery.run(SMALL, out=tmp_path_factory.mktemp("runs"), report=quietly)
+
+
+class Done(NamedTuple):
+    """What came of a command."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def lottery_command(monkeypatch, capfd):
+    """The command `lottery` in this process, which need not import everything again."""
+    from lottery import cli
+
+    def call(*words, cwd=None):
+        capfd.readouterr()
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "argv", ["lottery", *map(str, words)])
+            patched.setenv("COLUMNS", "100")
+            if cwd is not None:
+                patched.chdir(cwd)
+            status = 0
+            try:
+                cli.main()
+            except SystemExit as ended:
+                status = ended.code or 0
+        return Done(status, *capfd.readouterr())
+
+    return call
 
 
 @pytest.fixture

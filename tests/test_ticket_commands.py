@@ -8,27 +8,15 @@ import sys
 import numpy as np
 import pytest
 
-from lottery import cli, exporting, ticket_commands, tickets
+from lottery import exporting, ticket_commands, tickets
 from tests.fuzz_tickets import forge
 
 
 @pytest.fixture
-def lottery(monkeypatch, capsys):
-    """Runs a command in this process; gives its status, and what it printed to both streams."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["lottery", *map(str, words)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as ended:
-            status = ended.code or 0
-        out, err = capsys.readouterr()
-        return status, out, err
-
+def lottery(lottery_command, monkeypatch):
     # The threads of this process are the other tests' affair.
     monkeypatch.setattr("lottery.environment.use_threads", lambda wanted: wanted)
-    return call
+    return lottery_command
 
 
 @pytest.fixture(scope="module")
