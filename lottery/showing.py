@@ -275,10 +275,7 @@ def compacted(found: Any) -> None:
             ]
         )
     table(["what", "before", "after", "ratio"], lines)
-    unread = int(small.unread.sum())
-    print(f"Inputs that no weight reads: {unread} of {small.unread.size}{'' if unread else '.'}", end="")
-    if unread:
-        print(", not taken any more." if small.inputs.size < small.unread.size else "; --drop-inputs leaves them out.")
-    else:
-        print()
+    unread, taken = int(small.unread.sum()), small.inputs.size
+    dropped = ", not taken any more" if taken < small.unread.size else "; --drop-inputs leaves them out"
+    print(f"Inputs that no weight reads: {unread} of {small.unread.size}{dropped if unread else ''}.")
     print(f"Largest difference of outputs: {found.difference:.1g} of the largest. Times are medians on one thread.")
