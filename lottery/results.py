@@ -1,7 +1,7 @@
 """Runs to one tidy table, a row for each trained network, and its summary over replicates."""
 
 import html
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,15 @@ def summary(rows: Table, num_steps: int | None = None) -> Table:
             key=lambda column: column.map(order) if column.name == "branch" else column,
         )
     )
+
+
+def chosen(rounds: Iterable[int], most: int) -> list[int]:
+    """At most so many of the rounds, evenly apart, the first and the last among them: what a figure has room for."""
+    import numpy as np
+
+    there = sorted(set(rounds))
+    places = np.linspace(0, len(there) - 1, min(most, len(there))).round().astype(int)
+    return [int(there[place]) for place in dict.fromkeys(places.tolist())]
 
 
 def _end(values: Any, which: int) -> float:
