@@ -23,14 +23,24 @@ def tables(runs: list[Path]) -> dict[str, Table]:
     Raises:
         LotteryError: One is no run.
     """
+    labels = labelled(runs)
+    _check_pairs(list(labels.values()))
+    return {label: results.table(run) for label, run in labels.items()}
+
+
+def labelled(runs: list[Path]) -> dict[str, Path]:
+    """Runs by what tells them apart: the experiment's name, else the folder's, else its path; each run once.
+
+    Raises:
+        LotteryError: One is no run.
+    """
     runs = list({run.resolve(): run for run in runs}.values())  # the first may be among the others again
     names, folders = [store.read_experiment(run).name for run in runs], [run.name for run in runs]
     labels = [
         name if names.count(name) == 1 else run.name if folders.count(run.name) == 1 else str(run)
         for name, run in zip(names, runs, strict=True)
     ]
-    _check_pairs(runs)
-    return {label: results.table(run) for label, run in zip(labels, runs, strict=True)}
+    return dict(zip(labels, runs, strict=True))
 
 
 def contested(tables: Mapping[str, Table], measure: str = verdicts.MEASURE, confidence: float = 0.95) -> Table:
