@@ -1,43 +1,48 @@
-"""The tidy table to axes. Nothing here needs TensorFlow."""
+"""Tidy tables to figures: accuracy and early stop here, and every kind by name. Nothing here needs TensorFlow."""
 
-import io
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lottery import files, results
+from lottery import (
+    connectivity,
+    curves,
+    distances,
+    files,
+    inputs,
+    landscapes,
+    layers,
+    overlaps,
+    pictures,
+    results,
+    store,
+    styles,
+    survivors,
+)  # fmt: skip
 from lottery.errors import LotteryError, unknown
 from lottery.results import Table
+from lottery.styles import STYLES as STYLES
+from lottery.verdicts import MEASURE
 
-# The ticket, then the other branches: Okabe and Ito's colours, which the colour-blind can tell apart, and two greys; a
-# marker and a line style each, so that they can be told apart in print as well.
-STYLES = (
-    ("#0072B2", "o", "-"),
-    ("#D55E00", "s", "--"),
-    ("#009E73", "^", "-."),
-    ("#CC79A7", "D", ":"),
-    ("#E69F00", "v", (0, (5, 1))),
-    ("#56B4E9", "P", (0, (3, 1, 1, 1))),
-    ("#000000", "X", (0, (1, 1))),
-    ("#B8A800", "<", (0, (7, 2, 1, 2))),
-    ("#7F7F7F", ">", (0, (3, 3))),
-    ("#8C510A", "*", (0, (5, 1, 1, 1, 1, 1))),
-    ("#542788", "p", (0, (10, 3))),
-    ("#A6611A", "h", (0, (1, 3))),
-)
-# What bars can be: the two columns of a summary that they end at, and how the title calls them.
-BARS = {
-    "range": ("accuracy_min", "accuracy_max", "lowest to highest"),
-    "t": ("accuracy_low", "accuracy_high", "95 % t interval for the mean"),
-}
+BARS = styles.INTERVALS
+WIDE = (7.2, 4.2)  # inches, with the legend beside the axes
 
 
-def accuracy(rows: Table, ax: Any = None, interval: str = "range") -> Any:
+def accuracy(rows: Table, ax: Any = None, interval: str = "range", full: bool = False, reference: bool = True) -> Any:
     """Test accuracy at the early-stop step against density, as the papers draw it: dense on the left, log axis.
+
+    The ticket and the dense network have at least half of the height, with their bars. A branch that falls deeper
+    leaves at the bottom: a mark stands there for each of its rounds below, and the legend says how far it falls.
 
     Args:
         rows: What `lottery.results.table` returns.
         ax: Matplotlib axes to draw on; new ones if None.
         interval: What the bars are, a key of `BARS`: by default from the lowest to the highest replicate.
+        full: Show every point instead.
+        reference: Draw the dense network, round 0 of the first branch. Without it, as where each branch is the ticket
+            of another run, every point is shown.
 
     Returns:
         The axes: for each branch the mean over replicates with its bars, and the dense network's mean as a line with
@@ -46,92 +51,238 @@ def accuracy(rows: Table, ax: Any = None, interval: str = "range") -> Any:
     Raises:
         LotteryError: The table is empty, the interval unknown, or there are more branches than `STYLES`.
     """
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    if rows.empty:
-        raise LotteryError("There is nothing to plot: no round is complete yet.")
-    if interval not in BARS:
-        raise unknown("The interval of a plot", interval, BARS)
-    ax = _axes(ax)
-    low, high, called = BARS[interval]
-    points = results.summary(rows)
-    branches = list(dict.fromkeys(points["branch"]))
-    if len(branches) > len(STYLES):
-        raise LotteryError(f"A plot shows at most {len(STYLES)} branches, received {len(branches)}: select some rows.")
-    # One replicate has no bars: its interval is infinite.
-    ends = points[[low, high]].where(points["replicates"] > 1, points["accuracy_mean"], axis=0)
-    points = points.assign(below=points["accuracy_mean"] - ends[low], above=ends[high] - points["accuracy_mean"])
-    for first in points[points["round"] == 0].to_dict("records")[:1]:
-        ax.axhline(first["accuracy_mean"], color="0.35", linewidth=1, linestyle="--", label="dense", zorder=1)
-        if first["replicates"] > 1:
-            ax.axhspan(first[low], first[high], color="0.5", alpha=0.15, linewidth=0, zorder=0)
-    for branch, (color, marker, line) in zip(branches, STYLES, strict=False):
-        part, first = points[points["branch"] == branch], branch == branches[0]
-        ax.errorbar(
-            part["density"], part["accuracy_mean"],
-            yerr=[part["below"], part["above"]] if part["replicates"].max() > 1 else None,
-            color=color, marker=marker, markersize=4 if first else 3.5, linestyle=line, linewidth=1.6 if first else 0.9,
-            elinewidth=0.9 if first else 0.6, capsize=2, label=branch, zorder=3 if first else 2,
+    chains, points = _branches(rows, MEASURE, interval)
+    ax = styles.new_or(ax)
+    for dense in points[points["round"] == 0].to_dict("records")[: int(reference)]:
+        ax.axhline(dense["mean"], color="0.35", linewidth=1, linestyle="--", label="dense", zorder=1)
+        if dense["replicates"] > 1:
+            ax.axhspan(dense["low"], dense["high"], color="0.5", alpha=0.15, linewidth=0, zorder=0)
+    bottom = -float("inf") if full or not reference else styles.view(ax, points)
+    num_below = 0
+    for place, (branch, style) in enumerate(chains.items()):
+        part = points[points["branch"] == branch]
+        below = part[part["mean"] < bottom]
+        falls = f"\n(falls to {below['mean'].min():.3g})" if len(below) else ""
+        styles.bars(ax, part["density"], part, style, branch + falls, first=place == 0)
+        # On the edge, in axes coordinates: a row for each branch that falls, lest one hides another.
+        ax.plot(
+            below["density"], [0.03 * num_below] * len(below), transform=ax.get_xaxis_transform(),
+            color=style[0], marker="v", markersize=5, markerfacecolor="white", linestyle="none", clip_on=False,
+            zorder=5, label="_below",
         )  # fmt: skip
-    ax.set_xscale("log")
-    ax.set_xlim(points["density"].max() * 1.15, points["density"].min() / 1.15)
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-    num = int(points["replicates"].max())
-    ax.set_xlabel("density (fraction of prunable weights kept)")
+        num_below += bool(len(below))
+    styles.density_axis(ax, points["density"])
     ax.set_ylabel("test accuracy at the early-stop step")
-    ax.set_title(f"mean of {num} replicates, bars: {called}" if num > 1 else "one replicate", fontsize=9)
-    ax.grid(alpha=0.25, linewidth=0.6)
-    if len(branches) > 3:
-        # Beside the axes: so many entries would lie on the curves.
-        ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
-    else:
-        ax.legend(frameon=False)
-    return ax
+    if points["mean"].isna().all():
+        ax.text(0.5, 0.5, "no accuracy is measured", transform=ax.transAxes, ha="center")
+    return styles.finish(ax, styles.said(points, "bars", interval))
 
 
-PLOTS = {"accuracy": accuracy}
-
-
-def save(rows: Table, path: str | Path, kind: str = "accuracy", title: str = "") -> Path:
-    """Draw a plot to a file.
+def early_stop(rows: Table, ax: Any = None, interval: str = "range", num_steps: int | None = None) -> Any:
+    """The early-stop step against density: how fast each network learns.
 
     Args:
         rows: What `lottery.results.table` returns.
-        path: Where to; the ending says how (png, svg, pdf).
+        ax, interval: As for `accuracy`.
+        num_steps: The experiment's ``train.num_steps``; by default what the table's ``attrs`` say, if anything. A
+            marker is open where the lowest validation loss of a replicate is that of the very last step, so that a
+            longer training might have found a later one: such a mean is a lower bound.
+
+    Returns:
+        The axes: for each branch that was trained, the mean over replicates with its bars.
+
+    Raises:
+        LotteryError: As `accuracy`.
+    """
+    styles.check(rows)
+    num_steps = num_steps or rows.attrs.get("num_steps")
+    trained = rows[rows["final_train_loss"].notna()]
+    chains, points = _branches(trained, "early_stop_step", interval)
+    last = trained[trained["early_stop_step"] == num_steps].groupby(["branch", "round"]).size()
+    ax = styles.new_or(ax)
+    for place, (branch, style) in enumerate(chains.items()):
+        part = points[points["branch"] == branch]
+        styles.bars(ax, part["density"], part, style, branch, first=place == 0)
+        bound = part[[(branch, index) in last.index for index in part["round"]]]
+        if len(bound):
+            ax.plot(
+                bound["density"], bound["mean"], color=style[0], marker=style[1], markersize=5, linestyle="none",
+                markerfacecolor="white", zorder=4, label="_open",
+            )  # fmt: skip
+    if len(last):
+        ax.errorbar([], [], color="black", marker="o", markerfacecolor="white", linestyle="none", label="≥ (last step)")
+    styles.density_axis(ax, points["density"])
+    ax.set_ylim(0, points["high"].max() * 1.06 + 1e-9)
+    ax.set_ylabel("early-stop step (lowest validation loss)")
+    return styles.finish(ax, styles.said(points, "bars", interval))
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A kind of plot.
+
+    Attributes:
+        read: Makes its table from a run's folder; options that it does not know are for `draw`.
+        draw: ``draw(table, ax, **options)`` draws it on axes, and returns them.
+        size: Width and height of its figure in inches, from the table.
+    """
+
+    read: Callable[..., Table]
+    draw: Callable[..., Any]
+    size: Callable[[Table], tuple[float, float]] = lambda table: WIDE
+
+
+def _square(table: Table) -> tuple[float, float]:
+    side = max(4.2, 1.6 + 0.62 * len({*table["one"], *table["other"]}))
+    return side + 1, side
+
+
+def last_common_round(run: Path) -> int:
+    """The last round that every replicate has, of those that have begun.
+
+    Raises:
+        LotteryError: It is not a run, or no round is complete.
+    """
+    return min(_last_rounds(run))
+
+
+def _read_rows(run: Path, **_: Any) -> Table:
+    rows = results.table(run)
+    rows.attrs["num_steps"] = store.read_experiment(run).train.num_steps
+    return rows
+
+
+def _of_few_rounds(table: Callable[..., Table]) -> Callable[..., Table]:
+    """Read the rounds that are asked for, or so many as a figure has room for."""
+
+    def read(run: Path, rounds: Iterable[int] | None = None, **_: Any) -> Table:
+        return table(run, rounds=_few(run) if rounds is None else list(rounds))
+
+    return read
+
+
+def _read_overlaps(run: Path, round: int | None = None, matched: bool = False, **_: Any) -> Table:
+    return overlaps.table(run, last_common_round(run) if round is None else round, matched=matched)
+
+
+PLOTS: dict[str, Plot] = {
+    "accuracy": Plot(_read_rows, accuracy),
+    "early_stop": Plot(_read_rows, early_stop),
+    "learning_curves": Plot(_of_few_rounds(curves.table), landscapes.learning_curves),
+    "layers": Plot(lambda run, **_: layers.table(run), pictures.layers),
+    "initial_weights": Plot(_of_few_rounds(survivors.table), pictures.initial_weights),
+    "degrees": Plot(_of_few_rounds(layers.degrees), pictures.degrees),
+    "inputs": Plot(_of_few_rounds(inputs.table), pictures.inputs, pictures.size_of_inputs),
+    "overlap": Plot(_read_overlaps, pictures.overlap, _square),
+    "distance": Plot(lambda run, **_: distances.table(run), landscapes.distance),
+    "barrier": Plot(lambda run, **_: connectivity.points(run), landscapes.barrier),
+    "instability": Plot(lambda run, **_: connectivity.barriers(connectivity.points(run)), landscapes.instability),
+}
+
+
+def read(run: Path, kind: str, **options: Any) -> Table:
+    """The table of a kind of plot, from a run's folder.
+
+    Args:
+        run: The run's folder.
+        kind: A key of `PLOTS`.
+        options: What the kind reads by: ``rounds``, or for an overlap ``round`` and ``matched``. Others are ignored.
+
+    Returns:
+        What `drawn`, `save` and `svg` take.
+
+    Raises:
+        LotteryError: An unknown kind, or it is not a run, or it has not what the kind needs.
+    """
+    return _kind(kind).read(run, **options)
+
+
+def drawn(source: Table, kind: str = "accuracy", title: str = "", **options: Any) -> Any:
+    """A figure of its own, outside pyplot: no window, no state, and no backend to choose.
+
+    Args:
+        source: The table of the kind; see `read`.
         kind: A key of `PLOTS`.
         title: What stands above it.
+        options: Those of the kind's function, by name.
+
+    Returns:
+        A Matplotlib figure.
+
+    Raises:
+        LotteryError: An unknown kind or option, an empty table, or what the kind's function raises.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    plot = _kind(kind)
+    allowed = list(inspect.signature(plot.draw).parameters)[2:]
+    for option in options:
+        if option not in allowed:
+            raise unknown(f"An option of {kind}", option, allowed)
+    figure = Figure(layout="constrained")
+    FigureCanvasAgg(figure)
+    plot.draw(source, figure.subplots(), **options)
+    figure.set_size_inches(plot.size(source))
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def svg(source: Table, kind: str = "accuracy", title: str = "", **options: Any) -> str:
+    """A plot as one ``<svg>`` element for an HTML page; see `lottery.styles.as_svg`, and `drawn` for the rest."""
+    figure = drawn(source, kind, title, **options)
+    (ax, *_) = figure.axes
+    return styles.as_svg(figure, ": ".join(filter(None, (title, kind.replace("_", " "), ax.get_title()))))
+
+
+def save(source: Table, path: str | Path, kind: str = "accuracy", title: str = "", **options: Any) -> Path:
+    """Draw a plot to a file.
+
+    Args:
+        source, kind, title, options: As for `drawn`.
+        path: Where to; the ending says how (png, svg, pdf).
 
     Returns:
         The path.
 
     Raises:
-        LotteryError: An unknown kind or ending, an empty table, or a file that cannot be written.
+        LotteryError: As `drawn`; an unknown ending, or a file that cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     path = Path(path)
-    if kind not in PLOTS:
-        raise unknown("--kind", kind, PLOTS)
-    endings = FigureCanvasAgg.get_supported_filetypes()
-    if path.suffix.lstrip(".") not in endings:
-        raise unknown("The ending of --out", path.suffix.lstrip("."), ("png", "svg", "pdf"))
-    # A figure of its own, outside pyplot: no window, no state, and no backend to choose.
-    figure = Figure(figsize=(6.4 if rows["branch"].nunique() <= 3 else 8.4, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    PLOTS[kind](rows, figure.subplots())
-    figure.suptitle(title, fontsize=11)
-    picture = io.BytesIO()
-    figure.savefig(picture, format=path.suffix.lstrip("."), dpi=150)
-    files.write(path, picture.getvalue())
+    ending = path.suffix.lstrip(".")
+    _kind(kind)
+    if ending not in FigureCanvasAgg.get_supported_filetypes():
+        raise unknown("The ending of --out", ending, ("png", "svg", "pdf"))
+    files.write(path, styles.saved(drawn(source, kind, title, **options), ending))
     return path
 
 
-def _axes(ax: Any) -> Any:
-    if ax is not None:
-        return ax
-    import matplotlib.pyplot as plt
+def _kind(kind: str) -> Plot:
+    if kind not in PLOTS:
+        raise unknown("--kind", kind, PLOTS)
+    return PLOTS[kind]
 
-    return plt.gca()
+
+def _branches(rows: Table, measure: str, interval: str) -> tuple[dict[str, styles.Style], Table]:
+    """A style for each branch, the ticket first, and the spread of a measure by branch and round."""
+    styles.check(rows)
+    points = styles.spread(rows, ("branch", "round"), measure, interval)
+    branches = list(dict.fromkeys(rows["branch"]))
+    if len(branches) > len(STYLES):
+        raise LotteryError(f"A plot shows at most {len(STYLES)} branches, received {len(branches)}: select some rows.")
+    return styles.by_name(branches), points
+
+
+def _last_rounds(run: Path) -> list[int]:
+    """The last complete round of each replicate that has one."""
+    num = store.read_experiment(run).run.num_replicates
+    lengths = [len(store.complete_rounds(run, replicate)) for replicate in range(1, num + 1)]
+    if not any(lengths):
+        raise LotteryError(f"There is nothing to plot: {styles.NO_ROUND}.")
+    return [length - 1 for length in lengths if length]
+
+
+def _few(run: Path) -> list[int]:
+    return results.chosen(range(max(_last_rounds(run)) + 1), styles.MOST)

@@ -40,6 +40,7 @@ def test_plots_are_saved(tmp_path, ending):
     assert path.stat().st_size > 4000
     head = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
     assert path.read_bytes().startswith(head)
+    assert b"CreationDate" not in path.read_bytes() and b"dc:date" not in path.read_bytes()
 
 
 @pytest.mark.parametrize(
