@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from lottery import (
     replicates,
     results,
     store,
+    summaries,
 )
 from lottery import weights as weights_module
 from lottery.errors import LotteryError, unknown
@@ -37,6 +38,7 @@ def branch(
     data: Any = None,
     criterion: criteria.Criterion | None = None,
     report: progress.Report | None = None,
+    tensorboard: bool = True,
 ) -> results.Run:
     """Train branches from stored rounds, or find them complete. What is stored already is not trained again.
 
@@ -51,6 +53,7 @@ def branch(
         model, data, criterion: What was passed to `lottery.run`, if anything was; for ``"transfer"``, `data` may be
             the other data.
         report: Told what happens; by default it is shown on standard error.
+        tensorboard: Whether to write for TensorBoard too, in the run's folder; see `lottery.summaries`.
 
     Returns:
         The run, whose table has the branches beside the rounds.
@@ -69,24 +72,16 @@ def branch(
     with contextlib.ExitStack() as stack:
         if report is None:
             report = stack.enter_context(progress.shown())
-        begun = store.read_environment(path)
-        if not begun:
-            raise LotteryError(f"No round of {str(path)!r} is complete yet.")
-        environment.use_threads(begun["num_threads"])
+        use_threads(path)
         prepared = prepare(_with(settings, overrides) if overrides else settings, model, data, criterion)
         label = _label(name, overrides, prepared if transfers else None)
         if transfers:
             _check_fit(path, prepared)
         else:
-            environment.check_data(path, prepared.data.fingerprint)
-            if config.digest(prepared.experiment) != config.digest(settings):
-                raise LotteryError(f"The model or criterion passed is not the one that {str(path)!r} was run with.")
-        networks = _networks(path, settings, rounds, replicate, label)
-        stack.enter_context(store.opened(path, settings))
-        checking.refuse_damaged(path, settings)
-        mode = settings.run.enforcement
-        loop = prepared.loop
-        loop.callbacks.extend(stack.enter_context(enforcement.ENFORCEMENTS[mode](loop.model, loop.masks)))
+            check_same(path, settings, prepared)
+        places = stored_rounds(path, settings, rounds, replicate, first=1)
+        networks = [(number, index, label) for number, index in places]
+        stack.enter_context(opened(path, settings, prepared))
         missing = [network for network in networks if not store.is_stored(path, *network)]
         for network in set(networks) - set(missing):
             record = store.read_record(store.round_path(path, *network))
@@ -94,6 +89,8 @@ def branch(
                 raise LotteryError(f"What is stored as {label} was trained on other data of this name.")
         if not missing:
             report(progress.Note(f"All {len(networks)} branches {label} of {path} are complete."))
+        if tensorboard:
+            report = summaries.writer(path, settings, report)
         job = jobs.Job(path, prepared, missing, report)
         details = {"data_sha256": prepared.data.fingerprint, "overrides": overrides}
         not_drawn = []
@@ -106,6 +103,61 @@ def branch(
         if not_drawn:
             raise not_drawn[0]
     return results.Run(path)
+
+
+def use_threads(path: Path) -> None:
+    """Compute with as many threads as a run was begun with, or raise `LotteryError` if nothing of it is stored."""
+    begun = store.read_environment(path)
+    if not begun:
+        raise LotteryError(f"No round of {str(path)!r} is complete yet.")
+    environment.use_threads(begun["num_threads"])
+
+
+def check_same(path: Path, settings: config.Experiment, prepared: Prepared) -> None:
+    """Raise `LotteryError` unless the data, the model and the criterion are those of a run."""
+    environment.check_data(path, prepared.data.fingerprint)
+    if config.digest(prepared.experiment) != config.digest(settings):
+        raise LotteryError(f"The model or criterion passed is not the one that {str(path)!r} was run with.")
+
+
+@contextlib.contextmanager
+def opened(path: Path, settings: config.Experiment, prepared: Prepared) -> Iterator[None]:
+    """A stored run, for this process alone, seen to be whole, and the masks held while anything is trained for it."""
+    mode, loop = settings.run.enforcement, prepared.loop
+    with store.opened(path, settings):
+        checking.refuse_damaged(path, settings)
+        with enforcement.ENFORCEMENTS[mode](loop.model, loop.masks) as callbacks:
+            loop.callbacks.extend(callbacks)
+            yield
+
+
+def stored_rounds(
+    path: Path, settings: config.Experiment, rounds: Sequence[int], replicate: int | None, first: int = 0
+) -> list[tuple[int, int]]:
+    """Replicate and round of what is asked for of a run.
+
+    Args:
+        path: The run's folder.
+        settings: Its experiment.
+        rounds: The rounds; every complete one from `first` on where it is empty.
+        replicate: The replicate; all of them where it is None.
+        first: See `rounds`.
+
+    Raises:
+        LotteryError: There is no such replicate, or one of the rounds is not complete.
+    """
+    numbers = range(1, settings.run.num_replicates + 1)
+    if replicate is not None and replicate not in numbers:
+        raise LotteryError(f"replicate: received {replicate}, allowed is 1 to {len(numbers)}.")
+    places = []
+    for number in numbers if replicate is None else [replicate]:
+        complete = store.complete_rounds(path, number)
+        missing = [index for index in rounds if index not in complete]
+        if missing:
+            stored = f"0 to {complete[-1]}" if complete else "none yet"
+            raise LotteryError(f"rounds: received {missing[0]}, stored of replicate {number} are {stored}.")
+        places += [(number, index) for index in dict.fromkeys(rounds or complete[first:])]
+    return places
 
 
 def _name(function: branches.Branch) -> str:
@@ -158,20 +210,3 @@ def _check_fit(path: Path, prepared: Prepared) -> None:
             f"The ticket does not fit the other data: {wrong[0]} has shape {here.get(wrong[0])} in the ticket and "
             f"{there.get(wrong[0])} in a network for them."
         )
-
-
-def _networks(
-    path: Path, settings: config.Experiment, rounds: Sequence[int], replicate: int | None, label: str
-) -> list[jobs.Network]:
-    numbers = range(1, settings.run.num_replicates + 1)
-    if replicate is not None and replicate not in numbers:
-        raise LotteryError(f"replicate: received {replicate}, allowed is 1 to {len(numbers)}.")
-    networks = []
-    for number in numbers if replicate is None else [replicate]:
-        complete = store.complete_rounds(path, number)
-        missing = [index for index in rounds if index not in complete]
-        if missing:
-            stored = f"0 to {complete[-1]}" if complete else "none yet"
-            raise LotteryError(f"rounds: received {missing[0]}, stored of replicate {number} are {stored}.")
-        networks += [(number, index, label) for index in dict.fromkeys(rounds or complete[1:])]
-    return networks

@@ -1,17 +1,31 @@
 """The command line: a thin shell over the modules, which are imported inside the commands."""
 
-import contextlib
+import itertools
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lottery import showing, ticket_commands
+from lottery import analyze_commands, page_commands, showing, ticket_commands
 from lottery.errors import LotteryError, printable
-from lottery.options import Csv, ExperimentName, Json, Out, Replicate, Round, Rounds, RunPath, Source, Tolerance
+from lottery.options import (
+    Csv,
+    ExperimentName,
+    Json,
+    Out,
+    Replicate,
+    Round,
+    Rounds,
+    RunPath,
+    Source,
+    Tensorboard,
+    Tolerance,
+    numbers,
+    selected,
+    stoppable,
+)
 
 app = typer.Typer(
     name="lottery",
@@ -24,8 +38,7 @@ app = typer.Typer(
 experiments = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Experiments that ship with the package.")
 app.add_typer(experiments, name="experiments")
 app.add_typer(ticket_commands.tickets, name="tickets")
-app.command()(ticket_commands.export)
-app.command()(ticket_commands.compact)
+app.add_typer(analyze_commands.analyze, name="analyze")
 # A test compares: reading the names from where they are would import too much for --help.
 BRANCHES = (
     "random_reinit, random_mask, random_mask_global, shuffled_mask, reshuffled_init, signed_constant, untrained, "
@@ -59,7 +72,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
-@app.command()
+@app.command(short_help="Run an experiment, or go on with it.")
 def run(
     experiment: Annotated[
         str | None,
@@ -76,6 +89,7 @@ def run(
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Run all of it in seconds, on a few steps and data made for it.")
     ] = False,
+    tensorboard: Tensorboard = True,
     tolerance: Tolerance = 0.002,
 ) -> None:
     """Run an experiment, or go on with it where it was stopped, and show its table and figure.
@@ -89,19 +103,19 @@ def run(
     if experiment is not None and "=" in experiment and not Path(experiment).exists():
         words, experiment = [experiment, *words], None
     overriding, data = config.parse_overrides(words), None
-    with _stoppable():
+    with stoppable():
         source: Any = shipped.find(experiment) if experiment else None
         if smoke:
             source, data = smoking.shrunk(config.load(source, overriding))
             overriding = {}
-        done = running.run(source, overriding, data=data, out=out)
+        done = running.run(source, overriding, data=data, out=out, tensorboard=tensorboard)
     rows = done.table()
     showing.summary(done.path, rows, tolerance)
     figure = plots.save(rows, done.path / "accuracy.png", title=done.experiment.name)
     print(f"Figure: {figure}")
 
 
-@app.command()
+@app.command(short_help="List the runs of a folder.")
 def ls(out: Out = Path("runs"), as_json: Json = False, as_csv: Csv = False) -> None:
     """List the runs of a folder."""
     import pandas as pd
@@ -125,7 +139,7 @@ def ls(out: Out = Path("runs"), as_json: Json = False, as_csv: Csv = False) -> N
     showing.rows(pd.DataFrame(rows), as_json, as_csv)
 
 
-@app.command()
+@app.command(short_help="Show a run's table.")
 def show(
     run: RunPath,
     as_json: Json = False,
@@ -135,45 +149,36 @@ def show(
     tolerance: Tolerance = 0.002,
 ) -> None:
     """Show a run's table; --json and --csv give a row for each trained network."""
-    rows = _rows(run, replicate, round)
+    from lottery import results
+
+    rows = selected(results.table(run), replicate, round)
     if as_json or as_csv:
         showing.rows(rows, as_json, as_csv)
     else:
         showing.summary(run, rows, tolerance)
 
 
-@app.command()
-def plot(
-    run: RunPath,
-    kind: Annotated[str, typer.Option(help="What to draw: accuracy.")] = "accuracy",
-    out: Annotated[Path | None, typer.Option("--out", help="The file; png, svg or pdf.", show_default=False)] = None,
-    replicate: Replicate = None,
-    round: Round = None,
-) -> None:
-    """Draw a run to a file, by default KIND.png in the run's folder."""
-    from lottery import plots, store
-
-    rows = _rows(run, replicate, round)
-    print(plots.save(rows, out or run / f"{kind}.png", kind, title=store.read_experiment(run).name))
+app.command(short_help="Draw a run to a file.")(page_commands.plot)
+app.command(short_help="Write an HTML page about runs.")(page_commands.report)
 
 
-@app.command()
+@app.command(short_help="Recompute checksums and invariants.")
 def verify(source: Source) -> None:
     """Recompute every checksum and invariant of a run or of a ticket file; exit status 1 if anything is wrong."""
-    from lottery import checking, files, store
+    from lottery import checking, connectivity, files, store
 
     if not files.is_folder(source):
         ticket_commands.verify(source)
         return
     run = source
     num = num_wrong = 0
-    for name, wrong in checking.verify(run):
+    for name, wrong in itertools.chain(checking.verify(run), connectivity.wrong(run)):
         num += 1
         num_wrong += bool(wrong)
         for sentence in wrong:
             print(f"{name}: {sentence}")
     if num_wrong:
-        print(f"{num_wrong} of {num} networks are wrong.")
+        print(f"{num_wrong} of {num} are wrong.")
         raise typer.Exit(1)
     stored, wanted = store.progress(run, store.read_experiment(run))
     more = f" and {num - stored} more" if num > stored else ""
@@ -182,7 +187,7 @@ def verify(source: Source) -> None:
         print(sentence)
 
 
-@app.command()
+@app.command(short_help="Train controls from stored rounds.")
 def branch(
     run: RunPath,
     kind: Annotated[str, typer.Argument(help=f"What to train: {BRANCHES}.", metavar="BRANCH")],
@@ -194,18 +199,21 @@ def branch(
     ] = None,
     rounds: Rounds = "",
     replicate: Replicate = None,
+    tensorboard: Tensorboard = True,
     tolerance: Tolerance = 0.002,
 ) -> None:
     """Train controls and other branches from stored rounds: the same command goes on where it was stopped."""
     from lottery import branching, config
 
     words = config.parse_overrides(overrides or [])
-    with _stoppable():
-        done = branching.branch(run, kind, _numbers(rounds), words, replicate=replicate)
+    with stoppable():
+        done = branching.branch(
+            run, kind, numbers("--rounds", rounds), words, replicate=replicate, tensorboard=tensorboard
+        )
     showing.summary(run, done.table(), tolerance)
 
 
-@app.command()
+@app.command(short_help="Compare the tickets of several runs.")
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two runs or more.", metavar="RUN RUN...", show_default=False)],
     as_json: Json = False,
@@ -216,14 +224,14 @@ def compare(
     from lottery import contests
 
     found = contests.contested(contests.tables(runs))
-    chosen = _numbers(rounds)
+    chosen = numbers("--rounds", rounds)
     missing = sorted(set(chosen) - set(found["round"]))
     if missing:
         raise LotteryError(f"--rounds: received {missing[0]}, the runs have {sorted(set(found['round']))} in common.")
     showing.contest(found[found["round"].isin(chosen)] if chosen else found, as_json, as_csv)
 
 
-@app.command()
+@app.command(short_help="Compare a run with published numbers.")
 def check(run: RunPath) -> None:
     """Compare a run of a published protocol with the published numbers; exit status 1 if a line fails."""
     from lottery import claims
@@ -234,23 +242,11 @@ def check(run: RunPath) -> None:
         raise typer.Exit(1)
 
 
-def _numbers(words: str) -> list[int]:
-    try:
-        return [int(word) for word in words.split(",") if word]
-    except ValueError:
-        raise LotteryError(f"--rounds: received {words!r}, allowed are numbers such as 7,15.") from None
+app.command(short_help="Write a ticket, in many formats.")(ticket_commands.export)
+app.command(short_help="Make a ticket's network really smaller.")(ticket_commands.compact)
 
 
-@contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("lottery: stopped; complete rounds are kept, and the same command goes on.", file=sys.stderr)
-        raise typer.Exit(130) from None
-
-
-@experiments.command("ls")
+@experiments.command("ls", short_help="List them.")
 def experiments_ls(as_json: Json = False, as_csv: Csv = False) -> None:
     """List them: name, data, network, and what each reproduces."""
     import pandas as pd
@@ -260,7 +256,7 @@ def experiments_ls(as_json: Json = False, as_csv: Csv = False) -> None:
     showing.rows(pd.DataFrame(shipped.listed()), as_json, as_csv)
 
 
-@experiments.command("show")
+@experiments.command("show", short_help="Print one.")
 def experiments_show(name: ExperimentName) -> None:
     """Print one, with what it reproduces, its time and the numbers to expect."""
     from lottery import shipped
@@ -268,7 +264,7 @@ def experiments_show(name: ExperimentName) -> None:
     print(shipped.named(name).read_text(encoding="utf-8"), end="")
 
 
-@experiments.command("cp")
+@experiments.command("cp", short_help="Copy one, to be changed.")
 def experiments_cp(
     name: ExperimentName,
     to: Annotated[Path | None, typer.Argument(help="The file or folder; by default here.", show_default=False)] = None,
@@ -277,16 +273,3 @@ def experiments_cp(
     from lottery import shipped
 
     print(shipped.copied(name, to or Path()))
-
-
-def _rows(run: Path, replicate: int | None, round: int | None) -> Any:
-    from lottery import results
-
-    rows = results.table(run)
-    for column, wanted in (("replicate", replicate), ("round", round)):
-        if wanted is not None:
-            if wanted not in set(rows[column]):
-                stored = sorted(set(rows[column])) or "none yet"
-                raise LotteryError(f"--{column}: received {wanted}, stored are {stored}.")
-            rows = rows[rows[column] == wanted]
-    return rows

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import architectures, config, files, models, store, weights
+from lottery import architectures, config, files, models, positions, store, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 
@@ -96,7 +96,8 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
     Args:
         run: The run's folder.
         experiment: The experiment.
-        model: The model, for what it takes to build it again and the weights that are never pruned.
+        model: The model, for what it takes to build it again, the weights that are never pruned and how often the
+            others are used.
         data: What it is trained on.
         num_threads: Threads that training uses.
 
@@ -119,6 +120,7 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
         "commit": _commit(),
         "architecture": architectures.described(model, name if models.is_built_in(name) else None),
         "not_pruned": weights.unprunable(model),
+        "uses": positions.uses(model),
     }
     if not stored:
         files.write_json(run / "environment.json", now)

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,14 @@ class Job:
         prepared: What they are trained with.
         networks: All of them, in order.
         report: Told what happens.
+        spans: From which step to which a network is trained, where its branch does not say so.
     """
 
     path: Path
     prepared: Prepared
     networks: list[Network]
     report: progress.Report
+    spans: Mapping[Network, tuple[int, int]] = field(default_factory=dict)
 
 
 def initial_state(job: Job, replicate: int) -> dict[str, np.ndarray]:
@@ -71,9 +73,19 @@ def scores_of(job: Job, replicate: int, index: int, trained: State, kept: Masks)
 
 
 def train_network(
-    job: Job, network: Network, start: State, kept: Masks, first_step: int, last_step: int | None = None, **options: Any
+    job: Job,
+    network: Network,
+    start: State,
+    kept: Masks,
+    first_step: int,
+    last_step: int | None = None,
+    words: tuple[int, ...] | None = None,
+    **options: Any,
 ) -> training.Trained:
-    """Train one network; `training.train` says what the options are, and ends at `last_step` if one is given."""
+    """Train one network; `training.train` says what the options are.
+
+    It ends at `last_step` if one is given, and sees the batches in the run's own order unless `words` decide another.
+    """
     experiment, replicate = job.prepared.experiment, network[0]
     settings = experiment.train
     if last_step is not None:
@@ -82,9 +94,18 @@ def train_network(
     def report(step: int, accuracy: float) -> None:
         job.report(_where(job, network, kept, step, accuracy))
 
+    begun = False
+
+    def measured(row: training.Row) -> None:
+        nonlocal begun
+        job.report(progress.Measured(*network, row, not begun))
+        begun = True
+
     with _told(job, network):
-        words = (experiment.run.seed, replicate, order.BATCHES)
-        return training.train(job.prepared.loop, start, kept, settings, words, report, first_step=first_step, **options)
+        seed = words or (experiment.run.seed, replicate, order.BATCHES)
+        return training.train(
+            job.prepared.loop, start, kept, settings, seed, report, first_step, measured=measured, **options
+        )
 
 
 @contextlib.contextmanager
@@ -126,20 +147,23 @@ def store_network(
 
 def _where(job: Job, network: Network, kept: Masks, step: int, accuracy: float) -> progress.Step:
     experiment, (replicate, index, branch) = job.prepared.experiment, network
-    lengths = [_num_steps(job, one) for one in job.networks]
+    spans = [_span(job, one) for one in job.networks]
+    lengths = [last - first for first, last in spans]
     place = job.networks.index(network)
-    first = experiment.train.num_steps - lengths[place]
-    done = sum(lengths[:place]) + max(0, min(step - first, lengths[place]))
+    done = sum(lengths[:place]) + max(0, min(step - spans[place][0], lengths[place]))
     return progress.Step(
         replicate, experiment.run.num_replicates, index, experiment.prune.num_rounds, branch, masks.density(kept), step,
-        experiment.train.num_steps, accuracy, done, sum(lengths),
+        spans[place][1], accuracy, done, sum(lengths),
     )  # fmt: skip
 
 
-def _num_steps(job: Job, network: Network) -> int:
-    """About how many steps a network takes; what rewinds late takes fewer."""
+def _span(job: Job, network: Network) -> tuple[int, int]:
+    """From which step to which a network is trained, about; what rewinds late takes fewer."""
+    if network in job.spans:
+        return job.spans[network]
     experiment, (_, index, branch) = job.prepared.experiment, network
+    last = experiment.train.num_steps
     if branch == "untrained":
-        return 0
+        return last, last
     late = index and branch not in ("random_reinit", "early_bird")
-    return experiment.train.num_steps - (experiment.rewind.step if late else 0)
+    return experiment.rewind.step if late else 0, last

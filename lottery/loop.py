@@ -89,24 +89,27 @@ def compile_loop(
     auto = settings.jit_compile == "auto"
     jit = gains_from_xla(model) and not examined.calls_python if auto else bool(settings.jit_compile)
     longest = min(LONGEST_PIECE, settings.eval_every, settings.num_steps)
-    own = examined.test_logs
     callbacks: list[Any] = []
     if augment and not isinstance(data, Splits):
         raise LotteryError("data.augment: received a tf.data.Dataset, allowed are arrays; augment it in the data set.")
     if isinstance(data, Splits):
-        scaled = scaler(data)
         if augment:
             augmenting.check(data.train.x.shape[1:])
         steps, batches = _steps_over_arrays(
-            model, data.train, scaled, settings.batch_size, longest, jit, examined, callbacks, augment
+            model, data.train, scaler(data), settings.batch_size, longest, jit, examined, callbacks, augment
         )
-        validation, test = (_evaluation_of_arrays(model, part, scaled, own) for part in (data.validation, data.test))
     else:
         steps, batches = _steps_over_stream(model, data.train, jit, examined, callbacks)
-        validation, test = (_evaluation_of_stream(model, part, own) for part in (data.validation, data.test))
-    evaluations = {"validation": validation, "test": test}
+    evaluations = {split: evaluation(model, data, split, examined) for split in ("validation", "test")}
     schedule_step = compiling.step_variable() if schedule_step is None else schedule_step
     return Loop(model, masks, schedule_step, steps, batches, evaluations, examined, [], longest, jit, callbacks)
+
+
+def evaluation(model: Any, data: Splits | Streams, split: str, examined: Examined) -> Callable[[], Logs]:
+    """A function that returns what a model reports over every example of a split, ``"train"`` among them."""
+    if isinstance(data, Splits):
+        return _evaluation_of_arrays(model, getattr(data, split), scaler(data), examined.test_logs)
+    return _evaluation_of_stream(model, getattr(data, split), examined.test_logs)
 
 
 def reset(loop: Loop) -> None:

@@ -1,9 +1,14 @@
-"""The arguments and options that commands share, so that they mean the same everywhere."""
+"""The arguments and options that commands share, so that they mean the same everywhere, and what is made of them."""
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from lottery.errors import LotteryError
 
 RunPath = Annotated[Path, typer.Argument(help="The run's folder.", metavar="RUN", show_default=False)]
 Source = Annotated[
@@ -17,6 +22,9 @@ Replicate = Annotated[int | None, typer.Option("--replicate", help="Only this re
 Round = Annotated[int | None, typer.Option("--round", help="Only this round; 0 is dense.")]
 Rounds = Annotated[str, typer.Option(help="Which rounds, such as 7,15; every pruned one if not given.")]
 Tolerance = Annotated[float, typer.Option(min=0, max=1, help="Accuracy that a matching ticket may lose, in [0, 1].")]
+Tensorboard = Annotated[
+    bool, typer.Option("--tensorboard/--no-tensorboard", help="Write what TensorBoard shows, in the run's folder.")
+]
 
 # Of the commands that take one ticket.
 OneRound = Annotated[
@@ -31,3 +39,42 @@ OneReplicate = Annotated[int, typer.Option("--replicate", help="Of a run: which 
 DataPath = Annotated[
     str, typer.Option("--data", help="A file with the ticket's data, where they are not found.", show_default=False)
 ]
+
+
+def numbers(option: str, words: str) -> list[int]:
+    """The numbers in the value of an option, such as 7,15.
+
+    Raises:
+        LotteryError: It holds something else.
+    """
+    try:
+        return [int(word) for word in words.split(",") if word]
+    except ValueError:
+        raise LotteryError(f"{option}: received {words!r}, allowed are numbers such as 7,15.") from None
+
+
+def selected(rows: Any, replicate: int | None, round: int | None) -> Any:
+    """The rows of one replicate, one round, or both, of a table that has these columns.
+
+    Raises:
+        LotteryError: There are none, or the table has no such column.
+    """
+    for column, wanted in (("replicate", replicate), ("round", round)):
+        if wanted is not None:
+            if column not in rows:
+                raise LotteryError(f"--{column} does not go with this: its rows are of several replicates each.")
+            if wanted not in set(rows[column]):
+                stored = sorted(set(rows[column])) or "none yet"
+                raise LotteryError(f"--{column}: received {wanted}, stored are {stored}.")
+            rows = rows[rows[column] == wanted]
+    return rows
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """End with a sentence and status 130 where a person interrupts."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("lottery: stopped; complete rounds are kept, and the same command goes on.", file=sys.stderr)
+        raise typer.Exit(130) from None

@@ -25,6 +25,23 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """A network in training was evaluated.
+
+    Attributes:
+        replicate, round, branch: Which network it is.
+        row: Step, split, loss and accuracy, as `lottery.training.Trained` has them.
+        first: Whether its training has just begun, anew if it was begun before.
+    """
+
+    replicate: int
+    round: int
+    branch: str
+    row: tuple[int, str, float, float]
+    first: bool
+
+
+@dataclass(frozen=True)
 class Done:
     """A round is stored."""
 
@@ -39,7 +56,8 @@ class Note:
     text: str
 
 
-Report = Callable[[Step | Done | Note], None]
+Event = Step | Measured | Done | Note
+Report = Callable[[Event], None]
 
 
 @contextlib.contextmanager
@@ -75,7 +93,7 @@ def shown(console: Any = None) -> Iterator[Report]:
     with Progress(*columns, console=console, transient=True) as display:
         task = display.add_task("starting TensorFlow", total=None, left="")
 
-        def report(event: Step | Done | Note) -> None:
+        def report(event: Event) -> None:
             if isinstance(event, Step):
                 remaining, branch = left(event), "" if event.branch == "ticket" else f" · {event.branch}"
                 display.update(
@@ -95,11 +113,11 @@ def shown(console: Any = None) -> Iterator[Report]:
         yield report
 
 
-def silent(event: Step | Done | Note) -> None:
+def silent(event: Event) -> None:
     """Show nothing."""
 
 
-def _print_line(console: Any, event: Step | Done | Note, left: Callable[[Step], str]) -> None:
+def _print_line(console: Any, event: Event, left: Callable[[Step], str]) -> None:
     if isinstance(event, Note):
         console.print(event.text, markup=False, highlight=False, soft_wrap=True)
     elif isinstance(event, Done):
@@ -115,7 +133,7 @@ def _print_line(console: Any, event: Step | Done | Note, left: Callable[[Step], 
             + collapsed,
             markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
-    else:
+    elif isinstance(event, Step):
         left(event)
 
 

@@ -120,13 +120,6 @@ def summary(rows: Table, num_steps: int | None = None) -> Table:
     )
 
 
-def common_rounds(rows: Table) -> list[int]:
-    """The rounds of the main chain that every replicate of a table has, from 0 on."""
-    tickets = rows[rows["branch"] == store.TICKET]
-    counts = tickets.groupby("round")["replicate"].nunique()
-    return [int(index) for index in counts.index[counts == tickets["replicate"].nunique()]]
-
-
 def chosen(rounds: Iterable[int], most: int) -> list[int]:
     """At most so many of the rounds, evenly apart, the first and the last among them: what a figure has room for."""
     import numpy as np

@@ -18,6 +18,7 @@ from lottery import (
     replicates,
     results,
     store,
+    summaries,
 )  # fmt: skip
 from lottery import data as data_module
 from lottery.preparing import prepare
@@ -32,6 +33,7 @@ def run(
     criterion: criteria.Criterion | None = None,
     out: str | Path = "runs",
     report: progress.Report | None = None,
+    tensorboard: bool = True,
 ) -> results.Run:
     """Run an experiment, or go on with it where it was stopped, or find it complete.
 
@@ -46,6 +48,7 @@ def run(
         criterion: A function from `criteria.Evidence` to scores by weight, instead of a named criterion.
         out: The folder that holds runs.
         report: Told what happens; by default it is shown on standard error.
+        tensorboard: Whether to write for TensorBoard too, in the run's folder; see `lottery.summaries`.
 
     Returns:
         The run, complete.
@@ -89,10 +92,12 @@ def run(
             for replicate in range(1, settings.run.num_replicates + 1)
             for one in store.wanted(settings)
         ]
-        job = jobs.Job(path, prepared, networks, report)
         size = f"{path}: replicates: {settings.run.num_replicates}, networks of each: {len(store.wanted(settings))}."
         for note in (*prepared.notes, *notes, size):
             report(progress.Note(note))
+        if tensorboard:
+            report = summaries.writer(path, settings, report)
+        job = jobs.Job(path, prepared, networks, report)
         for replicate in range(1, settings.run.num_replicates + 1):
             if len(store.complete_rounds(path, replicate)) <= settings.prune.num_rounds:
                 replicates.train_chain(job, replicate)

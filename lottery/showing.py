@@ -1,8 +1,7 @@
 """Tables and sentences, printed to the terminal or to a pipe."""
 
-import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,23 @@ def rows(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
         print(frame.to_csv(index=False), end="")
     else:
         table(list(frame.columns), [[str(value) for value in row] for row in frame.itertuples(index=False)])
+
+
+def means(frame: Any, keys: Sequence[str], columns: Sequence[str], count: str = "") -> None:
+    """Print the means of columns over rows that are alike, in the order in which these come.
+
+    Args:
+        frame: Any data frame.
+        keys: Columns in which rows are alike.
+        columns: Columns to take the means of; a column that is NaN in all rows is empty.
+        count: The head of a column that counts the rows, if one is wanted.
+    """
+    lines = []
+    for values, part in frame.groupby(list(keys), sort=False, dropna=False):
+        known = [f"{value:.4f}" if isinstance(value, float) else str(value) for value in values]
+        taken = [part[column].mean() for column in columns]
+        lines.append([*known, *([str(len(part))] if count else []), *map(_number, taken)])
+    table([*keys, *([count] if count else []), *columns], lines)
 
 
 def summary(run: Path, rows: Any, tolerance: float) -> None:
@@ -71,7 +87,7 @@ def summary(run: Path, rows: Any, tolerance: float) -> None:
     if any(line["verdict"] == verdicts.CANNOT_TELL for line in judged.values()):
         needed = any(line["needed"] == line["needed"] for line in judged.values())
         how_many = "; beside it about how many would be needed" if needed else ""
-        print(f"{verdicts.CANNOT_TELL}: cannot tell from {_replicates(num)}{how_many}.")
+        print(f"{verdicts.CANNOT_TELL}: cannot tell from {replicates(num)}{how_many}.")
     for sentence in [*results.collapsed(run), *verdicts.sentences(rows, tolerance, word)]:
         print(sentence)
 
@@ -129,7 +145,7 @@ def table(heads: list[str], lines: list[list[str]]) -> None:
 
     words = (
         "name", "run", "data", "model", "reproduces", "branch", "claim", "published", "measured", "verdict", "weight",
-        "shape", "format", "file", "what", "choice",
+        "shape", "format", "file", "what", "choice", "batch_norm", "split", "side",
     )  # fmt: skip
     printed = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for head in heads:
@@ -164,118 +180,13 @@ def _branches(points: Any) -> None:
     print("Beside the ticket, branches from its rounds: mean test accuracy at the early-stop step.")
 
 
-def _replicates(num: int) -> str:
+def _number(value: float) -> str:
+    """Whole numbers whole, others with four digits after the point, nothing for NaN."""
+    if value != value:
+        return ""
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:.4f}"
+
+
+def replicates(num: int) -> str:
+    """A number of replicates, in words."""
     return "1 replicate" if num == 1 else f"{num} replicates"
-
-
-def tickets(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
-    """Print what `lottery.picking.listed` returns; see `rows`."""
-    if not (as_json or as_csv):
-        if frame.empty:
-            print("No pruned round is complete yet.")
-            return
-        formats = {"density": "{:.4f}", "test_accuracy": "{:.4f}", "less_dense": "{:+.4f}"}
-        frame = frame.assign(**{name: frame[name].map(how.format) for name, how in formats.items()})
-    rows(frame, as_json, as_csv)
-
-
-def ticket(one: Any, as_json: bool = False) -> None:
-    """Print what a ticket holds and where it is from.
-
-    Args:
-        one: A `lottery.tickets.Ticket`.
-        as_json: Everything that it says, as one object.
-    """
-    from lottery import masks
-
-    counts, of = masks.num_kept(one.masks), one.provenance
-    if as_json:
-        about = {"density": one.density, "num_kept": one.num_kept, "kept": counts, "has_trained": bool(one.trained)}
-        print(
-            json.dumps(about | {key: getattr(one, key) for key in ("architecture", "metrics", "provenance")}, indent=1)
-        )
-        return
-    table(
-        ["weight", "shape", "kept", "of", "density"],
-        [
-            [name, " x ".join(map(str, mask.shape)), str(counts[name]), str(mask.size), f"{mask.mean():.4f}"]
-            for name, mask in one.masks.items()
-        ],
-    )
-    architecture, data = one.architecture, of.get("data")
-    data = data if isinstance(data, dict) else {}
-    network = architecture.get("name") or architecture.get("class") or "layers of Keras' own"
-    accuracy = one.metrics.get("early_stop_test_accuracy")
-    facts = {
-        "density": f"{one.density:.4f}, {one.num_kept} weights kept",
-        "network": f"{network}, of {architecture.get('library')}",
-        "weights": "at the start, and trained" if one.trained else "at the start",
-        "from": of.get("run") and f"{of['run']}, replicate {of.get('replicate')}, round {of.get('round')}",
-        "rewound to": "rewind_step" in of and f"step {of['rewind_step']} ({of.get('rewind_mode')})",
-        "data": data.get("name") and f"{data['name']}, digest {data.get('digest')}",
-        "test accuracy": isinstance(accuracy, float) and f"{accuracy:.4f} at the early-stop step",
-    }
-    for name, said in facts.items():
-        if said:
-            print(printable(f"{name + ':':14} {said}"))
-
-
-def exports(saved: Path | None, done: Iterable[Any], failed: Mapping[str, Exception]) -> None:
-    """Print what a ticket was written to.
-
-    Args:
-        saved: The ticket file, if there is one.
-        done: What `lottery.exporting.export` returned.
-        failed: Why others were not written, by form.
-    """
-    from lottery import placing
-
-    done = list(done)
-    if saved and not done:
-        print(f"{saved}: {saved.stat().st_size} bytes")
-        return
-    lines = [["safetensors", str(saved), *map(str, placing.sizes(saved)), "", ""]] if saved else []
-    for one in done:
-        lines.append(
-            [
-                one.form,
-                str(one.path),
-                str(one.num_bytes),
-                str(one.num_gzipped),
-                f"{one.difference:.1g}",
-                f"{one.agreement:.4f}",
-            ]
-        )
-    table(["format", "file", "bytes", "gzipped", "difference", "same class"], lines)
-    print("Loaded again and compared: the largest difference of outputs, of the largest output; share of inputs that")
-    print("are put into the same class. Masked entries are zero in each file.")
-    if unseen := [one.form for one in done if not one.zeros_checked]:
-        print(f"But whether they are could not be seen in: {', '.join(unseen)}.")
-    for form, error in failed.items():
-        print(f"Not written: {form}. {printable(error)}")
-
-
-def compacted(found: Any) -> None:
-    """Print what has become smaller.
-
-    Args:
-        found: A `lottery.compaction.Measured`.
-    """
-    small = found.compacted
-    pairs = {f"units of {name}": pair for name, pair in small.units.items()}
-    pairs |= {"parameters": small.num_parameters, "multiply-adds": small.multiply_adds}
-    lines = [[what, str(before), str(after), f"{after / before:.4f}"] for what, (before, after) in pairs.items()]
-    for num, (before, after) in found.seconds.items():
-        lines.append(
-            [
-                f"ms for {num} example{'s' * (num > 1)}",
-                f"{1e3 * before:.3f}",
-                f"{1e3 * after:.3f}",
-                f"{after / before:.4f}",
-            ]
-        )
-    table(["what", "before", "after", "ratio"], lines)
-    unread, taken = int(small.unread.sum()), small.inputs.size
-    dropped = ", not taken any more" if taken < small.unread.size else "; --drop-inputs leaves them out"
-    print(f"Inputs that no weight reads: {unread} of {small.unread.size}{dropped if unread else ''}.")
-    print(f"Largest difference of outputs: {found.difference:.1g} of the largest. Times are medians on one thread.")

@@ -200,7 +200,9 @@ def density_axis(ax: Any, densities: Any) -> None:
 
     ax.set_xscale("log")
     ax.set_xlim(densities.max() * 1.15, densities.min() / 1.15)
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    # Few rounds span less than the steps of 1, 2 and 5.
+    subs = (1, 2, 5) if densities.max() > 5 * densities.min() else range(1, 10)
+    ax.xaxis.set_major_locator(LogLocator(subs=subs))
     plain(ax.xaxis)
     ax.set_xlabel(DENSITY)
 

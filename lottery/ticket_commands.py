@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lottery import showing
+from lottery import ticket_tables
 from lottery.errors import LotteryError, TicketError, printable, unknown
 from lottery.options import Csv, DataPath, Density, Json, OneReplicate, OneRound, RunPath, Source
 
@@ -29,15 +29,15 @@ NAMES = {
 FORMATS = tuple(NAMES)[1:]
 
 
-@tickets.command("ls")
+@tickets.command("ls", short_help="List a run's tickets.")
 def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:
     """List a run's tickets, with what `best` and `smallest_matching` choose."""
     from lottery import picking
 
-    showing.tickets(picking.listed(run), as_json, as_csv)
+    ticket_tables.tickets(picking.listed(run), as_json, as_csv)
 
 
-@tickets.command("show")
+@tickets.command("show", short_help="Show what a ticket file holds.")
 def tickets_show(
     file: Annotated[Path, typer.Argument(help="A ticket file.", metavar="FILE", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print all that it says as JSON.")] = False,
@@ -48,7 +48,7 @@ def tickets_show(
 
     if files.is_folder(file):
         raise LotteryError(f"{str(file)!r} is a folder, allowed is a ticket file; `lottery tickets ls` lists a run's.")
-    showing.ticket(load(file), as_json)
+    ticket_tables.ticket(load(file), as_json)
 
 
 def export(
@@ -83,7 +83,7 @@ def export(
     done, failed = _exported(ticket, source, others, start, data) if others else ([], {})
     if failed and form != "all":
         raise next(iter(failed.values()))
-    showing.exports(paths.get(TICKET), done, failed)
+    ticket_tables.exports(paths.get(TICKET), done, failed)
 
 
 def compact(
@@ -121,7 +121,7 @@ def compact(
         environment.use_threads(1)  # so that the times are those of one thread
         inputs = _inputs(ticket, source, data)
         found = compaction.measured(ticket.model(trained=ticket.trained is not None), inputs, drop_inputs)
-        showing.compacted(found)
+        ticket_tables.compacted(found)
         if out is not None:
             with files.readable_errors(out):
                 found.compacted.model.save(places[0])

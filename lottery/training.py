@@ -50,6 +50,7 @@ def train(
     first_step: int = 0,
     schedule_step: int | None = None,
     watch: Mapping[int, Callable[[dict[str, np.ndarray]], None]] | None = None,
+    measured: Callable[[Row], None] = lambda row: None,
 ) -> Trained:
     """Train from given weights under masks, with a fresh optimiser.
 
@@ -64,6 +65,7 @@ def train(
             that it would have had; where the two are equal, the network is evaluated and not trained.
         schedule_step: Where in its schedule the learning rate begins; at `first_step` if None.
         watch: Functions by step, each called with every variable once that step is taken.
+        measured: Called with each row of `Trained.metrics` as soon as it is known.
 
     Returns:
         What was trained.
@@ -84,9 +86,13 @@ def train(
     summary: dict[str, float | int] = {}
     lowest, step, trained = math.inf, first_step, (math.nan, math.nan)
 
+    def add(*row: Any) -> None:
+        metrics.append(row)
+        measured(row)
+
     def evaluate(split: str, at: int) -> tuple[float, float]:
         loss, accuracy = _finite(loop.evaluations[split](), f"{split} loss at step {at}")
-        metrics.append((at, split, loss, accuracy))
+        add(at, split, loss, accuracy)
         return loss, accuracy
 
     while True:
@@ -104,7 +110,7 @@ def train(
             loop, batches, step, until, watch or {}, lambda step, seen=validation[1]: report(step, seen)
         )  # fmt: skip
         step = until
-        metrics.append((step, "train", *trained))
+        add(step, "train", *trained)
 
     final = _held(weights.read_state(loop.model), kept)
     known = {at: (loss, accuracy) for at, split, loss, accuracy in metrics if split == "test"}

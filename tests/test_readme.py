@@ -1,13 +1,18 @@
 """What the README and the pages under docs/ say is what happens."""
 
+import functools
+import importlib.util
+import json
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from lottery import config
+from lottery import branches, config, plots, shipped, ticket_commands
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -15,17 +20,43 @@ PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "READ
 every_page = pytest.mark.parametrize("page", PAGES)
 # A block of Python, and of text if it follows at once: that is what the block prints.
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
+FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```\n", re.M | re.S)
 END = "=== end of a block ==="
+NO_PYTHON = {"docs/commands.md"}
+# Pages that only look at runs say that this needs no TensorFlow.
+NO_TENSORFLOW = {"docs/concepts.md", "docs/metrics.md", "docs/files.md", "docs/seeing.md"}
+# The run that pages look at; `small_run` stands in for it, and its last round for any later one.
+RUN, LAST_ROUND = "runs/digits-0d51709e", 3
+# A command that reads what these make with it needs no training, no model and no data.
+READING = {
+    "show", "ls", "plot", "report", "verify", "compare", "export", "tickets ls", "tickets show", "experiments ls",
+    "experiments show", "experiments cp", "analyze overlap", "analyze layers", "analyze degrees", "analyze distance",
+    "analyze costs", "analyze curves",
+}  # fmt: skip
+DRAWN: set[tuple[str, str | None]] = set()
+PROGRAMS = ("lottery", "python", "tensorboard", "pip")
+# A shell that does nothing but say which programs it is asked for: what a word is, only the shell knows.
+SHELL = "set -u\n" + "".join(f"""{one}() {{ printf '%s\\x1f' {one} "$@"; printf '\\x1e'; }}\n""" for one in PROGRAMS)
 
 
-@every_page
-def test_every_python_block_runs(page, tmp_path):
+@pytest.fixture
+def here(small_run, tmp_path):
+    """A folder that has the run that pages look at."""
+    shutil.copytree(small_run.path, tmp_path / RUN)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", sorted(PAGES.keys() - NO_PYTHON))
+def test_every_python_block_runs(page, here):
     """In order and in one process, for the later use what the earlier have made."""
     blocks = BLOCK.findall(PAGES[page])
-    assert len(blocks) == len(re.findall(r"^ *```py", PAGES[page], re.M)) >= 2
-    script = tmp_path / "page.py"
-    script.write_text("".join(f"{code}\nprint({END!r})\n" for code, _ in blocks))
-    done = subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True)
+    assert len(blocks) == len(re.findall(r"^ *```py", PAGES[page], re.M)) >= 1
+    code = "".join(f"{code}\nprint({END!r})\n" for code, _ in blocks)
+    if page in NO_TENSORFLOW:
+        code += "import sys\nassert not {'tensorflow', 'keras', 'tf_keras'} & sys.modules.keys()\n"
+    script = here / "page.py"
+    script.write_text(code)
+    done = subprocess.run([sys.executable, script.name], cwd=here, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     printed = done.stdout.split(f"{END}\n")
     assert len(printed) == len(blocks) + 1
@@ -37,6 +68,10 @@ def test_every_python_block_runs(page, tmp_path):
 def without_fractions(text):
     """The last digits, and so the sign of a small number, are those of the machine; whole numbers and 0.0 are not."""
     return re.sub(r"-?\d+\.\d{4,}(e[-+]\d+)?", "#", text)
+
+
+def test_pages_without_python_have_none():
+    assert not [page for page in NO_PYTHON & PAGES.keys() if "```py" in PAGES[page]]
 
 
 @every_page
@@ -84,3 +119,154 @@ def test_commands_that_are_named_exist():
     commands = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
     commands |= {group.name for group in cli.app.registered_groups}
     assert set(re.findall(r"^lottery (\w+)", README, re.M)) == commands
+
+
+@every_page
+def test_every_block_is_of_a_kind_that_is_tested(page):
+    """Python and commands are run or parsed elsewhere; what is left is read by whoever reads such files, or is text."""
+    rest = BLOCK.sub("", PAGES[page])
+    assert rest.count("```") == 2 * len(FENCE.findall(rest))
+    own = FENCE.findall(rest)
+    if page == "README.md":  # what a newcomer types first is what CI types
+        own = [one for one in own if one[0] != "sh"] + [one for one in own if one[0] == "sh"][2:]
+    for kind, text in own:
+        assert kind in ("text", "sh", "toml", "json")
+        assert kind != "sh" or text in command_blocks(page)
+        if kind == "toml":
+            config.load(tomllib.loads(text))
+        if kind == "json":
+            json.loads(text)
+
+
+def command_blocks(page):
+    """Blocks that somebody might type. What ``--help`` prints begins otherwise."""
+    blocks = [text for _, text in FENCE.findall(BLOCK.sub("", PAGES[page])) if not text.startswith("Usage:")]
+    return [text for text in blocks if re.search(rf"^ *(?:\w+=\S* +)*(?:{'|'.join(PROGRAMS)}) ", text, re.M)]
+
+
+PAGES_WITH_COMMANDS = [page for page in PAGES if command_blocks(page)]
+every_page_with_commands = pytest.mark.parametrize("page", PAGES_WITH_COMMANDS)
+
+
+def commands_of(page, folder):
+    """The words of each command in the blocks of a page, in order, as a shell in an empty folder makes them."""
+    found = []
+    for block in command_blocks(page):
+        done = subprocess.run(
+            [shutil.which("bash"), "-c", SHELL + block], cwd=folder, capture_output=True, text=True, env={"PATH": ""}
+        )
+        assert not done.stderr, (block, done.stderr)
+        found += [said.split("\x1f")[:-1] for said in done.stdout.split("\x1e")[:-1]]
+    return found
+
+
+@functools.cache
+def the_command():
+    import typer
+
+    from lottery import cli
+
+    return typer.main.get_command(cli.app)
+
+
+def parsed(words):
+    """What the command line makes of a command: its name, and its arguments and options by name."""
+    command, rest, names = the_command(), list(words[1:]), []
+    while hasattr(command, "commands") and rest and rest[0] in command.commands:
+        names.append(rest[0])
+        command = command.commands[rest.pop(0)]
+    assert not hasattr(command, "commands"), f"no such command: {' '.join(words)}"
+    try:
+        return " ".join(names), command.make_context("lottery", rest).params
+    except Exception as error:  # of the library's own, which it may keep to itself
+        pytest.fail(f"{' '.join(words)}: {getattr(error, 'message', error)}")
+
+
+@every_page_with_commands
+def test_every_command_can_be_typed(page, tmp_path):
+    """Nothing is run, but it is there, with its options; and values that are names are those of something."""
+    for words in commands_of(page, tmp_path):
+        if words[0] != "lottery":
+            check_program(words)
+            continue
+        name, given = parsed(words)
+        if name == "run":
+            check_run(given)
+        assert given.get("kind", "accuracy") in {*plots.PLOTS, *branches.BRANCHES}, words
+        assert not given.get("form") or given["form"] in (*ticket_commands.NAMES, "all"), words
+
+
+def check_run(given):
+    """An experiment that comes with the package, or lies in the repository, takes these values."""
+    first, values = given["experiment"], list(given["overrides"] or [])
+    if first and "=" in first:
+        first, values = None, [first, *values]
+    source = None if first is None else shipped.find(first) if first in shipped.paths() else ROOT / first
+    assert config.load(source, config.parse_overrides(values))
+
+
+def check_program(words):
+    program, *rest = words
+    if program == "python":
+        program, *rest = rest
+    if program == "-m":
+        program, *rest = rest
+    options = [word.partition("=")[0] for word in rest if word.startswith("--")]
+    if program.endswith(".py"):
+        text = (ROOT / program).read_text()
+        beside = [(ROOT / program).with_name(f"{one}.py") for one in re.findall(r"^from (\w+) import", text, re.M)]
+        text += "".join(one.read_text() for one in beside if one.exists())
+        assert all(f'"{one}"' in text for one in options), words
+    else:
+        assert importlib.util.find_spec(program), words
+        assert program != "tensorboard" or {*options} <= {"--logdir", "--port", "--host", "--bind_all"}, words
+
+
+@every_page
+def test_commands_within_sentences_exist(page):
+    """Words in capitals stand for a reader's own, and brackets for what may be left out."""
+    prose = FENCE.sub("", PAGES[page])
+    for text in re.findall(r"`lottery\s([^`]+)`", prose):
+        words = re.sub(r"[\[\]|]", " ", text).split()
+        command, rest = the_command(), list(words)
+        while hasattr(command, "commands") and rest and rest[0] in command.commands:
+            command = command.commands[rest.pop(0)]
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        used = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert used <= known, (text, used - known)
+        assert not hasattr(command, "commands") or not rest or rest[0] in known or rest[0].isupper(), text
+        if words[0] == "run" and rest and words == text.split() and not any(word.isupper() for word in words):
+            check_run(parsed(["lottery", *words])[1])
+    for text in re.findall(r"`(python\s[^`]+)`", prose):
+        check_program(text.split())
+
+
+@every_page_with_commands
+def test_commands_that_only_read_do(page, here, lottery_command):
+    """Where a page names the run, or a file that an earlier command has made of it. What needs a model is only parsed."""
+    for words in commands_of(page, here / "runs"):  # where no pattern of a page fits a file
+        if words[0] != "lottery":
+            continue
+        name, given = parsed(words)
+        if name not in READING or given.get("form") or given.get("kind") in ("barrier", "instability"):
+            continue
+        sources = [given[one] for one in ("run", "source", "file") if given.get(one)] + list(given.get("runs") or [])
+        drawn = (name, given.get("kind"))
+        if not all((here / one).exists() for one in sources) or drawn in DRAWN:
+            continue
+        if name in ("plot", "report"):  # which take seconds: a page of each kind is enough
+            DRAWN.add(drawn)
+        done = lottery_command(*with_rounds(words[1:]), cwd=here)
+        assert done.returncode == 0, (words, done.stderr)
+        assert done.stdout or name == "ls", words
+
+
+def with_rounds(words):
+    """The words of a command with rounds that the run at hand has: those after its last become that one."""
+    after = [None, *words[:-1]]
+    return [
+        re.sub(r"\d+", lambda one: str(min(int(one[0]), LAST_ROUND)), word)
+        if option in ("--round", "--rounds")
+        else word
+        for option, word in zip(after, words, strict=True)
+    ]

@@ -1,0 +1,169 @@
+"""What a paper on pruning should report, held against runs.
+
+After the checklist of Blalock, Gonzalez Ortiz, Frankle & Guttag 2020, "What is the state of neural network pruning?",
+https://arxiv.org/abs/2003.03033, appendix B, in our words. What only a paper's text can do is left out.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from lottery.facts import Facts
+
+LEAVES_OUT = (
+    "What only the text of a paper can do is not in the list: comparing with other published methods, restricting "
+    "claims to what was tried, citing architectures, linking code."
+)
+MANY_POINTS = 5  # densities, of the paper's section 6
+DECLINE = 0.01  # of accuracy, that counts as a substantial loss
+# How a run whose weights are pruned by size is told from others.
+MAGNITUDES = ("magnitude", "large_final")
+# Whether runs have it, and the words for how, or for what would give it.
+Finding = tuple[bool, str]
+
+
+class Item(NamedTuple):
+    """One line of the list.
+
+    Attributes:
+        about: What it belongs to.
+        text: What a paper should have.
+        done: Whether the runs have it.
+        how: Where it is; or, if it is missing, what would give it.
+    """
+
+    about: str
+    text: str
+    done: bool
+    how: str
+
+
+def checked(runs: Sequence[Facts]) -> list[Item]:
+    """Hold the list against the runs of a page.
+
+    Args:
+        runs: What `lottery.facts.gathered` returns.
+
+    Returns:
+        An item for each line; a line about results is done only if each of the runs has it, one about baselines if
+        any of them is the baseline.
+    """
+    items = []
+    for about, text, find, each in ITEMS:
+        if each:
+            found = [(one, *find([one])) for one in runs]
+            missing = [(one.label, how) for one, done, how in found if not done]
+            done, (label, how) = not missing, missing[0] if missing else (found[0][0].label, found[0][2])
+            how = how if done or len(runs) == 1 else f"{label}: {how}"
+        else:
+            done, how = find(runs)
+        items.append(Item(about, text, done, how))
+    return items
+
+
+def _protocol(runs: Sequence[Facts]) -> Finding:
+    return True, "experiment.toml, under Protocol: every value that was used, defaults written out"
+
+
+def _architecture(runs: Sequence[Facts]) -> Finding:
+    known = runs[0].environment.get("architecture") or {}
+    if "name" in known or "keras" in known:
+        return True, "environment.json, under Environment; the weights and their shapes under Layers"
+    why = "; only code of your own builds it, so describe it" if "class" in known else ", for the run is an older one"
+    return False, f"the run does not hold the architecture{why}"
+
+
+def _data(runs: Sequence[Facts]) -> Finding:
+    settings = runs[0].experiment.data
+    if settings.name == "given":
+        return False, "the data were passed by the caller: describe them, with what was done to them before"
+    return True, f"{settings.name}, its digest and split, under Protocol and Environment"
+
+
+def _machine(runs: Sequence[Facts]) -> Finding:
+    there = {"versions", "processor", "num_threads"} <= runs[0].environment.keys()
+    return there, "versions, processor and threads, under Environment"
+
+
+def _points(runs: Sequence[Facts]) -> Finding:
+    num = runs[0].judged["round"].nunique()
+    return num >= MANY_POINTS, f"{num} densities below 1; {MANY_POINTS} or more are asked for"
+
+
+def _extreme(runs: Sequence[Facts]) -> Finding:
+    lowest = runs[0].judged["mean"].min() if len(runs[0].judged) else float("nan")
+    if lowest <= -DECLINE:
+        return True, f"down to {lowest:+.4f} of the dense accuracy"
+    return False, f"no density loses {DECLINE:g} of accuracy or more: more rounds (prune.num_rounds) would"
+
+
+def _accuracy(runs: Sequence[Facts]) -> Finding:
+    known = bool(runs[0].summary["accuracy_mean"].notna().all())
+    return known, "under Rounds, itself and not only its change" if known else "the model measures no accuracy"
+
+
+def _seeds(runs: Sequence[Facts]) -> Finding:
+    num = runs[0].rows["replicate"].nunique()
+    how = f"{num} replicates, each with its own initialisation and order of batches"
+    return num > 1, how if num > 1 else "one replicate: run.num_replicates = 3 or more"
+
+
+def _spread(runs: Sequence[Facts]) -> Finding:
+    num = runs[0].rows["replicate"].nunique()
+    how = "mean, sample standard deviation and 95 % t interval, each said where it is shown"
+    return num > 1, how if num > 1 else "one replicate has no spread"
+
+
+def _compression(runs: Sequence[Facts]) -> Finding:
+    return True, "density and compression (its inverse), over the prunable weights, under Rounds"
+
+
+def _speedup(runs: Sequence[Facts]) -> Finding:
+    known = bool(runs[0].costs["multiply_adds"].notna().all())
+    return known, "multiply-adds, under Rounds" if known else "the run does not say how often each weight is used"
+
+
+def _random_layerwise(runs: Sequence[Facts]) -> Finding:
+    return _branch(runs, "random_mask", "shuffled_mask")
+
+
+def _random_global(runs: Sequence[Facts]) -> Finding:
+    return _branch(runs, "random_mask_global")
+
+
+def _branch(runs: Sequence[Facts], *names: str) -> Finding:
+    found = [(one, name) for one in runs for name in names if name in one.branches]
+    if found:
+        one, name = found[0]
+        return True, f"{name}{f' of {one.label}' if len(runs) > 1 else ''}, under Controls"
+    return False, f"lottery branch {runs[0].path.name} {names[0]}"
+
+
+def _magnitude(scope: str) -> Callable[[Sequence[Facts]], Finding]:
+    def find(runs: Sequence[Facts]) -> Finding:
+        for one in runs:
+            settings = one.experiment.prune
+            if settings.criterion in MAGNITUDES and settings.scope == scope:
+                return True, f"{one.label if len(runs) > 1 else 'this run itself'}: {settings.criterion}, {scope}"
+        return False, f'a run with prune.criterion = "magnitude" and prune.scope = "{scope}", named beside this one'
+
+    return find
+
+
+# What it is about, what a paper should have, how to find it, and whether each run must have it.
+ITEMS: tuple[tuple[str, str, Callable[[Sequence[Facts]], Finding], bool], ...] = (
+    ("experiment", "The method and every hyper-parameter, enough to repeat it", _protocol, True),
+    ("experiment", "The architecture, enough to build it again", _architecture, True),
+    ("experiment", "The data, their split and what was done to them", _data, True),
+    ("experiment", "Libraries and hardware", _machine, True),
+    ("results", "Five operating points or more", _points, True),
+    ("results", "Densities so low that accuracy clearly falls", _extreme, True),
+    ("results", "The accuracy at each point, the unpruned network's beside it", _accuracy, True),
+    ("results", "Several runs from separate initialisations and seeds", _seeds, True),
+    ("results", "A mean, and error bars of which it is said what they are", _spread, True),
+    ("results", "Compression", _compression, True),
+    ("results", "Theoretical speed-up, from multiply-adds", _speedup, True),
+    ("baselines", "Random pruning with the same densities in each layer", _random_layerwise, False),
+    ("baselines", "Random pruning over the whole network", _random_global, False),
+    ("baselines", "Magnitude pruning, layerwise", _magnitude("layerwise"), False),
+    ("baselines", "Magnitude pruning, global", _magnitude("global"), False),
+)

@@ -1,0 +1,251 @@
+"""Two copies of a run's networks, trained from one step with two orders of the data, and the path between them."""
+
+import contextlib
+import csv
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lottery import (
+    branching,
+    config,
+    connectivity,
+    copies,
+    criteria,
+    files,
+    interpolation,
+    jobs,
+    masks,
+    progress,
+    results,
+    rewinding,
+    store,
+)
+from lottery.data import Streams
+from lottery.errors import LotteryError, unknown
+from lottery.loop import Logs, evaluation
+from lottery.preparing import Prepared, prepare
+
+Place = tuple[int, int, int]  # replicate, round, step
+# By split, what reports over it; what recomputes statistics, if anything; and how many points.
+Measure = tuple[Mapping[str, Callable[[], Logs]], Callable[[], None] | None, int]
+
+
+def connect(
+    run: str | Path,
+    rounds: Sequence[int] = (),
+    steps: Sequence[int] = (),
+    *,
+    replicate: int | None = None,
+    num_points: int = 30,
+    recompute: bool = False,
+    model: Callable[[], Any] | None = None,
+    data: Any = None,
+    criterion: criteria.Criterion | None = None,
+    report: progress.Report | None = None,
+) -> results.Run:
+    """Measure how stable a run's networks are to the noise of training, or go on, or find it complete.
+
+    Linear mode connectivity of Frankle et al. 2020, https://arxiv.org/abs/1912.05671: from W_k, the weights of the
+    dense network at step k, two copies are trained to the end under a round's masks, with two orders of the data and
+    a fresh optimiser each, and the networks on the straight line between the two are evaluated. The first order is
+    the run's own, so that a round which starts from step k is the first copy. `connectivity` has what comes of it.
+
+    The masks of a round are those that the run has found by rewinding to its own rewind step, whatever k is. The
+    paper finds masks for each k anew, which takes a run of its own for each.
+
+    Args:
+        run: The run's folder; below it everything is stored as soon as it is there.
+        rounds: Which rounds; every complete one, the dense network among them, where it is empty.
+        steps: From which steps k; the run's rewind step where it is empty.
+        replicate: Of which replicate; of all where it is None.
+        num_points: Points on the line, its ends included.
+        recompute: Whether statistics of BatchNormalization layers are measured anew at each point (see
+            `interpolation.recomputed`), and not interpolated as they are stored.
+        model, data, criterion: What was passed to `lottery.run`, if anything was.
+        report: Told what happens; by default it is shown on standard error.
+
+    Returns:
+        The run, whose table is as it was.
+
+    Raises:
+        LotteryError: There is no such run, round, replicate or step; its rounds do not start from rewound weights; or
+            the two orders of its data are one.
+    """
+    path = Path(run)
+    settings = store.read_experiment(path)
+    steps = _steps(settings, steps)
+    interpolation.check_num_points(num_points)
+    chosen = branching.stored_rounds(path, settings, rounds, replicate)
+    _check_accuracy(path, chosen)
+    places = [(number, index, step) for number, index in chosen for step in steps]
+    with contextlib.ExitStack() as stack:
+        if report is None:
+            report = stack.enter_context(progress.shown())
+        branching.use_threads(path)
+        prepared = prepare(settings, model, data, criterion)
+        branching.check_same(path, settings, prepared)
+        stack.enter_context(branching.opened(path, settings, prepared))
+        loop, again = prepared.loop, None
+        if recompute:
+            again = interpolation.recomputed(loop.model, interpolation.training_batches(prepared.data))
+            if again is None:
+                report(progress.Note("The network has no BatchNormalization, so there are no statistics to recompute."))
+        job = _job(path, prepared, places, report)
+        todo = {place: [one for one in copies.ORDERS if _network(place, one) in job.networks] for place in places}
+        measured = [place for place in places if _is_measured(path, place, again is not None, num_points)]
+        if not job.networks and len(measured) == len(places):
+            report(progress.Note(f"All {len(places)} paths of {path} are complete."))
+        if job.networks:
+            _check_orders(prepared)
+        train = evaluation(loop.model, prepared.data, "train", loop.examined)
+        measure = ({"train": train, "test": loop.evaluations["test"]}, again, num_points)
+        for number in dict.fromkeys(place[0] for place in places):
+            own = [place for place in places if place[0] == number]
+            _store_states(job, path, number, {step for _, _, step in own})
+            for place in own:
+                for order in todo[place]:
+                    _train(job, path, place, order)
+                if todo[place] or place not in measured:
+                    _measure(job, path, place, measure)
+    return results.Run(path)
+
+
+def _steps(settings: config.Experiment, steps: Sequence[int]) -> list[int]:
+    if settings.rewind.mode != "weights":
+        raise unknown("rewind.mode of a run whose networks are to be connected", settings.rewind.mode, ["weights"])
+    last = settings.train.num_steps
+    for step in steps:
+        if not 0 <= step < last:
+            raise LotteryError(f"steps: received {step}, allowed are some from 0 to {last - 1}.")
+    return sorted(set(steps)) or [settings.rewind.step]
+
+
+def _check_accuracy(path: Path, chosen: Sequence[tuple[int, int]]) -> None:
+    for place in chosen:
+        if store.read_record(store.round_path(path, *place))["final_test_accuracy"] is None:
+            raise LotteryError("The model of this run measures no accuracy, so there is no error to find a barrier of.")
+
+
+def _check_orders(prepared: Prepared) -> None:
+    """Refuse a data set that comes in one order, whatever the seed: its two copies would be one."""
+    import tensorflow as tf
+
+    if not isinstance(prepared.data, Streams):
+        return
+    words = [copies.words(prepared.experiment, 1, order) for order in copies.ORDERS]
+    one, other = (tf.nest.flatten(next(prepared.loop.batches(each)(1)[0])) for each in words)
+    if all(np.array_equal(np.array(first), np.array(second)) for first, second in zip(one, other, strict=True)):
+        raise LotteryError(
+            "The training data come in the same order whatever the seed, so two copies would be one; pass a function "
+            "that builds and shuffles them."
+        )
+
+
+def _job(path: Path, prepared: Prepared, places: Sequence[Place], report: progress.Report) -> jobs.Job:
+    """What is still to be trained: for each replicate the dense network up to the last step that is wanted, then
+    the copies."""
+    settings = prepared.experiment
+    spans: dict[jobs.Network, tuple[int, int]] = {}
+    for number in dict.fromkeys(place[0] for place in places):
+        own = [place for place in places if place[0] == number]
+        wanted = {place[2] for place in own}
+        if missing := _missing(path, settings, number, wanted):
+            spans[number, 0, _dense(missing)] = 0, missing[-1]
+        for place in own:
+            for order in copies.ORDERS:
+                if not (copies.network_path(path, settings, *place, order) / "round.json").exists():
+                    spans[_network(place, order)] = place[2], settings.train.num_steps
+    return jobs.Job(copies.folder(path), prepared, list(spans), report, spans)
+
+
+def _network(place: Place, number: int) -> jobs.Network:
+    replicate, index, step = place
+    return replicate, index, copies.label(step, number)
+
+
+def _missing(path: Path, settings: config.Experiment, number: int, steps: Collection[int]) -> list[int]:
+    """The steps of a replicate's dense network that are not stored yet."""
+    return sorted(step for step in steps if not copies.state_path(path, settings, number, step).exists())
+
+
+def _dense(steps: Sequence[int]) -> str:
+    """What the training of the dense network up to the last of some steps is called, while it lasts."""
+    return f"to_step_{steps[-1]}"
+
+
+def _store_states(job: jobs.Job, path: Path, number: int, steps: Collection[int]) -> None:
+    """Make the dense network of a replicate again, as far as it takes for the steps that are not stored."""
+    settings = job.prepared.experiment
+    missing = _missing(path, settings, number, steps)
+    if not missing:
+        return
+
+    def keep(step: int) -> Callable[[dict[str, np.ndarray]], None]:
+        file = copies.state_path(path, settings, number, step)
+        return lambda state: files.write(file, files.pack_arrays(state))
+
+    initial = jobs.initial_state(dataclasses.replace(job, path=path), number)
+    dense = masks.ones_like({name: initial[name] for name in job.prepared.loop.masks})
+    watch = {step: keep(step) for step in missing}
+    trained = jobs.train_network(job, (number, 0, _dense(missing)), initial, dense, 0, missing[-1], watch=watch)
+    found = {step: loss for step, split, loss, _ in trained.metrics if split == "validation"}
+    table = files.read(store.round_path(path, number, 0) / "metrics.csv").decode()
+    lines = csv.DictReader(table.splitlines())
+    before = {int(line["step"]): float(line["loss"]) for line in lines if line["split"] == "validation"}
+    if other := [step for step in sorted(found) if before.get(step, found[step]) != found[step]]:
+        job.report(
+            progress.Note(
+                f"Replicate {number}: the dense network was made again with other bits than those of the run (see the "
+                f"validation loss at step {other[0]}): the processor or a version is another."
+            )
+        )
+
+
+def _train(job: jobs.Job, path: Path, place: Place, number: int) -> None:
+    """Train and store one of the copies."""
+    replicate, index, step = place
+    settings, network = job.prepared.experiment, _network(place, number)
+    start = files.read_arrays(copies.state_path(path, settings, replicate, step))
+    state_sha256 = rewinding.fingerprint(start)
+    for folder in copies.networks_from(path, replicate, step):
+        if store.read_record(folder)["step_sha256"] != state_sha256:
+            raise LotteryError(
+                f"The weights of step {step} of replicate {replicate} are not those that {str(folder)!r} began with."
+            )
+    kept = files.read_masks(store.round_path(path, replicate, index) / "masks.safetensors")
+    words = copies.words(settings, replicate, number)
+    trained = jobs.train_network(job, network, masks.apply(start, kept), kept, step, words=words)
+    about = {"order": number, "first_step": step, "last_step": settings.train.num_steps, "step_sha256": state_sha256}
+    jobs.store_network(job, network, kept, trained, {**about, "thresholds": dict.fromkeys(kept)})
+
+
+def _is_measured(path: Path, place: Place, recomputed: bool, num_points: int) -> bool:
+    """Whether a path is stored with so many points."""
+    file = copies.path_file(path, *place, recomputed)
+    return file.exists() and len({row[0] for row in copies.read_path(file)}) == num_points
+
+
+def _measure(job: jobs.Job, path: Path, place: Place, measure: Measure) -> None:
+    """Evaluate and store the path between the two copies."""
+    (replicate, index, step), loop = place, job.prepared.loop
+    evaluations, recompute, num_points = measure
+    folders = [copies.network_path(path, job.prepared.experiment, *place, number) for number in copies.ORDERS]
+    for folder in folders:
+        store.check_files(folder)
+    one, other = (files.read_arrays(folder / "weights.safetensors") for folder in folders)
+    for name, mask in files.read_masks(folders[0] / "masks.safetensors").items():
+        loop.masks[name].assign(mask)
+    rows = interpolation.path(loop.model, one, other, evaluations, np.linspace(0, 1, num_points), recompute)
+    copies.write_path(copies.path_file(path, *place, recompute is not None), rows)
+    tested = [row for row in rows if row[1] == "test"]
+    found = connectivity.measured([row[0] for row in tested], [row[3] for row in tested])
+    job.report(
+        progress.Note(
+            f"Replicate {replicate}, round {index}, step {step}: the test-error barrier is "
+            f"{100 * found['barrier']:.2f} % ({'' if found['stable'] else 'not '}stable)."
+        )
+    )

@@ -1,0 +1,116 @@
+"""The figures of a page about runs, each with what to see in it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lottery import (
+    connectivity,
+    curves,
+    distances,
+    inputs,
+    layers,
+    overlaps,
+    plots,
+    results,
+    store,
+    survivors,
+)  # fmt: skip
+from lottery.facts import Facts
+
+FEW_ROUNDS = 6  # lines, or images, in one figure
+MATRICES = 3  # rounds whose masks are compared
+MOST_WEIGHTS = 8  # with figures of their own; of a deep network the first and the last, and some between
+
+
+class Picture(NamedTuple):
+    """A figure.
+
+    Attributes:
+        svg: What can stand in a page as it is.
+        caption: What it shows, in a sentence or two.
+    """
+
+    svg: str
+    caption: str
+
+
+def pictures(one: Facts) -> tuple[dict[str, list[Picture]], list[str]]:
+    """The figures of a run.
+
+    Args:
+        one: What `lottery.facts.gathered` returns for it.
+
+    Returns:
+        Figures by what they are about: ``accuracy``, ``training``, ``layers``, ``inputs``, ``overlap``, ``paths``; and
+        a sentence for each that cannot be drawn, with what would give it.
+    """
+    few = results.chosen(one.rows[one.rows["branch"] == store.TICKET]["round"], FEW_ROUNDS)
+    steps, curve = one.experiment.train.num_steps, curves.table(one.path, few)
+    found = {
+        "accuracy": [
+            _drawn("accuracy", one.rows, "Test accuracy at the early-stop step against density."),
+            _drawn("early_stop", one.rows, "How soon the validation loss is lowest.", num_steps=steps),
+        ],
+        "training": [
+            _drawn("learning_curves", curve, "Validation accuracy while training, of some rounds."),
+            _drawn("learning_curves", curve, "Validation loss of the same rounds.", measure="loss"),
+        ],
+        "layers": [
+            _drawn("layers", one.layers, "Which weights the pruning takes from."),
+            _drawn("distance", distances.table(one.path), "How far training moves the weights from where they start."),
+        ],
+    }
+    entering, starts = layers.degrees(one.path, few), survivors.table(one.path, few)
+    names = list(dict.fromkeys(starts["weight"]))
+    for name in (names[place] for place in results.chosen(range(len(names)), MOST_WEIGHTS)):
+        found["layers"] += [
+            _drawn("initial_weights", starts, f"{name}: the start weights of the survivors.", weight=name),
+            _drawn("degrees", entering, f"{name}: how many entries its units keep.", weight=name),
+        ]
+    looked = "What the ticket looks at: how many weights of the first layer read each input."
+    found["inputs"] = [_drawn("inputs", inputs.table(one.path, few), looked)]
+    missing, found["overlap"] = [], []
+    if one.rows["replicate"].nunique() > 1:
+        some = results.chosen(range(1, plots.last_common_round(one.path) + 1), MATRICES)
+        found["overlap"] = [_overlap([one.path], index) for index in some]
+    else:
+        missing.append("Masks of one replicate have no others to be compared with: run.num_replicates = 2 or more.")
+    if one.paths.empty:
+        missing.append("Linear mode connectivity was not measured; `lottery analyze connectivity` does.")
+    else:
+        found["paths"] = _paths(one)
+    return found, missing
+
+
+def together(runs: Sequence[Facts]) -> list[Picture]:
+    """Figures that show several runs at once: the accuracy of their tickets."""
+    import pandas as pd
+
+    tickets = [one.rows[one.rows["branch"] == store.TICKET].assign(branch=one.label) for one in runs]
+    rows = pd.concat(tickets, ignore_index=True)
+    return [_drawn("accuracy", rows, "The tickets of all runs.", reference=False)]
+
+
+def _paths(one: Facts) -> list[Picture]:
+    """Paths between solutions, at the run's own rewind step over rounds, and of one round over steps."""
+    barriers, shown = connectivity.barriers(one.paths), []
+    for (kind,), points in one.paths.groupby(["batch_norm"]):
+        said = "" if kind == "stored" else " BatchNorm statistics were computed anew at each point."
+        few = results.chosen(points["round"], FEW_ROUNDS)
+        caption = f"Error on the straight line between two networks of the same start and two orders of the data.{said}"
+        shown.append(_drawn("barrier", points[points["round"].isin(few)], caption))
+        for over in ("density", "step"):
+            mine = barriers[barriers["batch_norm"] == kind]
+            if mine[over].nunique() > 1:
+                shown.append(_drawn("instability", mine, f"Error barriers by {over}.{said}", over=over))
+    return shown
+
+
+def _overlap(paths: list[Path], index: int) -> Picture:
+    said = f"Round {index}: intersection over union of the masks of two replicates, and what chance would give."
+    return _drawn("overlap", overlaps.table(paths, index), said)
+
+
+def _drawn(kind: str, table: Any, caption: str, **options: Any) -> Picture:
+    return Picture(plots.svg(table, kind, **options), caption)

@@ -1,0 +1,259 @@
+"""The tables of a page about runs, as texts ready to be shown."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from lottery import claims, connectivity, contests, costs, results, store, verdicts
+from lottery.errors import LotteryError
+from lottery.facts import Facts
+
+FEW_ROUNDS = 6  # columns of a table by round
+
+
+class Grid(NamedTuple):
+    """A table.
+
+    Attributes:
+        heads: The columns' names.
+        rows: A text for each column, row by row; the first column names the row.
+        note: What is said below it.
+    """
+
+    heads: list[str]
+    rows: list[list[str]]
+    note: str = ""
+
+
+def key_facts(one: Facts) -> dict[str, str]:
+    """What stands out of a run: a few words by name."""
+    dense = one.summary[(one.summary["branch"] == store.TICKET) & (one.summary["round"] == 0)]
+    shown = verdicts.smallest_shown(one.judged, one.word)
+    by_mean = verdicts.smallest_matching(one.rows, one.tolerance)
+    tickets = one.rows[one.rows["branch"] == store.TICKET]
+    steps, seconds = one.costs["steps"].sum(), one.costs["seconds"].sum()
+    accuracy = dense["accuracy_mean"].iloc[0] if len(dense) else float("nan")
+    return {
+        "dense test accuracy": number(accuracy),
+        f"smallest {one.word} density": f"{shown['density']:.4f} (round {shown['round']})" if shown else "none shown",
+        "by the mean alone": f"{by_mean['density']:.4f} (round {by_mean['round']})" if by_mean else "none",
+        "smallest density tried": f"{tickets['density'].min():.4f} (1 / {1 / tickets['density'].min():.0f})",
+        "replicates": str(one.rows["replicate"].nunique()),
+        "networks trained": f"{len(one.costs)}, {steps:,} steps",
+        "time": duration(seconds),
+    }
+
+
+def by_round(one: Facts) -> Grid:
+    """The tickets, a row for each round."""
+    judged = {line["round"]: line for line in one.judged.to_dict("records")}
+    tickets = one.costs[one.costs["branch"] == store.TICKET]
+    cost = tickets.groupby("round")[["compression", "multiply_adds", "speedup"]].mean().to_dict("index")
+    rows = []
+    for line in one.summary[one.summary["branch"] == store.TICKET].to_dict("records"):
+        verdict, spent = judged.get(line["round"]), cost[line["round"]]
+        censored = "≥ " if line["censored"] else ""
+        rows.append(
+            [
+                str(line["round"]),
+                f"{line['density']:.4f}",
+                f"{line['num_kept']:,.0f}",
+                f"{spent['compression']:.1f}",
+                number(spent["multiply_adds"], ",.0f"),
+                number(spent["speedup"], ".1f"),
+                number(line["accuracy_mean"]),
+                number(line["accuracy_std"]),
+                number(line["final_accuracy_mean"]),
+                f"{censored}{line['early_stop_step_mean']:,.0f}",
+                *(["", "", ""] if verdict is None else [*_difference(verdict), _verdict(verdict)]),
+            ]
+        )
+    heads = [
+        "round", "density", "kept", "compression", "multiply-adds", "speed-up", "test accuracy", "sd", "at the end",
+        "early stop", "less dense", "95 % interval", "verdict",
+    ]  # fmt: skip
+    return Grid(
+        heads,
+        rows,
+        "Test accuracy at the early-stop step, the mean over replicates; sd: sample standard deviation. Less dense: "
+        "ticket less its own replicate's dense network, the mean and its t interval. Verdict: for a tolerance of "
+        f"{one.tolerance:g}; “?”: cannot tell, and beside it about how many replicates would. Compression: 1 / density."
+        " Multiply-adds: for one example, in prunable weights; speed-up: the dense network's by these, in theory."
+        + (" “≥”: in some replicate the minimum is at the last step." if one.summary["censored"].any() else ""),
+    )
+
+
+def controls(one: Facts) -> Grid | None:
+    """Each branch beside the ticket: its accuracy, and ticket less branch with its interval; None without any."""
+    if not one.branches:
+        return None
+    means = one.summary.set_index(["branch", "round"])["accuracy_mean"]
+    rows = []
+    for branch in one.branches:
+        for line in verdicts.differences(one.rows, against=branch).to_dict("records"):
+            accuracies = [number(means.get((name, line["round"]), float("nan"))) for name in (branch, store.TICKET)]
+            where = [branch, str(int(line["round"])), f"{line['density']:.4f}"]
+            rows.append([*where, *accuracies, *_difference(line)])
+    heads = ["branch", "round", "density", "its test accuracy", "the ticket's", "ticket less it", "95 % interval"]
+    return Grid(heads, rows, "Differences are within each replicate: the mean over replicates and its t interval.")
+
+
+def by_weight(one: Facts) -> Grid:
+    """Every layer: a row for each weight, columns for some rounds."""
+    table = one.layers[one.layers["branch"] == store.TICKET]
+    rounds = results.chosen(table["round"], FEW_ROUNDS)
+    means = table.groupby(["weight", "round"], sort=False)[["weight_density", "dead_units", "dead_inputs"]].mean()
+    rows = []
+    for name, part in table[table["round"] == 0].groupby("weight", sort=False):
+        first = part.iloc[0]
+        row = [str(name), f"{first['inputs']:,.0f} x {first['units']:,.0f}", f"{first['size']:,}"]
+        for index in rounds:
+            at = means.loc[(name, index)]
+            row.append(f"{at['weight_density']:.4f} ({at['dead_inputs']:,.0f}, {at['dead_units']:,.0f})")
+        rows.append(row)
+    return Grid(
+        ["weight", "inputs x units", "entries", *(f"round {index}" for index in rounds)],
+        rows,
+        "Density of the weight, and how many of its inputs nothing reads and how many of its units nothing reaches, "
+        "means over replicates.",
+    )
+
+
+def barriers(one: Facts) -> Grid | None:
+    """Error barriers; None where connectivity was not measured."""
+    if one.paths.empty:
+        return None
+    table = connectivity.barriers(one.paths)
+    keys = ["round", "step", "density", "batch_norm", "split"]
+    rows = []
+    for key, part in table.groupby(keys, sort=True):
+        words = dict(zip(keys, key, strict=True))
+        rows.append(
+            [
+                str(words["round"]),
+                f"{words['density']:.4f}",
+                str(words["step"]),
+                str(words["split"]),
+                str(words["batch_norm"]),
+                str(len(part)),
+                f"{100 * part['ends'].mean():.2f} %",
+                f"{100 * part['highest'].mean():.2f} %",
+                f"{100 * part['barrier'].mean():.2f} %",
+                "stable" if part["barrier"].mean() < connectivity.STABLE else "not stable",
+            ]
+        )
+    heads = [
+        "round", "density", "step", "split", "BatchNorm", "replicates", "error at the ends", "highest", "barrier",
+        "under 2 %",
+    ]  # fmt: skip
+    return Grid(heads, rows, "Two networks trained from the same weights with two orders of the data; see Figures.")
+
+
+def published(one: Facts) -> Grid | None:
+    """The run against the published numbers of its protocol; None if there are none."""
+    try:
+        lines, notes = claims.compare(one.path)
+    except LotteryError:
+        return None
+    heads = ["claim", "published", "measured", "verdict"]
+    return Grid(heads, [[line[head] for head in heads] for line in lines], " ".join(notes))
+
+
+def costs_by_branch(one: Facts) -> Grid:
+    """What was spent, a row for each branch."""
+    rows = []
+    for branch, part in [*one.costs.groupby("branch", sort=False), ("all", one.costs)]:
+        steps, seconds = part["steps"].sum(), part["seconds"].sum()
+        rows.append([str(branch), str(len(part)), f"{steps:,.0f}", duration(seconds), _each(seconds, steps)])
+    seen = costs.total(one.path)["examples"]
+    said = f" Examples seen, each as often as it was: {seen:,}." if seen else ""
+    heads = ["branch", "networks", "steps", "time", "ms a step"]
+    return Grid(heads, rows, f"Time in training, evaluations along the way included.{said}")
+
+
+def environment(one: Facts) -> Grid:
+    """What the run was made with."""
+    shown = {key: value for key, value in one.environment.items() if key not in ("versions", "architecture")}
+    versions = one.environment.get("versions", {})
+    architecture = one.environment.get("architecture") or {}
+    rows = [["network", _flat({key: value for key, value in architecture.items() if key != "keras"})]]
+    rows += [[key.replace("_", " "), _flat(value)] for key, value in shown.items() if value not in (None, {}, "")]
+    rows += [[name, version] for name, version in versions.items()]
+    return Grid(["what", "value"], rows)
+
+
+def side_by_side(runs: Sequence[Facts]) -> Grid:
+    """The key facts of several runs, and in what their experiments differ, a column for each."""
+    facts = [key_facts(one) for one in runs]
+    names = list(dict.fromkeys(name for one in facts for name in one))
+    rows = [[name, *(one.get(name, "") for one in facts)] for name in names]
+    settings = [_settings(one.experiment.model_dump(mode="json")) for one in runs]
+    for key in dict.fromkeys(key for one in settings for key in one):
+        values = [_flat(one.get(key)) for one in settings]
+        if len(set(values)) > 1 and key != "name":
+            rows.append([key, *values])
+    return Grid(["", *(one.label for one in runs)], rows, "Below the key facts: every setting in which they differ.")
+
+
+def contest(runs: Sequence[Facts]) -> Grid | str:
+    """The tickets of several runs at the same rounds, or why they cannot be compared so."""
+    try:
+        found = contests.contested(contests.tables([one.path for one in runs]))
+    except LotteryError as error:
+        return str(error)
+    rows = []
+    for line in found.to_dict("records"):
+        less = {"mean": line["difference"], "low": line["difference_low"], "high": line["difference_high"]}
+        empty = line["difference"] != line["difference"]
+        rows.append(
+            [
+                line["run"],
+                str(line["round"]),
+                f"{line['density']:.4f}",
+                number(line["accuracy"]),
+                *(["", ""] if empty else _difference(less)),
+            ]
+        )
+    heads = ["run", "round", "density", "test accuracy", f"less {runs[0].label}", "95 % interval"]
+    return Grid(heads, rows, "Paired by replicate; within a round the best first.")
+
+
+def number(value: float, form: str = ".4f") -> str:
+    """A number, or nothing where there is none."""
+    return "" if value is None or value != value else f"{value:{form}}"
+
+
+def duration(seconds: float) -> str:
+    """A time in hours, minutes or seconds, whichever says it."""
+    if seconds >= 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s"
+
+
+def _each(seconds: float, steps: float) -> str:
+    return f"{1000 * seconds / steps:.2f}" if steps else ""
+
+
+def _difference(line: dict[str, Any]) -> list[str]:
+    known = abs(line["low"]) != float("inf")
+    ends = f"{line['low']:+.4f} to {line['high']:+.4f}" if known else "not known"
+    return [f"{round(line['mean'], 4) + 0.0:+.4f}", ends]
+
+
+def _verdict(line: dict[str, Any]) -> str:
+    needed = line["needed"]
+    return line["verdict"] if needed != needed else f"{line['verdict']} {needed:.0f}"
+
+
+def _settings(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        flat |= _settings(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flat
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {_flat(one)}" for key, one in value.items())
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return ", ".join(map(_flat, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

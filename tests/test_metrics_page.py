@@ -1,0 +1,163 @@
+"""docs/metrics.md and docs/files.md describe exactly what there is: each column, key and file, and no other."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from lottery import (
+    analyze_commands,
+    branches,
+    branching,
+    connectivity,
+    contests,
+    copies,
+    costs,
+    curves,
+    distances,
+    files,
+    inputs,
+    jobs,
+    layers,
+    overlaps,
+    plots,
+    replicates,
+    results,
+    store,
+    survivors,
+    verdicts,
+)
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = {name: (DOCS / name).read_text() for name in ("metrics.md", "files.md")}
+
+
+def documented(section, head="column", page="metrics.md"):
+    """The names in the first column of the table with this head, in the section whose heading ends with a name."""
+    (text,) = re.findall(rf"^## [^\n]*\b{re.escape(section)}\n(.*?)(?=^## |\Z)", PAGES[page], re.M | re.S)
+    (table,) = re.findall(rf"^\| {head} \|.*\n\| ---.*\n((?:\|.*\n)+)", text, re.M)
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()]
+    assert len({len(row) for row in rows}) == 1 and all(row[1] for row in rows), "a row lacks its definition"
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row[0])]
+
+
+FRAMES = {
+    "results.table": lambda run, rows: rows,
+    "results.summary": lambda run, rows: results.summary(rows, 110),
+    "verdicts.differences": lambda run, rows: verdicts.differences(rows),
+    "verdicts.judged": lambda run, rows: verdicts.judged(rows),
+    "curves.table": lambda run, rows: curves.table(run),
+    "layers.table": lambda run, rows: layers.table(run),
+    "layers.degrees": lambda run, rows: layers.degrees(run, [3]),
+    "survivors.table": lambda run, rows: survivors.table(run, [3]),
+    "inputs.table": lambda run, rows: inputs.table(run, [3]),
+    "overlaps.table": lambda run, rows: overlaps.table(run, 3),
+    "distances.table": lambda run, rows: distances.table(run),
+    "costs.table": lambda run, rows: costs.table(run),
+    "contests.contested": lambda run, rows: contests.contested({"one": rows, "other": rows}),
+}
+
+
+@pytest.mark.parametrize("section", FRAMES)
+def test_columns_of_a_frame_are_those_of_the_page(small_run, section):
+    frame = FRAMES[section](small_run.path, small_run.table())
+    assert documented(section) == list(frame.columns)
+    assert len(frame)
+
+
+def test_columns_of_points_and_barriers_are_those_of_the_page(small_run, tmp_path):
+    """On a path of three points, for a run has none until they are measured."""
+    run = tmp_path / "run"
+    for file in ("experiment.toml", "environment.json", "replicate-1/round-00/round.json"):
+        files.write(run / file, (small_run.path / file).read_bytes())
+    rows = [(alpha, "test", 0.1, error) for alpha, error in ((0.0, 0.2), (0.5, 0.9), (1.0, 0.4))]
+    copies.write_path(copies.path_file(run, 1, 0, 0, False), rows)
+    points = connectivity.points(run)
+    barriers = connectivity.barriers(points)
+    assert documented("connectivity.points") == list(points.columns)
+    assert documented("connectivity.barriers") == list(barriers.columns)
+    assert barriers["barrier"].tolist() == pytest.approx([0.9 - 0.3])
+
+
+def test_keys_of_a_total_are_those_of_the_page(small_run):
+    assert documented("costs.total", "key") == list(costs.total(small_run.path))
+
+
+def test_keys_of_a_record_are_those_of_the_page(small_run):
+    for row in small_run.table().itertuples():
+        record = store.read_record(store.round_path(small_run.path, row.replicate, row.round))
+        assert set(record) == set(documented("round.json", "key"))
+    assert len(documented("round.json", "key")) == len(set(documented("round.json", "key")))
+
+
+def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
+    """What is written of a branch, of a transfer, of a late rewinding and of a copy, beside what every record has."""
+    written = {}
+
+    def store_network(job, network, kept, trained, details):
+        written.update(details)
+
+    kept = {"kernel": np.ones(3, bool)}
+    origin = branches.Origin(kept, {"kernel": np.ones(3)}, 5, 9, np.random.default_rng(0), dict, lambda: None)
+    monkeypatch.setattr(replicates, "_origin", lambda *_: origin)
+    monkeypatch.setattr(replicates, "_check_departure", lambda *_: None)
+    monkeypatch.setattr(jobs, "train_network", lambda *_, **__: None)
+    monkeypatch.setattr(jobs, "store_network", store_network)
+    settings = SimpleNamespace(rewind=SimpleNamespace(step=5, mode="weights"), train=SimpleNamespace(num_steps=9))
+    job = SimpleNamespace(prepared=SimpleNamespace(experiment=settings))
+    replicates.train_branch(job, (1, 2, "untrained"), branches.untrained)
+    of_branches = set(written) - set(documented("round.json", "key"))
+    assert of_branches == {"control", "first_step", "last_step"}
+
+    from lottery import connecting
+
+    literals = {
+        "transfer": keys_written(branching.branch, "details"),
+        "copies": keys_written(connecting._train, "about"),
+        "rewinding": keys_written(replicates.train_chain, "details"),
+    }
+    assert all(literals.values())
+    assert set(documented("round.json", "key of some")) == of_branches.union(*literals.values())
+
+
+def keys_written(function, name):
+    """The keys of the dicts that a function's source gives to a name."""
+    tree = ast.parse(inspect.getsource(function))
+    keys = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and any(name in ast.unparse(target).split(", ") for target in node.targets):
+            keys |= {one.value for dict_ in ast.walk(node.value) if isinstance(dict_, ast.Dict) for one in dict_.keys}
+    return keys
+
+
+def test_keys_of_the_environment_are_those_of_the_page(small_run):
+    assert documented("environment.json", "key", "files.md") == list(store.read_environment(small_run.path))
+
+
+def test_files_of_a_run_are_those_of_the_page(small_run):
+    """Each file that is there is in the tree, with numbers and names of branches left out; what has no place is none."""
+    (tree,) = re.findall(r"^```text\n(runs/.*?)^```", PAGES["files.md"], re.M | re.S)
+    listed, folders = set(), []
+    for line in tree.splitlines()[1:]:
+        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0]
+        folders[depth - 1 :] = [name.rstrip("/")]
+        listed.add(plain("/".join(folders)))
+    for path in small_run.path.rglob("*"):
+        assert plain(str(path.relative_to(small_run.path))) in listed, path
+    assert plain("replicate-2/round-11/branch-untrained/round.json") in listed
+
+
+def plain(path):
+    return re.sub(r"branch-[a-z]\w*", "branch-B", re.sub(r"\d+", "0", path))
+
+
+def test_every_kind_of_figure_and_every_analysis_is_on_the_page():
+    text = (DOCS / "seeing.md").read_text()
+    (table,) = re.findall(r"^\| kind \|.*\n\| ---.*\n((?:\|.*\n)+)", text, re.M)
+    assert re.findall(r"^\| `(\w+)`", table, re.M) == list(plots.PLOTS)
+    named = {command.callback.__name__ for command in analyze_commands.analyze.registered_commands}
+    assert set(re.findall(r"^lottery analyze (\w+)", text, re.M)) == named

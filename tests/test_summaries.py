@@ -1,0 +1,218 @@
+"""What TensorBoard is given: read back with its own reader, and compared with what is stored."""
+
+import shutil
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import metadata
+
+import lottery
+from lottery import progress, results, store, summaries
+from tests.conftest import checksum
+
+TINY = {
+    "name": "tiny",
+    "data": {"name": "digits", "validation": 137},
+    "train": {"num_steps": 30, "eval_every": 10, "learning_rate": 0.01, "test_curve": True, "jit_compile": False},
+    "prune": {"num_rounds": 2},
+    "run": {"num_replicates": 1, "controls": ["random_mask"]},
+}
+OF_NETWORK = ["early_stop_test_accuracy", "final_test_accuracy", "early_stop_step", "seconds"]
+
+
+class Killed(BaseException):
+    """As Ctrl-C."""
+
+
+def loaded(folder):
+    found = EventAccumulator(str(folder))
+    found.Reload()
+    return found
+
+
+def scalars(folder):
+    """Steps and values by tag, in the order in which they were written."""
+    found = loaded(folder)
+    return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def expected_curves(folder, split):
+    rows = pd.read_csv(folder / "metrics.csv").query("split == @split")
+    return {
+        f"steps/{name}": list(zip(rows["step"], np.float32(rows[name]), strict=True)) for name in ("loss", "accuracy")
+    }
+
+
+def is_right(run, splits=("train", "validation")):
+    """Every network and every round of a run, and no other, is in the events as it is stored."""
+    table, begin = results.table(run), run / summaries.FOLDER
+    written = {path.parent.relative_to(begin).as_posix() for path in begin.rglob("*tfevents*")}
+    wanted = {"."}
+    for (replicate, branch), rows in table.groupby(["replicate", "branch"]):
+        wanted.add(f"replicate-{replicate}/rounds/{branch}")
+        found = scalars(begin / f"replicate-{replicate}" / "rounds" / branch)
+        assert set(found) == {f"rounds/{name}" for name in ["density", *OF_NETWORK]}
+        for name in ["density", *OF_NETWORK]:
+            assert sorted(found[f"rounds/{name}"]) == list(zip(rows["round"], np.float32(rows[name]), strict=True))
+    for row in table.itertuples():
+        name = f"replicate-{row.replicate}/round-{row.round:02d}/{row.branch}"
+        stored = store.round_path(run, row.replicate, row.round, row.branch)
+        measured = set(pd.read_csv(stored / "metrics.csv")["split"]) & set(splits)
+        assert measured
+        wanted |= {name, *(f"{name}/{split}" for split in measured)}
+        for split in measured:
+            assert scalars(begin / name / split) == expected_curves(stored, split)
+        assert scalars(begin / name) == {
+            f"trained/{key}": [(row.round, np.float32(getattr(row, key)))] for key in OF_NETWORK
+        }
+    assert written == wanted
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """A run that was stopped in its second round and went on: the run, and what was there in between."""
+    out, events = tmp_path_factory.mktemp("runs"), []
+
+    def stop(event):
+        events.append(event)
+        if isinstance(event, progress.Measured) and event.round == 1 and event.row[:2] == (20, "validation"):
+            raise Killed
+
+    with pytest.raises(Killed):
+        lottery.run(TINY, out=out, report=stop)
+    (path,) = out.iterdir()
+    between = {one.relative_to(path).as_posix(): checksum(one) for one in path.rglob("*tfevents*")}
+    half = scalars(path / summaries.FOLDER / "replicate-1" / "round-01" / "ticket" / "validation")
+    run = lottery.run(TINY, out=out, report=events.append)
+    return run, between, half, events
+
+
+def test_a_run_that_was_interrupted_has_every_step_once(interrupted):
+    run, between, half, _ = interrupted
+    assert [step for step, _ in half["steps/loss"]] == [0, 10, 20]
+    is_right(run.path, ("train", "validation", "test"))
+    # What was complete is not written twice; what was not is gone.
+    for name, before in between.items():
+        path = run.path / name
+        if "round-00" in name:
+            assert checksum(path) == before
+        elif "round-01" in name:
+            assert not path.exists()
+
+
+def test_each_row_is_told_as_it_is_stored(interrupted):
+    run, _, _, events = interrupted
+    rows = [event for event in events if isinstance(event, progress.Measured)]
+    for row in run.table().itertuples():
+        told = [one for one in rows if (one.replicate, one.round, one.branch) == (row.replicate, row.round, row.branch)]
+        last = max(place for place, one in enumerate(told) if one.first)
+        stored = pd.read_csv(store.round_path(run.path, row.replicate, row.round, row.branch) / "metrics.csv")
+        assert sorted(one.row for one in told[last:]) == sorted(stored.itertuples(index=False, name=None))
+        assert sum(one.first for one in told) == (2 if (row.round, row.branch) == (1, "ticket") else 1)
+
+
+def test_the_hyper_parameters_tell_networks_apart(interrupted):
+    run = interrupted[0]
+    begin, seen = run.path / summaries.FOLDER, set()
+    for row in run.table().itertuples():
+        found = loaded(begin / f"replicate-{row.replicate}" / f"round-{row.round:02d}" / row.branch)
+        content = found.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
+        begun = metadata.parse_session_start_info_plugin_data(content)
+        seen.add(begun.group_name)
+        values = begun.hparams
+        assert values["density"].number_value == row.density and values["round"].number_value == row.round
+        assert values["branch"].string_value == row.branch and values["replicate"].number_value == row.replicate
+        assert values["train.num_steps"].number_value == 30 and values["data.name"].string_value == "digits"
+        assert values["train.learning_rate"].string_value == "0.01"
+        assert metadata.SESSION_END_INFO_TAG in found.PluginTagToContent("hparams")
+        named = set(values)
+    assert len(seen) == 5
+    content = loaded(begin).SummaryMetadata(metadata.EXPERIMENT_TAG).plugin_data.content
+    experiment = metadata.parse_experiment_plugin_data(content)
+    assert {one.name for one in experiment.hparam_infos} == named
+    assert {one.name.tag for one in experiment.metric_infos} == {f"trained/{name}" for name in OF_NETWORK}
+
+
+def test_a_finished_run_is_written_afterwards_and_once(small_run, tmp_path):
+    copy = tmp_path / small_run.path.name
+    shutil.copytree(small_run.path, copy, ignore=shutil.ignore_patterns(summaries.FOLDER))
+    summaries.write(copy)
+    is_right(copy)
+    before = {path: checksum(path) for path in copy.rglob("round-*/**/*tfevents*")}
+    summaries.write(copy)
+    is_right(copy)
+    assert len(before) == 8 * 3 and before == {path: checksum(path) for path in before}
+    # Nothing but what is said says where it was made.
+    host = socket.gethostname().encode()
+    assert not [path for path in copy.rglob("*tfevents*") if host in path.name.encode() + path.read_bytes()]
+
+
+def test_the_test_set_is_a_curve_only_where_it_is_measured_each_time(small_run, interrupted, tmp_path):
+    is_right(small_run.path)
+    shutil.copytree(interrupted[0].path, tmp_path / "run", ignore=shutil.ignore_patterns(summaries.FOLDER))
+    summaries.write(tmp_path / "run")
+    is_right(tmp_path / "run", ("train", "validation", "test"))
+    found = scalars(tmp_path / "run" / summaries.FOLDER / "replicate-1" / "round-00" / "ticket" / "test")
+    assert [step for step, _ in found["steps/loss"]] == [0, 10, 20, 30]
+
+
+def test_an_accuracy_that_is_not_measured_is_left_out(small_run, tmp_path):
+    shutil.copytree(small_run.path, tmp_path / "run", ignore=shutil.ignore_patterns("replicate-2", summaries.FOLDER))
+    folder = store.round_path(tmp_path / "run", 1, 0)
+    record = store.read_record(folder)
+    for key in ("early_stop_test_accuracy", "final_test_accuracy"):
+        record[key] = None
+    rows = [
+        (0, "validation", 1.5, float("nan")),
+        (5, "train", 1.25, float("nan")),
+        (5, "validation", 0.5, float("nan")),
+    ]
+    arrays = lottery.files.read_arrays(folder / "weights.safetensors")
+    kept = lottery.files.read_masks(folder / "masks.safetensors")
+    store.write_round(folder, kept, arrays, rows, {key: value for key, value in record.items() if "sha256" not in key})
+    summaries.write(tmp_path / "run")
+    place = tmp_path / "run" / summaries.FOLDER / "replicate-1"
+    assert scalars(place / "round-00" / "ticket" / "validation") == {"steps/loss": [(0, 1.5), (5, 0.5)]}
+    assert [step for step, _ in scalars(place / "rounds" / "ticket")["rounds/final_test_accuracy"]] == [1, 2, 3]
+
+
+def test_what_goes_wrong_is_one_note_and_the_run_goes_on(small_run, tmp_path):
+    """A file where the folder should be stands for a disk that takes nothing more."""
+    copy = tmp_path / small_run.path.name
+    shutil.copytree(small_run.path, copy, ignore=shutil.ignore_patterns(summaries.FOLDER))
+    (copy / summaries.FOLDER).write_text("in the way")
+    told = []
+    report = summaries.writer(copy, small_run.experiment, told.append)
+    record = store.read_record(store.round_path(copy, 1, 0))
+    rest = [progress.Measured(1, 0, "ticket", (0, "validation", 1.0, 0.5), True), progress.Done(None, record)]
+    for event in rest:
+        report(event)
+    assert [type(event) for event in told] == [progress.Note, progress.Measured, progress.Done] and told[1:] == rest
+    assert "TensorBoard" in told[0].text and "cannot be written" in told[0].text and "\n" not in told[0].text
+    assert (copy / summaries.FOLDER).read_text() == "in the way"
+
+
+def test_it_may_be_left_out(tmp_path):
+    def stop(event):
+        if isinstance(event, progress.Measured):
+            raise Killed
+
+    with pytest.raises(Killed):
+        lottery.run(TINY, out=tmp_path, report=stop, tensorboard=False)
+    (path,) = tmp_path.iterdir()
+    assert not (path / summaries.FOLDER).exists()
+
+
+def test_writing_needs_no_tensorflow(small_run, tmp_path):
+    shutil.copytree(small_run.path, tmp_path / "run", ignore=shutil.ignore_patterns("replicate-2", summaries.FOLDER))
+    code = (
+        "import sys, pathlib; from lottery import summaries; summaries.write(pathlib.Path(sys.argv[1]));"
+        "assert not {'tensorflow', 'keras', 'tf_keras'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True)
+    is_right(tmp_path / "run")
