@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from lottery import checklist, config, facts, files, gallery, results, sections, store, verdicts
+from lottery import checklist, config, connectivity, facts, files, gallery, results, sections, store, verdicts
 from lottery.errors import LotteryError
 from lottery.facts import Facts
 
@@ -24,6 +24,7 @@ class Chapter(NamedTuple):
     tables: dict[str, sections.Grid | None]
     pictures: dict[str, list[gallery.Picture]]
     missing: list[str]
+    connectivity: list[str]
     progress: str
     protocol: str
     rows: str
@@ -97,6 +98,7 @@ def _chapter(one: Facts, anchor: str) -> Chapter:
         },
         pictures,
         missing,
+        connectivity.sentences(connectivity.barriers(one.paths)) if len(one.paths) else [],
         "" if stored == wanted else f"{stored} of {wanted} networks are trained; the rest of this page is about these.",
         config.dump(one.experiment),
         f"data:text/csv;base64,{base64.b64encode(one.rows.to_csv(index=False).encode()).decode()}",

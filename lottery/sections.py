@@ -145,7 +145,12 @@ def barriers(one: Facts) -> Grid | None:
         "round", "density", "step", "split", "BatchNorm", "replicates", "error at the ends", "highest", "barrier",
         "under 2 %",
     ]  # fmt: skip
-    return Grid(heads, rows, "Two networks trained from the same weights with two orders of the data; see Figures.")
+    return Grid(
+        heads,
+        rows,
+        "Two networks trained from the same weights with two orders of the data. Barrier: the highest error on the "
+        "straight line between them, less the mean of its ends.",
+    )
 
 
 def published(one: Facts) -> Grid | None:
