@@ -64,13 +64,15 @@ def accuracy(rows: Table, ax: Any = None, interval: str = "range", full: bool = 
         below = part[part["mean"] < bottom]
         falls = f"\n(falls to {below['mean'].min():.3g})" if len(below) else ""
         styles.bars(ax, part["density"], part, style, branch + falls, first=place == 0)
-        # On the edge, in axes coordinates: a row for each branch that falls, lest one hides another.
-        ax.plot(
-            below["density"], [0.03 * num_below] * len(below), transform=ax.get_xaxis_transform(),
-            color=style[0], marker="v", markersize=5, markerfacecolor="white", linestyle="none", clip_on=False,
-            zorder=5, label="_below",
-        )  # fmt: skip
-        num_below += bool(len(below))
+        if len(below):
+            # On the edge, in axes coordinates: a row for each branch that falls, lest one hides another. A line of no
+            # points would do harm: unclipped, it is a speck in the figure's corner that layouts make room for.
+            ax.plot(
+                below["density"], [0.03 * num_below] * len(below), transform=ax.get_xaxis_transform(),
+                color=style[0], marker="v", markersize=5, markerfacecolor="white", linestyle="none", clip_on=False,
+                zorder=5, label="_below",
+            )  # fmt: skip
+            num_below += 1
     styles.density_axis(ax, points["density"])
     ax.set_ylabel("test accuracy at the early-stop step")
     if points["mean"].isna().all():

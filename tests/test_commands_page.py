@@ -19,5 +19,7 @@ def test_what_a_person_sees_is_what_the_page_says(lottery_command):
     """The page is made by the parser's own function; here the real command prints it, line breaks aside."""
     for words, text in command_reference.helps():
         done = lottery_command(*words.split()[1:], "--help")
-        printed = re.sub(r"Usage: .*?lottery\b", "Usage: lottery", done.stdout, count=1)  # pytest's name stands before it
+        printed = re.sub(
+            r"Usage: .*?lottery\b", "Usage: lottery", done.stdout, count=1
+        )  # pytest's name stands before it
         assert done.returncode == 0 and printed.split() == text.split(), words

@@ -126,3 +126,15 @@ def test_styles_differ_and_are_enough():
     many = pd.concat([made_up([[0.9]], f"transfer-{place}") for place in range(len(plots.STYLES) + 1)])
     with pytest.raises(LotteryError, match=f"at most {len(plots.STYLES)} branches, received {len(plots.STYLES) + 1}"):
         plots.accuracy(many, axes())
+
+
+def test_several_figures_fit_beside_each_other():
+    """Nothing that is drawn reaches out of its axes but labels and the legend, so layouts can make room for it."""
+    rows = pd.concat([made_up([[0.9, 0.8]]), made_up([[0.9, 0.1]], "random_mask")], ignore_index=True)
+    figure = matplotlib.figure.Figure(figsize=(7, 7), layout="constrained")
+    matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2)
+    plots.accuracy(rows, upper)
+    plots.early_stop(rows, lower)
+    figure.canvas.draw()
+    assert upper.bbox.height > 150 and lower.bbox.height > 150
