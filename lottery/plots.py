@@ -6,22 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lottery import (
-    connectivity,
-    curves,
-    distances,
-    files,
-    inputs,
-    landscapes,
-    layers,
-    overlaps,
-    pictures,
-    results,
-    store,
-    styles,
-    survivors,
-)  # fmt: skip
+from lottery import connectivity, files, results, store, styles
+from lottery.analysis import ANALYSES
 from lottery.errors import LotteryError, unknown
+from lottery.landscapes import barrier as barrier
+from lottery.landscapes import distance as distance
+from lottery.landscapes import instability as instability
+from lottery.landscapes import learning_curves as learning_curves
+from lottery.pictures import degrees as degrees
+from lottery.pictures import initial_weights as initial_weights
+from lottery.pictures import inputs as inputs
+from lottery.pictures import layers as layers
+from lottery.pictures import overlap as overlap
+from lottery.pictures import size_of_inputs
 from lottery.results import Table
 from lottery.styles import STYLES as STYLES
 from lottery.verdicts import MEASURE
@@ -164,21 +161,21 @@ def _of_few_rounds(table: Callable[..., Table]) -> Callable[..., Table]:
 
 
 def _read_overlaps(run: Path, round: int | None = None, matched: bool = False, **_: Any) -> Table:
-    return overlaps.table(run, last_common_round(run) if round is None else round, matched=matched)
+    return ANALYSES["overlap"](run, last_common_round(run) if round is None else round, matched=matched)
 
 
 PLOTS: dict[str, Plot] = {
     "accuracy": Plot(_read_rows, accuracy),
     "early_stop": Plot(_read_rows, early_stop),
-    "learning_curves": Plot(_of_few_rounds(curves.table), landscapes.learning_curves),
-    "layers": Plot(lambda run, **_: layers.table(run), pictures.layers),
-    "initial_weights": Plot(_of_few_rounds(survivors.table), pictures.initial_weights),
-    "degrees": Plot(_of_few_rounds(layers.degrees), pictures.degrees),
-    "inputs": Plot(_of_few_rounds(inputs.table), pictures.inputs, pictures.size_of_inputs),
-    "overlap": Plot(_read_overlaps, pictures.overlap, _square),
-    "distance": Plot(lambda run, **_: distances.table(run), landscapes.distance),
-    "barrier": Plot(lambda run, **_: connectivity.points(run), landscapes.barrier),
-    "instability": Plot(lambda run, **_: connectivity.barriers(connectivity.points(run)), landscapes.instability),
+    "learning_curves": Plot(_of_few_rounds(ANALYSES["curves"]), learning_curves),
+    "layers": Plot(lambda run, **_: ANALYSES["layers"](run), layers),
+    "initial_weights": Plot(_of_few_rounds(ANALYSES["survivors"]), initial_weights),
+    "degrees": Plot(_of_few_rounds(ANALYSES["degrees"]), degrees),
+    "inputs": Plot(_of_few_rounds(ANALYSES["inputs"]), inputs, size_of_inputs),
+    "overlap": Plot(_read_overlaps, overlap, _square),
+    "distance": Plot(lambda run, **_: ANALYSES["distance"](run), distance),
+    "barrier": Plot(lambda run, **_: connectivity.points(run), barrier),
+    "instability": Plot(lambda run, **_: ANALYSES["connectivity"](run), instability),
 }
 
 
