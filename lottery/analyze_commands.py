@@ -88,7 +88,13 @@ def overlap(
         showing.rows(found, as_json, as_csv)
         return
     columns = ("overlap", "chance", *(("matched_overlap", "matched_chance") if matched else ()))
-    showing.means(found, ("round", "weight"), columns, count="pairs")
+    keys = ("round", "weight")
+    if found["one"].str.contains(":").any():  # several runs, whose replicates may share their initial weights
+        one, other = (found[side].str.rpartition(":") for side in ("one", "other"))
+        within = (one[0] == other[0]).map({True: "one run", False: "two runs"})
+        found["of"] = within.where((one[0] == other[0]) | (one[2] != other[2]), "two runs, one replicate")
+        keys = ("of", *keys)
+    showing.means(found, keys, columns, count="pairs")
     print("Overlap: intersection over union of two masks, the mean over pairs; chance: of random masks as dense.")
     if matched:
         print(
@@ -109,8 +115,25 @@ def layers(
 def degrees(
     run: RunPath, replicate: Replicate = None, round: Round = None, as_json: Json = False, as_csv: Csv = False
 ) -> None:
-    """How many units of each weight keep how many entries: rows of weight, side, degree and count."""
-    _shown("degrees", run, replicate, round, ("count",), as_json, as_csv, ("side", "degree"))
+    """How many entries the units of each weight keep, and its inputs; --csv gives how many have how many."""
+    from lottery import analysis
+
+    rows = selected(analysis.ANALYSES["degrees"](run), replicate, round)
+    if as_json or as_csv:
+        showing.rows(rows, as_json, as_csv)
+        return
+    keys = ["branch", "round", "density", "weight", "side"]
+    rows = rows.assign(entries=rows["degree"] * rows["count"], dead=rows["count"].where(rows["degree"] == 0, 0))
+    each = rows.groupby([*keys, "replicate"], sort=False).agg(
+        num=("count", "sum"), dead=("dead", "sum"), entries=("entries", "sum"), least=("degree", "min"),
+        most=("degree", "max"),
+    ).reset_index()  # fmt: skip
+    showing.means(
+        each.assign(mean=each["entries"] / each["num"]), keys, ("num", "dead", "least", "mean", "most"), "replicates"
+    )
+    print(
+        "in: entries that come into a unit; out: that leave an input. dead: how many have none. Means over replicates."
+    )
 
 
 @analyze.command(short_help="How far training moves the weights.")
@@ -159,5 +182,4 @@ def _shown(
         showing.rows(rows, as_json, as_csv)
         return
     keys = tuple(key for key in ("branch", "round", "density", "weight") if key in rows) + more
-    showing.means(rows, keys, columns)
-    print(f"Means over {showing.replicates(rows['replicate'].nunique())}.")
+    showing.means(rows, keys, columns, count="replicates")

@@ -1,7 +1,5 @@
 """Every checksum and every invariant of a run, recomputed from its files."""
 
-import csv
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +37,7 @@ def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
         scored: dict[str, np.ndarray] = {}  # the weights that the masks of the next round are decided on
         complete = store.complete_rounds(run, replicate)
         # A function of the caller's own may load weights; `not_repeated` says so.
-        if complete and not _is_own(experiment) and _same_start(run, replicate):
+        if complete and not _is_own(experiment) and same_start(run, replicate):
             yield f"replicate {replicate}", ["It starts from the weights of the replicate before it."]
         for path in sorted((run / f"replicate-{replicate}").glob("round-*/round.json")):
             index = int(path.parent.name.removeprefix("round-"))
@@ -79,7 +77,7 @@ def not_repeated(run: Path) -> list[str]:
     """What `verify` cannot do with the files of a run alone, in sentences."""
     experiment = store.read_experiment(run)
     said = []
-    if _is_own(experiment) and any(_same_start(run, number) for number in range(2, experiment.run.num_replicates + 1)):
+    if _is_own(experiment) and any(same_start(run, number) for number in range(2, experiment.run.num_replicates + 1)):
         said.append("Replicates start from the same weights, so they differ in the order of batches alone.")
     if not scoring.is_repeatable(experiment):
         said.append(
@@ -105,7 +103,7 @@ def _read(
     """What a folder holds, once its checksums are right; what its record says wrongly is added to `wrong`."""
     store.check_files(folder)
     record = store.read_record(folder)
-    curves = _curves((folder / "metrics.csv").read_text(encoding="utf-8"))
+    curves = _curves(folder)
     wrong += _wrong_summary(record, curves)
     steps = experiment.rewind.step if record["round"] else 0, experiment.train.num_steps
     first, last = (record["first_step"], record["last_step"]) if "control" in record else steps
@@ -202,15 +200,16 @@ def _wrong_branch(
         yield f"Training did not begin from the weights of {name}."
 
 
-def _same_start(run: Path, replicate: int) -> bool:
+def same_start(run: Path, replicate: int) -> bool:
+    """Whether a replicate starts from the weights that the one before it starts from."""
     paths = [store.start_path(run, one) for one in (replicate - 1, replicate)]
     return all(path.exists() for path in paths) and files.read(paths[0]) == files.read(paths[1])
 
 
-def _curves(metrics: str) -> Curves:
+def _curves(folder: Path) -> Curves:
     curves: Curves = {"train": {}, "validation": {}, "test": {}}
-    for row in csv.DictReader(io.StringIO(metrics)):
-        curves[row["split"]][int(row["step"])] = float(row["loss"]), float(row["accuracy"])
+    for step, split, loss, accuracy in store.read_metrics(folder):
+        curves[split][step] = loss, accuracy
     return curves
 
 

@@ -7,6 +7,7 @@ https://arxiv.org/abs/2003.03033, appendix B, in our words. What only a paper's 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from lottery import checking, store
 from lottery.facts import Facts
 
 LEAVES_OUT = (
@@ -25,13 +26,11 @@ class Item(NamedTuple):
     """One line of the list.
 
     Attributes:
-        about: What it belongs to.
         text: What a paper should have.
         done: Whether the runs have it.
         how: Where it is; or, if it is missing, what would give it.
     """
 
-    about: str
     text: str
     done: bool
     how: str
@@ -48,15 +47,19 @@ def checked(runs: Sequence[Facts]) -> list[Item]:
         any of them is the baseline.
     """
     items = []
-    for about, text, find, each in ITEMS:
+    for text, find, each in ITEMS:
         if each:
-            found = [(one, *find([one])) for one in runs]
-            missing = [(one.label, how) for one, done, how in found if not done]
-            done, (label, how) = not missing, missing[0] if missing else (found[0][0].label, found[0][2])
-            how = how if done or len(runs) == 1 else f"{label}: {how}"
+            found = [(one.label, *find([one])) for one in runs]
+            done = all(one for _, one, _ in found)
+            ways: dict[str, list[str]] = {}
+            for label, one, way in found:
+                if one == done:
+                    ways.setdefault(way, []).append(label)
+            alike = len(next(iter(ways.values()))) == len(runs)
+            how = next(iter(ways)) if alike else "; ".join(f"{', '.join(of)}: {way}" for way, of in ways.items())
         else:
             done, how = find(runs)
-        items.append(Item(about, text, done, how))
+        items.append(Item(text, done, how))
     return items
 
 
@@ -67,7 +70,7 @@ def _protocol(runs: Sequence[Facts]) -> Finding:
 def _architecture(runs: Sequence[Facts]) -> Finding:
     known = runs[0].environment.get("architecture") or {}
     if "name" in known or "keras" in known:
-        return True, "environment.json, under Environment; the weights and their shapes under Layers"
+        return True, "under Environment; the weights and their shapes under Layers"
     why = "; only code of your own builds it, so describe it" if "class" in known else ", for the run is an older one"
     return False, f"the run does not hold the architecture{why}"
 
@@ -90,10 +93,14 @@ def _points(runs: Sequence[Facts]) -> Finding:
 
 
 def _extreme(runs: Sequence[Facts]) -> Finding:
-    lowest = runs[0].judged["mean"].min() if len(runs[0].judged) else float("nan")
+    judged = runs[0].judged
+    lowest = judged.loc[judged["density"].idxmin(), "mean"] if len(judged) else float("nan")
     if lowest <= -DECLINE:
-        return True, f"down to {lowest:+.4f} of the dense accuracy"
-    return False, f"no density loses {DECLINE:g} of accuracy or more: more rounds (prune.num_rounds) would"
+        return True, f"{lowest:+.4f} at the smallest density"
+    return (
+        False,
+        f"the smallest density loses less than {DECLINE:g} of accuracy: more rounds (prune.num_rounds) would lose more",
+    )
 
 
 def _accuracy(runs: Sequence[Facts]) -> Finding:
@@ -102,15 +109,26 @@ def _accuracy(runs: Sequence[Facts]) -> Finding:
 
 
 def _seeds(runs: Sequence[Facts]) -> Finding:
-    num = runs[0].rows["replicate"].nunique()
-    how = f"{num} replicates, each with its own initialisation and order of batches"
-    return num > 1, how if num > 1 else "one replicate: run.num_replicates = 3 or more"
+    num = _replicates(runs[0])
+    if num < 2:
+        return False, "not two replicates of every round: run.num_replicates = 3 or more"
+    if any(checking.same_start(runs[0].path, number) for number in sorted(set(runs[0].rows["replicate"]))[1:]):
+        return False, "the replicates start from the same weights, and differ in the order of batches alone"
+    return True, f"{num} replicates, each with its own initialisation and order of batches"
 
 
 def _spread(runs: Sequence[Facts]) -> Finding:
-    num = runs[0].rows["replicate"].nunique()
+    if _replicates(runs[0]) < 2:
+        return False, "one replicate of a round has no spread"
+    known = bool(runs[0].own["early_stop_test_accuracy"].notna().all())
     how = "mean, sample standard deviation and 95 % t interval, each said where it is shown"
-    return num > 1, how if num > 1 else "one replicate has no spread"
+    return known, how if known else "the model measures no accuracy"
+
+
+def _replicates(one: Facts) -> int:
+    """How many replicates there are of every round."""
+    tickets = one.rows[one.rows["branch"] == store.TICKET]
+    return int(tickets.groupby("round")["replicate"].nunique().min())
 
 
 def _compression(runs: Sequence[Facts]) -> Finding:
@@ -131,10 +149,13 @@ def _random_global(runs: Sequence[Facts]) -> Finding:
 
 
 def _branch(runs: Sequence[Facts], *names: str) -> Finding:
-    found = [(one, name) for one in runs for name in names if name in one.branches]
-    if found:
-        one, name = found[0]
-        return True, f"{name}{f' of {one.label}' if len(runs) > 1 else ''}, under Controls"
+    for one in runs:
+        for name in names:
+            if name in one.controls:
+                found = one.rows[one.rows["branch"] == name]
+                pruned = one.rows[(one.rows["branch"] == store.TICKET) & (one.rows["round"] > 0)]
+                of = f" of {one.label}" if len(runs) > 1 else ""
+                return True, f"{name}{of}, of {len(found)} of {len(pruned)} tickets, under Controls"
     return False, f"lottery branch {runs[0].path.name} {names[0]}"
 
 
@@ -149,21 +170,21 @@ def _magnitude(scope: str) -> Callable[[Sequence[Facts]], Finding]:
     return find
 
 
-# What it is about, what a paper should have, how to find it, and whether each run must have it.
-ITEMS: tuple[tuple[str, str, Callable[[Sequence[Facts]], Finding], bool], ...] = (
-    ("experiment", "The method and every hyper-parameter, enough to repeat it", _protocol, True),
-    ("experiment", "The architecture, enough to build it again", _architecture, True),
-    ("experiment", "The data, their split and what was done to them", _data, True),
-    ("experiment", "Libraries and hardware", _machine, True),
-    ("results", "Five operating points or more", _points, True),
-    ("results", "Densities so low that accuracy clearly falls", _extreme, True),
-    ("results", "The accuracy at each point, the unpruned network's beside it", _accuracy, True),
-    ("results", "Several runs from separate initialisations and seeds", _seeds, True),
-    ("results", "A mean, and error bars of which it is said what they are", _spread, True),
-    ("results", "Compression", _compression, True),
-    ("results", "Theoretical speed-up, from multiply-adds", _speedup, True),
-    ("baselines", "Random pruning with the same densities in each layer", _random_layerwise, False),
-    ("baselines", "Random pruning over the whole network", _random_global, False),
-    ("baselines", "Magnitude pruning, layerwise", _magnitude("layerwise"), False),
-    ("baselines", "Magnitude pruning, global", _magnitude("global"), False),
+# What a paper should have, how to find it, and whether each run must have it.
+ITEMS: tuple[tuple[str, Callable[[Sequence[Facts]], Finding], bool], ...] = (
+    ("The method and every hyper-parameter, enough to repeat it", _protocol, True),
+    ("The architecture, enough to build it again", _architecture, True),
+    ("The data, their split and what was done to them", _data, True),
+    ("Libraries and hardware", _machine, True),
+    ("Five operating points or more", _points, True),
+    ("Densities so low that accuracy clearly falls", _extreme, True),
+    ("The accuracy at each point, the unpruned network's beside it", _accuracy, True),
+    ("Several runs from separate initialisations and seeds", _seeds, True),
+    ("A mean, and error bars of which it is said what they are", _spread, True),
+    ("Compression", _compression, True),
+    ("Theoretical speed-up, from multiply-adds", _speedup, True),
+    ("Random pruning with the same densities in each layer", _random_layerwise, False),
+    ("Random pruning over the whole network", _random_global, False),
+    ("Magnitude pruning, layerwise", _magnitude("layerwise"), False),
+    ("Magnitude pruning, global", _magnitude("global"), False),
 )

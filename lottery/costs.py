@@ -1,12 +1,10 @@
 """What networks cost: multiply-adds for one example, compression and the speed-up in theory, steps and seconds."""
 
-import csv
 import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from lottery import config, results, store
-from lottery.errors import LotteryError
 from lottery.verdicts import Table
 
 COLUMNS = (
@@ -111,10 +109,5 @@ def _uses(run: Path) -> Mapping[str, int | None] | None:
 
 def _steps(folder: Path) -> int:
     """From the first evaluation of a network to the last."""
-    path = folder / "metrics.csv"
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            steps = [int(row["step"]) for row in csv.DictReader(file)]
-        return max(steps) - min(steps)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LotteryError(f"{str(path)!r} cannot be read: {error}.") from None
+    steps = [step for step, *_ in store.read_metrics(folder)]
+    return max(steps) - min(steps)

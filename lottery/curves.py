@@ -1,12 +1,9 @@
 """Loss and accuracy while training: every evaluation of every network of a run."""
 
-import csv
-import io
 from collections.abc import Iterable
 from pathlib import Path
 
-from lottery import files, layers, store
-from lottery.errors import LotteryError
+from lottery import layers, store
 from lottery.results import Table
 
 COLUMNS = ("replicate", "branch", "round", "density", *store.METRICS)
@@ -30,17 +27,5 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
     """
     import pandas as pd
 
-    rows = []
-    for *network, folder in layers.networks(run, rounds):
-        path = folder / "metrics.csv"
-        content = files.read(path)
-        try:
-            columns, *lines = csv.reader(io.StringIO(content.decode()))
-            if tuple(columns) != store.METRICS:
-                raise ValueError(f"its columns are {columns}")
-            rows += [
-                (*network, int(step), split, float(loss), float(accuracy)) for step, split, loss, accuracy in lines
-            ]
-        except (ValueError, csv.Error) as error:
-            raise LotteryError(f"{str(path)!r} is damaged ({error}).") from None
+    rows = [(*network, *row) for *network, folder in layers.networks(run, rounds) for row in store.read_metrics(folder)]
     return pd.DataFrame(rows, columns=list(COLUMNS))

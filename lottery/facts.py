@@ -61,9 +61,14 @@ class Facts:
         return verdicts.goal(self.experiment)
 
     @property
-    def branches(self) -> list[str]:
-        """The branches beside the ticket, in the order of the table."""
-        return [branch for branch in dict.fromkeys(self.rows["branch"]) if branch != store.TICKET]
+    def controls(self) -> list[str]:
+        """The branches that are compared with the ticket, in the order of the table."""
+        return verdicts.controls(self.rows)
+
+    @cached_property
+    def own(self) -> Table:
+        """The rows whose accuracies are on the run's own data: all but those of transfers."""
+        return self.rows[~self.rows["branch"].str.startswith("transfer")]
 
 
 def gathered(runs: list[Path], tolerance: float = verdicts.TOLERANCE) -> list[Facts]:

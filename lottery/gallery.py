@@ -35,7 +35,7 @@ class Picture(NamedTuple):
     caption: str
 
 
-def pictures(one: Facts) -> tuple[dict[str, list[Picture]], list[str]]:
+def pictures(one: Facts) -> tuple[dict[str, list[Picture]], dict[str, str]]:
     """The figures of a run.
 
     Args:
@@ -43,14 +43,18 @@ def pictures(one: Facts) -> tuple[dict[str, list[Picture]], list[str]]:
 
     Returns:
         Figures by what they are about: ``accuracy``, ``training``, ``layers``, ``inputs``, ``overlap``, ``paths``; and
-        a sentence for each that cannot be drawn, with what would give it.
+        by the same names a sentence on what could not be drawn.
     """
     few = results.chosen(one.rows[one.rows["branch"] == store.TICKET]["round"], FEW_ROUNDS)
+    missing, shown = {}, [store.TICKET, *one.controls][: len(plots.STYLES)]
+    drawn = one.own[one.own["branch"].isin(shown)]
+    if len(shown) <= len(one.controls):
+        missing["accuracy"] = f"The figures have room for {len(shown)} of {len(one.controls) + 1} branches."
     steps, curve = one.experiment.train.num_steps, curves.table(one.path, few)
     found = {
         "accuracy": [
-            _drawn("accuracy", one.rows, "Test accuracy at the early-stop step against density."),
-            _drawn("early_stop", one.rows, "How soon the validation loss is lowest.", num_steps=steps),
+            _drawn("accuracy", drawn, "Test accuracy at the early-stop step against density."),
+            _drawn("early_stop", drawn, "How soon the validation loss is lowest.", num_steps=steps),
         ],
         "training": [
             _drawn("learning_curves", curve, "Validation accuracy while training, of some rounds."),
@@ -70,14 +74,14 @@ def pictures(one: Facts) -> tuple[dict[str, list[Picture]], list[str]]:
         ]
     looked = "What the ticket looks at: how many weights of the first layer read each input."
     found["inputs"] = [_drawn("inputs", inputs.table(one.path, few), looked)]
-    missing, found["overlap"] = [], []
+    found["overlap"] = []
     if one.rows["replicate"].nunique() > 1:
         some = results.chosen(range(1, plots.last_common_round(one.path) + 1), MATRICES)
         found["overlap"] = [_overlap([one.path], index) for index in some]
     else:
-        missing.append("Masks of one replicate have no others to be compared with: run.num_replicates = 2 or more.")
+        missing["overlap"] = "The masks of one replicate have no others to be compared with."
     if one.paths.empty:
-        missing.append("Linear mode connectivity was not measured; `lottery analyze connectivity` does.")
+        missing["paths"] = "Linear mode connectivity was not measured; `lottery analyze connectivity` does."
     else:
         found["paths"] = _paths(one)
     return found, missing
@@ -87,13 +91,15 @@ def together(runs: Sequence[Facts]) -> list[Picture]:
     """Figures that show several runs at once: the accuracy of their tickets."""
     import pandas as pd
 
-    tickets = [one.rows[one.rows["branch"] == store.TICKET].assign(branch=one.label) for one in runs]
+    some = runs[: len(plots.STYLES)]
+    tickets = [one.rows[one.rows["branch"] == store.TICKET].assign(branch=one.label) for one in some]
     rows = pd.concat(tickets, ignore_index=True)
-    return [_drawn("accuracy", rows, "The tickets of all runs.", reference=False)]
+    said = "The tickets of all runs." if len(some) == len(runs) else f"The tickets of the first {len(some)} runs."
+    return [_drawn("accuracy", rows, said, reference=False)]
 
 
 def _paths(one: Facts) -> list[Picture]:
-    """Paths between solutions, at the run's own rewind step over rounds, and of one round over steps."""
+    """Paths between solutions, and their barriers over rounds and over steps."""
     barriers, shown = connectivity.barriers(one.paths), []
     for (kind,), points in one.paths.groupby(["batch_norm"]):
         said = "" if kind == "stored" else " BatchNorm statistics were computed anew at each point."

@@ -30,7 +30,7 @@ WIDE = (7.2, 4.2)  # inches, with the legend beside the axes
 def accuracy(rows: Table, ax: Any = None, interval: str = "range", full: bool = False, reference: bool = True) -> Any:
     """Test accuracy at the early-stop step against density, as the papers draw it: dense on the left, log axis.
 
-    The ticket and the dense network have at least half of the height, with their bars. A branch that falls deeper
+    The ticket and the dense network have about half of the height or more, with their bars. A branch that falls deeper
     leaves at the bottom: a mark stands there for each of its rounds below, and the legend says how far it falls.
 
     Args:

@@ -1,6 +1,7 @@
 """One HTML page about runs that can be mailed: nothing on it is fetched, and nothing of it needs TensorFlow."""
 
 import base64
+import json
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -23,9 +24,10 @@ class Chapter(NamedTuple):
     key_facts: dict[str, str]
     tables: dict[str, sections.Grid | None]
     pictures: dict[str, list[gallery.Picture]]
-    missing: list[str]
+    missing: dict[str, str]
     connectivity: list[str]
     progress: str
+    architecture: str
     protocol: str
     rows: str
 
@@ -80,6 +82,7 @@ def page(runs: Sequence[Facts]) -> str:
 
 def _chapter(one: Facts, anchor: str) -> Chapter:
     pictures, missing = gallery.pictures(one)
+    architecture = one.environment.get("architecture") or {}
     stored, wanted = store.progress(one.path, one.experiment)
     return Chapter(
         one,
@@ -90,6 +93,7 @@ def _chapter(one: Facts, anchor: str) -> Chapter:
         {
             "rounds": sections.by_round(one),
             "controls": sections.controls(one),
+            "transfers": sections.transfers(one),
             "weights": sections.by_weight(one),
             "barriers": sections.barriers(one),
             "published": sections.published(one),
@@ -100,6 +104,7 @@ def _chapter(one: Facts, anchor: str) -> Chapter:
         missing,
         connectivity.sentences(connectivity.barriers(one.paths)) if len(one.paths) else [],
         "" if stored == wanted else f"{stored} of {wanted} networks are trained; the rest of this page is about these.",
+        json.dumps(architecture, indent=1) if "keras" in architecture else "",
         config.dump(one.experiment),
         f"data:text/csv;base64,{base64.b64encode(one.rows.to_csv(index=False).encode()).decode()}",
     )

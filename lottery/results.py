@@ -88,13 +88,15 @@ def summary(rows: Table, num_steps: int | None = None) -> Table:
         ``accuracy_max``, ``accuracy_low`` and ``accuracy_high`` (95 % t interval for the mean, see `lottery.intervals`;
         NaN where an accuracy is); then ``final_accuracy_mean``, ``early_stop_step_mean``, and ``censored``: in how many
         replicates the lowest validation loss is that of the very last evaluation, so that a longer training might have
-        found a lower one (NaN if unknown). Branches are in their order in the table.
+        found a lower one (NaN if unknown; transfers, which may have a length of their own, do not count). Branches are
+        in their order in the table.
     """
     import numpy as np
 
     order = {branch: place for place, branch in enumerate(dict.fromkeys(rows["branch"]))}
-    # What was not trained has nothing to go on from.
-    last = (rows["early_stop_step"] == num_steps) & rows["final_train_loss"].notna() if num_steps else np.nan
+    # What was not trained has nothing to go on from, and a transfer may end at a step of its own.
+    trained = rows["final_train_loss"].notna() & ~rows["branch"].str.startswith("transfer")
+    last = (rows["early_stop_step"] == num_steps) & trained if num_steps else np.nan
     return (
         rows.assign(censored=last)
         .groupby(["branch", "round"], as_index=False)

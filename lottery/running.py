@@ -73,6 +73,8 @@ def run(
             checking.refuse_damaged(path, settings)
             if settings.data.path and Path(settings.data.path).exists():
                 environment.check_data(path, data_module.load(settings.data).fingerprint)
+            if tensorboard:  # it was killed after its last round, or run without
+                summaries.writer(path, settings, report)
             report(progress.Note(f"{path} is complete."))
             return results.Run(path)
         existed = path.exists()

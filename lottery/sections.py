@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from lottery import claims, connectivity, contests, costs, results, store, verdicts
 from lottery.errors import LotteryError
 from lottery.facts import Facts
+from lottery.verdicts import Table
 
 FEW_ROUNDS = 6  # columns of a table by round
 
@@ -38,7 +39,7 @@ def key_facts(one: Facts) -> dict[str, str]:
         "by the mean alone": f"{by_mean['density']:.4f} (round {by_mean['round']})" if by_mean else "none",
         "smallest density tried": f"{tickets['density'].min():.4f} (1 / {1 / tickets['density'].min():.0f})",
         "replicates": str(one.rows["replicate"].nunique()),
-        "networks trained": f"{len(one.costs)}, {steps:,} steps",
+        "networks trained": f"{(one.costs['steps'] > 0).sum()}, {steps:,} steps",
         "time": duration(seconds),
     }
 
@@ -60,6 +61,7 @@ def by_round(one: Facts) -> Grid:
                 f"{spent['compression']:.1f}",
                 number(spent["multiply_adds"], ",.0f"),
                 number(spent["speedup"], ".1f"),
+                str(line["replicates"]),
                 number(line["accuracy_mean"]),
                 number(line["accuracy_std"]),
                 number(line["final_accuracy_mean"]),
@@ -68,13 +70,13 @@ def by_round(one: Facts) -> Grid:
             ]
         )
     heads = [
-        "round", "density", "kept", "compression", "multiply-adds", "speed-up", "test accuracy", "sd", "at the end",
-        "early stop", "less dense", "95 % interval", "verdict",
+        "round", "density", "kept", "compression", "multiply-adds", "speed-up", "n", "test accuracy", "sd",
+        "at the end", "early stop", "less dense", "95 % interval", "verdict",
     ]  # fmt: skip
     return Grid(
         heads,
         rows,
-        "Test accuracy at the early-stop step, the mean over replicates; sd: sample standard deviation. Less dense: "
+        "Test accuracy at the early-stop step, the mean over n replicates; sd: sample standard deviation. Less dense: "
         "ticket less its own replicate's dense network, the mean and its t interval. Verdict: for a tolerance of "
         f"{one.tolerance:g}; “?”: cannot tell, and beside it about how many replicates would. Compression: 1 / density."
         " Multiply-adds: for one example, in prunable weights; speed-up: the dense network's by these, in theory."
@@ -83,18 +85,43 @@ def by_round(one: Facts) -> Grid:
 
 
 def controls(one: Facts) -> Grid | None:
-    """Each branch beside the ticket: its accuracy, and ticket less branch with its interval; None without any."""
-    if not one.branches:
-        return None
-    means = one.summary.set_index(["branch", "round"])["accuracy_mean"]
+    """Each control beside the ticket, over the replicates that have both; None without any."""
     rows = []
-    for branch in one.branches:
+    tickets = _by_replicate(one.rows, store.TICKET)
+    for branch in one.controls:
+        others = _by_replicate(one.rows, branch)
         for line in verdicts.differences(one.rows, against=branch).to_dict("records"):
-            accuracies = [number(means.get((name, line["round"]), float("nan"))) for name in (branch, store.TICKET)]
-            where = [branch, str(int(line["round"])), f"{line['density']:.4f}"]
-            rows.append([*where, *accuracies, *_difference(line)])
-    heads = ["branch", "round", "density", "its test accuracy", "the ticket's", "ticket less it", "95 % interval"]
-    return Grid(heads, rows, "Differences are within each replicate: the mean over replicates and its t interval.")
+            index = int(line["round"])
+            pairs = (others[index] - tickets[index]).dropna().index
+            means = [number(table[index][pairs].mean()) for table in (others, tickets)]
+            where = [branch, str(index), f"{line['density']:.4f}", str(int(line["replicates"]))]
+            rows.append([*where, *means, *_difference(line)])
+    heads = ["control", "round", "density", "n", "its test accuracy", "the ticket's", "ticket less it", "95 % interval"]
+    said = "Over the n replicates that have both: means, and of the differences within each replicate the t interval."
+    return Grid(heads, rows, said) if rows else None
+
+
+def transfers(one: Facts) -> Grid | None:
+    """Tickets that were trained on other data; None without any."""
+    found = one.summary[one.summary["branch"].str.startswith("transfer")]
+    rows = [
+        [
+            line["branch"],
+            str(line["round"]),
+            f"{line['density']:.4f}",
+            str(line["replicates"]),
+            number(line["accuracy_mean"]),
+            number(line["accuracy_std"]),
+        ]
+        for line in found.to_dict("records")
+    ]
+    heads = ["branch", "round", "density", "n", "test accuracy", "sd"]
+    said = "Test accuracy on the other data, which nothing above is to be compared with; the mean over n replicates."
+    return Grid(heads, rows, said) if rows else None
+
+
+def _by_replicate(rows: Table, branch: str) -> Table:
+    return rows[rows["branch"] == branch].pivot(index="replicate", columns="round", values=verdicts.MEASURE)
 
 
 def by_weight(one: Facts) -> Grid:
@@ -108,7 +135,7 @@ def by_weight(one: Facts) -> Grid:
         row = [str(name), f"{first['inputs']:,.0f} x {first['units']:,.0f}", f"{first['size']:,}"]
         for index in rounds:
             at = means.loc[(name, index)]
-            row.append(f"{at['weight_density']:.4f} ({at['dead_inputs']:,.0f}, {at['dead_units']:,.0f})")
+            row.append(f"{at['weight_density']:.4f} ({_short(at['dead_inputs'])}, {_short(at['dead_units'])})")
         rows.append(row)
     return Grid(
         ["weight", "inputs x units", "entries", *(f"round {index}" for index in rounds)],
@@ -191,7 +218,7 @@ def side_by_side(runs: Sequence[Facts]) -> Grid:
     facts = [key_facts(one) for one in runs]
     names = list(dict.fromkeys(name for one in facts for name in one))
     rows = [[name, *(one.get(name, "") for one in facts)] for name in names]
-    settings = [_settings(one.experiment.model_dump(mode="json")) for one in runs]
+    settings = [store.flat(one.experiment.model_dump(mode="json")) for one in runs]
     for key in dict.fromkeys(key for one in settings for key in one):
         values = [_flat(one.get(key)) for one in settings]
         if len(set(values)) > 1 and key != "name":
@@ -234,6 +261,10 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s"
 
 
+def _short(value: float) -> str:
+    return f"{value:,.1f}".removesuffix(".0")
+
+
 def _each(seconds: float, steps: float) -> str:
     return f"{1000 * seconds / steps:.2f}" if steps else ""
 
@@ -247,13 +278,6 @@ def _difference(line: dict[str, Any]) -> list[str]:
 def _verdict(line: dict[str, Any]) -> str:
     needed = line["needed"]
     return line["verdict"] if needed != needed else f"{line['verdict']} {needed:.0f}"
-
-
-def _settings(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tables.items():
-        flat |= _settings(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-    return flat
 
 
 def _flat(value: Any) -> str:

@@ -145,7 +145,7 @@ def table(heads: list[str], lines: list[list[str]]) -> None:
 
     words = (
         "name", "run", "data", "model", "reproduces", "branch", "claim", "published", "measured", "verdict", "weight",
-        "shape", "format", "file", "what", "choice", "batch_norm", "split", "side",
+        "shape", "format", "file", "what", "choice", "batch_norm", "split", "side", "of",
     )  # fmt: skip
     printed = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for head in heads:

@@ -161,6 +161,23 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
+def read_metrics(folder: Path) -> list[tuple[int, str, float, float]]:
+    """The rows of step, split, loss and accuracy that were measured of a network.
+
+    Raises:
+        LotteryError: They are missing or damaged.
+    """
+    path = folder / "metrics.csv"
+    content = files.read(path)
+    try:
+        columns, *lines = csv.reader(io.StringIO(content.decode()))
+        if tuple(columns) != METRICS:
+            raise ValueError(f"its columns are {columns}")
+        return [(int(step), split, float(loss), float(accuracy)) for step, split, loss, accuracy in lines]
+    except (ValueError, csv.Error) as error:
+        raise LotteryError(f"{str(path)!r} is damaged ({error}).") from None
+
+
 def check_files(folder: Path) -> None:
     """Raise `LotteryError` unless the record of a round and every file that it names have their checksums."""
     for name, expected in read_record(folder)["sha256"].items():
@@ -235,13 +252,14 @@ def _damaged(path: Path) -> LotteryError:
 
 def _differences(now: config.Experiment, before: config.Experiment) -> list[str]:
     """Each key in which two experiments differ, as ``train.num_steps is 300 and was 500``."""
-    new, old = (_flat(experiment.model_dump(mode="json")) for experiment in (now, before))
+    new, old = (flat(experiment.model_dump(mode="json")) for experiment in (now, before))
     keys = sorted({*new, *old})
     return [f"{key} is {new.get(key)!r} and was {old.get(key)!r}" for key in keys if new.get(key) != old.get(key)]
 
 
-def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Tables in tables as one, by keys such as ``train.num_steps``."""
+    found = {}
     for key, value in tables.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+    return found

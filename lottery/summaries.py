@@ -1,12 +1,11 @@
 """What TensorBoard shows of a run: curves by step, accuracies by round, and networks by their hyper-parameters."""
 
-import csv
 import functools
 import io
 import json
-import shutil
+import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,8 +26,6 @@ _OF_NETWORK = {"branch": "STRING", "round": "FLOAT64", "density": "FLOAT64", "re
 # TensorBoard looks for "tfevents". TensorFlow's own writer adds the name of the machine, which is nobody's business.
 _EVENTS = "events.out.tfevents"
 
-Row = tuple[int, str, float, float]
-
 
 def write(run: Path) -> None:
     """Write what TensorBoard is to show of the networks that are stored, where it is not written yet.
@@ -38,6 +35,10 @@ def write(run: Path) -> None:
     both, as with Keras' own callback; ``replicate-1/rounds/ticket``, with `BY_ROUND` by round; and
     ``replicate-1/round-07/ticket``, with the hyper-parameters of a network and what came of it. Times are those of the
     stored files.
+
+    Files are added to, never deleted while somebody may read them: a TensorBoard that is open drops what is superseded
+    at an event that says from which step on, and goes on. Steps and rounds only ever go up after it, for its faster
+    reader drops whatever does not precede what comes.
 
     Args:
         run: The run's folder.
@@ -86,17 +87,15 @@ def writer(run: Path, experiment: config.Experiment, report: progress.Report = p
 
 
 def _catch_up(run: Path, experiment: config.Experiment, session: str) -> None:
-    """Write every network that is stored and not written, and all rounds anew."""
+    """Write every network and every round that is stored and not written."""
     begin = run / FOLDER
-    for old in [*begin.glob("replicate-*/rounds"), *begin.glob(f"{_EVENTS}*")]:
-        shutil.rmtree(old) if old.is_dir() else old.unlink()
-    _append(begin, session, [_hyper_parameters_of_all()])
+    _complete(begin, session, [_hyper_parameters_of_all()])
+    rounds: dict[Path, list[Any]] = {place: [] for place in begin.glob("replicate-*/rounds/*")}
     for row in results.table(run).to_dict("records"):
         folder = store.round_path(run, row["replicate"], row["round"], row["branch"])
         record, ended = store.read_record(folder), (folder / "round.json").stat().st_mtime
         if not any(_place(run, record).glob(f"{_EVENTS}*")):
-            shutil.rmtree(_place(run, record), ignore_errors=True)
-            rows = _stored(folder)
+            rows = store.read_metrics(folder)
             first, last = rows[0][0], rows[-1][0]
             pace = record["seconds"] / max(last - first, 1)  # of its clock, which nobody wrote down
             for split in dict.fromkeys(split for _, split, *_ in rows):
@@ -106,9 +105,11 @@ def _catch_up(run: Path, experiment: config.Experiment, session: str) -> None:
                         for step, one, loss, accuracy in rows
                         if one == split
                     ]
-                    _append(_place(run, record) / split, session, events)
+                    _complete(_place(run, record) / split, session, events)
             _write_network(run, experiment, session, record, ended)
-        _write_round(run, session, record, ended)
+        rounds.setdefault(_rounds_place(run, record), []).append(_of_round(record, ended))
+    for place, events in rounds.items():
+        _complete(place, session, sorted(events, key=lambda event: event.step))
 
 
 def _write_event(
@@ -117,11 +118,16 @@ def _write_event(
     now = time.time()
     if isinstance(event, progress.Done):
         _write_network(run, experiment, session, event.record, now)
-        _write_round(run, session, event.record, now)
+        place = _rounds_place(run, event.record)
+        rounds = {one.step: one for one in [*_written(place), _of_round(event.record, now)]}
+        _complete(place, session, [rounds[index] for index in sorted(rounds)])
         return
     place, (step, split, loss, accuracy) = _place(run, vars(event)), event.row
     if event.first:
-        shutil.rmtree(place, ignore_errors=True)
+        for whole in place.glob(f"{_EVENTS}*"):  # it says that the network is complete
+            whole.unlink()
+        for folder in {path.parent for path in place.glob(f"*/{_EVENTS}*")}:
+            _append(folder, session, [_restart(step)])
     if _has_curve(experiment, split):
         _append(place / split, session, [_scalars(_curves(loss, accuracy), step, now)])
 
@@ -145,13 +151,11 @@ def _write_network(
         _scalars({f"trained/{name}": record[name] for name in BY_ROUND[1:]}, record["round"], ended),
         _of_plugin("session_end_info", end),
     ]
-    files.write(place / f"{_EVENTS}.{session}", _header() + b"".join(_packed(event) for event in events))
+    files.write(place / f"{_EVENTS}.{session}", _header(0) + b"".join(_packed(event) for event in events))
 
 
-def _write_round(run: Path, session: str, record: Mapping[str, Any], ended: float) -> None:
-    values = {f"rounds/{name}": record[name] for name in BY_ROUND}
-    place = run / FOLDER / f"replicate-{record['replicate']}" / "rounds" / record["branch"]
-    _append(place, session, [_scalars(values, record["round"], ended)])
+def _of_round(record: Mapping[str, Any], ended: float) -> Any:
+    return _scalars({f"rounds/{name}": record[name] for name in BY_ROUND}, record["round"], ended)
 
 
 def _hyper_parameters(experiment: config.Experiment, record: Mapping[str, Any]) -> dict[str, str | float]:
@@ -196,24 +200,68 @@ def _scalars(values: Mapping[str, float | None], step: int, at: float) -> Any:
     return _messages().Event(wall_time=at, step=step, summary=_messages().Summary(value=found))
 
 
-def _append(folder: Path, session: str, events: Iterable[Any]) -> None:
+def _complete(folder: Path, session: str, wanted: Sequence[Any]) -> None:
+    """Add what a folder lacks of the events it is to have, whose steps go up; from where it is wrong, all anew."""
+    written, right = _written(folder), 0
+    for one, other in zip(written, wanted, strict=False):
+        if (one.step, one.summary) != (other.step, other.summary):
+            break
+        right += 1
+    missing = list(wanted[right:])
+    if written[right:]:
+        step = min(event.step for event in [*written[right:], *missing])
+        missing = [_restart(step), *(event for event in wanted if event.step >= step)]
+    if missing:
+        _append(folder, session, missing)
+
+
+def _written(folder: Path) -> list[Any]:
+    """The events with values of a folder that TensorBoard shows, in the order in which they were written."""
+    events: list[Any] = []
+    for path in sorted(folder.glob(f"{_EVENTS}*")):
+        content, start = path.read_bytes(), 0
+        while start + 12 <= len(content):  # of each record: its length, a checksum, the event, a checksum
+            end = start + 12 + struct.unpack_from("<Q", content, start)[0]
+            if content[start : end + 4] != _record(content[start + 12 : end]):
+                break  # the end of a file whose writer was killed; the readers go no further either
+            event = _messages().Event.FromString(content[start + 12 : end])
+            if event.session_log.status == _messages().SessionLog.START:
+                events = [one for one in events if one.step < event.step]
+            elif event.HasField("summary"):
+                events.append(event)
+            start = end + 4
+    return events
+
+
+def _append(folder: Path, session: str, events: Sequence[Any]) -> None:
     """Add events to a file of this session, opened and closed each time: whoever reads it sees them at once."""
     path = folder / f"{_EVENTS}.{session}"
     folder.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
-        file.write((b"" if file.tell() else _header()) + b"".join(_packed(event) for event in events))
+        file.write((b"" if file.tell() else _header(events[0].step)) + b"".join(_packed(event) for event in events))
 
 
-def _header() -> bytes:
-    return _packed(_messages().Event(wall_time=time.time(), file_version="brain.Event:2"))
+def _header(step: int) -> bytes:
+    """What a file begins with. One reader takes only the second restart that it sees for one, so every file has it."""
+    return _packed(_messages().Event(wall_time=time.time(), file_version="brain.Event:2")) + _packed(_restart(step))
+
+
+def _restart(step: int) -> Any:
+    """An event that makes TensorBoard drop what a run of its has at a step and after it."""
+    started = _messages().SessionLog(status=_messages().SessionLog.START)
+    return _messages().Event(wall_time=time.time(), step=step, session_log=started)
 
 
 def _packed(event: Any) -> bytes:
-    """An event as a record of TensorFlow's."""
+    return _record(event.SerializeToString())
+
+
+def _record(content: bytes) -> bytes:
+    """Bytes as a record of TensorFlow's."""
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     record = io.BytesIO()
-    RecordWriter(record).write(event.SerializeToString())
+    RecordWriter(record).write(content)
     return record.getvalue()
 
 
@@ -228,13 +276,6 @@ def _messages() -> Any:
     )
 
 
-def _stored(folder: Path) -> list[Row]:
-    with (folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
-        return [
-            (int(step), split, float(loss), float(accuracy)) for step, split, loss, accuracy in [*csv.reader(file)][1:]
-        ]
-
-
 def _curves(loss: float, accuracy: float) -> dict[str, float]:
     return {"steps/loss": loss, "steps/accuracy": accuracy}
 
@@ -246,3 +287,7 @@ def _has_curve(experiment: config.Experiment, split: str) -> bool:
 
 def _place(run: Path, record: Mapping[str, Any]) -> Path:
     return run / FOLDER / f"replicate-{record['replicate']}" / f"round-{record['round']:02d}" / record["branch"]
+
+
+def _rounds_place(run: Path, record: Mapping[str, Any]) -> Path:
+    return run / FOLDER / f"replicate-{record['replicate']}" / "rounds" / record["branch"]

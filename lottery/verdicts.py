@@ -201,13 +201,16 @@ def sentences(
     if len(refuted):
         said.append(f"Not {word}: {_rounds(refuted)}.")
     at = shown["round"] if shown else by_mean["round"] if by_mean else int(lines["round"].max())
-    # The accuracies of a transferred ticket are on other data.
-    others = [branch for branch in dict.fromkeys(rows["branch"]) if not branch.startswith(("ticket", "transfer"))]
     return said + [
         _against(branch, found, at, confidence, method)
-        for branch in others
+        for branch in controls(rows)
         if not (found := differences(rows, against=branch, confidence=confidence, method=method)).empty
     ]
+
+
+def controls(rows: Table) -> list[str]:
+    """The branches that can be compared with the ticket, in order: all but transfers, which are on other data."""
+    return [branch for branch in dict.fromkeys(rows["branch"]) if not branch.startswith(("ticket", "transfer"))]
 
 
 def cannot_tell(line: dict[str, Any]) -> str:

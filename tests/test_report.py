@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lottery import checklist, facts, plots, report, sections, store
+from lottery import checklist, facts, gallery, plots, report, sections, store
 from lottery.errors import LotteryError
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use"}
@@ -239,3 +239,55 @@ def test_a_browser_shows_it(browser, page, tmp_path, width, scheme):
     )
     assert measured[0] <= width and measured[1] == 0 and measured[3] >= 10
     assert measured[2] == ("rgb(20, 23, 27)" if scheme == "dark" else "rgb(255, 255, 255)")
+
+
+def test_a_transfer_is_not_compared_with_the_ticket(small_run, undrawn):
+    rows = made(small_run).rows
+    pruned = rows[rows["round"] > 0]
+    other = pruned.assign(branch="transfer-npz", early_stop_test_accuracy=0.25)
+    one = made(small_run, rows=pd.concat([rows, other, pruned.assign(branch="random_mask")], ignore_index=True))
+    assert {line[0] for line in sections.controls(one).rows} == {"random_mask"}
+    assert [(line[0], line[4]) for line in sections.transfers(one).rows] == [("transfer-npz", "0.2500")] * 3
+    assert set(one.own["branch"]) == {"ticket", "random_mask"}
+    assert sections.transfers(made(small_run)) is None and sections.controls(made(small_run)) is None
+
+
+def test_what_stands_beside_each_other_is_of_the_same_replicates(small_run):
+    """A control that one replicate lacks: accuracies and their difference are of the other."""
+    rows = made(small_run).rows
+    control = rows[(rows["round"] == 2) & (rows["replicate"] == 2)].assign(branch="random_mask")
+    control = control.assign(early_stop_test_accuracy=0.5)
+    (line,) = sections.controls(made(small_run, rows=pd.concat([rows, control], ignore_index=True))).rows
+    ticket = rows[(rows["round"] == 2) & (rows["replicate"] == 2)]["early_stop_test_accuracy"].iloc[0]
+    assert line[3:7] == ["1", "0.5000", f"{ticket:.4f}", f"{ticket - 0.5:+.4f}"] and line[7] == "not known"
+    fewer = made(small_run, rows=rows[(rows["replicate"] == 1) | (rows["round"] < 2)])
+    counts = [row[sections.by_round(fewer).heads.index("n")] for row in sections.by_round(fewer).rows]
+    assert counts == ["2", "2", "1", "1"]
+    assert not states([fewer])["Several runs from separate initialisations and seeds"]
+    assert not states([fewer])["A mean, and error bars of which it is said what they are"]
+
+
+def test_more_branches_than_styles_are_said_to_be_left_out(small_run, undrawn):
+    one = made(small_run)
+    pruned = one.rows[one.rows["round"] > 0]
+    many = pd.concat([one.rows, *(pruned.assign(branch=f"mine_{place}") for place in range(20))], ignore_index=True)
+    _, missing = gallery.pictures(made(small_run, rows=many))
+    assert missing["accuracy"] == f"The figures have room for {len(plots.STYLES)} of 21 branches."
+
+
+def test_replicates_that_start_alike_are_no_separate_initialisations(small_run, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(small_run.path, path)
+    first, second = (store.start_path(path, number) for number in (1, 2))
+    second.write_bytes(first.read_bytes())
+    assert not states([made(small_run, path=path)])["Several runs from separate initialisations and seeds"]
+
+
+def test_items_of_several_runs_name_the_run_they_are_about(small_run):
+    one = made(small_run)
+    fewer = made(small_run, label="short", rows=one.rows[one.rows["replicate"] == 1])
+    items = {item.text: item for item in checklist.checked([one, fewer])}
+    item = items["Several runs from separate initialisations and seeds"]
+    assert not item.done and item.how.startswith("short: not two replicates")
+    both = made(small_run, label="other", rows=one.rows[one.rows["round"] < 3])
+    assert checklist.checked([one, both])[4].how.startswith(f"{one.label}: 3 densities below 1")
