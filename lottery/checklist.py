@@ -88,13 +88,16 @@ def _machine(runs: Sequence[Facts]) -> Finding:
 
 
 def _points(runs: Sequence[Facts]) -> Finding:
-    num = runs[0].judged["round"].nunique()
+    pruned = runs[0].rows[(runs[0].rows["branch"] == store.TICKET) & (runs[0].rows["round"] > 0)]
+    num = pruned["round"].nunique()
     return num >= MANY_POINTS, f"{num} densities below 1; {MANY_POINTS} or more are asked for"
 
 
 def _extreme(runs: Sequence[Facts]) -> Finding:
     judged = runs[0].judged
-    lowest = judged.loc[judged["density"].idxmin(), "mean"] if len(judged) else float("nan")
+    if judged.empty:
+        return False, "there is no accuracy of a pruned network beside the dense one's"
+    lowest = judged.loc[judged["density"].idxmin(), "mean"]
     if lowest <= -DECLINE:
         return True, f"{lowest:+.4f} at the smallest density"
     return (

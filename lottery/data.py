@@ -78,7 +78,8 @@ def load(settings: config.Data) -> Splits:
     """
     if settings.name == config.GIVEN:
         raise LotteryError(
-            'data.name = "given" stands for arrays that were passed to lottery.run(..., data=...); pass them again.'
+            'data.name = "given" stands for arrays that were passed to lottery.run(..., data=...); pass them again, in '
+            "Python."
         )
     folder = os.environ.get("LOTTERY_DATA", "")
     local = Path(folder, f"{settings.name}.npz") if folder else None

@@ -9,6 +9,9 @@ from lottery.errors import LotteryError, unknown
 
 MOST = 1000  # replicates: beyond this many, `num_needed` says None
 RESAMPLES = 9999
+SAME = (
+    1e-6  # accuracies are of single precision, and so one example more may be a little more or less in each replicate
+)
 
 
 def students_t(values: np.ndarray, confidence: float) -> tuple[float, float]:
@@ -72,7 +75,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95, method: str
     if method not in METHODS:
         raise unknown("The method of an interval", method, METHODS)
     mean = float(taken.mean())
-    same = np.ptp(taken) == 0
+    same = _are_same(taken)
     if len(taken) == 1 or (len(taken) == 2 and same):
         return mean, -math.inf, math.inf
     if same:
@@ -105,10 +108,13 @@ def num_needed(values: Sequence[float], distance: float, confidence: float = 0.9
     nums = np.arange(2, MOST + 1)
     halves = special.stdtrit(nums - 1, (1 + confidence) / 2) * taken.std(ddof=1) / np.sqrt(nums)
     enough = halves <= abs(distance)
-    # Equal values have a deviation of a unit in the last place of their mean.
-    if np.ptp(taken) == 0:
+    if _are_same(taken):
         return 2
     return int(nums[enough][0]) if enough.any() else None
+
+
+def _are_same(taken: np.ndarray) -> bool:
+    return bool(np.ptp(taken) <= SAME * max(1.0, float(np.abs(taken).max())))
 
 
 def _checked(values: Sequence[float], confidence: float) -> np.ndarray:

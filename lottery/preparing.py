@@ -93,7 +93,8 @@ def prepare(
         tables["prune"] |= {"criterion": config.GIVEN, "fingerprint": fingerprints.of_function(criterion)}
     elif experiment.prune.criterion == config.GIVEN:
         raise LotteryError(
-            'prune.criterion = "given" stands for a function passed to lottery.run(..., criterion=...); pass it again.'
+            'prune.criterion = "given" stands for a function passed to lottery.run(..., criterion=...); pass it again, '
+            "in Python."
         )
     experiment = config.Experiment.model_validate(tables)
     criterion = criterion or criteria.CRITERIA[experiment.prune.criterion]
@@ -216,7 +217,8 @@ def _builder(experiment: config.Experiment, loaded: Splits | Streams) -> Callabl
     name = experiment.model.name
     if name == config.GIVEN:
         raise LotteryError(
-            'model.name = "given" stands for a function passed to lottery.run(..., model=...); pass it again.'
+            'model.name = "given" stands for a function passed to lottery.run(..., model=...); pass it again, in '
+            "Python."
         )
     if not models.is_built_in(name):
         return models.builder(name, (), 0)

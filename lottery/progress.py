@@ -123,12 +123,13 @@ def _print_line(console: Any, event: Event, left: Callable[[Step], str]) -> None
     elif isinstance(event, Done):
         where, record = event.where, event.record
         collapsed = f"  nothing left of {', '.join(record['collapsed'])}" if record["collapsed"] else ""
-        remaining = left(where)
+        remaining, accuracy = left(where), record["early_stop_test_accuracy"]
         console.print(
             f"replicate {where.replicate}/{where.num_replicates}  round {where.round:>2}/{where.num_rounds}  "
             + ("" if where.branch == "ticket" else f"{where.branch}  ")
             + f"density {where.density:.4f}  early stop {record['early_stop_step']:>{len(str(where.num_steps))}}  "
-            f"test {record['early_stop_test_accuracy']:.4f}  {record['seconds']:.1f} s"
+            + ("" if accuracy is None else f"test {accuracy:.4f}  ")
+            + f"{record['seconds']:.1f} s"
             + (f"  {remaining} left" if remaining else "")
             + collapsed,
             markup=False, highlight=False, soft_wrap=True,

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from lottery import checklist, config, connectivity, facts, files, gallery, results, sections, store, verdicts
+from lottery import checklist, config, connectivity, facts, files, gallery, sections, store, verdicts
 from lottery.errors import LotteryError
 from lottery.facts import Facts
 
@@ -72,7 +72,7 @@ def page(runs: Sequence[Facts]) -> str:
         title=" · ".join(one.label for one in runs),
         chapters=[_chapter(one, f"run-{place}") for place, one in enumerate(runs, 1)],
         side_by_side=sections.side_by_side(runs) if several else None,
-        contest=sections.contest(runs) if several else None,
+        same_rounds=sections.same_rounds(runs) if several else [],
         together=gallery.together(runs) if several else [],
         checklist=checklist.checked(runs),
         leaves_out=checklist.LEAVES_OUT,
@@ -88,7 +88,7 @@ def _chapter(one: Facts, anchor: str) -> Chapter:
         one,
         anchor,
         verdicts.sentences(one.rows, one.tolerance, one.word),
-        results.collapsed(one.path),
+        sections.collapsed(one),
         sections.key_facts(one),
         {
             "rounds": sections.by_round(one),

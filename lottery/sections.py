@@ -34,12 +34,12 @@ def key_facts(one: Facts) -> dict[str, str]:
     steps, seconds = one.costs["steps"].sum(), one.costs["seconds"].sum()
     accuracy = dense["accuracy_mean"].iloc[0] if len(dense) else float("nan")
     return {
-        "dense test accuracy": number(accuracy),
-        f"smallest {one.word} density": f"{shown['density']:.4f} (round {shown['round']})" if shown else "none shown",
-        "by the mean alone": f"{by_mean['density']:.4f} (round {by_mean['round']})" if by_mean else "none",
+        "dense test accuracy": number(accuracy) or "not measured",
+        "smallest density shown": f"{one.word}, {shown['density']:.4f} (round {shown['round']})" if shown else "none",
+        "smallest by the mean": f"{by_mean['density']:.4f} (round {by_mean['round']})" if by_mean else "none",
         "smallest density tried": f"{tickets['density'].min():.4f} (1 / {1 / tickets['density'].min():.0f})",
         "replicates": str(one.rows["replicate"].nunique()),
-        "networks trained": f"{(one.costs['steps'] > 0).sum()}, {steps:,} steps",
+        "trained": f"{(one.costs['steps'] > 0).sum()} networks, {steps:,} steps",
         "time": duration(seconds),
     }
 
@@ -135,7 +135,7 @@ def by_weight(one: Facts) -> Grid:
         row = [str(name), f"{first['inputs']:,.0f} x {first['units']:,.0f}", f"{first['size']:,}"]
         for index in rounds:
             at = means.loc[(name, index)]
-            row.append(f"{at['weight_density']:.4f} ({_short(at['dead_inputs'])}, {_short(at['dead_units'])})")
+            row.append(f"{number(at['weight_density'])} ({_short(at['dead_inputs'])}, {_short(at['dead_units'])})")
         rows.append(row)
     return Grid(
         ["weight", "inputs x units", "entries", *(f"round {index}" for index in rounds)],
@@ -197,7 +197,7 @@ def costs_by_branch(one: Facts) -> Grid:
         steps, seconds = part["steps"].sum(), part["seconds"].sum()
         rows.append([str(branch), str(len(part)), f"{steps:,.0f}", duration(seconds), _each(seconds, steps)])
     seen = costs.total(one.path)["examples"]
-    said = f" Examples seen, each as often as it was: {seen:,}." if seen else ""
+    said = f" In all, {seen:,} examples were seen, the same ones again in each epoch." if seen else ""
     heads = ["branch", "networks", "steps", "time", "ms a step"]
     return Grid(heads, rows, f"Time in training, evaluations along the way included.{said}")
 
@@ -226,32 +226,46 @@ def side_by_side(runs: Sequence[Facts]) -> Grid:
     return Grid(["", *(one.label for one in runs)], rows, "Below the key facts: every setting in which they differ.")
 
 
-def contest(runs: Sequence[Facts]) -> Grid | str:
-    """The tickets of several runs at the same rounds, or why they cannot be compared so."""
+def collapsed(one: Facts) -> list[str]:
+    """A sentence for each weight of which nothing is left in some network."""
+    empty = one.layers[one.layers["collapsed"]]
+    return [
+        f"Nothing is left of {name} in {len(part)} network{'s' * (len(part) > 1)}, from round {part['round'].min()} on."
+        for name, part in empty.groupby("weight", sort=False)
+    ]
+
+
+def same_rounds(runs: Sequence[Facts]) -> list[Grid | str]:
+    """The tickets of several runs round by round, those together that have pairs; or why they cannot be compared."""
+    groups: dict[tuple[Any, ...], list[Facts]] = {}
+    for one in runs:
+        groups.setdefault((one.environment.get("data_sha256"), one.experiment.run.seed), []).append(one)
+    found: list[Grid | str] = [_contest(group) for group in groups.values() if len(group) > 1]
+    if len(groups) > 1:
+        found.append("Runs on other data, or from another seed, have no pairs to be compared by.")
+    return found
+
+
+def _contest(runs: Sequence[Facts]) -> Grid | str:
     try:
-        found = contests.contested(contests.tables([one.path for one in runs]))
+        found = contests.contested({one.label: one.rows for one in runs})
     except LotteryError as error:
         return str(error)
     rows = []
     for line in found.to_dict("records"):
         less = {"mean": line["difference"], "low": line["difference_low"], "high": line["difference_high"]}
         empty = line["difference"] != line["difference"]
-        rows.append(
-            [
-                line["run"],
-                str(line["round"]),
-                f"{line['density']:.4f}",
-                number(line["accuracy"]),
-                *(["", ""] if empty else _difference(less)),
-            ]
-        )
+        where = [line["run"], str(line["round"]), f"{line['density']:.4f}", number(line["accuracy"])]
+        rows.append([*where, *(["", ""] if empty else _difference(less))])
     heads = ["run", "round", "density", "test accuracy", f"less {runs[0].label}", "95 % interval"]
     return Grid(heads, rows, "Paired by replicate; within a round the best first.")
 
 
 def number(value: float, form: str = ".4f") -> str:
-    """A number, or nothing where there is none."""
-    return "" if value is None or value != value else f"{value:{form}}"
+    """A number, or nothing where there is none; one that is too small for its form in another."""
+    if value is None or value != value:
+        return ""
+    return f"{value:.1e}" if form == ".4f" and 0 < abs(value) < 5e-5 else f"{value:{form}}"
 
 
 def duration(seconds: float) -> str:
@@ -281,6 +295,8 @@ def _verdict(line: dict[str, Any]) -> str:
 
 
 def _flat(value: Any) -> str:
+    if value is None:
+        return ""
     if isinstance(value, dict):
         return "; ".join(f"{key}: {_flat(one)}" for key, one in value.items())
     if isinstance(value, Iterable) and not isinstance(value, str):

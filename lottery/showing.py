@@ -62,14 +62,15 @@ def summary(run: Path, rows: Any, tolerance: float) -> None:
     lines = []
     for one in points[points["branch"] == store.TICKET].to_dict("records"):
         judgement = judged.get(one["round"])
-        spread = f" ± {one['accuracy_std']:.4f}" if one["replicates"] > 1 else ""
+        measured = one["accuracy_mean"] == one["accuracy_mean"]
+        spread = f" ± {one['accuracy_std']:.4f}" if measured and one["replicates"] > 1 else ""
         line = [
             str(one["round"]),
             f"{one['density']:.4f}",
             f"{one['num_kept']:.0f}",
-            f"{one['accuracy_mean']:.4f}{spread}",
+            f"{one['accuracy_mean']:.4f}{spread}" if measured else "",
             f"{'≥ ' if one['censored'] else ''}{one['early_stop_step_mean']:.0f}",
-            f"{one['final_accuracy_mean']:.4f}",
+            f"{one['final_accuracy_mean']:.4f}" if measured else "",
             *([f"{judgement['mean']:+.4f}", _verdict(judgement)] if judgement else ["", ""]),
         ]
         lines.append(line)
@@ -77,7 +78,8 @@ def summary(run: Path, rows: Any, tolerance: float) -> None:
         ["round", "density", "kept", "test accuracy", "early\nstop", "at the\nend", "against\ndense", "verdict"], lines
     )
     spread = f"mean ± standard deviation over {num} replicates" if num > 1 else "of one replicate"
-    print(f"Test accuracy is taken at the early-stop step, {spread}; beside it, the one at the end.")
+    if points["accuracy_mean"].notna().any():
+        print(f"Test accuracy is taken at the early-stop step, {spread}; beside it, the one at the end.")
     if points["censored"].any():
         print(
             f"≥: in one replicate or more the validation loss was lowest at the last step, {num_steps}, so a longer "
@@ -167,7 +169,7 @@ def _branches(points: Any) -> None:
     means = points.pivot(index=["round"], columns="branch", values="accuracy_mean")[
         list(dict.fromkeys(points["branch"]))
     ]
-    if len(means.columns) < 2:
+    if len(means.columns) < 2 or means.isna().all(axis=None):
         return
     means = means[means.iloc[:, 1:].notna().any(axis=1)]
     density = points.groupby("round")["density"].first()
@@ -184,7 +186,9 @@ def _number(value: float) -> str:
     """Whole numbers whole, others with four digits after the point, nothing for NaN."""
     if value != value:
         return ""
-    return f"{value:.0f}" if float(value).is_integer() else f"{value:.4f}"
+    if float(value).is_integer():
+        return f"{value:.0f}"
+    return f"{value:.1e}" if abs(value) < 5e-5 else f"{value:.4f}"
 
 
 def replicates(num: int) -> str:

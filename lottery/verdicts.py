@@ -175,6 +175,8 @@ def sentences(
         not to be, and each branch against the ticket.
     """
     lines = judged(rows, tolerance, word, confidence, method)
+    if len(rows) and rows[MEASURE].isna().all():
+        return ["The model measures no accuracy, so no ticket can be compared with dense."]
     if lines.empty:
         return ["No pruned round can be compared with dense: one of the two is not there."]
     shown, by_mean = smallest_shown(lines, word), smallest_matching(rows, tolerance)
@@ -238,7 +240,7 @@ def _against(branch: str, found: Table, at: float, confidence: float, method: st
     if line["high"] < 0:
         return f"{head}: {branch} is better than the ticket.{elsewhere}"
     why = f", so {matters} is not shown to matter there" if matters else ""
-    return f"{head}: as far as that can tell, {branch} does as well{why}.{elsewhere}"
+    return f"{head}: that does not tell {branch} from the ticket{why}.{elsewhere}"
 
 
 def _rounds(indices: Any) -> str:
@@ -254,6 +256,8 @@ def _measured(line: dict[str, Any], confidence: float, method: str) -> str:
     num = int(line["replicates"])
     if num == 1:
         return f"{_signed(line['mean'])} from 1 replicate"
+    if abs(line["low"]) == math.inf:
+        return f"{_signed(line['mean'])} in each of {_replicates(num)}"
     kind = "interval" if method == "t" else f"{method} interval"
     ends = f"{100 * confidence:g} % {kind} {_signed(line['low'])} to {_signed(line['high'])}"
     return f"{_signed(line['mean'])}, {ends}, {_replicates(num)}"

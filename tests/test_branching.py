@@ -496,7 +496,10 @@ def test_a_criterion_of_the_callers_own(tmp_path):
         lottery.run(run.path / "experiment.toml", model=build, data=arrays(), out=tmp_path, report=quietly)
 
 
-@pytest.mark.parametrize("criterion", ["snip", "grasp", "synflow", "random", "movement"])
+@pytest.mark.parametrize(
+    "criterion",
+    ["snip", *(pytest.param(name, marks=pytest.mark.long) for name in ("grasp", "synflow")), "random", "movement"],
+)
 def test_a_run_with_each_kind_of_criterion(tmp_path, criterion):
     run = go(tmp_path, {"prune": {"criterion": criterion, "scope": "global"}, "run": {"num_replicates": 1}})
     again = go(tmp_path / "again", {"prune": {"criterion": criterion, "scope": "global"}, "run": {"num_replicates": 1}})

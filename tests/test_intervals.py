@@ -111,3 +111,11 @@ def test_num_needed_by_hand_and_at_its_ends():
 def test_what_has_no_interval_is_refused(values, settings, message):
     with pytest.raises(LotteryError, match=message):
         intervals.mean_interval(values, **settings)
+
+
+def test_one_example_more_in_each_replicate_is_no_spread():
+    """Accuracies are of single precision: 345 of 360 less 344 is not the same everywhere."""
+    gains = [float(np.float32(one / 360)) - float(np.float32((one - 1) / 360)) for one in (345, 230)]
+    assert 0 < abs(gains[0] - gains[1]) < 1e-6
+    assert intervals.mean_interval(gains)[1:] == (-math.inf, math.inf)
+    assert intervals.num_needed(gains, 1e-9) == 2

@@ -122,7 +122,9 @@ def test_names_of_a_residual_network_count_along_its_longest_path():
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name == "vgg_16" else name for name in NAMES]
+)
 def test_both_kerases_compute_the_same_network(name):
     ours, other = built(name), built(name, "tf_keras")
     before = weights.read_state(ours)

@@ -412,6 +412,8 @@ def test_a_planted_bug_is_caught(mutant, tmp_path, monkeypatch):
         MUTANTS[mutant](tmp_path, patch)
 
 
+# Most of these checks are tests of the default run, which goes through them once already.
+@pytest.mark.long
 @pytest.mark.parametrize("check", {id(check): check for check in MUTANTS.values()}.values(), ids=lambda _: "")
 def test_without_the_bug_the_same_check_passes(check, tmp_path, monkeypatch):
     check(tmp_path, monkeypatch)

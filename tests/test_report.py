@@ -195,7 +195,7 @@ def test_the_dl_of_key_facts_is_the_runs(small_run):
     rows = small_run.table()
     dense = rows[(rows["round"] == 0) & (rows["branch"] == "ticket")]["early_stop_test_accuracy"]
     assert found["dense test accuracy"] == f"{sum(dense) / len(dense):.4f}"
-    assert found["replicates"] == "2" and found["networks trained"] == f"{len(rows)}, {len(rows) * 110:,} steps"
+    assert found["replicates"] == "2" and found["trained"] == f"{len(rows)} networks, {len(rows) * 110:,} steps"
 
 
 @pytest.fixture(scope="module")

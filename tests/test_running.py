@@ -1,8 +1,10 @@
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import lottery
 from lottery import (
@@ -458,3 +460,14 @@ def test_every_mode_of_enforcement_finds_the_same_tickets(mode, small_run, tmp_p
             else:
                 assert bits[0].keys() == bits[1].keys()
                 assert all(bits[0][key].tobytes() == bits[1][key].tobytes() for key in bits[0])
+
+
+@pytest.mark.parametrize("accuracy", [0.9, None])
+def test_a_line_is_printed_for_a_model_that_measures_no_accuracy(accuracy):
+    printed = io.StringIO()
+    where = progress.Step(1, 2, 3, 4, "ticket", 0.5, 60, 60, float("nan"), 1, 2)
+    record = {"collapsed": [], "early_stop_step": 40, "early_stop_test_accuracy": accuracy, "seconds": 1.5}
+    with progress.shown(Console(file=printed, width=200)) as report:
+        report(progress.Done(where, record))
+    line = printed.getvalue()
+    assert ("test 0.9000" in line) == (accuracy is not None) and "early stop 40" in line and "1.5 s" in line

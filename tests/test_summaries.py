@@ -8,8 +8,13 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing import event_multiplexer, plugin_event_multiplexer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.hparams import metadata
+from tensorboard.util import tensor_util
 
 import lottery
 from lottery import progress, results, store, summaries
@@ -41,6 +46,49 @@ def scalars(folder):
     return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
+def kept_open(folder):
+    """Two readers of TensorBoard's that are open and stay so: each a function like `scalars`, that reads what is new."""
+
+    def reader(multiplexer, tags, read):
+        def scalars(place):
+            multiplexer.AddRunsFromDirectory(str(folder))
+            multiplexer.Reload()
+            run = place.relative_to(folder).as_posix()
+            return {tag: [(one.step, read(one)) for one in found] for tag, found in tags(multiplexer, run)}
+
+        multiplexer.AddRunsFromDirectory(str(folder))
+        multiplexer.Reload()
+        return scalars
+
+    def old(multiplexer, run):
+        return [(tag, multiplexer.Scalars(run, tag)) for tag in multiplexer.Runs()[run]["scalars"]]
+
+    def new(multiplexer, run):
+        tags = multiplexer.PluginRunToTagToContent("scalars")[run]
+        return [(tag, multiplexer.Tensors(run, tag)) for tag in tags]
+
+    return [
+        reader(event_multiplexer.EventMultiplexer(), old, lambda one: one.value),
+        reader(
+            plugin_event_multiplexer.EventMultiplexer(tensor_size_guidance={"scalars": 1000}),
+            new,
+            lambda one: float(tensor_util.make_ndarray(one.tensor_proto)),
+        ),
+    ]
+
+
+def as_the_fast_reader(folder):
+    """As TensorBoard's data server reads: each value drops all of its tag that do not precede it, and no event else."""
+    found = {}
+    for path in sorted(folder.glob("*tfevents*")):
+        for event in EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                if value.metadata.plugin_data.plugin_name == "scalars":
+                    before = [one for one in found.get(value.tag, []) if one[0] < event.step]
+                    found[value.tag] = [*before, (event.step, float(tensor_util.make_ndarray(value.tensor)))]
+    return found
+
+
 def expected_curves(folder, split):
     rows = pd.read_csv(folder / "metrics.csv").query("split == @split")
     return {
@@ -48,17 +96,17 @@ def expected_curves(folder, split):
     }
 
 
-def is_right(run, splits=("train", "validation")):
+def is_right(run, splits=("train", "validation"), read=scalars):
     """Every network and every round of a run, and no other, is in the events as it is stored."""
     table, begin = results.table(run), run / summaries.FOLDER
     written = {path.parent.relative_to(begin).as_posix() for path in begin.rglob("*tfevents*")}
     wanted = {"."}
     for (replicate, branch), rows in table.groupby(["replicate", "branch"]):
         wanted.add(f"replicate-{replicate}/rounds/{branch}")
-        found = scalars(begin / f"replicate-{replicate}" / "rounds" / branch)
+        found = read(begin / f"replicate-{replicate}" / "rounds" / branch)
         assert set(found) == {f"rounds/{name}" for name in ["density", *OF_NETWORK]}
         for name in ["density", *OF_NETWORK]:
-            assert sorted(found[f"rounds/{name}"]) == list(zip(rows["round"], np.float32(rows[name]), strict=True))
+            assert found[f"rounds/{name}"] == list(zip(rows["round"], np.float32(rows[name]), strict=True))
     for row in table.itertuples():
         name = f"replicate-{row.replicate}/round-{row.round:02d}/{row.branch}"
         stored = store.round_path(run, row.replicate, row.round, row.branch)
@@ -66,8 +114,8 @@ def is_right(run, splits=("train", "validation")):
         assert measured
         wanted |= {name, *(f"{name}/{split}" for split in measured)}
         for split in measured:
-            assert scalars(begin / name / split) == expected_curves(stored, split)
-        assert scalars(begin / name) == {
+            assert read(begin / name / split) == expected_curves(stored, split)
+        assert read(begin / name) == {
             f"trained/{key}": [(row.round, np.float32(getattr(row, key)))] for key in OF_NETWORK
         }
     assert written == wanted
@@ -87,26 +135,32 @@ def interrupted(tmp_path_factory):
         lottery.run(TINY, out=out, report=stop)
     (path,) = out.iterdir()
     between = {one.relative_to(path).as_posix(): checksum(one) for one in path.rglob("*tfevents*")}
-    half = scalars(path / summaries.FOLDER / "replicate-1" / "round-01" / "ticket" / "validation")
+    readers = kept_open(path / summaries.FOLDER)
+    half = [read(path / summaries.FOLDER / "replicate-1" / "round-01" / "ticket" / "validation") for read in readers]
     run = lottery.run(TINY, out=out, report=events.append)
-    return run, between, half, events
+    return run, between, half, readers, events
 
 
 def test_a_run_that_was_interrupted_has_every_step_once(interrupted):
-    run, between, half, _ = interrupted
-    assert [step for step, _ in half["steps/loss"]] == [0, 10, 20]
+    run, between, _, _, _ = interrupted
     is_right(run.path, ("train", "validation", "test"))
-    # What was complete is not written twice; what was not is gone.
-    for name, before in between.items():
-        path = run.path / name
-        if "round-00" in name:
-            assert checksum(path) == before
-        elif "round-01" in name:
-            assert not path.exists()
+    is_right(run.path, ("train", "validation", "test"), as_the_fast_reader)
+    # Somebody may be reading what was written.
+    assert len(between) == 1 + 1 + 4 + 3 and between == {name: checksum(run.path / name) for name in between}
+    # It is added to only where something was missing.
+    added = {path.relative_to(run.path).as_posix() for path in run.path.rglob("*tfevents*")} - between.keys()
+    assert not [name for name in added if "round-00" in name or name.count("/") == 1]
+
+
+def test_a_tensorboard_that_is_open_over_the_restart_shows_every_step_once(interrupted):
+    run, _, half, readers, _ = interrupted
+    for one, read in zip(half, readers, strict=True):
+        assert [step for step, _ in one["steps/loss"]] == [0, 10, 20]
+        is_right(run.path, ("train", "validation", "test"), read)
 
 
 def test_each_row_is_told_as_it_is_stored(interrupted):
-    run, _, _, events = interrupted
+    run, *_, events = interrupted
     rows = [event for event in events if isinstance(event, progress.Measured)]
     for row in run.table().itertuples():
         told = [one for one in rows if (one.replicate, one.round, one.branch) == (row.replicate, row.round, row.branch)]
@@ -143,13 +197,114 @@ def test_a_finished_run_is_written_afterwards_and_once(small_run, tmp_path):
     shutil.copytree(small_run.path, copy, ignore=shutil.ignore_patterns(summaries.FOLDER))
     summaries.write(copy)
     is_right(copy)
-    before = {path: checksum(path) for path in copy.rglob("round-*/**/*tfevents*")}
+    before = {path: checksum(path) for path in copy.rglob("*tfevents*")}
     summaries.write(copy)
-    is_right(copy)
-    assert len(before) == 8 * 3 and before == {path: checksum(path) for path in before}
+    assert len(before) == 8 * 3 + 2 + 1 and before == {path: checksum(path) for path in copy.rglob("*tfevents*")}
     # Nothing but what is said says where it was made.
     host = socket.gethostname().encode()
     assert not [path for path in copy.rglob("*tfevents*") if host in path.name.encode() + path.read_bytes()]
+
+
+def test_what_a_killed_writer_left_is_mended(small_run, tmp_path):
+    """The end of a file is cut within a record, as by a kill; an open TensorBoard waits there for the rest of it."""
+    copy = tmp_path / small_run.path.name
+    shutil.copytree(small_run.path, copy)
+    place = copy / summaries.FOLDER / "replicate-2"
+    (whole,) = (place / "round-03" / "ticket").glob("*tfevents*")
+    whole.unlink()
+    for name in ("rounds/ticket", "round-03/ticket/validation"):
+        (path,) = (place / name).glob("*tfevents*")
+        path.write_bytes(path.read_bytes()[:-5])
+    readers = kept_open(copy / summaries.FOLDER)
+    assert [[step for step, _ in read(place / "rounds/ticket")["rounds/density"]] for read in readers] == [
+        [0, 1, 2]
+    ] * 2
+    summaries.write(copy)
+    for read in (scalars, as_the_fast_reader, *readers):
+        is_right(copy, read=read)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0.25, 0.5])), max_size=5),
+    st.lists(st.dictionaries(st.integers(0, 5), st.sampled_from([0.25, 0.5]), min_size=1), min_size=1, max_size=5),
+    st.booleans(),
+)
+@example([(0, 0.5), (1, 0.5), (0, 0.5)], [{0: 0.5, 1: 0.5}], True)
+def test_whoever_reads_sees_what_was_wanted_last(tmp_path_factory, foreign, wanted, alone):
+    """Rounds that come, are taken away, change, or come late before others, after any that somebody else wrote."""
+    place = tmp_path_factory.mktemp("events") / "of"
+    if foreign:
+        summaries._append(place, "10", [summaries._scalars({"x": value}, step, 0.0) for step, value in foreign])
+    readers = kept_open(place.parent)
+    for number, values in enumerate(wanted, start=11):
+        events = [summaries._scalars({"x": values[step]}, step, 0.0) for step in sorted(values)]
+        summaries._complete(place, "10" if alone else str(number), events)
+        before = {path: checksum(path) for path in place.iterdir()}
+        summaries._complete(place, "99", events)
+        assert before == {path: checksum(path) for path in place.iterdir()}
+        for read in (scalars, *readers):
+            assert read(place) == {"x": sorted(values.items())}
+        # This one cannot be told that a step is gone.
+        known = as_the_fast_reader(place)["x"]
+        assert [one for one in known if one[0] in values] == sorted(values.items())
+
+
+def test_a_network_may_begin_anew_in_the_same_session(small_run, tmp_path):
+    place = tmp_path / summaries.FOLDER / "replicate-1" / "round-00" / "ticket"
+    (tmp_path / "experiment.toml").write_bytes((small_run.path / "experiment.toml").read_bytes())
+    report, readers = summaries.writer(tmp_path, small_run.experiment), []
+    for steps in ((0, 10, 20), (0, 10)):
+        report(progress.Measured(1, 0, "ticket", (0, "validation", 1.0, 0.5), True))
+        for read in readers:  # nothing of before is left
+            assert [step for step, _ in read(place / "validation")["steps/loss"]] == [0]
+            assert [step for step, _ in read(place / "train").get("steps/loss", [])] == []
+        for step in steps[1:]:
+            for split in ("train", "validation"):
+                report(progress.Measured(1, 0, "ticket", (step, split, 1.0, 0.5), False))
+        readers = readers or kept_open(tmp_path / summaries.FOLDER)
+        for read in (scalars, as_the_fast_reader, *readers):
+            assert [step for step, _ in read(place / "validation")["steps/loss"]] == list(steps)
+            assert [step for step, _ in read(place / "train")["steps/loss"]] == list(steps[1:])
+
+
+def test_a_branch_of_an_earlier_round_may_come_after_that_of_a_later_one(small_run, tmp_path):
+    copy = tmp_path / small_run.path.name
+    shutil.copytree(small_run.path, copy)
+    place = copy / summaries.FOLDER / "replicate-1" / "rounds" / "shuffled_mask"
+    readers, steps = kept_open(copy / summaries.FOLDER), set()
+    for session in ((3,), (1, 2), (0,)):
+        report = summaries.writer(copy, small_run.experiment)
+        for index in session:
+            ticket, folder = (store.round_path(copy, 1, index, one) for one in (store.TICKET, "shuffled_mask"))
+            shutil.copytree(ticket, folder, ignore=shutil.ignore_patterns("branch-*"))
+            record = store.read_record(ticket) | {"branch": "shuffled_mask"}
+            record["record_sha256"] = store._digest_of(record)
+            lottery.files.write_json(folder / "round.json", record)
+            report(progress.Done(None, record))
+            steps.add(index)
+            for read in (scalars, as_the_fast_reader, *readers):
+                assert [step for step, _ in read(place)["rounds/density"]] == sorted(steps)
+
+
+def test_a_run_that_is_complete_is_completed_for_tensorboard(interrupted, tmp_path):
+    """It was run without, or was killed after its last round was stored and before that was written."""
+    copy, told = tmp_path / interrupted[0].path.name, []
+    shutil.copytree(interrupted[0].path, copy, ignore=shutil.ignore_patterns(summaries.FOLDER))
+    lottery.run(TINY, out=tmp_path, report=told.append, tensorboard=False)
+    assert not (copy / summaries.FOLDER).exists()
+    lottery.run(TINY, out=tmp_path, report=told.append)
+    is_right(copy, ("train", "validation", "test"))
+    for path in (copy / summaries.FOLDER / "replicate-1" / "round-02" / "random_mask").glob("*tfevents*"):
+        path.unlink()
+    shutil.rmtree(copy / summaries.FOLDER / "replicate-1" / "rounds" / "random_mask")
+    lottery.run(TINY, out=tmp_path, report=told.append)
+    is_right(copy, ("train", "validation", "test"))
+    assert [one.text for one in told] == [f"{copy} is complete."] * 3
+    shutil.rmtree(copy / summaries.FOLDER)
+    (copy / summaries.FOLDER).write_text("in the way")
+    lottery.run(TINY, out=tmp_path, report=told.append)
+    assert len(told) == 5 and "TensorBoard" in told[3].text and told[4] == told[0]
 
 
 def test_the_test_set_is_a_curve_only_where_it_is_measured_each_time(small_run, interrupted, tmp_path):

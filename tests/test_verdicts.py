@@ -169,8 +169,8 @@ def test_smallest_densities_with_and_without_a_bound():
     ("control", "expected"),
     [
         ([0.80, 0.81, 0.82], "the ticket is better, so the initialisation matters there"),
-        ([0.90, 0.95, 0.93], "as far as that can tell, random_reinit does as well, so the initialisation is not shown"),
-        ([0.90, 0.89, 0.94], "as far as that can tell, random_reinit does as well"),  # though below the ticket's mean
+        ([0.90, 0.95, 0.93], "that does not tell random_reinit from the ticket, so the initialisation is not shown"),
+        ([0.90, 0.89, 0.94], "that does not tell random_reinit from the ticket"),  # though below the ticket's mean
         ([0.98, 0.99, 1.00], "random_reinit is better than the ticket"),
         ([0.80], "+0.1100 from 1 replicate, which cannot tell"),
     ],
@@ -240,3 +240,18 @@ def test_only_what_starts_from_step_0_can_win(rewind, word):
     assert verdicts.goal(experiment) == word
     said = verdicts.sentences(made_up({"ticket": TICKET}), word=verdicts.goal(experiment))
     assert said[0].startswith(f"{word.capitalize()} at density") and said[-1] == f"Not {word}: round 3."
+
+
+def test_without_an_accuracy_the_sentence_says_so():
+    rows = made_up([[0.9, 0.8], [0.9, 0.8]])
+    said = verdicts.sentences(rows.assign(early_stop_test_accuracy=np.nan))
+    assert said == ["The model measures no accuracy, so no ticket can be compared with dense."]
+
+
+def test_equal_differences_have_no_interval_and_tell_nothing():
+    control = made_up([[0.9, 0.7], [0.9, 0.7]], "random_mask")
+    rows = pd.concat([made_up([[0.9, 0.8], [0.9, 0.8]]), control[control["round"] > 0]], ignore_index=True)
+    (said,) = (one for one in verdicts.sentences(rows) if "random_mask" in one)
+    assert (
+        "+0.1000 in each of 2 replicates: that does not tell random_mask from the ticket" in said and "inf" not in said
+    )
