@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 _MODULES = (
     "allocation", "allowlist", "analysis", "analyze_commands", "architectures", "auditing", "augmenting",
     "branches", "branching", "callbacks", "chains", "checking", "checklist", "claims", "compaction", "comparing",
-    "compiling", "config", "connecting", "connectivity", "contests", "copies", "costs", "criteria", "curves",
-    "data", "datasets", "distances", "enforcement", "environment", "errors", "examples", "exporting", "facts",
-    "files", "findings", "fingerprints", "fitting", "folding", "formats", "gallery", "holding", "inputs",
+    "comparisons", "compiling", "config", "connecting", "connectivity", "contests", "copies", "costs", "criteria",
+    "curves", "data", "datasets", "distances", "enforcement", "environment", "errors", "examples", "exporting",
+    "facts", "files", "findings", "fingerprints", "fitting", "folding", "formats", "gallery", "holding", "inputs",
     "interpolation", "intervals", "jobs", "landscapes", "layers", "learning_rates", "loop", "masks", "matching",
     "models", "modes", "networks", "options", "order", "overlaps", "page_commands", "patching", "picking",
     "pictures", "placing", "planning", "plots", "positions", "preparing", "progress", "pruning", "rebuilding",

@@ -33,7 +33,9 @@ def connectivity(
         ),
     ] = "",
     replicate: Replicate = None,
-    points: Annotated[int, typer.Option(min=3, help="Points on the line between two solutions, ends included.")] = 30,
+    points: Annotated[
+        int, typer.Option(min=3, help="Points on the line, ends included; a finer one that is stored stays.")
+    ] = 30,
     recompute: Annotated[
         bool, typer.Option("--recompute-batch-norm", help="Compute BatchNorm statistics anew at each point.")
     ] = False,

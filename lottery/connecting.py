@@ -24,12 +24,12 @@ from lottery import (
     rewinding,
     store,
 )
+from lottery.copies import Place
 from lottery.data import Streams
 from lottery.errors import LotteryError, unknown
-from lottery.loop import Logs, evaluation
+from lottery.loop import Logs, reset
 from lottery.preparing import Prepared, prepare
 
-Place = tuple[int, int, int]  # replicate, round, step
 # By split, what reports over it; what recomputes statistics, if anything; and how many points.
 Measure = tuple[Mapping[str, Callable[[], Logs]], Callable[[], None] | None, int]
 
@@ -52,17 +52,21 @@ def connect(
     Linear mode connectivity of Frankle et al. 2020, https://arxiv.org/abs/1912.05671: from W_k, the weights of the
     dense network at step k, two copies are trained to the end under a round's masks, with two orders of the data and
     a fresh optimiser each, and the networks on the straight line between the two are evaluated. The first order is
-    the run's own, so that a round which starts from step k is the first copy. `connectivity` has what comes of it.
+    the run's own, so that a round which starts from step k is the first copy. The second copy has chance of its own in
+    all else too: augmentation and the states of random layers, such as those of dropout, are drawn anew for it.
+    `connectivity` has what comes of it.
 
     The masks of a round are those that the run has found by rewinding to its own rewind step, whatever k is. The
     paper finds masks for each k anew, which takes a run of its own for each.
+
+    Of training data that do not end within one training, such as those that repeat, only the test error is measured.
 
     Args:
         run: The run's folder; below it everything is stored as soon as it is there.
         rounds: Which rounds; every complete one, the dense network among them, where it is empty.
         steps: From which steps k; the run's rewind step where it is empty.
         replicate: Of which replicate; of all where it is None.
-        num_points: Points on the line, its ends included.
+        num_points: Points on the line, its ends included; a path that is stored with more is kept.
         recompute: Whether statistics of BatchNormalization layers are measured anew at each point (see
             `interpolation.recomputed`), and not interpolated as they are stored.
         model, data, criterion: What was passed to `lottery.run`, if anything was.
@@ -72,8 +76,8 @@ def connect(
         The run, whose table is as it was.
 
     Raises:
-        LotteryError: There is no such run, round, replicate or step; its rounds do not start from rewound weights; or
-            the two orders of its data are one.
+        LotteryError: There is no such run, round, replicate or step; its rounds do not start from rewound weights; the
+            two orders of its data are one; or a copy that is stored is damaged or has not the round's masks any more.
     """
     path = Path(run)
     settings = store.read_experiment(path)
@@ -94,22 +98,32 @@ def connect(
             again = interpolation.recomputed(loop.model, interpolation.training_batches(prepared.data))
             if again is None:
                 report(progress.Note("The network has no BatchNormalization, so there are no statistics to recompute."))
+        begun = {place for place in places if copies.state_path(path, settings, place[0], place[2]).exists()}
+        _check_copies(path, settings, [place for place in places if place in begun])
         job = _job(path, prepared, places, report)
         todo = {place: [one for one in copies.ORDERS if _network(place, one) in job.networks] for place in places}
-        measured = [place for place in places if _is_measured(path, place, again is not None, num_points)]
-        if not job.networks and len(measured) == len(places):
+        wanted = [
+            place for place in places
+            if todo[place] or not _is_measured(path, settings, place, again is not None, num_points)
+        ]  # fmt: skip
+        if not job.networks and not wanted:
             report(progress.Note(f"All {len(places)} paths of {path} are complete."))
         if job.networks:
             _check_orders(prepared)
-        train = evaluation(loop.model, prepared.data, "train", loop.examined)
-        measure = ({"train": train, "test": loop.evaluations["test"]}, again, num_points)
+        evaluations = interpolation.evaluations(loop, prepared.data, settings.train.num_steps) if wanted else {}
+        if wanted and "train" not in evaluations:
+            report(
+                progress.Note("The training data do not end within one training, so only the test error is measured.")
+            )
+        measure = (evaluations, again, num_points)
         for number in dict.fromkeys(place[0] for place in places):
             own = [place for place in places if place[0] == number]
             _store_states(job, path, number, {step for _, _, step in own})
+            _check_copies(path, settings, [place for place in own if place not in begun])
             for place in own:
                 for order in todo[place]:
                     _train(job, path, place, order)
-                if todo[place] or place not in measured:
+                if place in wanted:
                     _measure(job, path, place, measure)
     return results.Run(path)
 
@@ -143,6 +157,15 @@ def _check_orders(prepared: Prepared) -> None:
             "The training data come in the same order whatever the seed, so two copies would be one; pass a function "
             "that builds and shuffles them."
         )
+
+
+def _check_copies(path: Path, settings: config.Experiment, places: Sequence[Place]) -> None:
+    """Refuse copies that are damaged, or not of the round as it is now: neither trained beside nor called complete."""
+    for place in places:
+        for folder in (copies.network_path(path, settings, *place, number) for number in copies.ORDERS):
+            if copies.folder(path) in folder.parents and (folder / "round.json").exists():
+                for said in connectivity.wrong_network(path, settings, folder):
+                    raise LotteryError(f"{str(folder)!r}: {said} Delete it to have it trained again.")
 
 
 def _job(path: Path, prepared: Prepared, places: Sequence[Place], report: progress.Report) -> jobs.Job:
@@ -217,16 +240,37 @@ def _train(job: jobs.Job, path: Path, place: Place, number: int) -> None:
                 f"The weights of step {step} of replicate {replicate} are not those that {str(folder)!r} began with."
             )
     kept = files.read_masks(store.round_path(path, replicate, index) / "masks.safetensors")
-    words = copies.words(settings, replicate, number)
-    trained = jobs.train_network(job, network, masks.apply(start, kept), kept, step, words=words)
+    words, begun = copies.words(settings, replicate, number), copies.begun(settings, replicate, number, start)
+    trained = jobs.train_network(
+        _with_chance(job, replicate, number), network, masks.apply(begun, kept), kept, step, words=words
+    )
     about = {"order": number, "first_step": step, "last_step": settings.train.num_steps, "step_sha256": state_sha256}
     jobs.store_network(job, network, kept, trained, {**about, "thresholds": dict.fromkeys(kept)})
 
 
-def _is_measured(path: Path, place: Place, recomputed: bool, num_points: int) -> bool:
-    """Whether a path is stored with so many points."""
+def _with_chance(job: jobs.Job, replicate: int, number: int) -> jobs.Job:
+    """A job whose generators of random numbers, where they are no variables of the model, begin as an order's do."""
+    loop, settings = job.prepared.loop, job.prepared.experiment
+    if number == 1:
+        return job
+    if not loop.state:
+        reset(loop)  # finds them
+    # Their names count the models that a process has built, so they do not decide what is drawn.
+    state = [
+        (one, copies.redrawn(settings, replicate, number, "", value) if copies.is_generator(one.name) else value)
+        for one, value in loop.state
+    ]
+    loop = dataclasses.replace(loop, state=state)
+    return dataclasses.replace(job, prepared=dataclasses.replace(job.prepared, loop=loop))
+
+
+def _is_measured(path: Path, settings: config.Experiment, place: Place, recomputed: bool, num_points: int) -> bool:
+    """Whether a path between the networks that are stored is there, with so many points."""
     file = copies.path_file(path, *place, recomputed)
-    return file.exists() and len({row[0] for row in copies.read_path(file)}) == num_points
+    if not (file.exists() and copies.record_file(file).exists()):
+        return False
+    record, _ = copies.read_path(file)
+    return record["num_points"] >= num_points and not copies.misfit(path, settings, place, record["networks"])
 
 
 def _measure(job: jobs.Job, path: Path, place: Place, measure: Measure) -> None:
@@ -240,7 +284,8 @@ def _measure(job: jobs.Job, path: Path, place: Place, measure: Measure) -> None:
     for name, mask in files.read_masks(folders[0] / "masks.safetensors").items():
         loop.masks[name].assign(mask)
     rows = interpolation.path(loop.model, one, other, evaluations, np.linspace(0, 1, num_points), recompute)
-    copies.write_path(copies.path_file(path, *place, recompute is not None), rows)
+    digests = copies.network_digests(path, job.prepared.experiment, place)
+    copies.write_path(copies.path_file(path, *place, recompute is not None), rows, digests)
     tested = [row for row in rows if row[1] == "test"]
     found = connectivity.measured([row[0] for row in tested], [row[3] for row in tested])
     job.report(

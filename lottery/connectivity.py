@@ -22,6 +22,8 @@ BARRIERS = (*PLACE, "split", "ends", "highest", "alpha_highest", "barrier", "sta
 def points(run: Path) -> Table:
     """The networks between two solutions, for every path that is stored of a run.
 
+    Left out are paths of rounds or networks that are not complete, or are others by now; `wrong` names them.
+
     Args:
         run: The run's folder.
 
@@ -36,12 +38,14 @@ def points(run: Path) -> Table:
     """
     import pandas as pd
 
-    store.read_experiment(run)  # says what is no run, and what was edited
-    found = []
-    for replicate, index, step, recomputed, path in copies.stored_paths(run):
+    experiment, found = store.read_experiment(run), []
+    for (replicate, index, step), recomputed, path in copies.stored_paths(run):
+        record, rows = copies.read_path(path)
+        if copies.misfit(run, experiment, (replicate, index, step), record["networks"]):
+            continue
         density = store.read_record(store.round_path(run, replicate, index))["density"]
         place = (replicate, index, step, density, copies.RECOMPUTED if recomputed else copies.STORED)
-        found += [(*place, *row) for row in copies.read_path(path)]
+        found += [(*place, *row) for row in rows]
     table = pd.DataFrame(found, columns=list(POINTS))
     return table.sort_values(["replicate", "round", "step", "batch_norm", "split", "alpha"], ignore_index=True)
 
@@ -113,15 +117,15 @@ def sentences(barriers: Table, confidence: float = 0.95) -> list[str]:
 def wrong(run: Path) -> Iterator[tuple[str, list[str]]]:
     """Check what is stored of a run's connectivity.
 
-    For each network: the checksum of each file; masks that are the round's; masked weights that are zero; that
-    training began from the weights of its step under the masks. For each path: that its ends have the test errors
-    that the records of its networks tell.
+    For each network what `wrong_network` says. For each path: its checksum; that its networks are those that it was
+    measured of; that its ends have the test errors that their records tell, where statistics are as they were stored.
 
     Args:
         run: The run's folder.
 
     Yields:
-        For each network and path, its name and what is wrong with it, each a sentence.
+        For each network and path, its name and what is wrong with it, each a sentence. In a name ", network " comes
+        before a network's step, and ", path " before a path's.
 
     Raises:
         LotteryError: It is not a run, or its configuration was edited.
@@ -130,31 +134,41 @@ def wrong(run: Path) -> Iterator[tuple[str, list[str]]]:
     for path in sorted(copies.folder(run).glob("replicate-*/round-*/branch-*/round.json")):
         found: list[str] = []
         try:
-            found += _wrong_network(run, experiment, path.parent)
+            found += wrong_network(run, experiment, path.parent)
         except (LotteryError, KeyError) as error:
             found.append(str(error))
-        yield _name(path.parent), found
-    for replicate, index, step, recomputed, path in copies.stored_paths(run):
+        yield _name(path.parent, "network"), found
+    for place, recomputed, path in copies.stored_paths(run):
         found = []
         try:
-            rows = copies.read_path(path)
-            ends = _ends(run, experiment, replicate, index, step)
-            for split in ("train", "test"):
-                if not any(row[1] == split for row in rows):
-                    found.append(f"It has no points of the split {split!r}.")
+            record, rows = copies.read_path(path)
+            if said := copies.misfit(run, experiment, place, record["networks"]):
+                found.append(said)
+            elif "test" not in record["splits"]:
+                found.append("It has no points of the split 'test'.")
             # Other statistics give the networks at the ends other errors.
-            here = {row[0]: row[3] for row in rows if row[1] == "test" and row[0] in ends}
-            for alpha, error in {} if recomputed else here.items():
-                if not abs(error - ends[alpha]) <= 1e-6:
-                    found.append(
-                        f"At alpha {alpha:g} the test error is {error}, and that of the network {ends[alpha]}."
-                    )
+            elif not recomputed:
+                found += _wrong_ends(run, experiment, place, rows)
         except (LotteryError, KeyError) as error:
             found.append(str(error))
-        yield _name(path), found
+        yield _name(path, "path"), found
 
 
-def _wrong_network(run: Path, experiment: config.Experiment, place: Path) -> Iterator[str]:
+def wrong_network(run: Path, experiment: config.Experiment, place: Path) -> Iterator[str]:
+    """Check one of the copies.
+
+    Args:
+        run: The run's folder.
+        experiment: Its experiment.
+        place: The copy's folder.
+
+    Yields:
+        A sentence for everything that is wrong: masks that are not the round's, masked weights that are not zero,
+        training that did not begin from the weights of its step under the masks.
+
+    Raises:
+        LotteryError: A file is missing, or has not its checksum.
+    """
     store.check_files(place)
     record = store.read_record(place)
     replicate, index, step, number = (record[key] for key in ("replicate", "round", "first_step", "order"))
@@ -172,19 +186,26 @@ def _wrong_network(run: Path, experiment: config.Experiment, place: Path) -> Ite
     start = files.read_arrays(copies.state_path(run, experiment, replicate, step))
     if rewinding.fingerprint(start) != record["step_sha256"]:
         yield f"The weights that are stored of step {step} are not those that it began with."
-    if rewinding.fingerprint(masks.apply(start, kept)) != record["start_sha256"]:
+    begun = copies.begun(experiment, replicate, number, start)
+    if rewinding.fingerprint(masks.apply(begun, kept)) != record["start_sha256"]:
         yield f"Training did not begin from the weights of step {step} under the masks."
 
 
-def _ends(run: Path, experiment: config.Experiment, replicate: int, index: int, step: int) -> dict[float, float]:
-    """The test error of each of two networks, by its alpha."""
-    places = (copies.network_path(run, experiment, replicate, index, step, number) for number in copies.ORDERS)
-    return {float(at): 1 - store.read_record(place)["final_test_accuracy"] for at, place in enumerate(places)}
+def _wrong_ends(
+    run: Path, experiment: config.Experiment, place: copies.Place, rows: Sequence[copies.Row]
+) -> Iterator[str]:
+    tested = {row[0]: row[3] for row in rows if row[1] == "test"}
+    for alpha, number in zip((0.0, 1.0), copies.ORDERS, strict=True):
+        record = store.read_record(copies.network_path(run, experiment, *place, number))
+        error = 1 - record["final_test_accuracy"]
+        if not abs(tested[alpha] - error) <= 1e-6:
+            yield f"At alpha {alpha:g} the test error is {tested[alpha]}, and that of the network {error}."
 
 
-def _name(path: Path) -> str:
+def _name(path: Path, what: str) -> str:
     replicate, index = (part.replace("-", " ") for part in path.parts[-3:-1])
-    return f"connectivity, {replicate}, {index.replace(' 0', ' ')}, {path.name.removeprefix('branch-')}"
+    own = path.stem.removeprefix("branch-").removeprefix("path-").replace("_", " ").replace("-", ", ")
+    return f"connectivity, {replicate}, {index.replace(' 0', ' ')}, {what} {own}"
 
 
 def _means(part: Table, confidence: float) -> list[dict[str, Any]]:

@@ -1,20 +1,25 @@
 """Where the copies of a run's networks lie that are trained from one step, and the paths between them."""
 
 import csv
+import hashlib
 import io
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from lottery import config, files, order, store
+from lottery import config, files, order, store, weights
 from lottery.errors import LotteryError
 
 ORDERS = (1, 2)  # of the data: that of the run, and another
+FORMAT = 1  # of a path's record
 PATH = ("alpha", "split", "loss", "error")
 STORED, RECOMPUTED = "stored", "recomputed"  # what statistics of batches are at a point of a path
 
 Row = tuple[float, str, float, float]
+Place = tuple[int, int, int]  # replicate, round, step
 
 
 def folder(run: Path) -> Path:
@@ -34,6 +39,33 @@ def words(experiment: config.Experiment, replicate: int, number: int) -> tuple[i
     """
     seed = experiment.run.seed
     return (seed, replicate, order.BATCHES) if number == 1 else (seed, replicate, order.COPIES, number, order.BATCHES)
+
+
+def begun(experiment: config.Experiment, replicate: int, number: int, state: Mapping[str, Any]) -> dict[str, Any]:
+    """What a copy starts from, not masked yet: the dense network of its step, with chance of its own.
+
+    With the second order of the data the states of random layers are drawn anew, so that dropout leaves out other units
+    than it does in the first copy.
+    """
+    if number == 1:
+        return dict(state)
+    return {
+        name: redrawn(experiment, replicate, number, name, value) if is_generator(name) else value
+        for name, value in state.items()
+    }
+
+
+def redrawn(experiment: config.Experiment, replicate: int, number: int, name: str, value: Any) -> np.ndarray:
+    """Another state of a generator of random numbers, for an order of the data: always the same one."""
+    before = np.ascontiguousarray(value)
+    own = zlib.crc32(name.encode() + before.tobytes())
+    source = order.generator(*words(experiment, replicate, number)[:-1], order.INITIALISATION, own)
+    return source.integers(2**31, size=before.shape).astype(before.dtype)
+
+
+def is_generator(name: str) -> bool:
+    """Whether a variable of this name is the state of a random layer or of a ``tf.random.Generator``."""
+    return weights.is_random_state(name) or name.rsplit("/", 1)[-1].startswith("StateVar")
 
 
 def state_path(run: Path, experiment: config.Experiment, replicate: int, step: int) -> Path:
@@ -64,38 +96,105 @@ def networks_from(run: Path, replicate: int, step: int) -> list[Path]:
     return sorted(path.parent for paths in found for path in paths)
 
 
-def write_path(path: Path, rows: Sequence[Row]) -> None:
-    """Store the points of a path, whole: rows of alpha, split, loss and error."""
+def record_file(path: Path) -> Path:
+    """Where the record of a path is stored, which comes last."""
+    return path.with_suffix(".json")
+
+
+def write_path(path: Path, rows: Sequence[Row], networks: Sequence[str]) -> None:
+    """Store the points of a path, its record last.
+
+    Args:
+        path: What `path_file` gives.
+        rows: Alpha, split, loss and error of each point.
+        networks: The ``record_sha256`` of the two networks at its ends.
+    """
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows([PATH, *rows])
-    files.write(path, table.getvalue().encode())
+    content = table.getvalue().encode()
+    record_file(path).unlink(missing_ok=True)  # a path that is measured again is not complete until the end
+    files.write(path, content)
+    record = {**_known(path, rows), "networks": list(networks), "sha256": hashlib.sha256(content).hexdigest()}
+    files.write_json(record_file(path), record)
 
 
-def read_path(path: Path) -> list[Row]:
-    """The points that `write_path` has stored.
+def read_path(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    """The record and the points that `write_path` has stored.
 
     Raises:
-        LotteryError: The file is missing or damaged.
+        LotteryError: A file is missing or damaged, or was changed.
     """
-    text = files.read(path).decode(errors="replace")
+    content = files.read(path)
     try:
-        lines = list(csv.reader(io.StringIO(text)))
+        record = files.read_json(record_file(path))
+        lines = list(csv.reader(io.StringIO(content.decode())))
         if tuple(lines[0]) != PATH:
             raise ValueError(f"its columns are {', '.join(lines[0])}")
         rows = [(float(alpha), split, float(loss), float(error)) for alpha, split, loss, error in lines[1:]]
         _check_alphas(rows)
-    except (ValueError, IndexError, csv.Error) as error:
+        if record.get("sha256") != hashlib.sha256(content).hexdigest():
+            raise ValueError("it does not have the checksum that was recorded")
+        if wrong := [key for key, value in _known(path, rows).items() if record.get(key) != value]:
+            raise ValueError(f"its record tells another {wrong[0]}")
+        if not isinstance(record.get("networks"), list) or len(record["networks"]) != len(ORDERS):
+            raise ValueError("its record does not tell its networks")
+    except (LotteryError, ValueError, IndexError, csv.Error) as error:
         raise LotteryError(f"{str(path)!r} is damaged ({error}); delete it to have it computed again.") from None
-    return rows
+    return record, rows
 
 
-def stored_paths(run: Path) -> Iterator[tuple[int, int, int, bool, Path]]:
-    """Replicate, round, step, whether statistics are recomputed, and file of every path."""
+def stored_paths(run: Path) -> Iterator[tuple[Place, bool, Path]]:
+    """Replicate, round and step of every path that is complete, whether statistics are recomputed, and its file."""
     for path in sorted(folder(run).glob("replicate-*/round-*/path-step_*.csv")):
         step, _, kind = path.stem.removeprefix("path-step_").partition("-")
         numbers = (path.parts[-3].removeprefix("replicate-"), path.parts[-2].removeprefix("round-"), step)
-        if kind in ("", RECOMPUTED) and all(number.isdecimal() for number in numbers):
-            yield int(numbers[0]), int(numbers[1]), int(step), bool(kind), path
+        usual = kind in ("", RECOMPUTED) and all(number.isdecimal() for number in numbers)
+        if usual and record_file(path).exists():
+            yield (int(numbers[0]), int(numbers[1]), int(step)), bool(kind), path
+
+
+def network_digests(run: Path, experiment: config.Experiment, place: Place) -> list[str]:
+    """The ``record_sha256`` of the two networks, as `write_path` takes them."""
+    folders = (network_path(run, experiment, *place, number) for number in ORDERS)
+    return [store.read_record(one)["record_sha256"] for one in folders]
+
+
+def misfit(run: Path, experiment: config.Experiment, place: Place, networks: Sequence[str]) -> str:
+    """Why a path is not the one between the two networks that are stored, in a sentence; empty where it is.
+
+    Args:
+        run: The run's folder.
+        experiment: Its experiment.
+        place: Replicate, round and step.
+        networks: What the path's record says of its networks.
+
+    Raises:
+        LotteryError: The record of the round or of a network is damaged.
+    """
+    replicate, index, step = place
+    if index not in store.complete_rounds(run, replicate):
+        return "Its round is not stored, or one before it is not."
+    kept = store.read_record(store.round_path(run, replicate, index))["sha256"]["masks.safetensors"]
+    for number, digest in zip(ORDERS, networks, strict=True):
+        network = network_path(run, experiment, *place, number)
+        if not (network / "round.json").exists():
+            return f"The network from step {step} with order {number} is not stored."
+        record = store.read_record(network)
+        if record["sha256"]["masks.safetensors"] != kept:
+            return f"The network from step {step} with order {number} has other masks than the round."
+        if record["record_sha256"] != digest:
+            return f"The network from step {step} with order {number} is another than when the path was measured."
+    return ""
+
+
+def _known(path: Path, rows: Sequence[Row]) -> dict[str, Any]:
+    """What a record says of a path, and its name and points say too."""
+    return {
+        "format": FORMAT,
+        "num_points": len({row[0] for row in rows}),
+        "batch_norm": RECOMPUTED if path.stem.endswith(f"-{RECOMPUTED}") else STORED,
+        "splits": sorted({row[1] for row in rows}),
+    }
 
 
 def _check_alphas(rows: Sequence[Row]) -> None:

@@ -19,8 +19,8 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
     Returns:
         A data frame with the columns `COLUMNS`, in the order of `lottery.layers.networks`, and within a network as
         they were measured. ``split`` is ``"train"``, ``"validation"`` or ``"test"``; a row of the training split is the
-        mean over the steps since the one before it. Losses are in nats, densities and accuracies in [0, 1]; an
-        accuracy that the model does not measure is NaN.
+        mean over the steps since the one before it. Losses are as the model reports them (a cross-entropy is in
+        nats), densities and accuracies in [0, 1]; an accuracy that the model does not measure is NaN.
 
     Raises:
         LotteryError: As `lottery.layers.networks`, or a file is damaged.

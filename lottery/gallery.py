@@ -57,8 +57,9 @@ def pictures(one: Facts) -> tuple[dict[str, list[Picture]], dict[str, str]]:
             _drawn("early_stop", drawn, "How soon the validation loss is lowest.", num_steps=steps),
         ],
         "training": [
-            _drawn("learning_curves", curve, "Validation accuracy while training, of some rounds."),
-            _drawn("learning_curves", curve, "Validation loss of the same rounds.", measure="loss"),
+            _drawn("learning_curves", curve, f"Validation {measure} while training, of some rounds.", measure=measure)
+            for measure in ("accuracy", "loss")
+            if curve[measure].notna().any()
         ],
         "layers": [
             _drawn("layers", one.layers, "Which weights the pruning takes from."),

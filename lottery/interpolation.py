@@ -9,7 +9,7 @@ import numpy as np
 from lottery import compiling, connectivity, order, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
-from lottery.loop import Logs, scaler
+from lottery.loop import Logs, Loop, evaluation, scaler
 from lottery.training import ACCURACIES
 
 # What statistics of batches are recomputed from: so many examples at a time, and so many in all, at most.
@@ -187,6 +187,23 @@ def training_batches(data: Splits | Streams) -> Callable[[], Iterator[Any]]:
     return batches
 
 
+def evaluations(loop: Loop, data: Splits | Streams, most: int) -> dict[str, Callable[[], Logs]]:
+    """What `path` evaluates: the training and the test error, or the second alone where training data do not end.
+
+    Args:
+        loop: The compiled loop.
+        data: What it trains on.
+        most: So many batches a training data set may have that does not say how many it has.
+
+    Returns:
+        By split, a function that returns what the model reports over every example.
+    """
+    test = {"test": loop.evaluations["test"]}
+    if isinstance(data, Streams) and not _is_finite(data.train(), most):
+        return test
+    return {"train": evaluation(loop.model, data, "train", loop.examined), **test}
+
+
 def check_num_points(num_points: int) -> None:
     """Raise `LotteryError` unless a line of so many points has one between its ends."""
     if num_points < 3:
@@ -197,6 +214,15 @@ def _positions(num_examples: int) -> Sequence[np.ndarray]:
     size = min(STATISTICS_BATCH, num_examples)
     drawn = order.generator(0).permutation(num_examples)[:STATISTICS_EXAMPLES]
     return np.split(drawn[: len(drawn) // size * size], len(drawn) // size)
+
+
+def _is_finite(dataset: Any, most: int) -> bool:
+    import tensorflow as tf
+
+    known = int(dataset.cardinality())
+    if known != tf.data.UNKNOWN_CARDINALITY:
+        return known != tf.data.INFINITE_CARDINALITY
+    return int(dataset.take(most + 1).reduce(np.int64(0), lambda num, _: num + 1)) <= most
 
 
 def _between(one: np.ndarray, other: np.ndarray, alpha: float) -> np.ndarray:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from lottery import connectivity, store, styles
+from lottery import connectivity, copies, store, styles
 from lottery.errors import unknown
 from lottery.results import Table
 
@@ -14,7 +14,7 @@ DISTANCES = {
     "sign_changes": "fraction of kept weights that changed their sign",
 }
 _SETTLED = 0.05  # of the steps: what comes before lies far from everything that a learning curve is looked at for
-NO_PATH = "no path between two networks is stored yet"
+NO_PATH = "no path between two networks is stored yet; `lottery analyze connectivity` measures them"
 
 
 def learning_curves(
@@ -32,13 +32,13 @@ def learning_curves(
     Args:
         curves: What `lottery.curves.table` returns.
         ax: Matplotlib axes to draw on; new ones if None.
-        measure: ``"accuracy"`` or ``"loss"``.
+        measure: ``"accuracy"``, of which the loss takes the place where no accuracy is measured, or ``"loss"``.
         split: ``"train"``, ``"validation"`` or ``"test"``.
         rounds: Which; by default at most six, evenly.
         branch: Which.
         full: Show the first twentieth of the steps whole too, instead of letting it leave the axes.
-        most: Points of a line: where there are more evaluations, so many that follow one another are averaged as it
-            takes, and the title says how many. The first, from which training starts, stands alone.
+        most: Points of a line after step 0: where there are more evaluations, so many that follow one another are
+            averaged as it takes, and the title says how many. That at step 0, from which training starts, stands alone.
 
     Returns:
         The axes: for each round the mean over replicates, in a band from the lowest to the highest.
@@ -49,8 +49,11 @@ def learning_curves(
     styles.check(curves)
     if measure not in ("accuracy", "loss"):
         raise unknown("The measure to plot", measure, ("accuracy", "loss"))
-    part = styles.only(styles.only(curves, "branch", branch), "split", split)
-    part, together = _averaged(styles.of_rounds(part, rounds), measure, most)
+    part = styles.of_rounds(styles.only(styles.only(curves, "branch", branch), "split", split), rounds)
+    notes = []
+    if measure == "accuracy" and part["accuracy"].isna().all():
+        measure, notes = "loss", ["no accuracy is measured: the loss"]
+    part, together = _averaged(part, measure, most)
     points = styles.spread(part, ("round", "step"), measure)
     ax = styles.new_or(ax)
     for index, line, style in styles.by_round(points):
@@ -63,11 +66,12 @@ def learning_curves(
         ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     ax.set_xlim(0, None)
     ax.set_xlabel("step")
-    ax.set_ylabel(f"{split} {measure}" + (" (nats)" if measure == "loss" else ""))
-    notes = [f"each point the mean of {together} evaluations"] if together > 1 else []
+    ax.set_ylabel(f"{split} {measure}")
+    if together > 1:
+        notes.append(f"each point after step 0 the mean of up to {together} evaluations")
     if not full and not outside.empty:
         notes.append(f"the first {100 * _SETTLED:g} % of the steps may lie outside")
-    return styles.finish(ax, "\n".join([f"{branch}: {styles.said(points, 'band')}", "; ".join(notes)]).strip())
+    return styles.finish(ax, "\n".join([f"{branch}: {styles.said(points, 'band')}", *notes]))
 
 
 def distance(table: Table, ax: Any = None, measure: str = "relative_distance") -> Any:
@@ -112,19 +116,21 @@ def barrier(
         points: What `lottery.connectivity.points` returns.
         ax: As for `learning_curves`.
         split: ``"test"`` or ``"train"``; both by default, the train error dashed.
-        rounds, steps: Which; by default at most three rounds and three rewind steps, evenly.
-        batch_norm: ``"stored"`` or ``"recomputed"``; the first in the table by default.
+        rounds, steps: Which, all of them drawn; by default at most three rounds and three rewind steps, evenly.
+        batch_norm: ``"stored"`` or ``"recomputed"``; by default the first where the table has it. The title names the
+            second.
 
     Returns:
         The axes: for each round and step the mean over replicates, in a band from the lowest to the highest, and in the
-        legend its error barrier: the highest error less the mean of the ends, by the mean over replicates.
+        legend its error barrier: the highest error less the mean of the ends, by the mean over replicates. Where
+        replicates were measured at other points, each one's line, straight between its own, counts at all of them.
 
     Raises:
         LotteryError: The table is empty or has not what was asked for.
     """
     part = _networks(points, split, batch_norm)
     part = styles.of_rounds(styles.of_rounds(part, rounds, 3), steps, 3, "step")
-    lines = styles.spread(part, ("round", "step", "split", "alpha"), "error")
+    lines = styles.spread(_together(part), ("round", "step", "split", "alpha"), "error")
     heights = connectivity.barriers(part).groupby(["round", "step", "split"])["barrier"].mean()
     splits = _splits(part)
     pairs = sorted(set(zip(lines["round"], lines["step"], strict=True)))
@@ -139,7 +145,7 @@ def barrier(
     ax.set_ylim(0, None)
     ax.set_xlabel("place on the line between the two networks (alpha)")
     ax.set_ylabel("error (fraction of examples)")
-    return styles.finish(ax, styles.said(lines, "band") + _dashed(part))
+    return styles.finish(ax, styles.said(lines, "band") + _dashed(part) + _recomputed(part))
 
 
 def instability(barriers: Table, ax: Any = None, over: str = "density", batch_norm: str | None = None) -> Any:
@@ -181,16 +187,16 @@ def instability(barriers: Table, ax: Any = None, over: str = "density", batch_no
         ax.set_xlabel("step that both networks share")
     ax.set_ylim(min(0, points["low"].min() * 1.1), max(points["high"].max(), connectivity.STABLE) * 1.1)
     ax.set_ylabel("error barrier (fraction of examples)")
-    return styles.finish(ax, styles.said(points, "bars") + _dashed(part))
+    return styles.finish(ax, styles.said(points, "bars") + _dashed(part) + _recomputed(part))
 
 
 def _averaged(curves: Table, measure: str, most: int) -> tuple[Table, int]:
     """Means over so many evaluations that at most so many are left of each network, and how many that is."""
-    network = ["replicate", "round"]
-    place = curves.groupby(network)["step"].rank(method="first").astype(int) - 1
+    steps = curves.groupby(["replicate", "round"])["step"]
+    # The evaluation at step 0, if there is one, is place 0, and alone.
+    place = steps.rank(method="first").astype(int) - (steps.transform("min") == 0)
     together = -(-int(place.max()) // max(most, 1)) or 1
-    # The evaluation at the start is place 0, and alone.
-    groups = curves.assign(place=-(-place // together)).groupby([*network, "place"], as_index=False)
+    groups = curves.assign(place=-(-place // together)).groupby(["replicate", "round", "place"], as_index=False)
     return groups.agg(step=("step", "mean"), density=("density", "first"), **{measure: (measure, "mean")}), together
 
 
@@ -198,9 +204,29 @@ def _dashed(table: Table) -> str:
     return "; dashed: train" if "train" in set(table["split"]) else ""
 
 
+def _recomputed(table: Table) -> str:
+    return "\nstatistics of BatchNorm recomputed" if copies.RECOMPUTED in set(table["batch_norm"]) else ""
+
+
+def _together(points: Table) -> Table:
+    """The errors of all replicates at the points of any of them."""
+    import numpy as np
+    import pandas as pd
+
+    found, columns = [], ["replicate", "round", "step", "density", "split"]
+    for _, part in points.groupby(["round", "step", "split"]):
+        alphas = np.unique(part["alpha"])
+        for _, line in part.sort_values("alpha").groupby("replicate"):
+            errors = np.interp(alphas, line["alpha"], line["error"])
+            found.append(pd.DataFrame({**line[columns].iloc[0].to_dict(), "alpha": alphas, "error": errors}))
+    return pd.concat(found, ignore_index=True)
+
+
 def _networks(table: Table, split: str | None, batch_norm: str | None) -> Table:
     styles.check(table, NO_PATH)
-    part = styles.only(table, "batch_norm", table["batch_norm"].iloc[0] if batch_norm is None else batch_norm)
+    there = set(table["batch_norm"])
+    usual = copies.STORED if copies.STORED in there else copies.RECOMPUTED
+    part = styles.only(table, "batch_norm", usual if batch_norm is None else batch_norm)
     return part if split is None else styles.only(part, "split", split)
 
 

@@ -38,24 +38,26 @@ def layers(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
     network = points.groupby("round")["density"].mean()
     ax.plot(network.index, network, color="0.35", linewidth=1, linestyle="--", label="the network", zorder=1)
     ax.set_yscale("log", nonpositive="clip")
-    # Each thinner than the one before, so that equal densities do not hide one another.
+    # Each thinner than the one before and beside it, so that equal densities do not hide one another.
     weights = list(dict.fromkeys(part["weight"]))
     widths = np.linspace(3, 0.8, len(weights)) if len(weights) <= len(styles.STYLES) else np.ones(len(weights))
     floor = min(points[points["mean"] > 0]["mean"].min(), network.min())
-    ax.set_ylim(floor / 2, 1.15)
-    for (weight, style), width in zip(styles.by_name(weights).items(), widths, strict=True):
+    ax.set_ylim(floor / (2 if part["collapsed"].any() else 1.15), 1.15)
+    for place, (weight, style) in enumerate(styles.by_name(weights).items()):
         line = points[points["weight"] == weight]
         left = line[line["mean"] > 0]
-        drawn = styles.bars(ax, left["round"], left, style, weight).lines[0]
-        drawn.set(linewidth=width, markersize=3 + width)
+        aside = ax.transData + styles.aside(ax, place, len(weights), len(network))
+        drawn = styles.bars(ax, left["round"], left, style, weight, transform=aside).lines[0]
+        drawn.set(linewidth=widths[place], markersize=3 + widths[place])
         nothing = sorted(set(part[(part["weight"] == weight) & part["collapsed"]]["round"]))
         ax.plot(
             nothing, [floor / 1.8] * len(nothing), color=style[0], marker="x", markersize=7, markeredgewidth=2,
-            linestyle="none", label="_collapsed",
+            linestyle="none", label="_collapsed", transform=aside,
         )  # fmt: skip
     if part["collapsed"].any():
         ax.errorbar([], [], color="black", marker="x", markeredgewidth=2, linestyle="none", label="nothing is left")
-    styles.plain(ax.yaxis)
+    styles.log_ticks(ax.yaxis)
+    ax.margins(x=0.08)
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlabel("round")
     ax.set_ylabel("density (fraction of each weight kept)")
@@ -82,11 +84,9 @@ def initial_weights(
     part, weight = _of_weight(survivors, weight)
     part = _merged(styles.of_rounds(part, rounds))
     kept = part.groupby(["replicate", "round"])["count"].transform("sum")
+    width, end = part["high"] - part["low"], part["high"].max()
     # Where nothing is left there is nothing to be dense.
-    part = part.assign(
-        probability=part["count"] / kept.where(kept > 0) / (part["high"] - part["low"]), edge=part["low"]
-    )
-    end = part["high"].max()
+    part = part.assign(probability=part["count"] / kept.where(kept > 0) / width, edge=part["low"])
     points = styles.spread(part.drop(columns=["low", "high"]), ("round", "edge"), "probability")
     ax = styles.new_or(ax)
     for index, line, style in styles.by_round(points):
@@ -101,24 +101,25 @@ def initial_weights(
 
 
 def inputs(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[int] | None = None) -> Any:
-    """What a ticket looks at: how many connections of the first weight are kept at each input, or place of the kernel.
+    """What a ticket looks at: how many entries of the first weight are kept at each input, or place of the kernel.
 
     Args:
         table: What `lottery.inputs.table` returns.
-        ax: As for `layers`.
+        ax, rounds: As for `initial_weights`.
         replicate: Which.
-        rounds: Which; by default at most six, evenly.
 
     Returns:
-        The axes: an image for each round, all on one logarithmic scale, inputs that nothing reads in a colour apart.
-        The channels of an image are summed; those of a kernel stand beside one another.
+        The axes: an image for each round, all on one scale from the fewest to the most, logarithmic if that is over
+        five times; inputs that nothing reads in a colour apart. Channels of an image are summed, those of a kernel
+        stand beside one another.
 
     Raises:
         LotteryError: The table is empty or has no such replicate or round.
     """
     from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap, LogNorm
-    from matplotlib.patches import Patch, Rectangle
+    from matplotlib.colors import ListedColormap, LogNorm, Normalize
+    from matplotlib.patches import Rectangle
+    from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 
     styles.check(table)
     part = styles.of_rounds(styles.only(table, "replicate", replicate), rounds)
@@ -126,8 +127,10 @@ def inputs(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
     images = {index: _image(one, kernel) for index, one in part.groupby("round")}
     num_rows, num_columns = next(iter(images.values())).shape
     ax = styles.new_or(ax)
-    across, down, tall, line = _arranged(len(images), num_rows, num_columns)
-    scale = LogNorm(1, max(2.0, *(float(np.nanmax(image)) for image in images.values())))
+    across, down, tall, line = arranged(len(images), num_rows, num_columns)
+    counts = np.concatenate([image[image > 0] for image in images.values()])
+    low, high = (counts.min(), counts.max()) if counts.size else (1, 1)
+    scale = LogNorm(low, high) if high > 5 * low else Normalize(min(low, high - 1), high)
     # Without its last tenth, which in grey is as pale as what nothing reads.
     colors = ListedColormap(colormaps["viridis"](np.linspace(0, 0.9, 256))).with_extremes(bad=_UNREAD)
     gap, shown = 0.08 * num_columns, None
@@ -146,15 +149,21 @@ def inputs(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
     ax.set_ylim(down * (tall + line + gap) - line - gap, -line)
     ax.set_axis_off()
     what = "place of the kernel" if kernel else "input"
-    bar = ax.figure.colorbar(shown, ax=ax, shrink=0.8, panchor=False)
-    bar.set_label(f"kept connections of each {what} (log)", fontsize=8)
-    styles.plain(bar.ax.yaxis)
+    # As wide as the images are, and places below them in inches, whatever height that leaves.
+    inches = ax.figure.dpi_scale_trans + ScaledTranslation(0, 0, ax.transAxes)
+    below = blended_transform_factory(ax.transAxes, inches)
+    bar = ax.figure.colorbar(shown, cax=ax.inset_axes((0, -0.25, 1, 0.12), transform=below), orientation="horizontal")
+    bar.set_label(f"kept entries of each {what}" + (" (log)" if high > 5 * low else ""), fontsize=8)
+    if high > 5 * low:
+        styles.log_ticks(bar.ax.xaxis)
+    else:
+        bar.ax.xaxis.get_major_locator().set_params(integer=True)
     summed = ", channels summed" if channels > 1 and not kernel else ""
     beside = f", {channels} channels side by side" if channels > 1 and kernel else ""
     ax.set_title(f"{part['weight'].iloc[0]}, replicate {replicate}{summed}{beside}", fontsize=9)
     if any((image == 0).any() for image in images.values()):
-        unread = Patch(facecolor=_UNREAD, edgecolor="0.4", label="nothing is kept: not read")
-        ax.legend(handles=[unread], frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.01))
+        ax.add_patch(Rectangle((0, 0), 0, 0, facecolor=_UNREAD, edgecolor="0.4", label="nothing is kept: not read"))
+        ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.6), bbox_transform=below)
     return ax
 
 
@@ -183,10 +192,7 @@ def overlap(overlaps: Table, ax: Any = None, weight: str = "all", matched: bool 
     cells, said = np.full((len(names), len(names)), np.nan), {}
     for row in part.to_dict("records"):
         one, other = place[row["one"]], place[row["other"]]
-        said |= {
-            (one, one): f"density\n{row['density_one']:.3g}",
-            (other, other): f"density\n{row['density_other']:.3g}",
-        }
+        said[one, one], said[other, other] = (f"density\n{row[f'density_{it}']:.3g}" for it in ("one", "other"))
         for pair in ((one, other), (other, one)) if one != other else ():
             cells[pair], said[pair] = row[value], f"{row[value]:.3f}\n({row[chance]:.3f})"
     ax = styles.new_or(ax)
@@ -212,22 +218,24 @@ def overlap(overlaps: Table, ax: Any = None, weight: str = "all", matched: bool 
 def degrees(
     table: Table, ax: Any = None, weight: str | None = None, side: str = "in", rounds: Iterable[int] | None = None
 ) -> Any:
-    """How many connections each unit keeps: the fraction of units that have at most so many.
+    """How many entries each unit keeps: the fraction of units that have at most so many.
 
     Args:
         table: What `lottery.layers.degrees` returns.
-        ax: As for `layers`.
-        weight: Which; by default the first.
+        ax, weight, rounds: As for `initial_weights`.
         side: ``"in"``, what comes into each unit, or ``"out"``, what leaves each input.
-        rounds: Which; by default at most six, evenly.
 
     Returns:
         The axes: for each round a step line, the mean over replicates, in a band from the lowest to the highest. At 0
-        it is the fraction of units that are dead.
+        it is the fraction of units that are dead. The x axis starts near the fewest, and is logarithmic where the most
+        is ten times the fewest above 0 or more.
 
     Raises:
         LotteryError: The table is empty or has no such weight, side or round.
     """
+    import pandas as pd
+    from matplotlib.ticker import SymmetricalLogLocator
+
     part, weight = _of_weight(table, weight)
     part = styles.of_rounds(styles.only(styles.only(part, "branch", "ticket"), "side", side), rounds)
     lines = part.groupby(["replicate", "round", "density", "degree"], as_index=False)["count"].sum()
@@ -237,8 +245,6 @@ def degrees(
         .rename("fraction").reset_index().assign(replicate=replicate, round=index, density=density)
         for (replicate, index, density), one in lines.groupby(["replicate", "round", "density"])
     ]  # fmt: skip
-    import pandas as pd
-
     points = styles.spread(pd.concat(chains), ("round", "degree"), "fraction")
     ax = styles.new_or(ax)
     for index, line, style in styles.by_round(points):
@@ -247,30 +253,26 @@ def degrees(
         line = line[steps | (line["degree"] == most)]
         label = f"round {index}, density {line['density'].mean():.3g}"
         styles.band(ax, line["degree"], line, style, label, drawstyle="steps-post")
-    ax.set_xscale("symlog", linthresh=1)
-    ax.set_xlim(0, most * 1.1)
-    styles.plain(ax.xaxis)
+    fewest = lines["degree"].min()
+    least = lines[lines["degree"] > 0]["degree"].min()  # NaN where nothing is left
+    if most >= 10 * least:
+        ax.set_xscale("symlog", linthresh=least)
+        ax.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=least, subs=(1, 2, 5)))
+        styles.plain(ax.xaxis)
+    else:
+        ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.set_xlim(0.9 * fewest, max(most, 1) * 1.1)
     ax.set_xlabel(f"kept entries that {_SIDES[side]} ({weight})")
     ax.set_ylabel(f"fraction of {'units' if side == 'in' else 'inputs'} with at most so many")
     return styles.finish(ax, styles.said(points, "band"))
 
 
-def size_of_inputs(table: Table) -> tuple[float, float]:
-    """Width and height in inches for `inputs`."""
-    one = table[table["round"] == table["round"].iloc[0]]
-    rows, columns = one["row"].max() + 1, one["column"].max() + 1
-    if one["what"].iloc[0] == "kernel":
-        columns *= one["channel"].max() + 1
-    across, down, tall, line = _arranged(min(table["round"].nunique(), styles.MOST), rows, columns)
-    return 6.4, float(np.clip(4.5 * down * (tall + line + 0.08 * columns) / (across * columns) + 1.1, 3, 8))
-
-
-def _arranged(num: int, rows: int, columns: int) -> tuple[int, int, float, float]:
-    """Images in a row and in a column, and of each the height and that of the line above it, in places."""
+def arranged(num: int, rows: int, columns: int) -> tuple[int, int, float, float]:
+    """Images of `inputs` in a row and in a column; of each the height, and that of the line above it, in places."""
     if rows * 8 < columns:  # a strip, such as a row of inputs that are no image: drawn taller than it is
         return 1, num, columns / 25, columns / 25
     across = num if num <= 3 else -(-num // 2)
-    return across, -(-num // across), rows, 0.2 * rows
+    return across, -(-num // across), rows, 0.04 * across * columns
 
 
 def _image(table: Table, kernel: bool) -> np.ndarray:

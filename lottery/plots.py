@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lottery import connectivity, files, results, store, styles
+from lottery import connectivity, files, pictures, results, store, styles
 from lottery.analysis import ANALYSES
 from lottery.errors import LotteryError, unknown
 from lottery.landscapes import barrier as barrier
@@ -18,7 +18,6 @@ from lottery.pictures import initial_weights as initial_weights
 from lottery.pictures import inputs as inputs
 from lottery.pictures import layers as layers
 from lottery.pictures import overlap as overlap
-from lottery.pictures import size_of_inputs
 from lottery.results import Table
 from lottery.styles import STYLES as STYLES
 from lottery.verdicts import MEASURE
@@ -30,8 +29,9 @@ WIDE = (7.2, 4.2)  # inches, with the legend beside the axes
 def accuracy(rows: Table, ax: Any = None, interval: str = "range", full: bool = False, reference: bool = True) -> Any:
     """Test accuracy at the early-stop step against density, as the papers draw it: dense on the left, log axis.
 
-    The ticket and the dense network have about half of the height or more, with their bars. A branch that falls deeper
+    The ticket and the dense network have two fifths of the height or more, with their bars. A branch that falls deeper
     leaves at the bottom: a mark stands there for each of its rounds below, and the legend says how far it falls.
+    Branches stand a little to the side of the first, so that equal points show.
 
     Args:
         rows: What `lottery.results.table` returns.
@@ -54,18 +54,18 @@ def accuracy(rows: Table, ax: Any = None, interval: str = "range", full: bool = 
         ax.axhline(dense["mean"], color="0.35", linewidth=1, linestyle="--", label="dense", zorder=1)
         if dense["replicates"] > 1:
             ax.axhspan(dense["low"], dense["high"], color="0.5", alpha=0.15, linewidth=0, zorder=0)
-    bottom = -float("inf") if full or not reference else styles.view(ax, points)
-    num_below = 0
+    bottom, num_below = styles.view(ax, points, full or not reference), 0
     for place, (branch, style) in enumerate(chains.items()):
         part = points[points["branch"] == branch]
         below = part[part["mean"] < bottom]
         falls = f"\n(falls to {below['mean'].min():.3g})" if len(below) else ""
-        styles.bars(ax, part["density"], part, style, branch + falls, first=place == 0)
+        aside, label = styles.aside(ax, place, len(chains), points["round"].nunique()), branch + falls
+        styles.bars(ax, part["density"], part, style, label, first=place == 0, transform=ax.transData + aside)
         if len(below):
             # On the edge, in axes coordinates: a row for each branch that falls, lest one hides another. A line of no
             # points would do harm: unclipped, it is a speck in the figure's corner that layouts make room for.
             ax.plot(
-                below["density"], [0.03 * num_below] * len(below), transform=ax.get_xaxis_transform(),
+                below["density"], [0.03 * num_below] * len(below), transform=ax.get_xaxis_transform() + aside,
                 color=style[0], marker="v", markersize=5, markerfacecolor="white", linestyle="none", clip_on=False,
                 zorder=5, label="_below",
             )  # fmt: skip
@@ -136,6 +136,15 @@ def _square(table: Table) -> tuple[float, float]:
     return side + 1, side
 
 
+def _size_of_inputs(table: Table) -> tuple[float, float]:
+    rows, columns, channels = (int(table[axis].max()) + 1 for axis in ("row", "column", "channel"))
+    columns *= channels if table["what"].iloc[0] == "kernel" else 1
+    across, down, tall, line = pictures.arranged(min(table["round"].nunique(), styles.MOST), rows, columns)
+    ratio = (down * (tall + line + 0.08 * columns) - 0.08 * columns) / ((1.08 * across - 0.08) * columns)
+    width = min(6.0, 5.0 / ratio)
+    return max(width, 4.0) + 0.4, width * ratio + (1.9 if (table["kept"] == 0).any() else 1.65)
+
+
 def last_common_round(run: Path) -> int:
     """The last round that every replicate has, of those that have begun.
 
@@ -171,7 +180,7 @@ PLOTS: dict[str, Plot] = {
     "layers": Plot(lambda run, **_: ANALYSES["layers"](run), layers),
     "initial_weights": Plot(_of_few_rounds(ANALYSES["survivors"]), initial_weights),
     "degrees": Plot(_of_few_rounds(ANALYSES["degrees"]), degrees),
-    "inputs": Plot(_of_few_rounds(ANALYSES["inputs"]), inputs, size_of_inputs),
+    "inputs": Plot(_of_few_rounds(ANALYSES["inputs"]), inputs, _size_of_inputs),
     "overlap": Plot(_read_overlaps, overlap, _square),
     "distance": Plot(lambda run, **_: ANALYSES["distance"](run), distance),
     "barrier": Plot(lambda run, **_: connectivity.points(run), barrier),

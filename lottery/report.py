@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from lottery import checklist, config, connectivity, facts, files, gallery, sections, store, verdicts
+from lottery import checklist, comparisons, config, connectivity, facts, files, gallery, sections, store, verdicts
 from lottery.errors import LotteryError
 from lottery.facts import Facts
 
@@ -71,8 +71,8 @@ def page(runs: Sequence[Facts]) -> str:
     return template.render(
         title=" · ".join(one.label for one in runs),
         chapters=[_chapter(one, f"run-{place}") for place, one in enumerate(runs, 1)],
-        side_by_side=sections.side_by_side(runs) if several else None,
-        same_rounds=sections.same_rounds(runs) if several else [],
+        side_by_side=comparisons.side_by_side(runs) if several else None,
+        same_rounds=comparisons.same_rounds(runs) if several else [],
         together=gallery.together(runs) if several else [],
         checklist=checklist.checked(runs),
         leaves_out=checklist.LEAVES_OUT,

@@ -51,9 +51,9 @@ def table(run: Path) -> Table:
 
     Returns:
         A data frame with the columns `COLUMNS`, sorted by replicate, branch (the ticket first) and round. Densities and
-        accuracies are in [0, 1], losses in nats, and an accuracy that the model does not measure is NaN. ``seconds`` is
-        the time that a round took; ``final_train_loss`` is the mean over the last steps before the end, as trained, and
-        NaN for a network that was not trained.
+        accuracies are in [0, 1], losses as the model reports them (cross-entropies in nats), and an accuracy that the
+        model does not measure is NaN. ``seconds`` is the time that a round took; ``final_train_loss`` is the mean over
+        the last steps before the end, as trained, and NaN for a network that was not trained.
 
     Raises:
         LotteryError: It is not a run, or a record is damaged.

@@ -1,9 +1,9 @@
 """The tables of a page about runs, as texts ready to be shown."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from lottery import claims, connectivity, contests, costs, results, store, verdicts
+from lottery import claims, connectivity, costs, results, store, verdicts
 from lottery.errors import LotteryError
 from lottery.facts import Facts
 from lottery.verdicts import Table
@@ -66,7 +66,7 @@ def by_round(one: Facts) -> Grid:
                 number(line["accuracy_std"]),
                 number(line["final_accuracy_mean"]),
                 f"{censored}{line['early_stop_step_mean']:,.0f}",
-                *(["", "", ""] if verdict is None else [*_difference(verdict), _verdict(verdict)]),
+                *(["", "", ""] if verdict is None else [*difference(verdict), _verdict(verdict)]),
             ]
         )
     heads = [
@@ -95,7 +95,7 @@ def controls(one: Facts) -> Grid | None:
             pairs = (others[index] - tickets[index]).dropna().index
             means = [number(table[index][pairs].mean()) for table in (others, tickets)]
             where = [branch, str(index), f"{line['density']:.4f}", str(int(line["replicates"]))]
-            rows.append([*where, *means, *_difference(line)])
+            rows.append([*where, *means, *difference(line)])
     heads = ["control", "round", "density", "n", "its test accuracy", "the ticket's", "ticket less it", "95 % interval"]
     said = "Over the n replicates that have both: means, and of the differences within each replicate the t interval."
     return Grid(heads, rows, said) if rows else None
@@ -207,23 +207,10 @@ def environment(one: Facts) -> Grid:
     shown = {key: value for key, value in one.environment.items() if key not in ("versions", "architecture")}
     versions = one.environment.get("versions", {})
     architecture = one.environment.get("architecture") or {}
-    rows = [["network", _flat({key: value for key, value in architecture.items() if key != "keras"})]]
-    rows += [[key.replace("_", " "), _flat(value)] for key, value in shown.items() if value not in (None, {}, "")]
+    rows = [["network", plain({key: value for key, value in architecture.items() if key != "keras"})]]
+    rows += [[key.replace("_", " "), plain(value)] for key, value in shown.items() if value not in (None, {}, "")]
     rows += [[name, version] for name, version in versions.items()]
     return Grid(["what", "value"], rows)
-
-
-def side_by_side(runs: Sequence[Facts]) -> Grid:
-    """The key facts of several runs, and in what their experiments differ, a column for each."""
-    facts = [key_facts(one) for one in runs]
-    names = list(dict.fromkeys(name for one in facts for name in one))
-    rows = [[name, *(one.get(name, "") for one in facts)] for name in names]
-    settings = [store.flat(one.experiment.model_dump(mode="json")) for one in runs]
-    for key in dict.fromkeys(key for one in settings for key in one):
-        values = [_flat(one.get(key)) for one in settings]
-        if len(set(values)) > 1 and key != "name":
-            rows.append([key, *values])
-    return Grid(["", *(one.label for one in runs)], rows, "Below the key facts: every setting in which they differ.")
 
 
 def collapsed(one: Facts) -> list[str]:
@@ -233,32 +220,6 @@ def collapsed(one: Facts) -> list[str]:
         f"Nothing is left of {name} in {len(part)} network{'s' * (len(part) > 1)}, from round {part['round'].min()} on."
         for name, part in empty.groupby("weight", sort=False)
     ]
-
-
-def same_rounds(runs: Sequence[Facts]) -> list[Grid | str]:
-    """The tickets of several runs round by round, those together that have pairs; or why they cannot be compared."""
-    groups: dict[tuple[Any, ...], list[Facts]] = {}
-    for one in runs:
-        groups.setdefault((one.environment.get("data_sha256"), one.experiment.run.seed), []).append(one)
-    found: list[Grid | str] = [_contest(group) for group in groups.values() if len(group) > 1]
-    if len(groups) > 1:
-        found.append("Runs on other data, or from another seed, have no pairs to be compared by.")
-    return found
-
-
-def _contest(runs: Sequence[Facts]) -> Grid | str:
-    try:
-        found = contests.contested({one.label: one.rows for one in runs})
-    except LotteryError as error:
-        return str(error)
-    rows = []
-    for line in found.to_dict("records"):
-        less = {"mean": line["difference"], "low": line["difference_low"], "high": line["difference_high"]}
-        empty = line["difference"] != line["difference"]
-        where = [line["run"], str(line["round"]), f"{line['density']:.4f}", number(line["accuracy"])]
-        rows.append([*where, *(["", ""] if empty else _difference(less))])
-    heads = ["run", "round", "density", "test accuracy", f"less {runs[0].label}", "95 % interval"]
-    return Grid(heads, rows, "Paired by replicate; within a round the best first.")
 
 
 def number(value: float, form: str = ".4f") -> str:
@@ -283,7 +244,8 @@ def _each(seconds: float, steps: float) -> str:
     return f"{1000 * seconds / steps:.2f}" if steps else ""
 
 
-def _difference(line: dict[str, Any]) -> list[str]:
+def difference(line: Mapping[str, Any]) -> list[str]:
+    """A mean difference and its interval."""
     known = abs(line["low"]) != float("inf")
     ends = f"{line['low']:+.4f} to {line['high']:+.4f}" if known else "not known"
     return [f"{round(line['mean'], 4) + 0.0:+.4f}", ends]
@@ -294,11 +256,12 @@ def _verdict(line: dict[str, Any]) -> str:
     return line["verdict"] if needed != needed else f"{line['verdict']} {needed:.0f}"
 
 
-def _flat(value: Any) -> str:
+def plain(value: Any) -> str:
+    """Any value of a record in words."""
     if value is None:
         return ""
     if isinstance(value, dict):
-        return "; ".join(f"{key}: {_flat(one)}" for key, one in value.items())
+        return "; ".join(f"{key}: {plain(one)}" for key, one in value.items())
     if isinstance(value, Iterable) and not isinstance(value, str):
-        return ", ".join(map(_flat, value))
+        return ", ".join(map(plain, value))
     return f"{value:.6g}" if isinstance(value, float) else str(value)

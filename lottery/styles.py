@@ -3,7 +3,7 @@
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
@@ -16,19 +16,11 @@ Style = tuple[Any, str, Any]  # colour, marker, line
 # The ticket, then the other branches: Okabe and Ito's colours, which the colour-blind can tell apart, and two greys; a
 # marker and a line style each, so that they can be told apart in print as well.
 STYLES: tuple[Style, ...] = (
-    ("#0072B2", "o", "-"),
-    ("#D55E00", "s", "--"),
-    ("#009E73", "^", "-."),
-    ("#CC79A7", "D", ":"),
-    ("#E69F00", "v", (0, (5, 1))),
-    ("#56B4E9", "P", (0, (3, 1, 1, 1))),
-    ("#000000", "X", (0, (1, 1))),
-    ("#B8A800", "<", (0, (7, 2, 1, 2))),
-    ("#7F7F7F", ">", (0, (3, 3))),
-    ("#8C510A", "*", (0, (5, 1, 1, 1, 1, 1))),
-    ("#542788", "p", (0, (10, 3))),
-    ("#A6611A", "h", (0, (1, 3))),
-)
+    ("#0072B2", "o", "-"), ("#D55E00", "s", "--"), ("#009E73", "^", "-."), ("#CC79A7", "D", ":"),
+    ("#E69F00", "v", (0, (5, 1))), ("#56B4E9", "P", (0, (3, 1, 1, 1))), ("#000000", "X", (0, (1, 1))),
+    ("#B8A800", "<", (0, (7, 2, 1, 2))), ("#7F7F7F", ">", (0, (3, 3))), ("#8C510A", "*", (0, (5, 1, 1, 1, 1, 1))),
+    ("#542788", "p", (0, (10, 3))), ("#A6611A", "h", (0, (1, 3))),
+)  # fmt: skip
 # What bars and bands can be, and how the title calls them.
 INTERVALS = {"range": "lowest to highest", "t": "95 % t interval for the mean"}
 DENSITY = "density (fraction of prunable weights kept)"
@@ -114,24 +106,23 @@ def spread(table: Table, by: Sequence[str], column: str, interval: str = "range"
 
     Returns:
         A data frame with the columns of `by`, ``mean``, ``low``, ``high``, ``replicates`` (how many values are not
-        NaN) and, if the table has one, the mean ``density``. An interval that is infinite, as one value's is, has no
-        length here.
+        NaN), ``of`` (how many there are) and, if the table has one, the mean ``density``. An interval that is infinite,
+        as one value's is, has no length here.
 
     Raises:
         LotteryError: The interval is unknown.
     """
     if interval not in INTERVALS:
         raise unknown("The interval of a plot", interval, INTERVALS)
-    what = {"mean": (column, "mean"), "low": (column, "min"), "high": (column, "max"), "replicates": (column, "count")}
+    measures = {"mean": "mean", "low": "min", "high": "max", "replicates": "count", "of": "size"}
+    what = {name: (column, measure) for name, measure in measures.items()}
     if "density" in table and "density" not in by:
         what["density"] = ("density", "mean")
     groups = table.groupby(list(by), as_index=False, sort=False)
     found = groups.agg(**what)
     if interval == "t":
-        every = [
-            intervals.mean_interval(values) if values else (0.0, 0.0, 0.0)
-            for values in groups[column].agg(_values)[column]
-        ]
+        lists = groups[column].agg(lambda values: values.dropna().tolist())[column]
+        every = [intervals.mean_interval(values) if values else (0.0, 0.0, 0.0) for values in lists]
         found = found.assign(low=[one[1] for one in every], high=[one[2] for one in every])
     ends = found[["low", "high"]].astype(float)
     ends = ends.where(ends.abs() < float("inf"), found["mean"], axis=0)
@@ -141,21 +132,35 @@ def spread(table: Table, by: Sequence[str], column: str, interval: str = "range"
 
 
 def said(points: Table, what: str, interval: str = "range") -> str:
-    """What a title says of replicates: how many the mean is of, and what its bars or its band are."""
-    fewest, most = int(points["replicates"].min()), int(points["replicates"].max())
-    if most <= 1:
+    """What a title says of replicates: how many the mean is of where there is one, and what its bars or band are."""
+    known = points[points["replicates"] > 0]["replicates"]
+    if known.empty:
+        return "one replicate" if points["of"].max() == 1 else f"{points['of'].max()} replicates"
+    fewest, most = int(known.min()), int(known.max())
+    if most == 1:
         return "one replicate"
     return f"mean of {most if fewest == most else f'{fewest} to {most}'} replicates, {what}: {INTERVALS[interval]}"
 
 
-def bars(ax: Any, x: Any, part: Table, style: Style, label: str, first: bool = False) -> Any:
+def aside(ax: Any, place: int, num: int, num_x: int) -> Any:
+    """A shift for the lines of such a place among several, lest equal points hide one another: the first stays.
+
+    It is at most 3 points (1/72 inch) from one to the next; with `num_x` places on the x axis, each stays nearest its.
+    """
+    from matplotlib.transforms import ScaledTranslation
+
+    step = min(3.0, 150 / num_x / num) * (1 if place % 2 else -1)
+    return ScaledTranslation(step * ((place + 1) // 2) / 72, 0, ax.figure.dpi_scale_trans)
+
+
+def bars(ax: Any, x: Any, part: Table, style: Style, label: str, first: bool = False, **options: Any) -> Any:
     """Means with their bars (see `spread`), the first of several a little stronger."""
     color, marker, line = style
     return ax.errorbar(
         x, part["mean"],
         yerr=[part["mean"] - part["low"], part["high"] - part["mean"]] if part["replicates"].max() > 1 else None,
         color=color, marker=marker, markersize=4 if first else 3.5, linestyle=line, linewidth=1.6 if first else 0.9,
-        elinewidth=0.9 if first else 0.6, capsize=2, label=label, zorder=3 if first else 2,
+        elinewidth=0.9 if first else 0.6, capsize=2, label=label, zorder=3 if first else 2, **options,
     )  # fmt: skip
 
 
@@ -176,35 +181,47 @@ def by_round(points: Table) -> list[tuple[int, Table, Style]]:
     return [(int(index), points[points["round"] == index].reset_index(drop=True), style) for index, style in rounds]
 
 
-def view(ax: Any, points: Table) -> float:
-    """Give accuracies of the first branch of a spread, with its bars, at least half of the height.
+def view(ax: Any, points: Table, full: bool = False) -> float:
+    """Give accuracies of the first branch of a spread, with its bars, two fifths of the height or more, unless full.
 
     Returns:
-        The accuracy at the bottom; minus infinity where nothing is known of that branch.
+        The accuracy at the bottom.
     """
+    ax.ticklabel_format(axis="y", useOffset=False)
     known = points[points["mean"].notna()]
-    main = known[known["branch"] == points["branch"].iloc[0]]
-    if main.empty:
-        return -float("inf")
-    # A bar may reach beyond what an accuracy can be.
-    low, high = max(main["low"].min(), 0), min(known["high"].max(), 1)
-    bottom = max(known["low"].min(), low - max(high - low, 0.01))
-    margin = 0.05 * max(high - bottom, 0.01)
-    ax.set_ylim(bottom - margin, high + margin)
-    return bottom - margin
+    main = known if full else known[known["branch"] == points["branch"].iloc[0]]
+    main = known if main.empty else main
+    # A bar may reach beyond what an accuracy can be, and no accuracy may be known.
+    low, high = (max(main["low"].min(), 0), min(known["high"].max(), 1)) if len(known) else (0, 1)
+    deepest = low - 1.5 * (high - low)
+    ends = known[["low", "mean"]].clip(lower=0).to_numpy()
+    low = min(low, ends[ends >= deepest].min(initial=low))
+    # A fiftieth at least, lest a difference of a few examples look like one that matters.
+    middle, half = (low + high) / 2, max(high - low, 0.02) / 2
+    middle = min(max(middle, half), 1 - half)
+    ax.set_ylim(middle - 1.1 * half, middle + 1.1 * half)
+    return middle - 1.1 * half
 
 
 def density_axis(ax: Any, densities: Any) -> None:
     """A logarithmic x axis with the dense network on the left, as the papers draw it."""
-    from matplotlib.ticker import LogLocator
-
     ax.set_xscale("log")
     ax.set_xlim(densities.max() * 1.15, densities.min() / 1.15)
-    # Few rounds span less than the steps of 1, 2 and 5.
-    subs = (1, 2, 5) if densities.max() > 5 * densities.min() else range(1, 10)
-    ax.xaxis.set_major_locator(LogLocator(subs=subs))
-    plain(ax.xaxis)
+    log_ticks(ax.xaxis)
     ax.set_xlabel(DENSITY)
+
+
+def log_ticks(axis: Any) -> None:
+    """Ticks of a logarithmic axis between its limits, three or more: at 1, 2 and 5, or finer where that is too few."""
+    from matplotlib.ticker import LogLocator
+
+    low, high = sorted(axis.get_view_interval())
+    for subs in ((1, 2, 5), range(1, 10), [one / 2 for one in range(2, 20)], [one / 10 for one in range(10, 100)]):
+        locator = LogLocator(subs=subs)
+        if sum(low <= place <= high for place in locator.tick_values(low, high)) > 2:
+            break
+    axis.set_major_locator(locator)
+    plain(axis)
 
 
 def plain(axis: Any) -> None:
@@ -264,21 +281,13 @@ def saved(figure: Any, ending: str) -> bytes:
     """A figure as a file of a kind (png, svg, pdf), the same bits each time: without the date."""
     from matplotlib import rc_context
 
-    nothing: Mapping[str, None] = {}
-    if ending == "svg":
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    elif ending == "pdf":
-        nothing = {"CreationDate": None}
+    nothing = {"svg": ("Date", "Creator", "Format", "Type"), "pdf": ("CreationDate",)}.get(ending, ())
     picture = io.BytesIO()
     # Images stay of their own size, each, so that they are small and their pixels sharp.
     settings: Any = {"svg.hashsalt": "lottery", "svg.fonttype": "none", "image.composite_image": False}
     with rc_context(settings):
-        figure.savefig(picture, format=ending, dpi=150, metadata=nothing or None)
+        figure.savefig(picture, format=ending, dpi=150, metadata=dict.fromkeys(nothing) or None)
     return picture.getvalue()
-
-
-def _values(values: Any) -> list[float]:
-    return values.dropna().tolist()
 
 
 def _rounded(attribute: str) -> str:

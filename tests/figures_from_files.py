@@ -128,9 +128,11 @@ class Files:
 
     @cached_property
     def points(self) -> Table:
-        """Every point of the paths that are drawn: of the first kind of statistics, in alphabetical order."""
+        """Every point of the paths that are drawn: with stored statistics, or recomputed ones if there are no others."""
         parts = []
         for path in self.run.glob("connectivity/replicate-*/round-*/path-step_*.csv"):
+            if not path.with_suffix(".json").exists():
+                continue
             found = re.fullmatch(r".*replicate-(\d+)/round-(\d+)/path-step_(\d+)(-recomputed)?\.csv", path.as_posix())
             assert found, path
             replicate, index, step = map(int, found.groups()[:3])
@@ -139,9 +141,7 @@ class Files:
         if not parts:
             return pd.DataFrame()
         points = pd.concat(parts, ignore_index=True)
-        first = points.sort_values(["replicate", "round", "step"]).iloc[0]
-        here = points[(points[["replicate", "round", "step"]] == first[["replicate", "round", "step"]]).all(axis=1)]
-        return points[points["recomputed"] == here["recomputed"].any()]
+        return points[points["recomputed"] == points["recomputed"].all()]
 
     def errors(self, index: int, step: int, split: str) -> list[np.ndarray]:
         """The errors along each replicate's path, from alpha 0 to 1."""
@@ -162,6 +162,7 @@ class Figure:
         said: What the figure was drawn with, to begin a complaint with.
         labels: Of what was looked at, to compare the legend with.
         counts: Of how many replicates each mean is that was looked at, to compare the title with.
+        most: How many replicates a mean could be of.
     """
 
     def __init__(self, ax: Any, said: str) -> None:
@@ -170,6 +171,7 @@ class Figure:
         self.wrong: list[str] = []
         self.labels: list[str] = []
         self.counts: list[int] = []
+        self.most = 0
         self._looked: set[int] = set()
 
     def check(self, right: Any, what: str) -> None:
@@ -235,6 +237,7 @@ class Figure:
         """Compare means with their bars; returns the means."""
         (mean, low, high), counts = spread(values, interval)
         self.counts += counts
+        self.most = max([self.most, *map(len, values)])
         data, caps, bars = container.lines
         self.line(data, x, mean, what)
         several = max(counts) > 1
@@ -253,12 +256,15 @@ class Figure:
         """Compare the band around a line, which is the next of those left, at places (of a step, amid it)."""
         (_, low, high), counts = spread(values)
         self.counts += counts
+        self.most = max([self.most, *map(len, values)])
         if max(counts) <= 1:
             return None
         if not bands:
             return self.check(False, f"{what} has no band")
         band = bands.pop(0)
         self.saw(band)
+        if len(counts) == 1:  # the band of a point has no area
+            return None
         self.check(np.allclose(band.get_facecolor()[0][:3], to_rgb(line.get_color())), f"{what}: a band of another")
         at = (np.asarray(at, float)[:-1] + np.asarray(at, float)[1:]) / 2 if step else np.asarray(at, float)
         num = len(at)
@@ -268,10 +274,11 @@ class Figure:
     def finish(self, title: str | None, *values: float, what: str = "bars", interval: str = "range") -> None:
         """Compare title, legend and ticks, and note what was not looked at."""
         if title is not None:
-            fewest, most = min(self.counts), max(self.counts)
+            counts = [one for one in self.counts if one] or [self.most]
+            fewest, most = min(counts), max(counts)
             spec, numbers = ("{:d}", [most]) if fewest == most else ("{:d} to {:d}", [fewest, most])
-            said = "one replicate" if most <= 1 else f"mean of {spec} replicates, {what}: {SAID[interval]}"
-            whole = title.replace("SAID", said)
+            said = f"mean of {spec} replicates, {what}: {SAID[interval]}" if any(self.counts) else f"{spec} replicates"
+            whole = title.replace("SAID", "one replicate" if most == 1 else said)
             self.text(self.ax.get_title(), whole, *([*numbers] if most > 1 else []), *values)
         legend = self.ax.get_legend()
         texts = [text.get_text() for text in legend.get_texts()] if legend else []
@@ -280,7 +287,7 @@ class Figure:
         every = [*ax.lines, *ax.collections, *ax.patches, *ax.images, *ax.texts]
         unknown = [one for one in every if id(one) not in self._looked]
         self.check(not unknown, f"nothing is known of {unknown}")
-        for axes in ax.figure.axes:
+        for axes in (*ax.figure.axes, *ax.child_axes):
             for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
                 self._ticks(axis)
 
@@ -387,9 +394,16 @@ def look_at_accuracy(figure: Figure, files: Files, full: bool = False, interval:
                     "dense, band", [patch.get_y(), patch.get_y() + patch.get_height()], [*dense_low, *dense_high]
                 )
             (_, low, high), _ = spread(values, interval)
-            if not full:  # half of the height, without the margins
-                low, high = max(low.min(), 0), min(high.max(), 1)
+            if not full and any(counts):
+                low, high = max(np.nanmin(low), 0), min(np.nanmax(high), 1)
                 figure.check(low >= bottom and high <= ax.get_ylim()[1], "the ticket's bars leave the axes")
+    shown_low, shown_high = ax.get_ylim()
+    figure.check(shown_high - shown_low >= 0.02, "the axis is shorter than a fiftieth")
+    margin = 0.06 * (shown_high - shown_low)
+    figure.check(shown_low >= -margin and shown_high <= 1 + margin, "the axis goes beyond what an accuracy can be")
+    if all(files.records[key]["early_stop_test_accuracy"] is None for key in files.records):
+        figure.check([text.get_text() for text in ax.texts] == ["no accuracy is measured"], "nothing says why")
+        figure.saw(*ax.texts)
     figure.finish("SAID", interval=interval)
 
 
@@ -440,8 +454,12 @@ def look_at_learning_curves(
     for key in itertools.chain(*rounds.values()):
         table = pd.read_csv(files.folder(key) / "metrics.csv")
         curves[key] = table[table["split"] == split]
-    num = max(map(len, curves.values()))
-    together = max(1, math.ceil((num - 1) / most))
+    notes = []
+    if measure == "accuracy" and all(curve["accuracy"].isna().all() for curve in curves.values()):
+        measure, notes = "loss", ["no accuracy is measured: the loss"]
+    figure.check(ax.get_ylabel() == f"{split} {measure}", f"the axis says {ax.get_ylabel()!r}")
+    num = max(int((curve["step"] > 0).sum()) for curve in curves.values())
+    together = max(1, math.ceil(num / most))
     lines, bands = labelled(ax.lines), list(ax.collections)
     figure.check(len(lines) == len(rounds), f"{len(lines)} rounds are drawn of {len(rounds)}")
     every = []
@@ -449,9 +467,9 @@ def look_at_learning_curves(
         figure.label(line, "round {:d}, density {:.3g}", index, files.density(keys))
         steps, values = [], []
         for key in keys:
-            # The evaluation at the start, and then so many at a time.
+            # The evaluation at step 0, if any, and then so many at a time.
             step, value = curves[key]["step"].to_numpy(float), curves[key][measure].to_numpy(float)
-            cuts = [0, *range(1, len(step), together), len(step)]
+            cuts = [*([0] if step[0] == 0 else []), *range(int(step[0] == 0), len(step), together), len(step)]
             steps.append([step[one:other].mean() for one, other in itertools.pairwise(cuts)])
             values.append([value[one:other].mean() for one, other in itertools.pairwise(cuts)])
         figure.check(all(one == steps[0] for one in steps), f"round {index}: replicates were evaluated at other steps")
@@ -465,7 +483,7 @@ def look_at_learning_curves(
     settled = points[points["step"] >= 0.05 * points["step"].max()]
     figure.inside([], points[["low", "high"]] if full else settled[["low", "high"]], "what is said to be inside")
     low, high = ax.get_ylim()
-    notes = [] if together == 1 else ["each point the mean of {:d} evaluations"]
+    notes += [] if together == 1 else ["each point after step 0 the mean of up to {:d} evaluations"]
     if "may lie outside" in ax.get_title():
         figure.check(not full, "it says that something is outside, and is to show all")
         notes.append("the first 5 % of the steps may lie outside")
@@ -474,7 +492,7 @@ def look_at_learning_curves(
             ((points["low"] >= low) & (points["high"] <= high)).all(), "something is outside, and nothing says so"
         )
     numbers = [] if together == 1 else [together]
-    figure.finish("\n".join([f"{branch}: SAID", "; ".join(notes)]).strip(), *numbers, what="band")
+    figure.finish("\n".join([f"{branch}: SAID", *notes]), *numbers, what="band")
 
 
 def look_at_layers(figure: Figure, files: Files, branch: str = "ticket") -> None:
@@ -539,7 +557,8 @@ def look_at_degrees(figure: Figure, files: Files, weight: str | None = None, sid
     degrees = {}
     for key in itertools.chain(*rounds.values()):
         mask = files.kept(key)[weight]
-        degrees[key] = np.einsum("...iu->u" if side == "in" else "...iu->i", mask.astype(np.int64))
+        stays = mask.ndim - (1 if side == "in" else 2)
+        degrees[key] = mask.sum(axis=tuple(axis for axis in range(mask.ndim) if axis != stays))
     most = max(int(some.max()) for some in degrees.values())
     lines, bands = labelled(ax.lines), list(ax.collections)
     figure.check(len(lines) == len(rounds), f"{len(lines)} rounds are drawn of {len(rounds)}")
@@ -553,7 +572,12 @@ def look_at_degrees(figure: Figure, files: Files, weight: str | None = None, sid
         shown = y[np.searchsorted(x, np.arange(most + 1), side="right") - 1]
         figure.same(f"round {index}", shown, fractions.mean(axis=1))
         figure.band(line, bands, range(most + 1), fractions, f"round {index}", step=True)
-        figure.inside(x, y, f"round {index}")
+        figure.inside([], y, f"round {index}")
+    fewest = min(int(some.min()) for some in degrees.values())
+    figure.inside([fewest, most], [], "the fewest or the most")
+    figure.check(ax.get_xlim()[0] >= 0.8 * fewest, "the axis starts far from the fewest")
+    least = min((int(some[some > 0].min()) for some in degrees.values() if some.any()), default=1)
+    figure.check((ax.get_xscale() == "linear") == (most < 10 * least), f"a {ax.get_xscale()} axis to {most}")
     figure.check(f"({weight})" in ax.get_xlabel(), f"the axis says {ax.get_xlabel()!r}")
     what = {"in": "come into a unit", "out": "leave an input"}[side]
     figure.check(what in ax.get_xlabel(), f"the axis says {ax.get_xlabel()!r}")
@@ -579,14 +603,17 @@ def look_at_inputs(figure: Figure, files: Files, replicate: int = 1) -> None:
     figure.check(len(ax.images) == len(ax.texts) == len(expected), f"{len(ax.images)} images of {len(expected)}")
     down = ax.get_ylim()[0] > ax.get_ylim()[1] and ax.get_xlim()[0] < ax.get_xlim()[1]
     figure.check(down, "the axes do not go to the right and down")
-    highest = max(2, max(image.max() for image in expected))
+    counts = np.concatenate([image[image > 0] for image in expected])
+    ends = [min(counts.min(), counts.max() - 1), counts.max()] if counts.size else [0, 1]
+    bar = ax.child_axes[0].get_xlabel()
+    figure.check(("(log)" in bar) == (ends[1] > 5 * ends[0] > 0), f"the bar says {bar!r} from {ends}")
     for image, text, key, kept in zip(ax.images, ax.texts, here, expected, strict=False):
         what = f"round {key[2]}"
         figure.saw(image, text)
         figure.same(what, image.get_array().filled(0), kept)
         left, right, bottom, top = image.get_extent()
         figure.check(image.origin == "upper" and left < right and top < bottom, f"{what} is not upright")
-        figure.same(f"{what}, scale", [*image.get_clim()], [1, highest])
+        figure.same(f"{what}, scale", [*image.get_clim()], ends)
         figure.text(text.get_text(), "round {:d}, density {:.3g}", key[2], files.density([key]))
         above = left == text.get_position()[0] and text.get_position()[1] < top
         figure.check(above, f"{what} stands above another image")
@@ -694,7 +721,7 @@ def look_at_barrier(figure: Figure, files: Files, split: str | None = None) -> N
         measured = ", ".join(f"{which} {{:.4f}}" for which in splits)
         figure.saw(name)
         figure.label(name, f"round {{:d}}, step {{:d}}\nbarrier: {measured}", index, step, *heights)
-    figure.finish("SAID; dashed: train" if "train" in splits else "SAID", what="band")
+    figure.finish(f"SAID{_of_paths(files, splits)}", what="band")
 
 
 def look_at_instability(figure: Figure, files: Files, over: str = "density") -> None:
@@ -720,7 +747,12 @@ def look_at_instability(figure: Figure, files: Files, over: str = "density") -> 
         style = container.lines[0].get_linestyle()
         figure.check(style == ("-" if split == "test" else "--"), f"{line} {value}, {split}: the style of the other")
     figure.check(not containers, "more is drawn than the files have")
-    return figure.finish("SAID; dashed: train" if "train" in splits else "SAID")
+    return figure.finish(f"SAID{_of_paths(files, splits)}")
+
+
+def _of_paths(files: Files, splits: list[str]) -> str:
+    recomputed = "\nstatistics of BatchNorm recomputed" if files.points["recomputed"].any() else ""
+    return ("; dashed: train" if "train" in splits else "") + recomputed
 
 
 LOOKS: dict[str, Callable[..., None]] = {

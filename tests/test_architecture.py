@@ -67,7 +67,7 @@ FLOORS = [
         "ticket_tables",
         "progress",
     ],
-    ["summaries", "checking", "facts", "checklist", "sections", "gallery", "report"],
+    ["summaries", "checking", "facts", "checklist", "sections", "comparisons", "gallery", "report"],
     ["preparing", "rounds", "jobs", "replicates", "running", "branching", "connecting"],
     ["options", "analyze_commands", "page_commands", "ticket_commands", "cli", "__main__"],
 ]
@@ -76,7 +76,7 @@ WITHOUT_TENSORFLOW = [
     "smoking", "criteria", "scoring", "rewinding", "branches", "results", "intervals", "verdicts", "contests", "findings", "claims", "plots",
     "showing", "progress", "checking", "ticket_files", "picking", "tickets", "examples", "options", "reopened", "placing",
     "ticket_commands", "layers", "curves", "survivors", "inputs", "distances", "matching", "overlaps", "costs", "copies",
-    "connectivity", "analysis", "styles", "landscapes", "pictures", "ticket_tables", "facts", "checklist", "sections", "gallery",
+    "connectivity", "analysis", "styles", "landscapes", "pictures", "ticket_tables", "facts", "checklist", "sections", "comparisons", "gallery",
     "report", "analyze_commands", "page_commands",
 ]  # fmt: skip
 

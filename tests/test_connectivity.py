@@ -1,6 +1,7 @@
 """Paths between two copies of a network: the line itself, what is stored of it, and what is said of it."""
 
 import csv
+import dataclasses
 import functools
 import json
 import shutil
@@ -23,6 +24,7 @@ from lottery import (
     jobs,
     masks,
     progress,
+    rewinding,
     store,
     training,
     weights,
@@ -49,11 +51,16 @@ def build():
     import keras
 
     layers = keras.layers
-    return keras.Sequential([keras.Input((6,)), layers.Dense(12, "relu"), layers.BatchNormalization(), layers.Dense(3)])
+    hidden = [layers.Dense(12, "relu"), layers.BatchNormalization(), layers.Dropout(0.2)]
+    return keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(3)])
 
 
 def arrays():
-    return toy_arrays(np.random.default_rng(3), 200, 40)
+    """With labels of chance among them, so that every network makes errors."""
+    rng = np.random.default_rng(3)
+    x, y, x_test, y_test = toy_arrays(rng, 200, 40)
+    y, y_test = (np.where(rng.random(len(one)) < 0.3, rng.integers(0, 3, len(one)), one) for one in (y, y_test))
+    return x, y, x_test, y_test
 
 
 def go(out, overrides=None):
@@ -87,8 +94,8 @@ def stored(path):
     """What lies below a folder, by checksum; but not the time that training took, nor what follows from it."""
     found = {}
     for file in sorted(path.rglob("*.*")):
-        if file.name == "round.json":
-            left_out = ("seconds", "record_sha256")
+        if file.suffix == ".json":
+            left_out = ("seconds", "record_sha256", "networks")
             kept = {key: value for key, value in json.loads(file.read_bytes()).items() if key not in left_out}
             found[str(file.relative_to(path))] = json.dumps(kept)
         elif file.is_file():
@@ -133,6 +140,9 @@ def test_between_is_the_line_and_its_ends_are_the_networks(one, other, alpha):
     found = interpolation.between(*ends, alpha)
     assert found["kernel"].dtype == np.float32 and (alpha == 1 or found["count"] == 5)
     for value, first, second in zip(found["kernel"], one, other, strict=True):
+        if np.isinf([first, second]).all() and first != second:
+            assert np.isnan(value) == (0 < alpha < 1)
+            continue
         assert min(first, second) <= value <= max(first, second)
         if np.isfinite([first, second]).all():
             exact = float(first) + alpha * (float(second) - float(first))
@@ -214,10 +224,13 @@ def test_statistics_are_those_of_the_weights_at_hand(library, rng):
 
 def test_a_path_ends_at_the_networks_and_is_what_a_model_says(connected):
     run, _ = connected
-    assert is_right(run) == [] and len(list(connectivity.wrong(run.path))) == 2 * 2 * (1 + 2 + 2)
+    names = [name for name, wrong in connectivity.wrong(run.path) if not wrong]
+    assert sum(", network step " in name for name in names) == 2 * 2 * (1 + 2)
+    assert sum(", path step " in name for name in names) == 2 * 2 * 2 and len(names) == 2 * 2 * (1 + 2 + 2)
     points = connectivity.points(run.path)
     assert len(points) == 2 * 2 * 2 * POINTS * 2 and set(points["split"]) == {"train", "test"}
     assert points.groupby("round")["density"].first().tolist() == [1.0, run.table()["density"].min()]
+    assert points["error"].min() > 0
     data = prepared_once(run.experiment).data
     model = build()
     one, other = (
@@ -283,11 +296,11 @@ def test_an_interrupted_call_goes_on_and_a_second_one_trains_nothing(connected, 
     shutil.rmtree(copied.path / "connectivity")
     calls = []
 
-    def dies(path, rows, write=copies.write_path):
+    def dies(path, rows, networks, write=copies.write_path):
         calls.append(path)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        write(path, rows)
+        write(path, rows, networks)
 
     monkeypatch.setattr(copies, "write_path", dies)
     with pytest.raises(KeyboardInterrupt):
@@ -306,8 +319,10 @@ def test_an_interrupted_call_goes_on_and_a_second_one_trains_nothing(connected, 
     assert len(calls) == 10 and calls[-1].name == "path-step_0-recomputed.csv"
     assert "round 1, step 0: the test-error barrier is" in events[-1].text
     connect(copied, [1], replicate=1, num_points=3)
+    assert len(calls) == 10  # what is stored is finer
+    connect(copied, [1], replicate=1, num_points=POINTS + 2)
     points = connectivity.points(copied.path)
-    assert len(calls) == 11 and len(points) == 2 * (7 * POINTS + 3 + 3)
+    assert len(calls) == 11 and len(points) == 2 * (7 * POINTS + POINTS + 2 + 3)
     points = points.query("replicate == 1 and round == 1 and step == 0")
     at = {kind: part["loss"].tolist() for kind, part in points.groupby("batch_norm")}
     assert at["stored"] != at["recomputed"] and is_right(copied) == []
@@ -316,6 +331,7 @@ def test_an_interrupted_call_goes_on_and_a_second_one_trains_nothing(connected, 
 def tamper(run, what):
     folder = copies.network_path(run.path, run.experiment, 1, 1, K, 2)
     path = copies.path_file(run.path, 1, 1, K, False)
+    record, points = copies.read_path(path)
     if what == "weight":
         kept, state = files.read_masks(folder / "masks.safetensors"), files.read_arrays(folder / "weights.safetensors")
         state["dense/kernel"][~kept["dense/kernel"]] += 1
@@ -324,58 +340,170 @@ def tamper(run, what):
         rewrite(folder, kept=masks.ones_like(files.read_masks(folder / "masks.safetensors")))
     elif what == "bytes":
         (folder / "metrics.csv").write_text("step,split,loss,accuracy\n")
+    elif what == "byte":
+        content = bytearray((folder / "weights.safetensors").read_bytes())
+        content[-1] ^= 1
+        (folder / "weights.safetensors").write_bytes(content)
+    elif what == "chance":
+        rewrite(folder, start_sha256=masks_of_the_run_applied(run))
     elif what == "state":
         file = copies.state_path(run.path, run.experiment, 1, K)
         state = files.read_arrays(file)
         state["dense/bias"] = state["dense/bias"] + 1
         files.write(file, files.pack_arrays(state))
+    elif what == "again":
+        rewrite(folder, seconds=1e6)
+    elif what == "retrained":
+        round_ = store.round_path(run.path, 1, 1)
+        rewrite(round_, kept={name: ~mask for name, mask in files.read_masks(round_ / "masks.safetensors").items()})
     elif what == "end":
-        rows = copies.read_path(path)
-        copies.write_path(path, [(*row[:3], 0.5) if row[0] == 1 else row for row in rows])
+        changed = [(*row[:3], 0.5) if row[0] == 1 else row for row in points]
+        copies.write_path(path, changed, record["networks"])
     elif what == "short":
-        copies.write_path(path, copies.read_path(path)[:-2])
+        copies.write_path(path, points[:-2], record["networks"])
+    elif what in ("middle", "recomputed"):
+        if what == "recomputed":
+            path = copies.path_file(run.path, 1, 1, K, True)
+            copies.write_path(path, points, record["networks"])
+            assert is_right(run) == []
+        lines = path.read_text().splitlines()
+        lines[5] = ",".join([*lines[5].split(",")[:3], "0.9"])
+        path.write_text("\n".join(lines) + "\n")
+    elif what == "record":
+        files.write_json(copies.record_file(path), {**record, "num_points": POINTS + 1})
     elif what == "text":
         path.write_text("alpha,split,loss,error\n0.0,test,low,0.1\n")
     elif what == "gone":
         shutil.rmtree(folder)
 
 
-def rewrite(folder, text=None, **changed):
+def masks_of_the_run_applied(run):
+    """What the start of a copy would be if its random layers began as those of the first copy do."""
+    start = files.read_arrays(copies.state_path(run.path, run.experiment, 1, K))
+    kept = files.read_masks(store.round_path(run.path, 1, 1) / "masks.safetensors")
+    return rewinding.fingerprint(masks.apply(start, kept))
+
+
+def rewrite(folder, text=None, kept=None, state=None, **changed):
     """Store a network again, so that its checksums are those of what was changed."""
-    kept, state = (files.read_masks(folder / "masks.safetensors"), files.read_arrays(folder / "weights.safetensors"))
+    kept = files.read_masks(folder / "masks.safetensors") if kept is None else kept
+    state = files.read_arrays(folder / "weights.safetensors") if state is None else state
     rows = list(csv.reader((text or (folder / "metrics.csv").read_text()).splitlines()))[1:]
-    store.write_round(folder, changed.get("kept", kept), changed.get("state", state), rows, store.read_record(folder))
+    store.write_round(folder, kept, state, rows, {**store.read_record(folder), **changed})
+
+
+@pytest.mark.parametrize(
+    ("what", "where", "found"),
+    [
+        ("weight", "network", "masked entries that are not zero"),
+        ("masks", "network", "Its masks are not those of the round"),
+        ("bytes", "network", "is damaged"),
+        ("byte", "network", "is damaged"),
+        ("chance", "network", "Training did not begin from the weights of step 15 under the masks"),
+        ("state", "network", "are not those that it began with"),
+        ("masks", "path", "step 15 with order 2 has other masks than the round"),
+        ("retrained", "path", "step 15 with order 1 has other masks than the round"),
+        ("again", "path", "step 15 with order 2 is another than when the path was measured"),
+        ("end", "path", "At alpha 1 the test error is 0.5"),
+        ("short", "path", "do not go evenly from 0 to 1"),
+        ("middle", "path", "does not have the checksum"),
+        ("recomputed", "path", "does not have the checksum"),
+        ("record", "path", "its record tells another num_points"),
+        ("text", "path", "is damaged"),
+        ("gone", "path", "step 15 with order 2 is not stored"),
+    ],
+)  # fmt: skip
+def test_damage_is_seen(copied, what, where, found):
+    tamper(copied, what)
+    wrong = {name: sentences for name, sentences in connectivity.wrong(copied.path) if sentences}
+    assert wrong and all(name.startswith("connectivity, replicate 1, round ") for name in wrong)
+    own = {"network": "network step 15 order 2", "path": "path step 15" + ", recomputed" * (what == "recomputed")}
+    said = wrong[f"connectivity, replicate 1, round 1, {own[where]}"]
+    assert any(found in sentence for sentence in said), wrong
 
 
 @pytest.mark.parametrize(
     ("what", "found"),
     [
-        ("weight", "masked entries that are not zero"),
-        ("masks", "Its masks are not those of the round"),
-        ("bytes", "is damaged"),
-        ("state", "are not those that it began with"),
-        ("end", "At alpha 1 the test error is 0.5"),
-        ("short", "do not go evenly from 0 to 1"),
-        ("text", "is damaged"),
-        ("gone", "cannot be read"),
+        ("byte", "step_15_order_2/weights.safetensors' is damaged"),
+        ("masks", "step_15_order_2': Its masks are not those of the round. Delete it to have it trained again."),
+        ("retrained", "step_15_order_1': Its masks are not those of the round"),
+        ("middle", "path-step_15.csv' is damaged .* delete it to have it computed again"),
     ],
 )  # fmt: skip
-def test_damage_is_seen(copied, what, found):
+def test_what_is_damaged_or_of_other_masks_is_not_called_complete(copied, what, found):
     tamper(copied, what)
-    wrong = {name: sentences for name, sentences in connectivity.wrong(copied.path) if sentences}
-    assert wrong and all(name.startswith("connectivity, replicate 1, round ") for name in wrong)
-    assert any(found in sentence for sentences in wrong.values() for sentence in sentences), wrong
-    assert any(
-        name.endswith(
-            f"round 1, {'path-step_15.csv' if what in ('end', 'short', 'text', 'gone') else 'step_15_order_2'}"
-        )
-        for name in wrong
-    )
+    before = stored(copied.path / "connectivity")
+    with pytest.raises(LotteryError, match=found):
+        connect(copied, [1], [K], num_points=POINTS if what == "middle" else 3)
+    assert stored(copied.path / "connectivity") == before
+
+
+def test_paths_that_fit_no_more_are_left_out_and_measured_again(copied):
+    """A network was trained again, a record is missing as after a kill, a round was deleted as `store` advises."""
+    tamper(copied, "again")
+    copies.record_file(copies.path_file(copied.path, 2, 1, K, False)).unlink()
+    whole, said = connectivity.points(copied.path), []
+    assert len(whole) == (8 - 2) * POINTS * 2
+    connect(copied, [1], [K], report=said.append)
+    assert sum("the test-error barrier is" in event.text for event in said) == 2 == len(said)
+    assert is_right(copied) == [] and len(connectivity.points(copied.path)) == 8 * POINTS * 2
+    shutil.rmtree(store.round_path(copied.path, 1, 1))
+    left = connectivity.points(copied.path)
+    assert set(zip(left["replicate"], left["round"], strict=True)) == {(1, 0), (2, 0), (2, 1)}
+    assert len(connectivity.sentences(connectivity.barriers(left))) == 4
+    wrong = [sentence for name, said in connectivity.wrong(copied.path) for sentence in said if "path step" in name]
+    assert wrong == ["Its round is not stored, or one before it is not."] * 2
+
+
+def test_the_second_copy_has_other_dropout(connected):
+    """In the states of random layers, and in generators that a model does not hold; nothing else is another."""
+    import keras
+    import tensorflow as tf
+
+    run, _ = connected
+    states = [files.read_arrays(copies.state_path(run.path, run.experiment, 1, step)) for step in (0, K)]
+    model, x = build(), np.ones((50, 6), np.float32)
+    for state in states:
+        one, other = (copies.begun(run.experiment, 1, number, state) for number in (1, 2))
+        changed = [name for name in state if np.any(one[name] != other[name])]
+        assert changed == ["dropout/seed_generator_state"] and other[changed[0]].dtype == state[changed[0]].dtype
+        seen = []
+        for each in (one, other):
+            weights.assign(model, each)
+            seen.append(np.asarray(model(x, training=True)))
+        assert np.any(seen[0] != seen[1])
+        again = copies.begun(run.experiment, 1, 2, state)
+        assert all(np.array_equal(again[name], other[name]) for name in state)
+        assert np.any(copies.begun(run.experiment, 2, 2, state)[changed[0]] != other[changed[0]])
+
+    class Noise(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.source = tf.random.Generator.from_seed(3)
+
+        def call(self, inputs, training=False):
+            return inputs + self.source.normal(tf.shape(inputs)) if training else inputs
+
+    def noisy():
+        return keras.Sequential([keras.Input((6,)), Noise(), keras.layers.Dense(3)])
+
+    prepared = lottery.preparing.prepare(config.load(TABLES, {"train": {"num_steps": 2}}), noisy, arrays())
+    job, start = jobs.Job(None, prepared, [], quietly), weights.read_state(prepared.loop.model)
+    kept, words = masks.ones_like({"dense/kernel": start["dense/kernel"]}), (1, 2)
+
+    def trained(number):
+        loop = connecting._with_chance(job, 1, number).prepared.loop
+        return training.train(loop, start, kept, prepared.experiment.train, words).weights["dense/kernel"]
+
+    one, other = trained(1), trained(2)  # with the same batches
+    assert np.any(one != other) and np.array_equal(one, trained(1)) and np.array_equal(other, trained(2))
 
 
 def test_copies_of_other_weights_are_not_put_beside(copied):
     tamper(copied, "state")
-    shutil.rmtree(copies.network_path(copied.path, copied.experiment, 1, 1, K, 2))
+    for number in (1, 2):
+        shutil.rmtree(copies.network_path(copied.path, copied.experiment, 1, 1, K, number))
     with pytest.raises(LotteryError, match="The weights of step 15 of replicate 1 are not those that"):
         connect(copied, [1], [K])
 
@@ -405,7 +533,7 @@ def test_other_modes_of_rewinding_are_refused(tmp_path):
         connecting.connect(path, report=quietly)
 
 
-def test_data_that_come_in_one_order_are_refused(tmp_path):
+def test_data_sets_in_one_order_are_refused_and_endless_ones_tested(tmp_path, monkeypatch):
     import keras
     import tensorflow as tf
 
@@ -428,6 +556,20 @@ def test_data_that_come_in_one_order_are_refused(tmp_path):
         for n in (1, 2)
     )
     assert np.any(one["dense/kernel"] != two["dense/kernel"])
+
+    prepared = lottery.preparing.prepare(run.experiment, linear, data)
+    endless = dataclasses.replace(prepared.data, train=lambda once=prepared.data.train: once().repeat())
+    prepared = dataclasses.replace(prepared, data=endless)
+    monkeypatch.setattr(lottery.preparing, "prepare", lambda *_: prepared)
+    connect(run, [0], model=linear, data=data, num_points=POINTS + 1, report=said.append)
+    assert "do not end within one training, so only the test error is measured" in said[-2].text
+    points = connectivity.points(run.path)
+    assert points["split"].tolist() == ["test"] * (POINTS + 1) and is_right(run) == []
+    assert len(connectivity.sentences(connectivity.barriers(points))) == 1
+    for dataset, finite in ((train, True), (train.repeat(), False), (train.unbatch().batch(20), True)):
+        assert interpolation._is_finite(dataset, 10) == finite
+    assert not interpolation._is_finite(train.unbatch().batch(20), 9)
+    assert not interpolation._is_finite(train.repeat().unbatch().batch(20), 10)
 
     model = keras.Sequential([keras.Input((6,)), keras.layers.BatchNormalization()])
     interpolation.recomputed(model, interpolation.training_batches(lottery.data.given(data, run.experiment.data)))()
@@ -474,7 +616,6 @@ def rows(barriers):
 
 def test_barriers_against_another_way(connected):
     points = connectivity.points(connected[0].path)
-    points["error"] = np.random.default_rng(0).random(len(points))  # the networks of this run make no error
     found = connectivity.barriers(points)
     assert len(found) == 16
     for row in found.to_dict("records"):

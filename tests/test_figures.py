@@ -21,7 +21,7 @@ def run(small_run, tmp_path_factory):
     """The small run with a control that falls, and loses a weight, and with paths between networks, all made up."""
     path = tmp_path_factory.mktemp("figures") / small_run.path.name
     shutil.copytree(small_run.path, path)
-    rng = np.random.default_rng(3)
+    rng, experiment = np.random.default_rng(3), store.read_experiment(path)
     for replicate, index in ((replicate, index) for replicate in (1, 2) for index in (1, 2, 3)):
         ticket = store.round_path(path, replicate, index)
         masks, weights = (
@@ -46,7 +46,13 @@ def run(small_run, tmp_path_factory):
         for step in (0, 40):
             alphas = np.linspace(0, 1, 6)
             rows = [(float(at), split, 1.0, float(rng.random())) for at in alphas for split in ("train", "test")]
-            copies.write_path(copies.path_file(path, replicate, index, step, recomputed=False), rows)
+            place = (replicate, index, step)
+            for number in copies.ORDERS[step == 0 :]:  # the first from step 0 is the run's own
+                copy = store.read_record(ticket) | {"branch": copies.label(step, number)}
+                kept = files.read_masks(ticket / "masks.safetensors")
+                store.write_round(copies.network_path(path, experiment, *place, number), kept, weights, lowest, copy)
+            digests = copies.network_digests(path, experiment, place)
+            copies.write_path(copies.path_file(path, replicate, index, step, recomputed=False), rows, digests)
     return path
 
 
@@ -167,8 +173,8 @@ def _without_marks(patch, kind):
     patch.setattr(styles, "view", functools.partial(_view_below, styles.view))
 
 
-def _view_below(view, ax, points):
-    view(ax, points)
+def _view_below(view, *args):
+    view(*args)
     return -float("inf")
 
 

@@ -75,7 +75,14 @@ def test_columns_of_points_and_barriers_are_those_of_the_page(small_run, tmp_pat
     for file in ("experiment.toml", "environment.json", "replicate-1/round-00/round.json"):
         files.write(run / file, (small_run.path / file).read_bytes())
     rows = [(alpha, "test", 0.1, error) for alpha, error in ((0.0, 0.2), (0.5, 0.9), (1.0, 0.4))]
-    copies.write_path(copies.path_file(run, 1, 0, 0, False), rows)
+    dense, other = (
+        copies.network_path(one, small_run.experiment, 1, 0, 0, n) for one, n in ((small_run.path, 1), (run, 2))
+    )
+    record = {**store.read_record(dense), "branch": copies.label(0, 2)}
+    store.write_round(other, files.read_masks(dense / "masks.safetensors"), {}, [], record)
+    path = copies.path_file(run, 1, 0, 0, False)
+    copies.write_path(path, rows, copies.network_digests(run, small_run.experiment, (1, 0, 0)))
+    assert set(documented("path-step_500.json", "key", "files.md")) == set(copies.read_path(path)[0])
     points = connectivity.points(run)
     barriers = connectivity.barriers(points)
     assert documented("connectivity.points") == list(points.columns)

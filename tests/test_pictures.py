@@ -356,7 +356,7 @@ def test_learning_curves_are_means_in_a_band(rng):
         np.testing.assert_allclose(data(line), [np.arange(11) * 100, loss.mean(0)])
         np.testing.assert_allclose(ends(band), np.stack([loss.min(0), loss.max(0)], 1))
         assert line.get_label() == f"round {index}, density {0.8**index:.3g}"
-    assert "nats" in ax.get_ylabel() and "random_mask" in ax.get_title()
+    assert ax.get_ylabel() == "train loss" and "random_mask" in ax.get_title()
     for wrong in ({"measure": "los"}, {"split": "trian"}, {"branch": "tickets"}):
         with pytest.raises(LotteryError, match="did you mean"):
             landscapes.learning_curves(curves, axes(), **wrong)
@@ -373,7 +373,11 @@ def test_many_evaluations_are_averaged_and_the_title_says_so(rng):
     cut = [values[:1], *np.array_split(values[1:100], 33), values[100:]]
     np.testing.assert_allclose(line.get_ydata(), [one.mean() for one in cut])
     assert line.get_xdata()[0] == 0 and line.get_xdata()[1] == 200
-    assert "each point the mean of 3 evaluations" in ax.get_title()
+    assert "each point after step 0 the mean of up to 3 evaluations" in ax.get_title()
+    # The training loss is not measured at step 0: its first point is a mean like the others.
+    steps = curves.assign(step=curves["step"] + 100)
+    (line,) = lines(landscapes.learning_curves(steps, axes(), rounds=[4], most=34))
+    np.testing.assert_allclose(line.get_ydata(), values.reshape(34, 3).mean(1))
 
 
 def test_the_start_of_training_may_leave_the_axes():
@@ -550,6 +554,48 @@ def test_paths_and_their_barriers(rng):
             landscapes.barrier(points, axes(), **wrong)
 
 
+def test_replicates_with_other_points_are_drawn_at_all_of_them(rng):
+    points = points_table(rng).query("split == 'test' and round == 7 and step == 500")
+    one, rest = points[points["replicate"] == 1], points[points["replicate"] > 1]
+    more = one.iloc[[0] * 11].assign(alpha=np.linspace(0, 1, 11), error=rng.random(11))
+    table = pd.concat([rest, more], ignore_index=True).sample(frac=1, random_state=1)
+    ax = landscapes.barrier(table, axes())
+    (path,) = (line for line in ax.lines if line.get_label() == "_path")
+    values = [more["error"].to_numpy()]
+    for replicate in (2, 3):
+        own = rest[rest["replicate"] == replicate]["error"].to_numpy()
+        halves = np.empty(11)
+        halves[::2], halves[1::2] = own, (own[1:] + own[:-1]) / 2
+        values.append(halves)
+    np.testing.assert_allclose(data(path), [np.linspace(0, 1, 11), np.mean(values, axis=0)])
+    np.testing.assert_allclose(ends(bands(ax)[0]), np.stack([np.min(values, 0), np.max(values, 0)], 1))
+    assert "mean of 3 replicates" in ax.get_title()
+    barriers = [errors.max() - (errors[0] + errors[-1]) / 2 for errors in values]  # the highest is a point of its own
+    assert ax.get_legend_handles_labels()[1] == [f"round 7, step 500\nbarrier: test {np.mean(barriers):.4f}"]
+
+
+def test_stored_statistics_are_drawn_unless_others_are_asked_for(rng):
+    points = points_table(rng)
+    both = pd.concat([points.assign(batch_norm="recomputed", error=0.5), points], ignore_index=True)
+    heights = {"barrier": both, "instability": connectivity.barriers(both)}
+    assert heights["instability"]["batch_norm"].iloc[0] == "recomputed"
+    for kind, table in heights.items():
+        draw = plots.PLOTS[kind].draw
+        stored, other = draw(table, axes()), draw(table, axes(), batch_norm="recomputed")
+        assert "recomputed" not in stored.get_title() and "BatchNorm recomputed" in other.get_title()
+        line = stored.lines[0] if kind == "barrier" else stored.containers[0].lines[0]
+        assert not np.isin(data(line)[1], (0, 0.5)).any()
+        only = table[table["batch_norm"] == "recomputed"]
+        assert "BatchNorm recomputed" in draw(only, axes()).get_title()
+
+
+def test_rounds_that_are_named_are_all_drawn(rng):
+    points = pd.concat([points_table(rng).query("round == 7").assign(round=index) for index in range(6)])
+    labels = [landscapes.barrier(points, axes(), **options).get_legend_handles_labels()[1]
+              for options in ({"steps": [0]}, {"steps": [0], "rounds": range(6)})]  # fmt: skip
+    assert [len(one) for one in labels] == [3, 6]
+
+
 @pytest.mark.parametrize(("over", "line", "label"), [("density", "step", "step 500"), ("step", "round", "round 7")])
 def test_instability_against_density_and_step(over, line, label, rng):
     barriers = connectivity.barriers(points_table(rng))
@@ -580,3 +626,106 @@ def test_spread_equals_numpy(rng):
     assert list(found["replicates"]) == [3] * 4
     fewer = styles.spread(table[:-1], ("branch", "round"), "early_stop_test_accuracy")
     assert styles.said(fewer, "bars") == "mean of 2 to 3 replicates, bars: lowest to highest"
+
+
+# ---- odd runs
+
+
+def test_without_an_accuracy_the_loss_is_drawn_and_replicates_are_counted(rng):
+    curves = curves_table(rng).assign(accuracy=np.nan)
+    ax = landscapes.learning_curves(curves, axes(), rounds=[2])
+    loss = curves.query("branch == 'ticket' and split == 'validation' and round == 2")["loss"].to_numpy()
+    np.testing.assert_allclose(lines(ax)[0].get_ydata(), loss.reshape(3, 11).mean(0))
+    assert ax.get_ylabel() == "validation loss" and "no accuracy is measured: the loss" in ax.get_title()
+    assert "mean of 3 replicates" in ax.get_title()
+    nothing = plots.accuracy(made_up([[np.nan] * 3] * 2), axes())
+    assert nothing.get_title() == "2 replicates" and nothing.get_ylim() == pytest.approx((-0.05, 1.05))
+
+
+def test_a_point_without_a_value_is_not_a_mean_of_no_replicates(rng):
+    table = distances_table(rng)
+    table.loc[(table["round"] == 7) & (table["weight"] == WEIGHTS[0]), "relative_distance"] = np.nan
+    assert landscapes.distance(table, axes()).get_title().startswith("mean of 3 replicates")
+
+
+@pytest.mark.parametrize("low", [0.97, 0.8, 0.5, 0.2, 0.05, 1e-4])
+def test_a_logarithmic_axis_has_ticks_that_can_be_read(low):
+    ax = axes()
+    styles.density_axis(ax, pd.Series([1.0, low]))
+    right, left = ax.get_xlim()[1], ax.get_xlim()[0]
+    shown = [place for place in ax.xaxis.get_majorticklocs() if right <= place <= left]
+    said = ax.xaxis.get_major_formatter().format_ticks(shown)
+    assert 3 <= len(shown) <= 16 and len(set(said)) == len(said)
+    np.testing.assert_allclose([float(one) for one in said], shown)
+    rows = [(1, "ticket", index, density, "a/kernel", density, False) for index, density in enumerate((1.0, low))]
+    table = tidy("replicate branch round density weight weight_density collapsed", rows)
+    ax = pictures.layers(table, axes())
+    low_end, high_end = ax.get_ylim()
+    assert sum(low_end <= place <= high_end for place in ax.yaxis.get_majorticklocs()) >= 3
+
+
+def test_equal_accuracies_have_a_plain_axis_and_marks_side_by_side():
+    table = pd.concat([made_up([[1.0, 1.0]] * 2, one) for one in ("ticket", "random_mask", "random_reinit")])
+    ax = plots.accuracy(table, axes())
+    low, high = ax.get_ylim()
+    assert 0.97 < low < 0.98 and 1 < high < 1.002
+    ax.figure.draw_without_rendering()
+    assert ax.yaxis.get_major_formatter().get_offset() == "" and "1.0000" in ax.get_yticklabels()[-2].get_text()
+    places = [one.lines[0].get_transform().transform((1.0, 1.0))[0] for one in ax.containers]
+    assert places[0] == ax.transData.transform((1.0, 1.0))[0]  # the ticket's is where it is
+    apart = np.diff(sorted(places)) * 72 / ax.figure.dpi
+    assert apart == pytest.approx([3, 3])
+
+
+@pytest.mark.parametrize(("fallen", "shown"), [(0.945, True), (0.93, False)])
+def test_a_branch_that_is_a_little_below_is_shown(fallen, shown):
+    table = pd.concat([made_up([[0.956, 0.964]]), made_up([[0.956, fallen]], "random_mask")])
+    ax = plots.accuracy(table, axes())
+    low, high = ax.get_ylim()
+    assert (low < fallen, "falls" in ax.containers[1].get_label()) == (shown, not shown)
+    assert 0.008 / (high - low) > 0.35  # the ticket's part, margins and the least height of 0.02 included
+
+
+@pytest.mark.parametrize(
+    ("counts", "scale"), [((150, 200, 300), "linear"), ((10, 20, 300), "log"), ((7, 7, 7), "linear")]
+)
+def test_colours_of_inputs_are_for_the_counts_that_there_are(counts, scale):
+    rows = [(1, 0, 1.0, "dense/kernel", "input", 0, place, 0, kept, 300) for place, kept in enumerate((0, *counts))]
+    ax = pictures.inputs(tidy("replicate round density weight what row column channel kept of", rows), axes())
+    (bar,) = ax.child_axes
+    ends = (min(counts), max(counts)) if len(set(counts)) > 1 else (6, 7)
+    assert ax.images[0].get_clim() == ends and bar.get_xlim() == pytest.approx(ends)
+    assert bar.get_xlabel() == "kept entries of each input" + " (log)" * (scale == "log") and bar.get_xscale() == scale
+    ax.figure.draw_without_rendering()
+    label, place = bar.xaxis.label.get_window_extent(), bar.get_window_extent()
+    assert label.width < place.width == pytest.approx(ax.get_window_extent().width)
+
+
+@pytest.mark.parametrize("panels", [1, 3])
+@pytest.mark.parametrize(("rows", "columns", "channels"), [(3, 3, 1), (3, 3, 3), (8, 8, 1)])
+def test_inputs_fill_their_figure(panels, rows, columns, channels):
+    every = itertools.product(range(panels), range(rows), range(columns), range(channels))
+    table = tidy(
+        "replicate round density weight what row column channel kept of",
+        ((1, index, 1.0, "conv2d/kernel", "kernel", *place, 9, 9) for index, *place in every),
+    )
+    figure = plots.drawn(table, "inputs", "a run")
+    figure.draw_without_rendering()
+    (ax,) = figure.axes
+    title, above, image = (one.get_window_extent() for one in (ax.title, ax.texts[0], ax.images[0]))
+    assert figure._suptitle.get_window_extent().y0 >= title.y1 - 1 and title.y0 >= above.y1 - 1
+    assert above.y0 >= image.y1 - 1 and title.y0 - above.y1 < 0.5 * figure.dpi
+    assert figure._suptitle.get_window_extent().y0 - title.y1 < 0.6 * figure.dpi
+    label = ax.child_axes[0].xaxis.label.get_window_extent()
+    assert 0 <= label.y0 < 0.7 * figure.dpi and label.x0 >= 0 and label.x1 <= figure.bbox.width
+
+
+@pytest.mark.parametrize(
+    ("found", "scale", "low"), [((90, 100, 120), "linear", 81), ((0, 90, 120), "linear", 0), ((3, 40), "symlog", 2.7)]
+)
+def test_the_axis_of_degrees_is_for_the_degrees_that_there_are(found, scale, low):
+    rows = [(1, "ticket", 0, 1.0, "dense/kernel", "in", degree, 5) for degree in found]
+    ax = pictures.degrees(tidy("replicate branch round density weight side degree count", rows), axes())
+    assert ax.get_xscale() == scale and ax.get_xlim() == pytest.approx((low, 1.1 * max(found)))
+    ticks = [place for place in ax.xaxis.get_majorticklocs() if low <= place <= max(found)]
+    assert len(ticks) >= 3 and all(place == round(place) for place in ticks)

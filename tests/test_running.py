@@ -212,7 +212,7 @@ def test_a_compiled_model_keeps_its_optimiser_and_loss(tmp_path):
         )
 
 
-@pytest.mark.parametrize("kind", ["dataset", "function"])
+@pytest.mark.parametrize("kind", [pytest.param("dataset", marks=pytest.mark.long), "function"])
 def test_data_sets_that_do_not_fit_in_memory(tmp_path, kind):
     import tensorflow as tf
 
