@@ -106,7 +106,7 @@ def _paths(one: Facts) -> list[Picture]:
         said = "" if kind == "stored" else " BatchNorm statistics were computed anew at each point."
         few = results.chosen(points["round"], FEW_ROUNDS)
         caption = f"Error on the straight line between two networks of the same start and two orders of the data.{said}"
-        shown.append(_drawn("barrier", points[points["round"].isin(few)], caption))
+        shown.append(_drawn("barrier", points, caption, rounds=few))
         for over in ("density", "step"):
             mine = barriers[barriers["batch_norm"] == kind]
             if mine[over].nunique() > 1:
