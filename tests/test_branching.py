@@ -498,7 +498,7 @@ def test_a_criterion_of_the_callers_own(tmp_path):
 
 @pytest.mark.parametrize(
     "criterion",
-    ["snip", *(pytest.param(name, marks=pytest.mark.long) for name in ("grasp", "synflow")), "random", "movement"],
+    ["snip", *(pytest.param(name, marks=pytest.mark.long) for name in ("grasp", "synflow", "movement")), "random"],
 )
 def test_a_run_with_each_kind_of_criterion(tmp_path, criterion):
     run = go(tmp_path, {"prune": {"criterion": criterion, "scope": "global"}, "run": {"num_replicates": 1}})

@@ -62,7 +62,16 @@ def convolution():
     )
 
 
-@pytest.mark.parametrize("build", [softmax_tf_keras, compiled_tf_keras, subclassed, convolution, build_dropout])
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(softmax_tf_keras, marks=pytest.mark.long),
+        compiled_tf_keras,
+        subclassed,
+        pytest.param(convolution, marks=pytest.mark.long),
+        build_dropout,
+    ],
+)
 def test_models_of_every_make_train_and_resume_with_the_same_bits(build, tmp_path):
     whole = run(build, tmp_path / "whole").path
     part = run(build, tmp_path / "part").path
