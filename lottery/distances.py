@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lottery import files, layers, store, survivors
+from lottery import files, results, store, survivors
 from lottery.results import Table
 
 COLUMNS = (
@@ -58,7 +58,7 @@ def table(run: Path) -> Table:
 
     experiment = store.read_experiment(run)
     rows = []
-    for network in layers.networks(run, branches=False):
+    for network in results.networks(run, branches=False):
         kept, start = survivors.begun(run, experiment, network)
         trained = files.read_arrays(network.folder / "weights.safetensors")
         pairs = {name: (start[name][mask], trained[name][mask]) for name, mask in kept.items()}

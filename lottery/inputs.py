@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import files, layers, store
+from lottery import files, results, store
 from lottery.results import Table
 
 COLUMNS = ("replicate", "round", "density", "weight", "what", "row", "column", "channel", "kept", "of")
@@ -34,13 +34,13 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
         is one row, of one of three the first two are run together into rows.
 
     Raises:
-        LotteryError: As `lottery.layers.networks`, or a file is damaged.
+        LotteryError: As `lottery.results.networks`, or a file is damaged.
     """
     import pandas as pd
 
     shape = image_shape(store.read_environment(run).get("architecture") or {})
     parts = []
-    for replicate, _, index, density, folder in layers.networks(run, rounds, branches=False):
+    for replicate, _, index, density, folder in results.networks(run, rounds, branches=False):
         name, mask = next(iter(files.read_masks(folder / "masks.safetensors").items()))
         what, kept, of = counted(mask, shape)
         row, column, channel = (axis.ravel() for axis in np.indices(kept.shape))

@@ -1,13 +1,11 @@
 """What masks leave of each weight: density, units and inputs that are dead, and how many entries each has kept."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from lottery import files, results, store
-from lottery.errors import LotteryError
+from lottery import files, results
 from lottery.results import Table
 
 COLUMNS = (
@@ -15,49 +13,6 @@ COLUMNS = (
     "dead_inputs", "dead_units", "collapsed",
 )  # fmt: skip
 DEGREES = ("replicate", "branch", "round", "density", "weight", "side", "degree", "count")
-
-
-class Network(NamedTuple):
-    """A complete network of a run.
-
-    Attributes:
-        replicate: From 1.
-        branch: ``"ticket"`` for the main chain.
-        round: From 0.
-        density: Fraction of all prunable entries that are kept, in [0, 1].
-        folder: Where its files lie.
-    """
-
-    replicate: int
-    branch: str
-    round: int
-    density: float
-    folder: Path
-
-
-def networks(run: Path, rounds: Iterable[int] | None = None, branches: bool = True) -> Iterator[Network]:
-    """The complete networks of a run: by replicate, the main chain first, then each branch by round.
-
-    Args:
-        run: The run's folder.
-        rounds: Which rounds; all that are stored if None.
-        branches: Whether those of branches too.
-
-    Raises:
-        LotteryError: It is not a run, a record is damaged, or no replicate has one of the rounds.
-    """
-    rows = results.table(run)
-    rows = rows if branches else rows[rows["branch"] == store.TICKET]
-    if rounds is not None:
-        wanted, stored = set(rounds), sorted({int(index) for index in rows["round"]})
-        for index in sorted(wanted - set(stored)):
-            there = f"are 0 to {stored[-1]}" if stored else "is none yet"
-            raise LotteryError(f"round: received {index!r}, stored in {str(run)!r} {there}.")
-        rows = rows[rows["round"].isin(wanted)]
-    for replicate, branch, index, density in rows[["replicate", "branch", "round", "density"]].itertuples(
-        index=False, name=None
-    ):
-        yield Network(replicate, branch, index, density, store.round_path(Path(run), replicate, index, branch))
 
 
 def degrees_of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -80,30 +35,6 @@ def degrees_of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return by_pair.sum(axis=0), by_pair.sum(axis=1)
 
 
-def dead_units(mask: np.ndarray) -> np.ndarray:
-    """Which units of a weight nothing comes into: they give the same, by their bias alone, whatever the example.
-
-    Args:
-        mask: Boolean, of the weight's shape; see `degrees_of` for which axis are units.
-
-    Returns:
-        A boolean for each unit.
-    """
-    return degrees_of(mask)[0] == 0
-
-
-def dead_inputs(mask: np.ndarray) -> np.ndarray:
-    """Which inputs of a weight nothing leaves: what they say is not read.
-
-    Args:
-        mask: Boolean, of the weight's shape; see `degrees_of` for which axis are inputs.
-
-    Returns:
-        A boolean for each input.
-    """
-    return degrees_of(mask)[1] == 0
-
-
 def table(run: Path) -> Table:
     """One row for each weight of each trained network of a run, branches included.
 
@@ -111,9 +42,11 @@ def table(run: Path) -> Table:
         run: The run's folder.
 
     Returns:
-        A data frame with the columns `COLUMNS`, in the order of `networks` and of the layers: ``density`` is that of
-        the network and ``weight_density`` that of the weight, both in [0, 1]; ``inputs`` and ``units`` are how many
-        there are by the rule of `degrees_of`; ``collapsed`` is whether nothing at all is kept of the weight.
+        A data frame with the columns `COLUMNS`, in the order of `lottery.results.networks` and of the layers:
+        ``density`` is that of the network and ``weight_density`` that of the weight, both in [0, 1]; ``inputs`` and
+        ``units`` are how many there are by the rule of `degrees_of`, the dead ones those of degree 0 (a dead unit
+        gives the same, by its bias alone, whatever the example; a dead input is not read); ``collapsed`` is whether
+        nothing at all is kept of the weight.
 
     Raises:
         LotteryError: It is not a run, or a file is damaged.
@@ -121,11 +54,11 @@ def table(run: Path) -> Table:
     import pandas as pd
 
     rows = []
-    for replicate, branch, index, density, folder in networks(run):
+    for replicate, branch, index, density, folder in results.networks(run):
         for name, mask in files.read_masks(folder / "masks.safetensors").items():
             coming, leaving = degrees_of(mask)
             kept = int(coming.sum())
-            sides = (leaving.size, coming.size, int(dead_inputs(mask).sum()), int(dead_units(mask).sum()))
+            sides = (leaving.size, coming.size, int((leaving == 0).sum()), int((coming == 0).sum()))
             rows.append((replicate, branch, index, density, name, mask.size, kept, kept / mask.size, *sides, kept == 0))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
@@ -144,15 +77,36 @@ def degrees(run: Path, rounds: Iterable[int] | None = None) -> Table:
         ``degree`` kept entries; the degrees that occur, in ascending order.
 
     Raises:
-        LotteryError: As `networks`, or a file is damaged.
+        LotteryError: As `lottery.results.networks`, or a file is damaged.
     """
     import pandas as pd
 
     rows = []
-    for *network, folder in networks(run, rounds):
+    for *network, folder in results.networks(run, rounds):
         for name, mask in files.read_masks(folder / "masks.safetensors").items():
             for side, found in zip(("in", "out"), degrees_of(mask), strict=True):
                 values, counts = np.unique(found, return_counts=True)
                 pairs = zip(values.tolist(), counts.tolist(), strict=True)
                 rows += [(*network, name, side, degree, count) for degree, count in pairs]
     return pd.DataFrame(rows, columns=list(DEGREES))
+
+
+def summed(degrees: Table) -> Table:
+    """The degrees of each weight and side of each network in one row.
+
+    Args:
+        degrees: What `degrees` returns, or some of its rows.
+
+    Returns:
+        A data frame with ``replicate, branch, round, density, weight, side``; ``num`` units or inputs, ``dead`` of them
+        without an entry; and the ``least``, ``mean`` and ``most`` entries that one has.
+    """
+    keys = ["replicate", "branch", "round", "density", "weight", "side"]
+    rows = degrees.assign(
+        entries=degrees["degree"] * degrees["count"], dead=degrees["count"].where(degrees["degree"] == 0, 0)
+    )
+    found = rows.groupby(keys, sort=False, as_index=False).agg(
+        num=("count", "sum"), dead=("dead", "sum"), entries=("entries", "sum"), least=("degree", "min"),
+        most=("degree", "max"),
+    )  # fmt: skip
+    return found.assign(mean=found["entries"] / found["num"])[[*keys, "num", "dead", "least", "mean", "most"]]

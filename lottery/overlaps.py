@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lottery import files, layers, masks, matching
+from lottery import files, masks, matching, results
 from lottery.errors import LotteryError
 from lottery.masks import Masks
 from lottery.results import Table
@@ -126,6 +126,26 @@ def table(runs: Path | str | Sequence[Path | str], round: int, matched: bool = F
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
+def pairs(found: Table) -> list[str]:
+    """What the two masks of each row of a table of several runs are of, for those of one run overlap otherwise.
+
+    Args:
+        found: What `table` returns.
+
+    Returns:
+        For each row ``"one run"``; ``"two runs, one replicate"``, which share their initial weights where the runs
+        have one seed; or ``"two runs"``.
+    """
+
+    def of(one: str, other: str) -> str:
+        (run, _, replicate), (other_run, _, other_replicate) = one.rpartition(":"), other.rpartition(":")
+        if run == other_run:
+            return "one run"
+        return "two runs, one replicate" if replicate == other_replicate else "two runs"
+
+    return [of(one, other) for one, other in zip(found["one"], found["other"], strict=True)]
+
+
 def _tickets(runs: list[Path], round: int, matched: bool) -> dict[str, Masks]:
     """The masks of each replicate at a round, by label."""
     runs = list({run.resolve(): run for run in runs}.values())
@@ -133,7 +153,7 @@ def _tickets(runs: list[Path], round: int, matched: bool) -> dict[str, Masks]:
     found: dict[str, Masks] = {}
     for run, name in zip(runs, folders, strict=True):
         prefix = "" if len(runs) == 1 else f"{name if folders.count(name) == 1 else run}:"
-        for network in layers.networks(run, [round], branches=False):
+        for network in results.networks(run, [round], branches=False):
             kept = files.read_masks(network.folder / "masks.safetensors")
             first = next(iter(found.values()), kept)
             if _shapes(kept) != _shapes(first):

@@ -4,9 +4,10 @@ import html
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lottery import config, intervals, store, verdicts
+from lottery.errors import LotteryError
 from lottery.verdicts import TOLERANCE as TOLERANCE
 from lottery.verdicts import Table as Table
 from lottery.verdicts import smallest_matching as smallest_matching
@@ -16,6 +17,24 @@ COLUMNS = (
     "early_stop_val_accuracy", "early_stop_test_accuracy", "final_train_loss", "final_val_loss", "final_val_accuracy",
     "final_test_accuracy", "seconds",
 )  # fmt: skip
+
+
+class Network(NamedTuple):
+    """A complete network of a run.
+
+    Attributes:
+        replicate: From 1.
+        branch: ``"ticket"`` for the main chain.
+        round: From 0.
+        density: Fraction of all prunable entries that are kept, in [0, 1].
+        folder: Where its files lie.
+    """
+
+    replicate: int
+    branch: str
+    round: int
+    density: float
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -65,6 +84,31 @@ def table(run: Path) -> Table:
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(measured, float))
 
 
+def networks(run: Path, rounds: Iterable[int] | None = None, branches: bool = True) -> Iterator[Network]:
+    """The complete networks of a run: by replicate, the main chain first, then each branch by round.
+
+    Args:
+        run: The run's folder.
+        rounds: Which rounds; all that are stored if None.
+        branches: Whether those of branches too.
+
+    Raises:
+        LotteryError: It is not a run, a record is damaged, or no replicate has one of the rounds.
+    """
+    rows = table(run)
+    rows = rows if branches else rows[rows["branch"] == store.TICKET]
+    if rounds is not None:
+        wanted, stored = set(rounds), sorted({int(index) for index in rows["round"]})
+        for index in sorted(wanted - set(stored)):
+            there = f"are 0 to {stored[-1]}" if stored else "is none yet"
+            raise LotteryError(f"round: received {index!r}, stored in {str(run)!r} {there}.")
+        rows = rows[rows["round"].isin(wanted)]
+    for replicate, branch, index, density in rows[["replicate", "branch", "round", "density"]].itertuples(
+        index=False, name=None
+    ):
+        yield Network(replicate, branch, index, density, store.round_path(Path(run), replicate, index, branch))
+
+
 def collapsed(run: Path) -> list[str]:
     """A sentence for each network of which a whole weight was pruned: it trains on, at chance or near it."""
     return [
@@ -95,7 +139,7 @@ def summary(rows: Table, num_steps: int | None = None) -> Table:
 
     order = {branch: place for place, branch in enumerate(dict.fromkeys(rows["branch"]))}
     # What was not trained has nothing to go on from, and a transfer may end at a step of its own.
-    trained = rows["final_train_loss"].notna() & ~rows["branch"].str.startswith("transfer")
+    trained = rows["final_train_loss"].notna() & ~verdicts.transferred(rows)
     last = (rows["early_stop_step"] == num_steps) & trained if num_steps else np.nan
     return (
         rows.assign(censored=last)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lottery import config, files, layers, masks, rewinding, store
+from lottery import config, files, masks, results, rewinding, store
 from lottery.errors import LotteryError
 from lottery.masks import Masks
 from lottery.results import Table
@@ -13,13 +13,13 @@ from lottery.results import Table
 COLUMNS = ("replicate", "round", "density", "weight", "low", "high", "count")
 
 
-def begun(run: Path, experiment: config.Experiment, network: layers.Network) -> tuple[Masks, dict[str, np.ndarray]]:
+def begun(run: Path, experiment: config.Experiment, network: results.Network) -> tuple[Masks, dict[str, np.ndarray]]:
     """What a network of the main chain kept and started from.
 
     Args:
         run: The run's folder.
         experiment: Its experiment.
-        network: One of `lottery.layers.networks`, not a branch: what a branch starts from is not stored.
+        network: One of `lottery.results.networks`, not a branch: what a branch starts from is not stored.
 
     Returns:
         The masks, and every variable by name as training began: the initial or rewound values, masked at zero.
@@ -56,7 +56,7 @@ def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) ->
         finite are in no bin.
 
     Raises:
-        LotteryError: As `lottery.layers.networks` and `begun`, or there is no bin.
+        LotteryError: As `lottery.results.networks` and `begun`, or there is no bin.
     """
     import pandas as pd
 
@@ -76,10 +76,10 @@ def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) ->
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(COLUMNS))
 
 
-def _starts(run: Path, rounds: Iterable[int] | None) -> Iterator[tuple[layers.Network, str, np.ndarray]]:
+def _starts(run: Path, rounds: Iterable[int] | None) -> Iterator[tuple[results.Network, str, np.ndarray]]:
     """The finite start values of the survivors of each weight; read twice rather than held all at once."""
     experiment = store.read_experiment(run)
-    for network in layers.networks(run, rounds, branches=False):
+    for network in results.networks(run, rounds, branches=False):
         kept, start = begun(run, experiment, network)
         for name, mask in kept.items():
             values = start[name][mask].astype(np.float64)

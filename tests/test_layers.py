@@ -50,14 +50,11 @@ def test_degrees_count_what_comes_into_units_and_out_of_inputs(mask):
     assert [found[0].tolist(), found[1].tolist()] == [
         [coming[unit] for unit in range(mask.shape[-1])], [leaving[unit] for unit in range(mask.shape[-2])]
     ]  # fmt: skip
-    assert layers.dead_units(mask).tolist() == [coming[unit] == 0 for unit in range(mask.shape[-1])]
-    assert layers.dead_inputs(mask).tolist() == [leaving[unit] == 0 for unit in range(mask.shape[-2])]
 
 
 def test_a_weight_of_one_axis_has_units_only():
     mask = np.array([True, False, True])
     assert layers.degrees_of(mask)[0].tolist() == [1, 0, 1] and layers.degrees_of(mask)[1].size == 0
-    assert layers.dead_units(mask).tolist() == [False, True, False] and layers.dead_inputs(mask).size == 0
 
 
 def test_the_table_counts_planted_dead_units(tmp_path, rng):
@@ -122,10 +119,10 @@ def test_degrees_of_a_run_add_up(small_run):
 
 
 def test_rounds_are_chosen_and_refused(small_run):
-    found = [(one.replicate, one.round, one.folder.is_dir()) for one in layers.networks(small_run.path, [2, 0])]
+    found = [(one.replicate, one.round, one.folder.is_dir()) for one in results.networks(small_run.path, [2, 0])]
     assert found == [(1, 0, True), (1, 2, True), (2, 0, True), (2, 2, True)]
     with pytest.raises(LotteryError, match=r"round: received 7, stored in '.*' are 0 to 3"):
-        list(layers.networks(small_run.path, [1, 7]))
+        list(results.networks(small_run.path, [1, 7]))
 
 
 def test_a_run_without_rounds_gives_empty_tables(tmp_path):
@@ -201,3 +198,16 @@ def test_nothing_here_imports_tensorflow():
     )
     assert "lottery.overlaps" in loaded
     assert not {"tensorflow", "keras", "tf_keras", "pandas", "scipy", "matplotlib"} & set(loaded)
+
+
+def test_degrees_are_summed_up_over_the_units_that_have_them(small_run):
+    """From the masks themselves, by NumPy."""
+    found = layers.summed(layers.degrees(small_run.path, [2])).set_index(["replicate", "weight", "side"])
+    for replicate in (1, 2):
+        folder = store.round_path(small_run.path, replicate, 2)
+        for name, mask in files.read_masks(folder / "masks.safetensors").items():
+            for side, axis in (("in", 0), ("out", 1)):
+                degree, row = mask.sum(axis=axis), found.loc[(replicate, name, side)]
+                assert (row["num"], row["dead"]) == (len(degree), np.count_nonzero(degree == 0))
+                assert (row["least"], row["most"]) == (degree.min(), degree.max())
+                assert row["mean"] == pytest.approx(degree.mean())

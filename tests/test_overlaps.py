@@ -3,6 +3,7 @@ import math
 import time
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -277,3 +278,10 @@ def test_a_real_run(small_run):
     assert rows.loc["all", "matched_overlap"] > rows.loc["all", "overlap"] + 0.05
     assert rows.loc["all", "matched_overlap"] == pytest.approx(rows.loc["all", "matched_chance"], abs=0.05)
     assert (overlaps.table(small_run.path, 0)["overlap"] == 1).all()
+
+
+def test_rows_of_several_runs_say_what_their_masks_are_of():
+    labels = [("a:1", "a:2"), ("a:1", "b:1"), ("a:1", "b:2"), ("x:y:1", "x:z:1")]
+    found = pd.DataFrame(labels, columns=["one", "other"])
+    expected = ["one run", "two runs, one replicate", "two runs", "two runs, one replicate"]
+    assert overlaps.pairs(found) == expected
