@@ -1,5 +1,6 @@
 """The commands below `lottery analyze`: a thin shell, as `lottery.cli`, which adds them to its own."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -90,13 +91,8 @@ def overlap(
         showing.rows(found, as_json, as_csv)
         return
     columns = ("overlap", "chance", *(("matched_overlap", "matched_chance") if matched else ()))
-    keys = ("round", "weight")
-    if found["one"].str.contains(":").any():  # several runs, whose replicates may share their initial weights
-        one, other = (found[side].str.rpartition(":") for side in ("one", "other"))
-        within = (one[0] == other[0]).map({True: "one run", False: "two runs"})
-        found["of"] = within.where((one[0] == other[0]) | (one[2] != other[2]), "two runs, one replicate")
-        keys = ("of", *keys)
-    showing.means(found, keys, columns, count="pairs")
+    keys = ("of", "round", "weight") if len(runs) > 1 else ("round", "weight")
+    showing.means(found.assign(of=overlaps.pairs(found)), keys, columns, count="pairs")
     print("Overlap: intersection over union of two masks, the mean over pairs; chance: of random masks as dense.")
     if matched:
         print(
@@ -104,84 +100,58 @@ def overlap(
         )
 
 
-@analyze.command(short_help="Density and dead units by weight.")
-def layers(
-    run: RunPath, replicate: Replicate = None, round: Round = None, as_json: Json = False, as_csv: Csv = False
-) -> None:
-    """Density, dead units and inputs of each weight, by round."""
-    columns = ("weight_density", "kept", "dead_inputs", "dead_units")
-    _shown("layers", run, replicate, round, columns, as_json, as_csv)
+# By the name of an analysis: in short and at length what it prints, the columns whose means it prints, and those that
+# tell its rows apart beside branch, round, density and weight.
+TABLES = {
+    "layers": (
+        "Density and dead units by weight.", "Density, dead units and inputs of each weight, by round.",
+        ("weight_density", "kept", "dead_inputs", "dead_units"), (),
+    ),
+    "degrees": (
+        "How many entries units keep.",
+        "How many entries come into the units of each weight (in) and leave its inputs (out), and how many have none "
+        "(dead); --csv gives how many have how many.",
+        ("num", "dead", "least", "mean", "most"), ("side",),
+    ),
+    "distance": (
+        "How far training moves the weights.",
+        "How far training moves the surviving weights from their start: L2, relative, cosine, changes of sign.",
+        ("start_norm", "distance", "relative_distance", "cosine", "sign_changes"), (),
+    ),
+    "costs": (
+        "Compression, multiply-adds, time.",
+        "Compression, multiply-adds, theoretical speed-up, steps and seconds of each network.",
+        ("num_kept", "compression", "multiply_adds", "speedup", "steps", "seconds"), (),
+    ),
+    "curves": (
+        "Losses and accuracies along the way.", "Every loss and accuracy that was measured along the way.",
+        ("loss", "accuracy"), ("step", "split"),
+    ),
+}  # fmt: skip
 
 
-@analyze.command(short_help="How many entries units keep.")
-def degrees(
-    run: RunPath, replicate: Replicate = None, round: Round = None, as_json: Json = False, as_csv: Csv = False
-) -> None:
-    """How many entries the units of each weight keep, and its inputs; --csv gives how many have how many."""
-    from lottery import analysis
+def _printing(name: str, columns: Sequence[str], more: Sequence[str]) -> Callable[..., None]:
+    """The command of an analysis: every row as JSON or CSV; or the means over replicates, as a table."""
 
-    rows = selected(analysis.ANALYSES["degrees"](run), replicate, round)
-    if as_json or as_csv:
-        showing.rows(rows, as_json, as_csv)
-        return
-    keys = ["branch", "round", "density", "weight", "side"]
-    rows = rows.assign(entries=rows["degree"] * rows["count"], dead=rows["count"].where(rows["degree"] == 0, 0))
-    each = rows.groupby([*keys, "replicate"], sort=False).agg(
-        num=("count", "sum"), dead=("dead", "sum"), entries=("entries", "sum"), least=("degree", "min"),
-        most=("degree", "max"),
-    ).reset_index()  # fmt: skip
-    showing.means(
-        each.assign(mean=each["entries"] / each["num"]), keys, ("num", "dead", "least", "mean", "most"), "replicates"
-    )
-    print(
-        "in: entries that come into a unit; out: that leave an input. dead: how many have none. Means over replicates."
-    )
+    def command(
+        run: RunPath, replicate: Replicate = None, round: Round = None, as_json: Json = False, as_csv: Csv = False
+    ) -> None:
+        from lottery import analysis
+        from lottery.layers import summed
+
+        rows = selected(analysis.ANALYSES[name](run), replicate, round)
+        if rows.empty:
+            raise LotteryError(f"No round of {str(run)!r} is complete yet.")
+        if as_json or as_csv:
+            showing.rows(rows, as_json, as_csv)
+            return
+        rows = summed(rows) if name == "degrees" else rows
+        keys = [key for key in ("branch", "round", "density", "weight", *more) if key in rows]
+        showing.means(rows, keys, columns, count="replicates")
+
+    command.__name__ = name
+    return command
 
 
-@analyze.command(short_help="How far training moves the weights.")
-def distance(
-    run: RunPath, replicate: Replicate = None, round: Round = None, as_json: Json = False, as_csv: Csv = False
-) -> None:
-    """How far training moves the surviving weights from their start: L2, relative, cosine, changes of sign."""
-    columns = ("start_norm", "distance", "relative_distance", "cosine", "sign_changes")
-    _shown("distance", run, replicate, round, columns, as_json, as_csv)
-
-
-@analyze.command(short_help="Compression, multiply-adds, time.")
-def costs(
-    run: RunPath, replicate: Replicate = None, round: Round = None, as_json: Json = False, as_csv: Csv = False
-) -> None:
-    """Compression, multiply-adds, theoretical speed-up, steps and seconds of each network."""
-    columns = ("num_kept", "compression", "multiply_adds", "speedup", "steps", "seconds")
-    _shown("costs", run, replicate, round, columns, as_json, as_csv)
-
-
-@analyze.command(short_help="Losses and accuracies along the way.")
-def curves(
-    run: RunPath, replicate: Replicate = None, round: Round = None, as_json: Json = False, as_csv: Csv = False
-) -> None:
-    """Every loss and accuracy that was measured along the way."""
-    _shown("curves", run, replicate, round, ("loss", "accuracy"), as_json, as_csv, ("step", "split"))
-
-
-def _shown(
-    name: str,
-    run: Path,
-    replicate: int | None,
-    round: int | None,
-    columns: tuple[str, ...],
-    as_json: bool,
-    as_csv: bool,
-    more: tuple[str, ...] = (),
-) -> None:
-    """An analysis of a run: every row as JSON or CSV; or the means over replicates, as a table."""
-    from lottery import analysis
-
-    rows = selected(analysis.ANALYSES[name](run), replicate, round)
-    if rows.empty:
-        raise LotteryError(f"No round of {str(run)!r} is complete yet.")
-    if as_json or as_csv:
-        showing.rows(rows, as_json, as_csv)
-        return
-    keys = tuple(key for key in ("branch", "round", "density", "weight") if key in rows) + more
-    showing.means(rows, keys, columns, count="replicates")
+for _name, (_short, _help, *_columns) in TABLES.items():
+    analyze.command(_name, short_help=_short, help=_help)(_printing(_name, *_columns))

@@ -68,7 +68,7 @@ class Facts:
     @cached_property
     def own(self) -> Table:
         """The rows whose accuracies are on the run's own data: all but those of transfers."""
-        return self.rows[~self.rows["branch"].str.startswith("transfer")]
+        return self.rows[~verdicts.transferred(self.rows)]
 
 
 def gathered(runs: list[Path], tolerance: float = verdicts.TOLERANCE) -> list[Facts]:

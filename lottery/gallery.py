@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from lottery import (
     connectivity,
+    copies,
     curves,
     distances,
     inputs,
@@ -103,7 +104,7 @@ def _paths(one: Facts) -> list[Picture]:
     """Paths between solutions, and their barriers over rounds and over steps."""
     barriers, shown = connectivity.barriers(one.paths), []
     for (kind,), points in one.paths.groupby(["batch_norm"]):
-        said = "" if kind == "stored" else " BatchNorm statistics were computed anew at each point."
+        said = "" if kind == copies.STORED else " BatchNorm statistics were computed anew at each point."
         few = results.chosen(points["round"], FEW_ROUNDS)
         caption = f"Error on the straight line between two networks of the same start and two orders of the data.{said}"
         shown.append(_drawn("barrier", points, caption, rounds=few))

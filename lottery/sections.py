@@ -103,7 +103,7 @@ def controls(one: Facts) -> Grid | None:
 
 def transfers(one: Facts) -> Grid | None:
     """Tickets that were trained on other data; None without any."""
-    found = one.summary[one.summary["branch"].str.startswith("transfer")]
+    found = one.summary[verdicts.transferred(one.summary)]
     rows = [
         [
             line["branch"],

@@ -210,9 +210,14 @@ def sentences(
     ]
 
 
+def transferred(rows: Table) -> Any:
+    """For each row of a table, whether it is of a transfer: its accuracy is on other data, and its length its own."""
+    return rows["branch"].str.startswith("transfer")
+
+
 def controls(rows: Table) -> list[str]:
-    """The branches that can be compared with the ticket, in order: all but transfers, which are on other data."""
-    return [branch for branch in dict.fromkeys(rows["branch"]) if not branch.startswith(("ticket", "transfer"))]
+    """The branches that can be compared with the ticket, in order: all but transfers."""
+    return [branch for branch in dict.fromkeys(rows[~transferred(rows)]["branch"]) if branch != "ticket"]
 
 
 def cannot_tell(line: dict[str, Any]) -> str:
