@@ -34,7 +34,7 @@ import typer
 from benchmark_training import print_table
 from rich.console import Console
 
-from lottery import chains, compaction, comparing, config, data, environment, files, loop, models, store, weights
+from lottery import chains, compaction, comparing, config, data, environment, evaluating, files, models, store, weights
 
 BATCHES = (1, 1000)
 DROPS_INPUTS = {"compacted": False, "inputs dropped": True}
@@ -62,7 +62,7 @@ def main(
     experiment = store.read_experiment(run)
     settings = experiment.data.model_copy(update={"path": str(data_file)} if data_file else {})
     splits = data.load(settings)
-    images = np.asarray(loop.scaler(splits)(splits.test.x))
+    images = np.asarray(evaluating.scaler(splits)(splits.test.x))
     console = Console(highlight=False, width=130)
     console.print(f"{run.name}, {experiment.model.name}, {len(images)} test images, {threads} thread(s).\n")
     stored = {

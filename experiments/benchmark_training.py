@@ -62,7 +62,8 @@ from lottery import (
     training,
     weights,
 )
-from lottery.loop import Loop, compile_loop, example_batch, reset, scaler
+from lottery.evaluating import example_batch, scaler
+from lottery.loop import Loop, compile_loop, reset
 
 DENSITY = 0.2
 SEED = (0, 1, order.BATCHES)

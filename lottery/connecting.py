@@ -27,8 +27,9 @@ from lottery import (
 from lottery.copies import Place
 from lottery.data import Streams
 from lottery.errors import LotteryError, unknown
-from lottery.loop import Logs, reset
+from lottery.loop import reset
 from lottery.preparing import Prepared, prepare
+from lottery.repeating import Logs
 
 # By split, what reports over it; what recomputes statistics, if anything; and how many points.
 Measure = tuple[Mapping[str, Callable[[], Logs]], Callable[[], None] | None, int]
@@ -214,7 +215,11 @@ def _store_states(job: jobs.Job, path: Path, number: int, steps: Collection[int]
     initial = jobs.initial_state(dataclasses.replace(job, path=path), number)
     dense = masks.ones_like({name: initial[name] for name in job.prepared.loop.masks})
     watch = {step: keep(step) for step in missing}
-    trained = jobs.train_network(job, (number, 0, _dense(missing)), initial, dense, 0, missing[-1], watch=watch)
+    network = number, 0, _dense(missing)
+    trained = jobs.train_network(job, network, initial, dense, 0, missing[-1], watch=watch)
+    store.clear_checkpoints(store.round_path(job.path, *network))
+    if _missing(path, settings, number, steps):  # somebody took away what was stored before the checkpoint
+        _store_states(job, path, number, steps)
     found = {step: loss for step, split, loss, _ in trained.metrics if split == "validation"}
     table = files.read(store.round_path(path, number, 0) / "metrics.csv").decode()
     lines = csv.DictReader(table.splitlines())

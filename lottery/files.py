@@ -94,6 +94,19 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     return _parsed(path, read(path))
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """The text beside the arrays of a file that `pack_arrays` made.
+
+    Raises:
+        LotteryError: The file is missing or damaged.
+    """
+    content = read(path)
+    try:
+        return json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
+    except (ValueError, AttributeError) as error:
+        raise LotteryError(f"{str(path)!r} is damaged ({error}).") from None
+
+
 def pack_masks(masks: Masks) -> bytes:
     """Masks as safetensors at one bit an entry, in row-major order, the first entry in the highest bit.
 

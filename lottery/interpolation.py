@@ -9,7 +9,9 @@ import numpy as np
 from lottery import compiling, connectivity, order, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
-from lottery.loop import Logs, Loop, evaluation, scaler
+from lottery.evaluating import evaluation, scaler
+from lottery.loop import Loop
+from lottery.repeating import Logs
 from lottery.training import ACCURACIES
 
 # What statistics of batches are recomputed from: so many examples at a time, and so many in all, at most.

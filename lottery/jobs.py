@@ -8,7 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from lottery import compiling, files, masks, order, progress, rewinding, scoring, store, training, weights
+from lottery import (
+    checkpoints,
+    compiling,
+    files,
+    masks,
+    order,
+    progress,
+    rewinding,
+    scoring,
+    stopping,
+    store,
+    training,
+    weights,
+)  # fmt: skip
 from lottery.errors import LotteryError
 from lottery.masks import Masks
 from lottery.preparing import Prepared, build_model, scoring_network
@@ -27,6 +40,8 @@ class Job:
         networks: All of them, in order.
         report: Told what happens.
         spans: From which step to which a network is trained, where its branch does not say so.
+        every: How often a network in training is checkpointed.
+        asked: Whether somebody has asked to stop.
     """
 
     path: Path
@@ -34,6 +49,8 @@ class Job:
     networks: list[Network]
     report: progress.Report
     spans: Mapping[Network, tuple[int, int]] = field(default_factory=dict)
+    every: checkpoints.Every = field(default_factory=checkpoints.Every)
+    asked: stopping.Asked = stopping.never
 
 
 def initial_state(job: Job, replicate: int) -> dict[str, np.ndarray]:
@@ -80,11 +97,15 @@ def train_network(
     first_step: int,
     last_step: int | None = None,
     words: tuple[int, ...] | None = None,
+    stage: str = "",
+    memory: dict[str, np.ndarray] | None = None,
     **options: Any,
 ) -> training.Trained:
-    """Train one network; `training.train` says what the options are.
+    """Train one network, or go on from its checkpoint; `training.train` says what the other options are.
 
     It ends at `last_step` if one is given, and sees the batches in the run's own order unless `words` decide another.
+    What is trained for a network before the network itself is a stage of it, with a checkpoint of its own. `memory`
+    are arrays that belong to the options' ``watch``; see `checkpoints.Keeper`.
     """
     experiment, replicate = job.prepared.experiment, network[0]
     settings = experiment.train
@@ -101,11 +122,16 @@ def train_network(
         job.report(progress.Measured(*network, row, not begun))
         begun = True
 
+    keeper = checkpoints.Keeper(
+        store.checkpoint_path(store.round_path(job.path, *network), stage), job.every, job.asked,
+        lambda text: job.report(progress.Note(text)), {} if memory is None else memory,
+    )  # fmt: skip
     with _told(job, network):
         seed = words or (experiment.run.seed, replicate, order.BATCHES)
         return training.train(
-            job.prepared.loop, start, kept, settings, seed, report, first_step, measured=measured, **options
-        )
+            job.prepared.loop, start, kept, settings, seed, report, first_step, measured=measured, keeper=keeper,
+            **options,
+        )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -140,6 +166,7 @@ def store_network(
     }  # fmt: skip
     folder = store.round_path(job.path, *network)
     record = store.write_round(folder, kept, trained.weights, trained.metrics, record)
+    store.clear_checkpoints(folder)
     last = job.prepared.experiment.train.num_steps
     job.report(progress.Done(_where(job, network, kept, last, record["final_val_accuracy"]), record))
     return trained

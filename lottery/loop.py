@@ -6,22 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from lottery import augmenting, compiling, config, order, weights
+from lottery import augmenting, compiling, config, order, repeating, weights
 from lottery.compiling import Examined
 from lottery.data import Split, Splits, Streams
 from lottery.errors import LotteryError
+from lottery.evaluating import evaluation, example_batch, scaler
+from lottery.repeating import Logs
 
-# Steps in one call of the loop, at most: between calls progress is shown and NaN is noticed.
-LONGEST_PIECE = 250
-EVALUATION_BATCH = 1000
+# Steps in one call of the loop, at most, and about how long a call may last: between calls progress is shown, NaN is
+# noticed, checkpoints are written, and a run can be stopped.
+LONGEST_PIECE, PIECE_SECONDS = 250, 0.5
 # Layers that were seen to train faster with XLA on a CPU. With it a convolution takes 150 times as long, and dropout,
 # whose random numbers it draws slowly, ten times.
 GAINS_FROM_XLA = {
     "Sequential", "Functional", "InputLayer", "Flatten", "Reshape", "Dense", "Activation", "ReLU", "Softmax",
     "BatchNormalization",
 }  # fmt: skip
-
-Logs = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,13 @@ class Loop:
         masks: By prunable weight, the boolean variable that says what is held at zero.
         steps: The only door to an optimiser step: takes what `batches` gives, trains the model, returns its report.
         schedule_step: A variable, added to the optimiser's steps where the learning rate follows a schedule.
-        batches: From seed words and a first step to a function from a number of steps to the arguments of `steps`.
+        batches: From seed words and a first step to a function from a number of steps, and how many steps before them
+            the report is to count too, to the arguments of `steps`.
         evaluations: By split, a function that returns what the model reports over every example.
         examined: What the model's own steps report and draw.
         state: Every other variable that a step touches, with its first value; see `reset`.
         longest: How many steps one call of `steps` may take; a shorter call costs no other trace.
+        pace: Seconds that a step took lately; empty before the first call.
         jit_compile: Whether the steps are compiled by XLA.
         callbacks: What is told of the end of each step, in the graph: what a mode of enforcement yields for ``fit``.
             Empty at first, and read when the steps are traced.
@@ -52,6 +54,7 @@ class Loop:
     examined: Examined
     state: list[tuple[Any, np.ndarray]]
     longest: int
+    pace: list[float]
     jit_compile: bool
     callbacks: list[Any]
 
@@ -102,14 +105,7 @@ def compile_loop(
         steps, batches = _steps_over_stream(model, data.train, jit, examined, callbacks)
     evaluations = {split: evaluation(model, data, split, examined) for split in ("validation", "test")}
     schedule_step = compiling.step_variable() if schedule_step is None else schedule_step
-    return Loop(model, masks, schedule_step, steps, batches, evaluations, examined, [], longest, jit, callbacks)
-
-
-def evaluation(model: Any, data: Splits | Streams, split: str, examined: Examined) -> Callable[[], Logs]:
-    """A function that returns what a model reports over every example of a split, ``"train"`` among them."""
-    if isinstance(data, Splits):
-        return _evaluation_of_arrays(model, getattr(data, split), scaler(data), examined.test_logs)
-    return _evaluation_of_stream(model, getattr(data, split), examined.test_logs)
+    return Loop(model, masks, schedule_step, steps, batches, evaluations, examined, [], longest, [], jit, callbacks)
 
 
 def reset(loop: Loop) -> None:
@@ -122,29 +118,13 @@ def reset(loop: Loop) -> None:
         given = [*loop.model.variables, *loop.masks.values()]
         # Keras 3 wraps a tf.Variable, and so does tf_keras in mixed precision.
         known = {id(getattr(one, "_variable", getattr(one, "_value", one))) for one in given}
-        traced = loop.steps.get_concrete_function(*loop.batches((0,))(1))
-        loop.state.extend((one, np.array(one.numpy())) for one in traced.graph.variables if id(one) not in known)
+        traced = loop.steps.get_concrete_function(*loop.batches((0,))(1)).graph
+        # A graph tells its variables in an order of chance, what it captures in the order in which it was traced.
+        place = {id(tensor): number for number, (tensor, _) in enumerate(traced.captures)}
+        found = sorted(traced.variables, key=lambda one: place[id(one.handle)])
+        loop.state.extend((one, np.array(one.numpy())) for one in found if id(one) not in known)
     for variable, value in loop.state:
         variable.assign(value)
-
-
-def example_batch(data: Splits | Streams) -> tuple[Any, Any]:
-    """A few inputs, as the network gets them, and their labels."""
-    import tensorflow as tf
-
-    if isinstance(data, Splits):
-        return scaler(data)(data.train.x[:8]), tf.convert_to_tensor(data.train.y[:8])
-    return next(iter(data.train()))
-
-
-def scaler(data: Splits) -> Callable[[Any], Any]:
-    """A function from examples as they are stored to the network's input, for arrays and in a graph."""
-    import tensorflow as tf
-
-    if data.train.x.dtype != np.uint8:
-        return tf.convert_to_tensor
-    mean, deviation = tf.constant(data.mean), tf.constant(data.deviation)
-    return lambda x: (tf.cast(x, tf.float32) - mean) / deviation
 
 
 def gains_from_xla(model: Any) -> bool:
@@ -171,8 +151,10 @@ def _steps_over_arrays(
 
     x, y = tf.constant(split.x), tf.constant(split.y)
 
+    sums = repeating.sums(examined.train_logs)
+
     @tf.function(jit_compile=jit, autograph=False)
-    def steps(positions: Any, num_steps: Any, key: Any) -> Logs:
+    def steps(positions: Any, num_steps: Any, before: Any, key: Any) -> Logs:
         def train(index: Any) -> Logs:
             batch = tf.gather(positions, index)
             images = tf.gather(x, batch)
@@ -181,20 +163,20 @@ def _steps_over_arrays(
                 images = augmenting.augmented(images, drawn, "crop" in augment, "flip" in augment)
             return _ended(index, model.train_step((scaled(images), tf.gather(y, batch))), callbacks)
 
-        return _repeat(model, train, num_steps, examined.train_logs)
+        return repeating.repeat(model, train, num_steps, sums, before)
 
-    def batches(seed: tuple[int, ...], first_step: int = 0) -> Callable[[int], tuple[Any, ...]]:
+    def batches(seed: tuple[int, ...], first_step: int = 0) -> Callable[..., tuple[Any, ...]]:
         following = order.batches(len(split), batch_size, seed, first_step)
         step, word = first_step, order.seed_for(*seed[:-1], order.AUGMENTATION, 1)
 
-        def arguments(num_steps: int) -> tuple[Any, ...]:
+        def arguments(num_steps: int, before: int = 0) -> tuple[Any, ...]:
             nonlocal step
             # One shape, one trace: a shorter piece is filled up with positions that no step reads.
             positions = np.zeros((longest, batch_size), np.int32)
             positions[:num_steps] = following(num_steps)
             key = tf.constant([word, step])
             step += num_steps
-            return tf.constant(positions), tf.constant(num_steps), key
+            return tf.constant(positions), tf.constant(num_steps), tf.constant(before), key
 
         return arguments
 
@@ -208,93 +190,25 @@ def _steps_over_stream(
     import tensorflow as tf
 
     train_step = tf.function(model.train_step, jit_compile=True) if jit else model.train_step
+    sums = repeating.sums(examined.train_logs)
 
     @tf.function(autograph=False)
-    def steps(batches: Any, num_steps: Any) -> Logs:
+    def steps(batches: Any, num_steps: Any, before: Any) -> Logs:
         def train(index: Any) -> Logs:
             return _ended(index, train_step(next(batches)), callbacks)
 
-        return _repeat(model, train, num_steps, examined.train_logs)
+        return repeating.repeat(model, train, num_steps, sums, before)
 
-    def batches(seed: tuple[int, ...], first_step: int = 0) -> Callable[[int], tuple[Any, ...]]:
+    def batches(seed: tuple[int, ...], first_step: int = 0) -> Callable[..., tuple[Any, ...]]:
         # A shuffle without a seed of its own takes TensorFlow's.
         keras.utils.set_random_seed(order.seed_for(*seed))
         iterator = iter(make().repeat().skip(first_step))
-        return lambda num_steps: (iterator, tf.constant(num_steps))
+        return lambda num_steps, before=0: (iterator, tf.constant(num_steps), tf.constant(before))
 
     return steps, batches
-
-
-def _evaluation_of_arrays(
-    model: Any, split: Split, scaled: Callable[[Any], Any], own: tuple[str, ...]
-) -> Callable[[], Logs]:
-    import tensorflow as tf
-
-    x, y = tf.constant(split.x), tf.constant(split.y)
-    size = min(EVALUATION_BATCH, len(split))
-    whole, rest = divmod(len(split), size)
-
-    @tf.function(autograph=False)
-    def evaluate() -> Logs:
-        def test(index: Any) -> Logs:
-            first = index * size
-            batch_x = tf.ensure_shape(x[first : first + size], (size, *split.x.shape[1:]))
-            batch_y = tf.ensure_shape(y[first : first + size], (size, *split.y.shape[1:]))
-            return model.test_step((scaled(batch_x), batch_y))
-
-        logs = _repeat(model, test, whole, own)
-        if not rest:
-            return logs
-        # What is left over counts as much as the rest: metrics count examples, and own logs are weighted by them.
-        last = model.test_step((scaled(x[whole * size :]), y[whole * size :]))
-        if not own:
-            return model.get_metrics_result()
-        return {
-            name: (logs[name] * (whole * size) + tf.cast(last[name], tf.float32) * rest) / len(split) for name in own
-        }
-
-    return evaluate
-
-
-def _evaluation_of_stream(model: Any, make: Callable[[], Any], own: tuple[str, ...]) -> Callable[[], Logs]:
-    import tensorflow as tf
-
-    test_step = tf.function(model.test_step, reduce_retracing=True, autograph=False)
-
-    def evaluate() -> Logs:
-        model.reset_metrics()
-        dataset: Any = make()
-        sums, examples = dict.fromkeys(own, 0.0), 0
-        for batch in dataset:
-            logs, size = test_step(batch), len(tf.nest.flatten(batch)[0])
-            sums, examples = {name: sums[name] + size * float(logs[name]) for name in own}, examples + size
-        return {name: total / examples for name, total in sums.items()} if own else model.get_metrics_result()
-
-    return evaluate
 
 
 def _ended(index: Any, logs: Logs, callbacks: list[Any]) -> Logs:
     for one in callbacks:
         one.on_train_batch_end(index, logs)
     return logs
-
-
-def _repeat(model: Any, step: Callable[[Any], Logs], num: Any, own: tuple[str, ...]) -> Logs:
-    """Take a step `num` times in the graph.
-
-    Returns:
-        The model's metrics over all of them, as Keras reports them; or the mean of what the steps themselves report.
-    """
-    import tensorflow as tf
-
-    model.reset_metrics()
-
-    def body(index: Any, *sums: Any) -> tuple[Any, ...]:
-        logs = step(index)
-        return index + 1, *(total + tf.cast(logs[name], tf.float32) for total, name in zip(sums, own, strict=True))
-
-    start = (tf.constant(0), *(tf.constant(0.0) for _ in own))
-    _, *sums = tf.while_loop(lambda index, *_: index < num, body, start, parallel_iterations=1)
-    if not own:
-        return model.get_metrics_result()
-    return {name: total / tf.cast(num, tf.float32) for name, total in zip(own, sums, strict=True)}

@@ -21,7 +21,8 @@ from lottery import (
 )
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
-from lottery.loop import Loop, compile_loop, example_batch, scaler
+from lottery.evaluating import example_batch, scaler
+from lottery.loop import Loop, compile_loop
 
 
 @dataclass(frozen=True)

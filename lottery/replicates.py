@@ -49,7 +49,8 @@ def train_chain(job: jobs.Job, replicate: int) -> None:
         network = (replicate, index, store.TICKET)
         if not index:
             saved: dict[str, np.ndarray] = {}
-            trained = jobs.train_network(job, network, initial, kept, 0, watch={k: saved.update} if k else None)
+            watch = {k: saved.update} if k else None
+            trained = jobs.train_network(job, network, initial, kept, 0, watch=watch, memory=saved)
             if k:
                 files.write(store.start_path(job.path, replicate, k), files.pack_arrays(saved))
             details = {"rewind_sha256": rewinding.fingerprint(saved)} if k else {}
@@ -151,17 +152,25 @@ def _drawn_early(job: jobs.Job, network: jobs.Network) -> branches.Departure:
     experiment, (replicate, index, _) = job.prepared.experiment, network
     initial = jobs.initial_state(job, replicate)
     dense = masks.ones_like({name: initial[name] for name in job.prepared.loop.masks})
-    drawn: list[Masks] = []
-    farthest, departures = 1.0, []
+    seen: dict[str, np.ndarray] = {}  # the masks of the last epochs, by step and weight: part of every checkpoint
+    departures = []
+
+    def drawn() -> dict[int, Masks]:
+        steps = sorted({int(key.partition("/")[0]) for key in seen})
+        return {step: {name: seen[f"{step}/{name}"] for name in dense} for step in steps}
+
+    def farthest() -> float:
+        return max(masks.distance(one, other) for one in drawn().values() for other in drawn().values())
 
     def look(step: int, state: dict[str, np.ndarray]) -> None:
-        nonlocal farthest
         scores = jobs.scores_of(job, replicate, index, state, dense)
-        drawn.append(planning.round_masks(experiment.prune, index, scores, dense))
-        del drawn[:-EARLY_MASKS]
-        farthest = max(masks.distance(one, other) for one in drawn for other in drawn)
-        if len(drawn) == EARLY_MASKS and farthest <= EARLY_DISTANCE:
-            departures.append(branches.Departure(state, drawn[-1], step, experiment.train.num_steps, step))
+        kept = planning.round_masks(experiment.prune, index, scores, dense)
+        seen.update({f"{step}/{name}": mask for name, mask in kept.items()})
+        for old in list(drawn())[:-EARLY_MASKS]:
+            for name in dense:
+                del seen[f"{old}/{name}"]
+        if len(drawn()) == EARLY_MASKS and farthest() <= EARLY_DISTANCE:
+            departures.append(branches.Departure(state, kept, step, experiment.train.num_steps, step))
             raise _Enough
 
     epochs = ends_of_epochs(job.prepared)
@@ -169,10 +178,11 @@ def _drawn_early(job: jobs.Job, network: jobs.Network) -> branches.Departure:
         raise LotteryError(f"early_bird: received {len(epochs)} epochs of training, allowed are {EARLY_MASKS} or more.")
     watch = {step: (lambda state, at=step: look(at, state)) for step in epochs}
     with contextlib.suppress(_Enough):
-        jobs.train_network(job, network, initial, dense, 0, watch=watch)
+        jobs.train_network(job, network, initial, dense, 0, watch=watch, stage="dense", memory=seen)
     if not departures:
+        store.clear_checkpoints(store.round_path(job.path, *network))
         raise NotDrawn(
             f"No early-bird ticket for round {index} of replicate {replicate}: in {len(epochs)} epochs the last "
-            f"{EARLY_MASKS} masks still differ by up to {farthest:.3f}, allowed is {EARLY_DISTANCE}."
+            f"{EARLY_MASKS} masks still differ by up to {farthest():.3f}, allowed is {EARLY_DISTANCE}."
         )
     return departures[0]

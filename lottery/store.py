@@ -37,6 +37,19 @@ def start_path(run: Path, replicate: int, step: int = 0) -> Path:
     return run / f"replicate-{replicate}" / ("start.safetensors" if step else "initial.safetensors")
 
 
+def checkpoint_path(folder: Path, stage: str = "") -> Path:
+    """Where a network in training stands, in its round's folder; there only until the round is complete."""
+    return folder / f"checkpoint{'-' if stage else ''}{stage}.safetensors"
+
+
+def clear_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of a network that is trained, and its folder if nothing else is in it."""
+    for path in folder.glob("checkpoint*.safetensors"):
+        path.unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
 def read_experiment(run: Path) -> config.Experiment:
     """The experiment of a run, checked against the digest that was recorded when it began.
 
@@ -233,9 +246,12 @@ def runs(out: str | Path) -> list[Path]:
 
 
 def _clear_temporary(run: Path) -> None:
-    """Remove what writes that were killed have left."""
+    """Remove what was killed has left: writes that were not whole, checkpoints of networks that are."""
     for path in run.rglob(".*.*-*"):
         path.unlink(missing_ok=True)
+    for path in run.rglob("checkpoint*.safetensors"):
+        if (path.parent / "round.json").exists():
+            path.unlink(missing_ok=True)
 
 
 def _digest_of(record: Mapping[str, Any]) -> str:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from lottery import config, masks, rewinding, weights
+from lottery import checkpoints, config, masks, rewinding, weights
+from lottery.checkpoints import Keeper, Standing
 from lottery.errors import LotteryError
-from lottery.loop import Loop, reset
+from lottery.loop import PIECE_SECONDS, Loop, reset
 from lottery.masks import Masks
 
 # What Keras calls plain accuracy; of other metrics whose names end so, the first.
@@ -51,6 +52,7 @@ def train(
     schedule_step: int | None = None,
     watch: Mapping[int, Callable[[dict[str, np.ndarray]], None]] | None = None,
     measured: Callable[[Row], None] = lambda row: None,
+    keeper: Keeper | None = None,
 ) -> Trained:
     """Train from given weights under masks, with a fresh optimiser.
 
@@ -65,29 +67,37 @@ def train(
             that it would have had; where the two are equal, the network is evaluated and not trained.
         schedule_step: Where in its schedule the learning rate begins; at `first_step` if None.
         watch: Functions by step, each called with every variable once that step is taken.
-        measured: Called with each row of `Trained.metrics` as soon as it is known.
+        measured: Called with each row of `Trained.metrics` as soon as it is known; where training goes on from a
+            checkpoint, with those before it again.
+        keeper: Keeps a checkpoint, and says where to go on. What `watch` has taken at steps before it is not called
+            for again, so what that needs is in the keeper's memory, or already stored.
 
     Returns:
         What was trained.
 
     Raises:
         LotteryError: The loss is no longer a finite number, or a masked entry is no longer zero.
+        Stopped: Somebody has asked to stop, and the keeper has a checkpoint.
     """
-    began = time.perf_counter()
+    began, watch = time.perf_counter(), watch or {}
     for name, mask in kept.items():
         loop.masks[name].assign(mask)
     weights.assign(loop.model, masks.apply(start, kept))
     reset(loop)
-    loop.schedule_step.assign(first_step if schedule_step is None else schedule_step)
+    schedule_step = first_step if schedule_step is None else schedule_step
+    loop.schedule_step.assign(schedule_step)
     start_sha256 = rewinding.fingerprint(weights.read_state(loop.model))
-    batches = loop.batches(seed, first_step)
-    metrics: list[Row] = []
-    best: dict[str, np.ndarray] = {}
-    summary: dict[str, float | int] = {}
-    lowest, step, trained = math.inf, first_step, (math.nan, math.nan)
+    now = Standing(first_step, first_step)
+    if keeper:
+        parts = [start_sha256, rewinding.fingerprint(kept), settings.model_dump(mode="json"), seed]
+        now = keeper.begin(loop, checkpoints.identity(loop, [*parts, first_step, schedule_step]), now)
+        for row in now.metrics:
+            measured(row)
+    began -= now.seconds
+    batches = loop.batches(seed, now.step)
 
     def add(*row: Any) -> None:
-        metrics.append(row)
+        now.metrics.append(row)
         measured(row)
 
     def evaluate(split: str, at: int) -> tuple[float, float]:
@@ -96,24 +106,30 @@ def train(
         return loss, accuracy
 
     while True:
-        validation = evaluate("validation", step)
-        if settings.test_curve:
-            evaluate("test", step)
-        if validation[0] < lowest:
-            lowest, best = validation[0], weights.read_state(loop.model)
-            summary |= {"early_stop_step": step, **_named("early_stop_val", validation)}
-        report(step, validation[1])
-        if step == settings.num_steps:
-            break
-        until = min(step - step % settings.eval_every + settings.eval_every, settings.num_steps)
-        trained = _advance(
-            loop, batches, step, until, watch or {}, lambda step, seen=validation[1]: report(step, seen)
-        )  # fmt: skip
-        step = until
-        add(step, "train", *trained)
+        if now.step == now.due:
+            if now.step > first_step:
+                add(now.step, "train", *now.trained)
+            now.validation = evaluate("validation", now.step)
+            if settings.test_curve:
+                evaluate("test", now.step)
+            if now.validation[0] < now.lowest:
+                now.lowest, now.best = now.validation[0], weights.read_state(loop.model)
+                now.summary = {"early_stop_step": now.step, **_named("early_stop_val", now.validation)}
+            report(now.step, now.validation[1])
+            if now.step == settings.num_steps:
+                break
+            now.due = min(now.step - now.step % settings.eval_every + settings.eval_every, settings.num_steps)
+        _advance(loop, batches, now, first_step, min([now.due, *(at for at in watch if at > now.step)]), settings)
+        if now.step in watch:
+            watch[now.step](weights.read_state(loop.model))
+        report(now.step, now.validation[1])
+        now.seconds = time.perf_counter() - began
+        if keeper:
+            keeper.keep(now)
 
+    step, summary = now.step, now.summary
     final = _held(weights.read_state(loop.model), kept)
-    known = {at: (loss, accuracy) for at, split, loss, accuracy in metrics if split == "test"}
+    known = {at: (loss, accuracy) for at, split, loss, accuracy in now.metrics if split == "test"}
     test = known.get(step) or evaluate("test", step)
     stopped_at = int(summary["early_stop_step"])
     if stopped_at == step:
@@ -121,34 +137,31 @@ def train(
     elif stopped_at in known:
         best_test = known[stopped_at]
     else:
-        weights.assign(loop.model, _held(best, kept))
+        weights.assign(loop.model, _held(now.best, kept))
         best_test = evaluate("test", stopped_at)
     summary |= _named("early_stop_test", best_test)
-    summary |= _named("final_train", trained) | _named("final_val", validation) | _named("final_test", test)
-    return Trained(final, sorted(metrics, key=lambda row: row[0]), summary, start_sha256, time.perf_counter() - began)
+    summary |= _named("final_train", now.trained) | _named("final_val", now.validation) | _named("final_test", test)
+    rows = sorted(now.metrics, key=lambda row: row[0])
+    return Trained(final, rows, summary, start_sha256, time.perf_counter() - began)
 
 
 def _advance(
     loop: Loop,
-    batches: Callable[[int], tuple[Any, ...]],
-    first: int,
+    batches: Callable[..., tuple[Any, ...]],
+    now: Standing,
+    first_step: int,
     until: int,
-    watch: Mapping[int, Callable[[dict[str, np.ndarray]], None]],
-    report: Callable[[int], None],
-) -> tuple[float, float]:
-    """Train from one step until another; mean loss and accuracy on the way."""
-    step, sums = first, np.zeros(2)
-    while step < until:
-        stop = min([until, *(at for at in watch if at > step)])
-        num_steps = min(loop.longest, stop - step)
-        logs = loop.steps(*batches(num_steps))
-        sums += num_steps * np.array(_finite(logs, f"training loss between steps {step} and {step + num_steps}"))
-        step += num_steps
-        if step in watch:
-            watch[step](weights.read_state(loop.model))
-        report(step)
-    loss, accuracy = sums / (until - first)
-    return float(loss), float(accuracy)
+    settings: config.Train,
+) -> None:
+    """Train for about `PIECE_SECONDS`, and not farther than to a step; the bits do not depend on how far."""
+    num_steps = min(loop.longest, until - now.step, max(1, int(PIECE_SECONDS / loop.pace[0])) if loop.pace else 1)
+    before = now.step - max(first_step, (now.due - 1) // settings.eval_every * settings.eval_every)
+    began = time.perf_counter()
+    logs = loop.steps(*batches(num_steps, before))
+    now.trained = _finite(logs, f"training loss between steps {now.step} and {now.step + num_steps}")
+    # The first call compiles, so it tells nothing.
+    loop.pace[:] = [(time.perf_counter() - began) / num_steps if loop.pace else PIECE_SECONDS]
+    now.step += num_steps
 
 
 def _finite(logs: Mapping[str, Any], what: str) -> tuple[float, float]:

@@ -56,7 +56,11 @@ FLOORS = [
     ["chains", "rebuilding", "folding", "compaction"],
     ["reopened", "placing", "tflite", "formats", "exporting"],
     [
+        "repeating",
+        "evaluating",
         "loop",
+        "stopping",
+        "checkpoints",
         "training",
         "interpolation",
         "styles",
@@ -74,7 +78,7 @@ FLOORS = [
 WITHOUT_TENSORFLOW = [
     "errors", "masks", "schedules", "records", "config", "order", "pruning", "allocation", "planning", "files", "store", "shipped",
     "smoking", "criteria", "scoring", "rewinding", "branches", "results", "intervals", "verdicts", "contests", "findings", "claims", "plots",
-    "showing", "progress", "checking", "ticket_files", "picking", "tickets", "examples", "options", "reopened", "placing",
+    "showing", "progress", "stopping", "checking", "ticket_files", "picking", "tickets", "examples", "options", "reopened", "placing",
     "ticket_commands", "layers", "curves", "survivors", "inputs", "distances", "matching", "overlaps", "costs", "copies",
     "connectivity", "analysis", "styles", "landscapes", "pictures", "ticket_tables", "facts", "checklist", "sections", "comparisons", "gallery",
     "report", "analyze_commands", "page_commands",

@@ -162,7 +162,7 @@ def test_a_barrier_is_seen_where_there_is_one():
     """Two networks from other initial weights lie in other basins; two from the same ones, here, in one."""
     prepared = lottery.preparing.prepare(config.load(DIGITS))
     model, (x, y) = prepared.loop.model, (prepared.data.test.x, prepared.data.test.y)
-    x = lottery.loop.scaler(prepared.data)(x).numpy()
+    x = lottery.evaluating.scaler(prepared.data)(x).numpy()
     states = [jobs.built_state(jobs.Job(None, prepared, [], quietly), seed) for seed in (0, 1)]
     kept = masks.ones_like({name: states[0][name] for name in prepared.loop.masks})
 
@@ -261,7 +261,7 @@ def test_order_one_is_the_runs_own_and_two_is_another(connected):
     prepared = prepared_once(run.experiment)
     words = [copies.words(run.experiment, 1, number) for number in (1, 2)]
     for place in range(2):
-        one, other = (prepared.loop.batches(each)(3)[2 * place].numpy() for each in words)
+        one, other = (prepared.loop.batches(each)(3)[(0, 3)[place]].numpy() for each in words)
         assert np.any(one != other), ("positions", "augmentation")[place]
     for index in (0, 1):
         folder = store.round_path(run.path, 1, index)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lottery import compiling, config, data, loop, models, order, training, weights
+from lottery import compiling, config, data, evaluating, loop, models, order, training, weights
 from lottery.errors import LotteryError
 from tests.conftest import toy_arrays
 
@@ -175,8 +175,8 @@ def test_pixels_stay_bytes_in_memory_and_are_scaled_in_the_graph(rng):
         dict(zip(data.KEYS, (x[:100], y[:100], x[100:], y[100:]), strict=True)), config.Data(validation=20)
     )
     model = models.lenet_300_100((5, 5), 3)
-    scaled = loop.scaler(splits)
-    compiling.compile_model(model, SETTINGS, loop.example_batch(splits)[0])
+    scaled = evaluating.scaler(splits)
+    compiling.compile_model(model, SETTINGS, evaluating.example_batch(splits)[0])
     compiled = loop.compile_loop(model, splits, SETTINGS, {})
     np.testing.assert_allclose(scaled(x[:9]), (x[:9] - splits.mean) / splits.deviation, rtol=1e-6)
     expected = model.evaluate((splits.test.x - splits.mean) / splits.deviation, splits.test.y, verbose=0)

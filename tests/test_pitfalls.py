@@ -9,6 +9,7 @@ from lottery import (
     branches,
     checking,
     data,
+    evaluating,
     holding,
     loop,
     masks,
@@ -100,13 +101,13 @@ def freeze_small_values(patch):
 
 def drop_the_last_batch(patch):
     """5: the last, smaller batch is not evaluated."""
-    original = loop._evaluation_of_arrays
+    original = evaluating._evaluation_of_arrays
 
     def evaluation(model, split, *rest):
-        whole = max(1, len(split) // loop.EVALUATION_BATCH) * loop.EVALUATION_BATCH
+        whole = max(1, len(split) // evaluating.EVALUATION_BATCH) * evaluating.EVALUATION_BATCH
         return original(model, data.Split(split.x[:whole], split.y[:whole]), *rest)
 
-    patch.setattr(loop, "_evaluation_of_arrays", evaluation)
+    patch.setattr(evaluating, "_evaluation_of_arrays", evaluation)
 
 
 def choose_by_test(patch):
