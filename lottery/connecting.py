@@ -31,7 +31,7 @@ from lottery.loop import reset
 from lottery.preparing import Prepared, prepare
 from lottery.repeating import Logs
 
-# By split, what reports over it; what recomputes statistics, if anything; and how many points.
+# By split, what reports; what recomputes statistics, if anything; and how many points.
 Measure = tuple[Mapping[str, Callable[[], Logs]], Callable[[], None] | None, int]
 
 
@@ -214,8 +214,7 @@ def _store_states(job: jobs.Job, path: Path, number: int, steps: Collection[int]
 
     initial = jobs.initial_state(dataclasses.replace(job, path=path), number)
     dense = masks.ones_like({name: initial[name] for name in job.prepared.loop.masks})
-    watch = {step: keep(step) for step in missing}
-    network = number, 0, _dense(missing)
+    watch, network = {step: keep(step) for step in missing}, (number, 0, _dense(missing))
     trained = jobs.train_network(job, network, initial, dense, 0, missing[-1], watch=watch)
     store.clear_checkpoints(store.round_path(job.path, *network))
     if _missing(path, settings, number, steps):  # somebody took away what was stored before the checkpoint
