@@ -8,7 +8,18 @@ import typer
 
 from lottery import showing
 from lottery.errors import LotteryError
-from lottery.options import Csv, Json, Replicate, Round, RunPath, numbers, selected, stoppable
+from lottery.options import (
+    CheckpointEvery,
+    Csv,
+    Json,
+    Replicate,
+    Round,
+    RunPath,
+    every,
+    numbers,
+    selected,
+    stoppable,
+)
 
 analyze = typer.Typer(
     no_args_is_help=True,
@@ -40,6 +51,7 @@ def connectivity(
     recompute: Annotated[
         bool, typer.Option("--recompute-batch-norm", help="Compute BatchNorm statistics anew at each point.")
     ] = False,
+    checkpoint_every: CheckpointEvery = "60s",
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -51,10 +63,11 @@ def connectivity(
     from lottery import analysis, connecting
     from lottery import connectivity as stored
 
-    with stoppable():
+    often = every(checkpoint_every)
+    with stoppable() as asked:
         connecting.connect(
             run, numbers("--rounds", rounds), numbers("--steps", steps), replicate=replicate, num_points=points,
-            recompute=recompute,
+            recompute=recompute, checkpoint_every=often, asked=asked,
         )  # fmt: skip
     barriers = analysis.barriers(run)
     if as_json or as_csv:

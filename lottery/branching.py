@@ -10,17 +10,18 @@ from typing import Any
 from lottery import (
     branches,
     checking,
+    checkpoints,
     config,
     criteria,
-    enforcement,
     environment,
     files,
-    jobs,
+    launching,
     progress,
-    replicates,
     results,
+    stopping,
     store,
     summaries,
+    working,
 )
 from lottery import weights as weights_module
 from lottery.errors import LotteryError, unknown
@@ -39,6 +40,9 @@ def branch(
     criterion: criteria.Criterion | None = None,
     report: progress.Report | None = None,
     tensorboard: bool = True,
+    workers: int | None = 1,
+    checkpoint_every: checkpoints.Every | None = None,
+    asked: stopping.Asked | None = None,
 ) -> results.Run:
     """Train branches from stored rounds, or find them complete. What is stored already is not trained again.
 
@@ -54,13 +58,16 @@ def branch(
             the other data.
         report: Told what happens; by default it is shown on standard error.
         tensorboard: Whether to write for TensorBoard too, in the run's folder; see `lottery.summaries`.
+        workers, checkpoint_every, asked: As for `lottery.run`.
 
     Returns:
         The run, whose table has the branches beside the rounds.
 
     Raises:
         LotteryError: There is no such run, round, replicate or branch; or the ticket does not fit the other data.
+        Stopped: Somebody has asked to stop; the same call goes on.
     """
+    working.check_workers(workers)
     path, overrides = Path(run), dict(overrides or {})
     settings = store.read_experiment(path)
     if isinstance(kind, str) and kind not in branches.BRANCHES:
@@ -72,7 +79,9 @@ def branch(
     with contextlib.ExitStack() as stack:
         if report is None:
             report = stack.enter_context(progress.shown())
-        use_threads(path)
+        if asked is None:
+            asked = stack.enter_context(stopping.asked())
+        num_threads = use_threads(path)
         prepared = prepare(_with(settings, overrides) if overrides else settings, model, data, criterion)
         label = _label(name, overrides, prepared if transfers else None)
         if transfers:
@@ -81,7 +90,7 @@ def branch(
             check_same(path, settings, prepared)
         places = stored_rounds(path, settings, rounds, replicate, first=1)
         networks = [(number, index, label) for number, index in places]
-        stack.enter_context(opened(path, settings, prepared))
+        stack.enter_context(opened(path, settings))
         missing = [network for network in networks if not store.is_stored(path, *network)]
         for network in set(networks) - set(missing):
             record = store.read_record(store.round_path(path, *network))
@@ -91,26 +100,23 @@ def branch(
             report(progress.Note(f"All {len(networks)} branches {label} of {path} are complete."))
         if tensorboard:
             report = summaries.writer(path, settings, report)
-        job = jobs.Job(path, prepared, missing, report)
         details = {"data_sha256": prepared.data.fingerprint, "overrides": overrides}
-        not_drawn = []
-        for network in missing:
-            try:
-                replicates.train_branch(job, network, function, details if transfers else None)
-            except replicates.NotDrawn as error:
-                not_drawn.append(error)
-                report(progress.Note(str(error)))
-        if not_drawn:
-            raise not_drawn[0]
+        work = working.Work(
+            path, prepared.experiment, num_threads, model, data, criterion, function, details if transfers else None,
+            checkpoint_every or checkpoints.Every(),
+        )  # fmt: skip
+        tasks = [launching.Task(path, network) for network in missing]
+        workers = working.num_workers(workers, work, tasks, prepared, report)
+        working.carry_out({path: work}, tasks, workers, {path: prepared}, report, asked)
     return results.Run(path)
 
 
-def use_threads(path: Path) -> None:
+def use_threads(path: Path) -> int:
     """Compute with as many threads as a run was begun with, or raise `LotteryError` if nothing of it is stored."""
     begun = store.read_environment(path)
     if not begun:
         raise LotteryError(f"No round of {str(path)!r} is complete yet.")
-    environment.use_threads(begun["num_threads"])
+    return environment.use_threads(begun["num_threads"])
 
 
 def check_same(path: Path, settings: config.Experiment, prepared: Prepared) -> None:
@@ -121,14 +127,11 @@ def check_same(path: Path, settings: config.Experiment, prepared: Prepared) -> N
 
 
 @contextlib.contextmanager
-def opened(path: Path, settings: config.Experiment, prepared: Prepared) -> Iterator[None]:
-    """A stored run, for this process alone, seen to be whole, and the masks held while anything is trained for it."""
-    mode, loop = settings.run.enforcement, prepared.loop
+def opened(path: Path, settings: config.Experiment) -> Iterator[None]:
+    """A stored run, for this process alone, seen to be whole."""
     with store.opened(path, settings):
         checking.refuse_damaged(path, settings)
-        with enforcement.ENFORCEMENTS[mode](loop.model, loop.masks) as callbacks:
-            loop.callbacks.extend(callbacks)
-            yield
+        yield
 
 
 def stored_rounds(

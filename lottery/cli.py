@@ -11,6 +11,7 @@ import typer
 from lottery import analyze_commands, page_commands, showing, ticket_commands
 from lottery.errors import LotteryError, printable
 from lottery.options import (
+    CheckpointEvery,
     Csv,
     ExperimentName,
     Json,
@@ -22,6 +23,8 @@ from lottery.options import (
     Source,
     Tensorboard,
     Tolerance,
+    Workers,
+    every,
     numbers,
     selected,
     stoppable,
@@ -89,6 +92,8 @@ def run(
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Run all of it in seconds, on a few steps and data made for it.")
     ] = False,
+    workers: Workers = None,
+    checkpoint_every: CheckpointEvery = "60s",
     tensorboard: Tensorboard = True,
     tolerance: Tolerance = 0.002,
 ) -> None:
@@ -102,13 +107,16 @@ def run(
     words = list(overrides or [])
     if experiment is not None and "=" in experiment and not Path(experiment).exists():
         words, experiment = [experiment, *words], None
-    overriding, data = config.parse_overrides(words), None
-    with stoppable():
+    overriding, data, often = config.parse_overrides(words), None, every(checkpoint_every)
+    with stoppable() as asked:
         source: Any = shipped.find(experiment) if experiment else None
         if smoke:
             source, data = smoking.shrunk(config.load(source, overriding))
             overriding = {}
-        done = running.run(source, overriding, data=data, out=out, tensorboard=tensorboard)
+        done = running.run(
+            source, overriding, data=data, out=out, tensorboard=tensorboard, workers=workers, checkpoint_every=often,
+            asked=asked,
+        )  # fmt: skip
     rows = done.table()
     showing.summary(done.path, rows, tolerance)
     figure = plots.save(rows, done.path / "accuracy.png", title=done.experiment.name)
@@ -199,17 +207,20 @@ def branch(
     ] = None,
     rounds: Rounds = "",
     replicate: Replicate = None,
+    workers: Workers = None,
+    checkpoint_every: CheckpointEvery = "60s",
     tensorboard: Tensorboard = True,
     tolerance: Tolerance = 0.002,
 ) -> None:
     """Train controls and other branches from stored rounds: the same command goes on where it was stopped."""
     from lottery import branching, config
 
-    words = config.parse_overrides(overrides or [])
-    with stoppable():
+    words, often = config.parse_overrides(overrides or []), every(checkpoint_every)
+    with stoppable() as asked:
         done = branching.branch(
-            run, kind, numbers("--rounds", rounds), words, replicate=replicate, tensorboard=tensorboard
-        )
+            run, kind, numbers("--rounds", rounds), words, replicate=replicate, tensorboard=tensorboard,
+            workers=workers, checkpoint_every=often, asked=asked,
+        )  # fmt: skip
     showing.summary(run, done.table(), tolerance)
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import csv
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,21 @@ import numpy as np
 
 from lottery import (
     branching,
+    checkpoints,
     config,
     connectivity,
     copies,
     criteria,
+    enforcement,
     files,
     interpolation,
     jobs,
     masks,
+    measuring,
     progress,
     results,
     rewinding,
+    stopping,
     store,
 )
 from lottery.copies import Place
@@ -29,10 +33,6 @@ from lottery.data import Streams
 from lottery.errors import LotteryError, unknown
 from lottery.loop import reset
 from lottery.preparing import Prepared, prepare
-from lottery.repeating import Logs
-
-# By split, what reports; what recomputes statistics, if anything; and how many points.
-Measure = tuple[Mapping[str, Callable[[], Logs]], Callable[[], None] | None, int]
 
 
 def connect(
@@ -47,6 +47,8 @@ def connect(
     data: Any = None,
     criterion: criteria.Criterion | None = None,
     report: progress.Report | None = None,
+    checkpoint_every: checkpoints.Every | None = None,
+    asked: stopping.Asked | None = None,
 ) -> results.Run:
     """Measure how stable a run's networks are to the noise of training, or go on, or find it complete.
 
@@ -72,6 +74,7 @@ def connect(
             `interpolation.recomputed`), and not interpolated as they are stored.
         model, data, criterion: What was passed to `lottery.run`, if anything was.
         report: Told what happens; by default it is shown on standard error.
+        checkpoint_every, asked: As for `lottery.run`.
 
     Returns:
         The run, whose table is as it was.
@@ -90,26 +93,33 @@ def connect(
     with contextlib.ExitStack() as stack:
         if report is None:
             report = stack.enter_context(progress.shown())
+        if asked is None:
+            asked = stack.enter_context(stopping.asked())
         branching.use_threads(path)
         prepared = prepare(settings, model, data, criterion)
         branching.check_same(path, settings, prepared)
-        stack.enter_context(branching.opened(path, settings, prepared))
+        stack.enter_context(branching.opened(path, settings))
         loop, again = prepared.loop, None
+        held = enforcement.ENFORCEMENTS[settings.run.enforcement](loop.model, loop.masks)
+        loop.callbacks.extend(stack.enter_context(held))
         if recompute:
             again = interpolation.recomputed(loop.model, interpolation.training_batches(prepared.data))
             if again is None:
                 report(progress.Note("The network has no BatchNormalization, so there are no statistics to recompute."))
         begun = {place for place in places if copies.state_path(path, settings, place[0], place[2]).exists()}
         _check_copies(path, settings, [place for place in places if place in begun])
-        job = _job(path, prepared, places, report)
-        todo = {place: [one for one in copies.ORDERS if _network(place, one) in job.networks] for place in places}
+        spans = _spans(path, settings, places)
+        report = progress.tallied(report, {(copies.folder(path), *network): span for network, span in spans.items()})
+        every = checkpoint_every or checkpoints.Every()
+        job = jobs.Job(copies.folder(path), prepared, report, spans, every, asked)
+        todo = {place: [one for one in copies.ORDERS if _network(place, one) in job.spans] for place in places}
         wanted = [
             place for place in places
-            if todo[place] or not _is_measured(path, settings, place, again is not None, num_points)
+            if todo[place] or not measuring.is_measured(path, settings, place, again is not None, num_points)
         ]  # fmt: skip
-        if not job.networks and not wanted:
+        if not job.spans and not wanted:
             report(progress.Note(f"All {len(places)} paths of {path} are complete."))
-        if job.networks:
+        if job.spans:
             _check_orders(prepared)
         evaluations = interpolation.evaluations(loop, prepared.data, settings.train.num_steps) if wanted else {}
         if wanted and "train" not in evaluations:
@@ -125,7 +135,7 @@ def connect(
                 for order in todo[place]:
                     _train(job, path, place, order)
                 if place in wanted:
-                    _measure(job, path, place, measure)
+                    measuring.measure_path(job, path, place, measure)
     return results.Run(path)
 
 
@@ -169,10 +179,9 @@ def _check_copies(path: Path, settings: config.Experiment, places: Sequence[Plac
                     raise LotteryError(f"{str(folder)!r}: {said} Delete it to have it trained again.")
 
 
-def _job(path: Path, prepared: Prepared, places: Sequence[Place], report: progress.Report) -> jobs.Job:
-    """What is still to be trained: for each replicate the dense network up to the last step that is wanted, then
-    the copies."""
-    settings = prepared.experiment
+def _spans(path: Path, settings: config.Experiment, places: Sequence[Place]) -> dict[jobs.Network, tuple[int, int]]:
+    """From which step to which what is missing is still to be trained: for each replicate the dense network up to the
+    last step that is wanted, then the copies."""
     spans: dict[jobs.Network, tuple[int, int]] = {}
     for number in dict.fromkeys(place[0] for place in places):
         own = [place for place in places if place[0] == number]
@@ -183,7 +192,7 @@ def _job(path: Path, prepared: Prepared, places: Sequence[Place], report: progre
             for order in copies.ORDERS:
                 if not (copies.network_path(path, settings, *place, order) / "round.json").exists():
                     spans[_network(place, order)] = place[2], settings.train.num_steps
-    return jobs.Job(copies.folder(path), prepared, list(spans), report, spans)
+    return spans
 
 
 def _network(place: Place, number: int) -> jobs.Network:
@@ -266,35 +275,3 @@ def _with_chance(job: jobs.Job, replicate: int, number: int) -> jobs.Job:
     ]
     loop = dataclasses.replace(loop, state=state)
     return dataclasses.replace(job, prepared=dataclasses.replace(job.prepared, loop=loop))
-
-
-def _is_measured(path: Path, settings: config.Experiment, place: Place, recomputed: bool, num_points: int) -> bool:
-    """Whether a path between the networks that are stored is there, with so many points."""
-    file = copies.path_file(path, *place, recomputed)
-    if not (file.exists() and copies.record_file(file).exists()):
-        return False
-    record, _ = copies.read_path(file)
-    return record["num_points"] >= num_points and not copies.misfit(path, settings, place, record["networks"])
-
-
-def _measure(job: jobs.Job, path: Path, place: Place, measure: Measure) -> None:
-    """Evaluate and store the path between the two copies."""
-    (replicate, index, step), loop = place, job.prepared.loop
-    evaluations, recompute, num_points = measure
-    folders = [copies.network_path(path, job.prepared.experiment, *place, number) for number in copies.ORDERS]
-    for folder in folders:
-        store.check_files(folder)
-    one, other = (files.read_arrays(folder / "weights.safetensors") for folder in folders)
-    for name, mask in files.read_masks(folders[0] / "masks.safetensors").items():
-        loop.masks[name].assign(mask)
-    rows = interpolation.path(loop.model, one, other, evaluations, np.linspace(0, 1, num_points), recompute)
-    digests = copies.network_digests(path, job.prepared.experiment, place)
-    copies.write_path(copies.path_file(path, *place, recompute is not None), rows, digests)
-    tested = [row for row in rows if row[1] == "test"]
-    found = connectivity.measured([row[0] for row in tested], [row[3] for row in tested])
-    job.report(
-        progress.Note(
-            f"Replicate {replicate}, round {index}, step {step}: the test-error barrier is "
-            f"{100 * found['barrier']:.2f} % ({'' if found['stable'] else 'not '}stable)."
-        )
-    )

@@ -2,12 +2,13 @@
 
 import contextlib
 import json
+import math
 import os
 import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,38 @@ from lottery import architectures, config, files, models, positions, store, weig
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 
+# What is known to gain nothing from more.
+MOST_THREADS = {"lenet_300_100": 2}
+# About what a step takes on one core, whatever is multiplied, and each multiplication in it, forward and backward; and
+# how much training it takes until processes, which start in some ten seconds, are worth it.
+SECONDS_OF_STEP, SECONDS_OF_MAC, WORTH = 1e-4, 3e-11, 20.0
 PACKAGES = ("lottery", "tensorflow", "keras", "tf-keras", "tensorflow-model-optimization", "numpy", "safetensors")
 
 
-def use_threads(wanted: int) -> int:
-    """Let TensorFlow compute with a number of threads, which cannot be changed once it has begun.
+def num_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_for(experiment: config.Experiment) -> int:
+    """With how many threads a network is trained where the experiment leaves it open.
+
+    It does not depend on how many are trained at the same time, for bits depend on it: each network has its part of the
+    cores, as if all replicates, and their controls beside them, were trained side by side.
+    """
+    width = experiment.run.num_replicates * (2 if experiment.run.controls else 1)
+    most = MOST_THREADS.get(experiment.model.name, num_cores())
+    return experiment.run.num_threads or min(most, max(1, num_cores() // width))
+
+
+def begin_threads(experiment: config.Experiment, recorded: int = 0) -> int:
+    """Let TensorFlow compute with as many threads as a run was begun with, or a new one is best begun with.
+
+    Where TensorFlow has begun already, a new run takes what there is, unless the experiment says how many.
 
     Args:
-        wanted: Threads, or 0 for one on each core.
+        experiment: The experiment.
+        recorded: With how many the run was begun; 0 for a new one.
 
     Returns:
         How many it uses now.
@@ -33,23 +58,59 @@ def use_threads(wanted: int) -> int:
     Raises:
         LotteryError: TensorFlow has begun with another number in this process.
     """
-    with _quiet():
+    if recorded:
+        return use_threads(recorded)
+    try:
+        return use_threads(threads_for(experiment))
+    except LotteryError:
+        if experiment.run.num_threads:
+            raise
+        return _threads()
+
+
+def use_threads(wanted: int) -> int:
+    """Let TensorFlow compute with a number of threads, which cannot be changed once it has begun.
+
+    Args:
+        wanted: How many.
+
+    Returns:
+        How many it uses now.
+
+    Raises:
+        LotteryError: TensorFlow has begun with another number in this process.
+    """
+    current = _threads()
+    if current != wanted:
         import tensorflow as tf
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    wanted = wanted or cores
-    threading = tf.config.threading
-    current = threading.get_intra_op_parallelism_threads() or cores
-    if current != wanted:
         try:
-            threading.set_intra_op_parallelism_threads(wanted)
-            threading.set_inter_op_parallelism_threads(wanted)
+            tf.config.threading.set_intra_op_parallelism_threads(wanted)
+            tf.config.threading.set_inter_op_parallelism_threads(wanted)
         except RuntimeError:
             raise LotteryError(
                 f"This run trains with {wanted} threads, and TensorFlow has begun with {current} in this process; "
                 "start it in a new one."
             ) from None
     return wanted
+
+
+def workers_for(num_threads: int, spans: Sequence[tuple[int, int]], macs: float | None, batch_size: int) -> int:
+    """In how many processes networks are best trained on this machine.
+
+    Args:
+        num_threads: Threads of each.
+        spans: From which step to which each network is trained.
+        macs: Multiplications that one example takes, if that is known.
+        batch_size: Examples of a step.
+    """
+    import tensorflow as tf
+
+    if tf.config.list_physical_devices("GPU"):
+        return 1  # processes would have to share it
+    steps = sum(last - first for first, last in spans)
+    seconds = math.inf if macs is None else steps * (SECONDS_OF_STEP + macs * batch_size * SECONDS_OF_MAC)
+    return 1 if seconds < WORTH else max(1, min(num_cores() // num_threads, len(spans)))
 
 
 def threads_of_like_runs(out: str | Path, experiment: config.Experiment) -> int:
@@ -131,6 +192,13 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
         if stored[key] != now[key]:
             notes.append(f"The run was begun with another {key} ({stored[key]}; now {now[key]}), so bits may differ.")
     return notes
+
+
+def _threads() -> int:
+    with _quiet():
+        import tensorflow as tf
+
+    return tf.config.threading.get_intra_op_parallelism_threads() or num_cores()
 
 
 @contextlib.contextmanager

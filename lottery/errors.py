@@ -15,6 +15,10 @@ class TicketError(LotteryError):
     """A ticket cannot be loaded, built or applied; of a file, that nothing of it was used."""
 
 
+class StorageError(LotteryError):
+    """Something cannot be written; everything that was stored before is intact."""
+
+
 def printable(text: object) -> str:
     """Text that a stranger may have written, without what a terminal would take for a command."""
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in str(text))

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as parse_arrays
 from safetensors.numpy import save as format_arrays
 
-from lottery.errors import LotteryError, TicketError
+from lottery.errors import LotteryError, StorageError, TicketError
 from lottery.masks import Masks
 
 
@@ -156,7 +156,7 @@ def readable_errors(path: Path) -> Iterator[None]:
             why = f"the disk is full ({free / 1e6:.1f} MB free)"
         else:
             why = error.strerror or str(error)
-        raise LotteryError(f"{str(path)!r} cannot be written: {why}; everything stored before is intact.") from None
+        raise StorageError(f"{str(path)!r} cannot be written: {why}; everything stored before is intact.") from None
 
 
 def _existing(path: Path) -> Path:

@@ -11,6 +11,7 @@ import numpy as np
 from lottery import (
     checkpoints,
     compiling,
+    config,
     files,
     masks,
     order,
@@ -32,29 +33,31 @@ Network = tuple[int, int, str]  # replicate, round, branch
 
 @dataclass(frozen=True)
 class Job:
-    """Networks to train in one go.
+    """What the networks of a run are trained with, in one process.
 
     Attributes:
         path: The run's folder.
         prepared: What they are trained with.
-        networks: All of them, in order.
         report: Told what happens.
         spans: From which step to which a network is trained, where its branch does not say so.
         every: How often a network in training is checkpointed.
         asked: Whether somebody has asked to stop.
+        initial: By replicate, every variable at step 0, once it was seen that the model is built with them.
     """
 
     path: Path
     prepared: Prepared
-    networks: list[Network]
     report: progress.Report
     spans: Mapping[Network, tuple[int, int]] = field(default_factory=dict)
     every: checkpoints.Every = field(default_factory=checkpoints.Every)
     asked: stopping.Asked = stopping.never
+    initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
 
 def initial_state(job: Job, replicate: int) -> dict[str, np.ndarray]:
     """Every variable at step 0, stored before the first round."""
+    if replicate in job.initial:
+        return job.initial[replicate]
     seed = order.seed_for(job.prepared.experiment.run.seed, replicate, order.INITIALISATION)
     start, file = built_state(job, seed), store.start_path(job.path, replicate)
     if not file.exists():
@@ -65,6 +68,7 @@ def initial_state(job: Job, replicate: int) -> dict[str, np.ndarray]:
             f"The model is built with other initial weights than those in {str(file)!r}, so this run cannot go on: "
             "the file was changed, or the model, or a version of what it is built with."
         )
+    job.initial[replicate] = start
     return start
 
 
@@ -174,21 +178,15 @@ def store_network(
 
 def _where(job: Job, network: Network, kept: Masks, step: int, accuracy: float) -> progress.Step:
     experiment, (replicate, index, branch) = job.prepared.experiment, network
-    spans = [_span(job, one) for one in job.networks]
-    lengths = [last - first for first, last in spans]
-    place = job.networks.index(network)
-    done = sum(lengths[:place]) + max(0, min(step - spans[place][0], lengths[place]))
+    first, last = job.spans.get(network) or span(experiment, index, branch)
     return progress.Step(
-        replicate, experiment.run.num_replicates, index, experiment.prune.num_rounds, branch, masks.density(kept), step,
-        spans[place][1], accuracy, done, sum(lengths),
+        job.path, replicate, experiment.run.num_replicates, index, experiment.prune.num_rounds, branch,
+        masks.density(kept), step, first, last, accuracy,
     )  # fmt: skip
 
 
-def _span(job: Job, network: Network) -> tuple[int, int]:
+def span(experiment: config.Experiment, index: int, branch: str) -> tuple[int, int]:
     """From which step to which a network is trained, about; what rewinds late takes fewer."""
-    if network in job.spans:
-        return job.spans[network]
-    experiment, (_, index, branch) = job.prepared.experiment, network
     last = experiment.train.num_steps
     if branch == "untrained":
         return last, last

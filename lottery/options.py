@@ -1,14 +1,20 @@
 """The arguments and options that commands share, so that they mean the same everywhere, and what is made of them."""
 
 import contextlib
+import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lottery import stopping
 from lottery.errors import LotteryError
+
+if TYPE_CHECKING:
+    from lottery import checkpoints
 
 RunPath = Annotated[Path, typer.Argument(help="The run's folder.", metavar="RUN", show_default=False)]
 Source = Annotated[
@@ -24,6 +30,23 @@ Rounds = Annotated[str, typer.Option(help="Which rounds, such as 7,15; every pru
 Tolerance = Annotated[float, typer.Option(min=0, max=1, help="Accuracy that a matching ticket may lose, in [0, 1].")]
 Tensorboard = Annotated[
     bool, typer.Option("--tensorboard/--no-tensorboard", help="Write what TensorBoard shows, in the run's folder.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        show_default=False,
+        help="Train so many networks at the same time; by default as many as there are cores for, if that pays.",
+    ),
+]
+CheckpointEvery = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint-every",
+        metavar="60s|500steps",
+        help="How much work of a network in training may be at risk; 0s for no limit.",
+    ),
 ]
 
 # Of the commands that take one ticket.
@@ -70,11 +93,36 @@ def selected(rows: Any, replicate: int | None, round: int | None) -> Any:
     return rows
 
 
+def every(words: str) -> "checkpoints.Every":
+    """How often a network in training is checkpointed, from a word such as 60s or 500steps.
+
+    Raises:
+        LotteryError: It says something else.
+    """
+    from lottery import checkpoints
+
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*s|(\d+)\s*steps?", words.strip())
+    if not matched:
+        raise LotteryError(f"--checkpoint-every: received {words!r}, allowed are seconds or steps, as 60s or 500steps.")
+    seconds, steps = matched.groups()
+    return checkpoints.Every(float(seconds)) if seconds else checkpoints.Every(0, int(steps))
+
+
 @contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-    """End with a sentence and status 130 where a person interrupts."""
+def stoppable() -> Iterator[stopping.Asked]:
+    """End with a sentence where a person interrupts, or SIGTERM comes: status 130 or 143.
+
+    Yields:
+        A function that says whether one has. The second time the process ends at once.
+    """
+
+    def told(number: int) -> None:
+        print("\nlottery: stopping after this step; once more stops at once.", file=sys.stderr)
+
     try:
-        yield
-    except KeyboardInterrupt:
-        print("lottery: stopped; complete rounds are kept, and the same command goes on.", file=sys.stderr)
-        raise typer.Exit(130) from None
+        with stopping.asked(told, at_once=True) as asked:
+            yield asked
+    except KeyboardInterrupt as error:
+        number = error.signal if isinstance(error, stopping.Stopped) else signal.SIGINT
+        print("lottery: stopped; what was trained is kept, and the same command goes on.", file=sys.stderr)
+        raise typer.Exit(128 + number) from None

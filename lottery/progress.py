@@ -1,16 +1,28 @@
 """What a person sees while a run goes on: a display in a terminal, a line a round on a pipe."""
 
 import contextlib
+import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Step:
-    """Where a run is: in which network, at which of its steps, and how many steps of the whole are done."""
+    """Where a network is that is trained, and how far that is in all.
 
+    Attributes:
+        run: The run's folder.
+        replicate, num_replicates, round, num_rounds, branch, density: Which network it is.
+        step: Steps that are taken.
+        first_step, num_steps: From which step it is trained, and until which.
+        val_accuracy: At the last evaluation.
+        done, total: Steps of everything that is to be trained; see `tallied`.
+    """
+
+    run: Path
     replicate: int
     num_replicates: int
     round: int
@@ -18,10 +30,11 @@ class Step:
     branch: str
     density: float
     step: int
+    first_step: int
     num_steps: int
     val_accuracy: float
-    done: int
-    total: int
+    done: int = 0
+    total: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,19 +69,47 @@ class Note:
     text: str
 
 
+Key = tuple[Path, int, int, str]  # run, replicate, round, branch
 Event = Step | Measured | Done | Note
 Report = Callable[[Event], None]
 
 
+def tallied(report: Report, spans: Mapping[Key, tuple[int, int]]) -> Report:
+    """Say with each step how far everything is, whichever networks are trained at the same time.
+
+    Args:
+        report: Told everything.
+        spans: From which step to which each network is trained.
+
+    Returns:
+        A function that takes what happens, and fills in `Step.done` and `Step.total`.
+    """
+    taken = dict.fromkeys(spans, 0)
+    total = sum(last - first for first, last in spans.values())
+
+    def told(event: Event) -> None:
+        where = event.where if isinstance(event, Done) else event
+        if isinstance(where, Step):
+            key = where.run, where.replicate, where.round, where.branch
+            first, last = spans.get(key, (0, 0))
+            taken[key] = last - first if isinstance(event, Done) else max(0, min(where.step - first, last - first))
+            where = dataclasses.replace(where, done=sum(taken.values()), total=total)
+            event = dataclasses.replace(event, where=where) if isinstance(event, Done) else where
+        report(event)
+
+    return told
+
+
 @contextlib.contextmanager
 def shown(console: Any = None) -> Iterator[Report]:
-    """Show a run.
+    """Show what is trained.
 
     Args:
         console: A ``rich.console.Console``; standard error if None, so that standard output is left to results.
 
     Yields:
-        A function that takes what happens. Leaving the context removes the moving part of the display.
+        A function that takes what happens. Leaving the context removes the moving part of the display: a line for each
+        network that is trained at the moment, and one for everything.
     """
     from rich.console import Console
 
@@ -91,23 +132,31 @@ def shown(console: Any = None) -> Iterator[Report]:
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=18), TextColumn("{task.fields[left]}"))
     with Progress(*columns, console=console, transient=True) as display:
-        task = display.add_task("starting TensorFlow", total=None, left="")
+        whole = display.add_task("starting TensorFlow", total=None, left="")
+        lines: dict[Key, Any] = {}
 
         def report(event: Event) -> None:
-            if isinstance(event, Step):
-                remaining, branch = left(event), "" if event.branch == "ticket" else f" · {event.branch}"
+            where = event.where if isinstance(event, Done) else event
+            if isinstance(where, Step):
+                key, remaining = (where.run, where.replicate, where.round, where.branch), left(where)
+                if isinstance(event, Done):
+                    if key in lines:
+                        display.remove_task(lines.pop(key))
+                else:
+                    if key not in lines:
+                        lines[key] = display.add_task("", left="")
+                    length = where.num_steps - where.first_step
+                    display.update(
+                        lines[key], description=_line(where), completed=where.step - where.first_step, total=length
+                    )
                 display.update(
-                    task,
-                    description=(
-                        f"replicate {event.replicate}/{event.num_replicates} · round {event.round}/{event.num_rounds}"
-                        f"{branch} · density {event.density:.4f} · step {event.step}/{event.num_steps}"
-                        f" · validation {event.val_accuracy:.4f}"
-                    ),
-                    completed=event.done,
-                    total=event.total,
+                    whole,
+                    description="in all",
+                    completed=where.done,
+                    total=where.total,
                     left=f"{remaining} left" if remaining else "",
                 )
-            else:
+            if not isinstance(event, Step):
                 _print_line(console, event, left)
 
         yield report
@@ -136,6 +185,14 @@ def _print_line(console: Any, event: Event, left: Callable[[Step], str]) -> None
         )  # fmt: skip
     elif isinstance(event, Step):
         left(event)
+
+
+def _line(where: Step) -> str:
+    branch = "" if where.branch == "ticket" else f" · {where.branch}"
+    return (
+        f"replicate {where.replicate}/{where.num_replicates} · round {where.round}/{where.num_rounds}{branch}"
+        f" · density {where.density:.4f} · step {where.step}/{where.num_steps} · validation {where.val_accuracy:.4f}"
+    )
 
 
 def _duration(seconds: float) -> str:

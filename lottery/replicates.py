@@ -28,8 +28,8 @@ from lottery.preparing import check_drawn_anew, ends_of_epochs
 EARLY_MASKS, EARLY_DISTANCE = 5, 0.1  # You et al. 2020, https://arxiv.org/abs/1909.11957, section 3.2
 
 
-def train_chain(job: jobs.Job, replicate: int) -> None:
-    """Train the rounds of a replicate that are not stored yet: the algorithm itself."""
+def train_chain(job: jobs.Job, replicate: int, last: int) -> None:
+    """Train the rounds of a replicate that are not stored yet, up to round `last`: the algorithm itself."""
     experiment, loop = job.prepared.experiment, job.prepared.loop
     initial = jobs.initial_state(job, replicate)
     prunable = {name: initial[name] for name in loop.masks}
@@ -60,7 +60,7 @@ def train_chain(job: jobs.Job, replicate: int) -> None:
             trained, details = jobs.train_network(job, network, start, kept, k, schedule_step=at), {}
         return jobs.store_network(job, network, kept, trained, {"thresholds": thresholds, **details})
 
-    for _ in rounds.find_ticket(prunable, train, prune, experiment.prune.num_rounds, _last(job.path, replicate)):
+    for _ in rounds.find_ticket(prunable, train, prune, last, _last(job.path, replicate)):
         pass
 
 

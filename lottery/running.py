@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from lottery import (
-    branches,
     checking,
+    checkpoints,
     config,
     criteria,
-    enforcement,
     environment,
-    jobs,
+    launching,
     models,
     progress,
-    replicates,
     results,
+    stopping,
     store,
     summaries,
+    working,
 )  # fmt: skip
 from lottery import data as data_module
 from lottery.preparing import prepare
@@ -34,6 +34,9 @@ def run(
     out: str | Path = "runs",
     report: progress.Report | None = None,
     tensorboard: bool = True,
+    workers: int | None = 1,
+    checkpoint_every: checkpoints.Every | None = None,
+    asked: stopping.Asked | None = None,
 ) -> results.Run:
     """Run an experiment, or go on with it where it was stopped, or find it complete.
 
@@ -49,23 +52,33 @@ def run(
         out: The folder that holds runs.
         report: Told what happens; by default it is shown on standard error.
         tensorboard: Whether to write for TensorBoard too, in the run's folder; see `lottery.summaries`.
+        workers: In how many processes networks are trained; with None, in as many as this machine has room for, which
+            is said. The bits do not depend on it.
+        checkpoint_every: How often a network in training is checkpointed; by default at most 60 seconds of work are at
+            risk.
+        asked: Whether somebody has asked to stop; by default, whether there was SIGINT or SIGTERM.
 
     Returns:
         The run, complete.
 
     Raises:
         LotteryError: Something is wrong with what was given, with the files, or with the training; one sentence says
-            what. Rounds that were complete stay so.
+            what. Networks that were complete stay so, and one that fails does not stop the others.
+        Stopped: Somebody has asked to stop, as by Ctrl-C. Everything that was in training has a checkpoint, and the
+            same call goes on from there. It is a ``KeyboardInterrupt``.
     """
     own = model is not None or data is not None
     settings = config.load({} if experiment is None and own else experiment, overrides)
+    working.check_workers(workers)
     with contextlib.ExitStack() as stack:
         if report is None:
             report = stack.enter_context(progress.shown())
+        if asked is None:
+            asked = stack.enter_context(stopping.asked())
         prepared = None
         if own or criterion is not None or not models.is_built_in(settings.model.name):
             # What was passed is part of the experiment, so it is looked at before the run's folder has a name.
-            environment.use_threads(environment.threads_of_like_runs(out, settings) or settings.run.num_threads)
+            environment.begin_threads(settings, environment.threads_of_like_runs(out, settings))
             prepared = prepare(settings, model, data, criterion)
             settings = prepared.experiment
         path = store.run_path(out, settings)
@@ -81,29 +94,25 @@ def run(
         if existed:
             stack.enter_context(store.opened(path, settings))
             checking.refuse_damaged(path, settings)
-        num_threads = store.read_environment(path).get("num_threads") or settings.run.num_threads
-        num_threads = environment.use_threads(num_threads)
+        num_threads = environment.begin_threads(settings, store.read_environment(path).get("num_threads", 0))
         prepared = prepared or prepare(settings, model, data, criterion)
-        loop, mode = prepared.loop, settings.run.enforcement
-        loop.callbacks.extend(stack.enter_context(enforcement.ENFORCEMENTS[mode](loop.model, loop.masks)))
         if not existed:  # until here nothing was written, whatever was wrong
             stack.enter_context(store.opened(path, settings))
         notes = environment.record(path, settings, prepared.loop.model, prepared.data, num_threads)
-        networks = [
-            (replicate, *one)
+        tasks = [
+            launching.Task(path, (replicate, *one))
             for replicate in range(1, settings.run.num_replicates + 1)
             for one in store.wanted(settings)
+            if not store.is_stored(path, replicate, *one)
         ]
         size = f"{path}: replicates: {settings.run.num_replicates}, networks of each: {len(store.wanted(settings))}."
         for note in (*prepared.notes, *notes, size):
             report(progress.Note(note))
         if tensorboard:
             report = summaries.writer(path, settings, report)
-        job = jobs.Job(path, prepared, networks, report)
-        for replicate in range(1, settings.run.num_replicates + 1):
-            if len(store.complete_rounds(path, replicate)) <= settings.prune.num_rounds:
-                replicates.train_chain(job, replicate)
-            for network in networks:
-                if network[0] == replicate and not store.is_stored(path, *network):
-                    replicates.train_branch(job, network, branches.BRANCHES[network[2]])
+        work = working.Work(
+            path, settings, num_threads, model, data, criterion, every=checkpoint_every or checkpoints.Every()
+        )
+        workers = working.num_workers(workers, work, tasks, prepared, report)
+        working.carry_out({path: work}, tasks, workers, {path: prepared}, report, asked)
     return results.Run(path)

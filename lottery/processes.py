@@ -1,0 +1,205 @@
+"""Networks trained in several processes of this machine."""
+
+import contextlib
+import os
+import queue
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
+
+from lottery import progress, stopping
+from lottery.launching import Engine, Lost, Task, Trainer
+
+STEPS_APART = 0.1  # seconds between two events that only say how far a network is
+
+
+@contextlib.contextmanager
+def several(trainer: Trainer, num: int) -> Iterator[Engine]:
+    """Train in processes of their own, which end with this one, however it ends.
+
+    One that dies takes the others with it, and with the next network all are started anew.
+
+    Args:
+        trainer: Makes, in each process, what trains one network there.
+        num: How many processes.
+
+    Yields:
+        What `launching.launch` needs.
+    """
+    import cloudpickle
+
+    key = secrets.token_bytes(32)
+    with Listener(authkey=key) as listener:
+        pool = _Pool(listener, key, cloudpickle.dumps(trainer), num)
+        threading.Thread(target=pool.accept, daemon=True).start()
+        try:
+            yield Engine(pool.submit, pool.stop, lambda: pool.num, pool.fewer, pool.happened)
+        finally:
+            pool.close()
+
+
+@dataclass
+class _Pool:
+    """Processes, and a connection to each: what happens comes over it, and its end is the end of the process."""
+
+    listener: Listener
+    key: bytes
+    trainer: bytes
+    num: int
+    happened: queue.SimpleQueue = field(default_factory=queue.SimpleQueue)
+    futures: dict[Task, Future] = field(default_factory=dict)
+    connections: list[Connection] = field(default_factory=list)
+    executor: Any = None
+    stopping: bool = False
+    closed: bool = False
+
+    def accept(self) -> None:
+        while True:
+            try:
+                connection = self.listener.accept()
+            except Exception:  # a process that was killed before it had said who it is
+                if self.closed:
+                    return
+                continue
+            if self.closed:
+                return
+            self.connections.append(connection)
+            if self.stopping:
+                _tell(connection)
+            threading.Thread(target=self.read, args=(connection,), daemon=True).start()
+
+    def read(self, connection: Connection) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                received = connection.recv()
+                if isinstance(received, Task):  # everything about this network was said
+                    _settle(self.futures.pop(received, None), True)
+                else:
+                    self.happened.put(received)
+
+    def submit(self, task: Task) -> Future:
+        import loky
+
+        if self.executor is None:
+            # A process takes all memory of a GPU unless it is told not to.
+            growth = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+            self.executor = loky.ProcessPoolExecutor(
+                self.num,
+                initializer=_begin,
+                initargs=(self.listener.address, self.key, self.trainer),
+                env={"TF_FORCE_GPU_ALLOW_GROWTH": growth},
+            )
+        executor, future = self.executor, Future()
+        self.futures[task] = future
+
+        def ended(inner: Future) -> None:
+            error = inner.exception()
+            if isinstance(error, loky.process_executor.BrokenProcessPool):
+                if self.executor is executor:
+                    self.executor = None
+                killed = " (killed, perhaps for lack of memory)" if "SIGKILL" in str(error) else ""
+                error = Lost(f"the process that trained it has died{killed}")
+            if error is not None or not inner.result():
+                _settle(self.futures.pop(task, None), False, error)
+
+        try:
+            executor.submit(_train, task).add_done_callback(ended)
+        except loky.process_executor.BrokenProcessPool:
+            self.executor = None
+            return self.submit(task)
+        return future
+
+    def stop(self) -> None:
+        self.stopping = True
+        for connection in self.connections:
+            _tell(connection)
+
+    def fewer(self) -> bool:
+        self.num, before = max(1, self.num - 1), self.num
+        return self.num < before
+
+    def close(self) -> None:
+        self.closed = True
+        if self.executor is not None:
+            self.executor.shutdown(wait=True, kill_workers=True)
+        with contextlib.suppress(Exception):
+            Client(self.listener.address, authkey=self.key).close()  # lets go the thread that waits for one
+        for connection in self.connections:
+            connection.close()
+
+
+def _tell(connection: Connection) -> None:
+    with contextlib.suppress(OSError):
+        connection.send("stop")
+
+
+def _settle(future: Future | None, result: bool, error: BaseException | None = None) -> None:
+    if future is None or future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+@dataclass
+class _Worker:
+    """What one of the processes is to itself."""
+
+    connection: Connection
+    train: Callable[[Task], None] | None = None
+    signal: int = 0
+    said: float = 0.0
+
+    def listen(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while self.connection.recv():
+                self.signal = signal.SIGTERM
+        os._exit(1)  # who has started this process is no more
+
+    def report(self, event: progress.Event) -> None:
+        now = time.monotonic()
+        if isinstance(event, progress.Step):
+            if now - self.said < STEPS_APART:
+                return
+            self.said = now
+        self.connection.send(event)
+
+
+_WORKER: list[_Worker] = []
+
+
+def _begin(address: Any, key: bytes, trainer: bytes) -> None:
+    """The first thing that happens in a process."""
+    import cloudpickle
+
+    # Ctrl-C in a terminal goes to every process; who has started this one says when to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    worker = _Worker(Client(address, authkey=key))
+    _WORKER.append(worker)
+    threading.Thread(target=worker.listen, daemon=True).start()
+
+    def note(number: int, frame: Any) -> None:
+        worker.signal = number
+
+    signal.signal(signal.SIGTERM, note)
+    worker.train = cloudpickle.loads(trainer)(worker.report, lambda: worker.signal)
+
+
+def _train(task: Task) -> bool:
+    """Train one network in this process; False if it was stopped."""
+    worker = _WORKER[0]
+    assert worker.train
+    try:
+        worker.train(task)
+    except stopping.Stopped:
+        worker.signal = 0  # whoever asked has what they wanted
+        return False
+    worker.connection.send(task)
+    return True
