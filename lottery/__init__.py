@@ -24,9 +24,10 @@ _MODULES = (
     "masks", "matching", "measuring", "models", "modes", "networks", "options", "order", "overlaps", "page_commands",
     "patching", "picking", "pictures", "placing", "planning", "plots", "positions", "preparing", "processes",
     "progress", "pruning", "rebuilding", "records", "reopened", "repeating", "replicates", "report", "results",
-    "rewinding", "rounds", "running", "saliency", "schedules", "scoring", "sections", "shipped", "showing", "smoking",
-    "stopping", "store", "styles", "summaries", "survivors", "synaptic", "tflite", "ticket_commands", "ticket_files",
-    "ticket_tables", "tickets", "tracing", "training", "verdicts", "weights", "working", "wrappable", "wrappers",
+    "rewinding", "rounds", "running", "saliency", "schedules", "scoring", "sections", "sharing", "shipped", "showing",
+    "smoking", "stopping", "store", "styles", "summaries", "survivors", "sweeping", "synaptic", "tflite",
+    "ticket_commands", "ticket_files", "ticket_tables", "tickets", "tracing", "training", "verdicts", "weights",
+    "working", "wrappable", "wrappers",
 )  # fmt: skip
 
 

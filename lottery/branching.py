@@ -106,7 +106,7 @@ def branch(
             checkpoint_every or checkpoints.Every(),
         )  # fmt: skip
         tasks = [launching.Task(path, network) for network in missing]
-        workers = working.num_workers(workers, work, tasks, prepared, report)
+        workers = working.num_workers(workers, {path: work}, tasks, report, prepared)
         working.carry_out({path: work}, tasks, workers, {path: prepared}, report, asked)
     return results.Run(path)
 

@@ -1,6 +1,7 @@
 """The command line: a thin shell over the modules, which are imported inside the commands."""
 
 import itertools
+import logging
 import os
 import sys
 from pathlib import Path
@@ -53,6 +54,7 @@ def main() -> None:
     """The command `lottery`."""
     # TensorFlow's start-up messages are of no use to the reader of a table; what is set already is left alone.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller, whose wish it is to see nothing
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (to the end)
@@ -121,6 +123,42 @@ def run(
     showing.summary(done.path, rows, tolerance)
     figure = plots.save(rows, done.path / "accuracy.png", title=done.experiment.name)
     print(f"Figure: {figure}")
+
+
+@app.command(short_help="Run a grid of experiments.")
+def sweep(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A TOML file: an experiment, and a table [sweep] with lists of values by key.", show_default=False
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Single values, the same for all of them.", metavar="[SECTION.KEY=VALUE]..."),
+    ] = None,
+    out: Out = Path("runs"),
+    workers: Workers = None,
+    checkpoint_every: CheckpointEvery = "60s",
+    tensorboard: Tensorboard = True,
+    tolerance: Tolerance = 0.002,
+    as_json: Json = False,
+    as_csv: Csv = False,
+) -> None:
+    """Run a grid of experiments, or go on with it, and show a row for each; what they have in common is trained once.
+
+    Example: a file with the lines experiment = "lenet_mnist", [sweep], "prune.rate" = [0.2, 0.5].
+    """
+    from lottery import config, sweeping
+
+    words, often = config.parse_overrides(overrides or []), every(checkpoint_every)
+    found = sweeping.points(file, words)
+    with stoppable() as asked:
+        runs = sweeping.sweep(
+            file, words, out=out, tensorboard=tensorboard, workers=workers, checkpoint_every=often, asked=asked
+        )
+    rows = sweeping.table(runs, found, tolerance)
+    showing.rows(rows if as_json or as_csv else rows.round(4).astype(object).fillna(""), as_json, as_csv)
 
 
 @app.command(short_help="List the runs of a folder.")

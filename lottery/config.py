@@ -60,9 +60,9 @@ def load(
     elif isinstance(source, Mapping):
         tables = dict(source)
     else:
-        tables = _read(Path(source))
+        tables = read(Path(source))
     try:
-        return Experiment.model_validate(_merged(tables, overrides or {}))
+        return Experiment.model_validate(merged(tables, overrides or {}))
     except ValidationError as error:
         raise _sentence(error) from None
 
@@ -106,7 +106,8 @@ def digest(experiment: Experiment) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file, or a `LotteryError` that names it."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -117,7 +118,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise LotteryError(f"The experiment file {str(path)!r} is not valid TOML: {error}.") from None
 
 
-def _merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Tables with overrides: sections are merged key by key, and a value that is a table is replaced as a whole."""
     merged = dict(tables)
     for section, values in overrides.items():

@@ -219,11 +219,13 @@ def _store_states(job: jobs.Job, path: Path, number: int, steps: Collection[int]
 
     def keep(step: int) -> Callable[[dict[str, np.ndarray]], None]:
         file = copies.state_path(path, settings, number, step)
-        return lambda state: files.write(file, files.pack_arrays(state))
+        return lambda state: None if file.exists() else files.write(file, files.pack_arrays(state))
 
     initial = jobs.initial_state(dataclasses.replace(job, path=path), number)
     dense = masks.ones_like({name: initial[name] for name in job.prepared.loop.masks})
-    watch, network = {step: keep(step) for step in missing}, (number, 0, _dense(missing))
+    # All that are asked for, stored or not, so that a checkpoint is one of the same training.
+    watch = {step: keep(step) for step in steps if 0 < step <= missing[-1]}
+    network = number, 0, _dense(missing)
     trained = jobs.train_network(job, network, initial, dense, 0, missing[-1], watch=watch)
     store.clear_checkpoints(store.round_path(job.path, *network))
     if _missing(path, settings, number, steps):  # somebody took away what was stored before the checkpoint

@@ -42,6 +42,7 @@ class Job:
         spans: From which step to which a network is trained, where its branch does not say so.
         every: How often a network in training is checkpointed.
         asked: Whether somebody has asked to stop.
+        states: Steps of the dense network at which other runs of a sweep need its state.
         initial: By replicate, every variable at step 0, once it was seen that the model is built with them.
     """
 
@@ -51,6 +52,7 @@ class Job:
     spans: Mapping[Network, tuple[int, int]] = field(default_factory=dict)
     every: checkpoints.Every = field(default_factory=checkpoints.Every)
     asked: stopping.Asked = stopping.never
+    states: tuple[int, ...] = ()
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
 
@@ -123,7 +125,7 @@ def train_network(
 
     def measured(row: training.Row) -> None:
         nonlocal begun
-        job.report(progress.Measured(*network, row, not begun))
+        job.report(progress.Measured(job.path, *network, row, not begun))
         begun = True
 
     keeper = checkpoints.Keeper(

@@ -12,6 +12,7 @@ from lottery import progress, stopping, store
 from lottery.errors import LotteryError, StorageError
 
 Network = tuple[int, int, str]  # replicate, round, branch
+_IN_VAIN = LotteryError("What it needs could not be trained.")
 LOSSES = 3  # in a row, of one network that came no further in between
 
 
@@ -59,9 +60,10 @@ def needs(task: Task) -> list[Task]:
 
 
 def by_priority(tasks: Sequence[Task]) -> list[Task]:
-    """The order in which networks fill the most slots: first the rounds, which wait for one another, all replicates
-    alike; then what can be trained at any time."""
-    return sorted(tasks, key=lambda one: (one.network[2] != store.TICKET, one.network[1]))
+    """The order in which networks fill the most slots: of each run first the rounds, which wait for one another, all
+    replicates alike; then what can be trained at any time. Run by run, for it takes seconds to begin with another."""
+    place = {run: number for number, run in enumerate(dict.fromkeys(task.run for task in tasks))}
+    return sorted(tasks, key=lambda one: (place[one.run], one.network[2] != store.TICKET, one.network[1]))
 
 
 def launch(
@@ -91,16 +93,17 @@ def launch(
     waiting, running = dict.fromkeys(tasks), {}
     failed: dict[Task, BaseException] = {}
     lost: dict[Task, tuple[int, Any]] = {}
-    stopped = False
+    stopped, num_trained = False, 0
     required = {task: [*needs(task), *(more_needs or {}).get(task, ())] for task in tasks}
     while waiting or running:
         if (asked() or _is_hopeless(failed)) and not stopped:
             stopped = True
             waiting.clear()
             engine.stop()
-        for task in [task for task in waiting if any(one in failed for one in required[task])]:
-            del waiting[task]
-            failed[task] = LotteryError("what it needs has failed")
+        while vain := [task for task in waiting if any(one in failed for one in required[task])]:
+            for task in vain:
+                del waiting[task]
+                failed[task] = _IN_VAIN
         for task in list(waiting):
             slots = engine.slots()
             if slots is not None and len(running) >= slots:
@@ -125,13 +128,15 @@ def launch(
             error = _again(task, error, lost, engine, report)
             if error is None:
                 waiting = dict.fromkeys([task, *waiting])
-        elif error is None and not event.result() and not stopped:  # somebody has stopped just this one
+        elif error is None and event.result():
+            num_trained += 1
+        elif error is None and not stopped:  # somebody has stopped just this one
             waiting = dict.fromkeys([task, *waiting])
         if error is not None and not isinstance(error, Lost):
             failed[task] = error
             if len(tasks) > 1 and not _is_hopeless(failed):
                 report(progress.Note(f"{_reason(task, error)} The others go on."))
-    _raise(failed, asked())
+    _raise(failed, asked() if num_trained + len(failed) < len(tasks) else 0)
 
 
 def _again(
@@ -143,10 +148,10 @@ def _again(
     lost[task] = times, stands
     if times >= LOSSES:
         return LotteryError(
-            f"{_where(task)}: {error} {LOSSES} times without any progress; there may be too little memory for it."
+            f"{named(task)}: {error} {LOSSES} times without any progress; there may be too little memory for it."
         )
     less = " There will be one worker less." if times > 1 and engine.fewer() else ""
-    report(progress.Note(f"{_where(task)}: {error}; it is begun again where it stood.{less}"))
+    report(progress.Note(f"{named(task)}: {error}; it is begun again where it stood.{less}"))
     return None
 
 
@@ -164,7 +169,7 @@ def _is_hopeless(failed: Mapping[Task, BaseException]) -> bool:
 
 
 def _raise(failed: Mapping[Task, BaseException], signal: int) -> None:
-    errors = {task: error for task, error in failed.items() if str(error) != "what it needs has failed"}
+    errors = {task: error for task, error in failed.items() if error is not _IN_VAIN}
     for error in errors.values():
         if isinstance(error, StorageError) or len(failed) == 1:
             raise error
@@ -182,11 +187,12 @@ def _raise(failed: Mapping[Task, BaseException], signal: int) -> None:
 def _reason(task: Task, error: BaseException) -> str:
     """What a failure says, and of which network."""
     said = str(error) if isinstance(error, LotteryError) else f"{type(error).__name__}: {error}"
-    said = said if said.startswith("Replicate ") else f"{_where(task)}: {said}"
+    said = said if said.startswith("Replicate ") else f"{named(task)}: {said}"
     return said if said.endswith(".") else f"{said}."
 
 
-def _where(task: Task) -> str:
+def named(task: Task) -> str:
+    """What a network is called in a sentence."""
     replicate, index, branch = task.network
     return f"Replicate {replicate}, round {index}" + ("" if branch == store.TICKET else f", branch {branch}")
 

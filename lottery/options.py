@@ -117,7 +117,8 @@ def stoppable() -> Iterator[stopping.Asked]:
     """
 
     def told(number: int) -> None:
-        print("\nlottery: stopping after this step; once more stops at once.", file=sys.stderr)
+        begin = "\n" if sys.stderr.isatty() else ""  # after the ^C that the terminal shows
+        print(f"{begin}lottery: stopping after this step; once more stops at once.", file=sys.stderr)
 
     try:
         with stopping.asked(told, at_once=True) as asked:

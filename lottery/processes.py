@@ -1,6 +1,7 @@
 """Networks trained in several processes of this machine."""
 
 import contextlib
+import logging
 import os
 import queue
 import secrets
@@ -89,12 +90,13 @@ class _Pool:
         if self.executor is None:
             # A process takes all memory of a GPU unless it is told not to.
             growth = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-            self.executor = loky.ProcessPoolExecutor(
-                self.num,
-                initializer=_begin,
-                initargs=(self.listener.address, self.key, self.trainer),
-                env={"TF_FORCE_GPU_ALLOW_GROWTH": growth},
-            )
+            with _quiet_tracker():
+                self.executor = loky.ProcessPoolExecutor(
+                    self.num,
+                    initializer=_begin,
+                    initargs=(self.listener.address, self.key, self.trainer),
+                    env={"TF_FORCE_GPU_ALLOW_GROWTH": growth},
+                )
         executor, future = self.executor, Future()
         self.futures[task] = future
 
@@ -132,6 +134,21 @@ class _Pool:
             Client(self.listener.address, authkey=self.key).close()  # lets go the thread that waits for one
         for connection in self.connections:
             connection.close()
+
+
+@contextlib.contextmanager
+def _quiet_tracker() -> Iterator[None]:
+    """Start what clears away behind processes that were killed so that it does it without a warning."""
+    before = os.environ.get("PYTHONWARNINGS")
+    ours = "ignore::UserWarning:loky.backend.resource_tracker"
+    os.environ["PYTHONWARNINGS"] = f"{before},{ours}" if before else ours
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def _tell(connection: Connection) -> None:
@@ -179,6 +196,7 @@ def _begin(address: Any, key: bytes, trainer: bytes) -> None:
     """The first thing that happens in a process."""
     import cloudpickle
 
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # a process trains networks of several runs, each traced
     # Ctrl-C in a terminal goes to every process; who has started this one says when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = _Worker(Client(address, authkey=key))

@@ -20,6 +20,7 @@ class Step:
         first_step, num_steps: From which step it is trained, and until which.
         val_accuracy: At the last evaluation.
         done, total: Steps of everything that is to be trained; see `tallied`.
+        several: Whether networks of more than one run are trained.
     """
 
     run: Path
@@ -35,6 +36,7 @@ class Step:
     val_accuracy: float
     done: int = 0
     total: int = 0
+    several: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,12 @@ class Measured:
     """A network in training was evaluated.
 
     Attributes:
-        replicate, round, branch: Which network it is.
+        run, replicate, round, branch: Which network it is.
         row: Step, split, loss and accuracy, as `lottery.training.Trained` has them.
         first: Whether its training has just begun, anew if it was begun before.
     """
 
+    run: Path
     replicate: int
     round: int
     branch: str
@@ -85,7 +88,7 @@ def tallied(report: Report, spans: Mapping[Key, tuple[int, int]]) -> Report:
         A function that takes what happens, and fills in `Step.done` and `Step.total`.
     """
     taken = dict.fromkeys(spans, 0)
-    total = sum(last - first for first, last in spans.values())
+    total, several = sum(last - first for first, last in spans.values()), len({key[0] for key in spans}) > 1
 
     def told(event: Event) -> None:
         where = event.where if isinstance(event, Done) else event
@@ -93,7 +96,7 @@ def tallied(report: Report, spans: Mapping[Key, tuple[int, int]]) -> Report:
             key = where.run, where.replicate, where.round, where.branch
             first, last = spans.get(key, (0, 0))
             taken[key] = last - first if isinstance(event, Done) else max(0, min(where.step - first, last - first))
-            where = dataclasses.replace(where, done=sum(taken.values()), total=total)
+            where = dataclasses.replace(where, done=sum(taken.values()), total=total, several=several)
             event = dataclasses.replace(event, where=where) if isinstance(event, Done) else where
         report(event)
 
@@ -174,7 +177,8 @@ def _print_line(console: Any, event: Event, left: Callable[[Step], str]) -> None
         collapsed = f"  nothing left of {', '.join(record['collapsed'])}" if record["collapsed"] else ""
         remaining, accuracy = left(where), record["early_stop_test_accuracy"]
         console.print(
-            f"replicate {where.replicate}/{where.num_replicates}  round {where.round:>2}/{where.num_rounds}  "
+            (f"{where.run.name}  " if where.several else "")
+            + f"replicate {where.replicate}/{where.num_replicates}  round {where.round:>2}/{where.num_rounds}  "
             + ("" if where.branch == "ticket" else f"{where.branch}  ")
             + f"density {where.density:.4f}  early stop {record['early_stop_step']:>{len(str(where.num_steps))}}  "
             + ("" if accuracy is None else f"test {accuracy:.4f}  ")
@@ -189,8 +193,9 @@ def _print_line(console: Any, event: Event, left: Callable[[Step], str]) -> None
 
 def _line(where: Step) -> str:
     branch = "" if where.branch == "ticket" else f" · {where.branch}"
+    run = f"{where.run.name} · " if where.several else ""
     return (
-        f"replicate {where.replicate}/{where.num_replicates} · round {where.round}/{where.num_rounds}{branch}"
+        f"{run}replicate {where.replicate}/{where.num_replicates} · round {where.round}/{where.num_rounds}{branch}"
         f" · density {where.density:.4f} · step {where.step}/{where.num_steps} · validation {where.val_accuracy:.4f}"
     )
 

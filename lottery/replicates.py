@@ -1,7 +1,7 @@
 """One replicate of a run: its rounds, then its controls, each network stored as soon as it is trained."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,8 @@ def train_chain(job: jobs.Job, replicate: int, last: int) -> None:
     def train(index: int, kept: Masks, before: jobs.State) -> training.Trained:
         network = (replicate, index, store.TICKET)
         if not index:
-            saved: dict[str, np.ndarray] = {}
-            watch = {k: saved.update} if k else None
-            trained = jobs.train_network(job, network, initial, kept, 0, watch=watch, memory=saved)
-            if k:
-                files.write(store.start_path(job.path, replicate, k), files.pack_arrays(saved))
-            details = {"rewind_sha256": rewinding.fingerprint(saved)} if k else {}
+            trained, saved = _train_dense(job, network, initial, kept)
+            details = {"rewind_sha256": rewinding.fingerprint(saved[k])} if k else {}
         else:
             start = rewinding.rewound(experiment.rewind.mode, jobs.start_state(job, replicate), before, kept)
             at = rewinding.schedule_step(experiment, index)
@@ -62,6 +58,26 @@ def train_chain(job: jobs.Job, replicate: int, last: int) -> None:
 
     for _ in rounds.find_ticket(prunable, train, prune, last, _last(job.path, replicate)):
         pass
+
+
+def _train_dense(
+    job: jobs.Job, network: jobs.Network, initial: jobs.State, dense: Masks
+) -> tuple[training.Trained, Mapping[int, jobs.State]]:
+    """Train round 0, and store the states on its way that this run, or others of a sweep, rewind to."""
+    seen: dict[str, np.ndarray] = {}  # by step and weight: part of every checkpoint
+    steps = sorted({job.prepared.experiment.rewind.step, *job.states} - {0})
+
+    def look(step: int) -> Callable[[dict[str, np.ndarray]], None]:
+        return lambda state: seen.update({f"{step}/{name}": value for name, value in state.items()})
+
+    watch = {step: look(step) for step in steps}
+    trained = jobs.train_network(job, network, initial, dense, 0, watch=watch, memory=seen)
+    saved = {step: {name: seen[f"{step}/{name}"] for name in initial} for step in steps}
+    for step, state in saved.items():
+        own = step == job.prepared.experiment.rewind.step
+        path = (store.start_path if own else store.state_path)(job.path, network[0], step)
+        files.write(path, files.pack_arrays(state))
+    return trained, saved
 
 
 def train_branch(

@@ -99,12 +99,7 @@ def run(
         if not existed:  # until here nothing was written, whatever was wrong
             stack.enter_context(store.opened(path, settings))
         notes = environment.record(path, settings, prepared.loop.model, prepared.data, num_threads)
-        tasks = [
-            launching.Task(path, (replicate, *one))
-            for replicate in range(1, settings.run.num_replicates + 1)
-            for one in store.wanted(settings)
-            if not store.is_stored(path, replicate, *one)
-        ]
+        tasks = [task for task in wanted(path, settings) if not store.is_stored(path, *task.network)]
         size = f"{path}: replicates: {settings.run.num_replicates}, networks of each: {len(store.wanted(settings))}."
         for note in (*prepared.notes, *notes, size):
             report(progress.Note(note))
@@ -113,6 +108,12 @@ def run(
         work = working.Work(
             path, settings, num_threads, model, data, criterion, every=checkpoint_every or checkpoints.Every()
         )
-        workers = working.num_workers(workers, work, tasks, prepared, report)
+        workers = working.num_workers(workers, {path: work}, tasks, report, prepared)
         working.carry_out({path: work}, tasks, workers, {path: prepared}, report, asked)
     return results.Run(path)
+
+
+def wanted(path: Path, settings: config.Experiment) -> list[launching.Task]:
+    """Every network of a run, stored or not, in the order of training."""
+    replicates = range(1, settings.run.num_replicates + 1)
+    return [launching.Task(path, (number, *one)) for number in replicates for one in store.wanted(settings)]

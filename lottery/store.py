@@ -37,6 +37,11 @@ def start_path(run: Path, replicate: int, step: int = 0) -> Path:
     return run / f"replicate-{replicate}" / ("start.safetensors" if step else "initial.safetensors")
 
 
+def state_path(run: Path, replicate: int, step: int) -> Path:
+    """Where every variable of a replicate's dense network at a step is stored that other runs of a sweep rewind to."""
+    return run / f"replicate-{replicate}" / f"step-{step:05d}.safetensors"
+
+
 def checkpoint_path(folder: Path, stage: str = "") -> Path:
     """Where a network in training stands, in its round's folder; there only until the round is complete."""
     return folder / f"checkpoint{'-' if stage else ''}{stage}.safetensors"

@@ -90,7 +90,7 @@ def train(
     now = Standing(first_step, first_step)
     if keeper:
         parts = [start_sha256, rewinding.fingerprint(kept), settings.model_dump(mode="json"), seed]
-        now = keeper.begin(loop, checkpoints.identity(loop, [*parts, first_step, schedule_step]), now)
+        now = keeper.begin(loop, checkpoints.identity(loop, [*parts, first_step, schedule_step, sorted(watch)]), now)
         for row in now.metrics:
             measured(row)
     began -= now.seconds

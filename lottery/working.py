@@ -1,6 +1,7 @@
 """What trains networks of a run, whichever process it is in: from plain data, and the caller's own functions."""
 
 import contextlib
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from lottery import (
     processes,
     progress,
     replicates,
+    sharing,
     stopping,
     store,
     weights,
@@ -44,6 +46,7 @@ class Work:
         branch: What the branches are, if it is not one of `branches.BRANCHES`.
         details: What is recorded of branches besides.
         every: How often a network in training is checkpointed.
+        states: Steps of the dense network at which other runs of a sweep need its state.
     """
 
     path: Path
@@ -55,6 +58,7 @@ class Work:
     branch: branches.Branch | None = None
     details: Mapping[str, Any] | None = None
     every: checkpoints.Every = field(default_factory=checkpoints.Every)
+    states: tuple[int, ...] = ()
 
 
 @dataclass
@@ -105,7 +109,10 @@ class Bench:
             loop, stack = ready.loop, contextlib.ExitStack()
             mode = enforcement.ENFORCEMENTS[work.settings.run.enforcement]
             loop.callbacks.extend(stack.enter_context(mode(loop.model, loop.masks)))
-            self._open[work.path] = jobs.Job(work.path, ready, self.report, every=work.every, asked=self.asked), stack
+            job = jobs.Job(
+                work.path, ready, self.report, every=work.every, asked=self.asked, states=work.states
+            )  # fmt: skip
+            self._open[work.path] = job, stack
         self._open[work.path] = self._open.pop(work.path)  # the one that was used last is the last to go
         return self._open[work.path][0]
 
@@ -124,25 +131,31 @@ def check_workers(workers: int | None) -> None:
 
 
 def num_workers(
-    workers: int | None, work: Work, tasks: Sequence[launching.Task], prepared: Prepared, report: progress.Report
+    workers: int | None,
+    works: Mapping[Path, Work],
+    tasks: Sequence[launching.Task],
+    report: progress.Report,
+    prepared: Prepared | None = None,
 ) -> int:
-    """In how many processes the networks of a run are trained, which is said where it is more than this one.
+    """In how many processes networks are trained, which is said where it is more than this one.
 
     Args:
         workers: What the caller asks for, if anything.
-        work: What is to be done.
+        works: What is to be done, by the folder of a run.
         tasks: The networks.
-        prepared: The run's model and data.
         report: Told it.
+        prepared: Their model and data, if they have one; it tells whether processes pay.
     """
-    cores, threads = environment.num_cores(), work.num_threads
+    cores, threads = environment.num_cores(), max(work.num_threads for work in works.values())
     chosen = ""
     if workers is None:
-        model = prepared.loop.model
-        sizes = {name: math.prod(value.shape) for name, value in weights.prunable(model).items()}
-        macs = costs.multiply_adds(sizes, positions.uses(model))
-        spans = [jobs.span(work.settings, *task.network[1:]) for task in tasks]
-        workers = environment.workers_for(threads, spans, macs, work.settings.train.batch_size)
+        macs, spans = None, [jobs.span(works[task.run].settings, *task.network[1:]) for task in tasks]
+        if prepared:
+            model = prepared.loop.model
+            sizes = {name: math.prod(value.shape) for name, value in weights.prunable(model).items()}
+            macs = costs.multiply_adds(sizes, positions.uses(model))
+        batch_size = next(iter(works.values())).settings.train.batch_size
+        workers = environment.workers_for(threads, spans, macs, batch_size)
         chosen = "; --workers says otherwise"
     workers = max(1, min(workers, len(tasks)))
     if workers > 1:
@@ -158,6 +171,7 @@ def carry_out(
     prepared: Mapping[Path, Prepared] | None = None,
     report: progress.Report = progress.silent,
     asked: stopping.Asked = stopping.never,
+    copies: Mapping[launching.Task, launching.Task] | None = None,
 ) -> None:
     """Train networks.
 
@@ -168,21 +182,40 @@ def carry_out(
         prepared: What is prepared in this process already, by the folder of a run.
         report: Told what happens.
         asked: Whether somebody has asked to stop.
+        copies: Networks that are not trained but copied, each with the one that it is a copy of.
 
     Raises:
         Stopped: Somebody has asked to stop; everything that was in training has a checkpoint.
         LotteryError: Something could not be trained; `launching.launch` says when.
     """
-    spans = {(run, *network): jobs.span(works[run].settings, *network[1:]) for run, network in tasks}
+    copies = copies or {}
+    spans = {
+        (run, *network): jobs.span(works[run].settings, *network[1:])
+        for run, network in tasks
+        if (run, network) not in copies
+    }
     report = progress.tallied(report, spans)
     with contextlib.ExitStack() as stack:
         if workers > 1:
-            engine, tasks = (
-                stack.enter_context(processes.several(functools.partial(trainer, works), workers)),
-                launching.by_priority(tasks),
-            )
+            engine = stack.enter_context(processes.several(functools.partial(trainer, works), workers))
+            tasks = launching.by_priority(tasks)
         else:
             bench = Bench(works, report, asked, dict(prepared or {}))
             stack.callback(bench.close)
             engine = launching.here(bench.train)
-        launching.launch(tasks, engine, report, asked)
+        if copies:
+            engine = _copying(engine, works, copies)
+        launching.launch(tasks, engine, report, asked, {task: [original] for task, original in copies.items()})
+
+
+def _copying(
+    engine: launching.Engine, works: Mapping[Path, Work], copies: Mapping[launching.Task, launching.Task]
+) -> launching.Engine:
+    """An engine that trains what is no copy."""
+
+    def copy(task: launching.Task) -> None:
+        sharing.copy_network(task, copies[task], works[task.run].settings)
+        engine.happened.put(progress.Note(f"{launching.named(task)} of {task.run} is that of {copies[task].run}."))
+
+    copier = launching.here(copy)
+    return dataclasses.replace(engine, submit=lambda one: (copier if one in copies else engine).submit(one))

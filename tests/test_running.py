@@ -465,7 +465,7 @@ def test_every_mode_of_enforcement_finds_the_same_tickets(mode, small_run, tmp_p
 @pytest.mark.parametrize("accuracy", [0.9, None])
 def test_a_line_is_printed_for_a_model_that_measures_no_accuracy(accuracy):
     printed = io.StringIO()
-    where = progress.Step(1, 2, 3, 4, "ticket", 0.5, 60, 60, float("nan"), 1, 2)
+    where = progress.Step(Path(), 1, 2, 3, 4, "ticket", 0.5, 60, 0, 60, float("nan"), 1, 2)
     record = {"collapsed": [], "early_stop_step": 40, "early_stop_test_accuracy": accuracy, "seconds": 1.5}
     with progress.shown(Console(file=printed, width=200)) as report:
         report(progress.Done(where, record))

@@ -4,6 +4,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -255,13 +256,13 @@ def test_a_network_may_begin_anew_in_the_same_session(small_run, tmp_path):
     (tmp_path / "experiment.toml").write_bytes((small_run.path / "experiment.toml").read_bytes())
     report, readers = summaries.writer(tmp_path, small_run.experiment), []
     for steps in ((0, 10, 20), (0, 10)):
-        report(progress.Measured(1, 0, "ticket", (0, "validation", 1.0, 0.5), True))
+        report(progress.Measured(Path(), 1, 0, "ticket", (0, "validation", 1.0, 0.5), True))
         for read in readers:  # nothing of before is left
             assert [step for step, _ in read(place / "validation")["steps/loss"]] == [0]
             assert [step for step, _ in read(place / "train").get("steps/loss", [])] == []
         for step in steps[1:]:
             for split in ("train", "validation"):
-                report(progress.Measured(1, 0, "ticket", (step, split, 1.0, 0.5), False))
+                report(progress.Measured(Path(), 1, 0, "ticket", (step, split, 1.0, 0.5), False))
         readers = readers or kept_open(tmp_path / summaries.FOLDER)
         for read in (scalars, as_the_fast_reader, *readers):
             assert [step for step, _ in read(place / "validation")["steps/loss"]] == list(steps)
@@ -344,7 +345,7 @@ def test_what_goes_wrong_is_one_note_and_the_run_goes_on(small_run, tmp_path):
     told = []
     report = summaries.writer(copy, small_run.experiment, told.append)
     record = store.read_record(store.round_path(copy, 1, 0))
-    rest = [progress.Measured(1, 0, "ticket", (0, "validation", 1.0, 0.5), True), progress.Done(None, record)]
+    rest = [progress.Measured(Path(), 1, 0, "ticket", (0, "validation", 1.0, 0.5), True), progress.Done(None, record)]
     for event in rest:
         report(event)
     assert [type(event) for event in told] == [progress.Note, progress.Measured, progress.Done] and told[1:] == rest
