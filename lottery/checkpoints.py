@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ class Every:
 class Keeper:
     """Keeps the checkpoint of one training run.
 
+    What is stored is copied while training waits, and written beside it.
+
     Attributes:
         file: Where it is; each takes the place of the one before once it is whole.
         every: How often one is written.
@@ -86,7 +89,8 @@ class Keeper:
         self._loop, self._identity = loop, identity
         _stop(self.asked())
         standing = self._read() or standing
-        self._step, self._written, self._before = standing.step, time.monotonic(), time.monotonic()
+        self._step, self._taken, self._before, self._lasted = standing.step, time.monotonic(), time.monotonic(), 0.0
+        self._writer, self._writing = ThreadPoolExecutor(1), None
         return standing
 
     def keep(self, standing: Standing) -> None:
@@ -94,16 +98,29 @@ class Keeper:
 
         Raises:
             Stopped: Somebody has asked to stop; a checkpoint is written.
-            LotteryError: It cannot be written.
+            LotteryError: It, or the one before, cannot be written.
         """
         now, every, asked = time.monotonic(), self.every, self.asked()
-        next_one = now + (now - self._before)  # the piece to come may take as long as the last
+        # Until the next one is whole, a piece may pass that takes as long as the last, and the writing itself.
+        whole = now + (now - self._before) + self._lasted
         self._before = now
-        late = 0 < every.seconds <= next_one - self._written or 0 < every.steps <= standing.step - self._step
+        late = 0 < every.seconds <= whole - self._taken or 0 < every.steps <= standing.step - self._step
         if late or asked:
             self._write(standing)
-            self._step, self._written, self._before = standing.step, time.monotonic(), time.monotonic()
+            self._step, self._taken, self._before = standing.step, now, time.monotonic()
+        if asked:
+            self.close()
         _stop(asked)
+
+    def close(self) -> None:
+        """Wait until what is being written is whole."""
+        self._written()
+        self._writer.shutdown()
+
+    def _written(self) -> None:
+        if self._writing:
+            writing, self._writing = self._writing, None
+            self._lasted = writing.result()
 
     def _write(self, standing: Standing) -> None:
         arrays = {f"model/{name}": value for name, value in weights.read_state(self._loop.model).items()}
@@ -113,7 +130,8 @@ class Keeper:
         known = {key: value for key, value in vars(standing).items() if key != "best"}
         record = {"format": FORMAT, "identity": self._identity, "standing": known}
         arrays["record"] = np.frombuffer(json.dumps(record).encode(), np.uint8)
-        files.write(self.file, files.pack_arrays(arrays, {"sha256": rewinding.fingerprint(arrays)}))
+        self._written()  # the one before; two at a time would be written to one file
+        self._writing = self._writer.submit(_store, self.file, arrays)
 
     def _read(self) -> Standing | None:
         """Put everything back as it was at the checkpoint; nothing is changed where there is none that can be used."""
@@ -139,6 +157,13 @@ class Keeper:
         known["metrics"] = [tuple(row) for row in known["metrics"]]
         known |= {key: tuple(known[key]) for key in ("validation", "trained")}
         return Standing(**known, best=best)
+
+
+def _store(file: Path, arrays: Mapping[str, np.ndarray]) -> float:
+    """Write a checkpoint, and say how long it took."""
+    began = time.monotonic()
+    files.write(file, files.pack_arrays(arrays, {"sha256": rewinding.fingerprint(arrays)}))
+    return time.monotonic() - began
 
 
 def _stop(number: int) -> None:

@@ -113,5 +113,5 @@ def fingerprint(state: Mapping[str, np.ndarray]) -> str:
     for name in sorted(state):
         value = np.ascontiguousarray(state[name])
         digest.update(f"{name} {value.dtype.str} {value.shape}\n".encode())
-        digest.update(value.tobytes())
+        digest.update(value.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

@@ -1,5 +1,6 @@
 """One training run: full length, evaluated along the way, the weights of the best validation loss kept beside."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -105,27 +106,28 @@ def train(
         add(at, split, loss, accuracy)
         return loss, accuracy
 
-    while True:
-        if now.step == now.due:
-            if now.step > first_step:
-                add(now.step, "train", *now.trained)
-            now.validation = evaluate("validation", now.step)
-            if settings.test_curve:
-                evaluate("test", now.step)
-            if now.validation[0] < now.lowest:
-                now.lowest, now.best = now.validation[0], weights.read_state(loop.model)
-                now.summary = {"early_stop_step": now.step, **_named("early_stop_val", now.validation)}
+    with contextlib.closing(keeper) if keeper else contextlib.nullcontext():
+        while True:
+            if now.step == now.due:
+                if now.step > first_step:
+                    add(now.step, "train", *now.trained)
+                now.validation = evaluate("validation", now.step)
+                if settings.test_curve:
+                    evaluate("test", now.step)
+                if now.validation[0] < now.lowest:
+                    now.lowest, now.best = now.validation[0], weights.read_state(loop.model)
+                    now.summary = {"early_stop_step": now.step, **_named("early_stop_val", now.validation)}
+                report(now.step, now.validation[1])
+                if now.step == settings.num_steps:
+                    break
+                now.due = min(now.step - now.step % settings.eval_every + settings.eval_every, settings.num_steps)
+            _advance(loop, batches, now, first_step, min([now.due, *(at for at in watch if at > now.step)]), settings)
+            if now.step in watch:
+                watch[now.step](weights.read_state(loop.model))
             report(now.step, now.validation[1])
-            if now.step == settings.num_steps:
-                break
-            now.due = min(now.step - now.step % settings.eval_every + settings.eval_every, settings.num_steps)
-        _advance(loop, batches, now, first_step, min([now.due, *(at for at in watch if at > now.step)]), settings)
-        if now.step in watch:
-            watch[now.step](weights.read_state(loop.model))
-        report(now.step, now.validation[1])
-        now.seconds = time.perf_counter() - began
-        if keeper:
-            keeper.keep(now)
+            now.seconds = time.perf_counter() - began
+            if keeper:
+                keeper.keep(now)
 
     step, summary = now.step, now.summary
     final = _held(weights.read_state(loop.model), kept)

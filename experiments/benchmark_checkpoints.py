@@ -1,0 +1,132 @@
+"""What checkpoints cost: the part of training time that they take at the default of one a minute.
+
+Networks of the experiments that ship with the package are trained for a few steps, each with its own optimiser, on
+images made for it, and checkpoints are written one after the other. Of each is measured
+
+- how long training waits, while variables, slots and the best weights are copied;
+- how long it takes until the file is whole: hashed, written, flushed to the disk and renamed, beside training;
+- the time of the processor, which training lacks where all cores are busy, and the part of a minute that it is.
+
+LeNet-300-100 is also trained in turns with a checkpoint each second and with none, and the times are compared: what
+checkpoints cost beyond that would show here, sixty times as large as by default.
+
+Command:
+    python experiments/benchmark_checkpoints.py
+
+It takes about three minutes on two cores. Run it on a machine that does nothing else.
+"""
+
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from benchmark_training import print_table
+from rich.console import Console
+
+from lottery import checkpoints, config, environment, preparing, shipped, smoking, training, weights
+
+NETWORKS = {
+    "LeNet-300-100, Adam": "lenet_mnist",
+    "Conv-6, Adam": "conv_6_cifar10",
+    "ResNet-20, SGD": "resnet_20_cifar10",
+    "VGG-19, SGD": "vgg_19_cifar10",
+}
+MINUTE = 60.0
+
+Writes = Annotated[int, typer.Option(min=1, help="How often each checkpoint is written.")]
+Turns = Annotated[int, typer.Option(min=1, help="Turns with checkpoints each second, and without.")]
+Seconds = Annotated[float, typer.Option(min=1, help="About how long a turn takes.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every measurement there.")]
+
+
+def main(writes: Writes = 9, turns: Turns = 7, seconds: Seconds = 10, json_file: JsonFile = None) -> None:
+    """Measure and print."""
+    environment.use_threads(1)
+    console, lines, found = Console(), [], {}
+    for name, experiment in NETWORKS.items():
+        taken, size = _writing(experiment, writes)
+        found[name] = {"seconds": taken, "bytes": size}
+        waits, whole, processor = (statistics.median(times) for times in zip(*taken, strict=True))
+        numbers = [f"{1e3 * each:.0f}" for each in (waits, whole, processor)]
+        lines.append([name, f"{size / 1e6:.1f}", *numbers, f"{100 * processor / MINUTE:.2f}"])
+    heads = ["", "MB", "ms training waits", "ms until whole", "ms of processor", "% of a minute"]
+    print_table(console, "One checkpoint", heads, lines)
+    ratios = _training(turns, seconds)
+    found["each second, to none"] = ratios
+    lower, middle, upper = statistics.quantiles(ratios, n=4)
+    rows = [["a checkpoint each second, to none", f"{middle:.4f}", f"{lower:.4f}..{upper:.4f}"]]
+    rows += [["one a minute, from that", f"{1 + (middle - 1) / MINUTE:.5f}", ""]]
+    print_table(console, "Seconds a step, LeNet-300-100", ["", "ratio", "middle half"], rows)
+    if json_file:
+        json_file.write_text(json.dumps(found))
+
+
+def _prepared(name: str, num_steps: int) -> preparing.Prepared:
+    tables, data = smoking.shrunk(config.load(shipped.named(name)))
+    tables["train"] |= {"num_steps": num_steps, "batch_size": 60, "eval_every": num_steps, "drop_at": []}
+    tables["train"]["warmup_steps"] = 0
+    rng = np.random.default_rng(0)
+    shape = data[0].shape[1:]
+    x, y = rng.integers(0, 256, (5000, *shape)).astype(np.uint8), rng.integers(0, 10, 5000)
+    return preparing.prepare(config.load(tables), given=(x, y, x[:1000], y[:1000]))
+
+
+def _train(prepared: preparing.Prepared, keeper: checkpoints.Keeper) -> float:
+    """Seconds that a training takes."""
+    start = weights.read_state(prepared.loop.model)
+    began = time.perf_counter()
+    training.train(prepared.loop, start, {}, prepared.experiment.train, (0, 1, 2), keeper=keeper)
+    return time.perf_counter() - began
+
+
+def _writing(name: str, writes: int) -> tuple[list[tuple[float, float, float]], int]:
+    """Of some checkpoints of a network in training, seconds that training waits, until it is whole, and of the
+    processor; and their size."""
+    prepared = _prepared(name, writes + 1)
+    prepared.loop.pace[:] = [1e9]  # one step in each piece, so that there is a checkpoint after each
+    with tempfile.TemporaryDirectory() as folder:
+        file, taken = Path(folder) / "checkpoint.safetensors", []
+        keeper = checkpoints.Keeper(file, checkpoints.Every(0, 1))
+        write = keeper._write
+
+        def timed(standing: checkpoints.Standing) -> None:
+            began, worked = time.perf_counter(), time.process_time()
+            write(standing)
+            waits = time.perf_counter() - began
+            keeper._written()
+            taken.append((waits, time.perf_counter() - began, time.process_time() - worked))
+
+        keeper._write = timed  # type: ignore[method-assign]
+        _train(prepared, keeper)
+        return taken, file.stat().st_size
+
+
+def _training(turns: int, seconds: float) -> list[float]:
+    """By turn, the time of a training with a checkpoint each second over that of one without."""
+    prepared = _prepared("lenet_mnist", 2000)
+    with tempfile.TemporaryDirectory() as folder:
+
+        def taken(every: checkpoints.Every, loop: Any) -> float:
+            file = Path(folder) / "checkpoint.safetensors"
+            file.unlink(missing_ok=True)
+            return _train(loop, checkpoints.Keeper(file, every))
+
+        none = checkpoints.Every(0)
+        taken(none, prepared)
+        steps = int(2000 * seconds / taken(none, prepared))
+        prepared = _prepared("lenet_mnist", steps)
+        taken(none, prepared)
+        ratios = []
+        for _ in range(turns):
+            with_them, without = taken(checkpoints.Every(1.0), prepared), taken(none, prepared)
+            ratios.append(with_them / without)
+        return ratios
+
+
+if __name__ == "__main__":
+    typer.run(main)
