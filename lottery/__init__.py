@@ -22,9 +22,9 @@ _MODULES = (
     "exporting", "facts", "files", "findings", "fingerprints", "fitting", "folding", "formats", "gallery", "holding",
     "inputs", "interpolation", "intervals", "jobs", "landscapes", "layers", "learning_rates", "loop", "masks",
     "matching", "models", "modes", "networks", "options", "order", "overlaps", "page_commands", "patching", "picking",
-    "pictures", "placing", "planning", "plots", "positions", "preparing", "progress", "pruning", "rebuilding",
+    "pictures", "placing", "planning", "plots", "positions", "precision", "preparing", "progress", "pruning", "rebuilding",
     "records", "reopened", "repeating", "replicates", "report", "results", "rewinding", "rounds", "running",
-    "saliency", "schedules", "scoring", "sections", "shipped", "showing", "smoking", "stopping", "store", "styles",
+    "saliency", "schedules", "scoring", "sections", "shipped", "showing", "smoking", "spreading", "stopping", "store", "styles",
     "summaries", "survivors", "synaptic", "tflite", "ticket_commands", "ticket_files", "ticket_tables", "tickets",
     "tracing", "training", "verdicts", "weights", "wrappable", "wrappers",
 )  # fmt: skip

@@ -124,6 +124,7 @@ def check_same(path: Path, settings: config.Experiment, prepared: Prepared) -> N
 def opened(path: Path, settings: config.Experiment, prepared: Prepared) -> Iterator[None]:
     """A stored run, for this process alone, seen to be whole, and the masks held while anything is trained for it."""
     mode, loop = settings.run.enforcement, prepared.loop
+    environment.check_devices(path, loop.model)
     with store.opened(path, settings):
         checking.refuse_damaged(path, settings)
         with enforcement.ENFORCEMENTS[mode](loop.model, loop.masks) as callbacks:
