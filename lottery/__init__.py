@@ -15,18 +15,19 @@ if TYPE_CHECKING:
     from lottery.running import run
 
 _MODULES = (
-    "allocation", "allowlist", "analysis", "analyze_commands", "architectures", "auditing", "augmenting", "branches",
-    "branching", "callbacks", "chains", "checking", "checklist", "checkpoints", "claims", "compaction", "comparing",
-    "comparisons", "compiling", "config", "connecting", "connectivity", "contests", "copies", "costs", "criteria",
-    "curves", "data", "datasets", "distances", "enforcement", "environment", "errors", "evaluating", "examples",
-    "exporting", "facts", "files", "findings", "fingerprints", "fitting", "folding", "formats", "gallery", "holding",
-    "inputs", "interpolation", "intervals", "jobs", "landscapes", "layers", "learning_rates", "loop", "masks",
-    "matching", "models", "modes", "networks", "options", "order", "overlaps", "page_commands", "patching", "picking",
-    "pictures", "placing", "planning", "plots", "positions", "precision", "preparing", "progress", "pruning", "rebuilding",
-    "records", "reopened", "repeating", "replicates", "report", "results", "rewinding", "rounds", "running",
-    "saliency", "schedules", "scoring", "sections", "shipped", "showing", "smoking", "spreading", "stopping", "store", "styles",
-    "summaries", "survivors", "synaptic", "tflite", "ticket_commands", "ticket_files", "ticket_tables", "tickets",
-    "tracing", "training", "verdicts", "weights", "wrappable", "wrappers",
+    "allocation", "allowlist", "analysis", "analyze_commands", "architectures", "auditing", "augmenting",
+    "branches", "branching", "callbacks", "chains", "checking", "checklist", "checkpoints", "claims", "compaction",
+    "comparing", "comparisons", "compiling", "config", "connecting", "connectivity", "contests", "copies", "costs",
+    "criteria", "curves", "data", "datasets", "distances", "enforcement", "environment", "errors", "evaluating",
+    "examples", "exporting", "facts", "files", "findings", "fingerprints", "fitting", "folding", "formats",
+    "gallery", "holding", "inputs", "interpolation", "intervals", "jobs", "landscapes", "layers", "learning_rates",
+    "loop", "masks", "matching", "models", "modes", "networks", "options", "order", "overlaps", "page_commands",
+    "patching", "picking", "pictures", "placing", "planning", "plots", "positions", "precision", "preparing",
+    "progress", "pruning", "rebuilding", "records", "reopened", "repeating", "replicates", "report", "results",
+    "rewinding", "rounds", "running", "saliency", "schedules", "scoring", "sections", "shipped", "showing",
+    "smoking", "spreading", "stopping", "store", "styles", "summaries", "survivors", "synaptic", "tflite",
+    "ticket_commands", "ticket_files", "ticket_tables", "tickets", "tracing", "training", "verdicts", "weights",
+    "wrappable", "wrappers",
 )  # fmt: skip
 
 

@@ -236,9 +236,10 @@ def _check_spread(model: Any, data: Splits | Streams, settings: config.Train) ->
             "for one device."
         )
     if isinstance(data, Splits):
-        return spreading.check_batches(model, settings.batch_size)
+        spreading.check_batches(model, settings.batch_size)
+        return
     import tensorflow as tf
 
     dataset: Any = data.train()
     for one in tf.nest.flatten(dataset.element_spec):
-        spreading.check_batches(model, one.shape[0], "batches of a tf.data.Dataset (batch with drop_remainder=True)")
+        spreading.check_batches(model, one.shape[0], "data (batched with drop_remainder=True)")
