@@ -1,6 +1,7 @@
 """Build models under a dtype policy of Keras, and see what they compute with."""
 
 import contextlib
+import contextvars
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from lottery import weights
 from lottery.errors import LotteryError
 
 FULL = "float32"
+_ASIDE: contextvars.ContextVar[bool] = contextvars.ContextVar("aside", default=False)
 
 
 def building(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
@@ -19,11 +21,14 @@ def building(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
     Raises:
         LotteryError: When it is called: nothing of what it has built computes as the policy says.
     """
-    if policy == FULL:
+    if policy == FULL or hasattr(build, "trainable_variables"):  # a model, which is refused where it is to be built
         return build
 
     @functools.wraps(build)
     def built() -> Any:
+        # SynFlow computes in double precision, whatever the network does.
+        if _ASIDE.get() or "float64" in {one.global_policy().name for one in _libraries()}:
+            return build()
         with _everywhere(policy):
             model = build()
         if hasattr(model, "_flatten_layers") and policy not in policies(model):
@@ -36,6 +41,16 @@ def building(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
     return built
 
 
+@contextlib.contextmanager
+def left_aside() -> Iterator[None]:
+    """Within, what `building` gives builds as if it had been given no policy: what is small in half precision is zero."""
+    token = _ASIDE.set(True)
+    try:
+        yield
+    finally:
+        _ASIDE.reset(token)
+
+
 def policies(model: Any) -> set[str]:
     """The names of the policies that a model's layers with weights have."""
     layers = [weights.inside(layer) for layer in model._flatten_layers(include_self=False)]
@@ -44,18 +59,21 @@ def policies(model: Any) -> set[str]:
 
 @contextlib.contextmanager
 def _everywhere(policy: str) -> Iterator[None]:
-    import keras
-    import tf_keras
-
-    libraries = (keras.mixed_precision, tf_keras.mixed_precision)
-    before = [library.global_policy() for library in libraries]
-    for library in libraries:
-        library.set_global_policy(policy)
+    before = [one.global_policy() for one in _libraries()]
+    for one in _libraries():
+        one.set_global_policy(policy)
     try:
         yield
     finally:
-        for library, one in zip(libraries, before, strict=True):
-            library.set_global_policy(one)
+        for one, own in zip(_libraries(), before, strict=True):
+            one.set_global_policy(own)
+
+
+def _libraries() -> tuple[Any, Any]:
+    import keras
+    import tf_keras
+
+    return keras.mixed_precision, tf_keras.mixed_precision
 
 
 def _policy(layer: Any) -> str:

@@ -192,7 +192,8 @@ def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
     The batch is the first `prune.num_examples` examples of the training part in an order of the replicate's own.
     """
     experiment = prepared.experiment
-    model = build_model(prepared.build, order.seed_for(experiment.run.seed, replicate, order.INITIALISATION))
+    with precision.left_aside():  # gradients in half precision would be zero where they are small
+        model = build_model(prepared.build, order.seed_for(experiment.run.seed, replicate, order.INITIALISATION))
     compiling.compile_model(model, experiment.train, example_batch(prepared.data)[0])
     wanted = experiment.prune.num_examples
     if isinstance(prepared.data, Splits):
@@ -234,7 +235,8 @@ def _notes_on_devices(model: Any, strategy: Any) -> list[str]:
     num = strategy.num_replicas_in_sync
     if num == 1:
         return ["There is one device, so the network is trained on that one, and run.strategy changes nothing else."]
-    notes = [f"The network is mirrored on {num} devices: {', '.join(strategy.extended.worker_devices)}."]
+    devices = ", ".join(one.rpartition("device:")[2] for one in strategy.extended.worker_devices)
+    notes = [f"The network is mirrored on {num} devices: {devices}."]
     if type(model).train_step.__module__.split(".")[0] not in ("keras", "tf_keras"):
         notes.append(
             "The model has a train_step of its own, which each device calls with its share of a batch; the gradients "

@@ -19,6 +19,7 @@ from lottery import (
     precision,
     preparing,
     stopping,
+    synaptic,
     training,
     weights,
 )
@@ -156,6 +157,23 @@ def test_a_checkpoint_has_the_scale_of_the_loss(library, tmp_path):
     scales = {float(value) for name, value in files.read_arrays(file).items() if "scale" in name and value.ndim == 0}
     assert scales and max(scales) < 2**15, scales
     assert train(made(), keeper=checkpoints.Keeper(file, note=pytest.fail)) == whole
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_synflow_is_in_double_precision_all_the_same(library):
+    """It looks at the same weights, so it keeps the same of them."""
+    build = models.builder("lenet_300_100", (6,), 3, library)
+    scores = []
+    for policy in ("float32", "mixed_float16"):
+        tables = {"prune": {"criterion": "synflow", "num_rounds": 1}, "train": {"precision": policy, "batch_size": 16}}
+        given = toy_arrays(np.random.default_rng(3))
+        one = preparing.prepare(config.load(tables | {"data": {"validation": 50}}), build, given)
+        network = preparing.scoring_network(one, 1)
+        assert precision.policies(network.model) == {"float32"}
+        kept = {name: np.ones(value.shape, bool) for name, value in weights.read(network.model).items()}
+        scores.append(synaptic.flow_through(network.model, network.build, network.x, list(kept))(kept))
+    for name, value in scores[0].items():
+        np.testing.assert_allclose(scores[1][name], value, rtol=1e-9, err_msg=name)
 
 
 def test_a_run_in_mixed_precision_is_whole(tmp_path):
