@@ -43,7 +43,7 @@ def building(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
 
 @contextlib.contextmanager
 def left_aside() -> Iterator[None]:
-    """Within, what `building` gives builds as if it had been given no policy: what is small in half precision is zero."""
+    """Within, what `building` gives builds as without a policy: what is small is zero in half precision."""
     token = _ASIDE.set(True)
     try:
         yield
