@@ -22,12 +22,12 @@ _MODULES = (
     "exporting", "facts", "files", "findings", "fingerprints", "fitting", "folding", "formats", "gallery", "holding",
     "inputs", "interpolation", "intervals", "jobs", "landscapes", "launching", "layers", "learning_rates", "loop",
     "masks", "matching", "measuring", "models", "modes", "networks", "options", "order", "overlaps", "page_commands",
-    "patching", "picking", "pictures", "placing", "planning", "plots", "positions", "preparing", "processes",
-    "progress", "pruning", "rebuilding", "records", "reopened", "repeating", "replicates", "report", "results",
-    "rewinding", "rounds", "running", "saliency", "schedules", "scoring", "sections", "sharing", "shipped", "showing",
-    "smoking", "stopping", "store", "styles", "summaries", "survivors", "sweeping", "synaptic", "tflite",
-    "ticket_commands", "ticket_files", "ticket_tables", "tickets", "tracing", "training", "verdicts", "weights",
-    "working", "wrappable", "wrappers",
+    "patching", "picking", "pictures", "placing", "planning", "plots", "positions", "precision", "preparing",
+    "processes", "progress", "pruning", "rebuilding", "records", "reopened", "repeating", "replicates", "report",
+    "results", "rewinding", "rounds", "running", "saliency", "schedules", "scoring", "sections", "sharing", "shipped",
+    "showing", "smoking", "spreading", "stopping", "store", "styles", "summaries", "survivors", "sweeping",
+    "synaptic", "tflite", "ticket_commands", "ticket_files", "ticket_tables", "tickets", "tracing", "training",
+    "verdicts", "weights", "working", "wrappable", "wrappers",
 )  # fmt: skip
 
 

@@ -120,8 +120,9 @@ def use_threads(path: Path) -> int:
 
 
 def check_same(path: Path, settings: config.Experiment, prepared: Prepared) -> None:
-    """Raise `LotteryError` unless the data, the model and the criterion are those of a run."""
+    """Raise `LotteryError` unless the data, the model, its devices and the criterion are those of a run."""
     environment.check_data(path, prepared.data.fingerprint)
+    environment.check_devices(path, prepared.loop.model)
     if config.digest(prepared.experiment) != config.digest(settings):
         raise LotteryError(f"The model or criterion passed is not the one that {str(path)!r} was run with.")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import files, rewinding, stopping, weights
+from lottery import files, rewinding, spreading, stopping, weights
 from lottery.errors import LotteryError
 from lottery.loop import Loop
 
@@ -123,7 +123,10 @@ class Keeper:
             self._lasted = writing.result()
 
     def _write(self, standing: Standing) -> None:
-        arrays = {f"model/{name}": value for name, value in weights.read_state(self._loop.model).items()}
+        state = weights.read_state(self._loop.model)
+        arrays = {f"model/{name}": value for name, value in state.items()}
+        own = spreading.differing(self._loop.model, state)
+        arrays |= {f"device/{name}": np.array(one.numpy()) for name, one in own.items()}
         arrays |= {f"loop/{name}": np.array(one.numpy()) for name, one in _named(self._loop).items()}
         arrays |= {f"best/{name}": value for name, value in standing.best.items()}
         arrays |= {f"memory/{name}": value for name, value in self.memory.items()}
@@ -149,6 +152,8 @@ class Keeper:
             return None
         model, loop, best, memory = (_below(part, arrays) for part in ("model", "loop", "best", "memory"))
         weights.assign(self._loop.model, model)
+        for name, value in _below("device", arrays).items():
+            spreading.component(self._loop.model, name).assign(value)
         for name, one in _named(self._loop).items():
             one.assign(loop[name])
         self.memory.clear()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import config, learning_rates
+from lottery import config, learning_rates, spreading
 from lottery.data import Splits
 from lottery.errors import LotteryError
 
@@ -81,9 +81,10 @@ def compile_model(model: Any, settings: config.Train, example: Any, schedule_ste
     """
     keras = keras_of(model)
     if is_compiled(model):
-        own = getattr(model.optimizer, "_learning_rate", None)
+        inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of a LossScaleOptimizer
+        own = getattr(inner, "_learning_rate", None)
         if schedule_step is not None and isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
-            model.optimizer._learning_rate = learning_rates.schedule(
+            inner._learning_rate = learning_rates.schedule(
                 keras, own, first_step=schedule_step, last_step=settings.num_steps - 1
             )
         return
@@ -161,10 +162,13 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
     """
     import tensorflow as tf
 
-    with _fitting(model):
-        test_logs = model.test_step(example)
+    def train(batch: Any) -> Any:
+        return spreading.on_each(model, model.train_step, batch)
+
+    with _fitting(model), spreading.scope(spreading.strategy_of(model)):
+        test_logs = spreading.on_each(model, model.test_step, example)
         model.optimizer.build(model.trainable_variables)
-        traced = tf.function(model.train_step, autograph=False).get_concrete_function(example)
+        traced = tf.function(train, autograph=False).get_concrete_function(example)
         metrics = set(model.get_metrics_result())
     graph = traced.graph.as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]

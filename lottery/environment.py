@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import architectures, config, files, models, positions, store, weights
+from lottery import architectures, config, files, models, positions, spreading, store, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 
@@ -151,6 +151,16 @@ def check_data(run: Path, fingerprint: str) -> None:
         )
 
 
+def check_devices(run: Path, model: Any) -> None:
+    """Raise `LotteryError` unless a run was begun with as many devices as a model is mirrored on."""
+    begun, now = store.read_environment(run).get("num_devices", 1), spreading.num_devices(model)
+    if begun != now:
+        raise LotteryError(
+            f"This run trains on {begun} devices, on which its bits depend, and TensorFlow has {now} now; give it as "
+            "many, or start a new run."
+        )
+
+
 def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | Streams, num_threads: int) -> list[str]:
     """Write `environment.json` when a run begins; compare with it when the run goes on.
 
@@ -166,7 +176,7 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
         What a person should know, in sentences.
 
     Raises:
-        LotteryError: The data are not those that the run was begun with.
+        LotteryError: The data or the number of devices are not those that the run was begun with.
     """
     stored, name = store.read_environment(run), experiment.model.name
     now = {
@@ -174,6 +184,7 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
         "data_sha256": data.fingerprint,
         "scaling": _scaling(data),
         "num_threads": num_threads,
+        "num_devices": spreading.num_devices(model),
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in PACKAGES},
         "platform": platform.platform(),
@@ -187,6 +198,7 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
         files.write_json(run / "environment.json", now)
         return []
     check_data(run, data.fingerprint)
+    check_devices(run, model)
     notes = ["This run was begun before; it goes on where it stopped."]
     for key in ("python", "versions", "processor"):
         if stored[key] != now[key]:

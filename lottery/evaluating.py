@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import repeating
+from lottery import repeating, spreading
 from lottery.compiling import Examined
 from lottery.data import Split, Splits, Streams
 from lottery.repeating import Logs
@@ -47,6 +47,8 @@ def _evaluation_of_arrays(
     x, y = tf.constant(split.x), tf.constant(split.y)
     size = min(EVALUATION_BATCH, len(split))
     whole, rest = divmod(len(split), size)
+    if 0 < rest < spreading.num_devices(model):  # each device takes one example at least
+        whole, rest = whole - 1, rest + size
     totals = repeating.sums(own)
 
     @tf.function(autograph=False)
@@ -55,17 +57,19 @@ def _evaluation_of_arrays(
             first = index * size
             batch_x = tf.ensure_shape(x[first : first + size], (size, *split.x.shape[1:]))
             batch_y = tf.ensure_shape(y[first : first + size], (size, *split.y.shape[1:]))
-            return model.test_step((scaled(batch_x), batch_y))
+            return spreading.run(model, model.test_step, (scaled(batch_x), batch_y), own)
 
         logs = repeating.repeat(model, test, tf.constant(whole), totals, tf.constant(0))
         if not rest:
             return logs
         # What is left over counts as much as the rest: metrics count examples, and own logs are weighted by them.
-        last = model.test_step((scaled(x[whole * size :]), y[whole * size :]))
+        last = spreading.run(model, model.test_step, (scaled(x[whole * size :]), y[whole * size :]), own)
         if not own:
             return model.get_metrics_result()
+        before = whole and {name: logs[name] * (whole * size) for name in own}
         return {
-            name: (logs[name] * (whole * size) + tf.cast(last[name], tf.float32) * rest) / len(split) for name in own
+            name: ((before[name] if before else 0.0) + tf.cast(last[name], tf.float32) * rest) / len(split)
+            for name in own
         }
 
     return evaluate
@@ -74,13 +78,15 @@ def _evaluation_of_arrays(
 def _evaluation_of_stream(model: Any, make: Callable[[], Any], own: tuple[str, ...]) -> Callable[[], Logs]:
     import tensorflow as tf
 
-    test_step = tf.function(model.test_step, reduce_retracing=True, autograph=False)
+    @tf.function(reduce_retracing=True, autograph=False)
+    def test_step(batch: Any) -> Logs:
+        return spreading.run(model, model.test_step, batch, own)
 
     def evaluate() -> Logs:
         model.reset_metrics()
         dataset: Any = make()
         sums, examples = dict.fromkeys(own, 0.0), 0
-        for batch in dataset:
+        for batch in spreading.batches(model, dataset):
             logs, size = test_step(batch), len(tf.nest.flatten(batch)[0])
             sums, examples = {name: sums[name] + size * float(logs[name]) for name in own}, examples + size
         return {name: total / examples for name, total in sums.items()} if own else model.get_metrics_result()

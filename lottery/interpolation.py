@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import compiling, connectivity, order, weights
+from lottery import compiling, connectivity, order, spreading, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.evaluating import evaluation, scaler
@@ -146,7 +146,10 @@ def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[],
     if not layers:
         return None
     moving = [variable for layer in layers for variable in (layer.moving_mean, layer.moving_variance)]
-    forward = tf.function(lambda inputs: model(inputs, training=True), autograph=False)
+
+    @tf.function(autograph=False)
+    def forward(inputs: Any) -> None:
+        spreading.on_each(model, lambda given: model(given, training=True), inputs)
 
     def measure() -> None:
         momenta, sums, num = [layer.momentum for layer in layers], [np.zeros(()) for _ in moving], 0

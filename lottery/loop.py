@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import augmenting, compiling, config, order, repeating, weights
+from lottery import augmenting, compiling, config, order, repeating, spreading, weights
 from lottery.compiling import Examined
 from lottery.data import Split, Splits, Streams
 from lottery.errors import LotteryError
@@ -86,11 +86,16 @@ def compile_loop(
     Raises:
         LotteryError: The model does not fit the data.
     """
+    strategy = spreading.strategy_of(model)
+    if strategy is not None:
+        _check_spread(model, data, settings)
+        spreading.skip_together(model)
     examined = compiling.examine(model, example_batch(data))
     if settings.jit_compile is True and examined.calls_python:
         raise LotteryError("train.jit_compile: a training step of this model calls Python, which XLA cannot compile.")
     auto = settings.jit_compile == "auto"
-    jit = gains_from_xla(model) and not examined.calls_python if auto else bool(settings.jit_compile)
+    gains = strategy is None and gains_from_xla(model) and not examined.calls_python
+    jit = gains if auto else bool(settings.jit_compile)
     longest = min(LONGEST_PIECE, settings.eval_every, settings.num_steps)
     callbacks: list[Any] = []
     if augment and not isinstance(data, Splits):
@@ -112,12 +117,11 @@ def reset(loop: Loop) -> None:
     """Put everything that a step touches, besides the model's variables and the masks, back to its first value.
 
     That is what the trace says: slots of all optimisers, iterations, metrics, and generators of random numbers,
-    whoever owns them.
+    whoever owns them. On several devices, each has those of its own, and draws random numbers of its own.
     """
     if not loop.state:
         given = [*loop.model.variables, *loop.masks.values()]
-        # Keras 3 wraps a tf.Variable, and so does tf_keras in mixed precision.
-        known = {id(getattr(one, "_variable", getattr(one, "_value", one))) for one in given}
+        known = {id(inner) for one in given for inner in spreading.components(one)}
         traced = loop.steps.get_concrete_function(*loop.batches((0,))(1)).graph
         # A graph tells its variables in an order of chance, what it captures in the order in which it was traced.
         place = {id(tensor): number for number, (tensor, _) in enumerate(traced.captures)}
@@ -125,6 +129,7 @@ def reset(loop: Loop) -> None:
         loop.state.extend((one, np.array(one.numpy())) for one in found if id(one) not in known)
     for variable, value in loop.state:
         variable.assign(value)
+    spreading.draw_apart(loop.model)
 
 
 def gains_from_xla(model: Any) -> bool:
@@ -161,7 +166,7 @@ def _steps_over_arrays(
             if augment:
                 drawn = key + tf.stack([0, index])
                 images = augmenting.augmented(images, drawn, "crop" in augment, "flip" in augment)
-            return _ended(index, model.train_step((scaled(images), tf.gather(y, batch))), callbacks)
+            return _taken(model, model.train_step, (scaled(images), tf.gather(y, batch)), index, examined, callbacks)
 
         return repeating.repeat(model, train, num_steps, sums, before)
 
@@ -195,7 +200,7 @@ def _steps_over_stream(
     @tf.function(autograph=False)
     def steps(batches: Any, num_steps: Any, before: Any) -> Logs:
         def train(index: Any) -> Logs:
-            return _ended(index, train_step(next(batches)), callbacks)
+            return _taken(model, train_step, next(batches), index, examined, callbacks)
 
         return repeating.repeat(model, train, num_steps, sums, before)
 
@@ -208,7 +213,33 @@ def _steps_over_stream(
     return steps, batches
 
 
-def _ended(index: Any, logs: Logs, callbacks: list[Any]) -> Logs:
-    for one in callbacks:
-        one.on_train_batch_end(index, logs)
+def _taken(
+    model: Any, train_step: Callable[[Any], Logs], batch: Any, index: Any, examined: Examined, callbacks: list[Any]
+) -> Logs:
+    """Take a step, tell of its end, and give back what it reports."""
+
+    def step(share: Any) -> Logs:
+        logs = train_step(share)
+        for one in callbacks:
+            one.on_train_batch_end(index, logs)
+        return logs
+
+    logs = spreading.run(model, step, batch, examined.train_logs)
+    spreading.settle(model)
     return logs
+
+
+def _check_spread(model: Any, data: Splits | Streams, settings: config.Train) -> None:
+    if settings.jit_compile is True:
+        raise LotteryError(
+            'train.jit_compile: received true, allowed with run.strategy = "mirrored" is false or "auto": XLA compiles '
+            "for one device."
+        )
+    if isinstance(data, Splits):
+        spreading.check_batches(model, settings.batch_size)
+        return
+    import tensorflow as tf
+
+    dataset: Any = data.train()
+    for one in tf.nest.flatten(dataset.element_spec):
+        spreading.check_batches(model, one.shape[0], "data (batched with drop_remainder=True)")

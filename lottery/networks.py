@@ -31,7 +31,7 @@ def lenet_300_100(input_shape: tuple[int, ...] = (28, 28), num_classes: int = 10
             keras.layers.Flatten(),
             dense(300, activation="relu", kernel_initializer=GLOROT),
             dense(100, activation="relu", kernel_initializer=GLOROT),
-            dense(num_classes, kernel_initializer=GLOROT),
+            dense(num_classes, kernel_initializer=GLOROT, dtype=_logits(keras)),
         ]
     )
 
@@ -65,7 +65,7 @@ def lenet_5(input_shape: tuple[int, ...] = (28, 28), num_classes: int = 10, kera
             layers.MaxPooling2D(),
             layers.Flatten(),
             layers.Dense(500, activation="relu", kernel_initializer=GLOROT),
-            layers.Dense(num_classes, kernel_initializer=GLOROT),
+            layers.Dense(num_classes, kernel_initializer=GLOROT, dtype=_logits(keras)),
         ]
     )
 
@@ -102,7 +102,7 @@ def conv(
         stack.append(layers.MaxPooling2D())
     stack.append(layers.Flatten())
     stack += [layers.Dense(256, activation="relu", kernel_initializer=GLOROT) for _ in range(2)]
-    return keras.Sequential([*stack, layers.Dense(num_classes, kernel_initializer=GLOROT)])
+    return keras.Sequential([*stack, layers.Dense(num_classes, kernel_initializer=GLOROT, dtype=_logits(keras))])
 
 
 def vgg(depth: int, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, keras: Any = None) -> Any:
@@ -137,7 +137,10 @@ def vgg(depth: int, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int
         for _ in range(num):
             stack.append(layers.Conv2D(channels, 3, padding="same", use_bias=False, kernel_initializer=GLOROT))
             stack += [_normalisation(layers), layers.ReLU()]
-    stack += [layers.GlobalAveragePooling2D(), layers.Dense(num_classes, kernel_initializer=GLOROT)]
+    stack += [
+        layers.GlobalAveragePooling2D(),
+        layers.Dense(num_classes, kernel_initializer=GLOROT, dtype=_logits(keras)),
+    ]
     return keras.Sequential(stack)
 
 
@@ -189,7 +192,12 @@ def resnet(depth: int, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: 
             x = layers.ReLU()(convolution(x, channels, 3, 2 if shrinks else 1))
             x = layers.ReLU()(layers.Add()([convolution(x, channels, 3), shortcut]))
     x = layers.GlobalAveragePooling2D()(x)
-    return keras.Model(inputs, layers.Dense(num_classes, kernel_initializer=GLOROT)(x))
+    return keras.Model(inputs, layers.Dense(num_classes, kernel_initializer=GLOROT, dtype=_logits(keras))(x))
+
+
+def _logits(keras: Any) -> str | None:
+    """The type of the last layer: the loss takes exponentials of what it gives, which half precision would round."""
+    return "float32" if keras.mixed_precision.global_policy().name.startswith("mixed_") else None
 
 
 def _keras_3() -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lottery import spreading
 from lottery.holding import Held, put
 
 Method = Callable[..., Any]
@@ -110,8 +111,6 @@ def constrained(entries: Sequence[Held]) -> Iterator[None]:
 @contextlib.contextmanager
 def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
     """Within, whole weights are not differentiated; they stay among the model's trainable variables."""
-    import keras
-
     if not entries:
         yield
         return
@@ -143,9 +142,7 @@ def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
                 optimizer.build(model.trainable_variables)  # made later, it would not know the frozen ones
             which = ("apply", without) if hasattr(optimizer, "apply") else ("apply_gradients", without_pairs)
             stack.enter_context(replaced(optimizer, *which))
-        variables = [one.variable for one in entries]
-        variables = [one._value if isinstance(one, keras.Variable) else one for one in variables]
-        for inner in (inner for one in variables for inner in _inner(one)):
+        for inner in (inner for one in entries for inner in spreading.components(one.variable)):
             # A tape asks this; there is no setter for it.
             stack.callback(setattr, inner, "_trainable", inner._trainable)
             inner._trainable = False
@@ -184,21 +181,12 @@ def _set_constraint(variable: Any, value: Callable[[Any], Any] | None) -> None:
 
     if not isinstance(variable, keras.Variable):
         # A tf.Variable, as in tf_keras: it is meant to be given a constraint only when it is made.
-        for inner in _inner(variable):
+        for inner in spreading.components(variable):
             inner._constraint = value
     elif value is None or isinstance(value, keras.constraints.Constraint):
         variable.constraint = value
     else:
         variable.constraint = _as_constraint(value)
-
-
-def _inner(variable: Any) -> list[Any]:
-    """The plain variables in one that may be wrapped for mixed precision, or mirrored on several replicas."""
-    import tensorflow as tf
-
-    if not isinstance(variable, tf.distribute.DistributedValues):
-        variable = getattr(variable, "_variable", variable)
-    return list(variable.values) if isinstance(variable, tf.distribute.DistributedValues) else [variable]
 
 
 def _as_constraint(function: Callable[[Any], Any]) -> Any:

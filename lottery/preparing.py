@@ -17,6 +17,8 @@ from lottery import (
     models,
     order,
     planning,
+    precision,
+    spreading,
     weights,
 )
 from lottery.data import Splits, Streams
@@ -66,9 +68,20 @@ def prepare(
     Raises:
         LotteryError: They do not fit.
     """
+    _check_strategy(experiment)
+    with spreading.scope(spreading.strategy_for(experiment.run.strategy)):
+        return _prepared(experiment, model, given, criterion)
+
+
+def _prepared(
+    experiment: config.Experiment,
+    model: Callable[[], Any] | None,
+    given: Any,
+    criterion: criteria.Criterion | None,
+) -> Prepared:
     loaded = data.load(experiment.data) if given is None else data.given(given, experiment.data)
     own_model = model is not None or not models.is_built_in(experiment.model.name)
-    build = model or _builder(experiment, loaded)
+    build = precision.building(model or _builder(experiment, loaded), experiment.train.precision)
     built = build_model(build, order.seed_for(experiment.run.seed, 0, order.INITIALISATION))
     if own_model:
         other = build_model(build, 0)
@@ -100,6 +113,11 @@ def prepare(
     experiment = config.Experiment.model_validate(tables)
     criterion = criterion or criteria.CRITERIA[experiment.prune.criterion]
 
+    strategy = spreading.strategy_of(built)
+    if strategy is not None and experiment.run.strategy == "none":
+        raise LotteryError(
+            'The model is made under a strategy of its own; leave it out, and set run.strategy = "mirrored".'
+        )
     inputs, schedule_step = example_batch(loaded)[0], compiling.step_variable()
     compiling.compile_model(built, experiment.train, inputs, schedule_step)
     if isinstance(loaded, Splits):
@@ -119,6 +137,10 @@ def prepare(
             f"The model draws random numbers by {', '.join(loop.examined.unrepeatable)}, which nothing can restore: "
             "stopped and resumed, the run will not give the same bits."
         )
+    if strategy is not None:
+        notes += _notes_on_devices(built, strategy)
+    if experiment.train.precision != precision.FULL and own_model:
+        notes += _notes_on_outputs(built, inputs)
     return Prepared(experiment, build, loaded, loop, criterion, tuple(notes))
 
 
@@ -170,7 +192,8 @@ def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
     The batch is the first `prune.num_examples` examples of the training part in an order of the replicate's own.
     """
     experiment = prepared.experiment
-    model = build_model(prepared.build, order.seed_for(experiment.run.seed, replicate, order.INITIALISATION))
+    with precision.left_aside():  # gradients in half precision would be zero where they are small
+        model = build_model(prepared.build, order.seed_for(experiment.run.seed, replicate, order.INITIALISATION))
     compiling.compile_model(model, experiment.train, example_batch(prepared.data)[0])
     wanted = experiment.prune.num_examples
     if isinstance(prepared.data, Splits):
@@ -197,6 +220,40 @@ def ends_of_epochs(prepared: Prepared) -> list[int]:
         for epoch in range(1, settings.num_steps * settings.batch_size // size + 1)
     ]
     return [step for step in ends if step <= settings.num_steps]
+
+
+def _check_strategy(experiment: config.Experiment) -> None:
+    mode = experiment.run.enforcement
+    if experiment.run.strategy != "none" and mode in ("reparameterization", "tfmot"):
+        raise LotteryError(
+            f'run.enforcement: received "{mode}", allowed with run.strategy = "{experiment.run.strategy}" are '
+            '"constraint", "gradient" and "callback".'
+        )
+
+
+def _notes_on_devices(model: Any, strategy: Any) -> list[str]:
+    num = strategy.num_replicas_in_sync
+    if num == 1:
+        return ["There is one device, so the network is trained on that one, and run.strategy changes nothing else."]
+    devices = ", ".join(one.rpartition("device:")[2] for one in strategy.extended.worker_devices)
+    notes = [f"The network is mirrored on {num} devices: {devices}."]
+    if type(model).train_step.__module__.split(".")[0] not in ("keras", "tf_keras"):
+        notes.append(
+            "The model has a train_step of its own, which each device calls with its share of a batch; the gradients "
+            f"are added up, so its loss must be divided by {num}, as Keras' own losses are."
+        )
+    return notes
+
+
+def _notes_on_outputs(model: Any, inputs: Any) -> list[str]:
+    import tensorflow as tf
+
+    halves = {one.dtype.name for one in tf.nest.flatten(model(inputs, training=False))} - {"float32", "float64"}
+    return [
+        f"The outputs of the model are of type {one}, which rounds what the loss is computed from; give its last "
+        'layer dtype="float32".'
+        for one in sorted(halves)
+    ]
 
 
 def _compiled_with(model: Any, settings: config.Train) -> Mapping[str, Any]:

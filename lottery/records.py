@@ -105,6 +105,7 @@ class Train(_Section):
     eval_every: Positive = 100
     test_curve: bool = False
     jit_compile: bool | Literal["auto"] = "auto"
+    precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = "float32"
 
     @field_validator("optimizer")
     @classmethod
@@ -224,6 +225,7 @@ class Run(_Section):
     control_rounds: tuple[Natural, ...] = Field(default=(), strict=False)
     enforcement: Literal["constraint", "gradient", "reparameterization", "callback", "tfmot"] = "constraint"
     num_threads: Natural = 0
+    strategy: Literal["none", "mirrored"] = "none"
 
 
 class Experiment(_Section):

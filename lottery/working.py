@@ -106,6 +106,7 @@ class Bench:
             environment.use_threads(work.num_threads)
             ready = self.prepared.pop(work.path, None)
             ready = ready or prepare(work.settings, work.model, work.data, work.criterion)
+            environment.check_devices(work.path, ready.loop.model)
             loop, stack = ready.loop, contextlib.ExitStack()
             mode = enforcement.ENFORCEMENTS[work.settings.run.enforcement]
             loop.callbacks.extend(stack.enter_context(mode(loop.model, loop.masks)))
@@ -154,8 +155,10 @@ def num_workers(
             model = prepared.loop.model
             sizes = {name: math.prod(value.shape) for name, value in weights.prunable(model).items()}
             macs = costs.multiply_adds(sizes, positions.uses(model))
-        batch_size = next(iter(works.values())).settings.train.batch_size
-        workers = environment.workers_for(threads, spans, macs, batch_size)
+        settings = next(iter(works.values())).settings
+        workers = environment.workers_for(threads, spans, macs, settings.train.batch_size)
+        if settings.run.strategy != "none":
+            workers = 1  # each network has all devices
         chosen = "; --workers says otherwise"
     workers = max(1, min(workers, len(tasks)))
     if workers > 1:

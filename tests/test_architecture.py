@@ -17,6 +17,8 @@ FLOORS = [
     [
         "learning_rates",
         "augmenting",
+        "precision",
+        "spreading",
         "compiling",
         "saliency",
         "synaptic",

@@ -1,6 +1,7 @@
 """Bugs that other lottery-ticket code has, planted in ours: a test of ours must fail because of each."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -307,7 +308,7 @@ def stay_installed_after_an_exception(patch):
 
 def let_a_step_of_tf_keras_forget(patch):
     """The constraint is set on the shell that tf_keras puts around a variable for mixed precision, which hides it."""
-    patch.setattr(patching, "_inner", lambda variable: [variable])
+    patch.setattr(patching, "spreading", SimpleNamespace(components=lambda variable: [variable]))
 
 
 MUTANTS = {
