@@ -1,0 +1,165 @@
+"""What iterative pruning of ResNet-50 on ImageNet would take on a cluster: time, disk, network, and the bottleneck.
+
+Nothing of it is trained. What can be measured without an accelerator is measured here, on one core: how many
+photographs a second are decoded, cropped and resized (JPEGs of 500 x 375 pixels made of noise and ramps of light, of
+about ImageNet's 110 kB), how long masks of 25 million weights take, how long training waits for a checkpoint and how
+large files are. The rest is arithmetic with numbers that are given: images a second that one GPU trains, how many GPUs,
+how many networks.
+
+Command:
+    python experiments/cost_of_imagenet.py --gpus 8
+
+It takes about two minutes. Run it on a machine that does nothing else.
+"""
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from benchmark_training import print_table
+from rich.console import Console
+
+from lottery import checkpoints, config, environment, files, masks, planning, preparing, training, weights
+
+IMAGES, VALIDATION, JPEG_BYTES, QUALITY = 1_281_167, 50_000, 110e3, 88
+HOUR, DAY = 3600.0, 86400.0
+
+Gpus = Annotated[int, typer.Option(min=1, help="GPUs of the cluster.")]
+Cores = Annotated[int, typer.Option(min=1, help="Cores beside each GPU.")]
+Rate = Annotated[float, typer.Option(min=1, help="Images a second that one GPU trains.")]
+Epochs = Annotated[int, typer.Option(min=1, help="Epochs of each network.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Pruned rounds.")]
+Replicates = Annotated[int, typer.Option(min=1, help="Replicates.")]
+Controls = Annotated[int, typer.Option(min=0, help="Controls of each pruned round.")]
+
+
+def main(
+    gpus: Gpus = 8,
+    cores: Cores = 8,
+    rate: Rate = 2500.0,
+    epochs: Epochs = 90,
+    rounds: Rounds = 15,
+    replicates: Replicates = 3,
+    controls: Controls = 2,
+) -> None:
+    """Measure, compute and print."""
+    environment.use_threads(1)
+    console = Console()
+    decoded, measured = _decoded_a_second(), _costs_of_a_network()
+    rows = [
+        ["photographs decoded, cropped and resized, a second and core", f"{decoded:.0f}"],
+        ["prunable weights, millions", f"{measured['weights'] / 1e6:.1f}"],
+        ["a network's trained weights and masks, MB", f"{measured['stored'] / 1e6:.0f}"],
+        ["a checkpoint, MB", f"{measured['checkpoint'] / 1e6:.0f}"],
+        ["training waits for a checkpoint, s", f"{measured['waits']:.2f}"],
+        ["a checkpoint until it is whole, s", f"{measured['whole']:.2f}"],
+        ["processor time of a checkpoint, s", f"{measured['processor']:.2f}"],
+        ["masks of a round, layerwise and global, s", f"{measured['layerwise']:.2f}, {measured['global']:.2f}"],
+    ]
+    print_table(console, "Measured on one core", ["", ""], rows)
+
+    networks = replicates * (rounds + 1 + rounds * controls)
+    fed = min(rate, cores * decoded)
+    each = epochs * IMAGES / fed
+    chain, shared = (rounds + 1) * each, networks * each / gpus
+    whole = max(chain, shared)
+    rows = [
+        ["networks", f"{networks}"],
+        ["images a second that a GPU is fed, of those that it could train", f"{fed:.0f} of {rate:.0f}"],
+        ["cores that one GPU needs", f"{rate / decoded:.0f}"],
+        ["one network, hours", f"{each / HOUR:.1f}"],
+        ["the rounds of one replicate, which wait for one another, days", f"{chain / DAY:.1f}"],
+        ["all networks over all GPUs, days", f"{shared / DAY:.1f}"],
+        ["all of it, days", f"{whole / DAY:.1f}"],
+        ["GPUs beyond which nothing is sooner", f"{-(-networks // (rounds + 1))}"],
+        ["read from the data's disk or network, MB a second", f"{gpus * fed * JPEG_BYTES / 1e6:.0f}"],
+        ["written for checkpoints, one a minute and GPU, MB a second", f"{gpus * measured['checkpoint'] / 60e6:.0f}"],
+        ["the data, GB", f"{(IMAGES + VALIDATION) * JPEG_BYTES / 1e9:.0f}"],
+        ["the run's folder at the end, GB", f"{networks * measured['stored'] / 1e9:.1f}"],
+        ["through Ray for each network where no folder is shared, MB", f"{3 * measured['stored'] / 1e6:.0f}"],
+    ]
+    print_table(console, f"Computed for {gpus} GPUs with {cores} cores each", ["", ""], rows)
+
+
+def _decoded_a_second(num: int = 60) -> float:
+    import tensorflow as tf
+
+    rng = np.random.default_rng(0)
+    ramp = np.linspace(0, 200, 500)[None, :, None] * np.linspace(0.3, 1, 375)[:, None, None]
+    photographs = []
+    for _ in range(num):
+        noise = rng.integers(0, 85, (375, 500, 3))
+        photographs.append(tf.io.encode_jpeg((ramp + noise).clip(0, 255).astype(np.uint8), quality=QUALITY))
+
+    @tf.function
+    def prepared(content: Any) -> Any:
+        window = tf.constant([30, 40, 300, 400])
+        image = tf.image.decode_and_crop_jpeg(content, window, channels=3)
+        return tf.image.resize(tf.cast(image, tf.float32), (224, 224))
+
+    prepared(photographs[0])
+    sizes = [len(one.numpy()) for one in photographs]
+    if not 0.8 * JPEG_BYTES < statistics.mean(sizes) < 1.2 * JPEG_BYTES:
+        raise AssertionError(f"The photographs have {statistics.mean(sizes):.0f} bytes.")
+    taken = []
+    for content in photographs:
+        began = time.perf_counter()
+        prepared(content).numpy()
+        taken.append(time.perf_counter() - began)
+    return 1 / statistics.median(taken)
+
+
+def _resnet_50() -> Any:
+    import keras
+
+    return keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=1000, include_top=True)
+
+
+def _costs_of_a_network() -> dict[str, float]:
+    """Sizes and times of what is stored, whatever the size of the images, which decides only the time of a step."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (64, 32, 32, 3)).astype(np.uint8), np.arange(64) % 10
+    tables = {
+        "data": {"validation": 8},
+        "prune": {"num_rounds": 1},
+        "train": {"num_steps": 6, "batch_size": 2, "eval_every": 6, "learning_rate": 0.0},
+    }
+    tables["train"]["optimizer"] = {"name": "sgd", "momentum": 0.9}
+    prepared = preparing.prepare(config.load(tables), _resnet_50, (x, y, x[:8], y[:8]))
+    loop, taken = prepared.loop, []
+    loop.pace[:] = [1e9]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "checkpoint.safetensors"
+        keeper = checkpoints.Keeper(file, checkpoints.Every(0, 1))
+        write = keeper._write
+
+        def timed(standing: checkpoints.Standing) -> None:
+            began, worked = time.perf_counter(), time.process_time()
+            write(standing)
+            waits = time.perf_counter() - began
+            keeper._written()
+            taken.append((waits, time.perf_counter() - began, time.process_time() - worked))
+
+        keeper._write = timed  # type: ignore[method-assign]
+        training.train(loop, weights.read_state(loop.model), {}, prepared.experiment.train, (0, 1, 2), keeper=keeper)
+        size = file.stat().st_size
+    waits, whole, processor = (statistics.median(times) for times in zip(*taken, strict=True))
+    trained = weights.read(loop.model)
+    kept = masks.ones_like(trained)
+    found: dict[str, float] = {"weights": sum(value.size for value in trained.values()), "checkpoint": size}
+    state = weights.read_state(loop.model)
+    found["stored"] = len(files.pack_arrays(state)) + len(files.pack_masks(kept))
+    for scope in ("layerwise", "global"):
+        prune = config.load({"prune": {"scope": scope, "num_rounds": 1}}).prune
+        began = time.perf_counter()
+        planning.round_masks(prune, 1, {name: np.abs(value) for name, value in trained.items()}, kept)
+        found[scope] = time.perf_counter() - began
+    return {**found, "waits": waits, "whole": whole, "processor": processor}
+
+
+if __name__ == "__main__":
+    typer.run(main)
