@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 
 _MODULES = (
     "allocation", "allowlist", "analysis", "analyze_commands", "architectures", "auditing", "augmenting", "branches",
-    "branching", "callbacks", "chains", "checking", "checklist", "checkpoints", "claims", "compaction", "comparing",
-    "comparisons", "compiling", "config", "connecting", "connectivity", "contests", "copies", "costs", "criteria",
-    "curves", "data", "datasets", "distances", "enforcement", "environment", "errors", "evaluating", "examples",
-    "exporting", "facts", "files", "findings", "fingerprints", "fitting", "folding", "formats", "gallery", "holding",
-    "inputs", "interpolation", "intervals", "jobs", "landscapes", "launching", "layers", "learning_rates", "loop",
-    "masks", "matching", "measuring", "models", "modes", "networks", "options", "order", "overlaps", "page_commands",
-    "patching", "picking", "pictures", "placing", "planning", "plots", "positions", "preparing", "processes",
-    "progress", "pruning", "rebuilding", "records", "reopened", "repeating", "replicates", "report", "results",
-    "rewinding", "rounds", "running", "saliency", "schedules", "scoring", "sections", "shipped", "showing", "smoking",
-    "stopping", "store", "styles", "summaries", "survivors", "synaptic", "tflite", "ticket_commands", "ticket_files",
-    "ticket_tables", "tickets", "tracing", "training", "verdicts", "weights", "working", "wrappable", "wrappers",
+    "branching", "callbacks", "chains", "checking", "checklist", "checkpoints", "claims", "clustering", "compaction",
+    "comparing", "comparisons", "compiling", "config", "connecting", "connectivity", "contests", "copies", "costs",
+    "criteria", "curves", "data", "datasets", "distances", "enforcement", "environment", "errors", "evaluating",
+    "examples", "experiment_commands", "exporting", "facts", "files", "findings", "fingerprints", "fitting", "folding", "formats", "gallery",
+    "holding", "inputs", "interpolation", "intervals", "jobs", "landscapes", "launching", "layers", "learning_rates",
+    "loop", "masks", "matching", "measuring", "models", "modes", "networks", "nodes", "options", "order", "overlaps",
+    "page_commands", "parcels", "patching", "picking", "pictures", "placing", "planning", "plots", "positions",
+    "preparing", "processes", "progress", "pruning", "rebuilding", "records", "reopened", "repeating", "replicates",
+    "report", "results", "rewinding", "rounds", "running", "saliency", "schedules", "scoring", "sections", "sending",
+    "shipped", "showing", "smoking", "stopping", "store", "styles", "summaries", "survivors", "synaptic", "tflite",
+    "ticket_commands", "ticket_files", "ticket_tables", "tickets", "tracing", "training", "verdicts", "weights",
+    "working", "wrappable", "wrappers",
 )  # fmt: skip
 
 

@@ -8,19 +8,23 @@ from typing import Annotated, Any
 
 import typer
 
-from lottery import analyze_commands, page_commands, showing, ticket_commands
+from lottery import analyze_commands, experiment_commands, page_commands, showing, ticket_commands
 from lottery.errors import LotteryError, printable
 from lottery.options import (
+    Address,
     CheckpointEvery,
     Csv,
-    ExperimentName,
     Json,
+    On,
     Out,
     Replicate,
     Round,
     Rounds,
     RunPath,
     Source,
+    TaskCpus,
+    TaskGpus,
+    TaskMemory,
     Tensorboard,
     Tolerance,
     Workers,
@@ -28,6 +32,7 @@ from lottery.options import (
     numbers,
     selected,
     stoppable,
+    workers_on,
 )
 
 app = typer.Typer(
@@ -38,8 +43,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Find winning lottery tickets: train, prune the smallest weights, rewind, and again.",
 )
-experiments = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Experiments that ship with the package.")
-app.add_typer(experiments, name="experiments")
+app.add_typer(experiment_commands.experiments, name="experiments")
 app.add_typer(ticket_commands.tickets, name="tickets")
 app.add_typer(analyze_commands.analyze, name="analyze")
 # A test compares: reading the names from where they are would import too much for --help.
@@ -93,6 +97,11 @@ def run(
         bool, typer.Option("--smoke", help="Run all of it in seconds, on a few steps and data made for it.")
     ] = False,
     workers: Workers = None,
+    on: On = None,
+    address: Address = None,
+    task_cpus: TaskCpus = None,
+    task_gpus: TaskGpus = None,
+    task_memory: TaskMemory = None,
     checkpoint_every: CheckpointEvery = "60s",
     tensorboard: Tensorboard = True,
     tolerance: Tolerance = 0.002,
@@ -108,14 +117,15 @@ def run(
     if experiment is not None and "=" in experiment and not Path(experiment).exists():
         words, experiment = [experiment, *words], None
     overriding, data, often = config.parse_overrides(words), None, every(checkpoint_every)
+    working_on = workers_on(on, workers, address, task_cpus, task_gpus, task_memory)
     with stoppable() as asked:
         source: Any = shipped.find(experiment) if experiment else None
         if smoke:
             source, data = smoking.shrunk(config.load(source, overriding))
             overriding = {}
         done = running.run(
-            source, overriding, data=data, out=out, tensorboard=tensorboard, workers=workers, checkpoint_every=often,
-            asked=asked,
+            source, overriding, data=data, out=out, tensorboard=tensorboard, workers=working_on,
+            checkpoint_every=often, asked=asked,
         )  # fmt: skip
     rows = done.table()
     showing.summary(done.path, rows, tolerance)
@@ -208,6 +218,11 @@ def branch(
     rounds: Rounds = "",
     replicate: Replicate = None,
     workers: Workers = None,
+    on: On = None,
+    address: Address = None,
+    task_cpus: TaskCpus = None,
+    task_gpus: TaskGpus = None,
+    task_memory: TaskMemory = None,
     checkpoint_every: CheckpointEvery = "60s",
     tensorboard: Tensorboard = True,
     tolerance: Tolerance = 0.002,
@@ -216,10 +231,11 @@ def branch(
     from lottery import branching, config
 
     words, often = config.parse_overrides(overrides or []), every(checkpoint_every)
+    working_on = workers_on(on, workers, address, task_cpus, task_gpus, task_memory)
     with stoppable() as asked:
         done = branching.branch(
             run, kind, numbers("--rounds", rounds), words, replicate=replicate, tensorboard=tensorboard,
-            workers=workers, checkpoint_every=often, asked=asked,
+            workers=working_on, checkpoint_every=often, asked=asked,
         )  # fmt: skip
     showing.summary(run, done.table(), tolerance)
 
@@ -255,32 +271,3 @@ def check(run: RunPath) -> None:
 
 app.command(short_help="Write a ticket, in many formats.")(ticket_commands.export)
 app.command(short_help="Make a ticket's network really smaller.")(ticket_commands.compact)
-
-
-@experiments.command("ls", short_help="List them.")
-def experiments_ls(as_json: Json = False, as_csv: Csv = False) -> None:
-    """List them: name, data, network, and what each reproduces."""
-    import pandas as pd
-
-    from lottery import shipped
-
-    showing.rows(pd.DataFrame(shipped.listed()), as_json, as_csv)
-
-
-@experiments.command("show", short_help="Print one.")
-def experiments_show(name: ExperimentName) -> None:
-    """Print one, with what it reproduces, its time and the numbers to expect."""
-    from lottery import shipped
-
-    print(shipped.named(name).read_text(encoding="utf-8"), end="")
-
-
-@experiments.command("cp", short_help="Copy one, to be changed.")
-def experiments_cp(
-    name: ExperimentName,
-    to: Annotated[Path | None, typer.Argument(help="The file or folder; by default here.", show_default=False)] = None,
-) -> None:
-    """Copy one, to be changed."""
-    from lottery import shipped
-
-    print(shipped.copied(name, to or Path()))

@@ -1,6 +1,7 @@
 """What trains networks of a run, whichever process it is in: from plain data, and the caller's own functions."""
 
 import contextlib
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from lottery import (
     branches,
     checkpoints,
+    clustering,
     config,
     costs,
     criteria,
@@ -82,7 +84,7 @@ class Bench:
             LotteryError: It cannot be trained.
         """
         work, (replicate, index, label) = self.works[task.run], task.network
-        if store.is_stored(task.run, *task.network):
+        if store.is_stored(work.path, *task.network):
             return
         if label == store.TICKET:
             replicates.train_chain(self._job(work), replicate, index)
@@ -111,22 +113,35 @@ class Bench:
 
 
 def trainer(
-    works: Mapping[Path, Work], report: progress.Report, asked: stopping.Asked
+    works: Mapping[Path, Work],
+    report: progress.Report,
+    asked: stopping.Asked,
+    moved: Callable[[Path], Path] | None = None,
 ) -> Callable[[launching.Task], None]:
-    """What trains one network in the process that it is called in; see `launching.Trainer`."""
+    """What trains one network in the process that it is called in; see `launching.Trainer` and `nodes.Trainer`."""
+    if moved:
+        works = {run: dataclasses.replace(work, path=moved(work.path)) for run, work in works.items()}
     return Bench(works, report, asked).train
 
 
-def check_workers(workers: int | None) -> None:
-    """Raise `LotteryError` unless it is a number of processes, or None."""
-    if workers is not None and workers < 1:
+def check_workers(workers: int | clustering.Ray | None) -> None:
+    """Raise `LotteryError` unless it is a number of processes, a cluster, or None."""
+    if isinstance(workers, clustering.Ray):
+        workers.check()
+    elif workers is not None and workers < 1:
         raise LotteryError(f"workers: received {workers}, allowed is 1 or more.")
 
 
 def num_workers(
-    workers: int | None, work: Work, tasks: Sequence[launching.Task], prepared: Prepared, report: progress.Report
-) -> int:
+    workers: int | clustering.Ray | None,
+    work: Work,
+    tasks: Sequence[launching.Task],
+    prepared: Prepared,
+    report: progress.Report,
+) -> int | clustering.Ray:
     """In how many processes the networks of a run are trained, which is said where it is more than this one.
+
+    A cluster knows that better.
 
     Args:
         workers: What the caller asks for, if anything.
@@ -135,6 +150,8 @@ def num_workers(
         prepared: The run's model and data.
         report: Told it.
     """
+    if isinstance(workers, clustering.Ray):
+        return workers
     cores, threads = environment.num_cores(), work.num_threads
     chosen = ""
     if workers is None:
@@ -154,7 +171,7 @@ def num_workers(
 def carry_out(
     works: Mapping[Path, Work],
     tasks: Sequence[launching.Task],
-    workers: int = 1,
+    workers: int | clustering.Ray = 1,
     prepared: Mapping[Path, Prepared] | None = None,
     report: progress.Report = progress.silent,
     asked: stopping.Asked = stopping.never,
@@ -164,7 +181,7 @@ def carry_out(
     Args:
         works: What is to be done, by the folder of a run.
         tasks: The networks, by priority.
-        workers: In how many processes; 1 is this one.
+        workers: In how many processes; 1 is this one. Or on which cluster.
         prepared: What is prepared in this process already, by the folder of a run.
         report: Told what happens.
         asked: Whether somebody has asked to stop.
@@ -176,7 +193,14 @@ def carry_out(
     spans = {(run, *network): jobs.span(works[run].settings, *network[1:]) for run, network in tasks}
     report = progress.tallied(report, spans)
     with contextlib.ExitStack() as stack:
-        if workers > 1:
+        if not tasks:
+            return
+        if isinstance(workers, clustering.Ray):
+            away = {run: _away(work) for run, work in works.items()}
+            threads = {run: work.num_threads for run, work in works.items()}
+            engine = stack.enter_context(clustering.joined(workers, functools.partial(trainer, away), threads, report))
+            tasks = launching.by_priority(tasks)
+        elif workers > 1:
             engine, tasks = (
                 stack.enter_context(processes.several(functools.partial(trainer, works), workers)),
                 launching.by_priority(tasks),
@@ -186,3 +210,12 @@ def carry_out(
             stack.callback(bench.close)
             engine = launching.here(bench.train)
         launching.launch(tasks, engine, report, asked)
+
+
+def _away(work: Work) -> Work:
+    """What is to be done, wherever paths begin."""
+    path = work.settings.data.path
+    if not path:
+        return work
+    data = work.settings.data.model_copy(update={"path": str(Path(path).absolute())})
+    return dataclasses.replace(work, settings=work.settings.model_copy(update={"data": data}))
