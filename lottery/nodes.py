@@ -163,7 +163,7 @@ class Worker:
         errand = self._errand
         assert errand
         run = errand.task.run
-    XX    if not isinstance(event, progress.Done | progress.Note) and hasattr(event, "run"):
+        if not isinstance(event, progress.Done | progress.Note) and hasattr(event, "run"):
             event = dataclasses.replace(event, run=run)
         elif isinstance(event, progress.Note):
             event = progress.Note(event.text.replace(str(below(self.place, errand.base / run)), str(run)))
