@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -92,31 +93,28 @@ def _connected(asks: Ray, report: progress.Report) -> Iterator[Any]:
         yield ray
         return
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
-    address = asks.address or os.environ.get("RAY_ADDRESS", "") or _started_here()
+    noted = _started_here()
+    address = asks.address or os.environ.get("RAY_ADDRESS", "") or noted
+    unreachable = _unreachable(address) if address else ""
+    if unreachable and address != noted:
+        raise LotteryError(f"There is no Ray cluster at {address!r} that can be joined: {unreachable}.")
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        if address:
+        if address and not unreachable:
             try:
                 ray.init(address=address, **quiet)
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-                why = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
-                raise LotteryError(f"There is no Ray cluster at {address!r} that can be joined: {why}.") from error
+                why = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+                raise LotteryError(f"The Ray cluster at {address!r} cannot be joined: {why}.") from error
             alive = [node for node in ray.nodes() if node["Alive"]]
             cpus = sum(node["Resources"].get("CPU", 0) for node in alive)
             report(progress.Note(f"Joined the Ray cluster at {address}: {len(alive)} nodes, {cpus:g} CPUs."))
         else:
+            cores = environment.num_cores()
             # Nobody but this machine is to reach it.
-            ray.init(
-                "local",
-                num_cpus=environment.num_cores(),
-                include_dashboard=False,
-                _node_ip_address="127.0.0.1",
-                **quiet,
-            )
-            report(progress.Note(
-                f"There is no Ray cluster to join, so a Ray of its own was started, on {environment.num_cores()} CPUs; "
-                "it ends with this command."
-            ))  # fmt: skip
+            ray.init("local", num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+            where = f"There is no Ray cluster to join, so one was started on this machine, with {cores} CPUs"
+            report(progress.Note(f"{where}; it ends with this command."))
     finally:  # Ray takes the signal for itself
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
@@ -130,6 +128,24 @@ def _started_here() -> str:
     """The cluster that ``ray start`` has started on this machine; not the one that another run has for itself."""
     noted = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
     return noted.read_text(encoding="utf-8").strip() if noted.is_file() else ""
+
+
+def _unreachable(address: str) -> str:
+    """Why nobody can be reached there, which Ray would try for minutes; empty if somebody can."""
+    import ray
+
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address == "auto":
+        return ""
+    if not host or not port.isdigit():
+        return "an address is a host and a port, such as 10.0.0.1:6379"
+    if host in ("localhost", "127.0.0.1"):  # Ray takes them for this machine, as others see it
+        host = ray.util.get_node_ip_address()
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        return f"{error.strerror or error}"
+    return ""
 
 
 def _resources(asks: Ray, num_threads: int) -> dict[str, float]:
