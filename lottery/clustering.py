@@ -1,6 +1,7 @@
 """Networks trained on a cluster, each as a task of Ray's."""
 
 import contextlib
+import json
 import logging
 import os
 import secrets
@@ -169,6 +170,15 @@ def _check_room(ray: Any, wanted: Mapping[str, float], report: progress.Report) 
 
 def _grows() -> bool:
     """Whether something adds nodes to the cluster where they are lacking."""
+    from ray.autoscaler.v2.utils import is_autoscaler_v2
+    from ray.experimental import internal_kv
+
+    with contextlib.suppress(Exception):  # Ray promises nothing about how this is to be asked
+        if is_autoscaler_v2():
+            return True
+        report = json.loads(internal_kv._internal_kv_get("__autoscaling_status") or b"{}")["autoscaler_report"]
+        # Nodes that were started by hand are each of a kind of its own.
+        return any(not kind.startswith("node_") for kind in report["active_nodes"])
     return False
 
 

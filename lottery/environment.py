@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -174,10 +174,8 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
         "data_sha256": data.fingerprint,
         "scaling": _scaling(data),
         "num_threads": num_threads,
-        "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in PACKAGES},
+        **_versions(),
         "platform": platform.platform(),
-        "processor": _processor(),
         "commit": _commit(),
         "architecture": architectures.described(model, name if models.is_built_in(name) else None),
         "not_pruned": weights.unprunable(model),
@@ -188,10 +186,21 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
         return []
     check_data(run, data.fingerprint)
     notes = ["This run was begun before; it goes on where it stopped."]
-    for key in ("python", "versions", "processor"):
-        if stored[key] != now[key]:
-            notes.append(f"The run was begun with another {key} ({stored[key]}; now {now[key]}), so bits may differ.")
-    return notes
+    return notes + [f"The run was begun with {what}, so bits may differ." for what in differences(stored)]
+
+
+def differences(stored: Mapping[str, Any]) -> list[str]:
+    """What this process computes with otherwise than the one that a run was begun in, as it was recorded."""
+    now = _versions()
+    return [f"another {key} ({stored[key]}; now {now[key]})" for key in now if stored[key] != now[key]]
+
+
+def _versions() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in PACKAGES},
+        "processor": _processor(),
+    }
 
 
 def _threads() -> int:

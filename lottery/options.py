@@ -1,6 +1,7 @@
 """The arguments and options that commands share, so that they mean the same everywhere, and what is made of them."""
 
 import contextlib
+import os
 import re
 import signal
 import sys
@@ -133,6 +134,8 @@ def workers_on(
         raise unknown("--on", on, ("processes", "ray"))
     if workers is not None:
         raise LotteryError("--workers is for processes of this machine; on Ray the cluster decides how many there are.")
+    # What Ray says of a node that has died goes to standard output, in a hundred lines; we say it in one.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     from lottery import clustering
 
     return clustering.Ray(address or "", cpus or 0, gpus or 0.0, num_bytes("--task-memory", memory or "0"))

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,7 @@ class Work:
         branch: What the branches are, if it is not one of `branches.BRANCHES`.
         details: What is recorded of branches besides.
         every: How often a network in training is checkpointed.
+        data_sha256: Digest of the data, where it is not certain that they are there.
     """
 
     path: Path
@@ -57,6 +59,7 @@ class Work:
     branch: branches.Branch | None = None
     details: Mapping[str, Any] | None = None
     every: checkpoints.Every = field(default_factory=checkpoints.Every)
+    data_sha256: str = ""
 
 
 @dataclass
@@ -104,12 +107,21 @@ class Bench:
             environment.use_threads(work.num_threads)
             ready = self.prepared.pop(work.path, None)
             ready = ready or prepare(work.settings, work.model, work.data, work.criterion)
+            if work.data_sha256:
+                self._compare(work, ready)
             loop, stack = ready.loop, contextlib.ExitStack()
             mode = enforcement.ENFORCEMENTS[work.settings.run.enforcement]
             loop.callbacks.extend(stack.enter_context(mode(loop.model, loop.masks)))
             self._open[work.path] = jobs.Job(work.path, ready, self.report, every=work.every, asked=self.asked), stack
         self._open[work.path] = self._open.pop(work.path)  # the one that was used last is the last to go
         return self._open[work.path][0]
+
+    def _compare(self, work: Work, ready: Prepared) -> None:
+        """Refuse other data than the run's, and say what else is other than where it was begun."""
+        if ready.data.fingerprint != work.data_sha256:
+            raise LotteryError(f"The data on {platform.node()} are not those of the run; put the same there.")
+        for what in environment.differences(store.read_environment(work.path)):
+            self.report(progress.Note(f"{platform.node()} computes with {what}, so bits may differ."))
 
 
 def trainer(
@@ -196,7 +208,7 @@ def carry_out(
         if not tasks:
             return
         if isinstance(workers, clustering.Ray):
-            away = {run: _away(work) for run, work in works.items()}
+            away = {run: _away(work, (prepared or {}).get(run)) for run, work in works.items()}
             threads = {run: work.num_threads for run, work in works.items()}
             engine = stack.enter_context(clustering.joined(workers, functools.partial(trainer, away), threads, report))
             tasks = launching.by_priority(tasks)
@@ -212,10 +224,11 @@ def carry_out(
         launching.launch(tasks, engine, report, asked)
 
 
-def _away(work: Work) -> Work:
-    """What is to be done, wherever paths begin."""
-    path = work.settings.data.path
-    if not path:
+def _away(work: Work, ready: Prepared | None) -> Work:
+    """What is to be done in another place, which may have other data, and where other paths begin."""
+    if ready:
+        work = dataclasses.replace(work, data_sha256=ready.data.fingerprint)
+    if not work.settings.data.path:
         return work
-    data = work.settings.data.model_copy(update={"path": str(Path(path).absolute())})
+    data = work.settings.data.model_copy(update={"path": str(Path(work.settings.data.path).absolute())})
     return dataclasses.replace(work, settings=work.settings.model_copy(update={"data": data}))

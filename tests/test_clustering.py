@@ -37,8 +37,8 @@ def bits(run):
     """The checksum of every file, without what a clock has said."""
     found = {}
     for path in sorted(Path(run).rglob("*")):
-        if not path.is_file() or "tensorboard" in path.parts or path.name in (".lock", "accuracy.png"):
-            continue
+        if not path.is_file() or "tensorboard" in path.parts or path.name in (".lock", "environment.json"):
+            continue  # an architecture counts the models that a process has built
         found[str(path.relative_to(run))] = checksum(path)
         if path.name == "round.json":
             record = files.read_json(path)
