@@ -103,13 +103,18 @@ def _connected(asks: Ray, report: progress.Report) -> Iterator[Any]:
     try:
         if address and not unreachable:
             try:
-                ray.init(address=address, **quiet)
+                # One that it finds by itself may ask for a token that it finds, too.
+                ray.init(address=None if address == noted else address, **quiet)
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
                 why = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-                raise LotteryError(f"The Ray cluster at {address!r} cannot be joined: {why}.") from error
+                raise LotteryError(
+                    f"The Ray cluster at {address!r} cannot be joined: {why}; if it asks for a token, "
+                    "RAY_AUTH_MODE=token must be set here."
+                ) from error
             alive = [node for node in ray.nodes() if node["Alive"]]
             cpus = sum(node["Resources"].get("CPU", 0) for node in alive)
-            report(progress.Note(f"Joined the Ray cluster at {address}: {len(alive)} nodes, {cpus:g} CPUs."))
+            size = f"{len(alive)} node{'' if len(alive) == 1 else 's'}, {cpus:g} CPUs"
+            report(progress.Note(f"Joined the Ray cluster at {address}: {size}."))
         else:
             cores = environment.num_cores()
             # Nobody but this machine is to reach it.
@@ -184,6 +189,7 @@ def _grows() -> bool:
 
 def _leave_token(run: Path) -> tuple[str, str]:
     """A file in a run's folder, by which its nodes know it."""
-    name, content = f".shared-{secrets.token_hex(8)}", secrets.token_hex(16)
+    # Of a name that is removed when the run is opened again, if this process is killed.
+    name, content = f".shared.token-{secrets.token_hex(8)}", secrets.token_hex(16)
     files.write(run / name, content.encode())
     return name, content
