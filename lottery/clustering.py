@@ -94,17 +94,17 @@ def _connected(asks: Ray, report: progress.Report) -> Iterator[Any]:
         yield ray
         return
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
-    noted = _started_here()
-    address = asks.address or os.environ.get("RAY_ADDRESS", "") or noted
+    given = asks.address or os.environ.get("RAY_ADDRESS", "")
+    address = given or _started_here()
     unreachable = _unreachable(address) if address else ""
-    if unreachable and address != noted:
+    if unreachable and given:
         raise LotteryError(f"There is no Ray cluster at {address!r} that can be joined: {unreachable}.")
     handler = signal.getsignal(signal.SIGTERM)
     try:
         if address and not unreachable:
             try:
                 # One that it finds by itself may ask for a token that it finds, too.
-                ray.init(address=None if address == noted else address, **quiet)
+                ray.init(address=given or None, **quiet)
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
                 why = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
                 raise LotteryError(
@@ -179,12 +179,14 @@ def _grows() -> bool:
     from ray.experimental import internal_kv
 
     with contextlib.suppress(Exception):  # Ray promises nothing about how this is to be asked
-        if is_autoscaler_v2():
-            return True
-        report = json.loads(internal_kv._internal_kv_get("__autoscaling_status") or b"{}")["autoscaler_report"]
-        # Nodes that were started by hand are each of a kind of its own.
-        return any(not kind.startswith("node_") for kind in report["active_nodes"])
+        return is_autoscaler_v2() or _has_kinds(internal_kv._internal_kv_get("__autoscaling_status"))
     return False
+
+
+def _has_kinds(status: bytes) -> bool:
+    """Whether nodes are of kinds that more can be had of; those that were started by hand are each of its own."""
+    kinds = json.loads(status)["autoscaler_report"]["node_type_mapping"]
+    return any(kind != f"node_{node}" for node, kind in kinds.items())
 
 
 def _leave_token(run: Path) -> tuple[str, str]:

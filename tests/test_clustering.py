@@ -5,6 +5,7 @@ import os
 # Ray takes 127.0.0.1, which every node here is bound to, for another address unless it hears this before its import.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -27,6 +28,7 @@ from lottery import (
     parcels,
     progress,
     store,
+    working,
 )
 from lottery.errors import LotteryError
 from lottery.launching import Task
@@ -131,6 +133,12 @@ def test_what_no_single_node_has_is_refused_at_once(monkeypatch):
     assert "may grow" in said[0].text
 
 
+def test_a_cluster_grows_if_its_nodes_are_of_kinds():
+    for kind, grows in (("node_c186", False), ("ray.head.default", True)):  # as Ray 2.60 has said of two clusters
+        status = {"autoscaler_report": {"active_nodes": {}, "node_type_mapping": {"c186": kind}}}
+        assert clustering._has_kinds(json.dumps(status).encode()) is grows
+
+
 def test_a_cluster_that_nobody_answers_for_is_refused_in_seconds(tmp_path, monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -208,7 +216,7 @@ def step(run, at=0):
     return progress.Step(run, 1, 1, 0, 1, "ticket", 1.0, at, 0, 9, 0.5)
 
 
-def working(path, done):
+def worker_of(path, done):
     """A worker whose training writes files below a folder, and what it has sent."""
     letters = []
 
@@ -238,7 +246,7 @@ def test_a_node_without_the_folder_asks_for_files_and_sends_back_what_it_makes(t
             files.write(folder / name, name.encode())
         report(progress.Done(step(folder.parents[1], 9), {}))
 
-    worker, letters = working(tmp_path / "node", train)
+    worker, letters = worker_of(tmp_path / "node", train)
     errand = nodes.Errand(7, Task(run, (1, 0, "ticket")), home, ["experiment.toml"], (".token", "1"))
     assert worker.carry_out(errand, None) is None and not seen
     assert worker.carry_out(errand, lambda: parcels.pack(home / run, errand.names)) is True
@@ -254,7 +262,9 @@ def test_a_node_without_the_folder_asks_for_files_and_sends_back_what_it_makes(t
 def test_a_node_that_shares_the_folder_works_in_it(tmp_path):
     run = Path("runs/one")
     files.write(tmp_path / run / ".token", b"1")
-    worker, letters = working(tmp_path / "node", lambda folder, report, asked: files.write(folder / "round.json", b""))
+    worker, letters = worker_of(
+        tmp_path / "node", lambda folder, report, asked: files.write(folder / "round.json", b"")
+    )
     task = Task(run, (1, 0, "ticket"))
     right, wrong = ((".token", content) for content in ("1", "2"))
     assert worker.carry_out(nodes.Errand(1, task, tmp_path, [], right), None) is True
@@ -270,7 +280,7 @@ def test_what_fails_on_a_node_says_the_runs_own_folder_and_keeps_what_it_made(tm
         files.write(folder / "checkpoint.safetensors", b"here")
         raise LotteryError(f"{folder} is too small.")
 
-    worker, letters = working(tmp_path / "node", train)
+    worker, letters = worker_of(tmp_path / "node", train)
     errand = nodes.Errand(1, Task(Path("one"), (1, 0, "ticket")), tmp_path, [], ("", ""))
     with pytest.raises(LotteryError, match="^one/replicate-1/round-00 is too small"):
         worker.carry_out(errand, dict)
@@ -289,6 +299,25 @@ def test_what_has_died_is_lost_and_what_has_failed_is_not():
     assert sending._meaning(errors, errors.TaskCancelledError()) is None
     assert isinstance(
         sending._meaning(errors, errors.RayTaskError("train", "", errors.WorkerCrashedError())), launching.Lost
+    )
+
+
+def test_a_node_with_other_data_fails_and_one_with_another_processor_says_so(small_run, tmp_path):
+    settings, run = small_run.experiment, tmp_path / small_run.path.name
+    shutil.copytree(small_run.path, run)
+    shutil.rmtree(run / "replicate-1/round-03")
+    recorded = store.read_environment(run)
+    files.write_json(run / "environment.json", recorded | {"processor": "an abacus"})
+    work = working.Work(Path("elsewhere"), settings, recorded["num_threads"], data_sha256="0" * 64)
+    said, task = [], Task(Path("elsewhere"), (1, 3, "ticket"))
+    with pytest.raises(LotteryError, match="The data on .* are not those of the run"):
+        working.trainer({task.run: work}, said.append, lottery.stopping.never, lambda path: run)(task)
+    work = dataclasses.replace(work, data_sha256=recorded["data_sha256"])
+    working.trainer({task.run: work}, said.append, lottery.stopping.never, lambda path: run)(task)
+    (note,) = [one.text for one in said if isinstance(one, progress.Note)]
+    assert "computes with another processor (an abacus; now " in note and "python" not in note
+    assert checksum(run / "replicate-1/round-03/weights.safetensors") == checksum(
+        small_run.path / "replicate-1/round-03/weights.safetensors"
     )
 
 
