@@ -11,6 +11,7 @@ from lottery import (
     branches,
     checking,
     checkpoints,
+    clustering,
     config,
     criteria,
     environment,
@@ -40,7 +41,7 @@ def branch(
     criterion: criteria.Criterion | None = None,
     report: progress.Report | None = None,
     tensorboard: bool = True,
-    workers: int | None = 1,
+    workers: int | clustering.Ray | None = 1,
     checkpoint_every: checkpoints.Every | None = None,
     asked: stopping.Asked | None = None,
 ) -> results.Run:

@@ -5,16 +5,14 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from lottery import analyze_commands, page_commands, showing, ticket_commands
+from lottery import analyze_commands, experiment_commands, page_commands, showing, ticket_commands, train_commands
 from lottery.errors import LotteryError, printable
 from lottery.options import (
-    CheckpointEvery,
     Csv,
-    ExperimentName,
     Json,
     Out,
     Replicate,
@@ -22,13 +20,9 @@ from lottery.options import (
     Rounds,
     RunPath,
     Source,
-    Tensorboard,
     Tolerance,
-    Workers,
-    every,
     numbers,
     selected,
-    stoppable,
 )
 
 app = typer.Typer(
@@ -39,15 +33,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Find winning lottery tickets: train, prune the smallest weights, rewind, and again.",
 )
-experiments = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Experiments that ship with the package.")
-app.add_typer(experiments, name="experiments")
+app.add_typer(experiment_commands.experiments, name="experiments")
 app.add_typer(ticket_commands.tickets, name="tickets")
 app.add_typer(analyze_commands.analyze, name="analyze")
-# A test compares: reading the names from where they are would import too much for --help.
-BRANCHES = (
-    "random_reinit, random_mask, random_mask_global, shuffled_mask, reshuffled_init, signed_constant, untrained, "
-    "early_bird, transfer"
-)
 
 
 def main() -> None:
@@ -77,88 +65,10 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
-@app.command(short_help="Run an experiment, or go on with it.")
-def run(
-    experiment: Annotated[
-        str | None,
-        typer.Argument(
-            help="A TOML file, or a name that `lottery experiments ls` lists; without one, the digits.",
-            show_default=False,
-        ),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Single values, such as train.num_steps=300.", metavar="[SECTION.KEY=VALUE]..."),
-    ] = None,
-    out: Out = Path("runs"),
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="Run all of it in seconds, on a few steps and data made for it.")
-    ] = False,
-    workers: Workers = None,
-    checkpoint_every: CheckpointEvery = "60s",
-    tensorboard: Tensorboard = True,
-    tolerance: Tolerance = 0.002,
-) -> None:
-    """Run an experiment, or go on with it where it was stopped, and show its table and figure.
-
-    Examples: lottery run; lottery run train.num_steps=300; lottery run experiments/lenet_mnist.toml
-    run.num_replicates=1
-    """
-    from lottery import config, plots, running, shipped, smoking
-
-    words = list(overrides or [])
-    if experiment is not None and "=" in experiment and not Path(experiment).exists():
-        words, experiment = [experiment, *words], None
-    overriding, data, often = config.parse_overrides(words), None, every(checkpoint_every)
-    with stoppable() as asked:
-        source: Any = shipped.find(experiment) if experiment else None
-        if smoke:
-            source, data = smoking.shrunk(config.load(source, overriding))
-            overriding = {}
-        done = running.run(
-            source, overriding, data=data, out=out, tensorboard=tensorboard, workers=workers, checkpoint_every=often,
-            asked=asked,
-        )  # fmt: skip
-    rows = done.table()
-    showing.summary(done.path, rows, tolerance)
-    figure = plots.save(rows, done.path / "accuracy.png", title=done.experiment.name)
-    print(f"Figure: {figure}")
+app.command(short_help="Run an experiment, or go on with it.")(train_commands.run)
 
 
-@app.command(short_help="Run a grid of experiments.")
-def sweep(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="A TOML file: an experiment, and a table [sweep] with lists of values by key.", show_default=False
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Single values, the same for all of them.", metavar="[SECTION.KEY=VALUE]..."),
-    ] = None,
-    out: Out = Path("runs"),
-    workers: Workers = None,
-    checkpoint_every: CheckpointEvery = "60s",
-    tensorboard: Tensorboard = True,
-    tolerance: Tolerance = 0.002,
-    as_json: Json = False,
-    as_csv: Csv = False,
-) -> None:
-    """Run a grid of experiments, or go on with it, and show a row for each; what they have in common is trained once.
-
-    Example: a file with the lines experiment = "lenet_mnist", [sweep], "prune.rate" = [0.2, 0.5].
-    """
-    from lottery import config, sweeping
-
-    words, often = config.parse_overrides(overrides or []), every(checkpoint_every)
-    found = sweeping.points(file, words)
-    with stoppable() as asked:
-        runs = sweeping.sweep(
-            file, words, out=out, tensorboard=tensorboard, workers=workers, checkpoint_every=often, asked=asked
-        )
-    rows = sweeping.table(runs, found, tolerance)
-    showing.rows(rows if as_json or as_csv else rows.round(4).astype(object).fillna(""), as_json, as_csv)
+app.command(short_help="Run a grid of experiments.")(train_commands.sweep)
 
 
 @app.command(short_help="List the runs of a folder.")
@@ -233,33 +143,7 @@ def verify(source: Source) -> None:
         print(sentence)
 
 
-@app.command(short_help="Train controls from stored rounds.")
-def branch(
-    run: RunPath,
-    kind: Annotated[str, typer.Argument(help=f"What to train: {BRANCHES}.", metavar="BRANCH")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="For transfer: the other data, such as data.name=digits.", metavar="[SECTION.KEY=VALUE]..."
-        ),
-    ] = None,
-    rounds: Rounds = "",
-    replicate: Replicate = None,
-    workers: Workers = None,
-    checkpoint_every: CheckpointEvery = "60s",
-    tensorboard: Tensorboard = True,
-    tolerance: Tolerance = 0.002,
-) -> None:
-    """Train controls and other branches from stored rounds: the same command goes on where it was stopped."""
-    from lottery import branching, config
-
-    words, often = config.parse_overrides(overrides or []), every(checkpoint_every)
-    with stoppable() as asked:
-        done = branching.branch(
-            run, kind, numbers("--rounds", rounds), words, replicate=replicate, tensorboard=tensorboard,
-            workers=workers, checkpoint_every=often, asked=asked,
-        )  # fmt: skip
-    showing.summary(run, done.table(), tolerance)
+app.command(short_help="Train controls from stored rounds.")(train_commands.branch)
 
 
 @app.command(short_help="Compare the tickets of several runs.")
@@ -293,32 +177,3 @@ def check(run: RunPath) -> None:
 
 app.command(short_help="Write a ticket, in many formats.")(ticket_commands.export)
 app.command(short_help="Make a ticket's network really smaller.")(ticket_commands.compact)
-
-
-@experiments.command("ls", short_help="List them.")
-def experiments_ls(as_json: Json = False, as_csv: Csv = False) -> None:
-    """List them: name, data, network, and what each reproduces."""
-    import pandas as pd
-
-    from lottery import shipped
-
-    showing.rows(pd.DataFrame(shipped.listed()), as_json, as_csv)
-
-
-@experiments.command("show", short_help="Print one.")
-def experiments_show(name: ExperimentName) -> None:
-    """Print one, with what it reproduces, its time and the numbers to expect."""
-    from lottery import shipped
-
-    print(shipped.named(name).read_text(encoding="utf-8"), end="")
-
-
-@experiments.command("cp", short_help="Copy one, to be changed.")
-def experiments_cp(
-    name: ExperimentName,
-    to: Annotated[Path | None, typer.Argument(help="The file or folder; by default here.", show_default=False)] = None,
-) -> None:
-    """Copy one, to be changed."""
-    from lottery import shipped
-
-    print(shipped.copied(name, to or Path()))

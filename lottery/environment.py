@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ def begin_threads(experiment: config.Experiment, recorded: int = 0) -> int:
     except LotteryError:
         if experiment.run.num_threads:
             raise
-        return _threads()
+        return num_threads()
 
 
 def use_threads(wanted: int) -> int:
@@ -80,7 +80,7 @@ def use_threads(wanted: int) -> int:
     Raises:
         LotteryError: TensorFlow has begun with another number in this process.
     """
-    current = _threads()
+    current = num_threads()
     if current != wanted:
         import tensorflow as tf
 
@@ -185,10 +185,8 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
         "scaling": _scaling(data),
         "num_threads": num_threads,
         "num_devices": spreading.num_devices(model),
-        "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in PACKAGES},
+        **_versions(),
         "platform": platform.platform(),
-        "processor": _processor(),
         "commit": _commit(),
         "architecture": architectures.described(model, name if models.is_built_in(name) else None),
         "not_pruned": weights.unprunable(model),
@@ -200,13 +198,25 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
     check_data(run, data.fingerprint)
     check_devices(run, model)
     notes = ["This run was begun before; it goes on where it stopped."]
-    for key in ("python", "versions", "processor"):
-        if stored[key] != now[key]:
-            notes.append(f"The run was begun with another {key} ({stored[key]}; now {now[key]}), so bits may differ.")
-    return notes
+    return notes + [f"The run was begun with {what}, so bits may differ." for what in differences(stored)]
 
 
-def _threads() -> int:
+def differences(stored: Mapping[str, Any]) -> list[str]:
+    """What this process computes with otherwise than the one that a run was begun in, as it was recorded."""
+    now = _versions()
+    return [f"another {key} ({stored[key]}; now {now[key]})" for key in now if stored[key] != now[key]]
+
+
+def _versions() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in PACKAGES},
+        "processor": _processor(),
+    }
+
+
+def num_threads() -> int:
+    """How many threads TensorFlow computes with, which is imported without its greetings for it."""
     with _quiet():
         import tensorflow as tf
 

@@ -217,3 +217,29 @@ def here(train: Callable[[Task], None]) -> Engine:
         return future
 
     return Engine(submit)
+
+
+def settle(future: Future | None, result: bool, error: BaseException | None = None) -> None:
+    """Let a future be done, unless it is."""
+    if future is None or future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+def packed(trainer: Callable[..., Any]) -> bytes:
+    """A trainer as bytes, for another process.
+
+    Raises:
+        LotteryError: Something in it cannot be sent.
+    """
+    import cloudpickle
+
+    try:
+        return cloudpickle.dumps(trainer)
+    except Exception as error:  # whatever an object of the caller's own raises
+        raise LotteryError(
+            f"What was passed cannot be sent to another process ({error}); pass functions that make it there."
+        ) from error

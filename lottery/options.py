@@ -1,6 +1,7 @@
 """The arguments and options that commands share, so that they mean the same everywhere, and what is made of them."""
 
 import contextlib
+import os
 import re
 import signal
 import sys
@@ -11,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lottery import stopping
-from lottery.errors import LotteryError
+from lottery.errors import LotteryError, unknown
 
 if TYPE_CHECKING:
-    from lottery import checkpoints
+    from lottery import checkpoints, clustering
 
 RunPath = Annotated[Path, typer.Argument(help="The run's folder.", metavar="RUN", show_default=False)]
 Source = Annotated[
@@ -39,6 +40,23 @@ Workers = Annotated[
         show_default=False,
         help="Train so many networks at the same time; by default as many as there are cores for, if that pays.",
     ),
+]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on", metavar="processes|ray", help="Where networks are trained; here by default.", show_default=False
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address", metavar="HOST:PORT", help="Of the Ray cluster; without one, the cluster here, or one of its own."
+    ),
+]
+TaskCpus = Annotated[int | None, typer.Option("--task-cpus", min=1, help="On Ray: processors for each network.")]
+TaskGpus = Annotated[float | None, typer.Option("--task-gpus", min=0, help="On Ray: GPUs for each network.")]
+TaskMemory = Annotated[
+    str | None, typer.Option("--task-memory", metavar="4GB", help="On Ray: memory for each network, such as 4GB.")
 ]
 CheckpointEvery = Annotated[
     str,
@@ -91,6 +109,49 @@ def selected(rows: Any, replicate: int | None, round: int | None) -> Any:
                 raise LotteryError(f"--{column}: received {wanted}, stored are {stored}.")
             rows = rows[rows[column] == wanted]
     return rows
+
+
+def workers_on(
+    on: str | None,
+    workers: int | None,
+    address: str | None,
+    cpus: int | None,
+    gpus: float | None,
+    memory: str | None,
+) -> "int | clustering.Ray | None":
+    """On what networks are trained, from the options that say it.
+
+    Raises:
+        LotteryError: They do not go together.
+    """
+    given = {"--address": address, "--task-cpus": cpus, "--task-gpus": gpus, "--task-memory": memory}
+    if on in (None, "processes"):
+        for option, value in given.items():
+            if value is not None:
+                raise LotteryError(f"{option} goes with --on ray alone.")
+        return workers
+    if on != "ray":
+        raise unknown("--on", on, ("processes", "ray"))
+    if workers is not None:
+        raise LotteryError("--workers is for processes of this machine; on Ray the cluster decides how many there are.")
+    # What Ray says of a node that has died goes to standard output, in a hundred lines; we say it in one.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+    from lottery import clustering
+
+    return clustering.Ray(address or "", cpus or 0, gpus or 0.0, num_bytes("--task-memory", memory or "0"))
+
+
+def num_bytes(option: str, words: str) -> int:
+    """The bytes that an option says, such as 4GB.
+
+    Raises:
+        LotteryError: It says something else.
+    """
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", words.strip().lower())
+    if not matched:
+        raise LotteryError(f"{option}: received {words!r}, allowed are bytes such as 4GB.")
+    number, unit, binary = matched.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit or " "))
 
 
 def every(words: str) -> "checkpoints.Every":

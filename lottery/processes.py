@@ -7,7 +7,6 @@ import queue
 import secrets
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -15,9 +14,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 from lottery import progress, stopping
-from lottery.launching import Engine, Lost, Task, Trainer
-
-STEPS_APART = 0.1  # seconds between two events that only say how far a network is
+from lottery.launching import Engine, Lost, Task, Trainer, packed, settle
 
 
 @contextlib.contextmanager
@@ -33,11 +30,9 @@ def several(trainer: Trainer, num: int) -> Iterator[Engine]:
     Yields:
         What `launching.launch` needs.
     """
-    import cloudpickle
-
     key = secrets.token_bytes(32)
     with Listener(authkey=key) as listener:
-        pool = _Pool(listener, key, cloudpickle.dumps(trainer), num)
+        pool = _Pool(listener, key, packed(trainer), num)
         threading.Thread(target=pool.accept, daemon=True).start()
         try:
             yield Engine(pool.submit, pool.stop, lambda: pool.num, pool.fewer, pool.happened)
@@ -80,7 +75,7 @@ class _Pool:
             while True:
                 received = connection.recv()
                 if isinstance(received, Task):  # everything about this network was said
-                    _settle(self.futures.pop(received, None), True)
+                    settle(self.futures.pop(received, None), True)
                 else:
                     self.happened.put(received)
 
@@ -108,7 +103,7 @@ class _Pool:
                 killed = " (killed, perhaps for lack of memory)" if "SIGKILL" in str(error) else ""
                 error = Lost(f"the process that trained it has died{killed}")
             if error is not None or not inner.result():
-                _settle(self.futures.pop(task, None), False, error)
+                settle(self.futures.pop(task, None), False, error)
 
         try:
             executor.submit(_train, task).add_done_callback(ended)
@@ -156,15 +151,6 @@ def _tell(connection: Connection) -> None:
         connection.send("stop")
 
 
-def _settle(future: Future | None, result: bool, error: BaseException | None = None) -> None:
-    if future is None or future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
-
-
 @dataclass
 class _Worker:
     """What one of the processes is to itself."""
@@ -172,21 +158,12 @@ class _Worker:
     connection: Connection
     train: Callable[[Task], None] | None = None
     signal: int = 0
-    said: float = 0.0
 
     def listen(self) -> None:
         with contextlib.suppress(EOFError, OSError):
             while self.connection.recv():
                 self.signal = signal.SIGTERM
         os._exit(1)  # who has started this process is no more
-
-    def report(self, event: progress.Event) -> None:
-        now = time.monotonic()
-        if isinstance(event, progress.Step):
-            if now - self.said < STEPS_APART:
-                return
-            self.said = now
-        self.connection.send(event)
 
 
 _WORKER: list[_Worker] = []
@@ -207,7 +184,7 @@ def _begin(address: Any, key: bytes, trainer: bytes) -> None:
         worker.signal = number
 
     signal.signal(signal.SIGTERM, note)
-    worker.train = cloudpickle.loads(trainer)(worker.report, lambda: worker.signal)
+    worker.train = cloudpickle.loads(trainer)(progress.throttled(worker.connection.send), lambda: worker.signal)
 
 
 def _train(task: Task) -> bool:

@@ -103,6 +103,27 @@ def tallied(report: Report, spans: Mapping[Key, tuple[int, int]]) -> Report:
     return told
 
 
+def throttled(report: Report, apart: float = 0.1) -> Report:
+    """Leave out what only says how far a network is, if that was said a moment ago.
+
+    Args:
+        report: Told the rest.
+        apart: Seconds between two such events.
+    """
+    said = 0.0
+
+    def told(event: Event) -> None:
+        nonlocal said
+        if isinstance(event, Step):
+            now = time.monotonic()
+            if now - said < apart:
+                return
+            said = now
+        report(event)
+
+    return told
+
+
 @contextlib.contextmanager
 def shown(console: Any = None) -> Iterator[Report]:
     """Show what is trained.

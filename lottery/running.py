@@ -8,6 +8,7 @@ from typing import Any
 from lottery import (
     checking,
     checkpoints,
+    clustering,
     config,
     criteria,
     environment,
@@ -34,7 +35,7 @@ def run(
     out: str | Path = "runs",
     report: progress.Report | None = None,
     tensorboard: bool = True,
-    workers: int | None = 1,
+    workers: int | clustering.Ray | None = 1,
     checkpoint_every: checkpoints.Every | None = None,
     asked: stopping.Asked | None = None,
 ) -> results.Run:
@@ -53,7 +54,7 @@ def run(
         report: Told what happens; by default it is shown on standard error.
         tensorboard: Whether to write for TensorBoard too, in the run's folder; see `lottery.summaries`.
         workers: In how many processes networks are trained; with None, in as many as this machine has room for, which
-            is said. The bits do not depend on it.
+            is said; or on a cluster, as a `clustering.Ray`. The bits do not depend on it.
         checkpoint_every: How often a network in training is checkpointed; by default at most 60 seconds of work are at
             risk.
         asked: Whether somebody has asked to stop; by default, whether there was SIGINT or SIGTERM.

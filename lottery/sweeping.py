@@ -11,6 +11,7 @@ from typing import Any
 from lottery import (
     checking,
     checkpoints,
+    clustering,
     config,
     environment,
     progress,
@@ -90,7 +91,7 @@ def sweep(
     out: str | Path = "runs",
     report: progress.Report | None = None,
     tensorboard: bool = True,
-    workers: int | None = 1,
+    workers: int | clustering.Ray | None = 1,
     checkpoint_every: checkpoints.Every | None = None,
     asked: stopping.Asked | None = None,
 ) -> list[results.Run]:
@@ -134,8 +135,8 @@ def sweep(
             report = _written(settings, report)
         if tasks:
             trained = [task for task in tasks if task not in copies]
-            workers = working.num_workers(workers, works, trained or tasks, report)
-            working.carry_out(works, tasks, workers, report=report, asked=asked, copies=copies)
+            where = working.num_workers(workers, works, trained or tasks, report)
+            working.carry_out(works, tasks, where, report=report, asked=asked, copies=copies)
         if tensorboard:  # of what was copied there were no events
             _written({path: settings[path] for path in {task.run for task in copies}}, report)
     return [results.Run(path) for path in settings]

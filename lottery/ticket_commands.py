@@ -142,7 +142,7 @@ def verify(file: Path) -> None:
         print(printable(error))
         raise typer.Exit(1) from None
     print(f"{ticket!r}: every checksum, size and count holds.")
-    environment.use_threads(0)  # TensorFlow's greetings are of no use here
+    environment.num_threads()  # imports TensorFlow without its greetings
     try:
         architectures.check(ticket.architecture, shapes(ticket.weights))
     except TicketError as error:
@@ -184,7 +184,7 @@ def _exported(
     """What was written, and why each other form was not."""
     from lottery import environment, exporting
 
-    environment.use_threads(0)  # TensorFlow's greetings are of no use here
+    environment.num_threads()  # imports TensorFlow without its greetings
     inputs, done, failed, built = _inputs(ticket, source, data), [], {}, {}
     trained = ticket.trained is not None and not start
     for form, path in paths.items():

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from lottery import (
     branches,
     checkpoints,
+    clustering,
     config,
     costs,
     criteria,
@@ -47,6 +49,7 @@ class Work:
         details: What is recorded of branches besides.
         every: How often a network in training is checkpointed.
         states: Steps of the dense network at which other runs of a sweep need its state.
+        data_sha256: Digest of the data, where it is not certain that they are there.
     """
 
     path: Path
@@ -59,6 +62,7 @@ class Work:
     details: Mapping[str, Any] | None = None
     every: checkpoints.Every = field(default_factory=checkpoints.Every)
     states: tuple[int, ...] = ()
+    data_sha256: str = ""
 
 
 @dataclass
@@ -86,7 +90,7 @@ class Bench:
             LotteryError: It cannot be trained.
         """
         work, (replicate, index, label) = self.works[task.run], task.network
-        if store.is_stored(task.run, *task.network):
+        if store.is_stored(work.path, *task.network):
             return
         if label == store.TICKET:
             replicates.train_chain(self._job(work), replicate, index)
@@ -107,6 +111,8 @@ class Bench:
             ready = self.prepared.pop(work.path, None)
             ready = ready or prepare(work.settings, work.model, work.data, work.criterion)
             environment.check_devices(work.path, ready.loop.model)
+            if work.data_sha256:
+                self._compare(work, ready)
             loop, stack = ready.loop, contextlib.ExitStack()
             mode = enforcement.ENFORCEMENTS[work.settings.run.enforcement]
             loop.callbacks.extend(stack.enter_context(mode(loop.model, loop.masks)))
@@ -117,28 +123,44 @@ class Bench:
         self._open[work.path] = self._open.pop(work.path)  # the one that was used last is the last to go
         return self._open[work.path][0]
 
+    def _compare(self, work: Work, ready: Prepared) -> None:
+        """Refuse other data than the run's, and say what else is other than where it was begun."""
+        if ready.data.fingerprint != work.data_sha256:
+            raise LotteryError(f"The data on {platform.node()} are not those of the run; put the same there.")
+        for what in environment.differences(store.read_environment(work.path)):
+            self.report(progress.Note(f"{platform.node()} computes with {what}, so bits may differ."))
+
 
 def trainer(
-    works: Mapping[Path, Work], report: progress.Report, asked: stopping.Asked
+    works: Mapping[Path, Work],
+    report: progress.Report,
+    asked: stopping.Asked,
+    moved: Callable[[Path], Path] | None = None,
 ) -> Callable[[launching.Task], None]:
-    """What trains one network in the process that it is called in; see `launching.Trainer`."""
+    """What trains one network in the process that it is called in; see `launching.Trainer` and `nodes.Trainer`."""
+    if moved:
+        works = {run: dataclasses.replace(work, path=moved(work.path)) for run, work in works.items()}
     return Bench(works, report, asked).train
 
 
-def check_workers(workers: int | None) -> None:
-    """Raise `LotteryError` unless it is a number of processes, or None."""
-    if workers is not None and workers < 1:
+def check_workers(workers: int | clustering.Ray | None) -> None:
+    """Raise `LotteryError` unless it is a number of processes, a cluster, or None."""
+    if isinstance(workers, clustering.Ray):
+        workers.check()
+    elif workers is not None and workers < 1:
         raise LotteryError(f"workers: received {workers}, allowed is 1 or more.")
 
 
 def num_workers(
-    workers: int | None,
+    workers: int | clustering.Ray | None,
     works: Mapping[Path, Work],
     tasks: Sequence[launching.Task],
     report: progress.Report,
     prepared: Prepared | None = None,
-) -> int:
+) -> int | clustering.Ray:
     """In how many processes networks are trained, which is said where it is more than this one.
+
+    A cluster knows that better.
 
     Args:
         workers: What the caller asks for, if anything.
@@ -147,6 +169,8 @@ def num_workers(
         report: Told it.
         prepared: Their model and data, if they have one; it tells whether processes pay.
     """
+    if isinstance(workers, clustering.Ray):
+        return workers
     cores, threads = environment.num_cores(), max(work.num_threads for work in works.values())
     chosen = ""
     if workers is None:
@@ -170,7 +194,7 @@ def num_workers(
 def carry_out(
     works: Mapping[Path, Work],
     tasks: Sequence[launching.Task],
-    workers: int = 1,
+    workers: int | clustering.Ray = 1,
     prepared: Mapping[Path, Prepared] | None = None,
     report: progress.Report = progress.silent,
     asked: stopping.Asked = stopping.never,
@@ -181,7 +205,7 @@ def carry_out(
     Args:
         works: What is to be done, by the folder of a run.
         tasks: The networks, by priority.
-        workers: In how many processes; 1 is this one.
+        workers: In how many processes; 1 is this one. Or on which cluster.
         prepared: What is prepared in this process already, by the folder of a run.
         report: Told what happens.
         asked: Whether somebody has asked to stop.
@@ -199,7 +223,14 @@ def carry_out(
     }
     report = progress.tallied(report, spans)
     with contextlib.ExitStack() as stack:
-        if workers > 1:
+        if not tasks:
+            return
+        if isinstance(workers, clustering.Ray):
+            away = {run: _away(work) for run, work in works.items()}
+            threads = {run: work.num_threads for run, work in works.items()}
+            engine = stack.enter_context(clustering.joined(workers, functools.partial(trainer, away), threads, report))
+            tasks = launching.by_priority(tasks)
+        elif workers > 1:
             engine = stack.enter_context(processes.several(functools.partial(trainer, works), workers))
             tasks = launching.by_priority(tasks)
         else:
@@ -222,3 +253,13 @@ def _copying(
 
     copier = launching.here(copy)
     return dataclasses.replace(engine, submit=lambda one: (copier if one in copies else engine).submit(one))
+
+
+def _away(work: Work) -> Work:
+    """What is to be done in another place, which may have other data, and where other paths begin."""
+    digest = (work.details or store.read_environment(work.path))["data_sha256"]  # those of a transfer are its own
+    work = dataclasses.replace(work, data_sha256=digest)
+    if not work.settings.data.path:
+        return work
+    data = work.settings.data.model_copy(update={"path": str(Path(work.settings.data.path).absolute())})
+    return dataclasses.replace(work, settings=work.settings.model_copy(update={"data": data}))

@@ -75,6 +75,10 @@ FLOORS = [
         "launching",
         "processes",
         "sharing",
+        "parcels",
+        "nodes",
+        "sending",
+        "clustering",
     ],
     ["summaries", "checking", "facts", "checklist", "sections", "comparisons", "gallery", "report"],
     [
@@ -89,15 +93,24 @@ FLOORS = [
         "connecting",
         "sweeping",
     ],
-    ["options", "analyze_commands", "page_commands", "ticket_commands", "cli", "__main__"],
+    [
+        "options",
+        "analyze_commands",
+        "page_commands",
+        "ticket_commands",
+        "experiment_commands",
+        "train_commands",
+        "cli",
+        "__main__",
+    ],
 ]
 WITHOUT_TENSORFLOW = [
     "errors", "masks", "schedules", "records", "config", "order", "pruning", "allocation", "planning", "files", "store", "shipped",
     "smoking", "criteria", "scoring", "rewinding", "branches", "results", "intervals", "verdicts", "contests", "findings", "claims", "plots",
-    "showing", "progress", "stopping", "launching", "processes", "sharing", "checking", "ticket_files", "picking", "tickets", "examples", "options", "reopened", "placing",
+    "showing", "progress", "stopping", "launching", "processes", "sharing", "parcels", "nodes", "sending", "clustering", "checking", "ticket_files", "picking", "tickets", "examples", "options", "reopened", "placing",
     "ticket_commands", "layers", "curves", "survivors", "inputs", "distances", "matching", "overlaps", "costs", "copies",
     "connectivity", "analysis", "styles", "landscapes", "pictures", "ticket_tables", "facts", "checklist", "sections", "comparisons", "gallery",
-    "report", "analyze_commands", "page_commands",
+    "report", "analyze_commands", "page_commands", "experiment_commands", "train_commands",
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import lottery
-from lottery import checking, claims, cli, config, shipped, smoking
+from lottery import checking, claims, cli, config, shipped, smoking, train_commands
 from lottery.errors import LotteryError
 from tests.conftest import quietly
 
@@ -126,4 +126,4 @@ def test_run_takes_a_name_and_a_file_wins(command, tmp_path):
 
 
 def test_the_help_of_branch_names_every_branch():
-    assert cli.BRANCHES.split(", ") == list(config.BRANCHES)
+    assert train_commands.BRANCHES.split(", ") == list(config.BRANCHES)
