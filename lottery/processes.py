@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-from lottery import progress, stopping
+from lottery import files, progress, stopping
 from lottery.launching import Engine, Lost, Task, Trainer
 
 STEPS_APART = 0.1  # seconds between two events that only say how far a network is
@@ -35,6 +35,7 @@ def several(trainer: Trainer, num: int) -> Iterator[Engine]:
     import cloudpickle
 
     key = secrets.token_bytes(32)
+    files.temporary_folder()  # processes find one another there
     with Listener(authkey=key) as listener:
         pool = _Pool(listener, key, cloudpickle.dumps(trainer), num)
         threading.Thread(target=pool.accept, daemon=True).start()

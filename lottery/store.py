@@ -13,7 +13,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from lottery import config, files
-from lottery.errors import LotteryError
+from lottery.errors import LotteryError, StorageError
 from lottery.masks import Masks
 
 FORMAT = 1
@@ -79,7 +79,20 @@ def read_environment(run: Path) -> dict[str, Any]:
     environment = files.read_json(path)
     if not {"digest", "data_sha256", "num_threads", "versions", "python", "processor"} <= environment.keys():
         raise LotteryError(f"{str(path)!r} is damaged: it lacks what was written there when the run began.")
+    if environment.get("record_sha256", digest := _digest_of(environment)) != digest:  # older runs have none
+        raise LotteryError(
+            f"{str(path)!r} is damaged: it does not have the checksum that was recorded; restore it, or begin anew "
+            "elsewhere."
+        )
     return environment
+
+
+def check_there(run: Path) -> None:
+    """Raise `StorageError` if the folder of a run that is worked on was removed or moved meanwhile."""
+    if not (run / "experiment.toml").exists():
+        raise StorageError(
+            f"{str(run)!r} was removed or moved while it was worked on, so nothing more is stored there."
+        )
 
 
 @contextlib.contextmanager
@@ -98,7 +111,8 @@ def opened(run: Path, experiment: config.Experiment) -> Iterator[None]:
         except Timeout:
             raise LotteryError(f"Another process is working on {str(run)!r}; wait for it, or stop it first.") from None
     try:
-        _clear_temporary(run)
+        with files.readable_errors(run):
+            _clear_temporary(run)
         if not (run / "experiment.toml").exists():
             files.write(run / "experiment.toml", config.dump(experiment).encode())
         stored = config.load(run / "experiment.toml")
@@ -147,9 +161,14 @@ def write_round(
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     # JSON knows no NaN, which is the accuracy of a model that measures none.
     known = {key: None if value != value else value for key, value in record.items()}
-    complete = {"format": FORMAT, **known, "sha256": sums}
+    return write_record(folder / "round.json", {"format": FORMAT, **known, "sha256": sums})
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a record as JSON, with a checksum of its own, and give back what was written."""
+    complete = json.loads(json.dumps(record))  # as it will be read
     complete["record_sha256"] = _digest_of(complete)
-    files.write_json(folder / "round.json", complete)
+    files.write_json(path, complete)
     return complete
 
 

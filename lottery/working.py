@@ -40,6 +40,7 @@ class Work:
         path: The run's folder.
         settings: The experiment; for a transfer, the one with the other data.
         num_threads: Threads that it is computed with.
+        data_sha256: The digest of its data.
         model, data, criterion: What the caller passed, if anything.
         branch: What the branches are, if it is not one of `branches.BRANCHES`.
         details: What is recorded of branches besides.
@@ -49,6 +50,7 @@ class Work:
     path: Path
     settings: config.Experiment
     num_threads: int
+    data_sha256: str
     model: Callable[[], Any] | None = None
     data: Any = None
     criterion: criteria.Criterion | None = None
@@ -82,6 +84,7 @@ class Bench:
             LotteryError: It cannot be trained.
         """
         work, (replicate, index, label) = self.works[task.run], task.network
+        store.check_there(task.run)
         if store.is_stored(task.run, *task.network):
             return
         if label == store.TICKET:
@@ -100,14 +103,25 @@ class Bench:
             while len(self._open) >= MOST_OPEN:
                 self._open.pop(next(iter(self._open)))[1].close()
             environment.use_threads(work.num_threads)
-            ready = self.prepared.pop(work.path, None)
-            ready = ready or prepare(work.settings, work.model, work.data, work.criterion)
+            ready = self.prepared.pop(work.path, None) or _prepared(work)
             loop, stack = ready.loop, contextlib.ExitStack()
             mode = enforcement.ENFORCEMENTS[work.settings.run.enforcement]
             loop.callbacks.extend(stack.enter_context(mode(loop.model, loop.masks)))
-            self._open[work.path] = jobs.Job(work.path, ready, self.report, every=work.every, asked=self.asked), stack
+            report = jobs.while_there(work.path, self.report)
+            self._open[work.path] = jobs.Job(work.path, ready, report, every=work.every, asked=self.asked), stack
         self._open[work.path] = self._open.pop(work.path)  # the one that was used last is the last to go
         return self._open[work.path][0]
+
+
+def _prepared(work: Work) -> Prepared:
+    """What a run needs, loaded and built again, once it is seen that it still is what the run was begun with."""
+    ready = prepare(work.settings, work.model, work.data, work.criterion)
+    if ready.data.fingerprint != work.data_sha256 or ready.experiment != work.settings:
+        raise LotteryError(
+            f"The data, the model or the criterion of {str(work.path)!r} were changed while it is trained; restore "
+            "them, or start a new run."
+        )
+    return ready
 
 
 def trainer(
