@@ -9,7 +9,8 @@ that most kills leave a network in mid-round to be gone on with. Kinds of kills,
 - trees: the same, where two workers train;
 - worker: SIGKILL to one of two workers, which the run has to get over by itself;
 - parent: SIGKILL to the process that has started the workers, which have to end by themselves;
-- term, int: SIGTERM to that process, or SIGINT to all as by Ctrl-C: a sentence, and status 143 or 130;
+- term: SIGTERM to that process: a sentence, and status 143;
+- int: SIGINT to all of one that trains by itself, as by Ctrl-C: a sentence, and status 130;
 - ray: SIGKILL to a Ray worker of a run with `--on ray`, where that exists (`--kinds ray`).
 
 In the end every file must be that of the run that was left alone, but for what TensorBoard shows, and for the seconds
@@ -32,7 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lottery import checking, connectivity
+from lottery import checking, connectivity, store
 
 WORDS = [
     "name=kills", "model.name=tests.restless:network", "data.augment=['crop', 'flip']", "train.num_steps=600",
@@ -40,7 +41,7 @@ WORDS = [
     "run.num_replicates=2", "run.controls=['random_mask']", "rewind.step=90",
 ]  # fmt: skip
 ROOT = Path(__file__).parents[1]
-KINDS = ("tree", "worker", "trees", "term", "worker", "parent", "int")
+KINDS = ("tree", "worker", "worker", "trees", "int", "tree", "worker", "parent", "worker", "term")
 LOOSE = ("seconds", "record_sha256")  # of round.json: how long it took, and the digest of all that
 PATIENCE = 300.0  # seconds after which something that should have come by itself has not
 
@@ -132,7 +133,7 @@ def bits(out: Path) -> dict[str, object]:
         name = str(path.relative_to(out))
         if path.name == "round.json":
             found[name] = {key: value for key, value in json.loads(path.read_text()).items() if key not in LOOSE}
-        elif path.name != ".lock" and "/tensorboard/" not in name:
+        elif path.name != ".lock" and "tensorboard" not in Path(name).parts:
             found[name] = path.read_bytes()
     return found
 
@@ -190,7 +191,7 @@ def kill_and_resume(num_kills: int, seed: int, folder: Path, kinds: Sequence[str
 def _options(kind: str) -> list[str]:
     if kind == "ray":
         return ["--on", "ray"]
-    return ["--workers", "1" if kind == "tree" else "2"]
+    return ["--workers", "1" if kind in ("tree", "int") else "2"]
 
 
 def _killed(run: Run, kind: str, chance: random.Random, lasting: float, tally: Tally, say) -> bool:
@@ -202,14 +203,14 @@ def _killed(run: Run, kind: str, chance: random.Random, lasting: float, tally: T
     at_first = chance.random() < 0.2
     if not at_first and not run.wait_for(lambda: progress(run.out) != before):
         return False
-    delay = chance.uniform(0, 2 if at_first else lasting / 4)
+    delay = chance.uniform(0, 2 if at_first else lasting / 6)
     with contextlib.suppress(subprocess.TimeoutExpired):
         run.process.wait(delay)
     if kind in ("worker", "ray") and not run.wait_for(lambda: bool(workers(run))):
         return False
     if run.process.poll() is not None:
         return False
-    relatives, mid = family(run.process.pid), checkpoints(run.out)
+    relatives, mid, over = family(run.process.pid), checkpoints(run.out), _is_complete(run.out)
     _STRIKE[kind](run, chance)
     tally.kills[kind] += 1
     tally.in_mid_round += bool(mid)
@@ -219,7 +220,7 @@ def _killed(run: Run, kind: str, chance: random.Random, lasting: float, tally: T
             wrong.append(f"it ended with status {run.process.returncode}")
     else:
         run.process.wait(PATIENCE)
-        wrong += _left(relatives) + _farewell(run, kind)
+        wrong += _left(relatives) + ([] if over else _farewell(run, kind))
     wrong += [f"it said {word!r}" for word in ("Traceback", "from its beginning", "damaged") if word in run.said]
     tally.wrong += [f"{kind}: {sentence}: {run.said[-2000:]}" for sentence in wrong]
     stored = len(list(run.out.rglob("round.json")))
@@ -249,6 +250,12 @@ _STRIKE: dict[str, Callable[[Run, random.Random], None]] = {
 def _kill_group(process: subprocess.Popen, number: int = signal.SIGKILL) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
+
+
+def _is_complete(out: Path) -> bool:
+    """Whether nothing but the table and the figure is left to do."""
+    (path,) = (path.parent for path in out.glob("*/experiment.toml"))
+    return store.is_complete(path, store.read_experiment(path))
 
 
 def _left(relatives: dict[int, str]) -> list[str]:
