@@ -32,7 +32,7 @@ import numpy as np
 import lottery
 from lottery import checking, checkpoints, config, datasets, files, progress, stopping, store
 from lottery.errors import LotteryError, StorageError
-from tests.kill_and_resume import PATIENCE, ROOT, bits, family, started, workers
+from tests.kill_and_resume import PATIENCE, ROOT, WORDS, bits, family, started, workers
 from tests.kill_and_resume import checkpoints as checkpoints_of
 
 NOTHING, MID_ROUND = "nothing", "what the network in training had done since its last checkpoint"
@@ -120,6 +120,12 @@ class World:
 def same(expected: dict[str, object], found: dict[str, object]) -> None:
     different = [name for name in sorted({*expected, *found}) if expected.get(name) != found.get(name)]
     assert not different, different
+
+
+def raw(run: Path) -> dict[str, object]:
+    """The bytes of every file."""
+    files_of = (path for path in run.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(run)): path.read_bytes() for path in files_of}
 
 
 def wrong(run: Path) -> list[str]:
@@ -277,12 +283,12 @@ def damaged(world: World, places: Sequence[str] = tuple(PLACES), seeds: int = 2)
             path.write_bytes(harm(before, random.Random(seed)))
             if what == "experiment" and _same_experiment(path, world):  # a space or a digit beyond a float's precision
                 continue
-            held = bits(run)
+            held = raw(run)
             (verified, *_) = wrong(run) or [""]
             assert verified, f"verify says nothing of {what}, {damage}, seed {seed}"
             said = world.refused(run)
             assert path.name in said, said
-            same(held, bits(run))  # nothing was touched
+            same(held, raw(run))  # nothing was touched
             happened = _mended(run, path, before, said)
             world.check_end(run)
         rows.append(Row(f"{what}: {damage}", f"refused; {happened}; `lottery verify` says it too", *_cost(what), said))
@@ -508,21 +514,21 @@ def _sentence(done: subprocess.CompletedProcess, status: int = 2) -> str:
 def full_for_real(world: World) -> list[Row]:
     rows = []
     for num in ("1", "2"):
-        out, size, tries = world.folder(), 300, 0
+        out, size, tries = world.folder(), 600, 0
         with _mounted(out, "-t", "tmpfs", "-o", f"size={size}k", "tmpfs"):
             run = store.run_path(out, world.settings)
             while True:
                 done = _command(world, out, "--workers", num, "--no-tensorboard")
                 if not done.returncode:
                     break
-                said, tries, size = _sentence(done), tries + 1, size + 1500
+                said, tries, size = _sentence(done), tries + 1, size + 2500
                 check_intact(run, world.expected)
                 assert not (run / "environment.json").exists() or wrong(run) == []
                 subprocess.run(["mount", "-o", f"remount,size={size}k", str(out)], check=True)
-            assert tries >= 3, tries
+            assert tries >= 2, tries
             (run / "accuracy.png").unlink()  # runs in this process draw none
             world.check_end(run)
-        fault = f"a real disk of 0.3 MB that is full {tries} times, workers: {num}"
+        fault = f"a real disk of 0.6 MB that is full {tries} times, workers: {num}"
         rows.append(Row(fault, "stops, status 2; goes on when the disk has grown", NOTHING, world.plain(said)))
     out = world.folder()
     done = _command(world, out, before=["bash", "-c", 'ulimit -f 100; exec "$@"', "bash"])
@@ -585,21 +591,22 @@ def two_at_once(world: World) -> list[Row]:
     with _long(world, "--workers", "1") as run:
         (path,) = (one.parent for one in run.out.glob("*/experiment.toml"))
         lots = [sys.executable, "-m", "lottery"]
-        with started(run.out, "--workers", "1") as second:
-            second.process.wait(PATIENCE)
-        said = {"run": (second.process.returncode, second.said)}
-        for name, words in (
-            ("branch", ["branch", str(path), "untrained", "--round", "0"]),
-            ("analyze connectivity", ["analyze", "connectivity", str(path), "--rounds", "0"]),
-        ):
-            if run.process.poll() is not None:
-                break
-            words = [word for word in words if word != "--round"] if name == "branch" else words
-            done = subprocess.run([*lots, *words[:3]], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
-            said[name] = (done.returncode, done.stderr)
+        said = {}
+        others = {
+            "run": ["run", *WORDS, "--out", str(run.out)],
+            "branch": ["branch", str(path), "untrained", "--rounds", "0", "--replicate", "1"],
+            "analyze connectivity": ["analyze", "connectivity", str(path), "--rounds", "0", "--replicate", "1"],
+        }
+        os.killpg(run.process.pid, signal.SIGSTOP)  # so that it is not over before the others have begun
+        pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+        asked = {name: subprocess.Popen([*lots, *words], **pipes) for name, words in others.items()}
+        for name, process in asked.items():
+            _, text = process.communicate(timeout=PATIENCE)
+            said[name] = process.returncode, text
         alone = run.process.poll() is None
+        os.killpg(run.process.pid, signal.SIGCONT)
         run.process.wait(PATIENCE)
-        assert run.process.returncode == 0 and run.said.count("density 1.0000") >= 2, run.said
+        assert run.process.returncode == 0, run.said
     for name, (status, text) in said.items():
         sentence = text.strip().splitlines()[-1].removeprefix("lottery: ")
         assert alone and status == 2 and "Another process is working" in sentence, (name, status, text)
@@ -790,7 +797,7 @@ def table(rows: Sequence[Row]) -> str:
     """The rows as Markdown."""
     lines = ["| fault | what happens | what is lost | what you read |", "| --- | --- | --- | --- |"]
     for row in rows:
-        fault, happened, lost, read = (cell.replace("|", "\\|").replace("\n", " ") for cell in row)
+        fault, happened, lost, read = (cell.replace("|", "\\|").replace("\n", " ") or "nothing" for cell in row)
         lines.append(f"| {fault} | {happened} | {lost} | {read} |")
     return "\n".join(lines)
 
