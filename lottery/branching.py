@@ -103,8 +103,8 @@ def branch(
             report = summaries.writer(path, settings, report)
         details = {"data_sha256": prepared.data.fingerprint, "overrides": overrides}
         work = working.Work(
-            path, prepared.experiment, num_threads, model, data, criterion, function, details if transfers else None,
-            checkpoint_every or checkpoints.Every(),
+            path, prepared.experiment, num_threads, prepared.data.fingerprint, model, data, criterion, function,
+            details if transfers else None, checkpoint_every or checkpoints.Every(),
         )  # fmt: skip
         tasks = [launching.Task(path, network) for network in missing]
         workers = working.num_workers(workers, {path: work}, tasks, report, prepared)

@@ -1,5 +1,6 @@
 """Every checksum and every invariant of a run, recomputed from its files."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -231,14 +232,25 @@ def refuse_damaged(path: Path, settings: config.Experiment) -> None:
     """Refuse a run of which a file is not what was written: its table would show it, its next round build on it."""
     store.read_experiment(path)
     for replicate in range(1, settings.run.num_replicates + 1):
-        folders = [store.round_path(path, replicate, index) for index in store.complete_rounds(path, replicate)]
-        folders += [folder for _, _, folder in store.branches(path, replicate)]
-        for folder in folders:
-            store.check_files(folder)
-        if not folders:
+        folder, step = path / f"replicate-{replicate}", settings.rewind.step
+        # Also behind a missing round: it will be trained again, and then these count.
+        for record in sorted(folder.rglob("round.json")):
+            with _to_delete(record.parent, "and the rounds after it to train them again"):
+                store.check_files(record.parent)
+        if not store.is_stored(path, replicate, 0):
             continue
-        step = settings.rewind.step
         for at, key in [(0, "start_sha256")] + [(step, "rewind_sha256")] * bool(step):
             file = store.start_path(path, replicate, at)
-            if rewinding.fingerprint(files.read_arrays(file)) != store.read_record(folders[0]).get(key):
-                raise LotteryError(f"{str(file)!r} is damaged: it is not what the rounds started from.")
+            with _to_delete(folder, "to train the replicate again"):
+                if rewinding.fingerprint(files.read_arrays(file)) != store.read_record(folder / "round-00").get(key):
+                    raise LotteryError(f"{str(file)!r} is damaged: it is not what the rounds started from.")
+
+
+@contextlib.contextmanager
+def _to_delete(folder: Path, why: str) -> Iterator[None]:
+    """Say of what is damaged how to go on."""
+    try:
+        yield
+    except LotteryError as error:
+        advice = f"; delete {str(folder)!r} {why}."
+        raise LotteryError(str(error) if "; delete " in str(error) else f"{str(error).rstrip('.')}{advice}") from None

@@ -47,13 +47,22 @@ def main() -> None:
         if getattr(sys, name) is None:  # closed by the caller, whose wish it is to see nothing
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (to the end)
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # what cannot be written is known only then
     except LotteryError as error:
         print(f"lottery: {printable(error)}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        print(f"lottery: the output cannot be written: {error.strerror}; what is stored is intact.", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again
+        sys.exit(2)
 
 
 @app.callback(invoke_without_command=True)

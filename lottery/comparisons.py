@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lottery import contests, store
+from lottery import config, contests
 from lottery.errors import LotteryError
 from lottery.facts import Facts
 from lottery.sections import Grid, difference, key_facts, number, plain
@@ -14,7 +14,7 @@ def side_by_side(runs: Sequence[Facts]) -> Grid:
     facts = [key_facts(one) for one in runs]
     names = list(dict.fromkeys(name for one in facts for name in one))
     rows = [[name, *(one.get(name, "") for one in facts)] for name in names]
-    settings = [store.flat(one.experiment.model_dump(mode="json")) for one in runs]
+    settings = [config.flat(one.experiment.model_dump(mode="json")) for one in runs]
     for key in dict.fromkeys(key for one in settings for key in one):
         values = [plain(one.get(key)) for one in settings]
         if len(set(values)) > 1 and key != "name":

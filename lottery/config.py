@@ -106,6 +106,21 @@ def digest(experiment: Experiment) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 
+def differences(now: Experiment, before: Experiment) -> list[str]:
+    """Each key in which two experiments differ, as ``train.num_steps is 300 and was 500``."""
+    new, old = (flat(experiment.model_dump(mode="json")) for experiment in (now, before))
+    keys = sorted({*new, *old})
+    return [f"{key} is {new.get(key)!r} and was {old.get(key)!r}" for key in keys if new.get(key) != old.get(key)]
+
+
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Tables in tables as one, by keys such as ``train.num_steps``."""
+    found = {}
+    for key, value in tables.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+    return found
+
+
 def read(path: Path) -> dict[str, Any]:
     """The tables of a TOML file, or a `LotteryError` that names it."""
     try:

@@ -110,7 +110,7 @@ def connect(
         _check_copies(path, settings, [place for place in places if place in begun])
         spans = _spans(path, settings, places)
         report = progress.tallied(report, {(copies.folder(path), *network): span for network, span in spans.items()})
-        every = checkpoint_every or checkpoints.Every()
+        every, report = checkpoint_every or checkpoints.Every(), jobs.while_there(path, report)
         job = jobs.Job(copies.folder(path), prepared, report, spans, every, asked)
         todo = {place: [one for one in copies.ORDERS if _network(place, one) in job.spans] for place in places}
         wanted = [

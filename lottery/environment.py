@@ -193,7 +193,7 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
         "uses": positions.uses(model),
     }
     if not stored:
-        files.write_json(run / "environment.json", now)
+        store.write_record(run / "environment.json", now)
         return []
     check_data(run, data.fingerprint)
     check_devices(run, model)
@@ -234,7 +234,7 @@ def _quiet() -> Iterator[None]:
         return
     sys.stderr.flush()
     saved = os.dup(2)
-    with tempfile.TemporaryFile() as aside:
+    with tempfile.TemporaryFile(dir=files.temporary_folder()) as aside:
         os.dup2(aside.fileno(), 2)
         try:
             yield

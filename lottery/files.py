@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,16 @@ def _parsed(path: Path, content: bytes) -> dict[str, np.ndarray]:
         return parse_arrays(content)
     except (SafetensorError, ValueError, KeyError) as error:
         raise LotteryError(f"{str(path)!r} is damaged ({error}).") from None
+
+
+def temporary_folder() -> Path:
+    """Where files are put that nobody is to keep.
+
+    Raises:
+        StorageError: There is no such folder that can be written, as on a full disk.
+    """
+    with readable_errors(Path(os.environ.get("TMPDIR", "/tmp"))):
+        return Path(tempfile.gettempdir())
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from lottery import (
     training,
     weights,
 )  # fmt: skip
-from lottery.errors import LotteryError
+from lottery.errors import LotteryError, StorageError
 from lottery.masks import Masks
 from lottery.preparing import Prepared, build_model, scoring_network
 
@@ -54,6 +54,16 @@ class Job:
     asked: stopping.Asked = stopping.never
     states: tuple[int, ...] = ()
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+
+
+def while_there(run: Path, report: progress.Report) -> progress.Report:
+    """A report that raises `StorageError` once the folder of a run is gone: nothing must be stored in a new one."""
+
+    def told(event: progress.Event) -> None:
+        store.check_there(run)
+        report(event)
+
+    return told
 
 
 def initial_state(job: Job, replicate: int) -> dict[str, np.ndarray]:
@@ -147,8 +157,11 @@ def _told(job: Job, network: Network) -> Iterator[None]:
 
     try:
         yield
-    except (LotteryError, tf.errors.OpError) as error:
-        what = error if isinstance(error, LotteryError) else f"TensorFlow stopped: {compiling.reason(error)}."
+    except StorageError:  # it is of the disk, and says so
+        raise
+    except (LotteryError, MemoryError, tf.errors.OpError) as error:
+        what = f"There is not enough memory: {error}." if isinstance(error, MemoryError) else error
+        what = f"TensorFlow stopped: {compiling.reason(error)}." if isinstance(error, tf.errors.OpError) else what
         replicate, index, branch = network
         name = "" if branch == store.TICKET else f", branch {branch}"
         raise LotteryError(

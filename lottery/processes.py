@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-from lottery import progress, stopping
+from lottery import files, progress, stopping
 from lottery.launching import Engine, Lost, Task, Trainer, packed, settle
 
 
@@ -31,6 +31,7 @@ def several(trainer: Trainer, num: int) -> Iterator[Engine]:
         What `launching.launch` needs.
     """
     key = secrets.token_bytes(32)
+    files.temporary_folder()  # processes find one another there
     with Listener(authkey=key) as listener:
         pool = _Pool(listener, key, packed(trainer), num)
         threading.Thread(target=pool.accept, daemon=True).start()

@@ -137,7 +137,11 @@ def shown(console: Any = None) -> Iterator[Report]:
     """
     from rich.console import Console
 
-    console = console or Console(stderr=True)
+    class Lasting(Console):
+        def on_broken_pipe(self) -> None:  # Rich would end the process
+            self.quiet = True
+
+    console = console or Lasting(stderr=True)
     begin: list[tuple[float, int]] = []
 
     def left(where: Step) -> str:
@@ -148,8 +152,12 @@ def shown(console: Any = None) -> Iterator[Report]:
             return ""
         return _duration((now - begin[0][0]) / (where.done - begin[0][1]) * (where.total - where.done))
 
+    def print_line(event: Event) -> None:
+        with contextlib.suppress(OSError):  # where it is written is full: no reason to end the training
+            _print_line(console, event, left)
+
     if not console.is_terminal:
-        yield lambda event: _print_line(console, event, left)
+        yield print_line
         return
 
     from rich.progress import BarColumn, Progress, TextColumn
@@ -181,7 +189,7 @@ def shown(console: Any = None) -> Iterator[Report]:
                     left=f"{remaining} left" if remaining else "",
                 )
             if not isinstance(event, Step):
-                _print_line(console, event, left)
+                print_line(event)
 
         yield report
 

@@ -107,8 +107,9 @@ def run(
         if tensorboard:
             report = summaries.writer(path, settings, report)
         work = working.Work(
-            path, settings, num_threads, model, data, criterion, every=checkpoint_every or checkpoints.Every()
-        )
+            path, settings, num_threads, prepared.data.fingerprint, model, data, criterion,
+            every=checkpoint_every or checkpoints.Every(),
+        )  # fmt: skip
         workers = working.num_workers(workers, {path: work}, tasks, report, prepared)
         working.carry_out({path: work}, tasks, workers, {path: prepared}, report, asked)
     return results.Run(path)

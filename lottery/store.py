@@ -13,7 +13,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from lottery import config, files
-from lottery.errors import LotteryError
+from lottery.errors import LotteryError, StorageError
 from lottery.masks import Masks
 
 FORMAT = 1
@@ -64,7 +64,7 @@ def read_experiment(run: Path) -> config.Experiment:
     path = run / "experiment.toml"
     if not path.is_file():
         raise LotteryError(f"{str(run)!r} is not a run: it has no experiment.toml.")
-    experiment = config.load(path)
+    experiment = _stored(path)
     recorded = read_environment(run).get("digest")
     if recorded and recorded != config.digest(experiment):
         raise LotteryError(
@@ -81,10 +81,21 @@ def read_environment(run: Path) -> dict[str, Any]:
         if next(run.glob("replicate-*/round-*/round.json"), None):
             raise LotteryError(f"{str(path)!r} is missing, so nobody can say what the rounds beside it were made with.")
         return {}
-    environment = files.read_json(path)
-    if not {"digest", "data_sha256", "num_threads", "versions", "python", "processor"} <= environment.keys():
-        raise LotteryError(f"{str(path)!r} is damaged: it lacks what was written there when the run began.")
+    try:
+        environment = files.read_json(path)
+        if not {"digest", "data_sha256", "num_threads", "versions", "python", "processor"} <= environment.keys():
+            raise LotteryError(f"{str(path)!r} is damaged: it lacks what was written there when the run began.")
+        if environment.get("record_sha256", digest := _digest_of(environment)) != digest:  # older runs have none
+            raise LotteryError(f"{str(path)!r} is damaged: it does not have the checksum that it holds.")
+    except LotteryError as error:
+        raise LotteryError(f"{str(error).rstrip('.')}; restore it, or start a new run.") from None
     return environment
+
+
+def check_there(run: Path) -> None:
+    """Raise `StorageError` if the folder of a run that is worked on was removed or moved meanwhile."""
+    if not (run / "experiment.toml").exists():
+        raise StorageError(f"{str(run)!r} was removed or moved meanwhile, so nothing more is stored there.")
 
 
 @contextlib.contextmanager
@@ -103,12 +114,13 @@ def opened(run: Path, experiment: config.Experiment) -> Iterator[None]:
         except Timeout:
             raise LotteryError(f"Another process is working on {str(run)!r}; wait for it, or stop it first.") from None
     try:
-        _clear_temporary(run)
+        with files.readable_errors(run):
+            _clear_temporary(run)
         if not (run / "experiment.toml").exists():
             files.write(run / "experiment.toml", config.dump(experiment).encode())
-        stored = config.load(run / "experiment.toml")
+        stored = _stored(run / "experiment.toml")
         if stored != experiment:
-            changed = "; ".join(_differences(stored, experiment))
+            changed = "; ".join(config.differences(stored, experiment))
             raise LotteryError(
                 f"{str(run / 'experiment.toml')!r} was edited after the run began ({changed}); restore it, or start "
                 "a new run from a copy of it."
@@ -152,9 +164,14 @@ def write_round(
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     # JSON knows no NaN, which is the accuracy of a model that measures none.
     known = {key: None if value != value else value for key, value in record.items()}
-    complete = {"format": FORMAT, **known, "sha256": sums}
+    return write_record(folder / "round.json", {"format": FORMAT, **known, "sha256": sums})
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a record as JSON, with a checksum of its own, and give back what was written."""
+    complete = json.loads(json.dumps(record))  # as it will be read
     complete["record_sha256"] = _digest_of(complete)
-    files.write_json(folder / "round.json", complete)
+    files.write_json(path, complete)
     return complete
 
 
@@ -250,6 +267,17 @@ def runs(out: str | Path) -> list[Path]:
     return sorted(path.parent for path in Path(out).glob("*/experiment.toml"))
 
 
+def _stored(path: Path) -> config.Experiment:
+    """The experiment that a run has written, whose file is named if it cannot be read any more."""
+    try:
+        return config.load(path)
+    except LotteryError as error:
+        said = str(error).rstrip(".")
+        raise LotteryError(
+            f"{str(path)!r} is damaged, or was edited ({said}); restore it, or start a new run."
+        ) from None
+
+
 def _clear_temporary(run: Path) -> None:
     """Remove what was killed has left: writes that were not whole, checkpoints of networks that are."""
     for path in run.rglob(".*.*-*"):
@@ -269,18 +297,3 @@ def _damaged(path: Path) -> LotteryError:
         f"{str(path)!r} is damaged: it does not have the checksum that was recorded; delete {str(path.parent)!r} and "
         "the rounds after it to train them again."
     )
-
-
-def _differences(now: config.Experiment, before: config.Experiment) -> list[str]:
-    """Each key in which two experiments differ, as ``train.num_steps is 300 and was 500``."""
-    new, old = (flat(experiment.model_dump(mode="json")) for experiment in (now, before))
-    keys = sorted({*new, *old})
-    return [f"{key} is {new.get(key)!r} and was {old.get(key)!r}" for key in keys if new.get(key) != old.get(key)]
-
-
-def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables in tables as one, by keys such as ``train.num_steps``."""
-    found = {}
-    for key, value in tables.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
-    return found

@@ -72,6 +72,7 @@ def writer(run: Path, experiment: config.Experiment, report: progress.Report = p
             return
         try:
             with files.readable_errors(run / FOLDER):
+                store.check_there(run)
                 function(run, experiment, session, *arguments)
         except Exception as error:  # a picture of the run must not stop it
             working = False

@@ -64,7 +64,7 @@ def points(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] 
         raise LotteryError(
             'A sweep has a table [sweep] with lists of values by key, such as "prune.rate" = [0.2, 0.5].'
         )
-    grid = store.flat(grid)
+    grid = config.flat(grid)
     for key, values in grid.items():
         if key in FIXED or "." not in key:
             raise LotteryError(f"sweep: received {key!r}, allowed are keys of a section other than {FIXED[1]!r}.")
@@ -192,7 +192,8 @@ def _begun(path: Path, experiment: config.Experiment, every: checkpoints.Every, 
                 stack.enter_context(store.opened(path, experiment))
             for note in environment.record(path, experiment, prepared.loop.model, prepared.data, num_threads):
                 report(progress.Note(f"{path}: {note}"))
-        yield working.Work(path, experiment, num_threads, every=every)
+        digest = store.read_environment(path)["data_sha256"]
+        yield working.Work(path, experiment, num_threads, digest, every=every)
 
 
 def _written(settings: Mapping[Path, config.Experiment], report: progress.Report) -> progress.Report:

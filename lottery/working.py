@@ -44,17 +44,19 @@ class Work:
         path: The run's folder.
         settings: The experiment; for a transfer, the one with the other data.
         num_threads: Threads that it is computed with.
+        data_sha256: The digest of its data.
         model, data, criterion: What the caller passed, if anything.
         branch: What the branches are, if it is not one of `branches.BRANCHES`.
         details: What is recorded of branches besides.
         every: How often a network in training is checkpointed.
         states: Steps of the dense network at which other runs of a sweep need its state.
-        data_sha256: Digest of the data, where it is not certain that they are there.
+        away: Whether it is done in another place, where versions and the processor may differ.
     """
 
     path: Path
     settings: config.Experiment
     num_threads: int
+    data_sha256: str
     model: Callable[[], Any] | None = None
     data: Any = None
     criterion: criteria.Criterion | None = None
@@ -62,7 +64,7 @@ class Work:
     details: Mapping[str, Any] | None = None
     every: checkpoints.Every = field(default_factory=checkpoints.Every)
     states: tuple[int, ...] = ()
-    data_sha256: str = ""
+    away: bool = False
 
 
 @dataclass
@@ -90,6 +92,7 @@ class Bench:
             LotteryError: It cannot be trained.
         """
         work, (replicate, index, label) = self.works[task.run], task.network
+        store.check_there(work.path)
         if store.is_stored(work.path, *task.network):
             return
         if label == store.TICKET:
@@ -108,27 +111,30 @@ class Bench:
             while len(self._open) >= MOST_OPEN:
                 self._open.pop(next(iter(self._open)))[1].close()
             environment.use_threads(work.num_threads)
-            ready = self.prepared.pop(work.path, None)
-            ready = ready or prepare(work.settings, work.model, work.data, work.criterion)
+            ready = self.prepared.pop(work.path, None) or _prepared(work)
             environment.check_devices(work.path, ready.loop.model)
-            if work.data_sha256:
-                self._compare(work, ready)
+            for what in environment.differences(store.read_environment(work.path)) if work.away else ():
+                self.report(progress.Note(f"{platform.node()} computes with {what}, so bits may differ."))
             loop, stack = ready.loop, contextlib.ExitStack()
             mode = enforcement.ENFORCEMENTS[work.settings.run.enforcement]
             loop.callbacks.extend(stack.enter_context(mode(loop.model, loop.masks)))
-            job = jobs.Job(
-                work.path, ready, self.report, every=work.every, asked=self.asked, states=work.states
-            )  # fmt: skip
+            report = jobs.while_there(work.path, self.report)
+            job = jobs.Job(work.path, ready, report, every=work.every, asked=self.asked, states=work.states)
             self._open[work.path] = job, stack
         self._open[work.path] = self._open.pop(work.path)  # the one that was used last is the last to go
         return self._open[work.path][0]
 
-    def _compare(self, work: Work, ready: Prepared) -> None:
-        """Refuse other data than the run's, and say what else is other than where it was begun."""
-        if ready.data.fingerprint != work.data_sha256:
-            raise LotteryError(f"The data on {platform.node()} are not those of the run; put the same there.")
-        for what in environment.differences(store.read_environment(work.path)):
-            self.report(progress.Note(f"{platform.node()} computes with {what}, so bits may differ."))
+
+def _prepared(work: Work) -> Prepared:
+    """What a run needs, loaded and built again, once it is seen that it still is what the run was begun with."""
+    ready = prepare(work.settings, work.model, work.data, work.criterion)
+    if ready.data.fingerprint != work.data_sha256 or ready.experiment != work.settings:
+        where = f" on {platform.node()}" if work.away else ""
+        raise LotteryError(
+            f"The data, the model or the criterion{where} are not those that {str(work.path)!r} was begun with; "
+            "restore them, or start a new run."
+        )
+    return ready
 
 
 def trainer(
@@ -257,8 +263,7 @@ def _copying(
 
 def _away(work: Work) -> Work:
     """What is to be done in another place, which may have other data, and where other paths begin."""
-    digest = (work.details or store.read_environment(work.path))["data_sha256"]  # those of a transfer are its own
-    work = dataclasses.replace(work, data_sha256=digest)
+    work = dataclasses.replace(work, away=True)
     if not work.settings.data.path:
         return work
     data = work.settings.data.model_copy(update={"path": str(Path(work.settings.data.path).absolute())})

@@ -156,7 +156,7 @@ def changed(run, copy, uses=None):
     shutil.copytree(run.path, copy, ignore=shutil.ignore_patterns("replicate-2", summaries.FOLDER))
     environment = json.loads((copy / "environment.json").read_text())
     assert environment.pop("uses") == {"dense/kernel": 1, "dense_1/kernel": 1, "dense_2/kernel": 1}
-    (copy / "environment.json").write_text(json.dumps(environment if uses is None else {**environment, "uses": uses}))
+    store.write_record(copy / "environment.json", environment if uses is None else {**environment, "uses": uses})
     return copy
 
 

@@ -1,12 +1,21 @@
 import pytest
 
-from tests.kill_and_resume import kill_and_resume
+from tests.kill_and_resume import has_ray, kill_and_resume
 
 
 def test_three_kills_change_no_bit(tmp_path):
-    assert kill_and_resume(3, seed=5, folder=tmp_path) == 0
+    done = kill_and_resume(3, seed=5, folder=tmp_path, kinds=("tree", "worker", "term"))
+    assert not done.wrong and done.in_mid_round >= 2
 
 
 @pytest.mark.long
 def test_twenty_kills_change_no_bit(tmp_path):
-    assert kill_and_resume(20, seed=11, folder=tmp_path) == 0
+    done = kill_and_resume(21, seed=11, folder=tmp_path)
+    assert not done.wrong and done.in_mid_round >= 12
+
+
+@pytest.mark.long
+def test_kills_of_ray_workers_change_no_bit(tmp_path):
+    if not has_ray():
+        pytest.skip("needs `lottery run --on ray`")
+    assert not kill_and_resume(5, seed=17, folder=tmp_path, kinds=("ray",)).wrong

@@ -120,10 +120,8 @@ def test_what_a_run_says_cannot_write_into_the_page(small_run, tmp_path, undrawn
     """A stranger's run: a file of it holds what a browser would run."""
     path = tmp_path / "run"
     shutil.copytree(small_run.path, path)
-    environment = (path / "environment.json").read_text()
-    (path / "environment.json").write_text(
-        environment.replace('"processor": "', '"processor": "<script>alert(1)</script>')
-    )
+    environment = store.read_environment(path)
+    store.write_record(path / "environment.json", environment | {"processor": "<script>alert(1)</script>"})
     text = report.page(facts.gathered([path]))
     assert "&lt;script&gt;alert(1)" in text and "<script" not in text
 

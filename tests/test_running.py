@@ -1,5 +1,4 @@
 import io
-import json
 from pathlib import Path
 
 import numpy as np
@@ -397,8 +396,8 @@ def test_other_data_in_the_same_place_are_refused(tmp_path, complete):
 
 def test_going_on_keeps_the_threads_it_was_begun_with(tmp_path):
     run = lottery.run(ONE, out=tmp_path, report=quietly)
-    environment = json.loads((run.path / "environment.json").read_text())
-    (run.path / "environment.json").write_text(json.dumps(environment | {"num_threads": 61}))
+    environment = store.read_environment(run.path)
+    store.write_record(run.path / "environment.json", environment | {"num_threads": 61})
     (store.round_path(run.path, 1, 2) / "round.json").unlink()
     with pytest.raises(LotteryError, match="trains with 61 threads, and TensorFlow has begun with"):
         lottery.run(ONE, out=tmp_path, report=quietly)
