@@ -49,6 +49,9 @@ def contents(out):
         if path.name == "round.json":
             record = json.loads(content)
             content = json.dumps([record.pop("seconds") >= 0, record.pop("record_sha256") != "", record]).encode()
+        elif path.name == "environment.json":  # Keras counts the layers that a process has built, in their names
+            record = json.loads(content)
+            content = json.dumps([record.pop("architecture") != "", record.pop("record_sha256") != "", record]).encode()
         found[str(path.relative_to(out))] = hashlib.sha256(content).hexdigest()
     return found
 

@@ -307,10 +307,11 @@ def test_a_node_with_other_data_fails_and_one_with_another_processor_says_so(sma
     shutil.copytree(small_run.path, run)
     shutil.rmtree(run / "replicate-1/round-03")
     recorded = store.read_environment(run)
-    files.write_json(run / "environment.json", recorded | {"processor": "an abacus"})
-    work = working.Work(Path("elsewhere"), settings, recorded["num_threads"], data_sha256="0" * 64)
+    known = {key: value for key, value in recorded.items() if key != "record_sha256"}
+    store.write_record(run / "environment.json", known | {"processor": "an abacus"})
+    work = working.Work(Path("elsewhere"), settings, recorded["num_threads"], data_sha256="0" * 64, away=True)
     said, task = [], Task(Path("elsewhere"), (1, 3, "ticket"))
-    with pytest.raises(LotteryError, match="The data on .* are not those of the run"):
+    with pytest.raises(LotteryError, match="The data, the model or the criterion on .* are not those that"):
         working.trainer({task.run: work}, said.append, lottery.stopping.never, lambda path: run)(task)
     work = dataclasses.replace(work, data_sha256=recorded["data_sha256"])
     working.trainer({task.run: work}, said.append, lottery.stopping.never, lambda path: run)(task)
