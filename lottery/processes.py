@@ -177,7 +177,10 @@ def _begin(address: Any, key: bytes, trainer: bytes) -> None:
     logging.getLogger("tensorflow").setLevel(logging.ERROR)  # a process trains networks of several runs, each traced
     # Ctrl-C in a terminal goes to every process; who has started this one says when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    worker = _Worker(Client(address, authkey=key))
+    try:
+        worker = _Worker(Client(address, authkey=key))
+    except (OSError, EOFError):  # who has started this process is no more
+        os._exit(1)
     _WORKER.append(worker)
     threading.Thread(target=worker.listen, daemon=True).start()
 

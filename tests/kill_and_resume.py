@@ -42,7 +42,8 @@ WORDS = [
 ]  # fmt: skip
 ROOT = Path(__file__).parents[1]
 KINDS = ("tree", "worker", "worker", "trees", "int", "tree", "worker", "parent", "worker", "term")
-LOOSE = ("seconds", "record_sha256")  # of round.json: how long it took, and the digest of all that
+# Of records: how long it took, the commit of a checkout that somebody may be working in, and the digest of all that.
+LOOSE = ("seconds", "commit", "record_sha256")
 PATIENCE = 300.0  # seconds after which something that should have come by itself has not
 
 
@@ -131,7 +132,7 @@ def bits(out: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for path in sorted(path for path in out.rglob("*") if path.is_file()):
         name = str(path.relative_to(out))
-        if path.name == "round.json":
+        if path.name in ("round.json", "environment.json"):
             found[name] = {key: value for key, value in json.loads(path.read_text()).items() if key not in LOOSE}
         elif path.name != ".lock" and "tensorboard" not in Path(name).parts:
             found[name] = path.read_bytes()
