@@ -85,7 +85,9 @@ def trained_in_pieces(make, settings, file, stops, start, **options):
     raise AssertionError
 
 
-@pytest.mark.parametrize("library,own_step", [("keras", False), ("keras", True), ("tf_keras", False)])
+@pytest.mark.parametrize(
+    "library,own_step", [("keras", False), ("keras", True), pytest.param("tf_keras", False, marks=pytest.mark.long)]
+)
 def test_stopped_anywhere_and_gone_on_with_elsewhere(tmp_path, library, own_step):
     def make():
         return compiled(library=library, own_step=own_step)
@@ -127,7 +129,10 @@ def test_a_checkpoint_of_another_training_is_not_used(tmp_path):
     assert len(said) == 2 and all("is of another training" in one for one in said)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "metadata", "text"])
+@pytest.mark.parametrize(
+    "damage",
+    ["flipped", "metadata", *(pytest.param(one, marks=pytest.mark.long) for one in ("truncated", "empty", "text"))],
+)
 def test_a_damaged_checkpoint_is_said_and_not_used(tmp_path, damage):
     one = compiled()
     start = weights.read_state(one.model)

@@ -42,7 +42,7 @@ def test_data_that_change_while_a_run_is_trained_are_refused(world, monkeypatch)
 
     with monkeypatch.context() as patched:
         patched.setattr(working.Bench, "__init__", unprepared)
-        assert "were changed while it is trained" in world.refused(run)
+        assert "are not those that" in world.refused(run)
     world.data.write_bytes(number[0])
     world.check_end(run)
 

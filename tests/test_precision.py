@@ -135,7 +135,7 @@ def test_masked_entries_are_zero_after_every_step(library, mode, policy):
                 assert not value[~kept[name]].any() and np.any(value[kept[name]] != before[name][kept[name]])
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", ["keras", pytest.param("tf_keras", marks=pytest.mark.long)])
 def test_a_checkpoint_has_the_scale_of_the_loss(library, tmp_path):
     def made():
         # Inputs so large that steps are skipped and the scale goes down.
@@ -159,7 +159,7 @@ def test_a_checkpoint_has_the_scale_of_the_loss(library, tmp_path):
     assert train(made(), keeper=checkpoints.Keeper(file, note=pytest.fail)) == whole
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", ["keras", pytest.param("tf_keras", marks=pytest.mark.long)])
 def test_synflow_is_in_double_precision_all_the_same(library):
     """It looks at the same weights, so it keeps the same of them."""
     build = models.builder("lenet_300_100", (6,), 3, library)

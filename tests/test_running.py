@@ -124,7 +124,8 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing may catch it."""
 
 
-@pytest.mark.parametrize("num_rounds", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("num_rounds", [1, 2])
 def test_stopped_at_every_single_write_it_ends_with_the_same_bits(tmp_path, monkeypatch, num_rounds):
     arrays = toy_arrays(np.random.default_rng(3), 150, 40)
     experiment = {
