@@ -17,6 +17,7 @@ from lottery.errors import LotteryError
 from lottery.launching import Lost, Task, settle
 
 PAUSE = 0.1  # seconds between two looks at what has happened
+PATIENCE = 60.0  # seconds until a new mailbox must answer
 
 
 @dataclass
@@ -49,6 +50,7 @@ class Cluster:
     key: str = field(default_factory=lambda: secrets.token_hex(8))
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     lock: threading.RLock = field(default_factory=threading.RLock)
+    stopping: bool = False
     closed: bool = False
     gone: str = ""
     mailbox: Any = None
@@ -56,12 +58,18 @@ class Cluster:
 
     def begin(self) -> None:
         """Begin to listen to what happens."""
+        self.open_mailbox()
+        self.listening = threading.Thread(target=self.listen, daemon=True)
+        self.listening.start()
+
+    def open_mailbox(self) -> None:
+        """Have what happens left in a new mailbox, beside this process."""
         here = self.ray.get_runtime_context().get_node_id()
         beside = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
         mailbox = self.ray.remote(num_cpus=0)(nodes.Mailbox)
         self.mailbox = mailbox.options(scheduling_strategy=beside).remote()
-        self.listening = threading.Thread(target=self.listen, daemon=True)
-        self.listening.start()
+        if self.stopping:
+            self.mailbox.stop.remote()
 
     def submit(self, task: Task) -> Future:
         """As `launching.Engine.submit`."""
@@ -97,7 +105,12 @@ class Cluster:
                     attempts = {attempt.ref: number for number, attempt in self.attempts.items()}
                 ready = ray.wait(list(attempts), timeout=PAUSE)[0] if attempts else time.sleep(PAUSE) or []
                 # What is done now has said everything before, so that is taken first.
-                for number, letters in ray.get(self.mailbox.take.remote()):
+                try:
+                    taken = ray.get(self.mailbox.take.remote())
+                except ray.exceptions.RayActorError:
+                    self.lose()
+                    continue
+                for number, letters in taken:
                     self.receive(number, letters)
                 for ref in ready:
                     self.end(attempts[ref])
@@ -109,6 +122,17 @@ class Cluster:
                 left, self.attempts = list(self.attempts.values()), {}
             for attempt in left:
                 settle(attempt.future, False, LotteryError(self.gone))
+
+    def lose(self) -> None:
+        """Begin again what is trained, for the process that had the mailbox has died, and with it what was said."""
+        self.open_mailbox()
+        self.ray.get(self.mailbox.take.remote(), timeout=PATIENCE)  # or all of the cluster has gone
+        with self.lock:
+            left, self.attempts = list(self.attempts.values()), {}
+        for attempt in left:
+            with contextlib.suppress(Exception):  # those that train end by themselves, for nobody listens
+                self.ray.cancel(attempt.ref, force=True)
+            settle(attempt.future, False, Lost("the process that hears of it has died"))
 
     def receive(self, number: int, letters: list[nodes.Letter]) -> None:
         """Pass on what happens in an attempt, and write the files that it has made."""
@@ -142,6 +166,7 @@ class Cluster:
 
     def stop(self) -> None:
         """As `launching.Engine.stop`; what has not begun yet never will."""
+        self.stopping = True
         self.mailbox.stop.remote()
         with self.lock:
             waiting = [attempt.ref for attempt in self.attempts.values() if not attempt.begun]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lottery import branches, config, plots, shipped, ticket_commands
+from lottery import branches, config, plots, shipped, sweeping, ticket_commands
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -133,7 +133,8 @@ def test_every_block_is_of_a_kind_that_is_tested(page):
         assert kind in ("text", "sh", "toml", "json")
         assert kind != "sh" or text in command_blocks(page)
         if kind == "toml":
-            config.load(tomllib.loads(text))
+            tables = tomllib.loads(text)
+            _ = sweeping.points(tables) if "sweep" in tables else config.load(tables)
         if kind == "json":
             json.loads(text)
 
