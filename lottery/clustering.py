@@ -82,7 +82,8 @@ def joined(
         finally:
             cluster.close()
             for run, (name, _) in cluster.tokens.items():
-                (run / name).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    (run / name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -118,7 +119,11 @@ def _connected(asks: Ray, report: progress.Report) -> Iterator[Any]:
         else:
             cores = environment.num_cores()
             # Nobody but this machine is to reach it.
-            ray.init("local", num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+            os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a machine may be busy
+            try:
+                ray.init("local", num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+            except Exception as error:
+                raise LotteryError(f"Ray could not be started on this machine: {str(error).strip()}") from error
             where = f"There is no Ray cluster to join, so one was started on this machine, with {cores} CPUs"
             report(progress.Note(f"{where}; it ends with this command."))
     finally:  # Ray takes the signal for itself

@@ -150,7 +150,7 @@ def _again(
         return LotteryError(
             f"{named(task)}: {error} {LOSSES} times without any progress; there may be too little memory for it."
         )
-    less = " There will be one worker less." if times > 1 and engine.fewer() else ""
+    less = " From now on there is one network at a time." if times > 1 and engine.fewer() else ""
     report(progress.Note(f"{named(task)}: {error}; it is begun again where it stood.{less}"))
     return None
 

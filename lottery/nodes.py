@@ -153,7 +153,9 @@ class Worker:
             return False
         except LotteryError as error:
             run = errand.task.run
-            raise type(error)(str(error).replace(str(moved(run)), str(run))) from error
+            # Where the folder is this node's own, its disk is no reason to stop the others.
+            kind = type(error) if shared else LotteryError
+            raise kind(str(error).replace(str(moved(run)), str(run))) from error
         finally:
             self.deliver()
         return True

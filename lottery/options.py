@@ -179,12 +179,16 @@ def stoppable() -> Iterator[stopping.Asked]:
 
     def told(number: int) -> None:
         begin = "\n" if sys.stderr.isatty() else ""  # after the ^C that the terminal shows
-        print(f"{begin}lottery: stopping after this step; once more stops at once.", file=sys.stderr)
+        with contextlib.suppress(OSError):  # nobody may read it any more
+            print(f"{begin}lottery: stopping after this step; once more stops at once.", file=sys.stderr, flush=True)
 
     try:
         with stopping.asked(told, at_once=True) as asked:
             yield asked
     except KeyboardInterrupt as error:
         number = error.signal if isinstance(error, stopping.Stopped) else signal.SIGINT
-        print("lottery: stopped; what was trained is kept, and the same command goes on.", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(
+                "lottery: stopped; what was trained is kept, and the same command goes on.", file=sys.stderr, flush=True
+            )
         raise typer.Exit(128 + number) from None

@@ -7,6 +7,7 @@ import queue
 import secrets
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 from lottery import files, progress, stopping
+from lottery.errors import LotteryError
 from lottery.launching import Engine, Lost, Task, Trainer, packed, settle
 
 
@@ -63,6 +65,7 @@ class _Pool:
             except Exception:  # a process that was killed before it had said who it is
                 if self.closed:
                     return
+                time.sleep(0.01)
                 continue
             if self.closed:
                 return
@@ -83,17 +86,19 @@ class _Pool:
     def submit(self, task: Task) -> Future:
         import loky
 
-        if self.executor is None:
+        executor = self.executor
+        if executor is None:
             # A process takes all memory of a GPU unless it is told not to.
             growth = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "true")
             with _quiet_tracker():
-                self.executor = loky.ProcessPoolExecutor(
+                self.executor = executor = loky.ProcessPoolExecutor(
                     self.num,
                     initializer=_begin,
                     initargs=(self.listener.address, self.key, self.trainer),
-                    env={"TF_FORCE_GPU_ALLOW_GROWTH": growth},
+                    # Nor does it leak memory where it opens the model and data of another run.
+                    env={"TF_FORCE_GPU_ALLOW_GROWTH": growth, "LOKY_MAX_MEMORY_LEAK_SIZE": "1e15"},
                 )
-        executor, future = self.executor, Future()
+        future: Future = Future()
         self.futures[task] = future
 
         def ended(inner: Future) -> None:
@@ -119,8 +124,8 @@ class _Pool:
             _tell(connection)
 
     def fewer(self) -> bool:
-        self.num, before = max(1, self.num - 1), self.num
-        return self.num < before
+        self.num, before = 1, self.num  # whichever it was, the others must not die with it again
+        return before > 1
 
     def close(self) -> None:
         self.closed = True
@@ -158,12 +163,16 @@ class _Worker:
 
     connection: Connection
     train: Callable[[Task], None] | None = None
+    told: bool = False  # by who has started it, and for good
     signal: int = 0
+
+    def asked(self) -> int:
+        return signal.SIGTERM if self.told else self.signal
 
     def listen(self) -> None:
         with contextlib.suppress(EOFError, OSError):
             while self.connection.recv():
-                self.signal = signal.SIGTERM
+                self.told = True
         os._exit(1)  # who has started this process is no more
 
 
@@ -188,7 +197,7 @@ def _begin(address: Any, key: bytes, trainer: bytes) -> None:
         worker.signal = number
 
     signal.signal(signal.SIGTERM, note)
-    worker.train = cloudpickle.loads(trainer)(progress.throttled(worker.connection.send), lambda: worker.signal)
+    worker.train = cloudpickle.loads(trainer)(progress.throttled(worker.connection.send), worker.asked)
 
 
 def _train(task: Task) -> bool:
@@ -198,7 +207,11 @@ def _train(task: Task) -> bool:
     try:
         worker.train(task)
     except stopping.Stopped:
-        worker.signal = 0  # whoever asked has what they wanted
+        worker.signal = 0  # whoever has sent one has what they wanted
         return False
+    except LotteryError:
+        raise
+    except Exception as error:  # it may be of a kind that cannot be sent
+        raise LotteryError(f"{type(error).__name__}: {error}") from None
     worker.connection.send(task)
     return True

@@ -74,9 +74,11 @@ def _train_dense(
     trained = jobs.train_network(job, network, initial, dense, 0, watch=watch, memory=seen)
     saved = {step: {name: seen[f"{step}/{name}"] for name in initial} for step in steps}
     for step, state in saved.items():
-        own = step == job.prepared.experiment.rewind.step
-        path = (store.start_path if own else store.state_path)(job.path, network[0], step)
-        files.write(path, files.pack_arrays(state))
+        if step == job.prepared.experiment.rewind.step:
+            files.write(store.start_path(job.path, network[0], step), files.pack_arrays(state))
+        else:  # no record has its checksum
+            known = {"sha256": rewinding.fingerprint(state)}
+            files.write(store.state_path(job.path, network[0], step), files.pack_arrays(state, known))
     return trained, saved
 
 

@@ -177,8 +177,9 @@ class Cluster:
         """Leave nothing behind on the cluster."""
         self.closed = True
         with contextlib.suppress(Exception):
-            for attempt in self.attempts.values():
+            for attempt in list(self.attempts.values()):
                 self.ray.cancel(attempt.ref, force=True)
+        with contextlib.suppress(Exception):
             if self.listening:
                 self.listening.join(timeout=10)
             if self.mailbox:

@@ -3,20 +3,24 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lottery import config, files, rewinding, store
+from lottery.errors import LotteryError
 from lottery.launching import Task
 
 # What says how much is trained and compared, and nothing of how a network is.
 OF_THE_WHOLE = ("num_replicates", "controls", "control_rounds")
+# What a run is computed with, and bits depend on.
+COMPUTED_WITH = ("data_sha256", "num_threads", "num_devices", "python", "versions", "processor")
 
 
-def prefix(experiment: config.Experiment, num_threads: int, index: int) -> str:
+def prefix(experiment: config.Experiment, environment: Mapping[str, Any], index: int) -> str:
     """What decides the networks of a round, the branches among them: where it is the same, so are their bits.
 
     Args:
         experiment: The experiment.
-        num_threads: Threads that it is computed with.
+        environment: What the run was begun with, as it is stored.
         index: The round; nothing of pruning and rewinding decides round 0.
 
     Returns:
@@ -24,7 +28,8 @@ def prefix(experiment: config.Experiment, num_threads: int, index: int) -> str:
     """
     tables = experiment.model_dump(mode="json")
     run = {key: value for key, value in tables["run"].items() if key not in OF_THE_WHOLE}
-    decides = {**{key: tables[key] for key in ("data", "model", "train")}, "run": run | {"num_threads": num_threads}}
+    decides: dict[str, Any] = {**{key: tables[key] for key in ("data", "model", "train")}, "run": run}
+    decides["environment"] = {key: environment.get(key) for key in COMPUTED_WITH}
     if index:
         prune = tables["prune"]
         if prune["schedule"] == "explicit":
@@ -35,23 +40,24 @@ def prefix(experiment: config.Experiment, num_threads: int, index: int) -> str:
     return json.dumps(decides, sort_keys=True)
 
 
-def same(
-    networks: Sequence[Task], settings: Mapping[Path, config.Experiment], num_threads: Mapping[Path, int]
-) -> dict[Task, Task]:
+def same(networks: Sequence[Task], settings: Mapping[Path, config.Experiment]) -> dict[Task, Task]:
     """Which networks need not be trained, each with the one that it is to be a copy of.
 
     Args:
         networks: All of them, stored or not, by priority.
         settings: The experiment of each run.
-        num_threads: Threads that each run is computed with.
     """
-    first: dict[tuple[str, tuple[int, int, str]], Task] = {}
+    environments = {run: store.read_environment(run) for run in settings}
+    same_as: dict[tuple[str, tuple[int, int, str]], list[Task]] = {}
     copies = {}
     for task in sorted(networks, key=lambda one: not store.is_stored(one.run, *one.network)):
-        key = prefix(settings[task.run], num_threads[task.run], task.network[1]), task.network
-        original = first.setdefault(key, task)
-        if original != task and not store.is_stored(task.run, *task.network) and _has_state(task, original, settings):
-            copies[task] = original
+        key = prefix(settings[task.run], environments[task.run], task.network[1]), task.network
+        before = same_as.setdefault(key, [])
+        useful = [one for one in before if _has_state(task, one, settings)]
+        if useful and not store.is_stored(task.run, *task.network):
+            copies[task] = useful[0]
+        else:
+            before.append(task)
     return copies
 
 
@@ -87,6 +93,7 @@ def copy_network(task: Task, original: Task, experiment: config.Experiment) -> d
     Raises:
         LotteryError: A file of it is missing or damaged, or nothing can be written.
     """
+    store.check_there(task.run)
     (replicate, index, _), step = task.network, experiment.rewind.step
     source, target = (store.round_path(one.run, *one.network) for one in (original, task))
     store.check_files(source)
@@ -94,12 +101,18 @@ def copy_network(task: Task, original: Task, experiment: config.Experiment) -> d
     if not index:
         initial = store.start_path(original.run, replicate)
         files.write(store.start_path(task.run, replicate), files.read(initial))
-        record.pop("rewind_sha256", None)
+        rewind_sha256 = record.pop("rewind_sha256", None)
         if step:
             own = store.read_experiment(original.run).rewind.step == step
             late = (store.start_path if own else store.state_path)(original.run, replicate, step)
-            record["rewind_sha256"] = rewinding.fingerprint(files.read_arrays(late))
-            files.write(store.start_path(task.run, replicate, step), files.read(late))
+            recorded = rewind_sha256 if own else files.read_metadata(late).get("sha256")
+            state = files.read_arrays(late)
+            if rewinding.fingerprint(state) != recorded:
+                raise LotteryError(f"{str(late)!r} is damaged: it does not have the checksum that was recorded.")
+            record["rewind_sha256"] = recorded
+            files.write(store.start_path(task.run, replicate, step), files.pack_arrays(state))
     known = {key: value for key, value in record.items() if key not in ("format", "sha256", "record_sha256")}
     masks, weights = files.read_masks(source / "masks.safetensors"), files.read_arrays(source / "weights.safetensors")
-    return store.write_round(target, masks, weights, store.read_metrics(source), known)
+    stored = store.write_round(target, masks, weights, store.read_metrics(source), known)
+    store.clear_checkpoints(target)
+    return stored

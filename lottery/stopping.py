@@ -60,7 +60,9 @@ def asked(told: Callable[[int], None] | None = None, at_once: bool = False) -> I
     # Python's own handlers wait until what TensorFlow computes has ended; bytes are written to a socket at once.
     here, there = socket.socketpair()
     there.setblocking(False)
-    before = {number: signal.signal(number, note) for number in SIGNALS}
+    # What was ignored before, as in the background of a script, stays so.
+    taken = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in taken}
     descriptor = signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)
 
     def restore() -> None:
@@ -68,15 +70,33 @@ def asked(told: Callable[[int], None] | None = None, at_once: bool = False) -> I
         for number, handler in before.items():
             signal.signal(number, handler)
 
+    def forget() -> None:
+        restore()
+        here.close()
+        there.close()
+
+    _FORGET.append(forget)
     watching = threading.Thread(target=_watch, args=(here, told, at_once), daemon=True)
     watching.start()
     try:
         yield lambda: first
     finally:
+        _FORGET.remove(forget)
         restore()
         there.close()  # the thread reads the end, and ends
         watching.join()
         here.close()
+
+
+def _forget_all() -> None:
+    """In a child that was forked: signals do there what they did before, and nobody here hears of them."""
+    while _FORGET:
+        _FORGET.pop()()
+
+
+_FORGET: list[Callable[[], None]] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
 
 
 def _watch(here: socket.socket, told: Callable[[int], None] | None, at_once: bool) -> None:
@@ -86,7 +106,8 @@ def _watch(here: socket.socket, told: Callable[[int], None] | None, at_once: boo
             continue
         num += 1
         if num == 1 and told:
-            told(content[0])
+            with contextlib.suppress(OSError):  # nobody may read what it says
+                told(content[0])
         if num > 1 and at_once:
             if sys.stderr.isatty():
                 os.write(2, b"\x1b[?25h\n")  # a display may have hidden the cursor

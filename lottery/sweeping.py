@@ -13,7 +13,9 @@ from lottery import (
     checkpoints,
     clustering,
     config,
+    data,
     environment,
+    models,
     progress,
     results,
     running,
@@ -111,7 +113,7 @@ def sweep(
         LotteryError: As for `lottery.run`; before anything is trained where an experiment is wrong.
         Stopped: Somebody has asked to stop; the same call goes on.
     """
-    settings = {store.run_path(out, point.settings): point.settings for point in points(source, overrides)}
+    found = points(source, overrides)
     working.check_workers(workers)
     with contextlib.ExitStack() as stack:
         if report is None:
@@ -119,15 +121,18 @@ def sweep(
         if asked is None:
             asked = stack.enter_context(stopping.asked())
         every = checkpoint_every or checkpoints.Every()
+        settings = {store.run_path(out, one): one for one in map(_filled, (point.settings for point in found))}
+        begun = [number for path in settings if (number := store.read_environment(path).get("num_threads"))]
         works = {}
         for number, (path, experiment) in enumerate(settings.items(), start=1):
             if not (path / "environment.json").exists():
                 report(progress.Note(f"{path}: experiment {number} of {len(settings)} is prepared."))
-            works[path] = stack.enter_context(_begun(path, experiment, every, report))
-        threads = {path: work.num_threads for path, work in works.items()}
+            works[path] = stack.enter_context(_begun(path, experiment, begun[0] if begun else 0, every, report))
+            if number := asked():
+                raise stopping.Stopped(number)
         networks = [task for path, experiment in settings.items() for task in running.wanted(path, experiment)]
         tasks = [task for task in networks if not store.is_stored(task.run, *task.network)]
-        copies = sharing.same(networks, settings, threads)
+        copies = sharing.same(networks, settings)
         states = sharing.states(copies, settings)
         works = {path: dataclasses.replace(work, states=states.get(path, ())) for path, work in works.items()}
         report(progress.Note(_size(settings, tasks, copies)))
@@ -177,16 +182,31 @@ def table(runs: Sequence[results.Run], found: Sequence[Point], tolerance: float 
     return pd.DataFrame(rows)
 
 
+def _filled(settings: config.Experiment) -> config.Experiment:
+    """An experiment with what a model of the caller's own decides, which is part of it."""
+    if models.is_built_in(settings.model.name):
+        return settings
+    environment.begin_threads(settings)
+    return prepare(settings).experiment
+
+
 @contextlib.contextmanager
-def _begun(path: Path, experiment: config.Experiment, every: checkpoints.Every, report: progress.Report) -> Any:
-    """A run opened for this process alone, begun if it was not; what is to be done for it."""
+def _begun(
+    path: Path, experiment: config.Experiment, num_threads: int, every: checkpoints.Every, report: progress.Report
+) -> Any:
+    """A run opened for this process alone, begun if it was not, with as many threads as others of its sweep; what is to
+    be done for it."""
     existed = path.exists()
     with contextlib.ExitStack() as stack:
         if existed:
             stack.enter_context(store.opened(path, experiment))
             checking.refuse_damaged(path, experiment)
-        num_threads = environment.begin_threads(experiment, store.read_environment(path).get("num_threads", 0))
-        if not store.is_complete(path, experiment):
+        num_threads = store.read_environment(path).get("num_threads", num_threads)
+        if store.is_complete(path, experiment):
+            if experiment.data.path and Path(experiment.data.path).exists():
+                environment.check_data(path, data.load(experiment.data).fingerprint)
+        else:
+            num_threads = environment.begin_threads(experiment, num_threads)
             prepared = prepare(experiment)
             if not existed:
                 stack.enter_context(store.opened(path, experiment))

@@ -187,7 +187,7 @@ def num_workers(
             macs = costs.multiply_adds(sizes, positions.uses(model))
         settings = next(iter(works.values())).settings
         workers = environment.workers_for(threads, spans, macs, settings.train.batch_size)
-        if settings.run.strategy != "none":
+        if any(work.settings.run.strategy != "none" for work in works.values()):
             workers = 1  # each network has all devices
         chosen = "; --workers says otherwise"
     workers = max(1, min(workers, len(tasks)))

@@ -43,15 +43,22 @@ def test_each_experiment_is_what_it_is_alone(tmp_path):
     for run, point in zip(runs, found, strict=True):
         assert [wrong for _, wrong in checking.verify(run.path) if wrong] == []
         assert run.experiment == point.settings and str(point.values["rewind.step"]) in run.path.name
+    shutil.rmtree(runs[3].path)
+    for path in states:
+        content = bytearray(path.read_bytes())
+        content[-9] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(LotteryError, match="step-00015.safetensors' is damaged"):
+        sweeping.sweep({**TABLES, "sweep": GRID}, out=tmp_path / "grid", report=quietly)
     for path in states:
         path.unlink()
+    sweeping.sweep({**TABLES, "sweep": GRID}, out=tmp_path / "grid", report=quietly)
     for point in (found[0], found[3]):
         alone = lottery.run(point.settings.model_dump(), out=tmp_path / "alone", report=quietly)
         assert contents(alone.path) == contents(tmp_path / "grid" / alone.path.name)
     # The same again trains nothing; an experiment that was deleted is made of the others, or trained, to the same bits.
     before = contents(tmp_path / "grid")
     shutil.rmtree(runs[1].path)
-    shutil.rmtree(runs[3].path)
     said.clear()
     sweeping.sweep({**TABLES, "sweep": GRID}, out=tmp_path / "grid", report=said.append)
     assert contents(tmp_path / "grid") == before
@@ -100,7 +107,7 @@ def test_a_sweep_starts_from_an_experiment_that_ships_and_takes_overrides(tmp_pa
 
 def test_what_decides_a_network():
     """Each key of an experiment, changed alone, is another round 0, another pruned round, or neither."""
-    base = config.load(TABLES)
+    base, here = config.load(TABLES), {"data_sha256": "abc", "num_threads": 1}
     others = {
         "nothing": [("name", "other"), ("run.num_replicates", 7), ("run.controls", []), ("run.control_rounds", [2]), ("prune.num_rounds", 3)],
         "pruned": [("prune.rate", 0.3), ("prune.criterion", "random"), ("prune.scope", "global"), ("rewind.step", 5), ("rewind.mode", "none"),
@@ -112,17 +119,34 @@ def test_what_decides_a_network():
         for key, value in changes:
             section, _, name = key.rpartition(".")
             other = config.load(TABLES, {section: {name: value}} if section else {name: value})
-            same = [sharing.prefix(base, 1, index) == sharing.prefix(other, 1, index) for index in (0, 1, 2)]
+            same = [sharing.prefix(base, here, index) == sharing.prefix(other, here, index) for index in (0, 1, 2)]
             assert same == {"nothing": [True] * 3, "pruned": [True, False, False], "dense": [False] * 3}[kind], key
-    assert sharing.prefix(base, 1, 0) != sharing.prefix(base, 2, 0)
+    for key in sharing.COMPUTED_WITH:
+        assert sharing.prefix(base, here, 0) != sharing.prefix(base, here | {key: "another"}, 0), key
     one, other = (
         {**TABLES, "prune": {"schedule": "explicit", "densities": each}} for each in ([0.5, 0.2], [0.5, 0.3, 0.1])
     )
-    assert [sharing.prefix(config.load(one), 1, k) == sharing.prefix(config.load(other), 1, k) for k in (0, 1, 2)] == [
+    assert [
+        sharing.prefix(config.load(one), here, k) == sharing.prefix(config.load(other), here, k) for k in (0, 1, 2)
+    ] == [
         True,
         True,
         False,
     ]
+
+
+def test_a_model_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_sweep.py").write_text(
+        "def build():\n    import keras\n    layers = keras.layers\n"
+        "    return keras.Sequential([keras.Input((8, 8)), layers.Flatten(), layers.Dense(10)])\n"
+    )
+    tables = {**TABLES, "model": {"name": "own_sweep:build"}, "prune": {"num_rounds": 1}, "run": {"num_replicates": 1}}
+    tables = {**tables, "sweep": {"prune.rate": [0.2, 0.3]}}
+    tables["train"] = {**TABLES["train"], "num_steps": 20}
+    said = []
+    runs = sweeping.sweep(tables, out=tmp_path / "runs", report=said.append)
+    assert len(trained(said)) == 1 + 2 and [len(run.table()) for run in runs] == [2, 2]
 
 
 def test_a_damaged_original_is_not_copied(small_run, tmp_path):
@@ -131,6 +155,7 @@ def test_a_damaged_original_is_not_copied(small_run, tmp_path):
     path = copy / "replicate-1/round-00/weights.safetensors"
     files.write(path, path.read_bytes()[:-1])
     task, original = (lottery.launching.Task(run, (1, 0, "ticket")) for run in (tmp_path / "other", copy))
+    files.write(task.run / "experiment.toml", config.dump(small_run.experiment).encode())
     with pytest.raises(LotteryError, match="is damaged"):
         sharing.copy_network(task, original, small_run.experiment)
     assert not store.is_stored(*task[:1], *task.network)
