@@ -123,7 +123,8 @@ def workers(run: Run) -> list[int]:
     return sorted(
         pid
         for pid, command in family(run.process.pid).items()
-        if "loky.backend.popen_loky" in command or (command.startswith("ray::") and "IDLE" not in command)
+        # Ray's own agents are none of ours: with them their node goes, and the process that is connected to it.
+        if "loky.backend.popen_loky" in command or command.startswith(("ray::train", "ray::Mailbox"))
     )
 
 
