@@ -28,7 +28,7 @@ from lottery import checkpoints, config, environment, files, masks, planning, pr
 IMAGES, VALIDATION, JPEG_BYTES, QUALITY = 1_281_167, 50_000, 110e3, 88
 HOUR, DAY = 3600.0, 86400.0
 
-Gpus = Annotated[int, typer.Option(min=1, help="GPUs of the cluster.")]
+Gpus = Annotated[int, typer.Option("--gpus", min=1, help="GPUs of the cluster.")]
 Cores = Annotated[int, typer.Option(min=1, help="Cores beside each GPU.")]
 Rate = Annotated[float, typer.Option(min=1, help="Images a second that one GPU trains.")]
 Epochs = Annotated[int, typer.Option(min=1, help="Epochs of each network.")]

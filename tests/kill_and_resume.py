@@ -234,7 +234,8 @@ def _killed(run: Run, kind: str, chance: random.Random, lasting: float, tally: T
 
 
 def _kill_worker(run: Run, chance: random.Random) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    run.wait_for(lambda: bool(workers(run)))  # one may be starting in the place of another
+    with contextlib.suppress(ProcessLookupError, IndexError):
         os.kill(chance.choice(workers(run)), signal.SIGKILL)
 
 
