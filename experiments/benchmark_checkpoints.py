@@ -49,12 +49,11 @@ def main(writes: Writes = 9, turns: Turns = 7, seconds: Seconds = 10, json_file:
     environment.use_threads(1)
     console, lines, found = Console(), [], {}
     for name, experiment in NETWORKS.items():
-        taken, size = _writing(experiment, writes)
-        found[name] = {"seconds": taken, "bytes": size}
-        waits, whole, processor = (statistics.median(times) for times in zip(*taken, strict=True))
+        (waits, whole, processor), size = timed_writing(_prepared(experiment, writes + 1))
+        found[name] = {"waits": waits, "whole": whole, "processor": processor, "bytes": size}
         numbers = [f"{1e3 * each:.0f}" for each in (waits, whole, processor)]
         lines.append([name, f"{size / 1e6:.1f}", *numbers, f"{100 * processor / MINUTE:.2f}"])
-    heads = ["", "MB", "ms training waits", "ms until whole", "ms of processor", "% of a minute"]
+    heads = ["", "MB", "waits, ms", "whole, ms", "processor, ms", "% of a minute"]
     print_table(console, "One checkpoint", heads, lines)
     ratios = _training(turns, seconds)
     found["each second, to none"] = ratios
@@ -84,10 +83,9 @@ def _train(prepared: preparing.Prepared, keeper: checkpoints.Keeper) -> float:
     return time.perf_counter() - began
 
 
-def _writing(name: str, writes: int) -> tuple[list[tuple[float, float, float]], int]:
-    """Of some checkpoints of a network in training, seconds that training waits, until it is whole, and of the
-    processor; and their size."""
-    prepared = _prepared(name, writes + 1)
+def timed_writing(prepared: preparing.Prepared) -> tuple[tuple[float, ...], int]:
+    """A checkpoint after each step of a training: medians of the seconds that training waits for one, until it is
+    whole, and of the processor; and its size."""
     prepared.loop.pace[:] = [1e9]  # one step in each piece, so that there is a checkpoint after each
     with tempfile.TemporaryDirectory() as folder:
         file, taken = Path(folder) / "checkpoint.safetensors", []
@@ -103,7 +101,7 @@ def _writing(name: str, writes: int) -> tuple[list[tuple[float, float, float]], 
 
         keeper._write = timed  # type: ignore[method-assign]
         _train(prepared, keeper)
-        return taken, file.stat().st_size
+        return tuple(statistics.median(times) for times in zip(*taken, strict=True)), file.stat().st_size
 
 
 def _training(turns: int, seconds: float) -> list[float]:

@@ -13,17 +13,16 @@ It takes about two minutes. Run it on a machine that does nothing else.
 """
 
 import statistics
-import tempfile
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+from benchmark_checkpoints import timed_writing
 from benchmark_training import print_table
 from rich.console import Console
 
-from lottery import checkpoints, config, environment, files, masks, planning, preparing, training, weights
+from lottery import config, environment, files, masks, planning, preparing, weights
 
 IMAGES, VALIDATION, JPEG_BYTES, QUALITY = 1_281_167, 50_000, 110e3, 88
 HOUR, DAY = 3600.0, 86400.0
@@ -130,24 +129,7 @@ def _costs_of_a_network() -> dict[str, float]:
     }
     tables["train"]["optimizer"] = {"name": "sgd", "momentum": 0.9}
     prepared = preparing.prepare(config.load(tables), _resnet_50, (x, y, x[:8], y[:8]))
-    loop, taken = prepared.loop, []
-    loop.pace[:] = [1e9]
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "checkpoint.safetensors"
-        keeper = checkpoints.Keeper(file, checkpoints.Every(0, 1))
-        write = keeper._write
-
-        def timed(standing: checkpoints.Standing) -> None:
-            began, worked = time.perf_counter(), time.process_time()
-            write(standing)
-            waits = time.perf_counter() - began
-            keeper._written()
-            taken.append((waits, time.perf_counter() - began, time.process_time() - worked))
-
-        keeper._write = timed  # type: ignore[method-assign]
-        training.train(loop, weights.read_state(loop.model), {}, prepared.experiment.train, (0, 1, 2), keeper=keeper)
-        size = file.stat().st_size
-    waits, whole, processor = (statistics.median(times) for times in zip(*taken, strict=True))
+    loop, ((waits, whole, processor), size) = prepared.loop, timed_writing(prepared)
     trained = weights.read(loop.model)
     kept = masks.ones_like(trained)
     found: dict[str, float] = {"weights": sum(value.size for value in trained.values()), "checkpoint": size}
