@@ -53,7 +53,7 @@ def main(writes: Writes = 9, turns: Turns = 7, seconds: Seconds = 10, json_file:
         found[name] = {"waits": waits, "whole": whole, "processor": processor, "bytes": size}
         numbers = [f"{1e3 * each:.0f}" for each in (waits, whole, processor)]
         lines.append([name, f"{size / 1e6:.1f}", *numbers, f"{100 * processor / MINUTE:.2f}"])
-    heads = ["", "MB", "waits, ms", "whole, ms", "processor, ms", "% of a minute"]
+    heads = ["", "MB", "waits ms", "whole ms", "CPU ms", "CPU % of 60 s"]
     print_table(console, "One checkpoint", heads, lines)
     ratios = _training(turns, seconds)
     found["each second, to none"] = ratios
