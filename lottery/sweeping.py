@@ -128,8 +128,8 @@ def sweep(
             if not (path / "environment.json").exists():
                 report(progress.Note(f"{path}: experiment {number} of {len(settings)} is prepared."))
             works[path] = stack.enter_context(_begun(path, experiment, begun[0] if begun else 0, every, report))
-            if number := asked():
-                raise stopping.Stopped(number)
+            if signal := asked():
+                raise stopping.Stopped(signal)
         networks = [task for path, experiment in settings.items() for task in running.wanted(path, experiment)]
         tasks = [task for task in networks if not store.is_stored(task.run, *task.network)]
         copies = sharing.same(networks, settings)

@@ -1,0 +1,121 @@
+"""Being asked to stop: what a signal does the first time and the second, in children, pipes and the background."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from lottery import processes, stopping
+from lottery.errors import LotteryError
+
+BEGIN = """
+import contextlib, os, signal, sys, time
+from lottery import stopping
+def told(number):
+    print("told", number, flush=True)
+"""
+
+
+def script(code, *, ignoring=False):
+    """A process that runs some lines, and says "ready" when signals may come."""
+    words = [sys.executable, "-c", BEGIN + textwrap.dedent(code)]
+    ignore = (lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if ignoring else None
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, preexec_fn=ignore)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+WAITING = """
+with stopping.asked(told, at_once=True) as asked:
+    print("ready", flush=True)
+    end = time.monotonic() + 20
+    while time.monotonic() < end and not (asked() and len(sys.argv) > 1):
+        sum(range(10000))
+    print("asked", asked(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", stopping.SIGNALS)
+def test_the_first_is_told_at_once_and_the_second_ends_the_process(number):
+    with script(WAITING) as process:
+        process.send_signal(number)
+        assert process.stdout.readline() == f"told {int(number)}\n"
+        assert process.poll() is None
+        process.send_signal(number)
+        assert process.wait(5) == 128 + number and process.stdout.read() == ""
+
+
+def test_what_was_ignored_stays_so():
+    with script(WAITING, ignoring=True) as process:
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == f"told {int(signal.SIGTERM)}\n"
+        process.kill()
+
+
+def test_signals_of_a_child_that_was_forked_are_its_own():
+    code = """
+    import multiprocessing
+    context = multiprocessing.get_context("fork")
+    with stopping.asked(told, at_once=True) as asked:
+        children = [context.Process(target=time.sleep, args=(20,)) for _ in range(2)]
+        for child in children:
+            child.start()
+        print("ready", flush=True)
+        for child in children:
+            child.terminate()
+            child.join(5)
+        print(asked(), [child.exitcode for child in children], flush=True)
+        left = context.Process(target=time.sleep, args=(20,), daemon=True)
+        left.start()
+    print("left", flush=True)  # while a child lives on
+    left.kill()
+    """
+    with script(code) as process:
+        assert process.stdout.read() == f"0 [{-signal.SIGTERM}, {-signal.SIGTERM}]\nleft\n"
+        assert process.wait(10) == 0
+
+
+def test_handlers_are_put_back_and_the_second_raises_what_it_would_have():
+    before = [signal.getsignal(number) for number in stopping.SIGNALS]
+    with stopping.asked() as asked:
+        assert asked() == 0
+        os.kill(os.getpid(), signal.SIGINT)
+        assert asked() == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+    assert [signal.getsignal(number) for number in stopping.SIGNALS] == before
+
+
+def test_a_worker_that_is_told_stays_so_and_takes_a_signal_once(monkeypatch):
+    sent = []
+    connection = type("Connection", (), {"send": lambda self, what: sent.append(what)})()
+    worker = processes._Worker(connection)
+    monkeypatch.setattr(processes, "_WORKER", [worker])
+
+    def train(task):
+        if number := worker.asked():
+            raise stopping.Stopped(number)
+
+    worker.train = train
+    assert processes._train("a network") is True and sent == ["a network"]
+    worker.signal = int(signal.SIGTERM)
+    assert processes._train("a network") is False
+    assert processes._train("a network") is True
+    worker.told = True
+    assert processes._train("a network") is processes._train("another") is False
+
+    def fails(task):
+        raise type("Mine", (Exception,), {"__init__": lambda self, one, other: None})(1, 2)
+
+    worker.train, worker.told = fails, False
+    with pytest.raises(LotteryError, match="Mine"):  # a kind that can be sent
+        processes._train("a network")
