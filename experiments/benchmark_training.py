@@ -188,7 +188,7 @@ def measure_round(loop: Loop, held: Mapping[str, Any], start: Mapping[str, np.nd
     timed = _timer(samples)
 
     def prune() -> tuple[masks.Masks, dict[str, Any]]:
-        scores = criteria.CRITERIA["magnitude"](scoring.evidence(EXPERIMENT, 1, 1, start, trained, dense))
+        scores = criteria.CRITERIA["magnitude"](scoring.evidence(EXPERIMENT.prune, EXPERIMENT.run.seed, 1, 1, start, trained, dense))
         kept = planning.round_masks(EXPERIMENT.prune, 1, scores, dense)
         return kept, {"thresholds": pruning.thresholds(scores, dense, kept)}
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lottery import config, order, rewinding
 from lottery import masks as masks_module
+from lottery import order, rewinding
 from lottery.masks import Masks
 
 State = dict[str, np.ndarray]
@@ -160,9 +160,9 @@ BRANCHES: dict[str, Branch] = {
 }
 
 
-def rng_for(experiment: config.Experiment, replicate: int, index: int, label: str) -> np.random.Generator:
+def rng_for(seed: int, replicate: int, index: int, label: str) -> np.random.Generator:
     """The random numbers of a branch from a round of a replicate."""
-    return order.generator(experiment.run.seed, replicate, order.BRANCH, index, zlib.crc32(label.encode()))
+    return order.generator(seed, replicate, order.BRANCH, index, zlib.crc32(label.encode()))
 
 
 def _random(shape: tuple[int, ...], count: int, rng: np.random.Generator) -> np.ndarray:

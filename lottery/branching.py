@@ -21,12 +21,12 @@ from lottery import (
     results,
     stopping,
     store,
-    summaries,
     working,
 )
 from lottery import weights as weights_module
 from lottery.errors import LotteryError, unknown
 from lottery.preparing import Prepared, prepare
+from lottery.summaries import writer as tensorboard_writer
 
 
 def branch(
@@ -100,7 +100,7 @@ def branch(
         if not missing:
             report(progress.Note(f"All {len(networks)} branches {label} of {path} are complete."))
         if tensorboard:
-            report = summaries.writer(path, settings, report)
+            report = tensorboard_writer(path, settings, report)
         details = {"data_sha256": prepared.data.fingerprint, "overrides": overrides}
         work = working.Work(
             path, prepared.experiment, num_threads, prepared.data.fingerprint, model, data, criterion, function,

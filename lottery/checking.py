@@ -80,7 +80,7 @@ def not_repeated(run: Path) -> list[str]:
     said = []
     if _is_own(experiment) and any(same_start(run, number) for number in range(2, experiment.run.num_replicates + 1)):
         said.append("Replicates start from the same weights, so they differ in the order of batches alone.")
-    if not scoring.is_repeatable(experiment):
+    if not scoring.is_repeatable(experiment.prune):
         said.append(
             f"The masks of {experiment.prune.criterion} were not computed again: that needs the model and data."
         )
@@ -144,8 +144,8 @@ def _wrong(
     scored: dict[str, np.ndarray],
 ) -> Iterator[str]:
     counts = masks.num_kept(kept)
-    plan = planning.planned(experiment.prune, {name: mask.shape for name, mask in kept.items()}, index)
-    for names, expected in plan.items():
+    ladder = planning.planned(experiment.prune, {name: mask.shape for name, mask in kept.items()}, index)
+    for names, expected in ladder.items():
         found = sum(counts[name] for name in names)
         if found != expected[index]:
             yield f"{' + '.join(names)} keeps {found} entries, the schedule says {expected[index]}."
@@ -161,8 +161,8 @@ def _wrong(
         old = before[0]
         if not masks.is_nested(kept, old):
             yield "An entry that was pruned before has come back."
-        if scoring.is_repeatable(experiment):
-            evidence = scoring.evidence(experiment, replicate, index, initial, scored, old)
+        if scoring.is_repeatable(experiment.prune):
+            evidence = scoring.evidence(experiment.prune, experiment.run.seed, replicate, index, initial, scored, old)
             scores = criteria.CRITERIA[experiment.prune.criterion](evidence)
             again = planning.round_masks(experiment.prune, index, scores, old)
             if any(np.any(again[name] != kept[name]) for name in kept):
@@ -190,7 +190,7 @@ def _wrong_branch(
         yield "It does not keep as many entries as the ticket."
     if name == "early_bird":
         return
-    rng = branches.rng_for(experiment, replicate, index, label)
+    rng = branches.rng_for(experiment.run.seed, replicate, index, label)
     none = branches.Departure({}, {}, 0, 0)  # what cannot be made again is not looked at
     first, last = record["first_step"], record["last_step"]
     origin = branches.Origin(ticket, start, first, last, rng, lambda: trained, lambda: none)

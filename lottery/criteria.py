@@ -177,11 +177,11 @@ def synflow(evidence: Evidence) -> dict[str, np.ndarray]:
         LotteryError: There is no network, it cannot be evaluated in double precision, a score is not finite, or the
             density is not in (0, 1].
     """
-    from lottery import synaptic
+    from lottery.synaptic import synaptic_flow
 
     network = _network(evidence, "synflow")
     kept = {name: evidence.kept[name] for name in evidence.kept if name in evidence.trained}
-    ranks = synaptic.synaptic_flow(
+    ranks = synaptic_flow(
         network.model, network.build, network.x, kept, evidence.density, evidence.scope, targets=evidence.targets
     )
     return {name: ranks[name] for name in evidence.trained}

@@ -124,15 +124,15 @@ def export(model: Any, masks: Masks, path: str | Path, form: str | None = None, 
             inputs = comparing.random_inputs(model)
     inputs = _in_types(model, inputs)
     with compiling.evaluating(f"The model {model.name!r} fails on the inputs"):
-        outputs = comparing.evaluate(model, inputs, training=False)
-    expected = comparing.comparable(outputs, of=f"the model {model.name!r}")
+        computed = comparing.evaluate(model, inputs, training=False)
+    expected = comparing.comparable(computed, of=f"the model {model.name!r}")
     with placing.replacing(path) as temporary:
         with _sentence(f"The model {model.name!r} cannot be exported as {form!r}", path):
             one.write(model, masks, temporary, inputs)
         with _sentence(f"What was exported as {form!r} does not work when it is opened again", path):
             again = one.opened(temporary, model)
-            outputs = comparing.evaluate(again.outputs, inputs)
-            difference = comparing.between(expected, outputs)
+            exported = comparing.evaluate(again.outputs, inputs)
+            difference = comparing.between(expected, exported)
         if not (math.isfinite(difference) and difference <= one.tolerance):
             allowed = f"at most {one.tolerance:g}" if math.isfinite(one.tolerance) else "any finite difference"
             raise LotteryError(
@@ -141,7 +141,7 @@ def export(model: Any, masks: Masks, path: str | Path, form: str | None = None, 
             )
         checked = zeros_kept(again, state, masks)
         num_bytes, num_gzipped = placing.sizes(temporary)
-    return Exported(path, form, num_bytes, num_gzipped, difference, _agreement(expected, outputs), checked)
+    return Exported(path, form, num_bytes, num_gzipped, difference, _agreement(expected, exported), checked)
 
 
 def _form(path: Path, form: str | None) -> str:

@@ -99,10 +99,12 @@ def scores_of(job: Job, replicate: int, index: int, trained: State, kept: Masks)
     experiment = job.prepared.experiment
     initial = files.read_arrays(store.start_path(job.path, replicate))
     network = None
-    if not scoring.is_repeatable(experiment):
+    if not scoring.is_repeatable(experiment.prune):
         network = scoring_network(job.prepared, replicate)
         weights.assign(network.model, start_state(job, replicate))
-    return job.prepared.criterion(scoring.evidence(experiment, replicate, index, initial, trained, kept, network))
+    seed = experiment.run.seed
+    evidence = scoring.evidence(experiment.prune, seed, replicate, index, initial, trained, kept, network)
+    return job.prepared.criterion(evidence)
 
 
 def train_network(

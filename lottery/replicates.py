@@ -145,7 +145,7 @@ def _origin(job: jobs.Job, network: jobs.Network) -> branches.Origin:
         start=rewinding.started(job.path, experiment, replicate, index, kept),
         step=experiment.rewind.step if index else 0,
         num_steps=experiment.train.num_steps,
-        rng=branches.rng_for(experiment, replicate, index, branch),
+        rng=branches.rng_for(experiment.run.seed, replicate, index, branch),
         fresh=lambda: _drawn_anew(job, replicate, seed),
         drawn_early=lambda: _drawn_early(job, network),
     )

@@ -18,11 +18,11 @@ from lottery import (
     results,
     stopping,
     store,
-    summaries,
     working,
 )  # fmt: skip
 from lottery import data as data_module
 from lottery.preparing import prepare
+from lottery.summaries import writer as tensorboard_writer
 
 
 def run(
@@ -88,7 +88,7 @@ def run(
             if settings.data.path and Path(settings.data.path).exists():
                 environment.check_data(path, data_module.load(settings.data).fingerprint)
             if tensorboard:  # it was killed after its last round, or run without
-                summaries.writer(path, settings, report)
+                tensorboard_writer(path, settings, report)
             report(progress.Note(f"{path} is complete."))
             return results.Run(path)
         existed = path.exists()
@@ -105,7 +105,7 @@ def run(
         for note in (*prepared.notes, *notes, size):
             report(progress.Note(note))
         if tensorboard:
-            report = summaries.writer(path, settings, report)
+            report = tensorboard_writer(path, settings, report)
         work = working.Work(
             path, settings, num_threads, prepared.data.fingerprint, model, data, criterion,
             every=checkpoint_every or checkpoints.Every(),

@@ -11,7 +11,8 @@ State = Mapping[str, np.ndarray]
 
 
 def evidence(
-    experiment: config.Experiment,
+    settings: config.Prune,
+    seed: int,
     replicate: int,
     index: int,
     initial: State,
@@ -22,7 +23,8 @@ def evidence(
     """What the masks of round `index` are decided on.
 
     Args:
-        experiment: The experiment.
+        settings: The ``[prune]`` section of an experiment.
+        seed: The experiment's seed.
         replicate: Which replicate, from 1.
         index: The round about to begin.
         initial: Every variable at step 0, by name.
@@ -33,19 +35,19 @@ def evidence(
     Returns:
         The evidence, of the prunable weights alone.
     """
-    plan = planning.planned(experiment.prune, {name: mask.shape for name, mask in kept.items()}, index)
+    ladder = planning.planned(settings, {name: mask.shape for name, mask in kept.items()}, index)
     return criteria.Evidence(
         initial={name: initial[name] for name in kept},
         trained={name: trained[name] for name in kept},
         kept=kept,
-        rng=order.generator(experiment.run.seed, replicate, order.SCORES, index),
-        density=sum(counts[index] for counts in plan.values()) / sum(mask.size for mask in kept.values()),
-        scope=experiment.prune.scope,
+        rng=order.generator(seed, replicate, order.SCORES, index),
+        density=sum(counts[index] for counts in ladder.values()) / sum(mask.size for mask in kept.values()),
+        scope=settings.scope,
         network=network,
-        targets={names: counts[index] for names, counts in plan.items()},
+        targets={names: counts[index] for names, counts in ladder.items()},
     )
 
 
-def is_repeatable(experiment: config.Experiment) -> bool:
+def is_repeatable(settings: config.Prune) -> bool:
     """Whether scores can be computed again from stored weights alone, without a model and data."""
-    return experiment.prune.criterion not in (*criteria.NEEDS_NETWORK, config.GIVEN)
+    return settings.criterion not in (*criteria.NEEDS_NETWORK, config.GIVEN)

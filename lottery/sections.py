@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from lottery import claims, connectivity, costs, results, store, verdicts
+from lottery import connectivity, costs, results, store, verdicts
+from lottery.claims import compare as compare_published
 from lottery.errors import LotteryError
 from lottery.facts import Facts
 from lottery.verdicts import Table
@@ -183,7 +184,7 @@ def barriers(one: Facts) -> Grid | None:
 def published(one: Facts) -> Grid | None:
     """The run against the published numbers of its protocol; None if there are none."""
     try:
-        lines, notes = claims.compare(one.path)
+        lines, notes = compare_published(one.path)
     except LotteryError:
         return None
     heads = ["claim", "published", "measured", "verdict"]

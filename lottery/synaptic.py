@@ -163,7 +163,7 @@ def flow_through(
     def scores(masks: Mapping[str, np.ndarray]) -> Scores:
         masked = {name: absolute[name] * masks[name] for name in names}
         weights.assign(copy, masked)
-        outputs, total, gradients = evaluate()
+        outputs, total, derivatives = evaluate()
         if not np.isfinite(total.numpy()):
             raise LotteryError(
                 f"SynFlow: the sum of the outputs of the model {model.name!r} is {float(total)}, allowed is a "
@@ -175,7 +175,7 @@ def flow_through(
                 "end in logits."
             )
         with np.errstate(over="ignore", invalid="ignore"):  # said in a sentence
-            found = {name: np.abs(masked[name] * one.numpy()) for name, one in zip(names, gradients, strict=True)}
+            found = {name: np.abs(masked[name] * one.numpy()) for name, one in zip(names, derivatives, strict=True)}
         return saliency.finite(found, "SynFlow")
 
     return scores

@@ -213,9 +213,9 @@ def of(
             if value.dtype != start[name].dtype:
                 raise TicketError(f"The trained {name!r} is {value.dtype}, the model's is {start[name].dtype}.")
         after = masks.apply(after, held)
-    architecture = architectures.described(model)
+    described = architectures.described(model)
     about = copy.deepcopy((dict(metrics or {}), dict(provenance or {})))
-    return Ticket(held, masks.apply(start, held), after, architecture, *about)
+    return Ticket(held, masks.apply(start, held), after, described, *about)
 
 
 def shapes(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
