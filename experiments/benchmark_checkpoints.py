@@ -28,7 +28,9 @@ import typer
 from benchmark_training import print_table
 from rich.console import Console
 
-from lottery import checkpoints, config, environment, preparing, shipped, smoking, training, weights
+from lottery import config, weights
+from lottery.pipeline import environment, preparing, presets
+from lottery.training import checkpoints, trainer
 
 NETWORKS = {
     "LeNet-300-100, Adam": "lenet_mnist",
@@ -66,7 +68,7 @@ def main(writes: Writes = 9, turns: Turns = 7, seconds: Seconds = 10, json_file:
 
 
 def _prepared(name: str, num_steps: int) -> preparing.Prepared:
-    tables, data = smoking.shrunk(config.load(shipped.named(name)))
+    tables, data = presets.shrunk(config.load(presets.named(name)))
     tables["train"] |= {"num_steps": num_steps, "batch_size": 60, "eval_every": num_steps, "drop_at": []}
     tables["train"]["warmup_steps"] = 0
     rng = np.random.default_rng(0)
@@ -75,11 +77,11 @@ def _prepared(name: str, num_steps: int) -> preparing.Prepared:
     return preparing.prepare(config.load(tables), given=(x, y, x[:1000], y[:1000]))
 
 
-def _train(prepared: preparing.Prepared, keeper: checkpoints.Keeper) -> float:
+def _train(prepared: preparing.Prepared, keeper: checkpoints.Checkpointer) -> float:
     """Seconds that a training takes."""
     start = weights.read_state(prepared.loop.model)
     began = time.perf_counter()
-    training.train(prepared.loop, start, {}, prepared.experiment.train, (0, 1, 2), keeper=keeper)
+    trainer.train(prepared.loop, start, {}, prepared.experiment.train, (0, 1, 2), keeper=keeper)
     return time.perf_counter() - began
 
 
@@ -89,10 +91,10 @@ def timed_writing(prepared: preparing.Prepared) -> tuple[tuple[float, ...], int]
     prepared.loop.pace[:] = [1e9]  # one step in each piece, so that there is a checkpoint after each
     with tempfile.TemporaryDirectory() as folder:
         file, taken = Path(folder) / "checkpoint.safetensors", []
-        keeper = checkpoints.Keeper(file, checkpoints.Every(0, 1))
+        keeper = checkpoints.Checkpointer(file, checkpoints.Every(0, 1))
         write = keeper._write
 
-        def timed(standing: checkpoints.Standing) -> None:
+        def timed(standing: checkpoints.TrainingState) -> None:
             began, worked = time.perf_counter(), time.process_time()
             write(standing)
             waits = time.perf_counter() - began
@@ -112,7 +114,7 @@ def _training(turns: int, seconds: float) -> list[float]:
         def taken(every: checkpoints.Every, loop: Any) -> float:
             file = Path(folder) / "checkpoint.safetensors"
             file.unlink(missing_ok=True)
-            return _train(loop, checkpoints.Keeper(file, every))
+            return _train(loop, checkpoints.Checkpointer(file, every))
 
         none = checkpoints.Every(0)
         taken(none, prepared)

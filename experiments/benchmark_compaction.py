@@ -1,8 +1,8 @@
 """What compaction makes of the tickets of a run: units, parameters, file size, multiply-adds and latency.
 
 Takes the rounds of a run whose densities are nearest to those asked for (replicate 1), builds the trained network with
-its masked weights at zero, and lets `lottery.compaction` make it smaller, with and without dropping the pixels that no
-weight reads. For each it prints
+its masked weights at zero, and lets `lottery.tickets.compaction` make it smaller, with and without dropping the
+pixels that no weight reads. For each it prints
 
 - what is left: units by layer, parameters, multiply-adds for one image, bytes of the saved `.keras` file, pixels that
   nothing reads, the largest difference of the outputs on all test images relative to the largest output, and how many
@@ -34,7 +34,12 @@ import typer
 from benchmark_training import print_table
 from rich.console import Console
 
-from lottery import chains, compaction, comparing, config, data, environment, evaluating, files, models, store, weights
+from lottery import config, data, files, weights
+from lottery.models import networks, outputs
+from lottery.pipeline import environment
+from lottery.runs import store
+from lottery.tickets import chain, compaction
+from lottery.training import loop
 
 BATCHES = (1, 1000)
 DROPS_INPUTS = {"compacted": False, "inputs dropped": True}
@@ -62,7 +67,7 @@ def main(
     experiment = store.read_experiment(run)
     settings = experiment.data.model_copy(update={"path": str(data_file)} if data_file else {})
     splits = data.load(settings)
-    images = np.asarray(evaluating.scaler(splits)(splits.test.x))
+    images = np.asarray(loop.scaler(splits)(splits.test.x))
     console = Console(highlight=False, width=130)
     console.print(f"{run.name}, {experiment.model.name}, {len(images)} test images, {threads} thread(s).\n")
     stored = {
@@ -89,7 +94,7 @@ def ticket(run: Path, experiment: config.Experiment, index: int, splits: data.Sp
         if np.any(trained[name][~mask]):
             raise AssertionError(f"Masked entries of {name!r} are not zero in {folder}.")
     num_classes = int(splits.train.y.max()) + 1
-    model = models.builder(experiment.model.name, splits.train.x.shape[1:], num_classes)()
+    model = networks.builder(experiment.model.name, splits.train.x.shape[1:], num_classes)()
     weights.assign(model, trained)
     return model
 
@@ -117,10 +122,10 @@ def measure(model: Any, images: np.ndarray, turns: int) -> dict[str, Any]:
 
 def size(model: Any) -> dict[str, Any]:
     """What a network consists of."""
-    links = chains.take_apart(model)
+    links = chain.take_apart(model)
     return {
         "inputs": int(np.prod(links[0].before)),
-        "units": [link.after[-1] for link in links if link.kind == chains.WEIGHTED],
+        "units": [link.after[-1] for link in links if link.kind == chain.WEIGHTED],
         "parameters": model.count_params(),
         "multiply-adds": compaction.multiply_adds(links),
         "bytes": file_size(model),
@@ -129,7 +134,7 @@ def size(model: Any) -> dict[str, Any]:
 
 def classes(model: Any, inputs: np.ndarray) -> np.ndarray:
     """The class that a network puts each input into."""
-    return comparing.evaluate(model, inputs, training=False)[0].argmax(1)
+    return outputs.evaluate(model, inputs, training=False)[0].argmax(1)
 
 
 def empty() -> Any:

@@ -49,8 +49,9 @@ from benchmark_training import (
 )
 from rich.console import Console
 
-from lottery import enforcement, environment, masks, weights
-from lottery.loop import Loop, compile_loop
+from lottery import enforcement, masks, weights
+from lottery.pipeline import environment
+from lottery.training.loop import Loop, compile_loop
 
 # At most so many times the unmasked step.
 GOALS = {"constraint": 1.03, "gradient": 1.03, "reparameterization": 1.3, "tfmot": 1.7}

@@ -44,32 +44,22 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from lottery import (
-    compiling,
-    config,
-    criteria,
-    data,
-    enforcement,
-    environment,
-    masks,
-    models,
-    order,
-    planning,
-    pruning,
-    rewinding,
-    scoring,
-    store,
-    training,
-    weights,
-)
-from lottery.evaluating import example_batch, scaler
-from lottery.loop import Loop, compile_loop, reset
+from lottery import config, data, enforcement, masks, randomness, weights
+from lottery.models import networks
+from lottery.models.library import keras_of
+from lottery.pipeline import environment
+from lottery.pruning import criteria, plan, ranking, rewinding
+from lottery.pruning.settings import Prune
+from lottery.runs import store
+from lottery.training import compiling, trainer
+from lottery.training.loop import Loop, compile_loop, example_batch, reset, scaler
+from lottery.training.settings import Train
 
 DENSITY = 0.2
-SEED = (0, 1, order.BATCHES)
+SEED = (0, 1, randomness.BATCHES)
 WARM_UP = 200
-TRAIN = config.Train()
-EXPERIMENT = config.Experiment(prune=config.Prune(rate=0.2, rates={"dense_2/kernel": 0.1}))
+TRAIN = Train()
+EXPERIMENT = config.Experiment(prune=Prune(rate=0.2, rates={"dense_2/kernel": 0.1}))
 
 Repetitions = Annotated[int, typer.Option(min=1, help="Turns that each contestant takes.")]
 Steps = Annotated[int, typer.Option(min=1, help="Training steps in a turn.")]
@@ -188,9 +178,11 @@ def measure_round(loop: Loop, held: Mapping[str, Any], start: Mapping[str, np.nd
     timed = _timer(samples)
 
     def prune() -> tuple[masks.Masks, dict[str, Any]]:
-        scores = criteria.CRITERIA["magnitude"](scoring.evidence(EXPERIMENT.prune, EXPERIMENT.run.seed, 1, 1, start, trained, dense))
-        kept = planning.round_masks(EXPERIMENT.prune, 1, scores, dense)
-        return kept, {"thresholds": pruning.thresholds(scores, dense, kept)}
+        scores = criteria.CRITERIA["magnitude"](
+            plan.criterion_inputs(EXPERIMENT.prune, EXPERIMENT.run.seed, 1, 1, start, trained, dense)
+        )
+        kept = plan.round_masks(EXPERIMENT.prune, 1, scores, dense)
+        return kept, {"thresholds": ranking.thresholds(scores, dense, kept)}
 
     def evaluate(split: str) -> float:
         return float(loop.evaluations[split]()["loss"])
@@ -201,7 +193,7 @@ def measure_round(loop: Loop, held: Mapping[str, Any], start: Mapping[str, np.nd
         begin = timed("rewind", lambda: rewinding.rewound("weights", start, trained, kept))
         timed("assign weights", lambda: weights.assign(loop.model, begin))
         timed("reset optimiser", lambda: reset(loop))
-        timed("fingerprint", lambda: rewinding.fingerprint(weights.read_state(loop.model)))
+        timed("fingerprint", lambda: weights.fingerprint(weights.read_state(loop.model)))
         timed("evaluate validation", lambda: evaluate("validation"))
         timed("evaluate test (last)", lambda: evaluate("test"))
         timed("assign best, evaluate test (best)", lambda: (weights.assign(loop.model, begin), evaluate("test")))
@@ -210,7 +202,7 @@ def measure_round(loop: Loop, held: Mapping[str, Any], start: Mapping[str, np.nd
 
     def in_one_go(folder: Path) -> None:
         kept, record = prune()
-        done = training.train(loop, start, kept, config.Train(num_steps=1), SEED)
+        done = trainer.train(loop, start, kept, Train(num_steps=1), SEED)
         store.write_round(folder, kept, done.weights, rows, record)
 
     # Below the current folder, as runs are: what a flush to the disk costs depends on the disk.
@@ -287,7 +279,7 @@ def tfmot_fitting(images: tuple[np.ndarray, np.ndarray]) -> Contestant:
     from tensorflow_model_optimization.sparsity import keras as tfmot
 
     schedule = tfmot.ConstantSparsity(1 - DENSITY, begin_step=0)
-    wrapped = tfmot.prune_low_magnitude(models.lenet_300_100(keras=tf_keras), schedule)
+    wrapped = tfmot.prune_low_magnitude(networks.lenet_300_100(keras=tf_keras), schedule)
     compiling.compile_model(wrapped, TRAIN, images[0][:8])
     return _fitting(wrapped, images, tfmot.UpdatePruningStep())
 
@@ -297,7 +289,7 @@ def compiled(splits: data.Splits, library: str = "keras") -> Any:
     import keras
 
     keras.utils.set_random_seed(0)
-    model = models.builder("lenet_300_100", (28, 28), 10, library)()
+    model = networks.builder("lenet_300_100", (28, 28), 10, library)()
     compiling.compile_model(model, TRAIN, example_batch(splits)[0])
     return model
 
@@ -312,13 +304,13 @@ def load(data_file: Path | None) -> tuple[data.Splits, str]:
     """The data, and what they are."""
     folder = os.environ.get("LOTTERY_DATA", "")
     if data_file is not None or (folder and Path(folder, "mnist.npz").exists()):
-        return data.load(config.Data(name="mnist", path=str(data_file or ""))), "MNIST"
+        return data.load(data.Data(name="mnist", path=str(data_file or ""))), "MNIST"
     generator = np.random.default_rng(0)
     arrays = {}
     for part, count in (("train", 60_000), ("test", 10_000)):
         arrays[f"x_{part}"] = generator.integers(0, 256, (count, 28, 28), np.uint8)
         arrays[f"y_{part}"] = generator.integers(0, 10, count)
-    return data.split(arrays, config.Data()), "random images in the shape of MNIST"
+    return data.split(arrays, data.Data()), "random images in the shape of MNIST"
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -418,7 +410,7 @@ def _print_training(console: Console, num_threads: int, measured: Mapping[str, S
 
 
 def _fitting(model: Any, images: tuple[np.ndarray, np.ndarray], *callbacks: Any) -> Contestant:
-    class Stopwatch(compiling.keras_of(model).callbacks.Callback):
+    class Stopwatch(keras_of(model).callbacks.Callback):
         """The seconds that `fit` trained for."""
 
         def on_train_begin(self, logs: Any = None) -> None:

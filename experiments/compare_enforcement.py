@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 import lottery
-from lottery import config, files, store
+from lottery import config, files
+from lottery.runs import store
 
 ROUNDS = (0, 1, 5, 10, 15, 18)
 

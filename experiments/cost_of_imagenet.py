@@ -22,7 +22,9 @@ from benchmark_checkpoints import timed_writing
 from benchmark_training import print_table
 from rich.console import Console
 
-from lottery import config, environment, files, masks, planning, preparing, weights
+from lottery import config, files, masks, weights
+from lottery.pipeline import environment, preparing
+from lottery.pruning import plan
 
 IMAGES, VALIDATION, JPEG_BYTES, QUALITY = 1_281_167, 50_000, 110e3, 88
 HOUR, DAY = 3600.0, 86400.0
@@ -138,7 +140,7 @@ def _costs_of_a_network() -> dict[str, float]:
     for scope in ("layerwise", "global"):
         prune = config.load({"prune": {"scope": scope, "num_rounds": 1}}).prune
         began = time.process_time()
-        planning.round_masks(prune, 1, {name: np.abs(value) for name, value in trained.items()}, kept)
+        plan.round_masks(prune, 1, {name: np.abs(value) for name, value in trained.items()}, kept)
         found[scope] = time.process_time() - began
     return {**found, "waits": waits, "whole": whole, "processor": processor}
 

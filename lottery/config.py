@@ -3,36 +3,71 @@
 import hashlib
 import importlib.resources
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
+from lottery.data import Data
+from lottery.enforcement import ENFORCEMENTS
 from lottery.errors import LotteryError, unknown
-from lottery.records import (
-    BRANCHES,
-    COMPILED,
-    CRITERIA,
-    DATASETS,
-    GIVEN,
-    MODELS,
-    OPTIMIZERS,
-    Data,
-    Experiment,
-    Model,
-    Prune,
-    Rewind,
-    Run,
-    Train,
-)  # fmt: skip
+from lottery.models.settings import Model
+from lottery.pruning.branches import BRANCHES
+from lottery.pruning.settings import Prune, Rewind
+from lottery.settings import Natural, Positive, Section, one_of
+from lottery.training.settings import Train
 
-__all__ = [
-    "BRANCHES", "COMPILED", "CRITERIA", "DATASETS", "GIVEN", "MODELS", "OPTIMIZERS", "Data", "Experiment", "Model",
-    "Prune", "Rewind", "Run", "Train", "digest", "dump", "load", "parse_overrides",
-]  # fmt: skip
+
+def _file_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
+        raise PydanticCustomError(
+            "name", "Input should be letters, digits, '.', '_' and '-', beginning with one of the first two"
+        )
+    return value
+
+
+CONTROLS = [name for name in BRANCHES if name not in ("early_bird", "transfer")]
+
+
+class Run(Section):
+    """How often, from which seed, and how masks are enforced."""
+
+    num_replicates: Positive = 5
+    seed: Natural = 0
+    controls: tuple[Annotated[str, one_of("run.controls", CONTROLS)], ...] = Field(default=(), strict=False)
+    control_rounds: tuple[Natural, ...] = Field(default=(), strict=False)
+    enforcement: Annotated[str, one_of("run.enforcement", ENFORCEMENTS)] = "constraint"
+    num_threads: Natural = 0
+    strategy: Literal["none", "mirrored"] = "none"
+
+
+class Experiment(Section):
+    """Everything that decides the result of a run."""
+
+    name: Annotated[str, AfterValidator(_file_name)] = "experiment"
+    data: Data = Data()
+    model: Model = Model()
+    train: Train = Train()
+    prune: Prune = Prune()
+    rewind: Rewind = Rewind()
+    run: Run = Run()
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> "Experiment":
+        step, num_steps = self.rewind.step, self.train.num_steps
+        if step >= num_steps:
+            raise LotteryError(f"rewind.step: received {step}, allowed is less than train.num_steps, {num_steps}.")
+        late = [index for index in self.run.control_rounds if index > self.prune.num_rounds]
+        if late:
+            raise LotteryError(
+                f"run.control_rounds: received {late[0]}, allowed is at most prune.num_rounds, {self.prune.num_rounds}."
+            )
+        return self
 
 
 def load(

@@ -5,16 +5,108 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
+from pydantic import Field, model_validator
 
-from lottery import config, datasets
-from lottery.datasets import KEYS
 from lottery.errors import LotteryError
+from lottery.settings import GIVEN, Positive, Section, is_given, one_of
+
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """The four arrays of a file with the keys that Keras uses.
+
+    Raises:
+        LotteryError: The file is missing, truncated, or lacks an array. Nothing in it is ever unpickled.
+    """
+    try:
+        # Opened here, for np.load leaves a file open that it cannot read.
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            missing = [key for key in KEYS if key not in file.files]
+            if missing:
+                raise LotteryError(
+                    f"The data file {str(path)!r} lacks {', '.join(missing)}; it has "
+                    f"{', '.join(file.files) or 'nothing'}."
+                )
+            return {key: file[key] for key in KEYS}
+    except LotteryError:
+        raise
+    except FileNotFoundError:
+        raise LotteryError(f"There is no data file {str(path)!r}.") from None
+    # A truncated file fails in as many ways as there are layers that read it.
+    except (OSError, ValueError, EOFError, BadZipFile, KeyError, AttributeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise LotteryError(f"The data file {str(path)!r} cannot be read ({reason}); is it complete?") from None
+    except Exception as error:  # zlib.error, and whatever a decompressor thinks of next
+        raise LotteryError(f"The data file {str(path)!r} is damaged ({error}).") from None
+
+
+def _digits() -> dict[str, np.ndarray]:
+    """1,797 real handwritten digits of 8 x 8 pixels, which scikit-learn ships; a fifth, drawn once, is the test set."""
+    from sklearn.datasets import load_digits
+
+    images, labels = (np.asarray(part) for part in load_digits(return_X_y=True))
+    x = np.round(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)  # 17 grey levels, stored as pixels
+    order = np.random.default_rng(20_190_304).permutation(len(x))
+    test, train = np.sort(order[:360]), np.sort(order[360:])
+    return {"x_train": x[train], "y_train": labels[train], "x_test": x[test], "y_test": labels[test]}
+
+
+def _from_keras(name: str) -> Callable[[], dict[str, np.ndarray]]:
+    def fetch() -> dict[str, np.ndarray]:
+        import keras
+
+        try:
+            (x_train, y_train), (x_test, y_test) = getattr(keras.datasets, name).load_data()
+        except Exception as error:  # Keras raises a bare Exception where there is no network
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise LotteryError(
+                f"{name} is not on this machine and could not be downloaded ({reason}); put {name}.npz, with the "
+                f"arrays {', '.join(KEYS)}, into the folder that LOTTERY_DATA names, or set data.path to it."
+            ) from None
+        return dict(zip(KEYS, (x_train, y_train, x_test, y_test), strict=True))
+
+    return fetch
+
+
+def _from_no_file() -> dict[str, np.ndarray]:
+    raise LotteryError('data.name = "npz" needs data.path, the file to read.')
+
+
+DATASETS: dict[str, Callable[[], dict[str, np.ndarray]]] = {
+    "digits": _digits,
+    "mnist": _from_keras("mnist"),
+    "fashion_mnist": _from_keras("fashion_mnist"),
+    "cifar10": _from_keras("cifar10"),
+    "npz": _from_no_file,
+}
+
+
+class Data(Section):
+    """What is trained on."""
+
+    name: Annotated[str, one_of("data.name", DATASETS, also=is_given)] = "mnist"
+    path: str = ""
+    validation: Positive = 5000
+    pixels: Literal["standardize", "unit"] = "standardize"
+    augment: tuple[Literal["crop", "flip"], ...] = Field(default=(), strict=False)
+    fingerprint: str = ""
+
+    @model_validator(mode="after")
+    def _npz_has_a_path(self) -> "Data":
+        if self.name == "npz" and not self.path:
+            _from_no_file()
+        return self
+
 
 # Which images are for validation does not depend on an experiment's seed: replicates differ in nothing but chance.
 SPLIT_SEED = 20_190_304
+
+
 NUM_PEEKED = 4  # batches of a tf.data.Dataset that its fingerprint is taken from
 
 
@@ -61,7 +153,7 @@ class Streams:
     fingerprint: str
 
 
-def load(settings: config.Data) -> Splits:
+def load(settings: Data) -> Splits:
     """The data set that an experiment names.
 
     Looked for in this order: ``data.path``; ``$LOTTERY_DATA/<name>.npz``; Keras' cache; a download by
@@ -76,7 +168,7 @@ def load(settings: config.Data) -> Splits:
     Raises:
         LotteryError: The data cannot be found or read, or are not what they should be.
     """
-    if settings.name == config.GIVEN:
+    if settings.name == GIVEN:
         raise LotteryError(
             'data.name = "given" stands for arrays that were passed to lottery.run(..., data=...); pass them again, in '
             "Python."
@@ -84,17 +176,17 @@ def load(settings: config.Data) -> Splits:
     folder = os.environ.get("LOTTERY_DATA", "")
     local = Path(folder, f"{settings.name}.npz") if folder else None
     if settings.path:
-        arrays = datasets.read_npz(Path(settings.path))
+        arrays = read_npz(Path(settings.path))
     elif local is not None and local.exists():
-        arrays = datasets.read_npz(local)
+        arrays = read_npz(local)
     else:
-        arrays = datasets.DATASETS[settings.name]()
+        arrays = DATASETS[settings.name]()
     if settings.name == "cifar10":  # its labels come as a column
         arrays = {key: value.reshape(-1) if key.startswith("y") else value for key, value in arrays.items()}
     return split(arrays, settings, where=settings.name)
 
 
-def split(arrays: Mapping[str, Any], settings: config.Data, where: str = "data") -> Splits:
+def split(arrays: Mapping[str, Any], settings: Data, where: str = "data") -> Splits:
     """Check arrays and split the validation examples off the training part.
 
     Args:
@@ -136,7 +228,7 @@ def split(arrays: Mapping[str, Any], settings: config.Data, where: str = "data")
     return Splits(*parts, mean, deviation, _fingerprint(parts))
 
 
-def given(data: Any, settings: config.Data) -> Splits | Streams:
+def given(data: Any, settings: Data) -> Splits | Streams:
     """A data set from what a caller passes.
 
     Args:

@@ -7,6 +7,8 @@ import numpy as np
 from lottery.errors import LotteryError, unknown
 
 Masks = dict[str, np.ndarray]
+
+
 Weights = Mapping[str, np.ndarray]
 
 

@@ -6,23 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lottery import connectivity, files, pictures, results, store, styles
-from lottery.analysis import ANALYSES
+from lottery import files
+from lottery.analysis import ANALYSES, connectivity, pictures, styles
+from lottery.analysis.landscapes import barrier, distance, instability, learning_curves
+from lottery.analysis.pictures import degrees, initial_weights, inputs, layers, overlap
+from lottery.analysis.styles import STYLES
 from lottery.errors import LotteryError, unknown
-from lottery.landscapes import barrier as barrier
-from lottery.landscapes import distance as distance
-from lottery.landscapes import instability as instability
-from lottery.landscapes import learning_curves as learning_curves
-from lottery.pictures import degrees as degrees
-from lottery.pictures import initial_weights as initial_weights
-from lottery.pictures import inputs as inputs
-from lottery.pictures import layers as layers
-from lottery.pictures import overlap as overlap
-from lottery.results import Table
-from lottery.styles import STYLES as STYLES
-from lottery.verdicts import MEASURE
+from lottery.runs import results, store
+from lottery.runs.results import Table
+from lottery.runs.verdicts import MEASURE
 
 BARS = styles.INTERVALS
+
+
 WIDE = (7.2, 4.2)  # inches, with the legend beside the axes
 
 
@@ -34,7 +30,7 @@ def accuracy(rows: Table, ax: Any = None, interval: str = "range", full: bool = 
     Branches stand a little to the side of the first, so that equal points show.
 
     Args:
-        rows: What `lottery.results.table` returns.
+        rows: What `lottery.runs.results.table` returns.
         ax: Matplotlib axes to draw on; new ones if None.
         interval: What the bars are, a key of `BARS`: by default from the lowest to the highest replicate.
         full: Show every point instead.
@@ -81,7 +77,7 @@ def early_stop(rows: Table, ax: Any = None, interval: str = "range", num_steps: 
     """The early-stop step against density: how fast each network learns.
 
     Args:
-        rows: What `lottery.results.table` returns.
+        rows: What `lottery.runs.results.table` returns.
         ax, interval: As for `accuracy`.
         num_steps: The experiment's ``train.num_steps``; by default what the table's ``attrs`` say, if anything. A
             marker is open where the lowest validation loss of a replicate is that of the very last step, so that a
@@ -237,7 +233,7 @@ def drawn(source: Table, kind: str = "accuracy", title: str = "", **options: Any
 
 
 def svg(source: Table, kind: str = "accuracy", title: str = "", **options: Any) -> str:
-    """A plot as one ``<svg>`` element for an HTML page; see `lottery.styles.as_svg`, and `drawn` for the rest."""
+    """A plot as one ``<svg>`` element for an HTML page; see `styles.as_svg`, and `drawn` for the rest."""
     figure = drawn(source, kind, title, **options)
     (ax, *_) = figure.axes
     return styles.as_svg(figure, ": ".join(filter(None, (title, kind.replace("_", " "), ax.get_title()))))

@@ -45,7 +45,7 @@ class Measured:
 
     Attributes:
         run, replicate, round, branch: Which network it is.
-        row: Step, split, loss and accuracy, as `lottery.training.Trained` has them.
+        row: Step, split, loss and accuracy, as `lottery.training.trainer.Trained` has them.
         first: Whether its training has just begun, anew if it was begun before.
     """
 
@@ -73,7 +73,11 @@ class Note:
 
 
 Key = tuple[Path, int, int, str]  # run, replicate, round, branch
+
+
 Event = Step | Measured | Done | Note
+
+
 Report = Callable[[Event], None]
 
 

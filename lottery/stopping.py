@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 Asked = Callable[[], int]  # the signal that somebody has asked to stop with, 0 as long as nobody has
+
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -95,6 +97,8 @@ def _forget_all() -> None:
 
 
 _FORGET: list[Callable[[], None]] = []
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
 

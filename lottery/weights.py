@@ -1,5 +1,6 @@
 """The bridge to Keras: stable names for variables, which of them are prunable, reading and assigning them."""
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from lottery import masks as masks_module
 from lottery.errors import LotteryError, unknown
 
 _BIAS = "a bias"
+
+
 # What tf_keras calls otherwise than Keras 3, by the layer's class.
 _KERAS_3_NAMES = {
     ("DepthwiseConv1D", "depthwise_kernel"): "kernel",
@@ -238,3 +241,23 @@ def _named_by_layers(model: Any) -> dict[int, bool]:
 def _array(variable: Any) -> np.ndarray:
     # A copy: what a variable's numpy() returns may be the memory that the next step writes to.
     return np.array(variable.numpy())
+
+
+def components(variable: Any) -> list[Any]:
+    """The plain variables in one that Keras may wrap and a strategy may have spread; one for each device."""
+    import tensorflow as tf
+
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        # Keras 3 wraps a tf.Variable, and so does tf_keras in mixed precision.
+        variable = getattr(variable, "_variable", getattr(variable, "_value", variable))
+    return list(variable.values) if isinstance(variable, tf.distribute.DistributedValues) else [variable]
+
+
+def fingerprint(state: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 over names, shapes and bits: recorded of what the model really held when a round began."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        value = np.ascontiguousarray(state[name])
+        digest.update(f"{name} {value.dtype.str} {value.shape}\n".encode())
+        digest.update(value.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

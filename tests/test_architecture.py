@@ -1,4 +1,4 @@
-"""The map of the package: floors, imports upward only, and what may import TensorFlow."""
+"""The house: which room may import which, and which rooms are free of TensorFlow."""
 
 import ast
 import subprocess
@@ -10,156 +10,113 @@ import pytest
 import lottery
 
 FOLDER = Path(lottery.__file__).parent
-# A module may import those on floors below its own, and those before it on its own.
-FLOORS = [
-    ["errors", "masks", "schedules", "records", "config", "datasets", "data", "order"],
-    ["weights", "networks", "models", "pruning", "allocation", "planning", "files", "store", "shipped", "smoking"],
-    [
-        "learning_rates",
-        "augmenting",
-        "precision",
-        "spreading",
-        "compiling",
-        "saliency",
-        "synaptic",
-        "criteria",
-        "scoring",
-        "rewinding",
-        "branches",
-    ],
-    [
-        "intervals",
-        "verdicts",
-        "results",
-        "contests",
-        "findings",
-        "claims",
-        "layers",
-        "curves",
-        "survivors",
-        "inputs",
-        "distances",
-        "matching",
-        "overlaps",
-        "costs",
-        "copies",
-        "connectivity",
-        "analysis",
-        "comparing",
-        "fingerprints",
-        "allowlist",
-        "tracing",
-        "architectures",
-        "positions",
-        "environment",
-    ],
-    ["holding", "patching", "wrappable", "wrappers", "fitting", "modes", "callbacks", "auditing", "enforcement"],
-    ["ticket_files", "picking", "tickets", "examples"],
-    ["chains", "rebuilding", "folding", "compaction"],
-    ["reopened", "placing", "tflite", "formats", "exporting"],
-    [
-        "repeating",
-        "evaluating",
-        "loop",
-        "stopping",
-        "checkpoints",
-        "training",
-        "interpolation",
-        "styles",
-        "landscapes",
-        "pictures",
-        "plots",
-        "showing",
-        "ticket_tables",
-        "progress",
-        "launching",
-        "processes",
-        "sharing",
-        "parcels",
-        "nodes",
-        "sending",
-        "clustering",
-    ],
-    ["summaries", "checking", "facts", "checklist", "sections", "comparisons", "gallery", "report"],
-    [
-        "preparing",
-        "rounds",
-        "jobs",
-        "replicates",
-        "working",
-        "running",
-        "branching",
-        "measuring",
-        "connecting",
-        "sweeping",
-    ],
-    [
-        "options",
-        "analyze_commands",
-        "page_commands",
-        "ticket_commands",
-        "experiment_commands",
-        "train_commands",
-        "cli",
-        "__main__",
-    ],
-]
-WITHOUT_TENSORFLOW = [
-    "errors", "masks", "schedules", "records", "config", "order", "pruning", "allocation", "planning", "files", "store", "shipped",
-    "smoking", "criteria", "scoring", "rewinding", "branches", "results", "intervals", "verdicts", "contests", "findings", "claims", "plots",
-    "showing", "progress", "stopping", "launching", "processes", "sharing", "parcels", "nodes", "sending", "clustering", "checking", "ticket_files", "picking", "tickets", "examples", "options", "reopened", "placing",
-    "ticket_commands", "layers", "curves", "survivors", "inputs", "distances", "matching", "overlaps", "costs", "copies",
-    "connectivity", "analysis", "styles", "landscapes", "pictures", "ticket_tables", "facts", "checklist", "sections", "comparisons", "gallery",
-    "report", "analyze_commands", "page_commands", "experiment_commands", "train_commands",
-]  # fmt: skip
+HEAVY = ("tensorflow", "keras", "tf_keras", "tensorflow_model_optimization")
+
+# A room may import those named, and what they may import; modules beside the folders are rooms of one file.
+BESIDE = {"errors", "masks", "weights", "data", "files", "progress", "randomness", "settings", "stopping"}
+MAY_IMPORT = {
+    "models": BESIDE,
+    "training": {"models"},
+    "pruning": {"models"},
+    "enforcement": {"models"},
+    "config": {"data", "models", "training", "pruning", "enforcement"},
+    "runs": {"pruning", "config"},
+    "executors": {"runs"},
+    "analysis": {"runs", "models"},
+    "plots": {"analysis"},
+    "tickets": {"enforcement", "models", "runs"},
+    "report": {"analysis", "plots", "runs"},
+    "pipeline": {"training", "pruning", "enforcement", "executors", "analysis"},
+    "api": {"pipeline", "tickets", "report", "plots"},
+    "cli": {"api"},
+}
+WITHOUT_TENSORFLOW = ("runs", "executors", "analysis", "plots", "report", "cli")
 
 
-def imports(module):
-    """Modules of ours that a module imports, wherever in it."""
+def room(path):
+    return path.relative_to(FOLDER).parts[0].removesuffix(".py")
+
+
+def imports(path):
+    """The rooms that a file imports, wherever in it."""
     found = set()
-    for node in ast.walk(ast.parse((FOLDER / f"{module}.py").read_text())):
+    for node in ast.walk(ast.parse(path.read_text())):
+        modules = []
         if isinstance(node, ast.ImportFrom) and node.module == "lottery":
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lottery."):
-            found.add(node.module.split(".")[1])
+            modules = [f"lottery.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""]
         elif isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("lottery.")}
+            modules = [alias.name for alias in node.names]
+        found |= {name.split(".")[1] for name in modules if name.startswith("lottery.")}
     return found
 
 
-def test_every_module_has_a_floor():
-    assert {name for floor in FLOORS for name in floor} == {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
-    assert set(lottery._MODULES) == {name for floor in FLOORS for name in floor} - {"cli", "__main__"}
+def allowed(name):
+    """Everything that a room may import, directly or through others, and itself."""
+    found, waiting = {name}, list(MAY_IMPORT.get(name, BESIDE))
+    while waiting:
+        if (one := waiting.pop()) not in found:
+            found.add(one)
+            waiting += MAY_IMPORT.get(one, BESIDE)
+    return found
 
 
-@pytest.mark.parametrize("module", [name for floor in FLOORS for name in floor])
-def test_imports_go_one_way(module):
-    order = [name for floor in FLOORS for name in floor]
-    # The command line gives the version of the package.
-    assert imports(module) <= set(order[: order.index(module)])
+FILES = sorted(path for path in FOLDER.rglob("*.py") if path.parent != FOLDER or not path.stem.startswith("__"))
 
 
-@pytest.mark.parametrize("module", [name for floor in FLOORS for name in floor])
-def test_modules_are_of_one_idea(module):
-    assert len((FOLDER / f"{module}.py").read_text().splitlines()) <= 300
+def test_every_room_has_its_place():
+    assert {room(path) for path in FILES} == {*MAY_IMPORT, *BESIDE}
 
 
-def test_what_reads_a_run_never_imports_tensorflow():
-    code = f"import sys\nfor name in {WITHOUT_TENSORFLOW}: __import__('lottery.' + name)\n"
-    code += "assert not {'tensorflow', 'keras', 'tf_keras'} & set(sys.modules)"
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_imports_go_one_way(path):
+    assert imports(path) <= allowed(room(path))
+
+
+def test_no_file_imports_another_that_imports_it():
+    graph = {}
+    for path in FILES:
+        name = ".".join(["lottery", *path.relative_to(FOLDER).with_suffix("").parts]).removesuffix(".__init__")
+        graph[name] = path
+    edges = {}
+    for name, path in graph.items():
+        edges[name] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lottery":
+                for alias in node.names:
+                    whole = f"{node.module}.{alias.name}"
+                    edges[name].add(whole if whole in graph else node.module)
+    # A room's own face imports its files, and they never import the face.
+    edges = {name: {one for one in found if one in graph and one != name} for name, found in edges.items()}
+    import graphlib
+
+    tuple(graphlib.TopologicalSorter(edges).static_order())
+
+
+@pytest.mark.parametrize("name", WITHOUT_TENSORFLOW)
+def test_what_reads_a_run_never_imports_tensorflow(name):
+    own = [path for path in FILES if room(path) == name]
+    modules = [
+        ".".join(["lottery", *path.relative_to(FOLDER).with_suffix("").parts]).removesuffix(".__init__") for path in own
+    ]
+    code = f"import importlib, sys\nfor name in {modules}: importlib.import_module(name)\n"
+    code += f"assert not set({HEAVY}) & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-    for module in WITHOUT_TENSORFLOW:
-        source = (FOLDER / f"{module}.py").read_text()
-        assert "import tensorflow" not in source and "import keras" not in source, module
+    if name != "cli":
+        for path in own:
+            source = path.read_text()
+            assert not any(f"import {heavy}" in source for heavy in HEAVY), path
 
 
 def test_no_function_bears_its_modules_name():
-    for path in FOLDER.glob("*.py"):
+    for path in FILES:
         names = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
-        assert path.stem not in names
+        assert path.stem not in names, path
 
 
-def test_the_top_level_is_small_and_says_what_is_there():
-    assert set(dir(lottery)) >= {"run", "masks", "weights", "enforcement", "__version__"}
+def test_the_top_level_is_small_and_every_name_is_there():
+    assert len(dir(lottery)) < 20
+    assert all(getattr(lottery, name) is not None for name in dir(lottery))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = lottery.nothing

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tests import command_reference
+from tests.scripts import command_reference
 
 PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
 

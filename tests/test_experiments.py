@@ -9,11 +9,16 @@ import pytest
 from typer.testing import CliRunner
 
 import lottery
-from lottery import checking, claims, cli, config, shipped, smoking, train_commands
+from lottery import cli, config
+from lottery.cli import train
 from lottery.errors import LotteryError
+from lottery.pipeline import presets
+from lottery.pruning.branches import BRANCHES
+from lottery.runs import verification
+from lottery.runs.published import PROTOCOLS
 from tests.conftest import quietly
 
-NAMES = list(shipped.paths())
+NAMES = list(presets.paths())
 # Those whose networks are too large for the default run, which has one Conv and one ResNet; `-m long` walks them too.
 LARGE = (
     "conv_2_cifar10", "conv_4_cifar10", "conv_6_cifar10", "lenet_mnist_criteria", "resnet_20_cifar10",
@@ -38,20 +43,20 @@ def test_each_published_experiment_has_its_file():
     assert len(NAMES) == 12
     folder = Path(__file__).parents[1] / "experiments"
     assert {path.stem for path in folder.glob("*.toml")} | {"digits"} == set(NAMES)
-    published = {config.load(path).name for path in shipped.paths().values()}
-    assert set(claims.PROTOCOLS) <= published
+    published = {config.load(path).name for path in presets.paths().values()}
+    assert set(PROTOCOLS) <= published
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_headers_say_what_a_reader_wants_to_know(name):
-    text = shipped.named(name).read_text(encoding="utf-8")
+    text = presets.named(name).read_text(encoding="utf-8")
     header = text[: text.index("\n\n")]
     assert all(line.startswith("#") for line in header.splitlines())
     for what in ("Command:", "Time:", "Look at:" if name != "lenet_mnist" else "Check:"):
         assert f"# {what}" in header, what
     assert "Reproduces:" in header or "What it shows:" in header
     assert "@" not in header and ("arxiv.org" in header or name == "digits")
-    row = next(row for row in shipped.listed() if row["name"] == name)
+    row = next(row for row in presets.listed() if row["name"] == name)
     assert len(row["reproduces"]) > 20
     command = re.search(r"lottery run(?: experiments/(\w+)\.toml)?", header)
     assert command and (command[1] or "digits") == name
@@ -62,9 +67,9 @@ def test_headers_say_what_a_reader_wants_to_know(name):
 )
 def test_smoke(name, tmp_path):
     """All of it runs, in its own shapes, and `verify` finds nothing wrong."""
-    experiment = config.load(shipped.named(name))
-    tables, arrays = smoking.shrunk(experiment)
-    assert tables["run"]["num_replicates"] == smoking.NUM_REPLICATES
+    experiment = config.load(presets.named(name))
+    tables, arrays = presets.shrunk(experiment)
+    assert tables["run"]["num_replicates"] == presets.NUM_REPLICATES
     tables["run"]["num_replicates"] = 1  # the second takes as long, and does nothing else
     run = lottery.run(tables, data=arrays, out=tmp_path, report=quietly)
     rows = run.table()
@@ -72,18 +77,18 @@ def test_smoke(name, tmp_path):
     assert set(rows["branch"]) == {"ticket", *experiment.run.controls}
     assert len(rows) == used.run.num_replicates * (1 + used.prune.num_rounds * (1 + len(used.run.controls)))
     check_shrunk(used, experiment)
-    assert [sentence for _, wrong in checking.verify(run.path) for sentence in wrong] == []
+    assert [sentence for _, wrong in verification.verify(run.path) for sentence in wrong] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_smoke_run_shrinks_and_what_not(name):
     """Also of those that only `-m long` trains."""
-    experiment = config.load(shipped.named(name))
-    check_shrunk(config.load(smoking.shrunk(experiment)[0]), experiment)
+    experiment = config.load(presets.named(name))
+    check_shrunk(config.load(presets.shrunk(experiment)[0]), experiment)
 
 
 def check_shrunk(used, experiment):
-    assert used.name == f"{experiment.name}-smoke" and used.prune.num_rounds == smoking.NUM_ROUNDS
+    assert used.name == f"{experiment.name}-smoke" and used.prune.num_rounds == presets.NUM_ROUNDS
     for key in ("criterion", "scope", "allocation", "schedule", "iterative", "rates"):
         assert getattr(used.prune, key) == getattr(experiment.prune, key), key
     assert used.model.name == experiment.model.name and used.rewind.mode == experiment.rewind.mode
@@ -94,22 +99,22 @@ def check_shrunk(used, experiment):
 
 def test_made_data_can_be_learned_and_have_the_shape_of_the_real(mnist_path):
     real = np.load(mnist_path)
-    made = smoking.shrunk(config.load(shipped.named("lenet_mnist")))[1]
+    made = presets.shrunk(config.load(presets.named("lenet_mnist")))[1]
     for array, key in zip(made, ("x_train", "y_train", "x_test", "y_test"), strict=True):
         assert array.shape[1:] == real[key].shape[1:] and array.max() <= 255
         assert array.dtype == np.uint8 or key.startswith("y")
     assert set(made[1]) == set(range(10))
     with pytest.raises(LotteryError, match=r"--smoke makes data for digits.*received data.name = 'npz'"):
-        smoking.shrunk(config.load({"data": {"name": "npz", "path": "x.npz"}}))
+        presets.shrunk(config.load({"data": {"name": "npz", "path": "x.npz"}}))
 
 
 def test_list_show_and_copy(command, tmp_path):
     listed = json.loads(command("experiments", "ls", "--json").stdout)
     assert [row["name"] for row in listed] == NAMES
     assert "conv_4_cifar10" in command("experiments", "ls").stdout
-    assert command("experiments", "show", "conv_4_cifar10").stdout == shipped.named("conv_4_cifar10").read_text()
+    assert command("experiments", "show", "conv_4_cifar10").stdout == presets.named("conv_4_cifar10").read_text()
     assert command("experiments", "cp", "conv_4_cifar10").stdout.strip() == "conv_4_cifar10.toml"
-    assert config.load(tmp_path / "conv_4_cifar10.toml") == config.load(shipped.named("conv_4_cifar10"))
+    assert config.load(tmp_path / "conv_4_cifar10.toml") == config.load(presets.named("conv_4_cifar10"))
     with pytest.raises(LotteryError, match="exists; remove it"):
         command("experiments", "cp", "conv_4_cifar10")
     with pytest.raises(LotteryError, match="received 'conv4', allowed is .*did you mean 'conv_4_cifar10'"):
@@ -117,13 +122,13 @@ def test_list_show_and_copy(command, tmp_path):
 
 
 def test_run_takes_a_name_and_a_file_wins(command, tmp_path):
-    assert shipped.find("lenet_mnist") == shipped.named("lenet_mnist")
+    assert presets.find("lenet_mnist") == presets.named("lenet_mnist")
     (tmp_path / "lenet_mnist").write_text("name = 'mine'")
-    assert shipped.find("lenet_mnist") == Path("lenet_mnist")
+    assert presets.find("lenet_mnist") == Path("lenet_mnist")
     result = command("run", "--smoke", "run.num_replicates=1", "prune.num_rounds=1")
     assert result.exit_code == 0, result.output
     assert "digits-smoke-" in result.stdout
 
 
 def test_the_help_of_branch_names_every_branch():
-    assert train_commands.BRANCHES.split(", ") == list(config.BRANCHES)
+    assert train.BRANCHES.split(", ") == list(BRANCHES)

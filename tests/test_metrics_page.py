@@ -9,28 +9,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lottery import (
-    analyze_commands,
-    branches,
-    branching,
+from lottery import files, plots
+from lottery.analysis import (
     connectivity,
-    contests,
-    copies,
+    connectivity_files,
     costs,
     curves,
     distances,
-    files,
     inputs,
-    jobs,
     layers,
     overlaps,
-    plots,
-    replicates,
-    results,
-    store,
     survivors,
-    verdicts,
 )
+from lottery.cli import analyze
+from lottery.pipeline import branching, jobs, rounds
+from lottery.pruning import branches
+from lottery.runs import comparison, results, store, verdicts
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {name: (DOCS / name).read_text() for name in ("metrics.md", "files.md")}
@@ -58,7 +52,7 @@ FRAMES = {
     "overlaps.table": lambda run, rows: overlaps.table(run, 3),
     "distances.table": lambda run, rows: distances.table(run),
     "costs.table": lambda run, rows: costs.table(run),
-    "contests.contested": lambda run, rows: contests.contested({"one": rows, "other": rows}),
+    "contests.contested": lambda run, rows: comparison.contested({"one": rows, "other": rows}),
 }
 
 
@@ -76,13 +70,14 @@ def test_columns_of_points_and_barriers_are_those_of_the_page(small_run, tmp_pat
         files.write(run / file, (small_run.path / file).read_bytes())
     rows = [(alpha, "test", 0.1, error) for alpha, error in ((0.0, 0.2), (0.5, 0.9), (1.0, 0.4))]
     dense, other = (
-        copies.network_path(one, small_run.experiment, 1, 0, 0, n) for one, n in ((small_run.path, 1), (run, 2))
+        connectivity_files.network_path(one, small_run.experiment, 1, 0, 0, n)
+        for one, n in ((small_run.path, 1), (run, 2))
     )
-    record = {**store.read_record(dense), "branch": copies.label(0, 2)}
+    record = {**store.read_record(dense), "branch": connectivity_files.label(0, 2)}
     store.write_round(other, files.read_masks(dense / "masks.safetensors"), {}, [], record)
-    path = copies.path_file(run, 1, 0, 0, False)
-    copies.write_path(path, rows, copies.network_digests(run, small_run.experiment, (1, 0, 0)))
-    assert set(documented("path-step_500.json", "key", "files.md")) == set(copies.read_path(path)[0])
+    path = connectivity_files.path_file(run, 1, 0, 0, False)
+    connectivity_files.write_path(path, rows, connectivity_files.network_digests(run, small_run.experiment, (1, 0, 0)))
+    assert set(documented("path-step_500.json", "key", "files.md")) == set(connectivity_files.read_path(path)[0])
     points = connectivity.points(run)
     barriers = connectivity.barriers(points)
     assert documented("connectivity.points") == list(points.columns)
@@ -109,23 +104,23 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
         written.update(details)
 
     kept = {"kernel": np.ones(3, bool)}
-    origin = branches.Origin(kept, {"kernel": np.ones(3)}, 5, 9, np.random.default_rng(0), dict, lambda: None)
-    monkeypatch.setattr(replicates, "_origin", lambda *_: origin)
-    monkeypatch.setattr(replicates, "_check_departure", lambda *_: None)
+    origin = branches.StoredTicket(kept, {"kernel": np.ones(3)}, 5, 9, np.random.default_rng(0), dict, lambda: None)
+    monkeypatch.setattr(rounds, "_origin", lambda *_: origin)
+    monkeypatch.setattr(rounds, "_check_departure", lambda *_: None)
     monkeypatch.setattr(jobs, "train_network", lambda *_, **__: None)
     monkeypatch.setattr(jobs, "store_network", store_network)
     settings = SimpleNamespace(rewind=SimpleNamespace(step=5, mode="weights"), train=SimpleNamespace(num_steps=9))
     job = SimpleNamespace(prepared=SimpleNamespace(experiment=settings))
-    replicates.train_branch(job, (1, 2, "untrained"), branches.untrained)
+    rounds.train_branch(job, (1, 2, "untrained"), branches.untrained)
     of_branches = set(written) - set(documented("round.json", "key"))
     assert of_branches == {"control", "first_step", "last_step"}
 
-    from lottery import connecting
+    from lottery.pipeline import connecting
 
     literals = {
         "transfer": keys_written(branching.branch, "details"),
         "copies": keys_written(connecting._train, "about"),
-        "rewinding": keys_written(replicates.train_chain, "details"),
+        "rewinding": keys_written(rounds.train_chain, "details"),
     }
     assert all(literals.values())
     assert set(documented("round.json", "key of some")) == of_branches.union(*literals.values())
@@ -166,5 +161,5 @@ def test_every_kind_of_figure_and_every_analysis_is_on_the_page():
     text = (DOCS / "seeing.md").read_text()
     (table,) = re.findall(r"^\| kind \|.*\n\| ---.*\n((?:\|.*\n)+)", text, re.M)
     assert re.findall(r"^\| `(\w+)`", table, re.M) == list(plots.PLOTS)
-    named = {command.callback.__name__ for command in analyze_commands.analyze.registered_commands}
+    named = {command.callback.__name__ for command in analyze.analyze.registered_commands}
     assert set(re.findall(r"^lottery analyze (\w+)", text, re.M)) == named

@@ -6,39 +6,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lottery import (
-    branches,
-    checking,
-    data,
-    evaluating,
-    holding,
-    loop,
-    masks,
-    modes,
-    order,
-    patching,
-    pruning,
-    replicates,
-    rewinding,
-    schedules,
-    training,
-    weights,
-)  # fmt: skip
+from lottery import data, masks, randomness, weights
+from lottery.enforcement import holding, modes, patching
 from lottery.errors import LotteryError
-from tests import (
-    test_auditing,
-    test_branches,
-    test_branching,
-    test_data,
-    test_enforcement,
-    test_loop,
-    test_pruning,
-    test_results,
-    test_running,
-    test_schedules,
-    test_weights,
-)
+from lottery.pipeline import rounds
+from lottery.pruning import branches, ranking, rewinding, schedules
+from lottery.runs import verification
+from lottery.training import loop, trainer
+from tests import test_data, test_weights
 from tests.conftest import SMALL, quietly
+from tests.enforcement import test_auditing, test_modes
+from tests.pipeline import test_branching, test_running
+from tests.pruning import test_branches, test_ranking, test_schedules
+from tests.runs import test_results
+from tests.training import test_loop
 
 
 def verified_run(tmp_path):
@@ -46,7 +27,7 @@ def verified_run(tmp_path):
     import lottery
 
     run = lottery.run(SMALL | {"run": {"num_replicates": 1}}, out=tmp_path, report=quietly)
-    wrong = [sentence for _, sentences in checking.verify(run.path) for sentence in sentences]
+    wrong = [sentence for _, sentences in verification.verify(run.path) for sentence in sentences]
     assert wrong == [], wrong
 
 
@@ -60,12 +41,12 @@ def cut_at_a_threshold(patch):
             result[name] = mask & (scores[name] > values[round(rate * values.size)])
         return result
 
-    patch.setattr(pruning, "keep_highest", keep_highest)
+    patch.setattr(ranking, "keep_highest", keep_highest)
 
 
 def rewind_nothing(patch):
     """2: the rewind writes somewhere else, so training goes on from the trained weights."""
-    original = training.weights.assign
+    original = trainer.weights.assign
     done = []
 
     def assign(model, values, only=None):
@@ -73,19 +54,19 @@ def rewind_nothing(patch):
             original(model, values, only)
         done.append(True)
 
-    patch.setattr(training.weights, "assign", assign)
+    patch.setattr(trainer.weights, "assign", assign)
 
 
 def store_the_start(patch):
     """3: what is stored as trained is the network after the rewind."""
-    original = training.train
+    original = trainer.train
 
     def train(loop_, start, kept, *arguments, **options):
         trained = original(loop_, start, kept, *arguments, **options)
         trained.weights.update(masks.apply(start, kept))
         return trained
 
-    patch.setattr(training, "train", train)
+    patch.setattr(trainer, "train", train)
 
 
 def prune_biases(patch):
@@ -102,23 +83,23 @@ def freeze_small_values(patch):
 
 def drop_the_last_batch(patch):
     """5: the last, smaller batch is not evaluated."""
-    original = evaluating._evaluation_of_arrays
+    original = loop._evaluation_of_arrays
 
     def evaluation(model, split, *rest):
-        whole = max(1, len(split) // evaluating.EVALUATION_BATCH) * evaluating.EVALUATION_BATCH
+        whole = max(1, len(split) // loop.EVALUATION_BATCH) * loop.EVALUATION_BATCH
         return original(model, data.Split(split.x[:whole], split.y[:whole]), *rest)
 
-    patch.setattr(evaluating, "_evaluation_of_arrays", evaluation)
+    patch.setattr(loop, "_evaluation_of_arrays", evaluation)
 
 
 def choose_by_test(patch):
     """5: the best test accuracy is reported."""
-    original = training._named
+    original = trainer._named
 
     def named(prefix, values):
         return original(prefix, (values[0], 1.0) if prefix == "early_stop_test" else values)
 
-    patch.setattr(training, "_named", named)
+    patch.setattr(trainer, "_named", named)
 
 
 def mask_at_the_beginning_only(patch):
@@ -128,22 +109,22 @@ def mask_at_the_beginning_only(patch):
 
 def threshold_the_signed_weight(patch):
     """16: the most negative weights are pruned."""
-    from lottery import criteria
+    from lottery.pruning import criteria
 
     patch.setattr(criteria, "magnitude", lambda evidence: dict(evidence.trained))
 
 
 def revive(patch):
     """8, 9: masks are computed anew from the weights, so that what was pruned comes back."""
-    original = pruning._without_lowest
+    original = ranking._without_lowest
     patch.setattr(
-        pruning, "_without_lowest", lambda scores, kept, count: original(scores, masks.ones_like(kept), count)
+        ranking, "_without_lowest", lambda scores, kept, count: original(scores, masks.ones_like(kept), count)
     )
 
 
 def resume_from_the_beginning(patch):
     """17: a run that is started again begins at round 0."""
-    patch.setattr(replicates, "_last", lambda path, replicate: None)
+    patch.setattr(rounds, "_last", lambda path, replicate: None)
 
 
 def seed_nothing(patch):
@@ -160,14 +141,14 @@ def shuffle_nothing(patch):
         kept = origin.kept
         for mask in kept.values():
             mask = origin.rng.permutation(mask)
-        return branches.Departure(origin.start, kept, origin.step, origin.num_steps)
+        return branches.BranchStart(origin.start, kept, origin.step, origin.num_steps)
 
     patch.setitem(branches.BRANCHES, "shuffled_mask", shuffled_mask)
 
 
 def rewind_to_the_initialisation(patch):
     """2: late rewinding that goes back to step 0."""
-    original = training.train
+    original = trainer.train
 
     def train(*arguments, **options):
         watch = options.pop("watch", None)
@@ -176,13 +157,13 @@ def rewind_to_the_initialisation(patch):
             keep(dict(arguments[1]))
         return original(*arguments, **options)
 
-    patch.setattr(training, "train", train)
+    patch.setattr(trainer, "train", train)
 
 
 def begin_the_batches_anew(patch):
     """2: after late rewinding the network sees the first batches once more."""
-    original = order.batches
-    patch.setattr(order, "batches", lambda *arguments: original(*arguments[:3]))
+    original = randomness.batches
+    patch.setattr(randomness, "batches", lambda *arguments: original(*arguments[:3]))
 
 
 def begin_the_schedule_anew(patch):
@@ -218,7 +199,7 @@ def leave_the_constraint(patch):
 
 def say_nothing_of_a_collapse(patch):
     """24: a weight of which nothing is left is not mentioned."""
-    from lottery import results
+    from lottery.runs import results
 
     patch.setattr(results, "collapsed", lambda run: [])
 
@@ -239,9 +220,9 @@ def bake_masks_in(patch):
 
 def same_order_for_all(patch):
     """15: the order of the batches does not depend on the replicate's seed."""
-    original = order.batches
+    original = randomness.batches
     patch.setattr(
-        order, "batches", lambda examples, size, seed, first_step=0: original(examples, size, (0,), first_step)
+        randomness, "batches", lambda examples, size, seed, first_step=0: original(examples, size, (0,), first_step)
     )
 
 
@@ -254,29 +235,27 @@ def multiply(patch):
     """19: a product instead of a choice: negative zeros, and NaN stays NaN."""
     import tensorflow as tf
 
-    patch.setattr(
-        holding.Held, "projected", lambda one, value: tf.convert_to_tensor(value) * tf.cast(one.mask, "float32")
-    )
+    patch.setattr(holding.Held, "projected", lambda one, value: tf.convert_to_tensor(value) * tf.cast(one.mask, "float32"))
 
 
 def keep_the_function_that_fit_has_made(patch):
     """21: a callback installs what it needs, and `fit` goes on with the function that it made before."""
-    from lottery import fitting
+    from lottery.enforcement import callbacks
 
     keep_the_old_trace(patch)
-    patch.setattr(fitting, "guard", lambda stack, model, container, fit, take_off: None)
+    patch.setattr(callbacks, "guard", lambda stack, model, container, fit, take_off: None)
 
 
 def multiply_after_the_batch(patch):
     """7: an auditor that looks at the end of a batch only, where a callback has just put everything right."""
-    from lottery import auditing
+    from lottery.enforcement import auditing
 
     patch.setattr(auditing.AuditMasks, "_watching", lambda self, train_step: train_step)
 
 
 def let_tfmot_compute_masks(patch):
     """8: tfmot's masks are its own, computed from the weights, not ours."""
-    from lottery import wrappers
+    from lottery.enforcement import wrappers
 
     patch.setattr(wrappers, "_assign", lambda variable, mask: None)
     leave_entries_one_step_away(patch)
@@ -296,11 +275,11 @@ def leave_old_momentum(patch):
 
 def stay_installed_after_an_exception(patch):
     """3: a training that broke off leaves the masks in the model, which no later one knows of."""
-    from lottery import fitting
+    from lottery.enforcement import callbacks
 
-    original = fitting.guard
+    original = callbacks.guard
     patch.setattr(
-        fitting,
+        callbacks,
         "guard",
         lambda stack, model, container, fit, take_off: original(stack, model, container, fit, lambda: None),
     )
@@ -312,7 +291,7 @@ def let_a_step_of_tf_keras_forget(patch):
 
 
 MUTANTS = {
-    cut_at_a_threshold: lambda tmp, patch: test_pruning.test_all_ties_still_prune_exactly_as_many(),
+    cut_at_a_threshold: lambda tmp, patch: test_ranking.test_all_ties_still_prune_exactly_as_many(),
     round_half_up: lambda tmp, patch: test_schedules.test_lenet_ladder_is_that_of_the_paper(),
     rewind_nothing: lambda tmp, patch: verified_run(tmp),
     store_the_start: lambda tmp, patch: verified_run(tmp),
@@ -321,7 +300,7 @@ MUTANTS = {
     drop_the_last_batch: lambda tmp, patch: test_loop.test_evaluation_counts_every_example(1001),
     choose_by_test: lambda tmp, patch: test_loop.test_early_stop_is_the_first_minimum_and_test_is_evaluated_there(),
     mask_at_the_beginning_only: lambda tmp, patch: held_after_every_update("sgd"),
-    threshold_the_signed_weight: lambda tmp, patch: test_pruning.test_magnitude_ignores_the_sign(),
+    threshold_the_signed_weight: lambda tmp, patch: test_ranking.test_magnitude_ignores_the_sign(),
     revive: lambda tmp, patch: verified_run(tmp),
     resume_from_the_beginning: lambda tmp, patch: resumed(tmp),
     shuffle_nothing: lambda tmp, patch: test_branches.test_what_a_branch_keeps_and_what_it_changes("shuffled_mask"),
@@ -334,7 +313,7 @@ MUTANTS = {
     ),
     seed_nothing: lambda tmp, patch: the_same_bits(tmp),
     keep_the_momentum: lambda tmp, patch: test_loop.test_reset_brings_every_slot_back(),
-    keep_the_old_trace: lambda tmp, patch: test_enforcement.test_fit_holds_them_and_the_model_is_left_as_it_was(
+    keep_the_old_trace: lambda tmp, patch: test_modes.test_fit_holds_them_and_the_model_is_left_as_it_was(
         "constraint", "keras", (8, False), np.random.default_rng(0)
     ),
     keep_the_function_that_fit_has_made: lambda tmp, patch: as_a_callback("constraint", "keras"),
@@ -343,24 +322,24 @@ MUTANTS = {
     ),
     let_tfmot_compute_masks: lambda tmp, patch: held_after_every_update("momentum", "tfmot", "tf_keras"),
     leave_entries_one_step_away: lambda tmp, patch: held_after_every_update("momentum", "tfmot", "tf_keras"),
-    leave_old_momentum: lambda tmp, patch: test_enforcement.test_gradient_keeps_slots_of_masked_entries_at_zero(
+    leave_old_momentum: lambda tmp, patch: test_modes.test_gradient_keeps_slots_of_masked_entries_at_zero(
         "gradient", "keras", "momentum", np.random.default_rng(0)
     ),
     stay_installed_after_an_exception: lambda tmp, patch: (
-        test_enforcement.test_the_callback_takes_itself_off_when_training_breaks_off(
+        test_modes.test_the_callback_takes_itself_off_when_training_breaks_off(
             "constraint", "keras", "callback", np.random.default_rng(0)
         )
     ),
     let_a_step_of_tf_keras_forget: lambda tmp, patch: held_after_every_update("loss_scale", "constraint", "tf_keras"),
     name_by_path: lambda tmp, patch: names_by_position(),
-    leave_the_constraint: lambda tmp, patch: test_enforcement.test_the_model_is_restored_after_an_exception(
+    leave_the_constraint: lambda tmp, patch: test_modes.test_the_model_is_restored_after_an_exception(
         "constraint", "keras"
     ),
     say_nothing_of_a_collapse: lambda tmp, patch: a_collapse_is_said(tmp),
     scale_by_everything: lambda tmp, patch: test_data.test_scaling_is_the_training_parts_own(
         (5, 5), np.random.default_rng(0)
     ),
-    bake_masks_in: lambda tmp, patch: test_enforcement.test_other_masks_can_be_assigned_without_another_trace(
+    bake_masks_in: lambda tmp, patch: test_modes.test_other_masks_can_be_assigned_without_another_trace(
         "constraint", "keras", np.random.default_rng(0)
     ),
     same_order_for_all: lambda tmp, patch: test_loop.test_batches_do_not_depend_on_where_they_are_cut(),
@@ -369,11 +348,11 @@ MUTANTS = {
 
 
 def held_after_every_update(optimizer, mode="constraint", library="keras"):
-    test_enforcement.test_masked_entries_are_held_after_every_update(mode, library, optimizer, np.random.default_rng(0))
+    test_modes.test_masked_entries_are_held_after_every_update(mode, library, optimizer, np.random.default_rng(0))
 
 
 def as_a_callback(mode, library):
-    test_enforcement.test_as_a_callback_it_is_all_there_is_to_do(mode, library, {}, np.random.default_rng(0))
+    test_modes.test_as_a_callback_it_is_all_there_is_to_do(mode, library, {}, np.random.default_rng(0))
 
 
 def resumed(tmp_path):

@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from lottery import plots, records
+from lottery import plots
 from lottery.errors import LotteryError
-from tests.test_results import made_up
+from lottery.pruning.branches import BRANCHES
+from tests.runs.test_results import made_up
 
 matplotlib.use("Agg")
 
@@ -89,7 +90,7 @@ def test_a_round_of_one_replicate_has_a_bar_of_no_length():
 
 
 def test_every_branch_is_drawn_in_a_style_of_its_own():
-    labels = ["ticket", *records.BRANCHES[:-1], "transfer-mnist"]
+    labels = ["ticket", *list(BRANCHES)[:-1], "transfer-mnist"]
     chains = {label: [[0.9 - 0.01 * place, 0.8 - 0.01 * place]] * 2 for place, label in enumerate(labels)}
     rows = pd.concat([made_up(chain, label) for label, chain in chains.items()], ignore_index=True)
     ax = plots.accuracy(rows, axes())
@@ -106,7 +107,7 @@ def test_every_branch_is_drawn_in_a_style_of_its_own():
 
 @pytest.mark.parametrize("num", [1, 3, 5, 10])
 def test_the_legend_does_not_cover_a_point(num):
-    labels = ["ticket", *records.BRANCHES][:num]
+    labels = ["ticket", *BRANCHES][:num]
     chains = [[0.9, 0.93, 0.91, 0.9, 0.7 - 0.02 * place] for place in range(num)]
     rows = pd.concat([made_up([chain], label) for label, chain in zip(labels, chains, strict=True)], ignore_index=True)
     figure = matplotlib.figure.Figure(figsize=(8.4, 4.2), layout="constrained")
@@ -122,7 +123,7 @@ def test_the_legend_does_not_cover_a_point(num):
 
 def test_styles_differ_and_are_enough():
     assert all(len(set(column)) == len(plots.STYLES) for column in zip(*plots.STYLES, strict=True))
-    assert len(plots.STYLES) >= len(records.BRANCHES) + 1
+    assert len(plots.STYLES) >= len(BRANCHES) + 1
     many = pd.concat([made_up([[0.9]], f"transfer-{place}") for place in range(len(plots.STYLES) + 1)])
     with pytest.raises(LotteryError, match=f"at most {len(plots.STYLES)} branches, received {len(plots.STYLES) + 1}"):
         plots.accuracy(many, axes())

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import lottery
-from lottery import checking, enforcement, files, masks, store, weights
+from lottery import enforcement, files, masks, weights
+from lottery.runs import store, verification
 from tests.conftest import quietly
 
 UNITS = (256, 128, 64, 32)
@@ -108,7 +109,7 @@ def test_tickets_are_found_in_it(dtype, tmp_path):
     assert np.isfinite(measured).all()
     assert (rows["final_test_accuracy"] > 0.7).all()  # one class alone has about half
 
-    found = dict(checking.verify(run.path))
+    found = dict(verification.verify(run.path))
     assert len(found) == 4 and not any(found.values()), found
     initial = files.read_arrays(run.path / "replicate-1" / "initial.safetensors")
     assert all(np.all(initial[name] == 1) for name in biases()) and not initial["dense_4/bias"].any()

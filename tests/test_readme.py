@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from lottery import branches, config, plots, shipped, sweeping, ticket_commands
+from lottery import config, plots
+from lottery.cli import tickets
+from lottery.pipeline import presets, sweeping
+from lottery.pruning import branches
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -194,7 +197,7 @@ def test_every_command_can_be_typed(page, tmp_path):
         if name == "run":
             check_run(given)
         assert given.get("kind", "accuracy") in {*plots.PLOTS, *branches.BRANCHES}, words
-        assert not given.get("form") or given["form"] in (*ticket_commands.NAMES, "all"), words
+        assert not given.get("form") or given["form"] in (*tickets.NAMES, "all"), words
 
 
 def check_run(given):
@@ -202,7 +205,7 @@ def check_run(given):
     first, values = given["experiment"], list(given["overrides"] or [])
     if first and "=" in first:
         first, values = None, [first, *values]
-    source = None if first is None else shipped.find(first) if first in shipped.paths() else ROOT / first
+    source = None if first is None else presets.find(first) if first in presets.paths() else ROOT / first
     assert config.load(source, config.parse_overrides(values))
 
 

@@ -9,8 +9,9 @@ import time
 
 import pytest
 
-from lottery import processes, stopping
+from lottery import stopping
 from lottery.errors import LotteryError
+from lottery.executors import processes
 
 BEGIN = """
 import contextlib, os, signal, sys, time

@@ -7,10 +7,14 @@ import numpy as np
 import pytest
 
 import lottery
-from lottery import compiling, config, fingerprints, store
+from lottery import config, data
 from lottery.errors import LotteryError
+from lottery.models import fingerprint
+from lottery.models.library import reason
+from lottery.runs import store
+from lottery.training.settings import Train
 from tests.conftest import quietly, toy_arrays
-from tests.test_running import build_dropout, final_bits
+from tests.pipeline.test_running import build_dropout, final_bits
 
 TINY = {"data": {"validation": 40}, "train": {"num_steps": 30, "eval_every": 15, "batch_size": 20}}
 TINY |= {"prune": {"num_rounds": 2}, "run": {"num_replicates": 1}}
@@ -78,7 +82,7 @@ def test_models_of_every_make_train_and_resume_with_the_same_bits(build, tmp_pat
     (store.round_path(part, 1, 1) / "round.json").unlink()
     run(build, tmp_path / "part")
     assert final_bits(part) == final_bits(whole)
-    assert all(not wrong for _, wrong in lottery.checking.verify(whole))
+    assert all(not wrong for _, wrong in lottery.runs.verification.verify(whole))
 
 
 def own_steps(report):
@@ -133,13 +137,13 @@ def test_what_custom_steps_report_is_what_is_recorded(tmp_path):
 def test_own_reports_are_weighted_by_examples_over_the_last_batch_too():
     import tensorflow as tf
 
-    from lottery import data, loop
+    from lottery.training import loop
 
     model = own_steps(lambda loss, y, logits: {"loss": tf.reduce_mean(tf.cast(y, tf.float32)), "other": loss})
     labels = np.where(np.arange(2203) < 2000, 0, 2)  # the last 203 are a smaller batch
     arrays = (np.zeros((300, 6), np.float32), np.zeros(300, int), np.zeros((2203, 6), np.float32), labels)
-    splits = data.split(dict(zip(data.KEYS, arrays, strict=True)), config.Data(validation=9))
-    compiled = loop.compile_loop(model, splits, config.Train(batch_size=20, num_steps=5), {})
+    splits = data.split(dict(zip(data.KEYS, arrays, strict=True)), data.Data(validation=9))
+    compiled = loop.compile_loop(model, splits, Train(batch_size=20, num_steps=5), {})
     assert float(compiled.evaluations["test"]()["loss"]) == pytest.approx(labels.mean(), rel=1e-5)
 
 
@@ -300,7 +304,7 @@ def test_fingerprints_know_wiring_arguments_and_what_was_compiled():
 
     def seeded(build):
         keras.utils.set_random_seed(0)
-        return fingerprints.of_model(build())
+        return fingerprint.of_model(build())
 
     first = [seeded(build) for build in models]
     for _ in range(3):
@@ -381,15 +385,20 @@ def test_an_optimisers_arguments_are_tried_before_anything_is_written(tmp_path):
 def test_threads_of_a_run_with_an_own_model_are_found_before_it_is_built(tmp_path):
     done = run(build_dropout, tmp_path)
     like = config.load(TINY)
-    assert lottery.environment.threads_of_like_runs(tmp_path, like) == 0  # it is complete, so nobody goes on with it
+    assert (
+        lottery.pipeline.environment.threads_of_like_runs(tmp_path, like) == 0
+    )  # it is complete, so nobody goes on with it
     (store.round_path(done.path, 1, 2) / "round.json").unlink()
-    assert lottery.environment.threads_of_like_runs(tmp_path, like) == store.read_environment(done.path)["num_threads"]
-    assert lottery.environment.threads_of_like_runs(tmp_path, config.load(TINY, {"run": {"seed": 5}})) == 0
+    assert (
+        lottery.pipeline.environment.threads_of_like_runs(tmp_path, like)
+        == store.read_environment(done.path)["num_threads"]
+    )
+    assert lottery.pipeline.environment.threads_of_like_runs(tmp_path, config.load(TINY, {"run": {"seed": 5}})) == 0
 
 
 def test_what_keras_says_is_shortened_to_its_reason():
     error = ValueError("Exception encountered when calling Sequential.call().\n\n\x1b[1mInput 0 is wrong\x1b[0m\nmore")
-    assert compiling.reason(error) == "Input 0 is wrong"
+    assert reason(error) == "Input 0 is wrong"
 
 
 def test_a_model_that_measures_no_accuracy_is_pruned_all_the_same(tmp_path):
@@ -406,8 +415,8 @@ def test_a_model_that_measures_no_accuracy_is_pruned_all_the_same(tmp_path):
     assert rows["final_test_accuracy"].isna().all() and rows["final_test_accuracy"].dtype == float
     assert rows["final_val_loss"].notna().all()
     assert "NaN" not in (store.round_path(done.path, 1, 0) / "round.json").read_text()
-    assert all(not wrong for _, wrong in lottery.checking.verify(done.path))
-    assert lottery.results.smallest_matching(rows) is None
+    assert all(not wrong for _, wrong in lottery.runs.verification.verify(done.path))
+    assert lottery.runs.results.smallest_matching(rows) is None
 
 
 def test_a_column_of_targets_is_not_broadcast(tmp_path):
@@ -436,7 +445,7 @@ def test_whatever_makes_another_network_makes_another_fingerprint():
             model.set_weights([np.full_like(one, value) for one in model.get_weights()])
         if loss or arguments:
             model.compile("adam", loss or "mse", **arguments)
-        return lottery.fingerprints.of_model(model)
+        return lottery.models.fingerprint.of_model(model)
 
     def all_of_them():
         keras.utils.set_random_seed(0)

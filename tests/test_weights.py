@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from lottery import models, weights
+from lottery import weights
 from lottery.errors import LotteryError
+from lottery.models.networks import lenet_300_100
 
 BIAS, SCALE, STATE = "a bias", "a scale or a shift", "not trainable"
 VECTOR, NOT_NAMED = "fewer than two dimensions", "not named by the layer's get_prunable_weights()"
@@ -45,7 +46,7 @@ def networks(library):
 
     return {
         "lenet": (
-            lambda: models.lenet_300_100(keras=library),
+            lambda: lenet_300_100(keras=library),
             ["dense/kernel", "dense_1/kernel", "dense_2/kernel"],
         ),
         "nested": (
@@ -400,7 +401,7 @@ def test_every_weight_that_is_not_pruned_has_its_reason():
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_assign_whole_or_only_where_a_mask_says(library, rng):
     library = pytest.importorskip(library)
-    model = models.lenet_300_100((4,), 3, library)
+    model = lenet_300_100((4,), 3, library)
     before = weights.read_state(model)
     new = {name: rng.normal(size=value.shape).astype(np.float32) for name, value in before.items()}
     only = {"dense/kernel": rng.random(before["dense/kernel"].shape) < 0.5}
@@ -418,7 +419,7 @@ def test_assign_whole_or_only_where_a_mask_says(library, rng):
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_only_the_free_or_only_the_locked_entries_of_a_tensor_are_assigned(library, rng):
     library = pytest.importorskip(library)
-    model = models.lenet_300_100((4,), 3, library)
+    model = lenet_300_100((4,), 3, library)
     free = {name: rng.random(value.shape) < 0.3 for name, value in weights.read(model).items()}
     locked = {name: ~mask for name, mask in free.items()}
     before = weights.read_state(model)
@@ -453,7 +454,7 @@ def test_only_the_free_or_only_the_locked_entries_of_a_tensor_are_assigned(libra
 
 
 def test_what_is_read_stays_when_the_model_changes():
-    model = models.lenet_300_100((4,), 3)
+    model = lenet_300_100((4,), 3)
     read = weights.read(model)
     copy = {name: value.copy() for name, value in read.items()}
     for variable in model.trainable_variables:
@@ -463,7 +464,7 @@ def test_what_is_read_stays_when_the_model_changes():
 
 
 def test_bad_assignments_change_nothing():
-    model = models.lenet_300_100((4,), 3)
+    model = lenet_300_100((4,), 3)
     before = weights.read_state(model)
     good = {"dense/kernel": before["dense/kernel"] + 1}
     with pytest.raises(LotteryError, match="did you mean 'dense/kernel'"):

@@ -57,7 +57,7 @@ num_steps = 120
 "rewind.step" = [0, 40]
 """
 
-NETWORK = '''
+NETWORK = """
 def network():
     import keras
     layers = keras.layers
@@ -65,7 +65,7 @@ def network():
         keras.Input((8, 8)), layers.Reshape((8, 8, 1)), layers.Conv2D(4, 3), layers.BatchNormalization(),
         layers.Activation("relu"), layers.Flatten(), layers.Dense(32, "relu"), layers.Dropout(0.3), layers.Dense(10),
     ])
-'''
+"""
 
 COMPILED = """
 import numpy as np, tf_keras
@@ -140,7 +140,11 @@ ADDED_TO = {"branches": "digits", "early bird": "digits", "connectivity": "late"
 def checksums(folder: Path) -> dict[str, str]:
     """The checksums of compared files below a folder, by their places; of arrays, of their bytes and not their headers."""
     return {
-        "/".join(["RUN", *path.relative_to(folder).parts[1:]] if len(list(folder.iterdir())) == 1 else [path.relative_to(folder).parts[0].rpartition("-")[0], *path.relative_to(folder).parts[1:]]): hashlib.sha256(path.read_bytes()).hexdigest()
+        "/".join(
+            ["RUN", *path.relative_to(folder).parts[1:]]
+            if len(list(folder.iterdir())) == 1
+            else [path.relative_to(folder).parts[0].rpartition("-")[0], *path.relative_to(folder).parts[1:]]
+        ): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name.startswith(COMPARED) and path.suffix in (".safetensors", ".csv")
     }
@@ -176,7 +180,9 @@ def main() -> None:
     parser.add_argument("--package", type=Path, default=Path(__file__).resolve().parents[2], help="a checkout")
     parser.add_argument("--keep", type=Path, help="a JSON file to write the checksums to")
     parser.add_argument("--against", type=Path, help="a JSON file of checksums to compare with")
-    parser.add_argument("--only", nargs="*", default=list(RUNS), choices=list(RUNS), metavar="NAME", help="some of them")
+    parser.add_argument(
+        "--only", nargs="*", default=list(RUNS), choices=list(RUNS), metavar="NAME", help="some of them"
+    )
     options = parser.parse_args()
     before = json.loads(options.against.read_text()) if options.against else None
     found, wrong = {}, 0

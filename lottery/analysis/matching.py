@@ -1,0 +1,214 @@
+"""Hidden units of one network matched with those of another, so that their masks can be compared."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lottery.errors import LotteryError
+from lottery.masks import Masks, Weights
+from lottery.runs import store
+
+# Which unit of the other network stands at each place, by the name of the weight that makes the units.
+Permutations = dict[str, np.ndarray]
+
+
+_CHAIN = "matching needs a chain of dense and convolutional layers"
+
+
+_BUILT_IN = ("lenet_", "conv_", "vgg_")
+
+
+_WEIGHTED = ("Dense", "Conv1D", "Conv2D", "Conv3D")
+
+
+# Layers that treat every unit alike, by the names of their classes in Keras.
+_ALIKE = (
+    "InputLayer", "Flatten", "Activation", "ReLU", "LeakyReLU", "ELU", "Softmax", "BatchNormalization", "Rescaling",
+    "Dropout", "GaussianNoise", "GaussianDropout", "AlphaDropout", "Identity",
+    *(f"{name}Pooling{rank}" for name in ("Max", "Average") for rank in ("1D", "2D", "3D")),
+    *(f"Global{name}Pooling{rank}" for name in ("Max", "Average") for rank in ("1D", "2D", "3D")),
+    *(f"{name}{rank}" for name in ("ZeroPadding", "Cropping", "SpatialDropout") for rank in ("1D", "2D", "3D")),
+)  # fmt: skip
+
+
+_FIRST_ONLY = ("Reshape", "Normalization")  # before any units there is nothing to permute
+
+
+_MOST_PASSES = 100
+
+
+def check_run(run: Path, names: Mapping[str, Any]) -> None:
+    """See that the network of a run is a chain, as far as its files say.
+
+    Args:
+        run: The run's folder.
+        names: Its masks, or anything else by the names of its prunable weights.
+
+    Raises:
+        LotteryError: It is not, or cannot be known to be.
+    """
+    architecture = store.read_environment(run).get("architecture") or {}
+    if "name" in architecture:
+        if not str(architecture["name"]).startswith(_BUILT_IN):
+            raise _no_chain(f"{architecture['name']} of {str(run)!r} is none")
+        return
+    described = architecture.get("keras")
+    if not described:
+        why = architecture.get("why", "its run did not write its architecture down")
+        raise _no_chain(f"nobody can say whether that of {str(run)!r} is one ({why})")
+    if described.get("class_name") != "Sequential":
+        raise _no_chain(f"the model of {str(run)!r} is {described.get('class_name')}, allowed is Sequential")
+    weighted = 0
+    for layer in described["config"]["layers"]:
+        kind, settings = layer["class_name"], layer.get("config") or {}
+        if kind not in (*_WEIGHTED, *_ALIKE) and not (kind in _FIRST_ONLY and not weighted):
+            raise _no_chain(f"the model of {str(run)!r} has the layer {settings.get('name')!r} ({kind})")
+        if settings.get("groups", 1) != 1 or settings.get("data_format") == "channels_first":
+            raise _no_chain(f"the layer {settings.get('name')!r} of {str(run)!r} has groups, or channels first")
+        weighted += kind in _WEIGHTED
+    if weighted != len(names):
+        raise _no_chain(f"{str(run)!r} has masks for {len(names)} weights, its model has {weighted} such layers")
+
+
+def matched(
+    one: Masks,
+    other: Masks,
+    weights_one: Weights | None = None,
+    weights_other: Weights | None = None,
+    seed: int = 0,
+) -> tuple[Masks, Permutations]:
+    """The other's masks with their hidden units in the order in which they agree most with the first's.
+
+    Weight matching of Ainsworth, Hayase & Srinivasa 2022, "Git Re-Basin", https://arxiv.org/abs/2209.04836,
+    algorithm 1, on masks: the units of one hidden layer after another, in random order, are assigned so that the
+    entries that both keep, into the units and out of them, are as many as they can be while the other layers stay,
+    until no layer gains. It begins twice, with the units as they are and with those that a pass from the first layer to
+    the last finds by what comes in alone, and the better end is taken: so the entries that both keep never become
+    fewer. The best of all permutations is not always found.
+
+    Args:
+        one: Masks of a chain, in the order of its layers: the last axis of each are its units, the one before it its
+            inputs, which are the units before, or (flattened, channels last) a number of places of them each.
+        other: Masks of the same names and shapes.
+        weights_one: If given, both networks' weights by name: the masked weights are matched, so that their inner
+            product is as large as it can be, instead of the masks.
+        weights_other: The other's.
+        seed: Of the random order.
+
+    Returns:
+        The other's masks, permuted, and for each weight but the last which of the other's units stands at each place;
+        see `permuted`.
+
+    Raises:
+        LotteryError: The masks are not those of one chain.
+    """
+    shapes = {name: mask.shape for name, mask in one.items()}
+    if shapes != {name: mask.shape for name, mask in other.items()} or list(one) != list(other):
+        raise LotteryError(f"Only masks of the same network can be matched, received {list(one)} and {list(other)}.")
+    _check(shapes)
+    if (weights_one is None) != (weights_other is None):
+        raise LotteryError("matching: received the weights of one network, allowed are those of both or of neither.")
+    mine = _blocks(one if weights_one is None else {name: weights_one[name] * one[name] for name in one})
+    theirs = _blocks(other if weights_other is None else {name: weights_other[name] * other[name] for name in other})
+    as_they_are = [np.arange(block.shape[-1]) for block in mine[:-1]]
+    ends = [_improved(mine, theirs, begin, seed) for begin in (as_they_are, _forward(mine, theirs))]
+    _, best = max(ends, key=lambda end: end[0])
+    permutations = dict(zip(one, best, strict=False))
+    return permuted(other, permutations), permutations
+
+
+def permuted(arrays: Weights, permutations: Permutations) -> dict[str, np.ndarray]:
+    """Weights or masks of a chain with their hidden units in another order.
+
+    Args:
+        arrays: By name, in the order of the layers; all of the chain.
+        permutations: For each but the last, which unit comes to each place.
+
+    Returns:
+        New arrays. The units of a weight are permuted, and the inputs of the next one with them.
+    """
+    _check({name: np.shape(value) for name, value in arrays.items()})
+    orders = list(permutations.values())
+    blocks = _blocks(arrays, None)
+    return {
+        name: _ordered(block, orders, layer).reshape(np.shape(value))
+        for layer, ((name, value), block) in enumerate(zip(arrays.items(), blocks, strict=True))
+    }
+
+
+def _check(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    units, before = 0, ""
+    for name, shape in shapes.items():
+        if len(shape) < 2:
+            raise _no_chain(f"{name} has the shape {shape}")
+        if units and (shape[-2] % units or (len(shape) > 2 and shape[-2] != units)):
+            raise _no_chain(f"{name} has {shape[-2]} inputs after the {units} units of {before}")
+        units, before = shape[-1], name
+
+
+def _blocks(arrays: Weights, kind: Any = np.float32) -> list[np.ndarray]:
+    """Each weight as (places, units before, units): places of the kernel, and of what was flattened before it."""
+    found: list[np.ndarray] = []
+    for value in arrays.values():
+        before = found[-1].shape[-1] if found else np.shape(value)[-2]
+        found.append(np.asarray(value, dtype=kind).reshape(-1, before, np.shape(value)[-1]))
+    return found
+
+
+def _ordered(block: np.ndarray, orders: list[np.ndarray], layer: int) -> np.ndarray:
+    block = block[:, orders[layer - 1]] if layer else block
+    return block[..., orders[layer]] if layer < len(orders) else block
+
+
+def _coming(mine: list[np.ndarray], theirs: list[np.ndarray], orders: list[np.ndarray], layer: int) -> np.ndarray:
+    """How far each unit of mine agrees with each of theirs in what comes in, (mine, theirs)."""
+    one, other = mine[layer], theirs[layer][:, orders[layer - 1]] if layer else theirs[layer]
+    return one.reshape(-1, one.shape[-1]).T @ other.reshape(-1, other.shape[-1])
+
+
+def _leaving(mine: list[np.ndarray], theirs: list[np.ndarray], orders: list[np.ndarray], layer: int) -> np.ndarray:
+    """How far each unit of mine agrees with each of theirs in what leaves, (mine, theirs)."""
+    one, other = mine[layer + 1], theirs[layer + 1]
+    other = other[..., orders[layer + 1]] if layer + 1 < len(orders) else other
+    one, other = (block.swapaxes(0, 1).reshape(block.shape[1], -1) for block in (one, other))
+    return one @ other.T
+
+
+def _assigned(agreement: np.ndarray) -> np.ndarray:
+    from scipy.optimize import linear_sum_assignment
+
+    return linear_sum_assignment(agreement, maximize=True)[1]
+
+
+def _forward(mine: list[np.ndarray], theirs: list[np.ndarray]) -> list[np.ndarray]:
+    orders: list[np.ndarray] = []
+    for layer in range(len(mine) - 1):
+        orders.append(_assigned(_coming(mine, theirs, orders, layer)))
+    return orders
+
+
+def _improved(
+    mine: list[np.ndarray], theirs: list[np.ndarray], begin: list[np.ndarray], seed: int
+) -> tuple[float, list[np.ndarray]]:
+    """How far all agree, and the permutations, after coordinate descent."""
+    orders, random = list(begin), np.random.default_rng(seed)
+    for _ in range(_MOST_PASSES):
+        gained = False
+        for layer in random.permutation(len(orders)):
+            agreement = _coming(mine, theirs, orders, layer) + _leaving(mine, theirs, orders, layer)
+            order = _assigned(agreement)
+            places = np.arange(len(order))
+            now, then = (float(agreement[places, one].sum(dtype=np.float64)) for one in (order, orders[layer]))
+            # Rounding is no gain: of masks these are whole numbers, of weights they are not.
+            if now > then + 1e-6 * abs(then):
+                orders[layer], gained = order, True
+        if not gained:
+            break
+    reordered = (_ordered(block, orders, layer) for layer, block in enumerate(theirs))
+    return sum(float(np.vdot(one, block)) for one, block in zip(mine, reordered, strict=True)), orders
+
+
+def _no_chain(why: str) -> LotteryError:
+    return LotteryError(f"{_CHAIN[0].upper()}{_CHAIN[1:]}; {why}.")

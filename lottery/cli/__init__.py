@@ -1,0 +1,188 @@
+"""The command line: a thin shell over the modules, which are imported inside the commands."""
+
+import itertools
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lottery.cli import analyze, output, tickets, train
+from lottery.cli.options import Csv, Json, Out, Replicate, Round, Rounds, RunPath, Source, Tolerance, numbers, selected
+from lottery.errors import LotteryError, printable
+
+app = typer.Typer(
+    name="lottery",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Find winning lottery tickets: train, prune the smallest weights, rewind, and again.",
+)
+
+
+app.add_typer(train.experiments, name="experiments")
+
+
+app.add_typer(tickets.tickets, name="tickets")
+
+
+app.add_typer(analyze.analyze, name="analyze")
+
+
+def main() -> None:
+    """The command `lottery`."""
+    # TensorFlow's start-up messages are of no use to the reader of a table; what is set already is left alone.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller, whose wish it is to see nothing
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (to the end)
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # what cannot be written is known only then
+    except LotteryError as error:
+        print(f"lottery: {printable(error)}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        print(f"lottery: the output cannot be written: {error.strerror}; what is stored is intact.", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again
+        sys.exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        import lottery
+
+        print(lottery.__version__)
+        raise typer.Exit
+
+
+app.command(short_help="Run an experiment, or go on with it.")(train.run)
+
+
+app.command(short_help="Run a grid of experiments.")(train.sweep)
+
+
+@app.command(short_help="List the runs of a folder.")
+def ls(out: Out = Path("runs"), as_json: Json = False, as_csv: Csv = False) -> None:
+    """List the runs of a folder."""
+    import pandas as pd
+
+    from lottery.runs import store
+
+    rows = []
+    for path in store.runs(out):
+        try:
+            experiment = store.read_experiment(path)
+        except LotteryError as error:
+            print(f"lottery: {error}", file=sys.stderr)
+            continue
+        stored, wanted = store.progress(path, experiment)
+        row = {"run": str(path), "data": experiment.data.name, "model": experiment.model.name}
+        row |= {"replicates": experiment.run.num_replicates, "rounds": experiment.prune.num_rounds + 1}
+        rows.append(row | {"networks_stored": stored, "networks_wanted": wanted})
+    if not rows and not (as_json or as_csv):
+        print(f"There are no runs in {str(out)!r}; `lottery run` makes one.", file=sys.stderr)
+        return
+    output.rows(pd.DataFrame(rows), as_json, as_csv)
+
+
+@app.command(short_help="Show a run's table.")
+def show(
+    run: RunPath,
+    as_json: Json = False,
+    as_csv: Csv = False,
+    replicate: Replicate = None,
+    round: Round = None,
+    tolerance: Tolerance = 0.002,
+) -> None:
+    """Show a run's table; --json and --csv give a row for each trained network."""
+    from lottery.runs import results
+
+    rows = selected(results.table(run), replicate, round)
+    if as_json or as_csv:
+        output.rows(rows, as_json, as_csv)
+    else:
+        output.summary(run, rows, tolerance)
+
+
+app.command(short_help="Draw a run to a file.")(analyze.plot)
+
+
+app.command(short_help="Write an HTML page about runs.")(analyze.report)
+
+
+@app.command(short_help="Recompute checksums and invariants.")
+def verify(source: Source) -> None:
+    """Recompute every checksum and invariant of a run or of a ticket file; exit status 1 if anything is wrong."""
+    from lottery import files
+    from lottery.analysis import connectivity
+    from lottery.runs import store, verification
+
+    if not files.is_folder(source):
+        tickets.verify(source)
+        return
+    run = source
+    num = num_wrong = 0
+    for name, wrong in itertools.chain(verification.verify(run), connectivity.wrong(run)):
+        num += 1
+        num_wrong += bool(wrong)
+        for sentence in wrong:
+            print(f"{name}: {sentence}")
+    if num_wrong:
+        print(f"{num_wrong} of {num} are wrong.")
+        raise typer.Exit(1)
+    stored, wanted = store.progress(run, store.read_experiment(run))
+    more = f" and {num - stored} more" if num > stored else ""
+    print(f"{stored} of {wanted} networks{more} are stored; every checksum and every invariant holds.")
+    for sentence in verification.not_repeated(run):
+        print(sentence)
+
+
+app.command(short_help="Train controls from stored rounds.")(train.branch)
+
+
+@app.command(short_help="Compare the tickets of several runs.")
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Two runs or more.", metavar="RUN RUN...", show_default=False)],
+    as_json: Json = False,
+    as_csv: Csv = False,
+    rounds: Rounds = "",
+) -> None:
+    """Compare the tickets of several runs at the same rounds, each with the first, paired by replicate."""
+    from lottery.runs import comparison
+
+    found = comparison.contested(comparison.tables(runs))
+    chosen = numbers("--rounds", rounds)
+    missing = sorted(set(chosen) - set(found["round"]))
+    if missing:
+        raise LotteryError(f"--rounds: received {missing[0]}, the runs have {sorted(set(found['round']))} in common.")
+    output.contest(found[found["round"].isin(chosen)] if chosen else found, as_json, as_csv)
+
+
+@app.command(short_help="Compare a run with published numbers.")
+def check(run: RunPath) -> None:
+    """Compare a run of a published protocol with the published numbers; exit status 1 if a line fails."""
+    from lottery.runs import published
+
+    lines, notes = published.compare(run)
+    output.claims(lines, notes)
+    if any(line["verdict"] == "fail" for line in lines):
+        raise typer.Exit(1)
+
+
+app.command(short_help="Write a ticket, in many formats.")(tickets.export)
+
+
+app.command(short_help="Make a ticket's network really smaller.")(tickets.compact)

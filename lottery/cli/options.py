@@ -1,0 +1,237 @@
+"""The arguments and options that commands share, so that they mean the same everywhere, and what is made of them."""
+
+import contextlib
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lottery import stopping
+from lottery.errors import LotteryError, unknown
+
+if TYPE_CHECKING:
+    from lottery.executors import cluster
+    from lottery.training import checkpoints
+
+
+RunPath = Annotated[Path, typer.Argument(help="The run's folder.", metavar="RUN", show_default=False)]
+
+
+Source = Annotated[
+    Path, typer.Argument(help="A run's folder, or a ticket file.", metavar="RUN|FILE", show_default=False)
+]
+
+
+ExperimentName = Annotated[str, typer.Argument(help="A name that `ls` lists.", metavar="NAME", show_default=False)]
+
+
+Out = Annotated[Path, typer.Option("--out", help="The folder that holds runs.")]
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")]
+
+
+Csv = Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")]
+
+
+Replicate = Annotated[int | None, typer.Option("--replicate", help="Only this replicate, from 1.")]
+
+
+Round = Annotated[int | None, typer.Option("--round", help="Only this round; 0 is dense.")]
+
+
+Rounds = Annotated[str, typer.Option(help="Which rounds, such as 7,15; every pruned one if not given.")]
+
+
+Tolerance = Annotated[float, typer.Option(min=0, max=1, help="Accuracy that a matching ticket may lose, in [0, 1].")]
+
+
+Tensorboard = Annotated[
+    bool, typer.Option("--tensorboard/--no-tensorboard", help="Write what TensorBoard shows, in the run's folder.")
+]
+
+
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        show_default=False,
+        help="Train so many networks at the same time; by default as many as there are cores for, if that pays.",
+    ),
+]
+
+
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on", metavar="processes|ray", help="Where networks are trained; here by default.", show_default=False
+    ),
+]
+
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address", metavar="HOST:PORT", help="Of the Ray cluster; without one, the cluster here, or one of its own."
+    ),
+]
+
+
+TaskCpus = Annotated[int | None, typer.Option("--task-cpus", min=1, help="On Ray: processors for each network.")]
+
+
+TaskGpus = Annotated[float | None, typer.Option("--task-gpus", min=0, help="On Ray: GPUs for each network.")]
+
+
+TaskMemory = Annotated[
+    str | None, typer.Option("--task-memory", metavar="4GB", help="On Ray: memory for each network, such as 4GB.")
+]
+
+
+CheckpointEvery = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint-every",
+        metavar="60s|500steps",
+        help="How much work of a network in training may be at risk; 0s for no limit.",
+    ),
+]
+
+
+# Of the commands that take one ticket.
+OneRound = Annotated[
+    str | None,
+    typer.Option("--round", help="Of a run: a number, best or smallest_matching.", show_default=False),
+]
+
+
+Density = Annotated[
+    float | None,
+    typer.Option("--density", help="Of a run, instead: the round of the nearest density.", show_default=False),
+]
+
+
+OneReplicate = Annotated[int, typer.Option("--replicate", help="Of a run: which replicate, from 1.")]
+
+
+DataPath = Annotated[
+    str, typer.Option("--data", help="A file with the ticket's data, where they are not found.", show_default=False)
+]
+
+
+def numbers(option: str, words: str) -> list[int]:
+    """The numbers in the value of an option, such as 7,15.
+
+    Raises:
+        LotteryError: It holds something else.
+    """
+    try:
+        return [int(word) for word in words.split(",") if word]
+    except ValueError:
+        raise LotteryError(f"{option}: received {words!r}, allowed are numbers such as 7,15.") from None
+
+
+def selected(rows: Any, replicate: int | None, round: int | None) -> Any:
+    """The rows of one replicate, one round, or both, of a table that has these columns.
+
+    Raises:
+        LotteryError: There are none, or the table has no such column.
+    """
+    for column, wanted in (("replicate", replicate), ("round", round)):
+        if wanted is not None:
+            if column not in rows:
+                raise LotteryError(f"--{column} does not go with this: its rows are of several replicates each.")
+            if wanted not in set(rows[column]):
+                stored = sorted(set(rows[column])) or "none yet"
+                raise LotteryError(f"--{column}: received {wanted}, stored are {stored}.")
+            rows = rows[rows[column] == wanted]
+    return rows
+
+
+def workers_on(
+    on: str | None,
+    workers: int | None,
+    address: str | None,
+    cpus: int | None,
+    gpus: float | None,
+    memory: str | None,
+) -> "int | cluster.Ray | None":
+    """On what networks are trained, from the options that say it.
+
+    Raises:
+        LotteryError: They do not go together.
+    """
+    given = {"--address": address, "--task-cpus": cpus, "--task-gpus": gpus, "--task-memory": memory}
+    if on in (None, "processes"):
+        for option, value in given.items():
+            if value is not None:
+                raise LotteryError(f"{option} goes with --on ray alone.")
+        return workers
+    if on != "ray":
+        raise unknown("--on", on, ("processes", "ray"))
+    if workers is not None:
+        raise LotteryError("--workers is for processes of this machine; on Ray the cluster decides how many there are.")
+    # What Ray says of a node that has died goes to standard output, in a hundred lines; we say it in one.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+    from lottery.executors import cluster
+
+    return cluster.Ray(address or "", cpus or 0, gpus or 0.0, num_bytes("--task-memory", memory or "0"))
+
+
+def num_bytes(option: str, words: str) -> int:
+    """The bytes that an option says, such as 4GB.
+
+    Raises:
+        LotteryError: It says something else.
+    """
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", words.strip().lower())
+    if not matched:
+        raise LotteryError(f"{option}: received {words!r}, allowed are bytes such as 4GB.")
+    number, unit, binary = matched.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit or " "))
+
+
+def every(words: str) -> "checkpoints.Every":
+    """How often a network in training is checkpointed, from a word such as 60s or 500steps.
+
+    Raises:
+        LotteryError: It says something else.
+    """
+    from lottery.training import checkpoints
+
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*s|(\d+)\s*steps?", words.strip())
+    if not matched:
+        raise LotteryError(f"--checkpoint-every: received {words!r}, allowed are seconds or steps, as 60s or 500steps.")
+    seconds, steps = matched.groups()
+    return checkpoints.Every(float(seconds)) if seconds else checkpoints.Every(0, int(steps))
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[stopping.Asked]:
+    """End with a sentence where a person interrupts, or SIGTERM comes: status 130 or 143.
+
+    Yields:
+        A function that says whether one has. The second time the process ends at once.
+    """
+
+    def told(number: int) -> None:
+        begin = "\n" if sys.stderr.isatty() else ""  # after the ^C that the terminal shows
+        with contextlib.suppress(OSError):  # nobody may read it any more
+            print(f"{begin}lottery: stopping after this step; once more stops at once.", file=sys.stderr, flush=True)
+
+    try:
+        with stopping.asked(told, at_once=True) as asked:
+            yield asked
+    except KeyboardInterrupt as error:
+        number = error.signal if isinstance(error, stopping.Stopped) else signal.SIGINT
+        with contextlib.suppress(OSError):
+            print(
+                "lottery: stopped; what was trained is kept, and the same command goes on.", file=sys.stderr, flush=True
+            )
+        raise typer.Exit(128 + number) from None

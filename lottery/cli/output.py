@@ -1,0 +1,310 @@
+"""Tables and sentences, printed to the terminal or to a pipe."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lottery.errors import printable
+
+
+def rows(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
+    """Print a data frame: as JSON, as CSV, or as a table.
+
+    Args:
+        frame: Any data frame.
+        as_json: A list of objects, one for each row.
+        as_csv: Comma-separated values with a heading.
+    """
+    if as_json:
+        print(frame.to_json(orient="records", indent=1, double_precision=15))
+    elif as_csv:
+        print(frame.to_csv(index=False), end="")
+    else:
+        table(list(frame.columns), [[str(value) for value in row] for row in frame.itertuples(index=False)])
+
+
+def means(frame: Any, keys: Sequence[str], columns: Sequence[str], count: str = "") -> None:
+    """Print the means of columns over rows that are alike, in the order in which these come.
+
+    Args:
+        frame: Any data frame.
+        keys: Columns in which rows are alike.
+        columns: Columns to take the means of; a column that is NaN in all rows is empty.
+        count: The head of a column that counts the rows, if one is wanted.
+    """
+    lines = []
+    for values, part in frame.groupby(list(keys), sort=False, dropna=False):
+        known = [f"{value:.4f}" if isinstance(value, float) else str(value) for value in values]
+        taken = [part[column].mean() for column in columns]
+        lines.append([*known, *([str(len(part))] if count else []), *map(_number, taken)])
+    table([*keys, *([count] if count else []), *columns], lines)
+
+
+def summary(run: Path, rows: Any, tolerance: float) -> None:
+    """Print a run's table with a verdict for each round, and what it shows in sentences.
+
+    Args:
+        run: The run's folder.
+        rows: What `lottery.runs.results.table` returns for it, or some of these rows.
+        tolerance: Accuracy that a matching ticket may lose, in [0, 1].
+    """
+    from lottery.runs import results, store, verdicts
+
+    if rows.empty:
+        print(f"No round of {run} is complete yet.")
+        return
+    experiment = store.read_experiment(run)
+    word, num_steps = verdicts.goal(experiment), experiment.train.num_steps
+    judged = {line["round"]: line for line in verdicts.judged(rows, tolerance, word).to_dict("records")}
+    points = results.summary(rows, num_steps)
+    num = rows["replicate"].nunique()
+    lines = []
+    for one in points[points["branch"] == store.TICKET].to_dict("records"):
+        judgement = judged.get(one["round"])
+        measured = one["accuracy_mean"] == one["accuracy_mean"]
+        spread = f" ± {one['accuracy_std']:.4f}" if measured and one["replicates"] > 1 else ""
+        line = [
+            str(one["round"]),
+            f"{one['density']:.4f}",
+            f"{one['num_kept']:.0f}",
+            f"{one['accuracy_mean']:.4f}{spread}" if measured else "",
+            f"{'≥ ' if one['censored'] else ''}{one['early_stop_step_mean']:.0f}",
+            f"{one['final_accuracy_mean']:.4f}" if measured else "",
+            *([f"{judgement['mean']:+.4f}", _verdict(judgement)] if judgement else ["", ""]),
+        ]
+        lines.append(line)
+    table(
+        ["round", "density", "kept", "test accuracy", "early\nstop", "at the\nend", "against\ndense", "verdict"], lines
+    )
+    spread = f"mean ± standard deviation over {num} replicates" if num > 1 else "of one replicate"
+    if points["accuracy_mean"].notna().any():
+        print(f"Test accuracy is taken at the early-stop step, {spread}; beside it, the one at the end.")
+    if points["censored"].any():
+        print(
+            f"≥: in one replicate or more the validation loss was lowest at the last step, {num_steps}, so a longer "
+            "training may stop later."
+        )
+    _branches(points)
+    if any(line["verdict"] == verdicts.CANNOT_TELL for line in judged.values()):
+        needed = any(line["needed"] == line["needed"] for line in judged.values())
+        how_many = "; beside it about how many would be needed" if needed else ""
+        print(f"{verdicts.CANNOT_TELL}: cannot tell from {replicates(num)}{how_many}.")
+    for sentence in [*results.collapsed(run), *verdicts.sentences(rows, tolerance, word)]:
+        print(sentence)
+
+
+def claims(lines: Iterable[Mapping[str, str]], notes: Iterable[str]) -> None:
+    """Print what `lottery.runs.published.compare` returns.
+
+    Args:
+        lines: Claim, published, measured and verdict.
+        notes: Sentences that go below.
+    """
+    heads = ["claim", "published", "measured", "verdict"]
+    table(heads, [[line[head] for head in heads] for line in lines])
+    for note in notes:
+        print(note)
+
+
+def contest(found: Any, as_json: bool = False, as_csv: bool = False) -> None:
+    """Print what `lottery.runs.comparison.contested` returns, rounds apart from one another.
+
+    Args:
+        found: Its rows, or some of them.
+        as_json, as_csv: As for `rows`.
+    """
+    if as_json or as_csv:
+        rows(found, as_json, as_csv)
+        return
+    lines: list[list[str]] = []
+    for _, part in found.groupby("round", sort=True):
+        for place, one in enumerate(part.to_dict("records")):
+            where = ["", ""] if place else [str(one["round"]), f"{one['density']:.4f}"]
+            accuracy = [f"{one['accuracy']:.4f}", _ends(one["low"], one["high"], "")]
+            less = [f"{one['difference']:+.4f}", _ends(one["difference_low"], one["difference_high"], "+")]
+            is_first = one["difference"] != one["difference"]
+            lines.append([*where, one["run"], str(one["replicates"]), *accuracy, *(["", ""] if is_first else less)])
+    heads = ["round", "density", "run", "replicates", "test accuracy", "95 %", "less the first", "95 % "]
+    table(heads, lines)
+    print("Test accuracy at the early-stop step: mean and t interval; and less the first run, paired by replicate.")
+
+
+def _ends(low: float, high: float, sign: str) -> str:
+    return f"{low:{sign}.4f} to {high:{sign}.4f}" if abs(low) != float("inf") else "not known"
+
+
+def table(heads: list[str], lines: list[list[str]]) -> None:
+    """Print a table, words to the left and numbers to the right.
+
+    Args:
+        heads: The columns' names.
+        lines: A text for each column, line by line.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    words = (
+        "name", "run", "data", "model", "reproduces", "branch", "claim", "published", "measured", "verdict", "weight",
+        "shape", "format", "file", "what", "choice", "batch_norm", "split", "side", "of",
+    )  # fmt: skip
+    printed = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for head in heads:
+        printed.add_column(head, justify="left" if head in words else "right", overflow="fold")
+    for line in lines:
+        printed.add_row(*map(printable, line))
+    # On a pipe nothing is wrapped: the reader is a program, or a file.
+    console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=10_000)
+    console.print(printed, markup=False, highlight=False)
+
+
+def _verdict(judgement: Mapping[str, Any]) -> str:
+    needed = judgement["needed"]
+    return judgement["verdict"] if needed != needed else f"{judgement['verdict']} {needed:.0f}"
+
+
+def _branches(points: Any) -> None:
+    """Print a column for each branch, where there are any beside the ticket."""
+    means = points.pivot(index=["round"], columns="branch", values="accuracy_mean")[
+        list(dict.fromkeys(points["branch"]))
+    ]
+    if len(means.columns) < 2 or means.isna().all(axis=None):
+        return
+    means = means[means.iloc[:, 1:].notna().any(axis=1)]
+    density = points.groupby("round")["density"].first()
+    lines = [
+        [str(index), f"{density[index]:.4f}", *("" if value != value else f"{value:.4f}" for value in line)]
+        for index, line in zip(means.index, means.to_numpy(), strict=True)
+    ]
+    print()
+    table(["round", "density", *(branch.replace("_", "_\n") for branch in means.columns)], lines)
+    print("Beside the ticket, branches from its rounds: mean test accuracy at the early-stop step.")
+
+
+def _number(value: float) -> str:
+    """Whole numbers whole, others with four digits after the point, nothing for NaN."""
+    if value != value:
+        return ""
+    if float(value).is_integer():
+        return f"{value:.0f}"
+    return f"{value:.1e}" if abs(value) < 5e-5 else f"{value:.4f}"
+
+
+def replicates(num: int) -> str:
+    """A number of replicates, in words."""
+    return "1 replicate" if num == 1 else f"{num} replicates"
+
+
+def tickets(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
+    """Print what `lottery.tickets.from_run.listed` returns; see `output.rows`."""
+    if not (as_json or as_csv):
+        if frame.empty:
+            print("No pruned round is complete yet.")
+            return
+        formats = {"density": "{:.4f}", "test_accuracy": "{:.4f}", "less_dense": "{:+.4f}"}
+        frame = frame.assign(**{name: frame[name].map(how.format) for name, how in formats.items()})
+    rows(frame, as_json, as_csv)
+
+
+def ticket(one: Any, as_json: bool = False) -> None:
+    """Print what a ticket holds and where it is from.
+
+    Args:
+        one: A `lottery.tickets.Ticket`.
+        as_json: Everything that it says, as one object.
+    """
+    from lottery import masks
+
+    counts, of = masks.num_kept(one.masks), one.provenance
+    if as_json:
+        about = {"density": one.density, "num_kept": one.num_kept, "kept": counts, "has_trained": bool(one.trained)}
+        print(
+            json.dumps(about | {key: getattr(one, key) for key in ("architecture", "metrics", "provenance")}, indent=1)
+        )
+        return
+    table(
+        ["weight", "shape", "kept", "of", "density"],
+        [
+            [name, " x ".join(map(str, mask.shape)), str(counts[name]), str(mask.size), f"{mask.mean():.4f}"]
+            for name, mask in one.masks.items()
+        ],
+    )
+    architecture, data = one.architecture, of.get("data")
+    data = data if isinstance(data, dict) else {}
+    network = architecture.get("name") or architecture.get("class") or "layers of Keras' own"
+    accuracy = one.metrics.get("early_stop_test_accuracy")
+    facts = {
+        "density": f"{one.density:.4f}, {one.num_kept} weights kept",
+        "network": f"{network}, of {architecture.get('library')}",
+        "weights": "at the start, and trained" if one.trained else "at the start",
+        "from": of.get("run") and f"{of['run']}, replicate {of.get('replicate')}, round {of.get('round')}",
+        "rewound to": "rewind_step" in of and f"step {of['rewind_step']} ({of.get('rewind_mode')})",
+        "data": data.get("name") and f"{data['name']}, digest {data.get('digest')}",
+        "test accuracy": isinstance(accuracy, float) and f"{accuracy:.4f} at the early-stop step",
+    }
+    for name, said in facts.items():
+        if said:
+            print(printable(f"{name + ':':14} {said}"))
+
+
+def exports(saved: Path | None, done: Iterable[Any], failed: Mapping[str, Exception]) -> None:
+    """Print what a ticket was written to.
+
+    Args:
+        saved: The ticket file, if there is one.
+        done: What `lottery.tickets.exporting.export` returned.
+        failed: Why others were not written, by form.
+    """
+    from lottery import files
+
+    done = list(done)
+    if saved and not done:
+        print(f"{saved}: {saved.stat().st_size} bytes")
+        return
+    lines = [["safetensors", str(saved), *map(str, files.sizes(saved)), "", ""]] if saved else []
+    for one in done:
+        lines.append(
+            [
+                one.form,
+                str(one.path),
+                str(one.num_bytes),
+                str(one.num_gzipped),
+                f"{one.difference:.1g}",
+                f"{one.agreement:.4f}",
+            ]
+        )
+    table(["format", "file", "bytes", "gzipped", "difference", "same class"], lines)
+    print("Loaded again and compared: the largest difference of outputs, of the largest output; share of inputs that")
+    print("are put into the same class. Masked entries are zero in each file.")
+    if unseen := [one.form for one in done if not one.zeros_checked]:
+        print(f"But whether they are could not be seen in: {', '.join(unseen)}.")
+    for form, error in failed.items():
+        print(f"Not written: {form}. {printable(error)}")
+
+
+def compacted(found: Any) -> None:
+    """Print what has become smaller.
+
+    Args:
+        found: A `lottery.tickets.compaction.Measured`.
+    """
+    small = found.compacted
+    pairs = {f"units of {name}": pair for name, pair in small.units.items()}
+    pairs |= {"parameters": small.num_parameters, "multiply-adds": small.multiply_adds}
+    lines = [[what, str(before), str(after), f"{after / before:.4f}"] for what, (before, after) in pairs.items()]
+    for num, (before, after) in found.seconds.items():
+        lines.append(
+            [
+                f"ms for {num} example{'s' * (num > 1)}",
+                f"{1e3 * before:.3f}",
+                f"{1e3 * after:.3f}",
+                f"{after / before:.4f}",
+            ]
+        )
+    table(["what", "before", "after", "ratio"], lines)
+    unread, taken = int(small.unread.sum()), small.inputs.size
+    dropped = ", not taken any more" if taken < small.unread.size else "; --drop-inputs leaves them out"
+    print(f"Inputs that no weight reads: {unread} of {small.unread.size}{dropped if unread else ''}.")
+    print(f"Largest difference of outputs: {found.difference:.1g} of the largest. Times are medians on one thread.")

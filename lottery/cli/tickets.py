@@ -1,0 +1,230 @@
+"""The commands about tickets: a thin shell, as `lottery.cli`, which adds them to its own."""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lottery.cli import output
+from lottery.cli.options import Csv, DataPath, Density, Json, OneReplicate, OneRound, RunPath, Source
+from lottery.errors import LotteryError, TicketError, printable, unknown
+
+tickets = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The tickets of a run, and ticket files.")
+
+
+TICKET = "safetensors"
+
+
+# What `--format all` calls its files. A test compares the formats, for reading them where they are would make --help
+# import too much.
+NAMES = {
+    TICKET: "ticket.safetensors",
+    "keras": "model.keras",
+    "saved_model": "saved_model",
+    "tflite": "model.tflite",
+    "tflite_sparse": "model-sparse.tflite",
+    "tflite_int8": "model-int8.tflite",
+    "onnx": "model.onnx",
+    "npz": "model.npz",
+    "tfmot": "model-tfmot.keras",
+}
+
+
+FORMATS = tuple(NAMES)[1:]
+
+
+@tickets.command("ls", short_help="List a run's tickets.")
+def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:
+    """List a run's tickets, with what `best` and `smallest_matching` choose."""
+    from lottery.tickets import from_run
+
+    output.tickets(from_run.listed(run), as_json, as_csv)
+
+
+@tickets.command("show", short_help="Show what a ticket file holds.")
+def tickets_show(
+    file: Annotated[Path, typer.Argument(help="A ticket file.", metavar="FILE", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print all that it says as JSON.")] = False,
+) -> None:
+    """Show what a ticket file holds and where it is from, after checking it; nothing of it is run."""
+    from lottery import files
+    from lottery.tickets.ticket import load
+
+    if files.is_folder(file):
+        raise LotteryError(f"{str(file)!r} is a folder, allowed is a ticket file; `lottery tickets ls` lists a run's.")
+    output.ticket(load(file), as_json)
+
+
+def export(
+    source: Source,
+    out: Annotated[Path, typer.Option("--out", help="The file; for SavedModel or `all`, a folder.")],
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help=f"{TICKET} (a ticket file), {', '.join(FORMATS)}, or all; by default what the file's ending says.",
+            show_default=False,
+        ),
+    ] = "",
+    round: OneRound = None,
+    density: Density = None,
+    replicate: OneReplicate = 1,
+    start: Annotated[
+        bool, typer.Option("--start", help="The weights to start from, without the trained ones.")
+    ] = False,
+    data: DataPath = "",
+) -> None:
+    """Write a ticket as one file, or its network in other formats, each loaded again and compared on real inputs.
+
+    Examples: lottery export runs/NAME --round 7 --out ticket.safetensors; lottery export ticket.safetensors --out
+    model.tflite --format tflite_sparse
+    """
+    paths = _paths(out, form)
+    ticket = _ticket(source, round, density, replicate)
+    if TICKET in paths:
+        ticket.save(paths[TICKET], trained=not start)
+    others = {one: path for one, path in paths.items() if one != TICKET}
+    done, failed = _exported(ticket, source, others, start, data) if others else ([], {})
+    if failed and form != "all":
+        raise next(iter(failed.values()))
+    output.exports(paths.get(TICKET), done, failed)
+
+
+def compact(
+    source: Source,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write the smaller model here; .keras.", show_default=False)
+    ] = None,
+    round: OneRound = None,
+    density: Density = None,
+    replicate: OneReplicate = 1,
+    drop_inputs: Annotated[
+        bool, typer.Option("--drop-inputs", help="Take only the inputs that some weight reads, as a flat vector.")
+    ] = False,
+    data: DataPath = "",
+) -> None:
+    """Make a ticket's trained network really smaller: remove the units that do nothing, and measure what it gains.
+
+    Example: lottery compact runs/NAME --density 0.02 --out small.keras
+    """
+    import numpy as np
+
+    from lottery import files
+    from lottery.pipeline import environment
+    from lottery.tickets import compaction
+
+    if out is not None and out.suffix != ".keras":
+        raise LotteryError(f"--out: received {str(out)!r}, allowed is a file that ends in .keras.")
+    paths = [] if out is None else [out, out.with_suffix(".inputs.npy")][: 1 + drop_inputs]
+    for path in paths:
+        with files.readable_errors(path):
+            if path.is_dir():
+                raise LotteryError(f"--out: received the folder {str(path)!r}, allowed is a file.")
+    ticket = _ticket(source, round, density, replicate)
+    with contextlib.ExitStack() as stack:
+        # Now, so that what cannot be written is known before anything that takes long.
+        places = [stack.enter_context(files.replacing(path)) for path in paths]
+        environment.use_threads(1)  # so that the times are those of one thread
+        inputs = _inputs(ticket, source, data)
+        found = compaction.measured(ticket.model(trained=ticket.trained is not None), inputs, drop_inputs)
+        output.compacted(found)
+        if out is not None:
+            with files.readable_errors(out):
+                found.compacted.model.save(places[0])
+                if drop_inputs:
+                    np.save(places[1], found.compacted.inputs)
+    for what, path in zip(("Model", "Which inputs it takes, as positions in a flat example"), paths, strict=False):
+        print(f"{what}: {path}")
+
+
+def verify(file: Path) -> None:
+    """Check a ticket file, and that its network can be built from it; what `lottery verify FILE` does."""
+    from lottery.models import architecture
+    from lottery.pipeline import environment
+    from lottery.tickets.ticket import load, shapes
+
+    try:
+        ticket = load(file)
+    except TicketError as error:
+        print(printable(error))
+        raise typer.Exit(1) from None
+    print(f"{ticket!r}: every checksum, size and count holds.")
+    environment.num_threads()  # imports TensorFlow without its greetings
+    try:
+        architecture.check(ticket.architecture, shapes(ticket.weights))
+    except TicketError as error:
+        print(printable(error))
+        if {"name", "keras"} & ticket.architecture.keys():
+            raise typer.Exit(1) from None
+    else:
+        print("Its network can be built, of Keras' own layers; nothing in the file is run.")
+
+
+def _ticket(source: Path, round: str | None, density: float | None, replicate: int) -> Any:
+    from lottery.tickets.ticket import load
+
+    chosen = int(round) if round and round.lstrip("-").isdecimal() else round
+    ticket = load(source, round=chosen, density=density, replicate=replicate)
+    print(f"lottery: {ticket!r}", file=sys.stderr)
+    return ticket
+
+
+def _inputs(ticket: Any, source: Path, data: str) -> Any:
+    """Real examples, or None and a line that says why not."""
+    from lottery.tickets import from_run
+
+    try:
+        return from_run.found(source, ticket.provenance, data)
+    except LotteryError as error:
+        if data:
+            raise
+        print(
+            f"lottery: {printable(error)} Outputs are compared on random inputs; --data FILE takes real ones.",
+            file=sys.stderr,
+        )
+        return None
+
+
+def _exported(
+    ticket: Any, source: Path, paths: dict[str, Path], start: bool, data: str
+) -> tuple[list[Any], dict[str, LotteryError]]:
+    """What was written, and why each other form was not."""
+    from lottery.pipeline import environment
+    from lottery.tickets import exporting
+
+    environment.num_threads()  # imports TensorFlow without its greetings
+    inputs, done, failed, built = _inputs(ticket, source, data), [], {}, {}
+    trained = ticket.trained is not None and not start
+    for form, path in paths.items():
+        library = "tf_keras" if form == "tfmot" else None  # tfmot wraps no other
+        print(f"lottery: {path} ...", file=sys.stderr)
+        try:
+            if library not in built:
+                built[library] = ticket.model(trained, library)
+            done.append(exporting.export(built[library], ticket.masks, path, form, inputs))
+        except LotteryError as error:
+            failed[form] = error
+    return done, failed
+
+
+def _paths(out: Path, form: str) -> dict[str, Path]:
+    """Where each form is to be written, as far as that can be seen before anything is loaded."""
+    if form and form not in (*NAMES, "all"):
+        raise unknown("--format", form, (*NAMES, "all"))
+    endings = {Path(name).suffix: one for one, name in reversed(NAMES.items())}
+    if form == "all":
+        if out.exists() and not out.is_dir():
+            raise LotteryError(f"--out: received the file {str(out)!r}, allowed is a folder for all formats.")
+        return {one: out / name for one, name in NAMES.items()}
+    if not form and out.suffix not in endings:
+        allowed = ", ".join(sorted(filter(None, endings)))
+        raise LotteryError(f"--out: received {str(out)!r}, allowed is a file that ends in {allowed}, or a folder.")
+    form = form or endings[out.suffix]
+    wanted = Path(NAMES[form]).suffix
+    if wanted and out.suffix != wanted:
+        raise LotteryError(f"--out: received {str(out)!r}, allowed for {form} is a file that ends in {wanted}.")
+    if wanted and out.is_dir():
+        raise LotteryError(f"--out: received the folder {str(out)!r}, allowed is a file.")
+    return {form: out}

@@ -1,0 +1,42 @@
+"""Hold masked entries of any Keras model while it trains, in any loop.
+
+`ENFORCEMENTS` are the modes, context managers for any loop; `EnforceMasks` makes a callback of ``fit`` of each;
+`mask_gradients` and `project` are for loops written by hand; `audit` and `AuditMasks` check whether a loop holds what
+it should.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from lottery.enforcement.holding import HeldAt, mask_gradients, project
+from lottery.enforcement.modes import (
+    ENFORCEMENTS,
+    Enforcement,
+    callback,
+    constraint,
+    gradient,
+    mask_variables,
+    reparameterization,
+    tfmot,
+)
+
+if TYPE_CHECKING:
+    from lottery.enforcement.auditing import Audit, AuditMasks, audit
+    from lottery.enforcement.callbacks import EnforceMasks
+
+__all__ = [
+    "ENFORCEMENTS", "Audit", "AuditMasks", "EnforceMasks", "Enforcement", "HeldAt", "audit", "callback", "constraint",
+    "gradient", "mask_gradients", "mask_variables", "project", "reparameterization", "tfmot",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    # Callbacks derive from a class of Keras, so importing them imports TensorFlow; the rest waits for a model.
+    if name in ("Audit", "AuditMasks", "audit"):
+        from lottery.enforcement import auditing
+
+        return getattr(auditing, name)
+    if name == "EnforceMasks":
+        from lottery.enforcement.callbacks import EnforceMasks
+
+        return EnforceMasks
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

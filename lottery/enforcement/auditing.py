@@ -1,0 +1,179 @@
+"""See whether masked entries are held: by our enforcement, or in anybody's loop."""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lottery.enforcement import callbacks
+from lottery.enforcement.holding import PRESENT, Held, HeldAt, held, slots, words
+from lottery.enforcement.patching import Method, replaced
+from lottery.errors import LotteryError
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found of the masked entries of one weight.
+
+    Attributes:
+        num_masked: How many entries are masked.
+        deviation: The largest distance of one from its held value, infinite if one is not a finite number. It is 0
+            where everything is held.
+        index: Where that is, and `held_at` and `found` the held value there and what was found; None if nothing
+            deviates.
+        num_nonzero_slots: Entries of the optimiser's slots that belong to a masked entry and are not zero.
+        gradient: The largest absolute gradient of a masked entry, as the loss has it; None if no batch was given.
+    """
+
+    num_masked: int
+    deviation: float
+    index: tuple[int, ...] | None
+    held_at: float | None
+    found: float | None
+    num_nonzero_slots: int
+    gradient: float | None
+
+
+def audit(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None, batch: Any = None) -> dict[str, Audit]:
+    """Look at every masked entry of a model, at its optimiser's slots and at its gradients.
+
+    A deviation is a broken promise. Slots and gradients that are not zero are not, where something puts the entries
+    back after each update; they tell how an entry would move if nothing did.
+
+    Args:
+        model: A built Keras 3 or tf_keras model.
+        masks: By weight, boolean arrays, True where the entry is kept.
+        held_at: By weight, the values that masked entries should have; zero where it says nothing.
+        batch: Inputs and labels, for the gradients of the compiled model's loss.
+
+    Returns:
+        By weight, what was found.
+
+    Raises:
+        LotteryError: A mask or value does not fit, or a batch is given for a model that is not compiled.
+    """
+    if PRESENT in words(held_at):
+        raise LotteryError('audit: received held_at="present", from which nothing deviates; pass the values by weight.')
+    entries = held(model, masks, held_at)
+    gradients = None if batch is None else _gradients(model, batch)
+    return {one.name: _audited(one, getattr(model, "optimizer", None), gradients) for one in entries}
+
+
+class AuditMasks(callbacks.FitCallback):
+    """Raises at the step at which a masked entry moved, whatever it is that should have held it.
+
+    Looks at the beginning of each training step, inside the compiled function and so also between the steps of
+    ``steps_per_execution``, and at the end of each batch. Put it behind what enforces the masks.
+
+    Args:
+        masks: By weight, boolean arrays, True where the entry is kept.
+        held_at: By weight, the values that masked entries should have; zero where it says nothing; or ``"present"``
+            for those that they have when training begins.
+
+    Raises:
+        LotteryError: From `fit`, with the weight, the entry's index, what it was held at and what was found.
+    """
+
+    def __init__(self, masks: Mapping[str, Any], held_at: HeldAt = None) -> None:
+        super().__init__()
+        self._masks, self._held_at = masks, held_at
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin to watch, from the first step on."""
+        import tensorflow as tf
+
+        super().on_train_begin(logs)
+        self._entries = held(self.model, self._masks, self._held_at)
+        self._step = tf.Variable(tf.zeros((), tf.int64), trainable=False)
+        # Of each weight: the first step after which an entry was found off, -1 for none; where, and what was there.
+        self._first = tf.Variable(tf.fill([len(self._entries)], np.int64(-1)), trainable=False)
+        self._where = tf.Variable(tf.zeros_like(self._first), trainable=False)
+        self._found = tf.Variable(tf.zeros([len(self._entries)], tf.float64), trainable=False)
+        self._looking = tf.function(self._look, autograph=False)  # op by op it would take longer than a step
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced(self.model, "train_step", self._watching))
+            callbacks.guard(stack, self.model, self._container, self._fit, self._take_off)
+            self._installed = stack.pop_all()
+
+    def on_train_batch_end(self, batch: Any, logs: Any = None) -> None:
+        """Look, and raise if anything has moved."""
+        self._looking()
+        firsts = self._first.numpy()
+        moved = [index for index in range(len(firsts)) if firsts[index] >= 0]
+        if not moved:
+            return
+        index = min(moved, key=lambda one: firsts[one])
+        one = self._entries[index]
+        place = np.unravel_index(int(self._where.numpy()[index]), tuple(one.variable.shape))
+        place = tuple(int(axis) for axis in place)
+        value = np.broadcast_to(np.asarray(one.value), tuple(one.variable.shape))[place]
+        when = f"after step {firsts[index]}" if firsts[index] else "before the first step"
+        raise LotteryError(
+            f"{one.name}{list(place)} is masked and held at {value:.9g}, and was found at "
+            f"{self._found.numpy()[index]:.9g} {when}: what trains this model does not hold its masks."
+        )
+
+    def _watching(self, train_step: Method) -> Method:
+        def watched(*arguments: Any, **named: Any) -> Any:
+            self._look()
+            logs = train_step(*arguments, **named)
+            self._step.assign_add(1)
+            return logs
+
+        return watched
+
+    def _look(self) -> None:
+        import tensorflow as tf
+
+        for index, one in enumerate(self._entries):
+            value = tf.convert_to_tensor(one.variable)
+            # Not "unequal to": NaN is unequal to itself, and so is found.
+            off = tf.reshape(tf.logical_not(tf.equal(value, one.projected(value))), [-1])
+            is_first = tf.reduce_any(off) & (self._first[index] < 0)
+            at = tf.argmax(tf.cast(off, tf.int32))
+            found = tf.cast(tf.reshape(value, [-1])[at], tf.float64)
+            for variable, new in ((self._where, at), (self._found, found), (self._first, self._step)):
+                chosen = is_first & (tf.range(len(self._entries)) == index)
+                variable.assign(tf.where(chosen, tf.cast(new, variable.dtype), variable))
+
+
+def _audited(one: Held, optimizer: Any, gradients: Mapping[int, np.ndarray] | None) -> Audit:
+    shape = tuple(one.variable.shape)
+    masked = ~np.asarray(one.mask.numpy() if hasattr(one.mask, "numpy") else one.mask)
+    value, should = np.asarray(one.variable.numpy()), np.broadcast_to(np.asarray(one.value), shape)
+    off = np.where(masked, np.abs(value.astype(np.float64) - should.astype(value.dtype)), 0.0)
+    off = np.where(np.isfinite(off), off, np.inf)
+    place = np.unravel_index(int(np.argmax(off)), shape) if off.any() else None
+    forgotten = [np.asarray(slot)[masked] for slot in slots(optimizer, one.variable)] if optimizer is not None else []
+    gradient = gradients.get(id(one.variable)) if gradients is not None else None
+    return Audit(
+        num_masked=int(masked.sum()),
+        deviation=float(off.max(initial=0.0)),
+        index=None if place is None else tuple(int(axis) for axis in place),
+        held_at=None if place is None else float(should[place]),
+        found=None if place is None else float(value[place]),
+        num_nonzero_slots=sum(int(np.count_nonzero(values)) for values in forgotten),
+        gradient=None if gradient is None else float(np.abs(gradient[masked]).max(initial=0.0)),
+    )
+
+
+def _gradients(model: Any, batch: Any) -> dict[int, np.ndarray]:
+    """The loss's gradients by variable, computed as a step of the model would, dropout included."""
+    import tensorflow as tf
+
+    if getattr(model, "optimizer", None) is None:
+        raise LotteryError("audit: gradients of a batch need the model's loss; compile it, or leave out `batch`.")
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise LotteryError("audit: `batch` must be a pair, inputs and labels.")
+    x, y = (tf.convert_to_tensor(part) for part in batch)
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(x, y, model(x, training=True))
+    variables = model.trainable_variables
+    gradients = tape.gradient(loss, variables)
+    dense = (
+        np.zeros(one.shape) if value is None else np.asarray(tf.convert_to_tensor(value))
+        for one, value in zip(variables, gradients, strict=True)
+    )
+    return {id(variable): value for variable, value in zip(variables, dense, strict=True)}

@@ -1,0 +1,446 @@
+"""Which layers pruning wrappers of tensorflow_model_optimization (tfmot) can take the place of, and why not others."""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lottery import weights
+from lottery.enforcement.holding import Held, held
+from lottery.enforcement.patching import replaced, retrace, undone
+from lottery.errors import LotteryError
+from lottery.models import outputs
+from lottery.models.library import keras_of, reason
+
+_OTHERWISE = 'or use another mode of enforcement, such as "constraint"'
+
+
+def check_library(model: Any) -> None:
+    """Raise `LotteryError` unless it is a tf_keras model: of Keras 3, tfmot only says that it cannot prune it."""
+    if keras_of(model).__name__ != "tf_keras":
+        raise LotteryError(
+            f"The model {model.name!r} is a Keras 3 {type(model).__name__}, and tfmot wraps tf_keras models only; "
+            f"build it with tf_keras, {_OTHERWISE}."
+        )
+
+
+def hosts(layers: Sequence[Any], entries: Sequence[Held]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Which layer a wrapper has to wrap for each weight.
+
+    Args:
+        layers: Layers that may be wrapped, outer ones before those inside them.
+        entries: The weights.
+
+    Returns:
+        The layer for each weight that tfmot prunes, by the weight's name; and for each other weight the reason.
+    """
+    found, reasons = {}, {}
+    pruned = {id(layer): _pruned(weights.inside(layer)) for layer in layers if layer.variables}
+    for one in entries:
+        around = [layer for layer in layers if _holds(layer.variables, one)]
+        known = [layer for layer in around if pruned[id(layer)] is not None]
+        taken = [layer for layer in known if _holds(pruned[id(layer)] or (), one)]
+        if taken:
+            found[one.name] = taken[0]
+        elif known:
+            names = [value.name.split(":")[0].rsplit("/", 1)[-1] for value in pruned[id(known[-1])] or ()]
+            only = f"only {' and '.join(names)}" if names else "nothing"
+            reasons[one.name] = f"of a {type(weights.inside(known[-1])).__name__} it prunes {only}"
+        elif around:
+            reasons[one.name] = f"it does not know the layer {type(around[-1]).__name__}"
+        else:
+            reasons[one.name] = "it cannot take apart a subclassed model"
+    return found, reasons
+
+
+def leaves(model: Any) -> dict[Any, bool]:
+    """The layers of a model and of those inside it that can be replaced, each with whether it has masks of Keras.
+
+    Args:
+        model: A tf_keras model.
+
+    Returns:
+        By layer, whether Keras passes masks of inputs on from it, such as those of ``Embedding(..., mask_zero=True)``.
+    """
+    found: dict[Any, bool] = {}
+    for layer, masked in _walk(model, False):
+        found[layer] = masked or found.get(layer, False)
+    return found
+
+
+def difference(layer: Any, masked: bool) -> str | None:
+    """What a wrapper around a layer would change besides its pruned weights, if anything.
+
+    A wrapper calls the layer's ``call``, past what Keras does around it.
+
+    Args:
+        layer: A tf_keras layer.
+        masked: Whether Keras passes masks of inputs on from it.
+    """
+    if masked:
+        return "its wrapper would drop the masks that Keras passes on for padded inputs"
+    if layer.compute_dtype != layer.variable_dtype:
+        return f"its wrapper would round the weights to {layer.compute_dtype} at every step"
+    if getattr(layer, "activity_regularizer", None) is not None:
+        return "its wrapper cannot train with an activity regulariser"
+    if getattr(layer, "stateful", False):
+        return "its wrapper would hide its states from reset_states"
+    return None
+
+
+def refuse(reasons: Mapping[str, str]) -> None:
+    """Raise `LotteryError` with the weights that tfmot cannot hold, if there are any."""
+    if reasons:
+        each = ", ".join(f"{name!r} ({reason})" for name, reason in reasons.items())
+        raise LotteryError(f"tfmot cannot hold the masks of {each}; leave them out, {_OTHERWISE}.")
+
+
+def with_layers(model: Any, new: dict[int, Any]) -> Any:
+    """A model over the same layers but for some, which are replaced.
+
+    Args:
+        model: A Sequential or functional tf_keras model.
+        new: By identity of a layer, wherever it is in the model or in those inside it, what takes its place.
+
+    Returns:
+        The new model, not compiled; `model` is left as it is.
+
+    Raises:
+        LotteryError: Keras cannot build it.
+    """
+    import tf_keras
+
+    def layer_of(layer: Any) -> Any:
+        if isinstance(layer, tf_keras.Model) and any(id(inner) in new for inner in layer._flatten_layers()):
+            new.setdefault(id(layer), with_layers(layer, new))  # once, for it may be shared
+        return new.get(id(layer), layer)
+
+    try:
+        copy = tf_keras.models.clone_model(model, clone_function=layer_of)
+    except LotteryError:
+        raise
+    except Exception as error:  # a user's layers may raise anything
+        raise LotteryError(
+            f"Keras cannot build the model {model.name!r} anew from its layers, as tfmot needs it: {reason(error)}"
+        ) from error
+    if type(copy) is not type(model):
+        raise LotteryError(
+            f"Keras makes a plain {type(copy).__name__} of the {type(model).__name__} {model.name!r}, without its own "
+            'methods; use a Sequential or functional model, or the mode of enforcement "tfmot", which copies nothing.'
+        )
+    return copy
+
+
+def _pruned(layer: Any) -> Sequence[Any] | None:
+    """The variables that a wrapper around a layer would prune; None where tfmot refuses it."""
+    from tensorflow_model_optimization.python.core.sparsity.keras import prune_registry
+
+    if hasattr(layer, "get_prunable_weights"):
+        return layer.get_prunable_weights()
+    if not prune_registry.PruneRegistry.supports(layer):
+        return None
+    try:
+        return prune_registry.PruneRegistry.make_prunable(layer).get_prunable_weights()
+    finally:
+        del layer.get_prunable_weights  # asking must leave no trace
+
+
+def _holds(variables: Sequence[Any], one: Held) -> bool:
+    return any(value is one.variable for value in variables)
+
+
+def _walk(model: Any, masked: bool) -> Iterator[tuple[Any, bool]]:
+    import tf_keras
+
+    if not (isinstance(model, tf_keras.Sequential) or model._is_graph_network):
+        return
+    for layer in model.layers:
+        if isinstance(layer, tf_keras.Model):
+            yield from _walk(layer, masked or any(_has_mask(node.input_tensors) for node in layer._inbound_nodes))
+        else:
+            yield layer, masked or any(_has_mask(node.output_tensors) for node in layer._inbound_nodes)
+
+
+def _has_mask(tensors: Any) -> bool:
+    import tensorflow as tf
+
+    return any(getattr(tensor, "_keras_mask", None) is not None for tensor in tf.nest.flatten(tensors))
+
+
+# A step that no training reaches. A schedule of tfmot's own that begins there never updates a mask, and a model saved
+# with it never does either, wherever it is loaded; one of ours would have to be known there.
+_NEVER = 2**62
+
+
+# Of the largest output, between a model with and without wrappers.
+_TOLERANCE = 1e-5
+
+
+class Wrapped(NamedTuple):
+    """A weight that a wrapper of tfmot prunes.
+
+    Attributes:
+        variable: The weight's variable.
+        mask: The variable of the same shape and type that it is multiplied by: one keeps, zero prunes.
+        wrapper: The layer of tfmot that does so.
+    """
+
+    variable: Any
+    mask: Any
+    wrapper: Any
+
+
+def find(model: Any) -> dict[str, Wrapped]:
+    """The weights that wrappers of tfmot prune, by the name that they have in the model without wrappers too.
+
+    Args:
+        model: A built model, of tf_keras if there are to be any.
+
+    Returns:
+        Records by name, in the order of `weights.variables`.
+
+    Raises:
+        LotteryError: The model is not built, or two wrappers prune the same weight.
+    """
+    pruned: dict[int, Wrapped] = {}
+    for wrapper in _wrappers(model):
+        for variable, mask, _ in wrapper.pruning_vars:
+            if id(variable) in pruned:
+                raise LotteryError(
+                    f"The model {model.name!r} has two wrappers of tfmot for the same weight, {variable.name!r}, each "
+                    "with a mask of its own; strip the model with tfmot, and wrap it with lottery.wrappers.wrap."
+                )
+            pruned[id(variable)] = Wrapped(variable, mask, wrapper)
+    named = weights.variables(model)
+    return {name: pruned[id(variable)] for name, variable in named.items() if id(variable) in pruned}
+
+
+def read_masks(model: Any) -> dict[str, np.ndarray]:
+    """The masks of a model that tfmot has wrapped, whoever computed them.
+
+    The weights may disagree: tfmot leaves pruned entries one update away from zero until the next forward pass.
+
+    Args:
+        model: A model with wrappers of tfmot.
+
+    Returns:
+        By name, boolean arrays, True where the entry is kept; for every weight that is wrapped, pruned or not.
+
+    Raises:
+        LotteryError: The model holds no wrappers of tfmot.
+    """
+    return {name: one.mask.numpy() != 0 for name, one in _found(model).items()}
+
+
+def wrap(model: Any, masks: Mapping[str, Any]) -> Any:
+    """A model whose masks are held by wrappers of tfmot, which never recompute them, whatever is trained.
+
+    As in tfmot itself, the layers are shared: the new model trains the same variables as `model`, whose masked entries
+    are zero at once too. Layers that have no mask are not wrapped. The new model is not compiled, and it trains without
+    tfmot's ``UpdatePruningStep``. After each update tfmot leaves masked entries one step away from zero until the next
+    forward pass; `strip`, or ``enforcement.tfmot`` around the training, makes them exactly zero.
+
+    In a model that has wrappers already, these get the masks, keep those that `masks` does not name, and all stop
+    updating; if they hold everything, that model is returned as it is, compiled or not.
+
+    Args:
+        model: A built tf_keras model, Sequential or functional, also with models inside.
+        masks: By weight, boolean arrays, True where the entry is kept.
+
+    Returns:
+        The wrapped model.
+
+    Raises:
+        LotteryError: It is a Keras 3 model, a mask does not fit, or tfmot cannot hold a mask that prunes anything (one
+            that keeps everything is left out then). No weight has been changed then.
+    """
+    check_library(model)
+    entries, found = held(model, masks), find(model)
+    masked = leaves(model)
+    layers, reasons = hosts(list(masked), [one for one in entries if one.name not in found])
+    reasons |= {name: why for name, layer in layers.items() if (why := difference(layer, masked[layer]))}
+    refuse({name: why for name, why in reasons.items() if not np.all(masks[name])})
+    chosen = {id(layer): layer for name, layer in layers.items() if name not in reasons}
+    if chosen:
+        model = with_layers(model, {key: _wrapper(layer) for key, layer in chosen.items()})
+    silence(model)
+    given = {id(one.variable): one.mask for one in entries}
+    found = find(model)
+    for one in found.values():
+        if id(one.variable) in given:
+            _assign(one.mask, given[id(one.variable)])
+    _apply(found)
+    return model
+
+
+@contextlib.contextmanager
+def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
+    """Within, wrappers of tfmot with these masks act on a model that stays the same object, compiled and all.
+
+    Wrappers that it has already get the masks, and stop updating; other layers that have masks, wherever they are in
+    the model, multiply by them before each call as a wrapper would. Afterwards all is as it was: masks, schedules and
+    counts of steps included. The weights are not touched before the first forward pass.
+
+    Args:
+        model: A built tf_keras model of any kind.
+        masks: By weight, boolean arrays, or boolean ``tf.Variable`` that may be assigned within.
+
+    Raises:
+        LotteryError: It is a Keras 3 model, a mask does not fit, or tfmot cannot hold a mask that prunes anything or
+            may come to. Nothing has been changed then.
+    """
+    check_library(model)
+    entries, found = held(model, masks), find(model)
+    layers, reasons = hosts(list(model._flatten_layers()), [one for one in entries if one.name not in found])
+    refuse({name: why for name, why in reasons.items() if hasattr(masks[name], "assign") or not np.all(masks[name])})
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(undone(partial(restore, model, silence(model))))
+        for layer in {id(layer): layer for layer in layers.values()}.values():
+            before = set(vars(layer))
+            wrapper = _wrapper(layer)
+            if "get_prunable_weights" in set(vars(layer)) - before:
+                stack.callback(delattr, layer, "get_prunable_weights")
+            wrapper.build(None)
+            # Where Keras casts variables to half precision, tfmot would put back rounded ones.
+            wrapper.pruning_obj._pruning_vars = [tuple(map(_raw, triple)) for triple in wrapper.pruning_vars]
+            pruned = {id(variable): mask for variable, mask, _ in wrapper.pruning_vars}
+            own = [(pruned[id(one.variable)], one.mask) for one in entries if id(one.variable) in pruned]
+            stack.enter_context(replaced(layer, "call", partial(_preceded, own, wrapper.pruning_obj.weight_mask_op)))
+            for mask, value in own:
+                _assign(mask, value)
+        for name, one in found.items():
+            if name in masks:
+                stack.enter_context(undone(partial(one.mask.assign, one.mask.numpy())))
+                _assign(one.mask, masks[name])
+                stack.enter_context(replaced(one.wrapper, "call", partial(_preceded, [(one.mask, masks[name])], None)))
+        yield
+
+
+def silence(model: Any) -> list[tuple[Any, Any, int]]:
+    """Stop the wrappers of a model from recomputing their masks, and let them train without ``UpdatePruningStep``.
+
+    Args:
+        model: A built model.
+
+    Returns:
+        What `restore` needs: each wrapper with its schedule and its count of steps.
+    """
+    before = [(one, one.pruning_schedule, int(one.pruning_step.numpy())) for one in _wrappers(model)]
+    for wrapper, _, step in before:
+        _set_schedule(wrapper, _never())
+        # A wrapper refuses to train from -1; and one for m of n entries looks at no schedule, but updates at step 1.
+        wrapper.pruning_step.assign(max(step, 1))
+    retrace(model)
+    return before
+
+
+def restore(model: Any, before: Sequence[tuple[Any, Any, int]]) -> None:
+    """Give the wrappers of a model back what `silence` took: their schedules and counts of steps."""
+    for wrapper, schedule, step in before:
+        _set_schedule(wrapper, schedule)
+        wrapper.pruning_step.assign(step)
+    retrace(model)
+
+
+def strip(model: Any, example: Any = None) -> Any:
+    """The plain model out of one that tfmot has wrapped, with every masked entry exactly zero.
+
+    The layers are shared: masked entries are set to zero in `model` too, before anything is compared. Then the outputs
+    of both must agree, to 1e-5 of the largest (on a CPU they have been the same bits). They differ where a wrapper
+    changes what the network computes, as it does after ``Embedding(..., mask_zero=True)``; and in a model that draws
+    random numbers at inference, which cannot be stripped here.
+
+    Args:
+        model: A model with wrappers of tfmot, from `wrap` or not.
+        example: Inputs to compare on, as the model takes them; random ones by default, where they can be made.
+
+    Returns:
+        The model without wrappers, not compiled.
+
+    Raises:
+        LotteryError: The model holds no wrappers, or some where they cannot be taken out, or gives other outputs
+            without them; or an example is needed.
+    """
+    found = _found(model)
+    plain = with_layers(model, {id(wrapper): wrapper.layer for wrapper in _wrappers(model)})
+    if left := [wrapper.layer.name for wrapper in _wrappers(plain)]:
+        raise LotteryError(
+            f"The wrappers of {', '.join(left)} lie inside a subclassed model or layer, which tfmot cannot take apart; "
+            "use read_masks, and lottery.weights.assign on a model built without wrappers."
+        )
+    _apply(found)
+    apart = outputs.largest_difference(model, plain, example)
+    if apart > _TOLERANCE:
+        raise LotteryError(
+            f"Without its wrappers the model {model.name!r} gives other outputs, {apart:.2g} of the largest away, "
+            f"allowed is {_TOLERANCE:g}; train it by another mode of enforcement, for tfmot changes what it computes."
+        )
+    return plain
+
+
+def _found(model: Any) -> dict[str, Wrapped]:
+    found = find(model)
+    if not found:
+        raise LotteryError(
+            f"The model {model.name!r} has no weights under pruning wrappers of tfmot; pass one that "
+            "lottery.wrappers.wrap or tfmot's prune_low_magnitude made."
+        )
+    return found
+
+
+def _wrappers(model: Any) -> list[Any]:
+    layers = {id(layer): layer for layer in model._flatten_layers() if weights.inside(layer) is not layer}
+    return [layer for layer in layers.values() if hasattr(layer, "pruning_vars")]
+
+
+def _never() -> Any:
+    import tensorflow_model_optimization as tfmot
+
+    return tfmot.sparsity.keras.ConstantSparsity(0.0, begin_step=_NEVER)
+
+
+def _wrapper(layer: Any) -> Any:
+    import tensorflow_model_optimization as tfmot
+
+    return tfmot.sparsity.keras.prune_low_magnitude(layer, _never())
+
+
+def _set_schedule(wrapper: Any, schedule: Any) -> None:
+    wrapper.pruning_schedule = schedule
+    wrapper.pruning_obj._pruning_schedule = schedule
+
+
+def _apply(found: Mapping[str, Wrapped]) -> None:
+    for one in found.values():
+        value = one.variable.numpy()
+        # A choice, where tfmot multiplies: a negative weight would become negative zero.
+        one.variable.assign(np.where(one.mask.numpy() != 0, value, np.zeros((), value.dtype)))
+
+
+def _assign(variable: Any, mask: Any) -> None:
+    import tensorflow as tf
+
+    variable.assign(tf.cast(mask, variable.dtype))
+
+
+def _raw(variable: Any) -> Any:
+    return getattr(variable, "_variable", variable)
+
+
+def _preceded(masks: Sequence[tuple[Any, Any]], then: Callable[[], Any] | None, call: Callable[..., Any]) -> Any:
+    """A layer's ``call`` that first brings wrappers' masks up to date with variables, and then does what they do."""
+    following = [(variable, mask) for variable, mask in masks if hasattr(mask, "assign")]
+
+    def call_masked(*arguments: Any, **named: Any) -> Any:
+        for variable, mask in following:
+            _assign(variable, mask)
+        if then is not None:
+            then()
+        return call(*arguments, **named)
+
+    # Keras passes ``training`` and masks only to a call that names them.
+    call_masked.__signature__ = inspect.signature(call)
+    return call_masked

@@ -1,0 +1,326 @@
+"""The networks of the field, built layer by layer, with Keras 3 or with tf_keras."""
+
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lottery import weights
+from lottery.errors import LotteryError, unknown
+
+# The paper has one initialisation for all its networks, Glorot's with a Gaussian. Keras truncates the Gaussian at two
+# deviations and widens it, so that the deviation is Glorot's.
+GLOROT = "glorot_normal"
+
+
+VGG_WIDTHS = (64, 128, 256, 512, 512)
+
+
+# Convolutions of each of the five widths.
+VGG_CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+
+
+def lenet_300_100(input_shape: tuple[int, ...] = (28, 28), num_classes: int = 10, keras: Any = None) -> Any:
+    """LeNet-300-100, fully connected, Glorot normal, as in Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635.
+
+    Args:
+        input_shape: Shape of one example; it is flattened.
+        num_classes: Units of the output layer.
+        keras: The module to build it with: ``keras`` (the default) or ``tf_keras``.
+
+    Returns:
+        A model that is built, not compiled, and ends in logits. 266,200 prunable weights on MNIST.
+    """
+    keras = keras or _keras_3()
+    dense = keras.layers.Dense
+    return keras.Sequential(
+        [
+            keras.layers.InputLayer(input_shape),
+            keras.layers.Flatten(),
+            dense(300, activation="relu", kernel_initializer=GLOROT),
+            dense(100, activation="relu", kernel_initializer=GLOROT),
+            dense(num_classes, kernel_initializer=GLOROT, dtype=_logits(keras)),
+        ]
+    )
+
+
+def lenet_5(input_shape: tuple[int, ...] = (28, 28), num_classes: int = 10, keras: Any = None) -> Any:
+    """LeNet-5 in Caffe's version, which is the one that papers on pruning mean, since Han et al. 2015.
+
+    Convolutions of 20 and 50 channels, 5 x 5, without padding, each followed by 2 x 2 max pooling and by no other
+    nonlinearity; then 500 units with ReLU, then the classes. https://arxiv.org/abs/1506.02626 prunes it. It is not in
+    Frankle & Carbin 2019, whose "LeNet" is `lenet_300_100`; it starts like their networks, Glorot normal.
+
+    Args:
+        input_shape: (height, width) or (height, width, channels) of one image, at least 16 x 16 pixels.
+        num_classes: Units of the output layer.
+        keras: The module to build it with: ``keras`` (the default) or ``tf_keras``.
+
+    Returns:
+        A model that is built, not compiled, and ends in logits. 430,500 prunable weights on MNIST.
+
+    Raises:
+        LotteryError: Examples are not images, or too small.
+    """
+    keras = keras or _keras_3()
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            *_image(layers, "lenet_5", input_shape, 16),
+            layers.Conv2D(20, 5, kernel_initializer=GLOROT),
+            layers.MaxPooling2D(),
+            layers.Conv2D(50, 5, kernel_initializer=GLOROT),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(500, activation="relu", kernel_initializer=GLOROT),
+            layers.Dense(num_classes, kernel_initializer=GLOROT, dtype=_logits(keras)),
+        ]
+    )
+
+
+def conv(
+    num_convolutions: int, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, keras: Any = None
+) -> Any:
+    """Conv-2, Conv-4 or Conv-6 of Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, Figure 2.
+
+    Pairs of 3 x 3 convolutions with ReLU, of 64, 128 and 256 channels, each pair followed by 2 x 2 max pooling; then
+    256, 256 units with ReLU, then the classes. Glorot normal.
+
+    Args:
+        num_convolutions: 2, 4 or 6.
+        input_shape: (height, width) or (height, width, channels) of one image, at least 2, 4 or 8 pixels high and wide.
+        num_classes: Units of the output layer.
+        keras: The module to build it with: ``keras`` (the default) or ``tf_keras``.
+
+    Returns:
+        A model that is built, not compiled, and ends in logits. 4,300,992, 2,425,024 or 2,261,184 prunable weights on
+        CIFAR-10; the paper's table has 1.7M for the last, which its own layers do not add up to.
+
+    Raises:
+        LotteryError: Examples are not images, or too small.
+    """
+    if num_convolutions not in (2, 4, 6):
+        raise unknown("conv_N", num_convolutions, ("2", "4", "6"))
+    keras = keras or _keras_3()
+    layers, num_pairs = keras.layers, num_convolutions // 2
+    stack = _image(layers, f"conv_{num_convolutions}", input_shape, 2**num_pairs)
+    for channels in (64, 128, 256)[:num_pairs]:
+        for _ in range(2):
+            stack.append(layers.Conv2D(channels, 3, padding="same", activation="relu", kernel_initializer=GLOROT))
+        stack.append(layers.MaxPooling2D())
+    stack.append(layers.Flatten())
+    stack += [layers.Dense(256, activation="relu", kernel_initializer=GLOROT) for _ in range(2)]
+    return keras.Sequential([*stack, layers.Dense(num_classes, kernel_initializer=GLOROT, dtype=_logits(keras))])
+
+
+def vgg(depth: int, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, keras: Any = None) -> Any:
+    """VGG-11, VGG-16 or VGG-19 for 32 x 32 images, as in Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635.
+
+    The convolutions of Simonyan & Zisserman 2015, https://arxiv.org/abs/1409.1556: 3 x 3, without biases, each with
+    BatchNorm and ReLU, 2 x 2 max pooling after each width but the last; then the mean over all positions and **one**
+    dense layer. Glorot normal, as the paper's table says; open_lth, the later code of its author, draws He normal
+    instead, gives its convolutions biases, which the BatchNorm after them takes off again, and starts the scales of
+    BatchNorm at random between 0 and 1 where these start at 1.
+
+    Args:
+        depth: 11, 16 or 19, the convolutions plus the three dense layers of the original.
+        input_shape: (height, width) or (height, width, channels) of one image, at least 16 x 16 pixels.
+        num_classes: Units of the output layer.
+        keras: The module to build it with: ``keras`` (the default) or ``tf_keras``.
+
+    Returns:
+        A model that is built, not compiled, and ends in logits. 9,222,848, 14,715,584 or 20,024,000 prunable weights
+        on CIFAR-10, of which the dense layer has 5,120.
+
+    Raises:
+        LotteryError: Examples are not images, or too small.
+    """
+    if depth not in VGG_CONVOLUTIONS:
+        raise unknown("vgg_N", depth, [str(one) for one in VGG_CONVOLUTIONS])
+    keras = keras or _keras_3()
+    layers = keras.layers
+    stack = _image(layers, f"vgg_{depth}", input_shape, 16)
+    for index, (channels, num) in enumerate(zip(VGG_WIDTHS, VGG_CONVOLUTIONS[depth], strict=True)):
+        stack += [layers.MaxPooling2D()] if index else []
+        for _ in range(num):
+            stack.append(layers.Conv2D(channels, 3, padding="same", use_bias=False, kernel_initializer=GLOROT))
+            stack += [_normalisation(layers), layers.ReLU()]
+    stack += [
+        layers.GlobalAveragePooling2D(),
+        layers.Dense(num_classes, kernel_initializer=GLOROT, dtype=_logits(keras)),
+    ]
+    return keras.Sequential(stack)
+
+
+def resnet(depth: int, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, keras: Any = None) -> Any:
+    """ResNet-N for 32 x 32 images, N = 6 n + 2, of He et al. 2016, https://arxiv.org/abs/1512.03385, section 4.2.
+
+    A 3 x 3 convolution, then n blocks of two each at 16, 32 and 64 channels, all with BatchNorm and without biases,
+    then the mean over all positions and one dense layer. Frankle & Carbin 2019 call N = 20 "ResNet-18". Where the
+    shape changes, the shortcut is a 1 x 1 convolution of stride 2 with BatchNorm, as in open_lth, the code of Frankle
+    et al. 2020 (https://arxiv.org/abs/1912.05671), and as the 270K convolutional weights of the paper of 2019 need
+    (He et al. pad with zeros, without weights). Glorot normal, as its table says; open_lth draws He normal, and starts
+    the scales of BatchNorm at random between 0 and 1 where these start at 1.
+
+    Args:
+        depth: N.
+        input_shape: (height, width) or (height, width, channels) of one image.
+        num_classes: Units of the output layer.
+        keras: The module to build it with: ``keras`` (the default) or ``tf_keras``.
+
+    Returns:
+        A model that is built, not compiled, and ends in logits. ResNet-20 has 270,896 prunable weights on CIFAR-10:
+        270,256 in convolutions and 640 in the dense layer.
+
+    Raises:
+        LotteryError: There is no such depth, or examples are not images.
+    """
+    if depth < 8 or depth % 6 != 2:
+        raise LotteryError(f"resnet_N has 6 n + 2 layers: received {depth}, allowed is 8, 14, 20, 26 and so on.")
+    keras = keras or _keras_3()
+    layers = keras.layers
+
+    def convolution(x: Any, channels: int, size: int, stride: int = 1, name: str | None = None) -> Any:
+        if stride > 1 and size > 1:
+            # Padded on both sides, the kernel is centred on the pixels that the shortcut takes. What Keras calls
+            # "same" pads an even image on its far side only, and is one pixel off.
+            x = layers.ZeroPadding2D(size // 2)(x)
+        settings: dict[str, Any] = {"strides": stride, "use_bias": False, "kernel_initializer": GLOROT, "name": name}
+        x = layers.Conv2D(channels, size, padding="same" if stride == 1 else "valid", **settings)(x)
+        return _normalisation(layers, name and f"{name}_normalization")(x)
+
+    inputs, *reshape = _image(layers, f"resnet_{depth}", input_shape, 1, functional=keras.Input)
+    x = reshape[0](inputs) if reshape else inputs
+    x = layers.ReLU()(convolution(x, 16, 3))
+    for stage, channels in enumerate((16, 32, 64)):
+        for block in range((depth - 2) // 6):
+            shrinks = stage > 0 and block == 0
+            # The shortcuts have names of their own: which of two parallel layers comes first is Keras' affair.
+            shortcut = convolution(x, channels, 1, 2, f"shortcut_{stage}") if shrinks else x
+            x = layers.ReLU()(convolution(x, channels, 3, 2 if shrinks else 1))
+            x = layers.ReLU()(layers.Add()([convolution(x, channels, 3), shortcut]))
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, layers.Dense(num_classes, kernel_initializer=GLOROT, dtype=_logits(keras))(x))
+
+
+def _logits(keras: Any) -> str | None:
+    """The type of the last layer: the loss takes exponentials of what it gives, which half precision would round."""
+    return "float32" if keras.mixed_precision.global_policy().name.startswith("mixed_") else None
+
+
+def _keras_3() -> Any:
+    import keras
+
+    return keras
+
+
+def _image(layers: Any, name: str, input_shape: tuple[int, ...], least: int, functional: Any = None) -> list[Any]:
+    """The input, and a layer that gives a channel to an image without one."""
+    shape = tuple(input_shape)
+    if len(shape) not in (2, 3) or min(shape[:2]) < least:
+        size = f" of at least {least} x {least} pixels" if least > 1 else ""
+        raise LotteryError(
+            f"{name} takes images{size}, (height, width) or (height, width, channels); received examples of shape "
+            f"{shape}."
+        )
+    first = functional(shape) if functional else layers.InputLayer(shape)
+    return [first, layers.Reshape((*shape, 1))] if len(shape) == 2 else [first]
+
+
+def _normalisation(layers: Any, name: str | None = None) -> Any:
+    # PyTorch's settings, with which open_lth trains. Keras' own momentum, 0.99, still shows the first statistics after
+    # hundreds of steps, so that an early evaluation would measure those. (tf_keras' moving variance, like PyTorch's, is
+    # that of n values divided by n - 1, Keras 3's by n. What is trained does not depend on it.)
+    return layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=name)
+
+
+# A network is a function from the shape of one example, the number of classes and the module to build it with (Keras 3,
+# unless another is given) to a model that is built, not compiled, and ends in logits.
+Network = Callable[..., Any]
+
+
+MODELS: dict[str, Network] = {
+    "lenet_300_100": lenet_300_100,
+    "lenet_5": lenet_5,
+    "conv_2": partial(conv, 2),
+    "conv_4": partial(conv, 4),
+    "conv_6": partial(conv, 6),
+    "resnet_20": partial(resnet, 20),
+    "vgg_11": partial(vgg, 11),
+    "vgg_16": partial(vgg, 16),
+    "vgg_19": partial(vgg, 19),
+}
+
+
+def is_built_in(name: str) -> bool:
+    """Whether a name is a key of `MODELS`, or ``resnet_N`` of another depth: N = 6 n + 2."""
+    return name in MODELS or bool(_resnet_depth(name))
+
+
+def named(name: str) -> Network:
+    """The network of a name that `is_built_in`.
+
+    Args:
+        name: A key of `MODELS`, or ``resnet_N``, N = 6 n + 2.
+
+    Returns:
+        The function that builds it, ``(input_shape, num_classes, keras) -> model``.
+
+    Raises:
+        LotteryError: There is no such network.
+    """
+    if name in MODELS:
+        return MODELS[name]
+    depth = _resnet_depth(name)
+    if not depth:
+        raise unknown("The network", name, MODELS)
+    return partial(resnet, depth)
+
+
+def builder(name: str, input_shape: tuple[int, ...], num_classes: int, library: str = "keras") -> Callable[[], Any]:
+    """A function without arguments that builds the model an experiment names.
+
+    Args:
+        name: A built-in network's, or ``"package.module:function"``. The function takes no arguments and returns a
+            Keras model; the current folder is searched for its module first.
+        input_shape, num_classes: What a built-in network is built for.
+        library: What a built-in network is built with, ``"keras"`` or ``"tf_keras"``; its initial weights are those
+            that Keras 3 draws, with both.
+
+    Returns:
+        The function.
+
+    Raises:
+        LotteryError: The module or the function does not exist.
+    """
+    if is_built_in(name):
+        return lambda: _built(named(name), input_shape, num_classes, library)
+    module_name, _, function_name = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except AttributeError:
+        raise LotteryError(f"model.name: module {module_name!r} has no function {function_name!r}.") from None
+    except Exception as error:  # importing runs the module, which may raise anything
+        raise LotteryError(f"model.name: the module of {name!r} cannot be imported: {error}.") from error
+    return function
+
+
+def _built(function: Network, input_shape: tuple[int, ...], num_classes: int, library: str) -> Any:
+    model = function(input_shape, num_classes)
+    if library == "keras":
+        return model
+    # The two draw other numbers from the same seed; the same network shall start from the same weights.
+    other = function(input_shape, num_classes, importlib.import_module(library))
+    weights.assign(other, weights.read_state(model))
+    return other
+
+
+def _resnet_depth(name: str) -> int | None:
+    depth = re.fullmatch(r"resnet_(\d{1,4})", name)
+    return int(depth[1]) if depth and int(depth[1]) > 2 and int(depth[1]) % 6 == 2 else None

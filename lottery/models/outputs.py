@@ -1,0 +1,156 @@
+"""Whether two models compute the same: outputs on an example, or on random inputs where they can be made."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lottery.errors import LotteryError
+from lottery.models.library import evaluating, keras_of
+
+_NUM_EXAMPLES = 4
+
+
+_BATCH = 256
+
+
+_LENGTH = 16  # of dimensions that a model leaves open
+
+
+def largest_difference(one: Any, other: Any, example: Any = None) -> float:
+    """How far the outputs of two models are apart at inference, relative to the largest output.
+
+    Args:
+        one, other: Models of one library that take the same inputs.
+        example: Inputs as they take them. By default random ones of the first model's shapes and types: normal
+            numbers, or indices that all of its Embeddings know, a third of them 0.
+
+    Returns:
+        As `between`.
+
+    Raises:
+        LotteryError: There is nothing to compare, or an example is needed.
+    """
+    made = example is None
+    what = "random inputs, pass some that it takes as example" if made else "the example, pass inputs that it takes"
+    with evaluating(f"The model {one.name!r} fails on {what}"):
+        example = random_inputs(one) if made else example
+        outputs = [evaluate(model, example, training=False) for model in (one, other)]
+    return between(*outputs, of=f"the model {one.name!r}")
+
+
+def evaluate(function: Callable[..., Any], inputs: Any, **settings: Any) -> list[np.ndarray]:
+    """The outputs of a function, computed in batches.
+
+    Args:
+        function: A model, or any function from inputs to an output, or to several in any nesting. The first dimension
+            of all counts examples.
+        inputs: An array of examples, or arrays in any nesting.
+        settings: Other arguments of the function, by name.
+
+    Returns:
+        One array for each output, in the order of TensorFlow's structures.
+    """
+    import tensorflow as tf
+
+    batches = []
+    for first in range(0, max(1, len(tf.nest.flatten(inputs)[0])), _BATCH):
+        batch = tf.nest.map_structure(lambda array, at=first: array[at : at + _BATCH], inputs)
+        batches.append([np.asarray(value) for value in tf.nest.flatten(function(batch, **settings))])
+    return [np.concatenate(parts) for parts in zip(*batches, strict=True)]
+
+
+def comparable(outputs: Any, of: str = "the model") -> list[np.ndarray]:
+    """Outputs as a list of arrays, if there is something in each that another's can be compared with.
+
+    Args:
+        outputs: An array, or arrays in any nesting.
+        of: What gave them, for the error.
+
+    Raises:
+        LotteryError: One is empty, or NaN and infinities are all that it holds.
+    """
+    import tensorflow as tf
+
+    arrays = [np.asarray(value) for value in tf.nest.flatten(outputs)]
+    for array in arrays:
+        if not array.size:
+            raise LotteryError(f"The outputs of {of} are empty, so there is nothing to compare; pass a larger example.")
+        if not (_is_text(array) or np.isfinite(array.astype(np.float64)).any()):
+            raise LotteryError(
+                f"The outputs of {of} are NaN or infinite, so there is nothing to compare; pass other inputs, or "
+                "look among its weights for what is not finite."
+            )
+    return arrays
+
+
+def between(outputs: Any, others: Any, of: str = "the model") -> float:
+    """How far outputs are apart, relative to the largest.
+
+    Args:
+        outputs: An array, or arrays in any nesting.
+        others: The same of another model.
+        of: What gave the first, for the error.
+
+    Returns:
+        The largest absolute difference in an output over the largest absolute value of it that is finite; of several
+        outputs, the largest of these. 0 if they are the same. Infinity where their shapes differ, and where NaN or an
+        infinity is not met by the same.
+
+    Raises:
+        LotteryError: There is nothing to compare: `outputs` are not `comparable`.
+    """
+    import tensorflow as tf
+
+    first, second = comparable(outputs, of), [np.asarray(value) for value in tf.nest.flatten(others)]
+    if len(first) != len(second):
+        return np.inf
+    return max(_difference(*pair) for pair in zip(first, second, strict=True))
+
+
+def _difference(first: np.ndarray, second: np.ndarray) -> float:
+    if first.shape != second.shape or _is_text(first):
+        return 0.0 if np.array_equal(first, second) else np.inf
+    first, second = first.astype(np.float64), second.astype(np.float64)
+    same = (first == second) | (np.isnan(first) & np.isnan(second))
+    if same.all():
+        return 0.0
+    apart = np.abs(first[~same] - second[~same])
+    if not np.isfinite(apart).all():
+        return np.inf
+    return float(apart.max()) / float(np.abs(first[np.isfinite(first)]).max(initial=np.finfo(np.float32).tiny))
+
+
+def _is_text(array: np.ndarray) -> bool:
+    return array.dtype.kind in "OSU"
+
+
+def random_inputs(model: Any, num: int = _NUM_EXAMPLES) -> Any:
+    """Random inputs of a model's shapes and types, the same each time, as `largest_difference` takes them.
+
+    Raises:
+        LotteryError: They cannot be made, for only the caller knows what is valid.
+    """
+    import tensorflow as tf
+
+    keras = keras_of(model)
+    rng = np.random.default_rng(0)
+    sizes = [layer.input_dim for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
+
+    def make(spec: Any) -> Any:
+        first, *rest = spec.shape
+        shape = [first or num, *(size or _LENGTH for size in rest)]
+        dtype = tf.as_dtype(spec.dtype)
+        if sizes:  # any of the inputs may be indices, whatever their type
+            indices = rng.integers(0, min(sizes), shape)
+            indices.flat[::3] = 0  # which is padding, where there is any
+            return tf.cast(indices, dtype)
+        if not dtype.is_floating:
+            raise LotteryError(
+                f"The model {model.name!r} takes inputs of type {dtype.name}, of which only you know the valid ones; "
+                "pass some as example."
+            )
+        return tf.cast(rng.normal(size=shape), dtype)
+
+    # A Sequential of Keras 3 has no `input` before it is called as a layer.
+    return make(model.inputs[0]) if len(model.inputs) == 1 else tf.nest.map_structure(make, model.input)

@@ -1,0 +1,250 @@
+"""Networks on the straight line between two, and the error barrier between them: for any Keras model."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lottery import randomness, weights
+from lottery.analysis import connectivity
+from lottery.data import Splits, Streams
+from lottery.errors import LotteryError
+from lottery.models.library import is_compiled
+from lottery.training import mirrored
+from lottery.training.loop import Logs, Loop, evaluation, scaler
+from lottery.training.trainer import ACCURACIES
+
+# What statistics of batches are recomputed from: so many examples at a time, and so many in all, at most.
+STATISTICS_BATCH, STATISTICS_EXAMPLES = 1000, 10_000
+
+
+State = Mapping[str, np.ndarray]
+
+
+Row = tuple[float, str, float, float]
+
+
+def between(one: State, other: State, alpha: float) -> dict[str, np.ndarray]:
+    """The point ``(1 - alpha) one + alpha other`` on the straight line between two networks.
+
+    It is computed in float64 and rounded to the type of each variable once. The ends are the networks themselves, bit
+    by bit, and an entry in which they agree is the same everywhere between.
+
+    Args:
+        one, other: Every variable by name, of the same names and shapes.
+        alpha: Where on the line, in [0, 1].
+
+    Returns:
+        Every variable by name. Before the very end those that are not floating, such as counters and the states of
+        random layers, are those of the first network.
+
+    Raises:
+        LotteryError: The two are not of the same network, or alpha is outside [0, 1].
+    """
+    if not 0 <= alpha <= 1:
+        raise LotteryError(f"alpha: received {alpha}, allowed is 0 to 1.")
+    wrong = sorted(set(one) ^ set(other)) or [name for name in one if np.shape(one[name]) != np.shape(other[name])]
+    if wrong:
+        raise LotteryError(f"The two networks must have the same variables and shapes; see {wrong[0]!r}.")
+    if alpha in (0, 1):
+        return {name: np.array(value) for name, value in (other if alpha else one).items()}
+    return {name: _between(np.asarray(one[name]), np.asarray(other[name]), alpha) for name in one}
+
+
+def path(
+    model: Any,
+    one: State,
+    other: State,
+    evaluations: Mapping[str, Callable[[], Logs]],
+    alphas: Iterable[float],
+    recompute: Callable[[], None] | None = None,
+) -> list[Row]:
+    """Evaluate the networks between two.
+
+    Args:
+        model: A model with their variables, which are left at the last point.
+        one, other: Every variable of the two, by name.
+        evaluations: By split, a function that returns what the model reports; as `loop.Loop.evaluations`.
+        alphas: Where on the line.
+        recompute: Called at each point before the model is evaluated there; see `recomputed`.
+
+    Returns:
+        Rows of alpha, split, loss and error, which is 1 - accuracy; a loss that is not a finite number is told as is.
+
+    Raises:
+        LotteryError: The model reports no accuracy, or the two do not fit it.
+    """
+    rows = []
+    for alpha in alphas:
+        weights.assign(model, between(one, other, alpha))
+        if recompute is not None:
+            recompute()
+        for split, evaluate in evaluations.items():
+            rows.append((float(alpha), split, *_loss_and_error(evaluate())))
+    return rows
+
+
+def barrier(
+    model: Any, one: Any, other: Any, data: Any, num_points: int = 30, statistics: Any = None
+) -> dict[str, Any]:
+    """The error barrier between two networks that were trained by anybody, from the same start or not.
+
+    Frankle et al. 2020, https://arxiv.org/abs/1912.05671: the highest error on the straight line between them, at 30
+    points, less the mean of its ends; they call a pair stable below 2 %.
+
+    Args:
+        model: A Keras 3 or tf_keras model that is compiled with an accuracy; its variables are brought back after.
+        one, other: The two networks: models, or every variable by name as `lottery.weights.read_state` gives them.
+        data: What to measure on: ``(x, y)`` as ``model.evaluate`` takes them, or a batched ``tf.data.Dataset``.
+        num_points: Points on the line, its ends included, evenly apart.
+        statistics: Inputs of the training data, as arrays, to recompute the statistics of BatchNormalization layers
+            from at every point; see `recomputed`. They are interpolated like weights where it is None.
+
+    Returns:
+        ``ends`` (mean error of the two), ``highest``, ``alpha_highest``, ``barrier``, ``stable`` as
+        `connectivity.barriers` has them, errors in [0, 1]; and ``points``, tuples of alpha, loss and error.
+
+    Raises:
+        LotteryError: The two do not fit the model, or it reports no accuracy.
+    """
+    check_num_points(num_points)
+    if not is_compiled(model):
+        raise LotteryError("The model is not compiled, so it measures no error; compile it with metrics=['accuracy'].")
+    first, second = (end if isinstance(end, Mapping) else weights.read_state(end) for end in (one, other))
+    before = weights.read_state(model)
+    given = tuple(data) if isinstance(data, tuple | list) else (data,)
+    options = {"batch_size": STATISTICS_BATCH} if len(given) > 1 else {}
+    recompute = None
+    if statistics is not None:
+        positions = _positions(len(statistics))
+        recompute = recomputed(model, lambda: (statistics[at] for at in positions))
+    try:
+        evaluate = {"test": lambda: model.evaluate(*given, verbose=0, return_dict=True, **options)}
+        rows = path(model, first, second, evaluate, np.linspace(0, 1, num_points), recompute)
+    finally:
+        weights.assign(model, before)
+    found = [(alpha, loss, error) for alpha, _, loss, error in rows]
+    return {**connectivity.measured([row[0] for row in found], [row[2] for row in found]), "points": found}
+
+
+def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[], None] | None:
+    """A function that measures the statistics of BatchNormalization layers anew, for the weights that a model has.
+
+    The mean of two networks' statistics is not the statistics of their mean, and an error barrier may be nothing but
+    that: Jordan et al. 2023, https://arxiv.org/abs/2211.08403. For each batch the model computes as in training (with
+    dropout, if it has any), its layers' momentum set to 0, so that the moving statistics become those of this batch;
+    the mean over the batches, each counting the same, is what the layers are left with. Frozen layers keep theirs.
+
+    Args:
+        model: A built Keras 3 or tf_keras model.
+        batches: Gives the inputs, batch by batch, each time it is called.
+
+    Returns:
+        The function; None for a model that has no such layer, so that there is nothing to do.
+    """
+    import tensorflow as tf
+
+    needed = ("momentum", "moving_mean", "moving_variance")
+    layers = [one for one in model._flatten_layers() if one.trainable and all(hasattr(one, name) for name in needed)]
+    if not layers:
+        return None
+    moving = [variable for layer in layers for variable in (layer.moving_mean, layer.moving_variance)]
+
+    @tf.function(autograph=False)
+    def forward(inputs: Any) -> None:
+        mirrored.on_each(model, lambda given: model(given, training=True), inputs)
+
+    def measure() -> None:
+        momenta, sums, num = [layer.momentum for layer in layers], [np.zeros(()) for _ in moving], 0
+        try:
+            for layer in layers:
+                layer.momentum = 0.0  # read when the graph is traced, which is at the first batch
+            for inputs in batches():
+                forward(inputs)
+                sums = [total + np.array(one.numpy(), np.float64) for total, one in zip(sums, moving, strict=True)]
+                num += 1
+        finally:
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum
+        for variable, total in zip(moving, sums, strict=True):
+            variable.assign((total / num).astype(variable.numpy().dtype))
+
+    return measure
+
+
+def training_batches(data: Splits | Streams) -> Callable[[], Iterator[Any]]:
+    """What `recomputed` needs: inputs of the training data in batches of 1,000, at most 10,000 of them.
+
+    All of one size: a rest is left out, and fewer than 1,000 are one batch. Of arrays they are drawn at random, the
+    same each time, and not augmented; of a data set they are the first.
+    """
+    if isinstance(data, Splits):
+        scaled, positions = scaler(data), _positions(len(data.train))
+        return lambda: (scaled(data.train.x[at]) for at in positions)
+
+    def batches() -> Iterator[Any]:
+        import keras
+
+        keras.utils.set_random_seed(0)  # a shuffle without a seed of its own takes TensorFlow's
+        most = STATISTICS_EXAMPLES // STATISTICS_BATCH
+        whole = data.train().map(lambda x, *_: x).unbatch().batch(STATISTICS_BATCH).take(most)
+        for place, inputs in enumerate(whole):
+            if not place or len(inputs) == STATISTICS_BATCH:
+                yield inputs
+
+    return batches
+
+
+def evaluations(loop: Loop, data: Splits | Streams, most: int) -> dict[str, Callable[[], Logs]]:
+    """What `path` evaluates: the training and the test error, or the second alone where training data do not end.
+
+    Args:
+        loop: The compiled loop.
+        data: What it trains on.
+        most: So many batches a training data set may have that does not say how many it has.
+
+    Returns:
+        By split, a function that returns what the model reports over every example.
+    """
+    test = {"test": loop.evaluations["test"]}
+    if isinstance(data, Streams) and not _is_finite(data.train(), most):
+        return test
+    return {"train": evaluation(loop.model, data, "train", loop.examined), **test}
+
+
+def check_num_points(num_points: int) -> None:
+    """Raise `LotteryError` unless a line of so many points has one between its ends."""
+    if num_points < 3:
+        raise LotteryError(f"num_points: received {num_points}, allowed are 3 or more, the two ends among them.")
+
+
+def _positions(num_examples: int) -> Sequence[np.ndarray]:
+    size = min(STATISTICS_BATCH, num_examples)
+    drawn = randomness.generator(0).permutation(num_examples)[:STATISTICS_EXAMPLES]
+    return np.split(drawn[: len(drawn) // size * size], len(drawn) // size)
+
+
+def _is_finite(dataset: Any, most: int) -> bool:
+    import tensorflow as tf
+
+    known = int(dataset.cardinality())
+    if known != tf.data.UNKNOWN_CARDINALITY:
+        return known != tf.data.INFINITE_CARDINALITY
+    return int(dataset.take(most + 1).reduce(np.int64(0), lambda num, _: num + 1)) <= most
+
+
+def _between(one: np.ndarray, other: np.ndarray, alpha: float) -> np.ndarray:
+    if "float" not in one.dtype.name:
+        return np.array(one)
+    first, second = one.astype(np.float64), other.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # infinity less itself, where the two agree
+        mixed = np.where(first == second, first, (1 - alpha) * first + alpha * second)
+    return mixed.astype(one.dtype)
+
+
+def _loss_and_error(logs: Logs) -> tuple[float, float]:
+    named = [name for name in logs if name in ACCURACIES] or [name for name in logs if name.endswith("accuracy")]
+    if not named:
+        raise LotteryError(f"The model reports {', '.join(logs) or 'nothing'}, and no accuracy, so there is no error.")
+    return float(logs.get("loss", math.nan)), 1 - float(logs[named[0]])

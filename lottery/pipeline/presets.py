@@ -1,0 +1,118 @@
+"""The experiment files that ship with the package."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lottery import config, files
+from lottery.errors import LotteryError, unknown
+
+
+def paths() -> dict[str, Path]:
+    """Every experiment file by its name, which is the file's without its ending."""
+    package = Path(__file__).parent
+    # In a checkout they lie beside the package, in a wheel within it.
+    folder = next((one for one in (package / "experiments", package.parent / "experiments") if one.is_dir()), package)
+    return {path.stem: path for path in sorted([*package.glob("*.toml"), *folder.glob("*.toml")])}
+
+
+def named(name: str) -> Path:
+    """The file of an experiment, or a `LotteryError` with the nearest name."""
+    found = paths()
+    if name not in found:
+        raise unknown("experiment", name, found)
+    return found[name]
+
+
+def find(source: str) -> Path:
+    """What a person means by an experiment: a file, or else one that ships with the package."""
+    if Path(source).is_file() or source not in paths():
+        return Path(source)
+    return named(source)
+
+
+def listed() -> list[dict[str, Any]]:
+    """A row for each: ``name``, ``data``, ``model``, ``reproduces`` from the header."""
+    rows = []
+    for name, path in paths().items():
+        experiment = config.load(path)
+        found = re.search(
+            r"^# (?:Reproduces|What it shows):\s*((?:.*\n)(?:#\s{6,}.*\n)*)", path.read_text("utf-8"), re.M
+        )
+        what = re.sub(r"\s*\n#\s*", " ", found[1]).strip() if found else ""
+        rows.append({"name": name, "data": experiment.data.name, "model": experiment.model.name, "reproduces": what})
+    return rows
+
+
+def copied(name: str, to: Path) -> Path:
+    """Copy an experiment file to a file or into a folder; where it lies now.
+
+    Raises:
+        LotteryError: There is no such experiment, or the file exists.
+    """
+    source = named(name)
+    target = to / source.name if to.is_dir() else to
+    if target.exists():
+        raise LotteryError(f"{str(target)!r} exists; remove it, or name another file.")
+    files.write(target, source.read_bytes())
+    return target
+
+
+NUM_STEPS, NUM_ROUNDS, NUM_REPLICATES, BATCH_SIZE = 4, 2, 2, 8
+
+
+NUM_TRAIN, NUM_TEST, VALIDATION = 60, 10, 10
+
+
+SHAPES = {"digits": (8, 8), "mnist": (28, 28), "fashion_mnist": (28, 28), "cifar10": (32, 32, 3)}
+
+
+NUM_CLASSES = 10
+
+
+def shrunk(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.ndarray, ...]]:
+    """An experiment that goes through everything the given one does, in seconds, and shows nothing about tickets.
+
+    Args:
+        experiment: Any experiment on a data set by name.
+
+    Returns:
+        Its tables, named ``...-smoke``, with steps, rounds, replicates and batches cut down and all that counts steps
+        in proportion; and the four arrays to run it on.
+
+    Raises:
+        LotteryError: Nothing is known of the shape of its data.
+    """
+    if experiment.data.name not in SHAPES:
+        known = ", ".join(SHAPES)
+        raise LotteryError(f"--smoke makes data for {known}; received data.name = {experiment.data.name!r}.")
+    tables = experiment.model_dump(mode="json")
+    train, prune, run = tables["train"], tables["prune"], tables["run"]
+
+    def scaled(step: int) -> int:
+        return max(1, step * NUM_STEPS // train["num_steps"]) if step else 0
+
+    tables["name"] += "-smoke"
+    tables["data"] |= {"path": "", "validation": VALIDATION}
+    tables["rewind"]["step"] = min(scaled(tables["rewind"]["step"]), NUM_STEPS - 1)
+    train["drop_at"] = sorted({scaled(step) for step in train["drop_at"]})
+    train |= {"warmup_steps": scaled(train["warmup_steps"]), "num_steps": NUM_STEPS, "eval_every": NUM_STEPS // 2}
+    train["batch_size"] = min(train["batch_size"], BATCH_SIZE)
+    prune["num_examples"] = min(prune["num_examples"], 2 * NUM_CLASSES)
+    if prune["final_density"]:
+        del prune["rate"]
+    prune["num_rounds"] = min(prune["num_rounds"], NUM_ROUNDS)
+    prune["densities"] = prune["densities"][:NUM_ROUNDS]
+    run |= {"num_replicates": min(run["num_replicates"], NUM_REPLICATES), "control_rounds": []}
+    return tables, _made(SHAPES[experiment.data.name])
+
+
+def _made(shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    """Images of one pattern for each class, under noise."""
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 256, (NUM_CLASSES, *shape))
+    labels = np.arange(NUM_TRAIN + NUM_TEST) % NUM_CLASSES
+    images = np.clip(patterns[labels] + rng.normal(0, 40, (len(labels), *shape)), 0, 255).astype(np.uint8)
+    return images[:NUM_TRAIN], labels[:NUM_TRAIN], images[NUM_TRAIN:], labels[NUM_TRAIN:]

@@ -1,0 +1,122 @@
+"""Networks that several experiments have in common, trained for the first and copied for the others."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lottery import config, files
+from lottery.errors import LotteryError
+from lottery.executors.scheduler import Task
+from lottery.runs import store
+from lottery.weights import fingerprint
+
+# What says how much is trained and compared, and nothing of how a network is.
+OF_THE_WHOLE = ("num_replicates", "controls", "control_rounds")
+
+
+# What a run is computed with, and bits depend on.
+COMPUTED_WITH = ("data_sha256", "num_threads", "num_devices", "python", "versions", "processor")
+
+
+def prefix(experiment: config.Experiment, environment: Mapping[str, Any], index: int) -> str:
+    """What decides the networks of a round, the branches among them: where it is the same, so are their bits.
+
+    Args:
+        experiment: The experiment.
+        environment: What the run was begun with, as it is stored.
+        index: The round; nothing of pruning and rewinding decides round 0.
+
+    Returns:
+        A text to compare.
+    """
+    tables = experiment.model_dump(mode="json")
+    run = {key: value for key, value in tables["run"].items() if key not in OF_THE_WHOLE}
+    decides: dict[str, Any] = {**{key: tables[key] for key in ("data", "model", "train")}, "run": run}
+    decides["environment"] = {key: environment.get(key) for key in COMPUTED_WITH}
+    if index:
+        prune = tables["prune"]
+        if prune["schedule"] == "explicit":
+            prune |= {"densities": prune["densities"][:index], "num_rounds": index}
+        elif prune["schedule"] == "geometric" and not prune["final_density"]:
+            prune |= {"num_rounds": index}
+        decides |= {"prune": prune, "rewind": tables["rewind"]}
+    return json.dumps(decides, sort_keys=True)
+
+
+def same(networks: Sequence[Task], settings: Mapping[Path, config.Experiment]) -> dict[Task, Task]:
+    """Which networks need not be trained, each with the one that it is to be a copy of.
+
+    Args:
+        networks: All of them, stored or not, by priority.
+        settings: The experiment of each run.
+    """
+    environments = {run: store.read_environment(run) for run in settings}
+    same_as: dict[tuple[str, tuple[int, int, str]], list[Task]] = {}
+    copies = {}
+    for task in sorted(networks, key=lambda one: not store.is_stored(one.run, *one.network)):
+        key = prefix(settings[task.run], environments[task.run], task.network[1]), task.network
+        before = same_as.setdefault(key, [])
+        useful = [one for one in before if _has_state(task, one, settings)]
+        if useful and not store.is_stored(task.run, *task.network):
+            copies[task] = useful[0]
+        else:
+            before.append(task)
+    return copies
+
+
+def _has_state(task: Task, original: Task, settings: Mapping[Path, config.Experiment]) -> bool:
+    """Whether the weights that a network's run rewinds to are, or will be, stored with the other's dense network."""
+    (replicate, index, _), step = task.network, settings[task.run].rewind.step
+    if index or step in (0, settings[original.run].rewind.step) or not store.is_stored(original.run, *original.network):
+        return True
+    return store.state_path(original.run, replicate, step).exists()
+
+
+def states(copies: Mapping[Task, Task], settings: Mapping[Path, config.Experiment]) -> dict[Path, tuple[int, ...]]:
+    """By run, the steps of its dense networks whose states other runs rewind to."""
+    wanted: dict[Path, set[int]] = {}
+    for task, original in copies.items():
+        step = settings[task.run].rewind.step
+        if not task.network[1] and step != settings[original.run].rewind.step:
+            wanted.setdefault(original.run, set()).add(step)
+    return {run: tuple(sorted(steps - {0})) for run, steps in wanted.items()}
+
+
+def copy_network(task: Task, original: Task, experiment: config.Experiment) -> dict:
+    """Store a network that another run has, with what its replicate starts from.
+
+    Args:
+        task: Where to.
+        original: Where from; it is complete.
+        experiment: The experiment of the run that it is copied to.
+
+    Returns:
+        Its record.
+
+    Raises:
+        LotteryError: A file of it is missing or damaged, or nothing can be written.
+    """
+    store.check_there(task.run)
+    (replicate, index, _), step = task.network, experiment.rewind.step
+    source, target = (store.round_path(one.run, *one.network) for one in (original, task))
+    store.check_files(source)
+    record = store.read_record(source)
+    if not index:
+        initial = store.start_path(original.run, replicate)
+        files.write(store.start_path(task.run, replicate), files.read(initial))
+        rewind_sha256 = record.pop("rewind_sha256", None)
+        if step:
+            own = store.read_experiment(original.run).rewind.step == step
+            late = (store.start_path if own else store.state_path)(original.run, replicate, step)
+            recorded = rewind_sha256 if own else files.read_metadata(late).get("sha256")
+            state = files.read_arrays(late)
+            if fingerprint(state) != recorded:
+                raise LotteryError(f"{str(late)!r} is damaged: it does not have the checksum that was recorded.")
+            record["rewind_sha256"] = recorded
+            files.write(store.start_path(task.run, replicate, step), files.pack_arrays(state))
+    known = {key: value for key, value in record.items() if key not in ("format", "sha256", "record_sha256")}
+    masks, weights = files.read_masks(source / "masks.safetensors"), files.read_arrays(source / "weights.safetensors")
+    stored = store.write_round(target, masks, weights, store.read_metrics(source), known)
+    store.clear_checkpoints(target)
+    return stored

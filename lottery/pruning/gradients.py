@@ -1,0 +1,142 @@
+"""Scores that need the network: the gradients of its loss."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from lottery import weights
+from lottery.errors import LotteryError, unknown
+from lottery.models.library import evaluating, keras_of
+
+Scores = dict[str, np.ndarray]
+
+
+def connection_sensitivity(model: Any, x: Any, y: Any, names: Sequence[str]) -> Scores:
+    """SNIP's |g * w|, Lee et al. 2019, https://arxiv.org/abs/1810.02340, equations 4 to 6, not normalised.
+
+    The loss is what the model was compiled with, regularisation included, in training mode: normalisation uses the
+    batch's own statistics (at initialisation the moving ones say nothing of the data), and dropout draws. What it
+    draws is a function of the model's own random state or, where layers keep theirs in the kernel, always the same, so
+    the same model and batch give the same scores. Afterwards weights, statistics, metrics and random states are what
+    they were.
+
+    Args:
+        model: A built, compiled Keras 3 or tf_keras model.
+        x, y: A batch, as the network gets it.
+        names: The weights to score, by their stable names.
+
+    Returns:
+        Scores in double precision, by weight, of the weights' shapes.
+
+    Raises:
+        LotteryError: The loss cannot be evaluated, does not depend on the weights, or a score is not finite.
+    """
+    gradients, held = _derivatives(model, x, y, names, twice=False), weights.read_state(model)
+    return finite({name: np.abs(gradients[name] * held[name].astype(np.float64)) for name in names}, "SNIP")
+
+
+def gradient_flow(model: Any, x: Any, y: Any, names: Sequence[str]) -> Scores:
+    """GraSP's -S = w * (H g), Wang et al. 2020, https://arxiv.org/abs/2002.07376, equation 8, the higher to be kept.
+
+    Gradient and Hessian are those of the loss of `connection_sensitivity`, with respect to the named weights only. The
+    product H g is exact: the gradient of g' g, one of the two g held constant.
+
+    Args:
+        model: A built, compiled Keras 3 or tf_keras model; it is left as it was found.
+        x, y: A batch, as the network gets it.
+        names: The weights to score, by their stable names.
+
+    Returns:
+        Scores in double precision, by weight, of the weights' shapes.
+
+    Raises:
+        LotteryError: The loss cannot be evaluated or differentiated twice, or a score is not finite.
+    """
+    products, held = _derivatives(model, x, y, names, twice=True), weights.read_state(model)
+    return finite({name: products[name] * held[name].astype(np.float64) for name in names}, "GraSP")
+
+
+def tensors(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Gradients as tensors, of embeddings too; zeros where there is none."""
+    import tensorflow as tf
+
+    return [
+        tf.zeros(variable.shape, variable.dtype) if gradient is None else tf.convert_to_tensor(gradient)
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
+
+
+def finite(scores: Scores, what: str) -> Scores:
+    """The scores, or a `LotteryError` if one of them is infinite or not a number."""
+    for name, value in scores.items():
+        if not np.isfinite(value).all():
+            raise LotteryError(f"{what}: a score of {name!r} is {value[~np.isfinite(value)][0]}, not a finite number.")
+    return scores
+
+
+def _derivatives(model: Any, x: Any, y: Any, names: Sequence[str], twice: bool) -> Scores:
+    """The gradient g of the training loss or, differentiated twice, H g; by weight, in double precision."""
+    import tensorflow as tf
+
+    keras_of(model)
+    variables = weights.variables(model)
+    for name in names:
+        if name not in variables:
+            raise unknown("The model has no weight of this name", name, variables)
+    chosen = [variables[name] for name in names]
+    x, y = tf.nest.map_structure(tf.convert_to_tensor, (x, y))
+
+    def loss(training: bool) -> Any:
+        outputs = model(x, training=training)
+        return model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=None)
+
+    @tf.function(autograph=False)
+    def derivatives() -> list[Any]:
+        tf.random.set_seed(0)  # of this graph only: layers of tf_keras draw from the kernel's state
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                value = loss(training=True)
+            gradients = inner.gradient(value, chosen)
+            if all(gradient is None for gradient in gradients):
+                raise LotteryError(
+                    f"The loss of the model {model.name!r} does not depend on its prunable weights; compile it with a "
+                    "loss that does."
+                )
+            gradients = tensors(gradients, chosen)
+            squared = tf.add_n([tf.reduce_sum(tf.stop_gradient(one) * one) for one in gradients])
+        return tensors(outer.gradient(squared, chosen), chosen) if twice else gradients
+
+    with (
+        _restored(model),
+        evaluating(f"The model {model.name!r} has no loss that can be evaluated and differentiated"),
+    ):
+        loss(training=False)  # whatever Keras makes at the first call shall not be made in the graph
+        found = derivatives.get_concrete_function()()  # called by itself it warns that it is traced each time
+    return {name: value.numpy().astype(np.float64) for name, value in zip(names, found, strict=True)}
+
+
+@contextlib.contextmanager
+def _restored(model: Any) -> Iterator[None]:
+    """Give a model its variables, metrics and random states back on the way out."""
+    held = weights.read_state(model)
+    metrics = [(one, np.array(one.numpy())) for metric in model.metrics for one in metric.variables]
+    # Of tf_keras: where its layers keep a counter or a generator, it is not among their variables.
+    random = [layer._random_generator for layer in model._flatten_layers() if hasattr(layer, "_random_generator")]
+    seeds = [(one, one._seed) for one in random if hasattr(one, "_seed")]
+    states = [(one._generator, one._generator.state.numpy()) for one in random if getattr(one, "_generator", None)]
+    try:
+        yield
+    finally:
+        weights.assign(model, held)
+        known = {id(one) for one, _ in metrics}
+        for metric in model.metrics:
+            if any(id(one) not in known for one in metric.variables):
+                metric.reset_state()
+        for one, value in metrics:
+            one.assign(value)
+        for one, seed in seeds:
+            one._seed = seed
+        for one, state in states:
+            one.state.assign(state)

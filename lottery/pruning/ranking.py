@@ -1,0 +1,243 @@
+"""Scores to masks: rank, never threshold, so that exactly as many entries go as were asked for."""
+
+import math
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+import numpy as np
+
+from lottery import masks as masks_module
+from lottery import weights
+from lottery.errors import LotteryError, unknown
+from lottery.masks import Masks
+from lottery.pruning.schedules import num_pruned
+
+T = TypeVar("T")
+
+
+Scores = Mapping[str, np.ndarray]
+
+
+SCOPES = ("layerwise", "global")
+
+
+def prune(
+    model: Any,
+    sparsity: float | None = None,
+    *,
+    below: float | None = None,
+    scope: str = "layerwise",
+    rates: Mapping[str, float] | None = None,
+    biases: bool = False,
+) -> Masks:
+    """One-shot magnitude masks for a model at hand, which is not changed.
+
+    Masked are the entries of the smallest absolute value: so many of them (`sparsity`), or all that are smaller than a
+    threshold (`below`). What is not prunable gets no mask; `weights.unprunable` lists it with the reasons. A high
+    sparsity or threshold may leave nothing of a weight, which `masks.num_kept` shows.
+
+    Args:
+        model: A built Keras 3 or tf_keras model.
+        sparsity: Fraction to prune, in [0, 1). As in `keep_highest`, exactly round(sparsity * n) of n entries that are
+            ranked together are pruned, and among equals those at the earlier positions.
+        below: Instead of `sparsity`, a threshold on the absolute value, finite and not negative: an entry w is masked
+            if ``abs(w) < below``, compared in the precision of the weight.
+        scope: ``"layerwise"`` ranks each weight by itself, ``"global"`` ranks all weights together. A threshold ranks
+            nothing, so it is the same in both.
+        rates: Exceptions by weight, each in the place of whichever of `sparsity` and `below` was given, and of the same
+            kind: the fraction to prune of that weight, ranked by itself, or its threshold. 0.0 leaves it whole. A key
+            is the name of a weight, or a shell-style pattern such as ``"conv2d*/kernel"`` (case-sensitive; ``*``
+            matches ``/`` too). The exact name of a weight wins over patterns, and of these the first in the mapping.
+        biases: Whether to prune biases too: trainable, floating variables whose own name is ``bias``, of any
+            dimensions, except where their layer names its prunable weights and leaves them out.
+
+    Returns:
+        Masks by weight, for every `weights.prunable` weight.
+
+    Raises:
+        LotteryError: The model is not built, has no prunable weight, or one that holds NaN; both or neither of
+            `sparsity` and `below`; a value out of range, an unknown scope, a name or pattern that fits no weight.
+    """
+    if (sparsity is None) == (below is None):
+        received = "neither" if sparsity is None else f"sparsity={sparsity!r} and below={below!r}"
+        raise LotteryError(f"prune: received {received}, allowed is exactly one of sparsity and below.")
+    what, highest = ("below", math.inf) if sparsity is None else ("sparsity", 1.0)
+    general = _number(what, below if sparsity is None else sparsity, highest)
+    magnitudes = {name: np.abs(value) for name, value in weights.read(model, biases).items()}
+    if not magnitudes:
+        raise LotteryError(
+            f"The model {model.name!r} has no weight that can be pruned; weights.unprunable(model) says why."
+        )
+    for name, magnitude in magnitudes.items():
+        if np.isnan(magnitude).any():
+            raise LotteryError(f"The weight {name!r} holds values that are not numbers (NaN), so it cannot be pruned.")
+    own = by_weight(magnitudes, rates or {})
+    own = {name: _number(f"rates[{name!r}]", value, highest) for name, value in own.items()}
+    if below is None:
+        return keep_highest(magnitudes, masks_module.ones_like(magnitudes), general, scope, own)
+    groups(magnitudes, scope, own)  # for its errors: a threshold ranks nothing
+    return {name: ~_smaller(value, own.get(name, general)) for name, value in magnitudes.items()}
+
+
+def keep_highest(
+    scores: Scores,
+    masks: Masks,
+    rate: float,
+    scope: str = "layerwise",
+    rates: Mapping[str, float] | None = None,
+) -> Masks:
+    """Prune the lowest-scored fraction of the survivors.
+
+    From n survivors that are ranked together exactly round(rate * n) are pruned, half to even. Among equal
+    scores the entry at the earlier position goes first (weights in the order of `masks`, entries in row-major
+    order). What is masked already stays masked.
+
+    Args:
+        scores: Arrays by weight, of the masks' shapes; higher is kept.
+        masks: The masks before, by weight. They are not changed.
+        rate: Fraction of the survivors to prune, in [0, 1).
+        scope: ``"layerwise"`` ranks each weight by itself, ``"global"`` ranks all weights together.
+        rates: Exceptions by weight. With ``"global"``, a weight with a rate of its own is ranked by itself.
+
+    Returns:
+        New masks with the keys of `masks`.
+
+    Raises:
+        LotteryError: An unknown scope or weight, a rate outside [0, 1), a score that is missing, misshapen or not a
+            number.
+    """
+    counts = {}
+    for names, own in groups(masks, scope, rates):
+        survivors = sum(int(np.count_nonzero(masks[name])) for name in names)
+        counts[names] = num_pruned(_number("rate", rate if own is None else own, 1.0), survivors)
+    return prune_counts(scores, masks, counts)
+
+
+def prune_counts(scores: Scores, masks: Masks, counts: Mapping[tuple[str, ...], int]) -> Masks:
+    """Prune so many of the lowest-scored survivors, as `keep_highest` does with a fraction.
+
+    Args:
+        scores: Arrays by weight, of the masks' shapes; higher is kept.
+        masks: The masks before, by weight. They are not changed.
+        counts: For each group of weights that are ranked together, how many entries to prune; none where that is less
+            than zero. Every weight is in one group.
+
+    Returns:
+        New masks with the keys of `masks`.
+
+    Raises:
+        LotteryError: A score is missing, misshapen or not a number.
+    """
+    kept: Masks = {}
+    for names, count in counts.items():
+        kept |= _without_lowest(scores, {name: masks[name] for name in names}, count)
+    return {name: kept[name] for name in masks}
+
+
+def _without_lowest(scores: Scores, masks: Masks, count: int) -> Masks:
+    """Masks of weights that are ranked together, without the `count` lowest survivors."""
+    # Only survivors are ranked, so a masked entry's score never matters.
+    survivors = [_survivors(scores, masks, name) for name in masks]
+    pruned = _lowest(np.concatenate(survivors), count)
+    ends = np.cumsum([part.size for part in survivors])[:-1]
+    kept = {name: mask.copy() for name, mask in masks.items()}
+    for name, gone in zip(masks, np.split(pruned, ends), strict=True):
+        kept[name][masks[name]] = ~gone
+    return kept
+
+
+def _lowest(values: np.ndarray, count: int) -> np.ndarray:
+    """Whether each value is among the `count` lowest, of equals the earlier."""
+    if count <= 0:
+        return np.zeros(values.size, dtype=bool)
+    # Some thirty times as fast as a stable sort of all, which gives the same.
+    highest = np.partition(values, count - 1)[count - 1]
+    lowest = values < highest
+    lowest[np.flatnonzero(values == highest)[: count - np.count_nonzero(lowest)]] = True
+    return lowest
+
+
+def groups(
+    names: Iterable[str], scope: str, exceptions: Mapping[str, T] | None = None
+) -> list[tuple[tuple[str, ...], T | None]]:
+    """Which weights are ranked together.
+
+    Args:
+        names: The prunable weights, in order.
+        scope: ``"layerwise"`` or ``"global"``.
+        exceptions: Anything by weight; such a weight is ranked by itself.
+
+    Returns:
+        Pairs of the weights of a group and its exception, None where it has none.
+
+    Raises:
+        LotteryError: An unknown scope, or an exception for an unknown weight.
+    """
+    names, exceptions = list(names), exceptions or {}
+    for name in exceptions:
+        if name not in names:
+            raise unknown("A rate is given for a weight that does not exist", name, names)
+    if scope not in SCOPES:
+        raise unknown("scope", scope, SCOPES)
+    pooled = tuple(name for name in names if name not in exceptions)
+    together: list[tuple[str, ...]] = [pooled] if scope == "global" and pooled else [(name,) for name in pooled]
+    return [*((group, None) for group in together), *(((name,), exceptions[name]) for name in exceptions)]
+
+
+def by_weight(names: Iterable[str], exceptions: Mapping[str, T], what: str = "rates") -> dict[str, T]:
+    """Exceptions by the names of weights, from those by names and patterns.
+
+    Args:
+        names: The prunable weights.
+        exceptions: Anything, by the name of a weight or a shell-style pattern such as ``"conv2d*/kernel"``
+            (case-sensitive; ``*`` matches ``/`` too). The exact name of a weight wins over patterns, and of these the
+            first in the mapping.
+        what: What an error calls the exceptions.
+
+    Returns:
+        The exceptions by weight, for the weights that have one.
+
+    Raises:
+        LotteryError: A name or pattern fits no weight.
+    """
+    names = list(names)
+    found: dict[str, T] = {}
+    for key, value in exceptions.items():
+        matched = [key] if key in names else [name for name in names if fnmatchcase(name, key)]
+        if not matched:
+            raise unknown(f"{what}, by the name of a weight or a pattern that fits one", key, names)
+        for name in matched:
+            if name == key or name not in exceptions:
+                found.setdefault(name, value)
+    return found
+
+
+def thresholds(scores: Scores, before: Masks, after: Masks) -> dict[str, float | None]:
+    """The highest score that was pruned from each weight, None where nothing was; shown, never used to prune."""
+    highest = {}
+    for name in before:
+        pruned = np.asarray(scores[name])[before[name] & ~after[name]]
+        highest[name] = float(pruned.max()) if pruned.size else None
+    return highest
+
+
+def _number(what: str, value: Any, highest: float) -> float:
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not number or not 0 <= value < highest:
+        allowed = "a fraction in [0, 1)" if highest == 1 else "a finite number that is not negative"
+        raise LotteryError(f"{what}: received {value!r}, allowed is {allowed}.")
+    return float(value)
+
+
+def _smaller(magnitude: np.ndarray, threshold: float) -> np.ndarray:
+    with np.errstate(over="ignore"):  # beyond the weight's range, the threshold is infinite
+        return magnitude < magnitude.dtype.type(threshold)
+
+
+def _survivors(scores: Scores, masks: Masks, name: str) -> np.ndarray:
+    masks_module.check({name: masks[name]}, scores)
+    values = np.asarray(scores[name])[masks[name]]
+    if np.isnan(values).any():
+        raise LotteryError(f"The scores of {name!r} are not numbers (NaN), so they cannot be ranked.")
+    return values

@@ -1,0 +1,81 @@
+"""The ``[prune]`` and ``[rewind]`` sections of an experiment."""
+
+import itertools
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from lottery.errors import LotteryError
+from lottery.pruning.criteria import CRITERIA
+from lottery.pruning.ranking import SCOPES
+from lottery.pruning.rewinding import REWINDS
+from lottery.settings import Natural, Positive, Rate, RateOrZero, Section, is_given, one_of
+
+
+class Prune(Section):
+    """What is pruned, how much, and in how many rounds."""
+
+    criterion: Annotated[str, one_of("prune.criterion", CRITERIA, also=is_given)] = "magnitude"
+    scope: Annotated[str, one_of("prune.scope", SCOPES)] = "layerwise"
+    allocation: Literal["rates", "uniform", "erk"] = "rates"
+    schedule: Literal["geometric", "linear", "one_shot", "explicit"] = "geometric"
+    iterative: bool = True
+    rate: Rate = 0.2
+    num_rounds: Natural = 20
+    final_density: RateOrZero = 0.0
+    rates: dict[str, RateOrZero] = Field(default={})
+    densities: tuple[Rate, ...] = Field(default=(), strict=False)
+    num_examples: Positive = 100
+    fingerprint: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_many_rounds_as_densities(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("schedule") == "explicit" and "num_rounds" not in values:
+            densities = values.get("densities", ())
+            return {**values, "num_rounds": len(densities)} if isinstance(densities, list | tuple) else values
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rate_to_a_final_density(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        final, num_rounds = values.get("final_density"), values.get("num_rounds", 20)
+        if type(final) is not float or not 0 < final < 1 or type(num_rounds) is not int or num_rounds < 1:
+            return values
+        rate = 1 - final ** (1 / num_rounds)
+        if values.get("rate", rate) != rate:
+            raise LotteryError(
+                f"prune.rate and prune.final_density: received {values['rate']} and {final}, allowed is one of the two."
+            )
+        return {**values, "rate": rate}
+
+    @model_validator(mode="after")
+    def _densities_are_for_explicit(self) -> "Prune":
+        if (self.schedule == "explicit") != bool(self.densities):
+            raise LotteryError('prune.densities and prune.schedule = "explicit" go together: give both or neither.')
+        if self.densities and len(self.densities) != self.num_rounds:
+            raise LotteryError(
+                f"prune.densities has {len(self.densities)} entries and prune.num_rounds is {self.num_rounds}; "
+                "leave prune.num_rounds out."
+            )
+        if self.densities and self.rates:
+            raise LotteryError('prune.rates says by how much to prune, so it cannot be used with "explicit" densities.')
+        if any(after >= before for before, after in itertools.pairwise(self.densities)):
+            raise LotteryError(f"prune.densities must fall from round to round, received {list(self.densities)}.")
+        if self.final_density and (self.densities or not self.num_rounds):
+            raise LotteryError("prune.final_density takes the place of prune.densities, and needs a round.")
+        if self.allocation != "rates" and (self.rates or self.scope == "global"):
+            raise LotteryError(
+                f'prune.allocation = "{self.allocation}" says what each layer keeps: leave out prune.rates and '
+                'prune.scope = "global".'
+            )
+        return self
+
+
+class Rewind(Section):
+    """Where retraining starts."""
+
+    step: Natural = 0
+    mode: Annotated[str, one_of("rewind.mode", REWINDS)] = "weights"

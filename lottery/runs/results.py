@@ -1,0 +1,189 @@
+"""Runs to one tidy table, a row for each trained network, and its summary over replicates."""
+
+import html
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lottery import config
+from lottery.errors import LotteryError
+from lottery.runs import intervals, store, verdicts
+from lottery.runs.verdicts import TOLERANCE, Table
+
+COLUMNS = (
+    "replicate", "branch", "round", "density", "num_kept", "early_stop_step", "early_stop_val_loss",
+    "early_stop_val_accuracy", "early_stop_test_accuracy", "final_train_loss", "final_val_loss", "final_val_accuracy",
+    "final_test_accuracy", "seconds",
+)  # fmt: skip
+
+
+class Network(NamedTuple):
+    """A complete network of a run.
+
+    Attributes:
+        replicate: From 1.
+        branch: ``"ticket"`` for the main chain.
+        round: From 0.
+        density: Fraction of all prunable entries that are kept, in [0, 1].
+        folder: Where its files lie.
+    """
+
+    replicate: int
+    branch: str
+    round: int
+    density: float
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk."""
+
+    path: Path
+
+    @property
+    def experiment(self) -> config.Experiment:
+        """The experiment, with every value that was used."""
+        return store.read_experiment(self.path)
+
+    def table(self) -> Table:
+        """The tidy table of every round that is complete so far; see `table`."""
+        return table(self.path)
+
+    def verdict(self, tolerance: float = TOLERANCE) -> list[str]:
+        """Whether a ticket is winning, and what the controls say, in sentences; see `verdicts.sentences`."""
+        return verdicts.sentences(self.table(), tolerance, verdicts.goal(self.experiment))
+
+    def _repr_html_(self) -> str:
+        rows = self.table()
+        said = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.verdict()) if len(rows) else ""
+        return f"<p><code>{html.escape(str(self.path))}</code></p>{summary(rows).to_html()}{said}"
+
+
+def table(run: Path) -> Table:
+    """One row for each trained network of a run, branches included.
+
+    Args:
+        run: The run's folder.
+
+    Returns:
+        A data frame with the columns `COLUMNS`, sorted by replicate, branch (the ticket first) and round. Densities and
+        accuracies are in [0, 1], losses as the model reports them (cross-entropies in nats), and an accuracy that the
+        model does not measure is NaN. ``seconds`` is the time that a round took; ``final_train_loss`` is the mean over
+        the last steps before the end, as trained, and NaN for a network that was not trained.
+
+    Raises:
+        LotteryError: It is not a run, or a record is damaged.
+    """
+    import pandas as pd
+
+    rows = [{column: record[column] for column in COLUMNS} for record in _records(run)]
+    measured = [column for column in COLUMNS if column.endswith(("loss", "accuracy"))]
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(measured, float))
+
+
+def networks(run: Path, rounds: Iterable[int] | None = None, branches: bool = True) -> Iterator[Network]:
+    """The complete networks of a run: by replicate, the main chain first, then each branch by round.
+
+    Args:
+        run: The run's folder.
+        rounds: Which rounds; all that are stored if None.
+        branches: Whether those of branches too.
+
+    Raises:
+        LotteryError: It is not a run, a record is damaged, or no replicate has one of the rounds.
+    """
+    rows = table(run)
+    rows = rows if branches else rows[rows["branch"] == store.TICKET]
+    if rounds is not None:
+        wanted, stored = set(rounds), sorted({int(index) for index in rows["round"]})
+        for index in sorted(wanted - set(stored)):
+            there = f"are 0 to {stored[-1]}" if stored else "is none yet"
+            raise LotteryError(f"round: received {index!r}, stored in {str(run)!r} {there}.")
+        rows = rows[rows["round"].isin(wanted)]
+    for replicate, branch, index, density in rows[["replicate", "branch", "round", "density"]].itertuples(
+        index=False, name=None
+    ):
+        yield Network(replicate, branch, index, density, store.round_path(Path(run), replicate, index, branch))
+
+
+def collapsed(run: Path) -> list[str]:
+    """A sentence for each network of which a whole weight was pruned: it trains on, at chance or near it."""
+    return [
+        f"Replicate {one['replicate']}, round {one['round']}{'' if one['branch'] == store.TICKET else ', '}"
+        f"{one['branch'].removeprefix(store.TICKET)}: nothing is left of {', '.join(one['collapsed'])}."
+        for one in _records(run)
+        if one["collapsed"]
+    ]
+
+
+def summary(rows: Table, num_steps: int | None = None) -> Table:
+    """Mean and spread over replicates, by branch and round.
+
+    Args:
+        rows: What `table` returns.
+        num_steps: The experiment's ``train.num_steps``, without which ``censored`` is unknown.
+
+    Returns:
+        A data frame with ``branch, round, density, num_kept, replicates`` and, for the test accuracy at the early-stop
+        step, ``accuracy_mean``, ``accuracy_std`` (sample standard deviation, NaN for one replicate), ``accuracy_min``,
+        ``accuracy_max``, ``accuracy_low`` and ``accuracy_high`` (95 % t interval for the mean, see `intervals`;
+        NaN where an accuracy is); then ``final_accuracy_mean``, ``early_stop_step_mean``, and ``censored``: in how many
+        replicates the lowest validation loss is that of the very last evaluation, so that a longer training might have
+        found a lower one (NaN if unknown; transfers, which may have a length of their own, do not count). Branches are
+        in their order in the table.
+    """
+    import numpy as np
+
+    order = {branch: place for place, branch in enumerate(dict.fromkeys(rows["branch"]))}
+    # What was not trained has nothing to go on from, and a transfer may end at a step of its own.
+    trained = rows["final_train_loss"].notna() & ~verdicts.transferred(rows)
+    last = (rows["early_stop_step"] == num_steps) & trained if num_steps else np.nan
+    return (
+        rows.assign(censored=last)
+        .groupby(["branch", "round"], as_index=False)
+        .agg(
+            density=("density", "mean"),
+            num_kept=("num_kept", "mean"),
+            replicates=("replicate", "count"),
+            accuracy_mean=("early_stop_test_accuracy", "mean"),
+            accuracy_std=("early_stop_test_accuracy", "std"),
+            accuracy_min=("early_stop_test_accuracy", "min"),
+            accuracy_max=("early_stop_test_accuracy", "max"),
+            accuracy_low=("early_stop_test_accuracy", lambda values: _end(values, 1)),
+            accuracy_high=("early_stop_test_accuracy", lambda values: _end(values, 2)),
+            final_accuracy_mean=("final_test_accuracy", "mean"),
+            early_stop_step_mean=("early_stop_step", "mean"),
+            censored=("censored", lambda values: values.sum(skipna=False)),
+        )
+        .sort_values(
+            ["branch", "round"],
+            ignore_index=True,
+            key=lambda column: column.map(order) if column.name == "branch" else column,
+        )
+    )
+
+
+def chosen(rounds: Iterable[int], most: int) -> list[int]:
+    """At most so many of the rounds, evenly apart, the first and the last among them: what a figure has room for."""
+    import numpy as np
+
+    there = sorted(set(rounds))
+    places = np.linspace(0, len(there) - 1, min(most, len(there))).round().astype(int)
+    return [int(there[place]) for place in dict.fromkeys(places.tolist())]
+
+
+def _end(values: Any, which: int) -> float:
+    return intervals.mean_interval(values.tolist())[which] if values.notna().all() else float("nan")
+
+
+def _records(run: Path) -> Iterator[dict[str, Any]]:
+    """The record of every complete network: by replicate, the main chain first, then each branch by round."""
+    experiment = store.read_experiment(run)
+    for replicate in range(1, experiment.run.num_replicates + 1):
+        rounds = store.complete_rounds(run, replicate)[: experiment.prune.num_rounds + 1]
+        stored = sorted(store.branches(run, replicate), key=lambda one: (one[1], one[0]))
+        folders = [folder for index, _, folder in stored if index in rounds]
+        for folder in [*(store.round_path(run, replicate, index) for index in rounds), *folders]:
+            yield store.read_record(folder)

@@ -1,0 +1,328 @@
+"""A run on disk: plain files, each whole or absent, a round complete once its ``round.json`` is there."""
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from lottery import config, files
+from lottery.errors import LotteryError, StorageError
+from lottery.masks import Masks
+from lottery.pruning.rewinding import REWINDS
+
+
+def started(run: Path, experiment: config.Experiment, replicate: int, index: int, kept: Masks) -> dict[str, np.ndarray]:
+    """What a stored round started from, put together from the files of its run.
+
+    Args:
+        run: The run's folder.
+        experiment: Its experiment.
+        replicate: The replicate, from 1.
+        index: The round.
+        kept: What the round keeps.
+
+    Returns:
+        Every variable, by name, not masked yet.
+
+    Raises:
+        LotteryError: A file is missing or damaged.
+    """
+    if not index:
+        return files.read_arrays(start_path(run, replicate))
+    start = files.read_arrays(start_path(run, replicate, experiment.rewind.step))
+    before = files.read_arrays(round_path(run, replicate, index - 1) / "weights.safetensors")
+    return REWINDS[experiment.rewind.mode](start, before, kept)
+
+
+FORMAT = 1
+
+
+TICKET = "ticket"  # the branch of the main chain
+
+
+METRICS = ("step", "split", "loss", "accuracy")
+
+
+def run_path(out: str | Path, experiment: config.Experiment) -> Path:
+    """Where a run lies: the experiment's name and the digest of its configuration, below `out`."""
+    return Path(out) / f"{experiment.name}-{config.digest(experiment)}"
+
+
+def round_path(run: Path, replicate: int, index: int, branch: str = TICKET) -> Path:
+    """The folder of a round, or of a branch from it."""
+    folder = run / f"replicate-{replicate}" / f"round-{index:02d}"
+    return folder if branch == TICKET else folder / f"branch-{branch}"
+
+
+def start_path(run: Path, replicate: int, step: int = 0) -> Path:
+    """Where every variable of a replicate at its rewind step is stored; at step 0, the initial ones."""
+    return run / f"replicate-{replicate}" / ("start.safetensors" if step else "initial.safetensors")
+
+
+def state_path(run: Path, replicate: int, step: int) -> Path:
+    """Where every variable of a replicate's dense network at a step is stored that other runs of a sweep rewind to."""
+    return run / f"replicate-{replicate}" / f"step-{step:05d}.safetensors"
+
+
+def checkpoint_path(folder: Path, stage: str = "") -> Path:
+    """Where a network in training stands, in its round's folder; there only until the round is complete."""
+    return folder / f"checkpoint{'-' if stage else ''}{stage}.safetensors"
+
+
+def clear_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of a network that is trained, and its folder if nothing else is in it."""
+    for path in folder.glob("checkpoint*.safetensors"):
+        path.unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def read_experiment(run: Path) -> config.Experiment:
+    """The experiment of a run, checked against the digest that was recorded when it began.
+
+    Raises:
+        LotteryError: There is no run, or its configuration was changed after it began.
+    """
+    path = run / "experiment.toml"
+    if not path.is_file():
+        raise LotteryError(f"{str(run)!r} is not a run: it has no experiment.toml.")
+    experiment = _stored(path)
+    recorded = read_environment(run).get("digest")
+    if recorded and recorded != config.digest(experiment):
+        raise LotteryError(
+            f"{str(path)!r} was edited after the run began: its digest is {config.digest(experiment)} and was "
+            f"{recorded}; restore it, or start a new run from a copy of it."
+        )
+    return experiment
+
+
+def read_environment(run: Path) -> dict[str, Any]:
+    """What the run was begun with: versions, processor, threads; empty where nothing has been stored yet."""
+    path = run / "environment.json"
+    if not path.exists():
+        if next(run.glob("replicate-*/round-*/round.json"), None):
+            raise LotteryError(f"{str(path)!r} is missing, so nobody can say what the rounds beside it were made with.")
+        return {}
+    try:
+        environment = files.read_json(path)
+        if not {"digest", "data_sha256", "num_threads", "versions", "python", "processor"} <= environment.keys():
+            raise LotteryError(f"{str(path)!r} is damaged: it lacks what was written there when the run began.")
+        if environment.get("record_sha256", digest := _digest_of(environment)) != digest:  # older runs have none
+            raise LotteryError(f"{str(path)!r} is damaged: it does not have the checksum that it holds.")
+    except LotteryError as error:
+        raise LotteryError(f"{str(error).rstrip('.')}; restore it, or start a new run.") from None
+    return environment
+
+
+def check_there(run: Path) -> None:
+    """Raise `StorageError` if the folder of a run that is worked on was removed or moved meanwhile."""
+    if not (run / "experiment.toml").exists():
+        raise StorageError(f"{str(run)!r} was removed or moved meanwhile, so nothing more is stored there.")
+
+
+@contextlib.contextmanager
+def opened(run: Path, experiment: config.Experiment) -> Iterator[None]:
+    """Create or open a run for writing, alone: a second process is refused until the first has ended, however.
+
+    Raises:
+        LotteryError: Another process has it open, its configuration was edited, or it cannot be written.
+    """
+    with files.readable_errors(run):
+        run.mkdir(parents=True, exist_ok=True)
+        # The kernel drops this lock with the process, so a killed one leaves nothing behind.
+        lock = FileLock(run / ".lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise LotteryError(f"Another process is working on {str(run)!r}; wait for it, or stop it first.") from None
+    try:
+        with files.readable_errors(run):
+            _clear_temporary(run)
+        if not (run / "experiment.toml").exists():
+            files.write(run / "experiment.toml", config.dump(experiment).encode())
+        stored = _stored(run / "experiment.toml")
+        if stored != experiment:
+            changed = "; ".join(config.differences(stored, experiment))
+            raise LotteryError(
+                f"{str(run / 'experiment.toml')!r} was edited after the run began ({changed}); restore it, or start "
+                "a new run from a copy of it."
+            )
+        yield
+    finally:
+        lock.release()
+
+
+def write_round(
+    folder: Path,
+    masks: Masks,
+    weights: Mapping[str, np.ndarray],
+    metrics: Iterable[tuple[int, str, float, float]],
+    record: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Store a round, ``round.json`` last.
+
+    Args:
+        folder: The round's folder; what an interrupted attempt left there is overwritten.
+        masks: What was kept while training.
+        weights: Every variable after training.
+        metrics: Rows of step, split, loss, accuracy.
+        record: What is known of the round.
+
+    Returns:
+        The record as stored, with the checksum of each file.
+
+    Raises:
+        LotteryError: The disk is full or the folder cannot be written. Earlier rounds are as they were.
+    """
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows([METRICS, *metrics])
+    contents = {
+        "masks.safetensors": files.pack_masks(masks),
+        "weights.safetensors": files.pack_arrays(weights),
+        "metrics.csv": table.getvalue().encode(),
+    }
+    for name, content in contents.items():
+        files.write(folder / name, content)
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    # JSON knows no NaN, which is the accuracy of a model that measures none.
+    known = {key: None if value != value else value for key, value in record.items()}
+    return write_record(folder / "round.json", {"format": FORMAT, **known, "sha256": sums})
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a record as JSON, with a checksum of its own, and give back what was written."""
+    complete = json.loads(json.dumps(record))  # as it will be read
+    complete["record_sha256"] = _digest_of(complete)
+    files.write_json(path, complete)
+    return complete
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The record of a complete round.
+
+    Raises:
+        LotteryError: It is missing, damaged, or was changed.
+    """
+    path = folder / "round.json"
+    record = files.read_json(path)
+    if record.get("format", FORMAT) != FORMAT:
+        raise LotteryError(f"{str(path)!r} has format {record['format']}; this version reads {FORMAT}.")
+    if record.get("record_sha256") != _digest_of(record):
+        raise _damaged(path)
+    replicate, index, branch = record.get("replicate", 0), record.get("round", 0), record.get("branch", TICKET)
+    place = round_path(Path(), replicate, index, branch).parts
+    if place != folder.parts[-len(place) :]:
+        raise LotteryError(
+            f"{str(path)!r} is of replicate {replicate}, round {index}, branch {branch}: it was put there."
+        )
+    return record
+
+
+def read_metrics(folder: Path) -> list[tuple[int, str, float, float]]:
+    """The rows of step, split, loss and accuracy that were measured of a network.
+
+    Raises:
+        LotteryError: They are missing or damaged.
+    """
+    path = folder / "metrics.csv"
+    content = files.read(path)
+    try:
+        columns, *lines = csv.reader(io.StringIO(content.decode()))
+        if tuple(columns) != METRICS:
+            raise ValueError(f"its columns are {columns}")
+        return [(int(step), split, float(loss), float(accuracy)) for step, split, loss, accuracy in lines]
+    except (ValueError, csv.Error) as error:
+        raise LotteryError(f"{str(path)!r} is damaged ({error}).") from None
+
+
+def check_files(folder: Path) -> None:
+    """Raise `LotteryError` unless the record of a round and every file that it names have their checksums."""
+    for name, expected in read_record(folder)["sha256"].items():
+        if hashlib.sha256(files.read(folder / name)).hexdigest() != expected:
+            raise _damaged(folder / name)
+
+
+def complete_rounds(run: Path, replicate: int) -> list[int]:
+    """The rounds of a replicate that are complete, without a gap from round 0 on."""
+    indices: list[int] = []
+    while is_stored(run, replicate, len(indices)):
+        indices.append(len(indices))
+    return indices
+
+
+def branches(run: Path, replicate: int) -> list[tuple[int, str, Path]]:
+    """Round, label and folder of every complete branch of a replicate, by round."""
+    found = []
+    for index in complete_rounds(run, replicate):
+        for path in sorted(round_path(run, replicate, index).glob("branch-*/round.json")):
+            found.append((index, path.parent.name.removeprefix("branch-"), path.parent))
+    return found
+
+
+def wanted(experiment: config.Experiment) -> list[tuple[int, str]]:
+    """Round and branch of every network that an experiment trains for each replicate, in the order of training."""
+    rounds = range(experiment.prune.num_rounds + 1)
+    chosen = experiment.run.control_rounds or rounds[1:]
+    controls = [(index, label) for index in chosen for label in experiment.run.controls]
+    return [*((index, TICKET) for index in rounds), *controls]
+
+
+def is_stored(run: Path, replicate: int, index: int, branch: str = TICKET) -> bool:
+    """Whether a round, or a branch from it, is complete."""
+    return (round_path(run, replicate, index, branch) / "round.json").exists()
+
+
+def progress(run: Path, experiment: config.Experiment) -> tuple[int, int]:
+    """How many of the networks that an experiment trains are stored, and how many there are to be."""
+    networks = [(number, *one) for number in range(1, experiment.run.num_replicates + 1) for one in wanted(experiment)]
+    return sum(is_stored(run, *network) for network in networks), len(networks)
+
+
+def is_complete(run: Path, experiment: config.Experiment) -> bool:
+    """Whether everything that an experiment trains is stored."""
+    stored, all_of_them = progress(run, experiment)
+    return stored == all_of_them
+
+
+def runs(out: str | Path) -> list[Path]:
+    """The runs below a folder, by name."""
+    return sorted(path.parent for path in Path(out).glob("*/experiment.toml"))
+
+
+def _stored(path: Path) -> config.Experiment:
+    """The experiment that a run has written, whose file is named if it cannot be read any more."""
+    try:
+        return config.load(path)
+    except LotteryError as error:
+        said = str(error).rstrip(".")
+        raise LotteryError(
+            f"{str(path)!r} is damaged, or was edited ({said}); restore it, or start a new run."
+        ) from None
+
+
+def _clear_temporary(run: Path) -> None:
+    """Remove what was killed has left: writes that were not whole, checkpoints of networks that are."""
+    for path in run.rglob(".*.*-*"):
+        path.unlink(missing_ok=True)
+    for path in run.rglob("checkpoint*.safetensors"):
+        if (path.parent / "round.json").exists():
+            path.unlink(missing_ok=True)
+
+
+def _digest_of(record: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in record.items() if key != "record_sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _damaged(path: Path) -> LotteryError:
+    return LotteryError(
+        f"{str(path)!r} is damaged: it does not have the checksum that was recorded; delete {str(path.parent)!r} and "
+        "the rounds after it to train them again."
+    )

@@ -1,0 +1,352 @@
+"""Tickets as TFLite files: plain, sparse, in whole numbers (see `exporting.Export`), and opened (`exporting.Open`)."""
+
+import importlib.util
+import io
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lottery import weights
+from lottery.enforcement import wrappers
+from lottery.enforcement.wrappers import check_library
+from lottery.errors import LotteryError
+from lottery.masks import Masks
+from lottery.models.library import is_compiled, keras_of
+from lottery.tickets.reopened import Opened, Stored
+
+# Calibration asks for the range of each layer's outputs, which more inputs hardly widen.
+_NUM_CALIBRATED = 500
+
+
+def plain(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
+    """Write a TFLite file of 32-bit numbers, zeros among them: it is no smaller than the dense network's.
+
+    Raises:
+        LotteryError: The model has not one input and one output.
+    """
+    path.write_bytes(_converter(model).convert())
+
+
+def sparse(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
+    """Write a TFLite file whose weights are encoded without their zeros (``Optimize.EXPERIMENTAL_SPARSITY``).
+
+    The converter decides weight by weight, for kernels of Dense layers and of convolutions, of any shape. As measured
+    with TensorFlow 2.21 on single weights pruned evenly:
+
+    - With fewer than about 30 % zeros a weight is left as it is, so that a dense network's file is the plain one.
+    - Otherwise a kept entry is stored in 4 bytes and one or two for its place, so the file is smaller below a density
+      of about two thirds. It saves room, not time: the interpreter makes the weight dense first (DENSIFY, an operation
+      that interpreters for microcontrollers may lack), with XNNPACK and without.
+    - A Dense kernel below a density of about 3.5 % is stored in blocks of four inputs, most of them three quarters
+      zeros: the file is then up to three times as large as at a slightly higher density (LeNet-300-100: 61 kB at 3.6 %,
+      139 kB at 3.4 %, 91 kB at 2 %), but the interpreter computes with the blocks (at 2 % in 0.54 of the time).
+
+    What is encoded are zeros, whether masked or not.
+
+    Raises:
+        LotteryError: The model has not one input and one output.
+    """
+    import tensorflow as tf
+
+    converter = _converter(model)
+    converter.optimizations = [tf.lite.Optimize.EXPERIMENTAL_SPARSITY]
+    path.write_bytes(converter.convert())
+
+
+def int8(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
+    """Write a TFLite file that computes in 8-bit integers, and takes and returns 32-bit numbers.
+
+    Weights are quantised symmetrically, by output channel: zero is the integer 0, so masked entries stay zero. Layers'
+    outputs are quantised by the ranges that they have on the inputs, which should be real examples; at most 500 of them
+    are used, evenly spread.
+
+    Raises:
+        LotteryError: The model has not one input and one output.
+    """
+    import tensorflow as tf
+
+    def calibration() -> Iterator[list[np.ndarray]]:
+        for one in chosen:
+            yield [one[None]]
+
+    inputs = np.asarray(inputs)
+    chosen = inputs[np.linspace(0, len(inputs) - 1, min(len(inputs), _NUM_CALIBRATED)).astype(int)]
+    converter = _converter(model)
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = calibration
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+    with warnings.catch_warnings():
+        # Said of every model whose inputs stay floating, though the examples do give the statistics.
+        warnings.filterwarnings("ignore", "Statistics for quantized inputs were expected", UserWarning)
+        path.write_bytes(converter.convert())
+
+
+def opened(path: Path, model: Any) -> Opened:
+    """Open a TFLite file with the interpreter that others have, on one thread.
+
+    Its constants are decoded where they are sparse, and of integers they are the real values.
+    """
+    interpreter = _interpreter(path)
+    constants = dict(_constants(interpreter))
+    return Opened(_outputs(interpreter), constants, named=False)
+
+
+def _converter(model: Any) -> Any:
+    import tensorflow as tf
+
+    sides = (("inputs", getattr(model, "inputs", None)), ("outputs", getattr(model, "outputs", None)))
+    for what, tensors in sides:
+        if tensors is None or len(tensors) != 1:
+            found = "no fixed" if tensors is None else len(tensors)
+            raise LotteryError(
+                f"The model {model.name!r} has {found} {what}, and TFLite is written for Sequential and functional "
+                'models with one; use the form "saved_model".'
+            )
+    return tf.lite.TFLiteConverter.from_keras_model(model)
+
+
+def _interpreter(path: Path) -> Any:
+    import tensorflow as tf
+
+    with warnings.catch_warnings():
+        # It names a package to use in its place, which is not among TensorFlow's dependencies.
+        warnings.filterwarnings("ignore", r"\s*Warning: tf\.lite\.Interpreter is deprecated", UserWarning)
+        return tf.lite.Interpreter(model_content=path.read_bytes(), num_threads=1)
+
+
+def _outputs(interpreter: Any) -> Callable[[Any], np.ndarray]:
+    def outputs(inputs: Any) -> np.ndarray:
+        taken = interpreter.get_input_details()[0]
+        inputs = np.asarray(inputs, taken["dtype"])
+        if tuple(taken["shape"]) != inputs.shape:
+            interpreter.resize_tensor_input(taken["index"], inputs.shape)
+        interpreter.allocate_tensors()
+        interpreter.set_tensor(taken["index"], inputs)
+        interpreter.invoke()
+        return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+
+    return outputs
+
+
+def _constants(interpreter: Any) -> Iterator[tuple[str, Stored]]:
+    """The constants of an interpreter that has allocated nothing yet: so only they can be read."""
+    for one in interpreter.get_tensor_details():
+        try:
+            values = interpreter.get_tensor(one["index"])
+        except ValueError:
+            continue
+        if one["sparsity_parameters"]:
+            values = decoded(values, one["shape"], one["sparsity_parameters"])
+        quantised = one["quantization_parameters"]
+        step: Any = 0.0
+        if quantised["scales"].size:
+            along = [1] * values.ndim
+            if quantised["scales"].size > 1:
+                along[quantised["quantized_dimension"]] = -1
+            step, zero = (quantised[key].reshape(along) for key in ("scales", "zero_points"))
+            values = (values.astype(np.int32) - zero) * step
+        if values.dtype.kind == "f":
+            yield f"{one['name']}:{one['index']}", Stored(values, step)
+
+
+def decoded(values: np.ndarray, shape: Any, encoding: Mapping[str, Any]) -> np.ndarray:
+    """The dense array of a sparsely encoded one.
+
+    TFLite stores it as a tree of dimensions, after Chou, Kjolstad & Amarasinghe 2018, https://arxiv.org/abs/1804.10112:
+    under each entry of one dimension all places of the next (a dense dimension), or a list of some (a sparse one). A
+    dimension that is cut into blocks comes a second time, for the place within the block.
+
+    Args:
+        values: The values that are stored, in the order of the tree.
+        shape: The shape of the dense array.
+        encoding: ``traversal_order``, ``block_map`` and ``dim_metadata`` as the interpreter gives them.
+
+    Returns:
+        The array, zero where nothing is stored.
+    """
+    places = np.zeros((1, 0), np.int64)  # one row for each entry so far, one column for each dimension passed
+    for level in encoding["dim_metadata"]:
+        if level["format"] == 0:
+            size = int(level["dense_size"])
+            counts, own = np.full(len(places), size), np.tile(np.arange(size), len(places))
+        else:
+            counts, own = np.diff(level["array_segments"]), np.asarray(level["array_indices"])
+        places = np.column_stack([np.repeat(places, counts, axis=0), own])
+    index = np.zeros((len(shape), len(places)), np.int64)
+    order, blocks = list(encoding["traversal_order"]), list(encoding["block_map"])
+    sizes = [int(encoding["dim_metadata"][order.index(len(shape) + at)]["dense_size"]) for at in range(len(blocks))]
+    for column, dimension in enumerate(order):
+        if dimension < len(shape):
+            size = sizes[blocks.index(dimension)] if dimension in blocks else 1
+            index[dimension] += places[:, column] * size
+        else:
+            index[blocks[dimension - len(shape)]] += places[:, column]
+    dense = np.zeros(tuple(shape), values.dtype)
+    dense[tuple(index)] = values
+    return dense
+
+
+_MASK = "mask:"
+
+
+_ONNX = ("onnx", "onnxruntime", "tf2onnx")
+
+
+def keras(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
+    """Write a model as Keras saves it, not compiled: without optimiser, loss and metrics.
+
+    The library that made the model loads it by ``models.load_model``, without this package. Layers of your own must be
+    known where it is loaded, as Keras wants it.
+    """
+    # What a model was compiled with is saved too, the slots of its optimiser included.
+    (_copy(model) if is_compiled(model) else model).save(path)
+
+
+def keras_opened(path: Path, model: Any) -> Opened:
+    """Load what `keras` wrote."""
+    return _of_model(keras_of(model).models.load_model(path))
+
+
+def saved_model(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
+    """Write a TensorFlow SavedModel with Keras' ``export``; it has an endpoint ``serve``.
+
+    Keras 3 (seen in 3.15) writes each variable twice, so that its folder has twice the bytes of tf_keras'.
+    """
+    model.export(str(path))
+
+
+def saved_model_opened(path: Path, model: Any) -> Opened:
+    """Load a SavedModel with TensorFlow alone."""
+    import tensorflow as tf
+
+    loaded: Any = tf.saved_model.load(str(path))
+    tensors = {f"{one.name}:{index}": Stored(one.numpy()) for index, one in enumerate(loaded.variables)}
+    is_flat = keras_of(model).__name__ == "tf_keras"
+
+    def outputs(inputs: Any) -> Any:
+        # tf_keras takes several inputs as a list, whatever structure the model has.
+        flat = tf.nest.flatten(inputs)
+        return loaded.serve(flat if is_flat and len(flat) > 1 else inputs)
+
+    return Opened(outputs, tensors, named=False)
+
+
+def npz(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
+    """Write every variable by its stable name, and each mask as ``mask:NAME``, compressed.
+
+    Raises:
+        LotteryError: A variable is of a type that NumPy cannot store.
+    """
+    arrays: dict[str, Any] = weights.read_state(model)
+    for name, value in arrays.items():
+        if value.dtype.kind not in "biufc":
+            raise LotteryError(f"The variable {name!r} is of type {value.dtype}, which an .npz file cannot hold.")
+    arrays |= {_MASK + name: mask for name, mask in masks.items()}
+    np.savez_compressed(path, **arrays)
+
+
+def npz_opened(path: Path, model: Any) -> Opened:
+    """Read what `npz` wrote; its outputs are the model's with the variables from the file in place of its own."""
+    with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files if not name.startswith(_MASK)}
+    if missing := sorted(weights.variables(model).keys() ^ arrays.keys()):
+        raise LotteryError(f"{str(path)!r} holds other variables than the model {model.name!r}: {', '.join(missing)}.")
+
+    def outputs(inputs: Any) -> Any:
+        before = weights.read_state(model)
+        try:
+            weights.assign(model, arrays)
+            return model(inputs, training=False)
+        finally:
+            weights.assign(model, before)
+
+    return Opened(outputs, {name: Stored(value) for name, value in arrays.items()}, named=True)
+
+
+def tfmot(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
+    """Write a tf_keras model in pruning wrappers of tfmot that hold the masks and never recompute them.
+
+    ``tf_keras.models.load_model`` loads it within ``tfmot.sparsity.keras.prune_scope()``, and it trains there without
+    ``UpdatePruningStep``.
+
+    Raises:
+        LotteryError: It is a Keras 3 model or a subclassed one, or tfmot cannot hold a mask.
+    """
+    check_library(model)
+    # A copy: the wrappers would share the layers of the caller's model.
+    wrappers.wrap(_copy(model), masks).save(path)
+
+
+def tfmot_opened(path: Path, model: Any) -> Opened:
+    """Load what `tfmot` wrote, as tfmot says."""
+    import tensorflow_model_optimization as library
+
+    with library.sparsity.keras.prune_scope():
+        return _of_model(keras_of(model).models.load_model(path))
+
+
+def onnx(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
+    """Write an ONNX file with tf2onnx. Zeros are stored like other numbers.
+
+    Raises:
+        LotteryError: The packages are not installed, or the model has not one input.
+    """
+    if missing := [name for name in _ONNX if importlib.util.find_spec(name) is None]:
+        raise LotteryError(f"ONNX needs {', '.join(missing)}; install them by: pip install 'lottery[onnx]'.")
+    if len(getattr(model, "inputs", None) or ()) != 1:
+        raise LotteryError(
+            f"The model {model.name!r} has not one input, and ONNX is written for Sequential and functional models "
+            'that do; use the form "saved_model".'
+        )
+    if keras_of(model).__name__ == "keras":
+        with warnings.catch_warnings():
+            # Keras looks whether NumPy has a name that it took away, and NumPy 2 says that it may come back.
+            warnings.filterwarnings("ignore", r"In the future `np\.object` will be defined", FutureWarning)
+            model.export(str(path), format="onnx")
+    else:
+        import tf2onnx  # pyright: ignore[reportMissingImports]
+
+        tf2onnx.convert.from_keras(model, output_path=str(path))
+
+
+def onnx_opened(path: Path, model: Any) -> Opened:
+    """Open an ONNX file with ONNX Runtime, on one thread."""
+    import onnx as library  # pyright: ignore[reportMissingImports]
+    import onnxruntime  # pyright: ignore[reportMissingImports]
+
+    content = path.read_bytes()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    (taken,) = session.get_inputs()
+    graph = library.load_model_from_string(content).graph
+    tensors = {one.name: Stored(library.numpy_helper.to_array(one)) for one in graph.initializer}
+    return Opened(lambda inputs: session.run(None, {taken.name: np.asarray(inputs)}), tensors, named=False)
+
+
+def _copy(model: Any) -> Any:
+    """The same network, not compiled, in layers of its own."""
+    library = keras_of(model)
+    compiled = library.__name__ == "keras" and model.compiled
+    try:
+        if compiled:  # Keras 3 would compile the copy too, and make slots for an optimiser
+            model.compiled = False
+        copy = library.models.clone_model(model)
+    finally:
+        if compiled:
+            model.compiled = True
+    if not getattr(copy, "built", False) or not copy.variables:
+        raise LotteryError(
+            f"The model {model.name!r} is a subclassed one, of which Keras makes no copy, as is needed where it is "
+            'compiled and for tfmot; use a Sequential or functional model, or the form "saved_model".'
+        )
+    weights.assign(copy, weights.read_state(model))
+    return copy
+
+
+def _of_model(loaded: Any) -> Opened:
+    tensors = {name: Stored(value) for name, value in weights.read_state(loaded).items()}
+    return Opened(lambda inputs: loaded(inputs, training=False), tensors, named=True)

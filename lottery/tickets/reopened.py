@@ -1,0 +1,144 @@
+"""What an exported file holds when it is opened again, and whether masked entries are zero there."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from itertools import permutations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lottery.errors import LotteryError
+from lottery.masks import Masks, Weights
+
+# Of the largest value: what a converter's own arithmetic changes where it folds a scale into a weight.
+_ROUNDING = 1e-5
+
+
+# A tensor is known by how its values follow a weight's, so there must be some that no scale explains by itself.
+_ENOUGH = 3
+
+
+Arrangement = Callable[[np.ndarray], np.ndarray]
+
+
+class Stored(NamedTuple):
+    """An array in a file.
+
+    Attributes:
+        values: What it stands for, integers turned back into real numbers: exactly zero where the integer is the zero
+            point.
+        step: The distance between neighbouring values where they were rounded to integers, of a shape that broadcasts
+            to the values'; 0 where they were not.
+    """
+
+    values: np.ndarray
+    step: Any = 0.0
+
+
+class Opened(NamedTuple):
+    """An exported file that was opened again.
+
+    Attributes:
+        outputs: A function from inputs, as the model takes them, to outputs in the model's structure.
+        tensors: The arrays in the file, by the name that they have there.
+        named: Whether those are the stable names of `lottery.weights`. Otherwise a library chose them, and a weight is
+            found by its values.
+    """
+
+    outputs: Callable[[Any], Any]
+    tensors: Mapping[str, Stored]
+    named: bool
+
+
+def zeros_kept(opened: Opened, weights: Weights, masks: Masks) -> bool:
+    """Check that masked entries are zero in an opened file.
+
+    Where names do not tell, a weight is found by the values that it keeps: some tensor must hold them, in any order of
+    dimensions and each output channel times a number of its own (converters transpose, merge dimensions, fold a
+    normalisation into the layer before it, and round to integers).
+
+    Args:
+        opened: The file.
+        weights: The weights that were exported, by name.
+        masks: Boolean arrays by name, True where the entry is kept.
+
+    Returns:
+        True if every masked entry was seen to be zero; False if some weight with masked entries cannot be told in the
+        file, as where a converter takes it apart, and no other has failed.
+
+    Raises:
+        LotteryError: A masked entry is not zero in the file, or a weight is missing there.
+    """
+    seen = True
+    for name, mask in masks.items():
+        if mask.all():
+            continue
+        leaks = _named(opened, name, mask) if opened.named else _leaks(opened, weights[name], mask)
+        if leaks:
+            raise LotteryError(
+                f"{leaks} masked entries of {name!r} are not zero in what was exported, so nothing was written; "
+                "export another form."
+            )
+        seen &= leaks is not None
+    return seen
+
+
+def _named(opened: Opened, name: str, mask: np.ndarray) -> int:
+    if name not in opened.tensors or opened.tensors[name].values.shape != mask.shape:
+        raise LotteryError(f"The weight {name!r} is not in what was exported, so nothing was written.")
+    return int(np.count_nonzero(opened.tensors[name].values[~mask]))
+
+
+def _leaks(opened: Opened, weight: np.ndarray, mask: np.ndarray) -> int | None:
+    """Masked entries that are not zero, in the tensor that fits the weight best; None if no tensor does."""
+    found = None
+    for values, step in opened.tensors.values():
+        step = np.broadcast_to(step, values.shape)
+        for arranged in _arrangements(values.shape, weight.shape):
+            here = arranged(values)
+            leaks = int(np.count_nonzero(here[~mask]))
+            if (found is None or leaks < found) and _carries(here, arranged(step), weight, mask):
+                found = leaks
+                if not found:
+                    return 0
+    return found
+
+
+def _arrangements(shape: tuple[int, ...], wanted: tuple[int, ...]) -> Iterator[Arrangement]:
+    """The ways in which a tensor of one shape may be a weight of another."""
+
+    def without_ones(sizes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(size for size in sizes if size != 1)
+
+    short = without_ones(shape)
+    merged = {without_ones(wanted): None}  # a dict, for a set would try them in an order of chance
+    if len(wanted) > 2:
+        merged |= {without_ones((*wanted[:-2], math.prod(wanted[-2:]))): None}
+        merged |= {without_ones((wanted[0], math.prod(wanted[1:]))): None}
+        merged |= {without_ones((math.prod(wanted[:-1]), wanted[-1])): None}
+    for sizes in merged:
+        if sorted(sizes) != sorted(short):
+            continue
+        for order in permutations(range(len(short))):
+            if tuple(short[axis] for axis in order) == sizes:
+                yield lambda array, order=order: np.squeeze(array).transpose(order).reshape(wanted)
+
+
+def _carries(values: np.ndarray, step: np.ndarray, weight: np.ndarray, mask: np.ndarray) -> bool:
+    """Whether values follow a weight's where it is kept, but for a scale of each output channel."""
+    there, kept, rounded = (array[mask].astype(np.float64) for array in (values, weight, step))
+    if np.count_nonzero(there) < max(1, np.count_nonzero(kept) / 2):
+        return False
+    if np.array_equal(there, kept):
+        return True
+    # The output channels are the last dimension; of a depthwise kernel, the last two.
+    for num_axes in (1, 2)[: max(1, weight.ndim - 1)]:
+        sizes = weight.shape[weight.ndim - num_axes :]
+        channel = np.broadcast_to(np.arange(math.prod(sizes)).reshape(sizes), weight.shape)[mask]
+        if kept.size - np.unique(channel).size < _ENOUGH:
+            continue
+        squares = np.bincount(channel, kept * kept)
+        scales = np.divide(np.bincount(channel, kept * there), squares, where=squares > 0, out=np.zeros_like(squares))
+        if (np.abs(there - scales[channel] * kept) <= rounded + _ROUNDING * np.abs(there).max()).all():
+            return True
+    return False

@@ -1,0 +1,236 @@
+"""Tickets: masks and the weights to start from, out of a run or a file, into any model or a file of their own."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lottery import files, masks, weights
+from lottery.enforcement import patching
+from lottery.errors import TicketError, printable
+from lottery.masks import Masks
+from lottery.models import architecture
+from lottery.models.architecture import Architecture
+from lottery.models.library import keras_of
+from lottery.tickets import from_run, ticket_file
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Ticket:
+    """A ticket, and what is known of it.
+
+    Attributes:
+        masks: By weight, boolean arrays, True where the entry is kept.
+        weights: Every variable of the network at the ticket's start, by stable name; masked entries are zero. States
+            of random layers are not among them.
+        trained: The same as trained under the masks, or None.
+        architecture: The network as plain data; see `lottery.models.architecture`.
+        metrics: What was measured of the trained network (losses in nats, accuracies in [0, 1]), under ``dense`` of its
+            dense network, under ``replicates`` over how many; empty if nobody did.
+        provenance: Run, round, replicate, rewind step, data and their digest, protocol, versions.
+    """
+
+    masks: Masks
+    weights: dict[str, np.ndarray]
+    trained: dict[str, np.ndarray] | None
+    architecture: Architecture
+    metrics: dict[str, Any]
+    provenance: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        for values in (self.masks, self.weights, self.trained or {}):
+            for value in values.values():
+                value.flags.writeable = False  # masks and weights belong together
+
+    @property
+    def density(self) -> float:
+        """Fraction of the prunable weights that is kept, in [0, 1]."""
+        return masks.density(self.masks)
+
+    @property
+    def num_kept(self) -> int:
+        """How many weights are kept."""
+        return sum(masks.num_kept(self.masks).values())
+
+    def model(self, trained: bool = False, library: str | None = None) -> Any:
+        """The network, built, with the ticket's weights and its masked entries at zero; not compiled.
+
+        Nothing that a file says is imported or run: it is a built-in network, or layers of Keras' own.
+
+        Args:
+            trained: Take the trained weights instead of those at the start.
+            library: ``"keras"`` or ``"tf_keras"``; by default the one that the ticket was found in.
+
+        Returns:
+            The model.
+
+        Raises:
+            TicketError: Only code that the ticket does not hold can build it; or there are no trained weights.
+        """
+        values = self._values(trained)
+        built = architecture.build(self.architecture, shapes(values), library)
+        _assign(built, values)
+        return built
+
+    def apply(self, model: Any, trained: bool = False) -> None:
+        """Set the weights of a model with the same names and shapes; its masked entries become zero.
+
+        Values are rounded where the model's variables are of a smaller type.
+
+        That the masks stay is for one of `lottery.enforcement` to see to; wrappers of tfmot that the model has get
+        them here, keep everything where the ticket has no mask, and stop computing masks of their own.
+
+        Args:
+            model: A built model of either Keras.
+            trained: Take the trained weights instead of those at the start.
+
+        Raises:
+            TicketError: Names or shapes differ, which both sides are listed for. Nothing was changed then.
+        """
+        from lottery.enforcement import wrappers
+
+        values = self._values(trained)
+        keras_of(model)
+        expected = {name: tuple(value.shape) for name, value in weights.portable(model).items()}
+        if expected != shapes(values):
+            differing = architecture.differing(shapes(values), expected)
+            raise TicketError(f"The ticket is not of the model {model.name!r}. {differing}")
+        wrapped = wrappers.find(model)
+        _assign(model, values)
+        if wrapped:
+            # A mask of the wrapper's own would prune what the ticket keeps.
+            wrappers.wrap(
+                model, {name: self.masks.get(name, np.ones(one.mask.shape, bool)) for name, one in wrapped.items()}
+            )
+
+    def save(self, path: str | Path, trained: bool = True) -> Path:
+        """Write the ticket to one file that `load` reads, and so does anything that reads safetensors.
+
+        Args:
+            path: The file, ending in ``.safetensors``; it is written whole or not at all.
+            trained: Write the trained weights too, if there are any.
+
+        Returns:
+            The path.
+
+        Raises:
+            LotteryError: The path has another ending, or cannot be written.
+        """
+        path = Path(path)
+        if path.suffix != ".safetensors":
+            raise TicketError(f"A ticket is a .safetensors file: received {str(path)!r}.")
+        about = {"architecture": self.architecture, "metrics": self.metrics, "provenance": self.provenance}
+        parts = ticket_file.Contents(self.masks, self.weights, self.trained if trained else None, about)
+        files.write(path, ticket_file.pack(parts))
+        return path
+
+    def _values(self, trained: bool) -> dict[str, np.ndarray]:
+        if trained and self.trained is None:
+            raise TicketError("The ticket holds no trained weights; train its model, or leave trained=True out.")
+        return self.trained if trained and self.trained is not None else self.weights
+
+    def __repr__(self) -> str:
+        of, more = self.provenance, []
+        if "run" in of:
+            more.append(f"round {of.get('round')} of {of['run']}, replicate {of.get('replicate')}")
+        accuracy = self.metrics.get("early_stop_test_accuracy")
+        if isinstance(accuracy, float):
+            more.append(f"test accuracy {accuracy:.4f}")
+        more.append("start and trained weights" if self.trained is not None else "start weights")
+        return printable(f"<Ticket: density {self.density:.4f} ({self.num_kept} weights kept), {', '.join(more)}>")
+
+
+def load(
+    source: str | Path,
+    *,
+    round: int | str | None = None,
+    density: float | None = None,
+    replicate: int = 1,
+) -> Ticket:
+    """A ticket from a file, or from a round of a run.
+
+    Args:
+        source: A ``.safetensors`` file that `Ticket.save` wrote, or a run's folder.
+        round: Of a run: the number; ``"best"``, the pruned round with the highest mean validation accuracy; or
+            ``"smallest_matching"``, the sparsest that matches dense within 0.002 of test accuracy by the mean.
+        density: Of a run, instead: a density in (0, 1]. The nearest round is taken, and is in the ticket's provenance.
+        replicate: Of a run: which replicate, from 1.
+
+    Returns:
+        The ticket. Every checksum was compared, nothing was unpickled, imported or run.
+
+    Raises:
+        TicketError: Nothing is there, or no such round; or the file is no ticket, or not as it was written.
+        LotteryError: The run is damaged.
+    """
+    path = Path(source)
+    if files.is_folder(path):
+        parts = from_run.contents(path, from_run.pick(path, round, density, replicate), replicate)
+    else:
+        if round is not None or density is not None or replicate != 1:
+            raise TicketError(f"{str(path)!r} is not a run's folder, so it has no rounds or replicates to choose from.")
+        parts = ticket_file.unpack(files.read(path), repr(str(path)))
+    return Ticket(parts.masks, parts.weights, parts.trained, **parts.about)
+
+
+def of(
+    model: Any,
+    kept: Mapping[str, np.ndarray],
+    *,
+    trained: Mapping[str, np.ndarray] | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Ticket:
+    """A ticket of one's own: a model's present weights as the start, under any masks.
+
+    Args:
+        model: A built model of either Keras. It is not changed.
+        kept: By weight, boolean arrays of its shape, True where the entry is kept.
+        trained: Every variable after training, as `lottery.weights.read_state` gives them, if there are any.
+        metrics, provenance: Whatever is to travel with it, as plain values that JSON holds.
+
+    Returns:
+        The ticket.
+
+    Raises:
+        LotteryError: There is no mask, or a mask or a trained weight does not fit the model.
+    """
+    keras_of(model)
+    if not kept:
+        raise TicketError("A ticket of no masks: received {}, allowed is at least one weight's.")
+    named = weights.portable(model)
+    start = {name: value for name, value in weights.read_state(model).items() if name in named}
+    masks.check(dict(kept), start)
+    held = {name: np.array(kept[name]) for name in start if name in kept}
+    after = None
+    if trained is not None:
+        after = {name: np.array(value) for name, value in trained.items() if name in named}
+        if shapes(after) != shapes(start):
+            raise TicketError(
+                f"The trained weights are not of the model. {architecture.differing(shapes(after), shapes(start))}"
+            )
+        for name, value in after.items():
+            if value.dtype != start[name].dtype:
+                raise TicketError(f"The trained {name!r} is {value.dtype}, the model's is {start[name].dtype}.")
+        after = masks.apply(after, held)
+    described = architecture.described(model)
+    about = copy.deepcopy((dict(metrics or {}), dict(provenance or {})))
+    return Ticket(held, masks.apply(start, held), after, described, *about)
+
+
+def shapes(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shape of each array, by name."""
+    return {name: tuple(np.shape(value)) for name, value in values.items()}
+
+
+def _assign(model: Any, values: Mapping[str, np.ndarray]) -> None:
+    weights.assign(model, values)
+    kind = keras_of(model).layers.Normalization
+    for layer in model._flatten_layers():
+        if isinstance(layer, kind):
+            # It computes with constants that it made of its variables, and so does whatever was traced.
+            layer.finalize_state()
+            patching.retrace(model)

@@ -1,0 +1,278 @@
+"""A ticket as one file: what is written, and everything that is checked before anything of it is used."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load as parse_arrays
+from safetensors.numpy import save as format_arrays
+
+from lottery.errors import TicketError
+from lottery.masks import Masks
+
+FORMAT = 1
+
+
+KEY = "ticket"  # the one entry of the metadata: safetensors writes several in an order of chance
+
+
+MOST_HEADER = 100_000_000  # bytes; safetensors' own bound
+
+
+MOST_NESTED = 200  # lists and records in each other; Python itself ends at about a thousand
+
+
+# NumPy's types by safetensors' names. The record has NumPy's: nothing else says that a header's was not changed.
+_TYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "F16": "float16", "U32": "uint32",
+    "I32": "int32", "F32": "float32", "U64": "uint64", "I64": "int64", "F64": "float64",
+}  # fmt: skip
+
+
+_SHA = r"^[0-9a-f]{64}$"
+
+
+class Contents(NamedTuple):
+    """What a ticket file holds.
+
+    Attributes:
+        masks: Boolean arrays by weight.
+        weights: Every variable of the start, by name; masked entries are zero.
+        trained: The same after training, or None.
+        about: Architecture, metrics and provenance, plain values by those names.
+    """
+
+    masks: Masks
+    weights: dict[str, np.ndarray]
+    trained: dict[str, np.ndarray] | None
+    about: dict[str, Any]
+
+
+class _Variable(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    shape: list[Annotated[int, Field(ge=1, le=2**40)]] = Field(max_length=32)
+    dtype: str
+    masked: bool
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
+    lottery: str
+    density: float
+    num_kept: int
+    variables: dict[str, _Variable]
+    architecture: dict[str, Any]
+    metrics: dict[str, Any]
+    provenance: dict[str, Any]
+    sha256: dict[str, Annotated[str, Field(pattern=_SHA)]]
+    record_sha256: Annotated[str, Field(pattern=_SHA)]
+
+
+def pack(contents: Contents) -> bytes:
+    """A ticket as the bytes of a safetensors file: the same ticket, the same bytes.
+
+    ``mask/NAME`` is a mask at one bit an entry, in row-major order, the first in the highest bit. ``start/NAME`` and
+    ``trained/NAME`` are the kept entries of a masked weight in the same order, or the whole of another variable.
+    The metadata's ``ticket`` is the record, as JSON.
+
+    Raises:
+        TicketError: A name or type cannot be written.
+    """
+    masks = contents.masks
+    tensors = {f"mask/{name}": np.packbits(mask) for name, mask in masks.items()}
+    for part, values in (("start", contents.weights), ("trained", contents.trained or {})):
+        for name, value in values.items():
+            tensors[f"{part}/{name}"] = np.asarray(value[masks[name]] if name in masks else value, order="C")
+    kept = sum(int(np.count_nonzero(mask)) for mask in masks.values())
+    record: dict[str, Any] = {
+        "format": FORMAT,
+        "lottery": metadata.version("lottery"),
+        "density": kept / sum(mask.size for mask in masks.values()),
+        "num_kept": kept,
+        "variables": {
+            name: {"shape": list(value.shape), "dtype": value.dtype.name, "masked": name in masks}
+            for name, value in contents.weights.items()
+        },
+        **contents.about,
+        "sha256": {name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in tensors.items()},
+    }
+    try:
+        record["record_sha256"] = _digest(record)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise TicketError(f"The ticket's metrics, provenance or architecture is not plain data: {error}.") from None
+    for name, value in contents.weights.items():
+        _check_name(name)
+        if value.dtype.name not in _TYPES.values():
+            raise TicketError(f"{name} has the type {value.dtype}, allowed is one of {', '.join(_TYPES.values())}.")
+    packed = format_arrays(tensors, {KEY: json.dumps(record)})
+    unpack(packed, "what would be written")  # nothing leaves that would not be let in
+    return packed
+
+
+def unpack(content: bytes, where: str) -> Contents:
+    """What the bytes of a ticket file hold, if they are whole and true.
+
+    Sizes, counts, names and checksums are checked on the bytes as they are. What is made of them takes at most 160
+    times the memory of the file: a bit of a mask becomes a number of eight bytes, twice with trained weights.
+
+    Args:
+        content: The file.
+        where: How an error calls it.
+
+    Raises:
+        TicketError: It is not a ticket, or not what was written. Nothing else is raised, whatever the bytes.
+    """
+    try:
+        return _unpacked(content)
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError, SafetensorError) as error:
+        why = error if isinstance(error, TicketError) else _first(error)
+        raise TicketError(f"{where} is not a ticket file that can be trusted: {why}") from None
+
+
+def _unpacked(content: bytes) -> Contents:
+    header, size = _header(content)
+    texts = header.pop("__metadata__", None)
+    if not isinstance(texts, dict) or list(texts) != [KEY]:
+        raise TicketError(f"its metadata has no {KEY!r}.")
+    loaded = _parsed(texts[KEY])
+    version = loaded.get("format")
+    if type(version) is int and version > FORMAT:
+        raise TicketError(f"it has format {version}, and this version of lottery reads {FORMAT}; install a newer one.")
+    record = _Record.model_validate(loaded)
+    if _digest(loaded) != record.record_sha256:
+        raise TicketError("its record does not have the checksum that was written.")
+    _check_tensors(record, header, size)
+    tensors = parse_arrays(content)
+    for name, value in tensors.items():
+        if hashlib.sha256(value.tobytes()).hexdigest() != record.sha256[name]:
+            raise TicketError(f"{name} does not have the checksum that was written.")
+    masks, counts = {}, {}
+    for name, variable in record.variables.items():
+        if variable.masked:
+            bits = np.unpackbits(tensors[f"mask/{name}"])
+            num = math.prod(variable.shape)
+            counts[name] = int(np.count_nonzero(bits))
+            if bits[num:].any() or counts[name] != tensors[f"start/{name}"].size:
+                raise TicketError(f"the mask of {name} does not keep as many entries as there are.")
+            masks[name] = bits[:num].astype(bool).reshape(variable.shape)
+    total = sum(mask.size for mask in masks.values())
+    if record.num_kept != sum(counts.values()) or record.density != record.num_kept / total:
+        raise TicketError("its density is not that of its masks.")
+    has_trained = any(name.startswith("trained/") for name in tensors)
+    about = {key: loaded[key] for key in ("architecture", "metrics", "provenance")}
+    parts = [_whole(part, record, masks, tensors) for part in ("start", "trained")[: 1 + has_trained]]
+    return Contents(masks, parts[0], parts[1] if has_trained else None, about)
+
+
+def _header(content: bytes) -> tuple[dict[str, Any], int]:
+    """The header, and how many bytes of tensors follow."""
+    length = int.from_bytes(content[:8], "little")
+    if len(content) < 8 or length > min(len(content) - 8, MOST_HEADER):
+        raise TicketError("it ends before its header does, or has none.")
+    return _parsed(content[8 : 8 + length]), len(content) - 8 - length
+
+
+def _parsed(text: Any) -> dict[str, Any]:
+    """JSON in which every name is there once and every number is one."""
+    if not isinstance(text, str | bytes):
+        raise TicketError("its record is not text.")
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(found)
+        if len(values) < len(found):
+            raise TicketError("a name is there twice.")
+        return values
+
+    def refused(constant: str) -> None:
+        raise TicketError(f"{constant} is no number.")
+
+    values = json.loads(text, object_pairs_hook=pairs, parse_constant=refused)
+    if not isinstance(values, dict):
+        raise TicketError("its header is not a record.")
+    level: list[Any] = [values]
+    for _ in range(MOST_NESTED):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
+        level = [one for several in inner for one in several]
+    if level:
+        raise TicketError(f"its record nests more than {MOST_NESTED} deep.")
+    return values
+
+
+def _check_tensors(record: _Record, header: Mapping[str, Any], size: int) -> None:
+    """See that the header lists the tensors that the record needs, of their sizes, before any is looked at."""
+    if not any(variable.masked for variable in record.variables.values()):
+        raise TicketError("it has no masks.")
+    parts = ("start", "trained") if any(name.startswith("trained/") for name in header) else ("start",)
+    masked = [f"mask/{name}" for name, variable in record.variables.items() if variable.masked]
+    expected = {*masked, *(f"{part}/{name}" for part in parts for name in record.variables)}
+    if set(header) != expected or set(record.sha256) != expected:
+        raise TicketError("its tensors are not those that its record names.")
+    total = 0
+    for name, entry in header.items():
+        part, _, own = name.partition("/")
+        _check_name(own)
+        shape, variable = entry["shape"], record.variables[own]
+        # Before they are multiplied: thousands of numbers of thousands of digits take minutes.
+        if not isinstance(shape, list) or len(shape) > 32 or not all(_is_size(length) for length in shape):
+            raise TicketError(f"{name} has the shape {repr(shape)[:80]}, allowed are up to 32 sizes.")
+        dtype, num = _TYPES.get(entry["dtype"], ""), math.prod(variable.shape)
+        if part == "mask":
+            right = dtype == "uint8" and shape == [-(-num // 8)]
+        elif variable.masked:
+            right = dtype == variable.dtype and "float" in dtype and len(shape) == 1 and shape[0] <= num
+        else:
+            right = dtype == variable.dtype and shape == variable.shape
+        if not right or (part == "trained" and shape != header[f"start/{own}"]["shape"]):
+            raise TicketError(f"{name} does not have the size and type that its record says.")
+        total += math.prod(shape) * np.dtype(dtype).itemsize
+    if total != size:
+        raise TicketError(f"its tensors are {total} bytes by its header, and {size} are there.")
+
+
+def _is_size(length: Any) -> bool:
+    return type(length) is int and 0 <= length <= 2**40
+
+
+def _check_name(name: str) -> None:
+    """A name that some program may take for a path must not lead anywhere."""
+    parts = name.split("/")
+    odd = not name.isprintable() or {":", "\\"} & set(name)
+    if odd or len(name) > 1000 or not all(parts) or {".", ".."} & set(parts):
+        raise TicketError(f"a variable is called {name[:80]!r}, allowed are names of layers between slashes.")
+
+
+def _whole(part: str, record: _Record, masks: Masks, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every variable, with zeros where a mask does not keep."""
+    values = {}
+    for name in record.variables:
+        value = tensors[f"{part}/{name}"]
+        if name in masks:
+            values[name] = np.zeros(masks[name].shape, value.dtype)
+            values[name][masks[name]] = value
+        else:
+            values[name] = value.copy()  # of its own, and not the file's memory
+    return values
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in record.items() if key != "record_sha256"}
+    # In its own order, which is that of the weights; as text rather than escaped, so that half a character is refused.
+    return hashlib.sha256(json.dumps(rest, allow_nan=False, ensure_ascii=False).encode()).hexdigest()
+
+
+def _first(error: Exception) -> str:
+    """What an exception says, in one line of bounded length."""
+    if isinstance(error, ValidationError):
+        one = error.errors(include_url=False, include_input=False)[0]
+        return f"its record has {'.'.join(map(str, one['loc']))[:80]!r} wrong: {one['msg']}."
+    said = str(error).strip().splitlines()
+    return f"{said[0][:200]}." if said else f"{type(error).__name__}."

@@ -1,0 +1,1 @@
+"""Train one network under masks: the compiled loop, its evaluation, its checkpoints."""

@@ -1,0 +1,315 @@
+"""Learning rates that change with the step: warm-up, drops, and retraining that goes on at a later step."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from lottery.data import Splits
+from lottery.errors import LotteryError
+from lottery.models.library import evaluating, is_compiled, keras_of, reason
+from lottery.settings import COMPILED
+from lottery.training import mirrored
+from lottery.training.settings import Train
+
+
+def schedule(
+    keras: Any,
+    learning_rate: Any,
+    warmup_steps: int = 0,
+    drop_at: Sequence[int] = (),
+    drop_factor: float = 0.1,
+    first_step: Any = None,
+    last_step: int | None = None,
+) -> Any:
+    """A learning rate with warm-up and drops, counted from a step that may be set later.
+
+    At step t, counted from 0, where t is the optimiser's own count plus `first_step`, the rate is
+    ``rate(t) * min(1, (t + 1) / warmup_steps) * drop_factor ** d(t)``, where d(t) is how many of `drop_at` are at most
+    t. The first factor is the gradual warm-up of Goyal et al. 2017, https://arxiv.org/abs/1706.02677, section 2.2,
+    which Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, need for VGG-19 and ResNet-18; it is reached at the
+    last of the `warmup_steps`, and the first of them trains already.
+
+    Args:
+        keras: The module of the optimiser: ``keras`` or ``tf_keras``.
+        learning_rate: A number, or a ``LearningRateSchedule`` of that module.
+        warmup_steps: How many steps it rises over; with 0 or 1 there is no warm-up.
+        drop_at: Steps from which on it is multiplied by the factor, once more at each.
+        drop_factor: The factor.
+        first_step: A ``tf.Variable``, an int64 scalar, or None, which is 0. Retraining from step k sets it to k: the
+            rate goes on there, while the optimiser is a fresh one that counts from 0, as Adam's correction of its bias
+            needs it. A graph that was traced reads the new value.
+        last_step: The last step that training takes. Whatever comes after it has its rate.
+
+    Returns:
+        The number itself where it never changes, or else a ``LearningRateSchedule`` of the module.
+
+    Raises:
+        LotteryError: The learning rate is neither.
+    """
+    base = keras.optimizers.schedules.LearningRateSchedule
+    is_number = isinstance(learning_rate, (int, float)) and not isinstance(learning_rate, bool)
+    if not is_number and not isinstance(learning_rate, base):
+        raise LotteryError(
+            f"learning_rate: received {learning_rate!r}, allowed is a number or a LearningRateSchedule of "
+            f"{keras.__name__}."
+        )
+    if is_number and warmup_steps <= 1 and not drop_at:
+        return learning_rate
+    return _kind(keras)(learning_rate, warmup_steps, drop_at, drop_factor, first_step, last_step)
+
+
+@cache
+def _kind(keras: Any) -> Any:
+    """The class, as a subclass of one that belongs to the library: an optimiser takes no other."""
+    schedules = keras.optimizers.schedules
+
+    # Registered under a name, a saved model can be loaded again where such a schedule has been made before; anywhere
+    # else with `compile=False`.
+    @keras.saving.register_keras_serializable(package="lottery", name="WarmupAndDrops")
+    class WarmupAndDrops(schedules.LearningRateSchedule):
+        def __init__(
+            self,
+            learning_rate: Any,
+            warmup_steps: int = 0,
+            drop_at: Sequence[int] = (),
+            drop_factor: float = 0.1,
+            first_step: Any = None,
+            last_step: int | None = None,
+        ) -> None:
+            super().__init__()
+            self.learning_rate = learning_rate
+            self.warmup_steps = warmup_steps
+            self.drop_at = tuple(drop_at)
+            self.drop_factor = drop_factor
+            self.first_step = 0 if first_step is None else first_step
+            self.last_step = last_step
+
+        def __call__(self, step: Any) -> Any:
+            import tensorflow as tf
+
+            at = tf.cast(tf.convert_to_tensor(step), tf.int64) + tf.cast(self.first_step, tf.int64)
+            if self.last_step is not None:
+                at = tf.minimum(at, tf.constant(self.last_step, tf.int64))
+            given: Any = self.learning_rate
+            rate: Any = given(at) if callable(given) else tf.constant(given, tf.float32)
+            if self.warmup_steps > 1:
+                rate *= tf.minimum(tf.cast(1, rate.dtype), tf.cast(at + 1, rate.dtype) / self.warmup_steps)
+            if self.drop_at:
+                # Powers from a table, which are rounded once.
+                powers = [self.drop_factor**index for index in range(len(self.drop_at) + 1)]
+                passed = tf.reduce_sum(tf.cast(at >= tf.constant(self.drop_at, tf.int64), tf.int32))
+                rate *= tf.gather(tf.constant(powers, rate.dtype), passed)
+            return rate
+
+        def get_config(self) -> dict[str, Any]:
+            rate = self.learning_rate
+            return {
+                "learning_rate": schedules.serialize(rate) if callable(rate) else rate,
+                "warmup_steps": self.warmup_steps,
+                "drop_at": list(self.drop_at),
+                "drop_factor": self.drop_factor,
+                "first_step": int(self.first_step),
+                "last_step": self.last_step,
+            }
+
+        @classmethod
+        def from_config(cls, config: dict[str, Any]) -> Any:
+            rate = config["learning_rate"]
+            return cls(**config | {"learning_rate": schedules.deserialize(rate) if isinstance(rate, dict) else rate})
+
+    return WarmupAndDrops
+
+
+# Operations that call back into Python, which XLA cannot compile.
+PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+
+
+# Operations that keep their random state in the kernel, where nothing can reset it.
+UNREPEATABLE = {
+    "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal", "ParameterizedTruncatedNormal",
+    "RandomGamma", "RandomPoissonV2", "RandomShuffle", "Multinomial",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What a model's own steps report and draw.
+
+    Attributes:
+        train_logs, test_logs: Names of what ``train_step`` and ``test_step`` report by themselves; empty where it is
+            the model's metrics, as Keras does it.
+        unrepeatable: Operations that draw random numbers which a resumed run cannot repeat.
+        calls_python: Whether a training step calls back into Python.
+    """
+
+    train_logs: tuple[str, ...]
+    test_logs: tuple[str, ...]
+    unrepeatable: tuple[str, ...]
+    calls_python: bool
+
+
+def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any = None) -> None:
+    """Give a model the optimiser and loss that it is to be trained with.
+
+    A model that comes compiled keeps its own optimiser, loss and metrics. Another gets the experiment's optimiser,
+    and the cross-entropy loss that its outputs call for: if they are probabilities on the example (not negative,
+    summing to one) the one for probabilities, else the one for logits. The wrong one of the two trains badly and
+    in silence.
+
+    Args:
+        model: A built model.
+        settings: The ``[train]`` section of an experiment.
+        example: A few inputs, as the network gets them.
+        schedule_step: A variable that is added to the optimiser's steps where the learning rate follows a schedule.
+
+    Raises:
+        LotteryError: An argument of the optimiser or schedule is wrong, or the model does not fit the data.
+    """
+    keras = keras_of(model)
+    if is_compiled(model):
+        inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of a LossScaleOptimizer
+        own = getattr(inner, "_learning_rate", None)
+        if schedule_step is not None and isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
+            inner._learning_rate = schedule(keras, own, first_step=schedule_step, last_step=settings.num_steps - 1)
+        return
+    if settings.optimizer == COMPILED:
+        raise LotteryError('train.optimizer = "compiled" needs a model that comes compiled; this one does not.')
+    with _fitting(model):
+        outputs = model(example, training=False)
+    if not hasattr(outputs, "shape"):
+        raise LotteryError("The model has several outputs, for which no loss can be chosen; compile it.")
+    outputs = np.asarray(outputs)
+    probabilities = bool(((outputs >= 0) & (outputs <= 1)).all())
+    if outputs.ndim != 2 or outputs.shape[1] < 2 or (probabilities and not np.allclose(outputs.sum(1), 1, atol=1e-3)):
+        raise LotteryError(
+            f"No loss can be chosen for outputs of shape {outputs.shape[1:]} between {outputs.min():.3g} and "
+            f"{outputs.max():.3g}, which are neither logits nor probabilities of classes; compile the model with the "
+            "loss and metrics that you want."
+        )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=not probabilities)
+    model.compile(optimizer=optimizer(keras, settings, schedule_step), loss=loss, metrics=["accuracy"])
+
+
+def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
+    """Check that labels are classes of the model and that a batch is no larger than the data.
+
+    TensorFlow would make NaN of a label that is no class, or nothing at all.
+
+    Args:
+        model: A compiled model.
+        data: What it is to be trained on.
+        batch_size: Examples in a batch.
+        example: A few inputs, as the network gets them.
+
+    Raises:
+        LotteryError: They do not fit.
+    """
+    if batch_size > len(data.train):
+        raise LotteryError(
+            f"train.batch_size: received {batch_size}, allowed is at most the {len(data.train)} examples that are left "
+            "for training."
+        )
+    loss = model.loss[0] if isinstance(model.loss, (list, tuple)) and len(model.loss) == 1 else model.loss
+    loss = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+    if loss not in ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"):
+        return
+    with _fitting(model):
+        *positions, num_classes = model(example, training=False).shape[1:]
+    for part, split in (("training", data.train), ("validation", data.validation), ("test", data.test)):
+        if split.y.dtype.kind != "i" or split.y.shape[1:] not in (tuple(positions), (*positions, 1)):
+            raise LotteryError(
+                f"The {part} labels have type {split.y.dtype} and shape {split.y.shape[1:]} for an example, allowed is "
+                f"one whole number, the class, for each output of shape {tuple(positions)}."
+            )
+        lowest, highest = int(split.y.min()), int(split.y.max())
+        if highest >= num_classes or (lowest < 0 and getattr(model.loss, "ignore_class", None) != lowest):
+            raise LotteryError(
+                f"The {part} labels go {f'up to {highest}' if lowest >= 0 else f'down to {lowest}'}, allowed are 0 to "
+                f"{num_classes - 1}: the model has {num_classes} outputs."
+            )
+
+
+def examine(model: Any, example: tuple[Any, Any]) -> Examined:
+    """Trace a model's own steps without taking one, and see what they report and what they draw.
+
+    Afterwards its metrics and slots exist. Made later, while the loop is traced, they would be missing from resets.
+
+    Args:
+        model: A compiled model.
+        example: A few inputs, as the network gets them, and their labels.
+
+    Returns:
+        What was seen.
+
+    Raises:
+        LotteryError: The model does not fit the data.
+    """
+    import tensorflow as tf
+
+    def train(batch: Any) -> Any:
+        return mirrored.on_each(model, model.train_step, batch)
+
+    with _fitting(model), mirrored.scope(mirrored.strategy_of(model)):
+        test_logs = mirrored.on_each(model, model.test_step, example)
+        model.optimizer.build(model.trainable_variables)
+        traced = tf.function(train, autograph=False).get_concrete_function(example)
+        metrics = set(model.get_metrics_result())
+    graph = traced.graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return Examined(
+        train_logs=_own_logs(traced.structured_outputs, metrics, "train_step"),
+        test_logs=_own_logs(test_logs, metrics, "test_step"),
+        unrepeatable=tuple(sorted({node.op for node in nodes} & UNREPEATABLE)),
+        calls_python=not PYTHON.isdisjoint(node.op for node in nodes),
+    )
+
+
+def step_variable() -> Any:
+    """A step of training as a variable, which a trace reads anew each time."""
+    import tensorflow as tf
+
+    first: Any = 0
+    return tf.Variable(first, dtype=tf.int64, trainable=False)
+
+
+def optimizer(keras: Any, settings: Train, schedule_step: Any = None) -> Any:
+    """The Keras optimiser of an experiment.
+
+    Raises:
+        LotteryError: Keras refuses an argument.
+    """
+    table = {"name": settings.optimizer} if isinstance(settings.optimizer, str) else dict(settings.optimizer)
+    name = table.pop("name")
+    try:
+        rate = settings.learning_rate
+        if isinstance(rate, dict):
+            arguments = dict(rate)
+            rate = getattr(keras.optimizers.schedules, arguments.pop("name"))(**arguments)
+        rate = schedule(
+            keras,
+            rate,
+            settings.warmup_steps,
+            settings.drop_at,
+            settings.drop_factor,
+            schedule_step,
+            settings.num_steps - 1,
+        )
+        # By class, for keras.optimizers.get does not know all of them.
+        classes = {key.lower(): value for key, value in vars(keras.optimizers).items() if isinstance(value, type)}
+        return classes[name](learning_rate=rate, **table)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise LotteryError(f"train.optimizer {name!r} or its learning rate cannot be made: {reason(error)}") from None
+
+
+def _fitting(model: Any) -> contextlib.AbstractContextManager[None]:
+    return evaluating(f"The model {model.name!r} cannot be trained on the data")
+
+
+def _own_logs(logs: Any, metrics: set[str], step: str) -> tuple[str, ...]:
+    if not isinstance(logs, dict):
+        raise LotteryError(f"The model's {step} returns {type(logs).__name__}, allowed is a dict of what it reports.")
+    return () if set(logs) == metrics else tuple(logs)

@@ -1,0 +1,82 @@
+"""Build models under a dtype policy of Keras, and see what they compute with."""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from lottery import weights
+from lottery.errors import LotteryError
+
+FULL = "float32"
+
+
+_ASIDE: contextvars.ContextVar[bool] = contextvars.ContextVar("aside", default=False)
+
+
+def building(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
+    """A function that builds what another does under a policy, in Keras 3 and in tf_keras.
+
+    Under ``"float32"``, the default, the function is given back: what it builds is what its builder says.
+
+    Raises:
+        LotteryError: When it is called: nothing of what it has built computes as the policy says.
+    """
+    if policy == FULL or hasattr(build, "trainable_variables"):  # a model, which is refused where it is to be built
+        return build
+
+    @functools.wraps(build)
+    def built() -> Any:
+        # SynFlow computes in double precision, whatever the network does.
+        if _ASIDE.get() or "float64" in {one.global_policy().name for one in _libraries()}:
+            return build()
+        with _everywhere(policy):
+            model = build()
+        if hasattr(model, "_flatten_layers") and policy not in policies(model):
+            raise LotteryError(
+                f'train.precision: received "{policy}", and the function that builds the model says otherwise: its '
+                f"layers have the policies {', '.join(sorted(policies(model)))}; leave train.precision out."
+            )
+        return model
+
+    return built
+
+
+@contextlib.contextmanager
+def left_aside() -> Iterator[None]:
+    """Within, what `building` gives builds as without a policy: what is small is zero in half precision."""
+    token = _ASIDE.set(True)
+    try:
+        yield
+    finally:
+        _ASIDE.reset(token)
+
+
+def policies(model: Any) -> set[str]:
+    """The names of the policies that a model's layers with weights have."""
+    layers = [weights.inside(layer) for layer in model._flatten_layers(include_self=False)]
+    return {_policy(layer) for layer in layers if layer.weights}
+
+
+@contextlib.contextmanager
+def _everywhere(policy: str) -> Iterator[None]:
+    before = [one.global_policy() for one in _libraries()]
+    for one in _libraries():
+        one.set_global_policy(policy)
+    try:
+        yield
+    finally:
+        for one, own in zip(_libraries(), before, strict=True):
+            one.set_global_policy(own)
+
+
+def _libraries() -> tuple[Any, Any]:
+    import keras
+    import tf_keras
+
+    return keras.mixed_precision, tf_keras.mixed_precision
+
+
+def _policy(layer: Any) -> str:
+    return str(getattr(layer, "dtype_policy", None) and layer.dtype_policy.name)

@@ -1,0 +1,70 @@
+"""The ``[train]`` section of an experiment."""
+
+import itertools
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from lottery.errors import LotteryError, unknown
+from lottery.settings import COMPILED, Natural, Positive, Rate, Section
+
+# Keras' own optimisers by the names that `keras.optimizers.get` knows; a test compares.
+OPTIMIZERS = (
+    "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lion", "lamb", "muon", "nadam",
+    "rmsprop", "sgd",
+)  # fmt: skip
+
+
+class Train(Section):
+    """One training run."""
+
+    num_steps: Positive = 50_000
+    batch_size: Positive = 60
+    optimizer: str | dict[str, Any] = "adam"
+    learning_rate: Annotated[float, Field(ge=0)] | dict[str, Any] = 1.2e-3
+    warmup_steps: Natural = 0
+    drop_at: tuple[Positive, ...] = Field(default=(), strict=False)
+    drop_factor: Rate = 0.1
+    eval_every: Positive = 100
+    test_curve: bool = False
+    jit_compile: bool | Literal["auto"] = "auto"
+    precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = "float32"
+
+    @field_validator("optimizer")
+    @classmethod
+    def _known(cls, optimizer: str | dict[str, Any]) -> str | dict[str, Any]:
+        table = optimizer if isinstance(optimizer, dict) else {"name": optimizer}
+        wrong = [
+            f"{key} is {value!r}"
+            for key, value in table.items()
+            if type(value) not in ((str,) if key == "name" else (int, float, bool))
+        ]
+        if wrong:
+            raise LotteryError(f"train.optimizer: {wrong[0]}, allowed are numbers, true and false.")
+        if table.get("name") not in (*OPTIMIZERS, COMPILED):
+            raise unknown("train.optimizer", table.get("name", ""), OPTIMIZERS)
+        return optimizer
+
+    @field_validator("learning_rate")
+    @classmethod
+    def _named(cls, rate: float | dict[str, Any]) -> float | dict[str, Any]:
+        if isinstance(rate, dict) and not isinstance(rate.get("name"), str):
+            example = '{ name = "CosineDecay", initial_learning_rate = 0.1, decay_steps = 1000 }'
+            what = "a table needs the name of a class in keras.optimizers.schedules"
+            raise LotteryError(f"train.learning_rate: {what}, as {example}.")
+        return rate
+
+    @model_validator(mode="after")
+    def _drops_rise(self) -> "Train":
+        if any(after <= before for before, after in itertools.pairwise(self.drop_at)):
+            raise LotteryError(f"train.drop_at must rise from step to step, received {list(self.drop_at)}.")
+        if self.drop_at and self.drop_at[-1] >= self.num_steps:
+            raise LotteryError(
+                f"train.drop_at: received {self.drop_at[-1]}, allowed is less than train.num_steps, {self.num_steps}."
+            )
+        if self.warmup_steps > self.num_steps:
+            received = f"train.warmup_steps: received {self.warmup_steps}"
+            raise LotteryError(f"{received}, allowed is at most train.num_steps, {self.num_steps}.")
+        if self.drop_at and isinstance(self.learning_rate, dict):
+            raise LotteryError("train.drop_at divides a learning rate that is a number; this one is a table.")
+        return self

@@ -1,0 +1,656 @@
+"""Paths between two copies of a network: the line itself, what is stored of it, and what is said of it."""
+
+import csv
+import dataclasses
+import functools
+import json
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as stn
+
+import lottery
+from lottery import config, enforcement, files, masks, progress, weights
+from lottery.analysis import connectivity, connectivity_files
+from lottery.data import Data
+from lottery.errors import LotteryError
+from lottery.pipeline import connecting, interpolation, jobs
+from lottery.runs import store
+from lottery.training import trainer
+from tests.conftest import checksum, quietly, toy_arrays
+
+K, POINTS = 15, 5
+TABLES = {
+    "name": "connected",
+    "data": {"validation": 40},
+    "train": {"num_steps": 40, "eval_every": 10, "batch_size": 16, "jit_compile": False, "learning_rate": 0.01},
+    "prune": {"num_rounds": 1, "rate": 0.4},
+    "run": {"num_replicates": 2},
+}
+
+DIGITS = {
+    "data": {"name": "digits", "validation": 137},
+    "train": {"num_steps": 300, "eval_every": 100, "jit_compile": False},
+}
+
+
+def build():
+    import keras
+
+    layers = keras.layers
+    hidden = [layers.Dense(12, "relu"), layers.BatchNormalization(), layers.Dropout(0.2)]
+    return keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(3)])
+
+
+def arrays():
+    """With labels of chance among them, so that every network makes errors."""
+    rng = np.random.default_rng(3)
+    x, y, x_test, y_test = toy_arrays(rng, 200, 40)
+    y, y_test = (np.where(rng.random(len(one)) < 0.3, rng.integers(0, 3, len(one)), one) for one in (y, y_test))
+    return x, y, x_test, y_test
+
+
+def go(out, overrides=None):
+    return lottery.run(TABLES, overrides, model=build, data=arrays(), out=out, report=quietly)
+
+
+def connect(run, *arguments, **options):
+    options = {"num_points": POINTS, "model": build, "data": arrays(), "report": quietly} | options
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(connecting, "prepare", prepared_once)
+        return connecting.connect(run.path, *arguments, **options)
+
+
+@functools.cache
+def prepared_for(digest, fingerprint):
+    return []
+
+
+def prepared_once(experiment, model=build, data=None, criterion=None):
+    """Preparing takes most of the time of a call, and calls for one run on the same arrays prepare the same."""
+    data = arrays() if data is None else data
+    if callable(data[0]):
+        return lottery.pipeline.preparing.prepare(experiment, model, data)
+    there = prepared_for(config.digest(experiment), data[0].tobytes())
+    if not there:
+        there.append(lottery.pipeline.preparing.prepare(experiment, model, data))
+    return there[0]
+
+
+def stored(path):
+    """What lies below a folder, by checksum; but not the time that training took, nor what follows from it."""
+    found = {}
+    for file in sorted(path.rglob("*.*")):
+        if file.suffix == ".json":
+            left_out = ("seconds", "record_sha256", "networks")
+            kept = {key: value for key, value in json.loads(file.read_bytes()).items() if key not in left_out}
+            found[str(file.relative_to(path))] = json.dumps(kept)
+        elif file.is_file():
+            found[str(file.relative_to(path))] = checksum(file)
+    return found
+
+
+def is_right(run):
+    return [sentence for _, wrong in connectivity.wrong(run.path) for sentence in wrong]
+
+
+@pytest.fixture(scope="module")
+def connected(tmp_path_factory):
+    """A run of two replicates and two rounds, connected from two steps, with its table before that."""
+    run = go(tmp_path_factory.mktemp("connected"))
+    before, events = run.table(), []
+    connect(run, steps=[0, K], report=events.append)
+    done = [(event.done, event.total) for event in events if isinstance(event, progress.Step)]
+    total = 2 * (K + 2 * (40 + 2 * (40 - K)))
+    assert done == sorted(done) and done[0] == (0, total) and done[-1] == (total, total)
+    return run, before
+
+
+@pytest.fixture
+def copied(connected, tmp_path):
+    run = lottery.runs.results.Run(tmp_path / connected[0].path.name)
+    shutil.copytree(connected[0].path, run.path)
+    return run
+
+
+floats = stn.arrays(np.float32, 5, elements=st.floats(allow_nan=False, width=32))
+
+
+@given(floats, floats, st.floats(0, 1))
+def test_between_is_the_line_and_its_ends_are_the_networks(one, other, alpha):
+    ends = [{"kernel": value, "count": np.array(value.size + at)} for at, value in enumerate((one, other))]
+    for at, end in enumerate(ends):
+        found = interpolation.between(*ends, at)
+        assert found["kernel"].tobytes() == end["kernel"].tobytes() and found["count"] == end["count"]
+        same = interpolation.between(end, end, alpha)
+        assert np.array_equal(same["kernel"], end["kernel"])
+    found = interpolation.between(*ends, alpha)
+    assert found["kernel"].dtype == np.float32 and (alpha == 1 or found["count"] == 5)
+    for value, first, second in zip(found["kernel"], one, other, strict=True):
+        if np.isinf([first, second]).all() and first != second:
+            assert np.isnan(value) == (0 < alpha < 1)
+            continue
+        assert min(first, second) <= value <= max(first, second)
+        if np.isfinite([first, second]).all():
+            exact = float(first) + alpha * (float(second) - float(first))
+            assert value == pytest.approx(exact, rel=1e-6, abs=2e-7 * max(abs(float(first)), abs(float(second)), 1e-37))
+
+
+def test_between_refuses_two_networks_that_are_not_of_one_kind():
+    one = {"kernel": np.zeros((2, 3), np.float32)}
+    for other in ({"bias": one["kernel"]}, {"kernel": np.zeros((3, 2), np.float32)}):
+        with pytest.raises(LotteryError, match="same variables and shapes"):
+            interpolation.between(one, other, 0.5)
+    with pytest.raises(LotteryError, match=r"alpha: received 1.5"):
+        interpolation.between(one, one, 1.5)
+
+
+def test_a_barrier_is_seen_where_there_is_one():
+    """Two networks from other initial weights lie in other basins; two from the same ones, here, in one."""
+    prepared = lottery.pipeline.preparing.prepare(config.load(DIGITS))
+    model, (x, y) = prepared.loop.model, (prepared.data.test.x, prepared.data.test.y)
+    x = lottery.training.loop.scaler(prepared.data)(x).numpy()
+    states = [jobs.built_state(jobs.Job(None, prepared, [], quietly), seed) for seed in (0, 1)]
+    kept = masks.ones_like({name: states[0][name] for name in prepared.loop.masks})
+
+    def trained(start, number):
+        settings, words = prepared.experiment.train, connectivity_files.words(prepared.experiment, 1, number)
+        return trainer.train(prepared.loop, start, kept, settings, words).weights
+
+    one, same, other = trained(states[0], 1), trained(states[0], 2), trained(states[1], 2)
+    near = interpolation.barrier(model, one, same, (x, y), num_points=5)
+    far = interpolation.barrier(model, one, model, (x, y), num_points=5)
+    assert near["barrier"] < 0.04 < 0.1 < far["barrier"], (near["barrier"], far["barrier"])
+    assert not far["stable"] and 0 < far["alpha_highest"] < 1
+    after = weights.read_state(model)
+    assert all(np.array_equal(after[name], other[name]) for name in other)
+
+    # By hand, without Keras: the error half way.
+    half, values = {name: (one[name] + other[name]) / 2 for name in one}, x.reshape(len(x), -1)
+    for layer in ("dense", "dense_1", "dense_2"):
+        values = values @ half[f"{layer}/kernel"] + half[f"{layer}/bias"]
+        values = values if layer == "dense_2" else np.maximum(values, 0)
+    wrong = np.mean(values.argmax(1) != y)
+    assert far["points"][2][0] == 0.5 and far["points"][2][2] == pytest.approx(wrong, abs=2.5 / len(values))
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_statistics_are_those_of_the_weights_at_hand(library, rng):
+    """Against NumPy: means and variances by batch, then their mean; nothing else of the model is changed."""
+    import importlib
+
+    keras = importlib.import_module(library)
+    layers = keras.layers
+    frozen = layers.BatchNormalization(trainable=False)
+    inputs = keras.Input((6,))
+    norm = layers.BatchNormalization(momentum=0.9)
+    hidden = layers.Dense(4)(inputs)
+    model = keras.Model(inputs, layers.Dense(3)(frozen(norm(hidden))))
+    state = weights.read_state(model)
+    state |= {name: rng.normal(size=value.shape).astype(np.float32) ** 2 for name, value in state.items()}
+    weights.assign(model, state)
+    batches = [rng.normal(at, 1 + at, size=(50, 6)).astype(np.float32) for at in range(2)]
+    interpolation.recomputed(model, lambda: batches)()
+    found = weights.read_state(model)
+    hidden = [batch.astype(float) @ state["dense/kernel"] + state["dense/bias"] for batch in batches]
+    expected = {
+        "batch_normalization/moving_mean": np.mean([one.mean(0) for one in hidden], 0),
+        "batch_normalization/moving_variance": np.mean([one.var(0) for one in hidden], 0),
+    }
+    names = ["batch_normalization", "batch_normalization_1"]
+    if np.array_equal(found["batch_normalization_1/moving_mean"], state["batch_normalization_1/moving_mean"]) is False:
+        names.reverse()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name.replace("batch_normalization", names[0])], value, rtol=1e-4)
+    changed = {name for name in state if np.any(found[name] != state[name])}
+    assert changed == {name.replace("batch_normalization", names[0]) for name in expected}
+    assert norm.momentum == 0.9
+    plain = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+    assert interpolation.recomputed(plain, lambda: batches) is None
+
+
+def test_a_path_ends_at_the_networks_and_is_what_a_model_says(connected):
+    run, _ = connected
+    names = [name for name, wrong in connectivity.wrong(run.path) if not wrong]
+    assert sum(", network step " in name for name in names) == 2 * 2 * (1 + 2)
+    assert sum(", path step " in name for name in names) == 2 * 2 * 2 and len(names) == 2 * 2 * (1 + 2 + 2)
+    points = connectivity.points(run.path)
+    assert len(points) == 2 * 2 * 2 * POINTS * 2 and set(points["split"]) == {"train", "test"}
+    assert points.groupby("round")["density"].first().tolist() == [1.0, run.table()["density"].min()]
+    assert points["error"].min() > 0
+    data = prepared_once(run.experiment).data
+    model = build()
+    one, other = (
+        files.read_arrays(connectivity_files.network_path(run.path, run.experiment, 2, 1, K, n) / "weights.safetensors")
+        for n in (1, 2)
+    )
+    weights.assign(model, {name: (one[name] + other[name]) / 2 for name in one})
+    for split in ("train", "test"):
+        part = getattr(data, split)
+        logits = np.asarray(model(part.x))
+        row = points.query(f"replicate == 2 and round == 1 and step == {K} and alpha == 0.5 and split == '{split}'")
+        assert row["error"].item() == pytest.approx(np.mean(logits.argmax(1) != part.y), abs=1.01 / len(part))
+        loss = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(logits)), part.y]
+        assert row["loss"].item() == pytest.approx(loss.mean(), rel=1e-3)
+
+
+def test_the_table_of_the_run_is_as_it_was(connected):
+    run, before = connected
+    assert run.table().equals(before) and len(before) == 4
+    assert (
+        store.branches(run.path, 1) == []
+        and [s for _, wrong in lottery.runs.verification.verify(run.path) for s in wrong] == []
+    )
+
+
+def test_order_one_is_the_runs_own_and_two_is_another(connected):
+    """Trained with order 1 from step 0, the copy has the bits of the run's network: so it need not be trained."""
+    run, _ = connected
+    prepared = prepared_once(run.experiment)
+    words = [connectivity_files.words(run.experiment, 1, number) for number in (1, 2)]
+    for place in range(2):
+        one, other = (prepared.loop.batches(each)(3)[(0, 3)[place]].numpy() for each in words)
+        assert np.any(one != other), ("positions", "augmentation")[place]
+    for index in (0, 1):
+        folder = store.round_path(run.path, 1, index)
+        kept = files.read_masks(folder / "masks.safetensors")
+        start = files.read_arrays(run.path / "replicate-1" / "initial.safetensors")
+        with enforcement.constraint(prepared.loop.model, prepared.loop.masks):
+            again = trainer.train(prepared.loop, start, kept, run.experiment.train, words[0]).weights
+        trained = files.read_arrays(folder / "weights.safetensors")
+        assert all(np.array_equal(again[name], trained[name]) for name in trained)
+        assert not (run.path / "connectivity/replicate-1" / f"round-0{index}" / "branch-step_0_order_1").exists()
+        other = files.read_arrays(
+            connectivity_files.network_path(run.path, run.experiment, 1, index, 0, 2) / "weights.safetensors"
+        )
+        assert any(np.any(other[name] != trained[name]) for name in kept)
+
+
+def test_copies_start_where_a_run_that_rewinds_would(connected, tmp_path):
+    """W_k has the bits of another run's, and that run's round is its own first copy."""
+    run, _ = connected
+    late = go(tmp_path, {"rewind": {"step": K}, "run": {"num_replicates": 1}})
+    made, there = (connectivity_files.state_path(each.path, each.experiment, 1, K) for each in (run, late))
+    assert made != there and checksum(made) == checksum(there)
+    connect(late)
+    assert is_right(late) == [] and sorted(connectivity.points(late.path)["step"].unique()) == [K]
+    there = sorted(path.name for path in (late.path / "connectivity").rglob("branch-*"))
+    assert there == [f"branch-step_{K}_order_1", f"branch-step_{K}_order_2", f"branch-step_{K}_order_2"]
+    names = (f"replicate-1/round-00/branch-step_{K}_order_{n}/weights.safetensors" for n in (1, 2))
+    for name in names:  # the dense copies are the same, whichever run they are of
+        assert checksum(late.path / "connectivity" / name) == checksum(run.path / "connectivity" / name)
+
+
+def test_an_interrupted_call_goes_on_and_a_second_one_trains_nothing(connected, copied, monkeypatch):
+    whole = stored(connected[0].path / "connectivity")
+    shutil.rmtree(copied.path / "connectivity")
+    calls = []
+
+    def dies(path, rows, networks, write=connectivity_files.write_path):
+        calls.append(path)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        write(path, rows, networks)
+
+    monkeypatch.setattr(connectivity_files, "write_path", dies)
+    with pytest.raises(KeyboardInterrupt):
+        connect(copied, steps=[K, 0])
+    begun = stored(copied.path / "connectivity")
+    assert 0 < len(begun) < len(whole) and begun.items() <= whole.items()
+    connect(copied, steps=[K, 0])
+    assert len(calls) == 3 + 8 - 2 and stored(copied.path / "connectivity") == whole
+    events = []
+    connect(copied, steps=[0, K], report=events.append)
+    assert len(calls) == 9 and [event.text.partition(" paths")[0] for event in events] == ["All 8"]
+
+    assert stored(copied.path / "connectivity") == whole
+
+    connect(copied, [1], replicate=1, num_points=3, recompute=True, report=events.append)
+    assert len(calls) == 10 and calls[-1].name == "path-step_0-recomputed.csv"
+    assert "round 1, step 0: the test-error barrier is" in events[-1].text
+    connect(copied, [1], replicate=1, num_points=3)
+    assert len(calls) == 10  # what is stored is finer
+    connect(copied, [1], replicate=1, num_points=POINTS + 2)
+    points = connectivity.points(copied.path)
+    assert len(calls) == 11 and len(points) == 2 * (7 * POINTS + POINTS + 2 + 3)
+    points = points.query("replicate == 1 and round == 1 and step == 0")
+    at = {kind: part["loss"].tolist() for kind, part in points.groupby("batch_norm")}
+    assert at["stored"] != at["recomputed"] and is_right(copied) == []
+
+
+def tamper(run, what):
+    folder = connectivity_files.network_path(run.path, run.experiment, 1, 1, K, 2)
+    path = connectivity_files.path_file(run.path, 1, 1, K, False)
+    record, points = connectivity_files.read_path(path)
+    if what == "weight":
+        kept, state = files.read_masks(folder / "masks.safetensors"), files.read_arrays(folder / "weights.safetensors")
+        state["dense/kernel"][~kept["dense/kernel"]] += 1
+        rewrite(folder, state=state)
+    elif what == "masks":
+        rewrite(folder, kept=masks.ones_like(files.read_masks(folder / "masks.safetensors")))
+    elif what == "bytes":
+        (folder / "metrics.csv").write_text("step,split,loss,accuracy\n")
+    elif what == "byte":
+        content = bytearray((folder / "weights.safetensors").read_bytes())
+        content[-1] ^= 1
+        (folder / "weights.safetensors").write_bytes(content)
+    elif what == "chance":
+        rewrite(folder, start_sha256=masks_of_the_run_applied(run))
+    elif what == "state":
+        file = connectivity_files.state_path(run.path, run.experiment, 1, K)
+        state = files.read_arrays(file)
+        state["dense/bias"] = state["dense/bias"] + 1
+        files.write(file, files.pack_arrays(state))
+    elif what == "again":
+        rewrite(folder, seconds=1e6)
+    elif what == "retrained":
+        round_ = store.round_path(run.path, 1, 1)
+        rewrite(round_, kept={name: ~mask for name, mask in files.read_masks(round_ / "masks.safetensors").items()})
+    elif what == "end":
+        changed = [(*row[:3], 0.5) if row[0] == 1 else row for row in points]
+        connectivity_files.write_path(path, changed, record["networks"])
+    elif what == "short":
+        connectivity_files.write_path(path, points[:-2], record["networks"])
+    elif what in ("middle", "recomputed"):
+        if what == "recomputed":
+            path = connectivity_files.path_file(run.path, 1, 1, K, True)
+            connectivity_files.write_path(path, points, record["networks"])
+            assert is_right(run) == []
+        lines = path.read_text().splitlines()
+        lines[5] = ",".join([*lines[5].split(",")[:3], "0.9"])
+        path.write_text("\n".join(lines) + "\n")
+    elif what == "record":
+        files.write_json(connectivity_files.record_file(path), {**record, "num_points": POINTS + 1})
+    elif what == "text":
+        path.write_text("alpha,split,loss,error\n0.0,test,low,0.1\n")
+    elif what == "gone":
+        shutil.rmtree(folder)
+
+
+def masks_of_the_run_applied(run):
+    """What the start of a copy would be if its random layers began as those of the first copy do."""
+    start = files.read_arrays(connectivity_files.state_path(run.path, run.experiment, 1, K))
+    kept = files.read_masks(store.round_path(run.path, 1, 1) / "masks.safetensors")
+    return weights.fingerprint(masks.apply(start, kept))
+
+
+def rewrite(folder, text=None, kept=None, state=None, **changed):
+    """Store a network again, so that its checksums are those of what was changed."""
+    kept = files.read_masks(folder / "masks.safetensors") if kept is None else kept
+    state = files.read_arrays(folder / "weights.safetensors") if state is None else state
+    rows = list(csv.reader((text or (folder / "metrics.csv").read_text()).splitlines()))[1:]
+    store.write_round(folder, kept, state, rows, {**store.read_record(folder), **changed})
+
+
+@pytest.mark.parametrize(
+    ("what", "where", "found"),
+    [
+        ("weight", "network", "masked entries that are not zero"),
+        ("masks", "network", "Its masks are not those of the round"),
+        ("bytes", "network", "is damaged"),
+        ("byte", "network", "is damaged"),
+        ("chance", "network", "Training did not begin from the weights of step 15 under the masks"),
+        ("state", "network", "are not those that it began with"),
+        ("masks", "path", "step 15 with order 2 has other masks than the round"),
+        ("retrained", "path", "step 15 with order 1 has other masks than the round"),
+        ("again", "path", "step 15 with order 2 is another than when the path was measured"),
+        ("end", "path", "At alpha 1 the test error is 0.5"),
+        ("short", "path", "do not go evenly from 0 to 1"),
+        ("middle", "path", "does not have the checksum"),
+        ("recomputed", "path", "does not have the checksum"),
+        ("record", "path", "its record tells another num_points"),
+        ("text", "path", "is damaged"),
+        ("gone", "path", "step 15 with order 2 is not stored"),
+    ],
+)  # fmt: skip
+def test_damage_is_seen(copied, what, where, found):
+    tamper(copied, what)
+    wrong = {name: sentences for name, sentences in connectivity.wrong(copied.path) if sentences}
+    assert wrong and all(name.startswith("connectivity, replicate 1, round ") for name in wrong)
+    own = {"network": "network step 15 order 2", "path": "path step 15" + ", recomputed" * (what == "recomputed")}
+    said = wrong[f"connectivity, replicate 1, round 1, {own[where]}"]
+    assert any(found in sentence for sentence in said), wrong
+
+
+@pytest.mark.parametrize(
+    ("what", "found"),
+    [
+        ("byte", "step_15_order_2/weights.safetensors' is damaged"),
+        ("masks", "step_15_order_2': Its masks are not those of the round. Delete it to have it trained again."),
+        ("retrained", "step_15_order_1': Its masks are not those of the round"),
+        ("middle", "path-step_15.csv' is damaged .* delete it to have it computed again"),
+    ],
+)  # fmt: skip
+def test_what_is_damaged_or_of_other_masks_is_not_called_complete(copied, what, found):
+    tamper(copied, what)
+    before = stored(copied.path / "connectivity")
+    with pytest.raises(LotteryError, match=found):
+        connect(copied, [1], [K], num_points=POINTS if what == "middle" else 3)
+    assert stored(copied.path / "connectivity") == before
+
+
+def test_paths_that_fit_no_more_are_left_out_and_measured_again(copied):
+    """A network was trained again, a record is missing as after a kill, a round was deleted as `store` advises."""
+    tamper(copied, "again")
+    connectivity_files.record_file(connectivity_files.path_file(copied.path, 2, 1, K, False)).unlink()
+    whole, said = connectivity.points(copied.path), []
+    assert len(whole) == (8 - 2) * POINTS * 2
+    connect(copied, [1], [K], report=said.append)
+    assert sum("the test-error barrier is" in event.text for event in said) == 2 == len(said)
+    assert is_right(copied) == [] and len(connectivity.points(copied.path)) == 8 * POINTS * 2
+    shutil.rmtree(store.round_path(copied.path, 1, 1))
+    left = connectivity.points(copied.path)
+    assert set(zip(left["replicate"], left["round"], strict=True)) == {(1, 0), (2, 0), (2, 1)}
+    assert len(connectivity.sentences(connectivity.barriers(left))) == 4
+    wrong = [sentence for name, said in connectivity.wrong(copied.path) for sentence in said if "path step" in name]
+    assert wrong == ["Its round is not stored, or one before it is not."] * 2
+
+
+def test_the_second_copy_has_other_dropout(connected):
+    """In the states of random layers, and in generators that a model does not hold; nothing else is another."""
+    import keras
+    import tensorflow as tf
+
+    run, _ = connected
+    states = [files.read_arrays(connectivity_files.state_path(run.path, run.experiment, 1, step)) for step in (0, K)]
+    model, x = build(), np.ones((50, 6), np.float32)
+    for state in states:
+        one, other = (connectivity_files.begun(run.experiment, 1, number, state) for number in (1, 2))
+        changed = [name for name in state if np.any(one[name] != other[name])]
+        assert changed == ["dropout/seed_generator_state"] and other[changed[0]].dtype == state[changed[0]].dtype
+        seen = []
+        for each in (one, other):
+            weights.assign(model, each)
+            seen.append(np.asarray(model(x, training=True)))
+        assert np.any(seen[0] != seen[1])
+        again = connectivity_files.begun(run.experiment, 1, 2, state)
+        assert all(np.array_equal(again[name], other[name]) for name in state)
+        assert np.any(connectivity_files.begun(run.experiment, 2, 2, state)[changed[0]] != other[changed[0]])
+
+    class Noise(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.source = tf.random.Generator.from_seed(3)
+
+        def call(self, inputs, training=False):
+            return inputs + self.source.normal(tf.shape(inputs)) if training else inputs
+
+    def noisy():
+        return keras.Sequential([keras.Input((6,)), Noise(), keras.layers.Dense(3)])
+
+    prepared = lottery.pipeline.preparing.prepare(config.load(TABLES, {"train": {"num_steps": 2}}), noisy, arrays())
+    job, start = jobs.Job(None, prepared, [], quietly), weights.read_state(prepared.loop.model)
+    kept, words = masks.ones_like({"dense/kernel": start["dense/kernel"]}), (1, 2)
+
+    def trained(number):
+        loop = connecting._with_chance(job, 1, number).prepared.loop
+        return trainer.train(loop, start, kept, prepared.experiment.train, words).weights["dense/kernel"]
+
+    one, other = trained(1), trained(2)  # with the same batches
+    assert np.any(one != other) and np.array_equal(one, trained(1)) and np.array_equal(other, trained(2))
+
+
+def test_copies_of_other_weights_are_not_put_beside(copied):
+    tamper(copied, "state")
+    for number in (1, 2):
+        shutil.rmtree(connectivity_files.network_path(copied.path, copied.experiment, 1, 1, K, number))
+    with pytest.raises(LotteryError, match="The weights of step 15 of replicate 1 are not those that"):
+        connect(copied, [1], [K])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (([7],), {}, "rounds: received 7, stored of replicate 1 are 0 to 1"),
+        (([0], [40]), {}, "steps: received 40, allowed are some from 0 to 39"),
+        (([0], [-1]), {}, "steps: received -1"),
+        ((), {"num_points": 2}, "num_points: received 2"),
+        ((), {"replicate": 3}, "replicate: received 3"),
+        ((), {"data": toy_arrays(np.random.default_rng(4), 200, 40)}, "data are not those"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_connected_is_refused(connected, arguments, options, message):
+    with pytest.raises(LotteryError, match=message):
+        connect(connected[0], *arguments, **options)
+
+
+def test_other_modes_of_rewinding_are_refused(tmp_path):
+    experiment = config.load(TABLES, {"rewind": {"mode": "learning_rate"}, "data": {"name": "digits"}})
+    path = store.run_path(tmp_path, experiment)
+    with store.opened(path, experiment):
+        pass
+    with pytest.raises(LotteryError, match="received 'learning_rate', allowed is 'weights'"):
+        connecting.connect(path, report=quietly)
+
+
+def test_data_sets_in_one_order_are_refused_and_endless_ones_tested(tmp_path, monkeypatch):
+    import keras
+    import tensorflow as tf
+
+    def linear():
+        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+
+    x, y, x_test, y_test = arrays()
+    train, test = (tf.data.Dataset.from_tensor_slices(part).batch(20) for part in ((x, y), (x_test, y_test)))
+    prepared = lottery.pipeline.preparing.prepare(config.load(TABLES), linear, (train, test, test))
+    with pytest.raises(LotteryError, match="come in the same order whatever the seed"):
+        connecting._check_orders(prepared)
+    data = (lambda: train.unbatch().shuffle(200).batch(20), test, test)
+    run = lottery.run({**TABLES, "run": {"num_replicates": 1}}, model=linear, data=data, out=tmp_path, report=quietly)
+    said = []
+    connect(run, [0], model=linear, data=data, recompute=True, report=said.append)
+    assert "no BatchNormalization, so" in said[0].text
+    assert is_right(run) == [] and len(connectivity.points(run.path)) == 2 * POINTS
+    one, two = (
+        files.read_arrays(connectivity_files.network_path(run.path, run.experiment, 1, 0, 0, n) / "weights.safetensors")
+        for n in (1, 2)
+    )
+    assert np.any(one["dense/kernel"] != two["dense/kernel"])
+
+    prepared = lottery.pipeline.preparing.prepare(run.experiment, linear, data)
+    endless = dataclasses.replace(prepared.data, train=lambda once=prepared.data.train: once().repeat())
+    prepared = dataclasses.replace(prepared, data=endless)
+    monkeypatch.setattr(lottery.pipeline.preparing, "prepare", lambda *_: prepared)
+    connect(run, [0], model=linear, data=data, num_points=POINTS + 1, report=said.append)
+    assert "do not end within one training, so only the test error is measured" in said[-2].text
+    points = connectivity.points(run.path)
+    assert points["split"].tolist() == ["test"] * (POINTS + 1) and is_right(run) == []
+    assert len(connectivity.sentences(connectivity.barriers(points))) == 1
+    for dataset, finite in ((train, True), (train.repeat(), False), (train.unbatch().batch(20), True)):
+        assert interpolation._is_finite(dataset, 10) == finite
+    assert not interpolation._is_finite(train.unbatch().batch(20), 9)
+    assert not interpolation._is_finite(train.repeat().unbatch().batch(20), 10)
+
+    model = keras.Sequential([keras.Input((6,)), keras.layers.BatchNormalization()])
+    interpolation.recomputed(model, interpolation.training_batches(lottery.data.given(data, run.experiment.data)))()
+    np.testing.assert_allclose(weights.read_state(model)["batch_normalization/moving_variance"], x.var(0), rtol=1e-4)
+
+
+def test_batches_for_statistics_are_whole_and_few():
+    made = np.arange(12_385, dtype=np.float32)[:, None]
+    for size, sizes in ((12_345, [1000] * 10), (2100, [1000] * 2), (60, [60])):
+        x, y = made[: size + 40], np.arange(size + 40) % 3
+        data = lottery.data.given((x, y, x[:9], y[:9]), Data(validation=40))
+        batches = [np.asarray(batch) for batch in interpolation.training_batches(data)()]
+        assert [len(batch) for batch in batches] == [min(one, len(data.train)) for one in sizes]
+        values = np.concatenate(batches)[:, 0]
+        assert len(set(values)) == len(values) and set(values) <= set(data.train.x[:, 0])
+        assert abs(np.mean(values) - np.mean(data.train.x)) < 0.05 * size, "labels may come sorted"
+
+
+def test_a_dense_network_of_other_bits_is_told(copied):
+    shutil.rmtree(copied.path / "connectivity")
+    folder = store.round_path(copied.path, 1, 0)
+    text, said = (folder / "metrics.csv").read_text(), []
+    line = next(line for line in text.splitlines() if line.startswith("10,validation"))
+    rewrite(folder, text.replace(line, "10,validation,0.5,0.5"))
+    connect(copied, [1], [K], replicate=1, report=said.append)
+    notes = [event.text for event in said if hasattr(event, "text")]
+    assert any(
+        "made again with other bits than those of the run (see the validation loss at step 10)" in one for one in notes
+    )
+
+
+def rows(barriers):
+    """Made-up paths of three points: (replicate, round, step, density, barrier), all of them highest in the middle."""
+    import pandas as pd
+
+    made = [
+        (*place, "stored", alpha, split, 0.0, 0.1 + (barrier if alpha == 0.5 else 0))
+        for *place, barrier in barriers
+        for split in ("test", "train")
+        for alpha in (1.0, 0.5, 0.0)
+    ]
+    return pd.DataFrame(made, columns=list(connectivity.POINTS))
+
+
+def test_barriers_against_another_way(connected):
+    points = connectivity.points(connected[0].path)
+    found = connectivity.barriers(points)
+    assert len(found) == 16
+    for row in found.to_dict("records"):
+        place = ("replicate", "round", "step", "density", "batch_norm", "split")
+        part = {
+            one["alpha"]: one["error"]
+            for one in points.to_dict("records")
+            if all(one[key] == row[key] for key in place)
+        }
+        assert len(part) == POINTS and row["ends"] == pytest.approx((part[0] + part[1]) / 2)
+        assert row["highest"] == max(part.values()) == part[row["alpha_highest"]]
+        assert row["barrier"] == pytest.approx(max(part.values()) - (part[0] + part[1]) / 2) and row["barrier"] >= 0
+        assert row["stable"] == (row["barrier"] < 0.02)
+
+
+def test_what_is_said_of_barriers():
+    def said(*barriers):
+        return connectivity.sentences(connectivity.barriers(rows(barriers)))
+
+    dense = [(one, 0, 0, 1.0, value) for one, value in ((1, 0.01), (2, 0.014), (3, 0.012))]
+    half = 4.302653 * 0.2 / np.sqrt(3)  # Student's t, two degrees of freedom, a deviation of 0.2 %
+    told = f"1.20 % (3 replicates, 95 % interval {1.2 - half:.2f} to {1.2 + half:.2f} %)."
+    assert said(*dense) == [f"The dense network is stable from step 0 on: its test-error barrier is {told}"]
+    assert said((1, 0, 0, 1.0, 0.3), (1, 0, 50, 1.0, 0.2)) == [
+        "The dense network is not stable at any step tried (0, 50): its test-error barrier, at the lowest, from step "
+        "50, is 20.00 % (1 replicate)."
+    ]
+    steps = [(1, 7, 0, 0.2, 0.3), (1, 7, 50, 0.2, 0.001), (1, 7, 90, 0.2, 0.05), (1, 9, 50, 0.1, 0.4)]
+    assert said(*steps) == [
+        "Round 7 (density 0.2000) is stable from step 50 on: its test-error barrier is 0.10 % (1 replicate); but it is "
+        "not from 90.",
+        "Rewound to step 0, no pruned network tried is stable: round 7 (density 0.2000) has the lowest test-error "
+        "barrier, 30.00 % (1 replicate).",
+        "Rewound to step 50, networks are stable down to density 0.2000: at round 7 (density 0.2000) the test-error "
+        "barrier is 0.10 % (1 replicate); not stable: round 9.",
+        "Rewound to step 90, no pruned network tried is stable: round 7 (density 0.2000) has the lowest test-error "
+        "barrier, 5.00 % (1 replicate).",
+    ]
+    wide = said((1, 0, 0, 1.0, 0.001), (2, 0, 0, 1.0, 0.03))
+    assert "1.55 % (2 replicates, " in wide[0] and "which goes above 2 %" in wide[0]
+    assert said() == []
+    both = rows(dense).assign(batch_norm="recomputed")
+    assert connectivity.sentences(connectivity.barriers(both)) == [
+        f"With the statistics of batches recomputed, the dense network is stable from step 0 on: its test-error barrier is {told}"
+    ]

@@ -1,0 +1,215 @@
+import json
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis.extra import numpy as hnp
+
+from lottery import config, files, masks, weights
+from lottery.analysis import curves, layers
+from lottery.errors import LotteryError
+from lottery.runs import results, store
+
+LENET = {"library": "keras", "name": "lenet_300_100", "input_shape": [3, 4], "num_classes": 2}
+
+
+def made_run(folder, chains, initial=None, architecture=LENET, settings=None, trained=None, curve=()):
+    """A run's folder that nobody trained: by replicate and (round, branch), the masks."""
+    tables = {"name": "made", "data": {"name": "digits"}, "run": {"num_replicates": len(chains)}} | (settings or {})
+    experiment = config.Experiment(**tables)
+    run = folder / f"made-{config.digest(experiment)}"
+    files.write(run / "experiment.toml", config.dump(experiment).encode())
+    known = dict.fromkeys(("data_sha256", "num_threads", "versions", "python", "processor"), "")
+    files.write_json(
+        run / "environment.json", known | {"digest": config.digest(experiment), "architecture": architecture}
+    )
+    for replicate, networks in chains.items():
+        start = (initial or {}).get(replicate)
+        if start is not None:
+            files.write(store.start_path(run, replicate), files.pack_arrays(start))
+        for (index, branch), kept in networks.items():
+            begun = None if start is None else weights.fingerprint(masks.apply(start, kept))
+            record = dict.fromkeys(results.COLUMNS, 0.5) | {
+                "replicate": replicate, "branch": branch, "round": index, "density": masks.density(kept),
+                "num_kept": sum(masks.num_kept(kept).values()), "collapsed": [], "start_sha256": begun,
+            }  # fmt: skip
+            ended = (trained or {}).get((replicate, index)) or start or {"nothing": np.zeros(1, np.float32)}
+            store.write_round(store.round_path(run, replicate, index, branch), kept, ended, curve, record)
+    return run
+
+
+@given(hnp.arrays(bool, hnp.array_shapes(min_dims=2, max_dims=4, max_side=5)))
+def test_degrees_count_what_comes_into_units_and_out_of_inputs(mask):
+    coming, leaving = Counter(), Counter()
+    for place in np.argwhere(mask).tolist():
+        coming[place[-1]] += 1
+        leaving[place[-2]] += 1
+    found = layers.degrees_of(mask)
+    assert [found[0].tolist(), found[1].tolist()] == [
+        [coming[unit] for unit in range(mask.shape[-1])], [leaving[unit] for unit in range(mask.shape[-2])]
+    ]  # fmt: skip
+
+
+def test_a_weight_of_one_axis_has_units_only():
+    mask = np.array([True, False, True])
+    assert layers.degrees_of(mask)[0].tolist() == [1, 0, 1] and layers.degrees_of(mask)[1].size == 0
+
+
+def test_the_table_counts_planted_dead_units(tmp_path, rng):
+    kernel, dense = np.ones((3, 3, 4, 6), bool), np.ones((6, 5), bool)
+    kernel[..., [1, 4]] = False  # two units that nothing comes into
+    kernel[:, :, 2] = False  # an input that nothing leaves
+    dense[[0, 1, 2]] = False
+    nothing = {"conv2d/kernel": kernel & False, "dense/kernel": dense}
+    whole = masks.ones_like(nothing)
+    run = made_run(
+        tmp_path,
+        {
+            1: {
+                (0, "ticket"): whole,
+                (1, "ticket"): {"conv2d/kernel": kernel, "dense/kernel": dense},
+                (1, "random_mask"): nothing,
+            }
+        },
+    )
+    rows = layers.table(run)
+    assert list(rows) == list(layers.COLUMNS)
+    assert rows["branch"].tolist() == ["ticket"] * 4 + ["random_mask"] * 2 and rows["round"].tolist() == [
+        0,
+        0,
+        1,
+        1,
+        1,
+        1,
+    ]
+    found = rows[["size", "kept", "inputs", "units", "dead_inputs", "dead_units", "collapsed"]].values.tolist()
+    assert found == [
+        [216, 216, 4, 6, 0, 0, False], [30, 30, 6, 5, 0, 0, False],
+        [216, 9 * 3 * 4, 4, 6, 1, 2, False], [30, 15, 6, 5, 3, 0, False],
+        [216, 0, 4, 6, 4, 6, True], [30, 15, 6, 5, 3, 0, False],
+    ]  # fmt: skip
+    assert rows["weight_density"].tolist() == [1, 1, 0.5, 0.5, 0, 0.5]
+    assert rows["density"].tolist() == [1, 1, 123 / 246, 123 / 246, 15 / 246, 15 / 246]
+    degrees = layers.degrees(run, [1])
+    assert set(degrees["round"]) == {1} and list(degrees) == list(layers.DEGREES)
+    ticket = degrees[(degrees["branch"] == "ticket") & (degrees["weight"] == "conv2d/kernel")]
+    assert ticket[["side", "degree", "count"]].values.tolist() == [
+        ["in", 0, 2],
+        ["in", 27, 4],
+        ["out", 0, 1],
+        ["out", 36, 3],
+    ]
+
+
+def test_degrees_of_a_run_add_up(small_run):
+    rows, degrees = layers.table(small_run.path), layers.degrees(small_run.path)
+    by_weight = degrees.assign(kept=degrees["degree"] * degrees["count"]).groupby(
+        ["replicate", "round", "weight", "side"], sort=False
+    )
+    sums = by_weight[["kept", "count"]].sum().unstack("side")
+    for row in rows.to_dict("records"):
+        line = sums.loc[(row["replicate"], row["round"], row["weight"])]
+        assert line["kept", "in"] == line["kept", "out"] == row["kept"]
+        assert (line["count", "in"], line["count", "out"]) == (row["units"], row["inputs"])
+    assert len(rows) == 2 * 4 * 3
+    total = results.table(small_run.path)["num_kept"].sum()
+    assert rows["kept"].sum() == total
+
+
+def test_rounds_are_chosen_and_refused(small_run):
+    found = [(one.replicate, one.round, one.folder.is_dir()) for one in results.networks(small_run.path, [2, 0])]
+    assert found == [(1, 0, True), (1, 2, True), (2, 0, True), (2, 2, True)]
+    with pytest.raises(LotteryError, match=r"round: received 7, stored in '.*' are 0 to 3"):
+        list(results.networks(small_run.path, [1, 7]))
+
+
+def test_a_run_without_rounds_gives_empty_tables(tmp_path):
+    run = made_run(tmp_path, {1: {}})
+    for found, columns in (
+        (layers.table(run), layers.COLUMNS), (layers.degrees(run), layers.DEGREES), (curves.table(run), curves.COLUMNS)
+    ):  # fmt: skip
+        assert len(found) == 0 and tuple(found) == columns
+    with pytest.raises(LotteryError, match="round: received 0, stored in .* is none yet"):
+        curves.table(run, [0])
+
+
+def test_curves_keep_every_bit(tmp_path, rng):
+    numbers = zip(range(500), rng.random(500) * 10.0 ** rng.integers(-9, 9, 500), rng.random(500), strict=True)
+    curve = [(step, ("train", "test")[step % 2], float(loss), float(accuracy)) for step, loss, accuracy in numbers]
+    run = made_run(tmp_path, {1: {(0, "ticket"): {"dense/kernel": np.ones((2, 2), bool)}}}, curve=curve)
+    assert list(curves.table(run)[list(store.METRICS)].itertuples(index=False, name=None)) == curve
+
+
+def test_curves_are_those_of_the_files(small_run):
+    rows = curves.table(small_run.path, [1, 3])
+    assert list(rows) == list(curves.COLUMNS) and set(rows["round"]) == {1, 3} and set(rows["replicate"]) == {1, 2}
+    known = results.table(small_run.path).set_index(["replicate", "round"])
+    for (replicate, index), part in rows.groupby(["replicate", "round"]):
+        lines = (store.round_path(small_run.path, replicate, index) / "metrics.csv").read_text().splitlines()[1:]
+        measured = [
+            f"{step},{split},{loss},{accuracy}"
+            for step, split, loss, accuracy in part[list(store.METRICS)].itertuples(index=False)
+        ]
+        assert "\n".join(measured) == "\n".join(lines) and set(part["branch"]) == {"ticket"}
+        row = known.loc[replicate, index]
+        validation = part[part["split"] == "validation"]
+        assert validation["loss"].min() == row["early_stop_val_loss"] and set(part["density"]) == {row["density"]}
+        assert part["step"].is_monotonic_increasing
+
+
+def test_curves_of_branches_and_of_models_that_measure_no_accuracy(tmp_path):
+    kept = {"dense/kernel": np.eye(3, dtype=bool)}
+    chain = {(0, "ticket"): kept, (0, "random_reinit"): kept}
+    run = made_run(tmp_path, {1: chain}, curve=[(0, "validation", 1.5, math.nan)])
+    rows = curves.table(run)
+    assert rows["branch"].tolist() == ["ticket", "random_reinit"]
+    assert rows["loss"].tolist() == [1.5, 1.5] and rows["accuracy"].isna().all()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "step,split,loss\n1,train,0.5\n",
+        "step,split,loss,accuracy\n1,train,oops,1\n",
+        "step,split,accuracy,loss\n1,train,0.5,1\n",
+        "",
+    ],
+)
+def test_damaged_curves_are_named(tmp_path, content):
+    run = made_run(tmp_path, {1: {(0, "ticket"): {"dense/kernel": np.ones((2, 2), bool)}}})
+    path = store.round_path(run, 1, 0) / "metrics.csv"
+    path.write_text(content)
+    with pytest.raises(LotteryError, match=r"metrics\.csv' is damaged"):
+        curves.table(run)
+
+
+def test_nothing_here_imports_tensorflow():
+    # In a process of its own: this one has it.
+    import subprocess
+
+    names = "curves, distances, inputs, layers, matching, overlaps, survivors"
+    code = f"import json, sys; from lottery import {names}; print(json.dumps(sorted(sys.modules)))"
+    loaded = json.loads(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, check=True, cwd=Path(__file__).parents[2]
+        ).stdout
+    )
+    assert "lottery.overlaps" in loaded
+    assert not {"tensorflow", "keras", "tf_keras", "pandas", "scipy", "matplotlib"} & set(loaded)
+
+
+def test_degrees_are_summed_up_over_the_units_that_have_them(small_run):
+    """From the masks themselves, by NumPy."""
+    found = layers.summed(layers.degrees(small_run.path, [2])).set_index(["replicate", "weight", "side"])
+    for replicate in (1, 2):
+        folder = store.round_path(small_run.path, replicate, 2)
+        for name, mask in files.read_masks(folder / "masks.safetensors").items():
+            for side, axis in (("in", 0), ("out", 1)):
+                degree, row = mask.sum(axis=axis), found.loc[(replicate, name, side)]
+                assert (row["num"], row["dead"]) == (len(degree), np.count_nonzero(degree == 0))
+                assert (row["least"], row["most"]) == (degree.min(), degree.max())
+                assert row["mean"] == pytest.approx(degree.mean())

@@ -1,0 +1,223 @@
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lottery.runs import results
+
+ENVIRONMENT = {**os.environ, "COLUMNS": "100"}
+
+
+def process(*words, cwd=None):
+    """The command in a process of its own, as from a shell."""
+    return subprocess.run(
+        [sys.executable, "-m", "lottery", *map(str, words)],
+        capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=300,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def lottery(lottery_command):
+    return lottery_command
+
+
+def refused(done):
+    """One sentence on standard error, status 2, nothing else."""
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("lottery: "), done.stderr
+    return lines[0]
+
+
+def test_a_run_from_nothing_and_again(lottery, tmp_path):
+    words = ("run", "train.num_steps=60", "prune.num_rounds=2", "run.num_replicates=2", "--out", tmp_path / "r")
+    done = process(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("replicate ")]
+    assert len(lines) == 10  # a line a network on a pipe: three rounds and two controls
+    assert "replicate 2/2  round  2/2  density 0.6434" in lines[-3]
+    assert "replicate 2/2  round  2/2  random_mask  density 0.6434" in lines[-1]
+    assert "\x1b" not in done.stdout + done.stderr
+    figure = Path(re.search(r"Figure: (.*)", done.stdout)[1])
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert re.search(r"2 +0\.6434 +32298 +0\.\d{4} ± 0\.\d{4}", done.stdout)
+    assert "matches dense within 0.002" in done.stdout
+    started = time.monotonic()
+    again = lottery(*words, cwd=tmp_path)
+    assert again.stdout == done.stdout and "is complete" in again.stderr
+    assert time.monotonic() - started < 30
+    assert "2" in lottery("ls", "--out", tmp_path / "r").stdout
+
+
+def test_controls_and_branches_from_the_command_line(lottery, tmp_path):
+    words = ("train.num_steps=60", "prune.num_rounds=2", "run.num_replicates=2", "run.controls=['random_mask']")
+    done = lottery("run", *words, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len([line for line in done.stderr.splitlines() if "random_mask" in line]) == 2
+    assert "Ticket less random_mask at density 0.6434 (round 2)" in done.stdout and "cannot tell" in done.stdout
+    (path,) = tmp_path.iterdir()
+    branched = lottery("branch", path, "random_reinit", "--rounds", "1", "--replicate", 2)
+    assert branched.returncode == 0, branched.stderr
+    rows = json.loads(lottery("show", path, "--json").stdout)
+    assert {(row["branch"], row["replicate"], row["round"]) for row in rows if row["branch"] != "ticket"} == {
+        ("random_mask", 1, 2),
+        ("random_mask", 2, 2),
+        ("random_reinit", 2, 1),
+    }
+    verified = lottery("verify", path).stdout
+    assert "8 of 8 networks and 1 more are stored; every checksum" in verified
+    assert "The start weights of random_reinit were not made again" in verified
+    assert "received 'random', allowed is" in refused(lottery("branch", path, "random"))
+    assert "--rounds: received 'one'" in refused(lottery("branch", path, "random_mask", "--rounds", "one"))
+    assert "needs another data set" in refused(lottery("branch", path, "transfer"))
+    assert "ticket does not fit" in refused(
+        lottery(
+            "branch", path, "transfer", "data.name=npz", f"data.path={other_images(tmp_path)}", "data.validation=10"
+        )
+    )
+    assert "name" in refused(lottery("check", path))
+
+
+def other_images(folder):
+    file = folder / "other.npz"
+    x, y = np.random.default_rng(0).integers(0, 256, (200, 9, 9), np.uint8), np.arange(200) % 10
+    np.savez(file, x_train=x, y_train=y, x_test=x, y_test=y)
+    return file
+
+
+def test_show_plot_verify_and_ls_agree_and_never_import_tensorflow(lottery, small_run, tmp_path):
+    path = small_run.path
+    rows = json.loads(lottery("show", path, "--json").stdout)
+    assert list(rows[0]) == list(results.COLUMNS) and len(rows) == 8
+    table = small_run.table()
+    for row, (_, expected) in zip(rows, table.iterrows(), strict=True):
+        assert row == pytest.approx(expected.to_dict())
+    as_csv = list(csv.DictReader(io.StringIO(lottery("show", path, "--csv", "--replicate", 2, "--round", 1).stdout)))
+    assert [(row["replicate"], row["round"]) for row in as_csv] == [("2", "1")]
+    assert re.search(r"3 +0\.5163", lottery("show", path).stdout)
+    listed = json.loads(lottery("ls", "--out", path.parent, "--json").stdout)
+    assert [row["networks_stored"] for row in listed if row["run"] == str(path)] == [8]
+    assert lottery("plot", path, "--out", tmp_path / "a.svg").stdout.strip() == str(tmp_path / "a.svg")
+    assert "8 of 8 networks are stored; every checksum and every invariant holds" in lottery("verify", path).stdout
+    code = (
+        "import sys; from lottery import cli\n"
+        f"for words in (['show', {str(path)!r}], ['ls', '--out', {str(path.parent)!r}], ['verify', {str(path)!r}],"
+        f" ['plot', {str(path)!r}, '--out', {str(tmp_path / 'b.png')!r}]):\n"
+        "    cli.app(words, standalone_mode=False)\n"
+        "assert 'tensorflow' not in sys.modules and 'keras' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_importing_costs_next_to_nothing():
+    code = "import sys, lottery; assert not {'tensorflow', 'keras', 'pandas', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    code = (
+        "import sys; sys.argv = ['lottery', '--help']\nfrom lottery import cli\n"
+        "try:\n    cli.main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        "assert not {'tensorflow', 'keras', 'pandas', 'matplotlib', 'numpy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert all(command in done.stdout for command in ("run", "ls", "show", "plot", "verify"))
+
+
+def test_every_command_and_option_says_what_it_is(lottery):
+    for command in ("run", "ls", "show", "plot", "verify"):
+        done = lottery(command, "--help")
+        assert done.returncode == 0
+        for option in re.findall(r"^ +(--[a-z-]+)( .*)?$", done.stdout, re.M):
+            assert option[1].strip(), (command, option)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "train.num_step=3"), "did you mean 'num_steps'"),
+        (("run", "nowhere.toml"), "no experiment file 'nowhere.toml'"),
+        (("run", "prune.rate=1.5"), "prune.rate: received 1.5, allowed is a number between 0 and 1"),
+        (("run", "data.name=mnits"), "did you mean 'mnist'"),
+        (("run", "data.path=none.npz"), "no data file 'none.npz'"),
+        (("run", "prune.num_rounds=99"), "allowed is at most"),
+        (("run", "train.batch_size=99999"), "train.batch_size: received 99999"),
+        (("show", "nowhere"), "'nowhere' is not a run"),
+        (("plot", "nowhere"), "'nowhere' is not a run"),
+        (("verify", "nowhere"), "'nowhere' is not a run"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(lottery, tmp_path, words, message):
+    assert message in refused(lottery(*words, cwd=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_from_a_shell_it_is_one_sentence_and_status_2_too(tmp_path):
+    for words, message in (
+        (("run", "data.path=none.npz"), "no data file 'none.npz'"),
+        (("show", "nowhere"), "'nowhere' is not a run"),
+    ):
+        assert message in refused(process(*words, cwd=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_choices_of_a_run_are_refused(lottery, small_run):
+    assert "--round: received 9, stored are [0, 1, 2, 3]" in refused(lottery("show", small_run.path, "--round", 9))
+    assert "--replicate: received 3" in refused(lottery("plot", small_run.path, "--replicate", 3))
+    assert "did you mean 'accuracy'" in refused(lottery("plot", small_run.path, "--kind", "acuracy"))
+    assert lottery("show", small_run.path, "--tolerance", "2").returncode == 2
+    assert lottery("shwo").returncode == 2
+
+
+def test_a_run_without_a_round_is_shown_as_such(lottery, small_run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(small_run.path, copy, ignore=shutil.ignore_patterns("replicate-*"))
+    assert "No round" in lottery("show", copy).stdout
+    assert "0 of 8 networks are stored" in lottery("verify", copy).stdout
+    assert "no round is complete yet" in refused(lottery("plot", copy))
+
+
+def test_verify_exits_with_1_and_names_the_file(lottery, small_run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(small_run.path, copy)
+    file = copy / "replicate-1" / "round-01" / "weights.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    done = lottery("verify", copy)
+    assert done.returncode == 1 and "round-01/weights.safetensors" in done.stdout
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("mount") is None, reason="mounts small file systems, so needs root"
+)
+@pytest.mark.parametrize("options", ["size=600k", "ro"])
+def test_a_full_disk_and_a_read_only_one(lottery, tmp_path, options):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("may not mount here")
+    try:
+        words = ("run", "train.num_steps=20", "prune.num_rounds=6", "run.num_replicates=1", "--out", disk / "runs")
+        done = lottery(*words)
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+        last = done.stderr.strip().splitlines()[-1]
+        assert "cannot be written" in last and ("disk is full" in last) == (options != "ro")
+        if options == "ro":
+            return
+        (run,) = (disk / "runs").iterdir()
+        assert not [path for path in run.rglob(".*") if path.name != ".lock"]  # half a file is no file
+        stored = {path: path.read_bytes() for path in run.rglob("round.json")}
+        assert stored, "the disk was meant to hold a round or two"
+        subprocess.run(["mount", "-o", "remount,size=60m", str(disk)], check=True)
+        assert lottery(*words).returncode == 0
+        assert all(path.read_bytes() == content for path, content in stored.items())
+        assert lottery("verify", run).returncode == 0
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

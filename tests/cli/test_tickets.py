@@ -1,0 +1,225 @@
+"""What `lottery tickets`, `export`, `compact` and `verify FILE` print and write."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from lottery import tickets
+from lottery.cli import tickets as ticket_commands
+from lottery.tickets import exporting
+from tests.scripts.fuzz_tickets import forge
+
+
+@pytest.fixture
+def lottery(lottery_command, monkeypatch):
+    # The threads of this process are the other tests' affair.
+    monkeypatch.setattr("lottery.environment.use_threads", lambda wanted: wanted)
+    return lottery_command
+
+
+@pytest.fixture(scope="module")
+def file(small_run, tmp_path_factory):
+    return tickets.load(small_run.path, round=3, replicate=2).save(tmp_path_factory.mktemp("t") / "t.safetensors")
+
+
+def test_formats_are_those_of_the_module():
+    assert set(ticket_commands.FORMATS) == set(exporting.EXPORTS)
+    assert set(ticket_commands.NAMES) == {"safetensors", *exporting.EXPORTS}
+
+
+def test_ls_lists_every_ticket_and_what_the_words_choose(lottery, small_run):
+    status, out, _ = lottery("tickets", "ls", small_run.path, "--json")
+    rows = json.loads(out)
+    assert status == 0 and [(row["replicate"], row["round"]) for row in rows] == [
+        (replicate, index) for replicate in (1, 2) for index in (1, 2, 3)
+    ]
+    table = small_run.table().query("branch == 'ticket'")
+    dense = table[table["round"] == 0].set_index("replicate")["early_stop_test_accuracy"]
+    for row in rows:
+        own = table[(table["replicate"] == row["replicate"]) & (table["round"] == row["round"])].iloc[0]
+        assert row["num_kept"] == own["num_kept"]
+        assert row["test_accuracy"] == pytest.approx(own["early_stop_test_accuracy"], abs=1e-14)
+        assert row["less_dense"] == pytest.approx(row["test_accuracy"] - dense[row["replicate"]], abs=1e-14)
+        for word in filter(None, row["choice"].split(", ")):
+            assert tickets.load(small_run.path, round=word).provenance["round"] == row["round"]
+    assert any("best" in row["choice"] for row in rows)
+    printed = lottery("tickets", "ls", small_run.path)[1]
+    assert f"{rows[0]['density']:.4f}" in printed and str(rows[0]["density"]) not in printed
+
+
+def test_a_ticket_goes_out_is_shown_and_verified(lottery, small_run, tmp_path):
+    path = tmp_path / "new" / "ticket.safetensors"
+    status, out, err = lottery("export", small_run.path, "--density", 0.5, "--replicate", 2, "--out", path)
+    assert status == 0 and f"{path}: {path.stat().st_size} bytes" in out
+    ticket = tickets.load(path)
+    assert ticket.provenance["round"] == 3 and ticket.provenance["replicate"] == 2
+    assert "round 3 of " in err and "replicate 2" in err  # which round is nearest is said
+    assert ticket.trained is not None
+    status, out, _ = lottery("tickets", "show", path)
+    assert status == 0 and str(ticket.num_kept) in out and "digits" in out and "lenet_300_100" in out
+    shown = json.loads(lottery("tickets", "show", path, "--json")[1])
+    assert shown["provenance"] == ticket.provenance and shown["num_kept"] == ticket.num_kept
+    status, out, _ = lottery("verify", path)
+    assert status == 0 and "every checksum" in out and "nothing in the file is run" in out
+    smaller = tmp_path / "start.safetensors"
+    assert lottery("export", path, "--start", "--out", smaller)[0] == 0
+    assert tickets.load(smaller).trained is None and smaller.stat().st_size < path.stat().st_size
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 4
+    path.write_bytes(content)
+    status, out, _ = lottery("verify", path)
+    assert status == 1 and "does not have the checksum" in out and len(out.splitlines()) == 1
+
+
+def test_a_network_goes_out_and_is_compared_on_the_real_data(lottery, file, small_run, tmp_path):
+    import keras
+
+    out = tmp_path / "model.keras"
+    status, printed, err = lottery("export", file, "--out", out)
+    assert status == 0 and "random inputs" not in err
+    assert str(out.stat().st_size) in printed and "1.0000" in printed
+    model, ticket = keras.saving.load_model(out), tickets.load(file)
+    rebuilt = ticket.model(trained=True)
+    for one, other in zip(model.get_weights(), rebuilt.get_weights(), strict=True):
+        assert np.array_equal(one, other)
+    assert lottery("export", file, "--start", "--out", out)[0] == 0
+    started = keras.saving.load_model(out).get_weights()
+    assert all(np.array_equal(one, other) for one, other in zip(started, ticket.model().get_weights(), strict=True))
+    status, printed, _ = lottery("export", small_run.path, "--round", "best", "--out", tmp_path / "a.npz")
+    assert status == 0 and "npz" in printed
+
+
+def test_a_network_becomes_smaller(lottery, small_run, tmp_path):
+    import keras
+
+    from lottery.tickets import from_run
+
+    path, out = tmp_path / "few.safetensors", tmp_path / "small.keras"
+    ticket = tickets.load(small_run.path, round=3)
+    rng = np.random.default_rng(0)
+    masks = {name: mask & (rng.random(mask.shape) < 0.01) for name, mask in ticket.masks.items()}
+    trained = {
+        name: np.where(masks[name], value, 0) if name in masks else value for name, value in ticket.trained.items()
+    }
+    tickets.of(ticket.model(), masks, trained=trained, provenance=ticket.provenance).save(path)
+    status, printed, _ = lottery("compact", path, "--out", out, "--drop-inputs")
+    assert status == 0 and "multiply-adds" in printed and "not taken any more" in printed
+    small, positions = keras.saving.load_model(out), np.load(tmp_path / "small.inputs.npy")
+    inputs = from_run.found(path, ticket.provenance)
+    expected = np.asarray(tickets.load(path).model(trained=True)(inputs, training=False))
+    found = np.asarray(small(inputs.reshape(len(inputs), -1)[:, positions], training=False))
+    assert small.count_params() < 10_000 and np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_the_data_of_a_file_may_be_elsewhere_but_must_be_the_same(lottery, file, tmp_path):
+    wrong = tmp_path / "other.npz"
+    arrays = {"x_train": np.zeros((300, 8, 8), "uint8"), "y_train": np.arange(300) % 10}
+    np.savez(wrong, **arrays, x_test=arrays["x_train"], y_test=arrays["y_train"])
+    status, out, err = lottery("export", file, "--out", tmp_path / "m.keras", "--data", wrong)
+    assert status == 2 and "not those that the ticket was found on" in err and out == ""
+    assert not (tmp_path / "m.keras").exists()
+
+
+def test_the_data_of_a_file_may_be_elsewhere(lottery, tmp_path, rng):
+    import lottery as package
+    from tests.conftest import quietly, toy_arrays
+
+    arrays = dict(zip(("x_train", "y_train", "x_test", "y_test"), toy_arrays(rng, shape=(3, 2)), strict=True))
+    np.savez(tmp_path / "mine.npz", **arrays)
+    tables = {
+        "name": "elsewhere",
+        "data": {"name": "npz", "path": str(tmp_path / "mine.npz"), "validation": 30},
+        "train": {"num_steps": 4, "eval_every": 4, "batch_size": 16},
+        "prune": {"num_rounds": 1},
+        "run": {"num_replicates": 1, "controls": []},
+    }
+    run = package.run(tables, out=tmp_path / "runs", report=quietly)
+    path = tickets.load(run.path, round=1).save(tmp_path / "t.safetensors")
+    assert "mine.npz" in path.read_bytes().decode(errors="replace") and str(tmp_path) not in str(path.read_bytes())
+    out = tmp_path / "m.npz"
+    status, _, err = lottery("export", path, "--out", out)
+    assert status == 0 and "compared on random inputs" in err
+    status, _, err = lottery("export", path, "--out", out, "--data", tmp_path / "mine.npz")
+    assert status == 0 and "random inputs" not in err
+    status, _, err = lottery("export", run.path, "--round", 1, "--out", out)
+    assert status == 0 and "random inputs" not in err
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda one: one["provenance"].update(run="\x1b[2J\x1b]0;x\x07", replicate="\x1b[1A", data=[1]),
+        lambda one: one["provenance"].update(protocol=[1], data={"name": "\x1b[1A"}),
+        lambda one: one.update(architecture={"library": "keras", "class": "\x1b[31m", "why": "\x07"}),
+        lambda one: one.update(architecture={"library": "keras", "keras": {"class_name": "\x1b[31m", "config": {}}}),
+        lambda one: one.update(provenance={}, metrics={"early_stop_test_accuracy": "x"}),
+        lambda one: one["provenance"]["protocol"]["data"].update(name="fashion_mnist"),
+    ],
+)
+def test_a_strangers_words_are_only_shown(lottery, file, tmp_path, monkeypatch, edit):
+    """Nothing of a signed file moves the cursor, ends in a traceback or asks the network."""
+    import keras
+
+    monkeypatch.setattr(keras.datasets.fashion_mnist, "load_data", lambda: pytest.fail("a download"))
+    path = tmp_path / "forged.safetensors"
+    path.write_bytes(forge(file.read_bytes(), edit))
+    for words in (("tickets", "show", path), ("verify", path), ("export", path, "--out", tmp_path / "m.npz")):
+        status, out, err = lottery(*words)
+        assert status in (0, 1, 2)
+        assert all(char.isprintable() or char == "\n" for char in out + err)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("export", "nowhere.safetensors", "--out", "a.keras"),
+            "'nowhere.safetensors' is not a run, nor a ticket file: nothing is there",
+        ),
+        (("export", "RUN", "--out", "a.keras"), "pass a round (0 to 3, 'best' or 'smallest_matching') or a density"),
+        (("export", "RUN", "--round", "9", "--out", "a.keras"), "stored for replicate 1 are 0 to 3"),
+        (("export", "RUN", "--round", "bets", "--out", "a.keras"), "did you mean 'best'?"),
+        (("export", "RUN", "--density", "2", "--out", "a.keras"), "allowed is a fraction in (0, 1]"),
+        (("export", "RUN", "--round", "1", "--replicate", "7", "--out", "a.keras"), "has [1, 2]"),
+        (("export", "RUN", "--round", "1", "--out", "a.keras", "--format", "kers"), "did you mean 'keras'?"),
+        (
+            ("export", "RUN", "--round", "1", "--out", "a.foo"),
+            "ends in .keras, .npz, .onnx, .safetensors, .tflite, or a",
+        ),
+        (
+            ("export", "RUN", "--round", "1", "--out", "a.txt", "--format", "tflite"),
+            "for tflite is a file that ends in .tflite",
+        ),
+        (("export", "RUN", "--round", "1", "--density", "0.5", "--out", "a.keras"), "allowed is one of the two"),
+        (("export", "a" * 300, "--out", "a.keras"), "File name too long"),
+        (("tickets", "show", "RUN"), "is a folder, allowed is a ticket file"),
+        (("compact", "RUN", "--round", "1", "--out", "a.h5"), "allowed is a file that ends in .keras"),
+        (("tickets", "show", "RUN/experiment.toml"), "is not a ticket file that can be trusted"),
+        (("verify", "nowhere"), "'nowhere' is not a run"),
+    ],
+)
+def test_bad_input_is_one_sentence(lottery, small_run, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    words = [word.replace("RUN", str(small_run.path)) for word in words]
+    status, out, err = lottery(*words)
+    last = err.strip().splitlines()[-1]
+    assert status == 2 and out == "" and last.startswith("lottery: ") and message in last, err
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_reads_tickets_never_imports_tensorflow(small_run, file, tmp_path):
+    out = tmp_path / "again.safetensors"
+    code = f"""
+import sys
+from lottery.cli import app
+for words in (["tickets", "ls", {str(small_run.path)!r}], ["tickets", "show", {str(file)!r}],
+              ["export", {str(small_run.path)!r}, "--round", "best", "--out", {str(out)!r}]):
+    app(words, standalone_mode=False)
+assert not {{"tensorflow", "keras", "tf_keras"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env={**os.environ, "COLUMNS": "80"})
+    assert out.exists()

@@ -1,0 +1,462 @@
+"""Training on a Ray cluster: what is asked for, what is sent, and that nothing which dies changes a bit."""
+
+import os
+
+# Ray takes 127.0.0.1, which every node here is bound to, for another address unless it hears this before its import.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+
+import dataclasses
+import json
+import shutil
+import signal
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lottery
+from lottery import config, files, progress
+from lottery.cli import options
+from lottery.errors import LotteryError
+from lottery.executors import scheduler
+from lottery.executors.cluster import (
+    CHECKPOINTS,
+    Errand,
+    Mirror,
+    Ray,
+    Worker,
+    _check_room,
+    _has_kinds,
+    _resources,
+    joined,
+    needed,
+    pack,
+    unpack,
+)
+from lottery.executors.scheduler import Task
+from lottery.pipeline import branching, dispatch
+from lottery.runs import store
+from lottery.training import checkpoints
+from tests.conftest import checksum, quietly, toy_arrays
+
+
+def bits(run):
+    """The checksum of every file, without what a clock has said."""
+    found = {}
+    for path in sorted(Path(run).rglob("*")):
+        if not path.is_file() or "tensorboard" in path.parts or path.name in (".lock", "environment.json"):
+            continue  # an architecture counts the models that a process has built
+        found[str(path.relative_to(run))] = checksum(path)
+        if path.name == "round.json":
+            record = files.read_json(path)
+            found[str(path.relative_to(run))] = json.dumps(
+                {key: value for key, value in record.items() if key not in ("seconds", "record_sha256")}
+            )
+    return found
+
+
+def same(run, other):
+    mine, theirs = bits(run), bits(other)
+    assert sorted(mine) == sorted(theirs)
+    assert [name for name in mine if mine[name] != theirs[name]] == []
+    return True
+
+
+# What is asked for.
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"on": "ray", "workers": 2}, "--workers is for processes of this machine"),
+        ({"on": "rays"}, "--on: received 'rays', allowed is 'processes', 'ray'; did you mean 'ray'"),
+        ({"address": "10.0.0.1:6379"}, "--address goes with --on ray alone"),
+        ({"on": "processes", "cpus": 2}, "--task-cpus goes with --on ray alone"),
+        ({"gpus": 0.5}, "--task-gpus goes with --on ray alone"),
+        ({"memory": "4GB"}, "--task-memory goes with --on ray alone"),
+        ({"on": "ray", "memory": "much"}, "--task-memory: received 'much', allowed are bytes such as 4GB"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(words, sentence):
+    given = dict.fromkeys(("on", "workers", "address", "cpus", "gpus", "memory")) | words
+    with pytest.raises(LotteryError, match=sentence):
+        options.workers_on(**given)
+
+
+def test_options_say_what_a_network_takes():
+    assert options.workers_on(None, 3, None, None, None, None) == 3
+    assert options.workers_on("processes", None, None, None, None, None) is None
+    asked = options.workers_on("ray", None, "head:6379", 4, 0.5, "1.5GiB")
+    assert asked == Ray("head:6379", 4, 0.5, 3 * 2**29)
+    assert options.num_bytes("--task-memory", "4GB") == 4_000_000_000
+    assert options.num_bytes("--task-memory", "250 mb") == 250_000_000
+
+
+@pytest.mark.parametrize("wrong", [{"num_cpus": -1}, {"num_gpus": 1.5}, {"memory": -2}, {"num_gpus": float("nan")}])
+def test_amounts_that_cannot_be_are_refused(wrong, tmp_path):
+    with pytest.raises(LotteryError, match=f"{next(iter(wrong))}: received"):
+        lottery.run({}, out=tmp_path, workers=Ray(**wrong), report=quietly)
+
+
+def test_without_ray_one_sentence_says_what_to_install(monkeypatch, lottery_command, tmp_path):
+    monkeypatch.setattr("lottery.executors.cluster.find_spec", lambda name: None)
+    done = lottery_command("run", "--on", "ray", "--out", tmp_path)
+    assert done.returncode == 2 and not list(tmp_path.iterdir())
+    assert done.stderr == 'lottery: Training on a cluster needs Ray: pip install "lottery[ray]".\n'
+
+
+def test_a_network_never_takes_fewer_processors_than_threads():
+    assert _resources(Ray(), 3) == {"CPU": 3}
+    assert _resources(Ray(num_cpus=2), 3) == {"CPU": 3}
+    wanted = _resources(Ray(num_cpus=4, num_gpus=0.5, memory=10), 3)
+    assert wanted == {"CPU": 4, "GPU": 0.5, "memory": 10}
+
+
+class Nodes:
+    """What is asked of Ray about its nodes."""
+
+    def __init__(self, *resources, alive=True):
+        self.resources, self.alive = resources, alive
+
+    def nodes(self):
+        return [{"Alive": self.alive, "Resources": one} for one in self.resources]
+
+
+def test_what_no_single_node_has_is_refused_at_once(monkeypatch):
+    wanted = {"CPU": 3, "memory": 10}
+    monkeypatch.setattr("lottery.executors.cluster._grows", lambda: False)
+    _check_room(Nodes({"CPU": 1}, {"CPU": 4, "memory": 10}), wanted, quietly)
+    for found in (
+        Nodes({"CPU": 2, "memory": 20}, {"CPU": 4, "memory": 9}),
+        Nodes({"CPU": 4, "memory": 99}, alive=False),
+    ):
+        with pytest.raises(LotteryError, match="Each network takes 3 CPUs and 10 bytes of memory, and no node"):
+            _check_room(found, wanted, quietly)
+    said = []
+    monkeypatch.setattr("lottery.executors.cluster._grows", lambda: True)
+    _check_room(Nodes({"CPU": 2}), wanted, said.append)
+    assert "may grow" in said[0].text
+
+
+def test_a_cluster_grows_if_its_nodes_are_of_kinds():
+    for kind, grows in (("node_c186", False), ("ray.head.default", True)):  # as Ray 2.60 has said of two clusters
+        status = {"autoscaler_report": {"active_nodes": {}, "node_type_mapping": {"c186": kind}}}
+        assert _has_kinds(json.dumps(status).encode()) is grows
+
+
+def test_a_cluster_that_nobody_answers_for_is_refused_in_seconds(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for address, why in (("127.0.0.1:1", "Connection refused"), ("nonsense", "an address is a host and a port")):
+        with (
+            pytest.raises(LotteryError, match=f"There is no Ray cluster at '{address}' that can be joined: {why}"),
+            joined(Ray(address), print, {}, quietly),
+        ):
+            pass
+
+
+def test_what_cannot_be_sent_is_refused_in_a_sentence():
+    with pytest.raises(LotteryError, match="cannot be sent to another process"):
+        scheduler.packed(x for x in ())
+
+
+# What is sent.
+
+
+def own(run, text):
+    """Every file of a run below a replicate, by hand."""
+    return {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file() and text in str(path)}
+
+
+def test_a_network_is_sent_what_it_is_trained_from_and_nothing_else(small_run):
+    path, both = small_run.path, ["masks.safetensors", "weights.safetensors"]
+    always = {"experiment.toml", "environment.json", "replicate-2/initial.safetensors"}
+    records = [f"replicate-2/round-0{index}/round.json" for index in range(4)]
+
+    def round_files(index):
+        return {f"replicate-2/round-0{index}/{name}" for name in both}
+
+    assert set(needed(path, (2, 0, "ticket"))) == always
+    assert set(needed(path, (2, 2, "ticket"))) == always | set(records[:2]) | round_files(1)
+    wanted = always | set(records[:3]) | round_files(1) | round_files(2)
+    assert set(needed(path, (2, 2, "random_mask"))) == wanted
+    assert set(needed(path, (2, 0, "own"))) == always | {records[0]} | round_files(0)
+
+
+def test_one_shot_rounds_and_late_rewinding_need_more(tmp_path):
+    settings = config.load({}, {"prune": {"num_rounds": 3, "iterative": False}, "rewind": {"step": 30}})
+    files.write(tmp_path / "experiment.toml", config.dump(settings).encode())
+    for name in ("initial", "start"):
+        files.write(tmp_path / f"replicate-1/{name}.safetensors", b"")
+    for index in range(3):
+        for name in ("masks.safetensors", "weights.safetensors", "metrics.csv", "round.json"):
+            files.write(tmp_path / f"replicate-1/round-0{index}/{name}", b"{}")
+    files.write_json(tmp_path / "environment.json", dict.fromkeys(
+        ("data_sha256", "num_threads", "versions", "python", "processor"), 0) | {"digest": config.digest(settings)})  # fmt: skip
+    files.write(tmp_path / "replicate-1/round-03/checkpoint.safetensors", b"far")
+    names = needed(tmp_path, (1, 3, "ticket"))
+    assert {"replicate-1/start.safetensors", "replicate-1/round-00/weights.safetensors"} <= set(names)
+    assert "replicate-1/round-03/checkpoint.safetensors" in names
+    assert not [name for name in names if "round-01/weights" in name or name.endswith("csv")]
+
+
+def test_a_mirror_shows_what_is_new_changed_and_gone(tmp_path):
+    files.write(tmp_path / "a/round.json", b"1")
+    mirror = Mirror(tmp_path)
+    assert mirror.changes() == {"a/round.json": b"1"} and mirror.changes() == {}
+    for name in ("a/z", "a/round.json", "a/checkpoint.safetensors", "a/.half-written"):
+        files.write(tmp_path / name, b"2")
+    assert mirror.changes(CHECKPOINTS) == {"a/checkpoint.safetensors": b"2"}
+    (tmp_path / "a/checkpoint.safetensors").unlink()
+    changes = mirror.changes()
+    assert changes == {"a/z": b"2", "a/round.json": b"2", "a/checkpoint.safetensors": None}
+    assert list(changes)[-1] == "a/round.json"  # it says that all others are there
+    other = tmp_path / "other"
+    unpack(other, {"a/checkpoint.safetensors": b"1"})
+    unpack(other, changes)
+    assert own(other, "") == {"a/z", "a/round.json"}
+
+
+def step(run, at=0):
+    return progress.Step(run, 1, 1, 0, 1, "ticket", 1.0, at, 0, 9, 0.5)
+
+
+def worker_of(path, done):
+    """A worker whose training writes files below a folder, and what it has sent."""
+    letters = []
+
+    def make(report, asked, moved):
+        def train(task):
+            folder = store.round_path(moved(task.run), *task.network)
+            done(folder, report, asked)
+
+        return train
+
+    def send(number, said, first):
+        letters.extend((number, one) for one in said)
+        return False
+
+    return Worker(make, send, path), letters
+
+
+def test_a_node_without_the_folder_asks_for_files_and_sends_back_what_it_makes(tmp_path):
+    run, seen = Path("runs/one"), []
+    home = tmp_path / "home"
+    files.write(home / run / "experiment.toml", b"settings")
+
+    def train(folder, report, asked):
+        seen.append((folder.parents[1] / "experiment.toml").read_bytes())
+        report(step(folder.parents[1]))
+        for name in ("weights.safetensors", "round.json"):
+            files.write(folder / name, name.encode())
+        report(progress.Done(step(folder.parents[1], 9), {}))
+
+    worker, letters = worker_of(tmp_path / "node", train)
+    errand = Errand(7, Task(run, (1, 0, "ticket")), home, ["experiment.toml"], (".token", "1"))
+    assert worker.carry_out(errand, None) is None and not seen
+    assert worker.carry_out(errand, lambda: pack(home / run, errand.names)) is True
+    assert seen == [b"settings"]
+    made = [one for number, one in letters if isinstance(one, dict) and one]
+    assert made == [{f"replicate-1/round-00/{name}": name.encode() for name in ("weights.safetensors", "round.json")}]
+    events = [one for _, one in letters if not isinstance(one, dict)]
+    assert events == [step(run), progress.Done(step(run, 9), {})]
+    assert letters.index((7, made[0])) < letters.index((7, events[1]))  # stored before it is said to be
+    assert not list((tmp_path / "node").rglob("*.*")) and own(home, "") == {"runs/one/experiment.toml"}
+
+
+def test_a_node_that_shares_the_folder_works_in_it(tmp_path):
+    run = Path("runs/one")
+    files.write(tmp_path / run / ".token", b"1")
+    worker, letters = worker_of(
+        tmp_path / "node", lambda folder, report, asked: files.write(folder / "round.json", b"")
+    )
+    task = Task(run, (1, 0, "ticket"))
+    right, wrong = ((".token", content) for content in ("1", "2"))
+    assert worker.carry_out(Errand(1, task, tmp_path, [], right), None) is True
+    assert (tmp_path / run / "replicate-1/round-00/round.json").exists() and letters == []
+    # Another folder at the same path, one that does not show all yet, and one that is not to be looked at.
+    assert worker.carry_out(Errand(2, task, tmp_path, [], wrong), None) is None
+    assert worker.carry_out(Errand(3, task, tmp_path, ["replicate-1/initial.safetensors"], right), None) is None
+    assert worker.carry_out(Errand(4, task, tmp_path, [], ("", "")), None) is None
+
+
+def test_what_fails_on_a_node_says_the_runs_own_folder_and_keeps_what_it_made(tmp_path):
+    def train(folder, report, asked):
+        files.write(folder / "checkpoint.safetensors", b"here")
+        raise LotteryError(f"{folder} is too small.")
+
+    worker, letters = worker_of(tmp_path / "node", train)
+    errand = Errand(1, Task(Path("one"), (1, 0, "ticket")), tmp_path, [], ("", ""))
+    with pytest.raises(LotteryError, match="^one/replicate-1/round-00 is too small"):
+        worker.carry_out(errand, dict)
+    assert (1, {"replicate-1/round-00/checkpoint.safetensors": b"here"}) in letters
+
+
+def test_what_has_died_is_lost_and_what_has_failed_is_not():
+    from lottery.executors.cluster import _meaning
+
+    errors = pytest.importorskip("ray").exceptions
+    for error in (errors.WorkerCrashedError(), errors.NodeDiedError("gone"), errors.OutOfMemoryError("full"),
+                  errors.ObjectLostError("00" * 28, None, "")):  # fmt: skip
+        assert isinstance(_meaning(errors, error), scheduler.Lost)
+    failed = errors.RayTaskError("train", "...", LotteryError("The loss is not finite."))
+    assert str(_meaning(errors, failed)) == "The loss is not finite."
+    assert _meaning(errors, errors.TaskCancelledError()) is None
+    assert isinstance(_meaning(errors, errors.RayTaskError("train", "", errors.WorkerCrashedError())), scheduler.Lost)
+
+
+def test_a_node_with_other_data_fails_and_one_with_another_processor_says_so(small_run, tmp_path):
+    settings, run = small_run.experiment, tmp_path / small_run.path.name
+    shutil.copytree(small_run.path, run)
+    shutil.rmtree(run / "replicate-1/round-03")
+    recorded = store.read_environment(run)
+    known = {key: value for key, value in recorded.items() if key != "record_sha256"}
+    store.write_record(run / "environment.json", known | {"processor": "an abacus"})
+    work = dispatch.Work(Path("elsewhere"), settings, recorded["num_threads"], data_sha256="0" * 64, away=True)
+    said, task = [], Task(Path("elsewhere"), (1, 3, "ticket"))
+    with pytest.raises(LotteryError, match="The data, the model or the criterion on .* are not those that"):
+        dispatch.trainer({task.run: work}, said.append, lottery.stopping.never, lambda path: run)(task)
+    work = dataclasses.replace(work, data_sha256=recorded["data_sha256"])
+    dispatch.trainer({task.run: work}, said.append, lottery.stopping.never, lambda path: run)(task)
+    (note,) = [one.text for one in said if isinstance(one, progress.Note)]
+    assert "computes with another processor (an abacus; now " in note and "python" not in note
+    assert checksum(run / "replicate-1/round-03/weights.safetensors") == checksum(
+        small_run.path / "replicate-1/round-03/weights.safetensors"
+    )
+
+
+# A real cluster: a head without processors, and two nodes.
+
+EXPERIMENT = {
+    "name": "small",
+    "train": {"num_steps": 3000, "eval_every": 100, "batch_size": 20},
+    "prune": {"num_rounds": 2},
+    "rewind": {"step": 50},
+    "run": {"num_replicates": 2, "controls": ["random_reinit"]},
+}
+OFTEN = checkpoints.Every(0, 300)
+
+
+def given():
+    """A model with dropout and BatchNorm, by a function that no module has, and data."""
+
+    def build():
+        import keras
+
+        layers = keras.layers
+        parts = [layers.Dense(16, "relu"), layers.BatchNormalization(), layers.Dropout(0.3), layers.Dense(3, "softmax")]
+        return keras.Sequential([keras.Input((6,)), *parts])
+
+    return {"model": build, "data": toy_arrays(np.random.default_rng(12))}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run as this process trains it."""
+    return lottery.run(EXPERIMENT, **given(), out=tmp_path_factory.mktemp("local"), report=quietly).path
+
+
+@pytest.fixture(scope="module")
+def cluster(whole):
+    """Ray's own cluster for tests. A node that a test removes is replaced by the test."""
+    from ray.cluster_utils import Cluster
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "node_ip_address": "127.0.0.1", "include_dashboard": False},
+        )
+        made.num_cpus = store.read_environment(whole)["num_threads"]
+        for _ in range(2):
+            add_node(made)
+        yield made
+        made.shutdown()
+
+
+def add_node(cluster):
+    cluster.add_node(num_cpus=cluster.num_cpus, node_ip_address="127.0.0.1")
+
+
+def trainers(node):
+    """The processes of a node that train."""
+    import psutil
+
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    return [one for one in raylet.children(recursive=True) if "train" in " ".join(one.cmdline())]
+
+
+def remove_node(cluster):
+    node = next(node for node in cluster.worker_nodes if trainers(node))
+    cluster.remove_node(node, allow_graceful=False)
+    add_node(cluster)
+
+
+def kill_process(cluster):
+    next(one for node in cluster.worker_nodes for one in trainers(node)).kill()
+
+
+def train(cluster, out, shared=None, harm=None, asked=lottery.stopping.never):
+    """Train on the cluster, and do harm once while a round is trained."""
+    notes, harmed = [], []
+
+    def report(event):
+        if isinstance(event, progress.Note):
+            notes.append(event.text)
+        if isinstance(event, progress.Step) and event.round == 1 and event.step > 900 and harm and not harmed:
+            harmed.append(event)
+            harm(cluster)
+
+    workers = Ray(cluster.address, shared=shared)
+    run = lottery.run(
+        EXPERIMENT, **given(), out=out, workers=workers, report=report, checkpoint_every=OFTEN, asked=asked
+    )
+    assert len(harmed) == bool(harm)
+    return run.path, notes
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("shared", [None, False])
+@pytest.mark.parametrize("harm", [None, remove_node, kill_process])
+def test_the_bits_are_those_of_this_machine_whatever_dies(cluster, whole, tmp_path, shared, harm):
+    path, notes = train(cluster, tmp_path, shared, harm)
+    assert same(path, whole)
+    again = [note for note in notes if "begun again" in note]
+    assert len(again) >= 1 if harm else not again
+    assert not list(path.glob(".shared*"))
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("shared", [None, False])
+def test_a_run_that_is_stopped_on_a_cluster_goes_on_here(cluster, whole, tmp_path, shared):
+    number = []
+    with pytest.raises(lottery.stopping.Stopped):
+        train(cluster, tmp_path, shared, lambda _: number.append(signal.SIGTERM), lambda: number[0] if number else 0)
+    assert list(tmp_path.rglob("checkpoint.safetensors"))
+    notes = []
+    run = lottery.run(EXPERIMENT, **given(), out=tmp_path, report=lambda event: notes.append(event))
+    assert not [one for one in notes if isinstance(one, progress.Note) and "from its beginning" in one.text]
+    assert same(run.path, whole)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("shared", [None, False])
+def test_one_that_fails_does_not_stop_the_others(cluster, whole, tmp_path, shared):
+    path = tmp_path / whole.name
+    shutil.copytree(whole, path)
+
+    def picky(origin):
+        kept = sum(int(mask.sum()) for mask in origin.kept.values())
+        if kept < 0.7 * sum(mask.size for mask in origin.kept.values()):
+            raise LotteryError("That is too sparse.")
+        return lottery.pruning.branches.BranchStart(origin.start, origin.kept, origin.step, origin.num_steps)
+
+    workers = Ray(cluster.address, shared=shared)
+    with pytest.raises(LotteryError, match="round 2, branch picky: That is too sparse"):
+        branching.branch(path, picky, **given(), workers=workers, report=quietly)
+    stored = {str(one.parent.relative_to(path)) for one in path.glob("*/*/branch-picky/round.json")}
+    assert stored == {"replicate-1/round-01/branch-picky", "replicate-2/round-01/branch-picky"}

@@ -1,0 +1,148 @@
+"""Networks in several processes: the bits of one, whatever dies or fails, from any script."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lottery
+from lottery import progress, randomness, weights
+from lottery.errors import LotteryError
+from lottery.pipeline import preparing
+from lottery.runs import store
+from tests.conftest import contents, toy_arrays
+
+TABLES = {
+    "name": "many",
+    "data": {"validation": 60},
+    "train": {"num_steps": 60, "batch_size": 16, "eval_every": 20},
+    "prune": {"num_rounds": 2},
+    "rewind": {"step": 10},
+    "run": {"num_replicates": 3, "controls": ["random_reinit"], "control_rounds": [2]},
+}
+
+
+def build():
+    import keras
+
+    layers = keras.layers
+    return keras.Sequential(
+        [keras.Input((6,)), layers.Dense(9, "relu"), layers.BatchNormalization(), layers.Dropout(0.3), layers.Dense(3)]
+    )
+
+
+def arrays():
+    return toy_arrays(np.random.default_rng(3), num_train=300, num_test=50)
+
+
+def test_two_workers_give_the_bits_of_one_and_a_failure_stops_nothing_else(tmp_path):
+    """Functions of the caller's own go with the work; of three replicates the second cannot be pruned."""
+
+    second = weights.read(preparing.build_model(build, randomness.seed_for(0, 2, randomness.INITIALISATION)))
+
+    def choosy(evidence):
+        later = not evidence.kept["dense/kernel"].all()
+        if later and np.array_equal(evidence.initial["dense/kernel"], second["dense/kernel"]):
+            raise LotteryError("This one is not scored.")
+        return {name: np.abs(value) for name, value in evidence.trained.items()}
+
+    said = {}
+    for workers in (1, 2):
+        said[workers] = []
+        with pytest.raises(LotteryError, match=r"This one is not scored\. 1 other network could not be trained"):
+            lottery.run(
+                TABLES, model=build, data=arrays(), criterion=choosy, out=tmp_path / str(workers), workers=workers,
+                report=said[workers].append,
+            )  # fmt: skip
+    one, two = (contents(tmp_path / str(workers)) for workers in (1, 2))
+    assert len(one) == 10 * 4 + 3 * 2 + 2 and [name for name in one if one[name] != two.get(name)] == []
+    assert not [name for name in one if "replicate-2/round-02" in name or "checkpoint" in name]
+    for events in said.values():
+        done = [event for event in events if isinstance(event, progress.Done)]
+        assert len(done) == 3 + 2 + 3 + 2
+        assert [event.where.done for event in done] == sorted(event.where.done for event in done)
+        told = {}
+        for event in events:
+            if isinstance(event, progress.Measured):
+                told.setdefault((event.replicate, event.round, event.branch), []).append(event.row)
+            elif isinstance(event, progress.Done):  # everything about a network is told before it is done
+                key = event.where.replicate, event.where.round, event.where.branch
+                stored = store.read_metrics(store.round_path(event.where.run, *key))
+                assert sorted(told[key]) == sorted(stored)
+    texts = [event.text for event in said[2] if isinstance(event, progress.Note)]
+    assert any("2 networks are trained at the same time" in text for text in texts)
+    assert sum("The others go on." in text for text in texts) == 1
+
+
+SCRIPT = """
+import os, sys, threading, time
+import lottery
+from lottery import checkpoints, progress
+from tests.executors.test_processes import TABLES, arrays
+
+def build():  # of the script itself, which has no guard against being imported again
+    import keras
+    layers = keras.layers
+    return keras.Sequential([keras.Input((6,)), layers.Dense(9, "relu"), layers.Dropout(0.3), layers.Dense(3)])
+
+print("begun", flush=True)
+tables = TABLES | {"train": TABLES["train"] | {"num_steps": 20000, "eval_every": 1000}, "rewind": {"step": 0}}
+def report(event):
+    print(type(event).__name__, getattr(event, "text", ""), getattr(event, "step", ""), flush=True)
+lottery.run(tables, model=build, data=arrays(), out=sys.argv[1], workers=2, report=report,
+            checkpoint_every=checkpoints.Every(0, 500))
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    with subprocess.Popen(
+        [sys.executable, "script.py", "runs"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+    ) as process:  # fmt: skip
+        yield process
+        process.kill()
+
+
+def workers_of(process):
+    import psutil
+
+    children = psutil.Process(process.pid).children(recursive=True)
+    return [one for one in children if "loky.backend.popen_loky_posix" in " ".join(one.cmdline())]
+
+
+def until(process, word):
+    for line in process.stdout:
+        if word in line:
+            return line
+    raise AssertionError(process.stderr.read())
+
+
+def test_a_worker_that_is_killed_is_replaced_and_workers_end_with_who_has_started_them(script):
+    until(script, "Step")
+    workers = workers_of(script)
+    assert len(workers) == 2
+    workers[0].kill()
+    assert "it is begun again where it stood" in until(script, "has died")
+    until(script, "Step")
+    left = workers_of(script)
+    assert len(left) == 2 and not {one.pid for one in left} & {one.pid for one in workers}
+    script.kill()
+    script.wait()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and any(one.is_running() and one.status() != "zombie" for one in left):
+        time.sleep(0.1)
+    assert not [one for one in left if one.is_running() and one.status() != "zombie"]
+    assert script.stdout.read().count("begun\n") == 0, "the script was run again in a worker"
+
+
+def test_numbers_of_workers(tmp_path):
+    with pytest.raises(LotteryError, match="workers: received 0, allowed is 1 or more"):
+        lottery.run(TABLES, model=build, data=arrays(), out=tmp_path, workers=0, report=progress.silent)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,515 @@
+"""Runs with late rewinding, controls and branches, from the files that they leave."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lottery
+from lottery import files, masks, randomness
+from lottery.errors import LotteryError
+from lottery.pipeline import branching
+from lottery.pruning import branches
+from lottery.runs import store, verification
+from lottery.settings import GIVEN
+from lottery.training import trainer
+from tests.conftest import checksum, quietly, toy_arrays
+
+K = 15
+TABLES = {
+    "name": "branched",
+    "data": {"validation": 40},
+    "train": {
+        "num_steps": 40,
+        "eval_every": 10,
+        "batch_size": 16,
+        "jit_compile": False,
+        "optimizer": "sgd",
+        "learning_rate": 0.1,
+    },
+    "prune": {"num_rounds": 2, "rate": 0.4},
+    "run": {"num_replicates": 2},
+}
+CONTROLS = [name for name in branches.BRANCHES if name not in ("early_bird", "transfer")]
+
+
+def build():
+    import keras
+
+    layers = keras.layers
+    return keras.Sequential([keras.Input((6,)), layers.Dense(24, "relu"), layers.BatchNormalization(), layers.Dense(3)])
+
+
+def arrays(seed=3):
+    return toy_arrays(np.random.default_rng(seed), 200, 40)
+
+
+def go(out, overrides=None, **options):
+    return lottery.run(TABLES, overrides, out=out, report=quietly, **({"model": build, "data": arrays()} | options))
+
+
+def folder_of(run, replicate=1, index=2, branch="ticket"):
+    return store.round_path(run.path, replicate, index, branch)
+
+
+def state(folder, name="weights"):
+    return files.read_arrays(folder / f"{name}.safetensors")
+
+
+def record(folder):
+    return store.read_record(folder)
+
+
+def is_right(run):
+    return [sentence for _, wrong in verification.verify(run.path) for sentence in wrong]
+
+
+@pytest.fixture(scope="module")
+def controlled(tmp_path_factory):
+    """A run with late rewinding and every control."""
+    return go(tmp_path_factory.mktemp("controlled"), {"rewind": {"step": K}, "run": {"controls": CONTROLS}})
+
+
+def test_a_run_with_controls_is_complete_and_right(controlled):
+    rows = controlled.table()
+    counted = rows.groupby("branch").size()
+    assert counted["ticket"] == 2 * 3
+    assert all(counted[name] == 2 * 2 for name in CONTROLS) and len(counted) == 1 + len(CONTROLS)
+    assert is_right(controlled) == []
+    untrained = rows[rows["branch"] == "untrained"]
+    assert (untrained["early_stop_step"] == K).all() and untrained["final_train_loss"].isna().all()
+
+
+def test_late_rewinding_starts_at_step_k_of_the_dense_network(controlled):
+    """With plain SGD, going on from step k without pruning gives the dense network again, bit for bit."""
+    start = state(controlled.path / "replicate-1", "start")
+    dense = state(folder_of(controlled, index=0))
+    initial = state(controlled.path / "replicate-1", "initial")
+    assert any(np.any(start[name] != initial[name]) for name in start)
+    assert np.any(start["batch_normalization/moving_mean"] != 0), "statistics are rewound with the weights"
+
+    prepared = lottery.pipeline.preparing.prepare(controlled.experiment, build, arrays())
+    ones = masks.ones_like({name: start[name] for name in prepared.loop.masks})
+    words = (controlled.experiment.run.seed, 1, randomness.BATCHES)
+    again = trainer.train(prepared.loop, start, ones, controlled.experiment.train, words, first_step=K)
+    assert all(np.array_equal(again.weights[name], dense[name]) for name in dense)
+    assert again.metrics[0][0] == K
+    wrong = trainer.train(prepared.loop, start, ones, controlled.experiment.train, words, first_step=0)
+    assert any(np.any(wrong.weights[name] != dense[name]) for name in dense)
+
+
+def test_rounds_after_the_first_begin_at_step_k(controlled):
+    for index, first in ((0, 0), (1, K), (2, K)):
+        rows = (folder_of(controlled, index=index) / "metrics.csv").read_text().splitlines()[1:]
+        steps = [int(row.split(",")[0]) for row in rows]
+        assert min(steps) == first and max(steps) == 40
+    start, kept = (
+        state(controlled.path / "replicate-1", "start"),
+        files.read_masks(folder_of(controlled) / "masks.safetensors"),
+    )
+    begun = lottery.weights.fingerprint(masks.apply(start, kept))
+    assert record(folder_of(controlled))["start_sha256"] == begun
+
+
+def test_controls_differ_from_the_ticket_and_from_each_other(controlled):
+    trained = {name: state(folder_of(controlled, branch=name))["dense/kernel"] for name in ["ticket", *CONTROLS]}
+    names = list(trained)
+    for position, one in enumerate(names):
+        for other in names[:position]:
+            assert np.any(trained[one] != trained[other]), (one, other)
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(controlled, tmp_path):
+    """Branches and rounds are removed as a kill would have left them; what comes of it is the same."""
+    copy = tmp_path / controlled.path.name
+    shutil.copytree(controlled.path, copy)
+    (folder_of(controlled, 1, 1, "random_mask") / "round.json").exists()
+    for folder in (copy / "replicate-1/round-01/branch-random_mask", copy / "replicate-2/round-02"):
+        shutil.rmtree(folder)
+    go(tmp_path, {"rewind": {"step": K}, "run": {"controls": CONTROLS}})
+    for path in controlled.path.rglob("*.safetensors"):
+        assert checksum(path) == checksum(copy / path.relative_to(controlled.path)), path
+
+
+def changed(run, tmp_path, folder, change):
+    """A copy of a run in which one record is changed and sealed again."""
+    copy = tmp_path / run.path.name
+    shutil.copytree(run.path, copy)
+    where = copy / folder.relative_to(run.path)
+    stored = change(where, store.read_record(where))
+    stored["sha256"] = {name: checksum(where / name) for name in stored["sha256"]}
+    stored["record_sha256"] = store._digest_of(stored)
+    files.write_json(where / "round.json", stored)
+    return [sentence for _, wrong in verification.verify(copy) for sentence in wrong]
+
+
+@pytest.mark.parametrize("name", ["random_mask", "random_mask_global", "shuffled_mask"])
+def test_verify_finds_a_control_with_the_tickets_own_masks(controlled, tmp_path, name):
+    """The shuffle that rebinds a local name and shuffles nothing."""
+
+    def own(where, stored):
+        kept = files.read_masks(where.parent / "masks.safetensors")
+        files.write(where / "masks.safetensors", files.pack_masks(kept))
+        trained = masks.apply(state(where), kept)
+        files.write(where / "weights.safetensors", files.pack_arrays(trained))
+        counts = masks.num_kept(kept)
+        return stored | {"kept": counts, "start_sha256": stored["start_sha256"]}
+
+    wrong = changed(controlled, tmp_path, folder_of(controlled, branch=name), own)
+    assert any(f"masks are not those of {name}" in sentence for sentence in wrong), wrong
+
+
+@pytest.mark.parametrize("name", ["reshuffled_init", "signed_constant", "untrained", "random_mask"])
+def test_verify_finds_a_control_that_started_elsewhere(controlled, tmp_path, name):
+    wrong = changed(
+        controlled,
+        tmp_path,
+        folder_of(controlled, branch=name),
+        lambda where, stored: stored | {"start_sha256": "0" * 64},
+    )
+    assert wrong == [f"Training did not begin from the weights of {name}."]
+
+
+def test_verify_finds_other_start_weights(controlled, tmp_path):
+    copy = tmp_path / controlled.path.name
+    shutil.copytree(controlled.path, copy)
+    start = state(copy / "replicate-1", "start")
+    files.write(
+        copy / "replicate-1" / "start.safetensors", files.pack_arrays(start | {"dense/bias": start["dense/bias"] + 1})
+    )
+    wrong = [sentence for _, found in verification.verify(copy) for sentence in found]
+    assert "start.safetensors was changed." in wrong
+    with pytest.raises(LotteryError, match=r"start\.safetensors' is damaged"):
+        shutil.rmtree(copy / "replicate-2/round-02")
+        go(tmp_path, {"rewind": {"step": K}, "run": {"controls": CONTROLS}})
+
+
+@pytest.mark.parametrize("mode", ["learning_rate", "none", "sign"])
+def test_other_ways_to_go_on(tmp_path, mode):
+    run = go(tmp_path, {"rewind": {"mode": mode}, "run": {"num_replicates": 1}, "train": {"drop_at": [20]}})
+    assert is_right(run) == []
+    kept = files.read_masks(folder_of(run) / "masks.safetensors")
+    before, initial = state(folder_of(run, index=1)), state(run.path / "replicate-1", "initial")
+    begun = lottery.pruning.rewinding.rewound(mode, initial, before, kept)
+    assert record(folder_of(run))["start_sha256"] == lottery.weights.fingerprint(begun)
+    rewound = go(tmp_path, {"run": {"num_replicates": 1}, "train": {"drop_at": [20]}})
+    assert np.any(state(folder_of(run))["dense/kernel"] != state(folder_of(rewound))["dense/kernel"])
+
+
+def test_fine_tuning_trains_with_the_last_learning_rate_and_learning_rate_rewinding_with_all_of_them(tmp_path):
+    """A last learning rate of next to nothing: fine-tuning moves no weight, learning-rate rewinding does."""
+    train = {"drop_at": [20, 21, 22, 23, 24, 25], "drop_factor": 0.01}
+    moved = {}
+    for mode in ("none", "learning_rate"):
+        run = go(
+            tmp_path,
+            {"rewind": {"mode": mode}, "run": {"num_replicates": 1}, "prune": {"num_rounds": 1}, "train": train},
+        )
+        before, after = state(folder_of(run, index=0)), state(folder_of(run, index=1))
+        kept = files.read_masks(folder_of(run, index=1) / "masks.safetensors")["dense/kernel"]
+        moved[mode] = np.abs(before["dense/kernel"] - after["dense/kernel"])[kept].max()
+    assert moved["none"] < 1e-6 and moved["learning_rate"] > 1e-2
+
+
+def test_one_shot_rounds_are_all_pruned_from_the_dense_network(tmp_path):
+    run = go(tmp_path, {"prune": {"iterative": False, "num_rounds": 3}, "run": {"num_replicates": 1}})
+    assert is_right(run) == []
+    dense = np.abs(state(folder_of(run, index=0))["dense/kernel"])
+    for index in (1, 2, 3):
+        kept = files.read_masks(folder_of(run, index=index) / "masks.safetensors")["dense/kernel"]
+        lowest = np.sort(dense.reshape(-1))[: kept.size - np.count_nonzero(kept)]
+        assert dense[kept].min() > lowest.max()
+    iterative = go(tmp_path, {"prune": {"num_rounds": 3}, "run": {"num_replicates": 1}})
+    other = files.read_masks(folder_of(iterative, index=3) / "masks.safetensors")["dense/kernel"]
+    assert np.any(other != kept)
+
+
+def test_branches_of_a_run_that_is_stored(tmp_path):
+    """The command's function: the same as a control of the run, for chosen rounds; again, nothing is trained."""
+    run = go(tmp_path)
+    events = []
+    done = branching.branch(run.path, "random_mask", [2], model=build, data=arrays(), report=events.append)
+    assert done.table().query("branch == 'random_mask'")["round"].tolist() == [2, 2]
+    whole = go(tmp_path, {"run": {"controls": ["random_mask"]}})
+    for replicate in (1, 2):
+        one, other = (folder_of(each, replicate, 2, "random_mask") / "weights.safetensors" for each in (run, whole))
+        assert checksum(one) == checksum(other)
+    before = (folder_of(run, 1, 2, "random_mask") / "round.json").stat().st_mtime_ns
+    branching.branch(run.path, "random_mask", [2], model=build, data=arrays(), report=events.append)
+    assert (folder_of(run, 1, 2, "random_mask") / "round.json").stat().st_mtime_ns == before
+    assert "complete" in events[-1].text and is_right(done) == []
+
+
+def test_a_branch_of_the_callers_own(tmp_path):
+    run = go(tmp_path, {"run": {"num_replicates": 1}})
+
+    def halved(origin):
+        start = {name: value / 2 if name in origin.kept else value for name, value in origin.start.items()}
+        return branches.BranchStart(start, origin.kept, 0, origin.num_steps)
+
+    done = branching.branch(run.path, halved, model=build, data=arrays(), report=quietly)
+    assert sorted(done.table()["branch"].unique()) == ["halved", "ticket"] and is_right(done) == []
+
+
+def test_transfer_trains_the_ticket_on_other_data(tmp_path):
+    run = go(tmp_path, {"run": {"num_replicates": 1}})
+    done = branching.branch(run.path, "transfer", [0, 2], model=build, data=arrays(seed=8), report=quietly)
+    (label,) = set(done.table()["branch"]) - {"ticket"}
+    assert label.startswith("transfer-given-") and is_right(done) == []
+    stored = record(folder_of(run, branch=label))
+    ticket = record(folder_of(run))
+    assert (
+        stored["start_sha256"] == ticket["start_sha256"]
+        and stored["data_sha256"] != store.read_environment(run.path)["data_sha256"]
+    )
+    assert stored["early_stop_test_loss"] != ticket["early_stop_test_loss"]
+
+
+def test_early_bird(tmp_path):
+    """The mask is drawn at the first epoch at which the last five differ in at most a tenth of the entries."""
+    longer = {"train": {"num_steps": 200}, "run": {"num_replicates": 1}, "prune": {"num_rounds": 1, "rate": 0.5}}
+    run = go(tmp_path, longer)
+    done = branching.branch(run.path, "early_bird", [1], model=build, data=arrays(), report=quietly)
+    assert is_right(done) == []
+    stored = record(folder_of(run, 1, 1, "early_bird"))
+    drawn_at = stored["first_step"]
+    per_epoch = 160 / 16
+    assert drawn_at % per_epoch == 0 and 5 * per_epoch <= drawn_at < 200 and stored["last_step"] == 200
+
+    prepared = lottery.pipeline.preparing.prepare(done.experiment, build, arrays())
+    initial = state(run.path / "replicate-1", "initial")
+    ones = masks.ones_like({name: initial[name] for name in prepared.loop.masks})
+    drawn = {}
+
+    def draw(step):
+        def look(trained):
+            scores = {name: np.abs(trained[name]) for name in ones}
+            drawn[step] = lottery.pruning.keep_highest(scores, ones, 0.5)
+
+        return look
+
+    epochs = [int(per_epoch * epoch) for epoch in range(1, 21)]
+    words = (0, 1, randomness.BATCHES)
+    trainer.train(
+        prepared.loop, initial, ones, done.experiment.train, words, watch={step: draw(step) for step in epochs}
+    )
+    farthest = {
+        end: max(
+            masks.distance(drawn[a], drawn[b])
+            for a in epochs[place - 4 : place + 1]
+            for b in epochs[place - 4 : place + 1]
+        )
+        for place, end in enumerate(epochs)
+        if place >= 4
+    }
+    assert drawn_at == min(end for end, distance in farthest.items() if distance <= 0.1)
+    kept = files.read_masks(folder_of(run, 1, 1, "early_bird") / "masks.safetensors")
+    assert masks.distance(kept, drawn[drawn_at]) == 0
+
+
+def test_no_early_bird_is_said_and_nothing_is_stored(tmp_path):
+    fast = {"train": {"num_steps": 60, "learning_rate": 3.0}, "run": {"num_replicates": 1}}
+    run, said = go(tmp_path, fast), []
+    with pytest.raises(LotteryError, match=r"No early-bird ticket for round 1 of replicate 1: in 6 epochs"):
+        branching.branch(run.path, "early_bird", [1, 2], model=build, data=arrays(), report=said.append)
+    notes = [event.text for event in said if hasattr(event, "text")]
+    assert len(notes) == 2 and "round 2" in notes[1], "the other rounds are tried all the same"
+    assert store.branches(run.path, 1) == []
+    short = go(tmp_path, {"run": {"num_replicates": 1}})
+    with pytest.raises(LotteryError, match="received 4 epochs of training, allowed are 5 or more"):
+        branching.branch(short.path, "early_bird", [1], model=build, data=arrays(), report=quietly)
+
+
+@pytest.mark.parametrize("mode", ["weights", "learning_rate", "none", "sign"])
+def test_controls_start_from_what_the_ticket_started_from(tmp_path, mode):
+    """Whatever the mode: `untrained` is the ticket before its training, and masks are all that `random_mask` changes."""
+    once = {"rewind": {"mode": mode}, "run": {"num_replicates": 1, "controls": ["untrained", "random_mask"]}}
+    run = go(tmp_path, once | {"train": {"drop_at": [20]}})
+    assert is_right(run) == []
+    for index in (1, 2):
+        ticket = record(folder_of(run, index=index))
+        assert record(folder_of(run, index=index, branch="untrained"))["start_sha256"] == ticket["start_sha256"]
+        kept = files.read_masks(folder_of(run, index=index, branch="random_mask") / "masks.safetensors")
+        own = files.read_masks(folder_of(run, index=index) / "masks.safetensors")
+        begun = lottery.pruning.rewinding.REWINDS[mode](
+            state(run.path / "replicate-1", "initial"), state(folder_of(run, index=index - 1)), own
+        )
+        found = record(folder_of(run, index=index, branch="random_mask"))["start_sha256"]
+        assert found == lottery.weights.fingerprint(masks.apply(begun, kept))
+
+
+def test_what_is_drawn_anew_goes_through_the_whole_schedule(tmp_path):
+    """Beside a ticket that is fine-tuned at next to nothing, the re-initialised control is trained, not fine-tuned."""
+    train = {"drop_at": [20, 21, 22, 23, 24, 25], "drop_factor": 0.01}
+    once = {"num_replicates": 1, "controls": ["random_reinit", "random_mask"]}
+    run = go(tmp_path, {"rewind": {"mode": "none"}, "run": once, "prune": {"num_rounds": 1}, "train": train})
+    rows = run.table().query("round == 1").set_index("branch")
+    assert rows.loc["random_reinit", "final_val_loss"] < 0.5 * initial_loss(run, "random_reinit")
+    assert rows.loc["random_mask", "final_val_loss"] == pytest.approx(initial_loss(run, "random_mask"), rel=0.2)
+
+
+def initial_loss(run, branch):
+    first = (folder_of(run, index=1, branch=branch) / "metrics.csv").read_text().splitlines()[1].split(",")
+    assert first[:2] == ["0", "validation"]
+    return float(first[2])
+
+
+def test_fine_tuning_keeps_the_last_rate_of_any_schedule(tmp_path):
+    """A cosine that ends at nothing leaves the rate of its last step, which is not nothing."""
+    cosine = {"name": "CosineDecay", "initial_learning_rate": 1.0, "decay_steps": 40}
+    run = go(
+        tmp_path,
+        {
+            "rewind": {"mode": "none"},
+            "run": {"num_replicates": 1},
+            "prune": {"num_rounds": 1},
+            "train": {"learning_rate": cosine},
+        },
+    )
+    before, after = state(folder_of(run, index=0)), state(folder_of(run, index=1))
+    kept = files.read_masks(folder_of(run, index=1) / "masks.safetensors")["dense/kernel"]
+    assert np.any(before["dense/kernel"][kept] != after["dense/kernel"][kept])
+
+
+def test_a_builder_that_draws_the_same_weights_has_no_reinitialised_control(tmp_path):
+    """Its control would be the ticket itself, and say that the initialisation does not matter."""
+    import keras
+
+    def fixed():
+        start = keras.initializers.GlorotNormal(seed=1)
+        layers = keras.layers
+        return keras.Sequential(
+            [
+                keras.Input((6,)),
+                layers.Dense(8, "relu", kernel_initializer=start),
+                layers.Dense(3, kernel_initializer=start),
+            ]
+        )
+
+    with pytest.raises(LotteryError, match="same initial weights each time, so random_reinit would be the ticket"):
+        go(tmp_path, {"run": {"controls": ["random_reinit"]}}, model=fixed)
+    assert list(tmp_path.iterdir()) == []
+    run = go(tmp_path, {"run": {"num_replicates": 2}}, model=fixed)
+    assert is_right(run) == [] and "same weights" in verification.not_repeated(run.path)[0]
+    with pytest.raises(LotteryError, match="same initial weights each time, so random_reinit would be the ticket"):
+        branching.branch(run.path, "random_reinit", model=fixed, data=arrays(), report=quietly)
+
+
+def partial(origin):
+    return branches.BranchStart({name: origin.start[name] for name in origin.kept}, origin.kept, 0, origin.num_steps)
+
+
+def maskless(origin):
+    return branches.BranchStart(origin.start, {}, 0, origin.num_steps)
+
+
+def too_long(origin):
+    return branches.BranchStart(origin.start, origin.kept, 0, origin.num_steps + 1)
+
+
+def nothing(origin):
+    return None
+
+
+def ticket(origin):
+    return branches.transfer(origin)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (partial, "start must have each weight of the ticket's"),
+        (maskless, "kept must have each weight"),
+        (too_long, "received the steps 0 to 41, allowed are some from 0 to 40"),
+        (nothing, "received NoneType, allowed is a branches.BranchStart"),
+        (ticket, "a function called 'ticket'"),
+        (lambda origin: None, "a function called '<lambda>'"),
+    ],
+)  # fmt: skip
+def test_a_branch_of_the_callers_own_that_is_not_one_is_refused(controlled, own, message):
+    with pytest.raises(LotteryError, match=message):
+        branching.branch(controlled.path, own, [1], model=build, data=arrays(), report=quietly)
+    assert not list(controlled.path.rglob(f"branch-{own.__name__}/round.json"))
+
+
+def test_an_own_branch_may_keep_other_counts(tmp_path):
+    run = go(tmp_path, {"run": {"num_replicates": 1}})
+
+    def sparser(origin):
+        kept = {name: mask & (origin.rng.random(mask.shape) < 0.5) for name, mask in origin.kept.items()}
+        return branches.BranchStart(origin.start, kept, 0, origin.num_steps)
+
+    branching.branch(run.path, sparser, [2], model=build, data=arrays(), report=quietly)
+    assert is_right(run) == []
+
+
+def test_no_branch_grows_from_a_damaged_round(tmp_path):
+    run = go(tmp_path, {"run": {"num_replicates": 1}})
+    one, other = (folder_of(run, index=index) / "masks.safetensors" for index in (1, 2))
+    shutil.copy(other, one)
+    with pytest.raises(LotteryError, match="is damaged"):
+        branching.branch(run.path, "random_mask", [1], model=build, data=arrays(), report=quietly)
+
+
+def test_synflow_keeps_what_is_never_pruned_and_collapses_nothing(tmp_path):
+    """Its hundred steps go down by the plan of each group; by the density of the whole they would empty a layer."""
+    prune = {"criterion": "synflow", "scope": "global", "num_rounds": 1, "rate": 0.9, "rates": {"dense/kernel": 0.0}}
+    run = go(tmp_path, {"prune": prune, "run": {"num_replicates": 1}})
+    kept = masks.num_kept(files.read_masks(folder_of(run, index=1) / "masks.safetensors"))
+    assert kept == {"dense/kernel": 144, "dense_1/kernel": 7}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("random_masks",), r"received 'random_masks'.*did you mean 'random_mask'"),
+        (("random_mask", [7]), r"rounds: received 7, stored of replicate 1 are 0 to 2"),
+        (("random_mask", [1], {"data": {"name": "digits"}}), "Only the branch 'transfer' takes other values"),
+        (("transfer", [1], {"prune": {"rate": 0.5}}), "needs another data set"),
+        (("transfer", [1], {"data": {"name": "digits"}, "prune": {"rate": 0.5}}), "received 'prune', allowed is 'data', 'train'"),
+        (("transfer", [1], {"data": {"name": "digits", "validation": 300}}), "ticket does not fit|cannot be trained on the data"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_branched_is_refused(controlled, arguments, message):
+    passed = {} if len(arguments) > 2 and arguments[0] == "transfer" else {"data": arrays()}
+    with pytest.raises(LotteryError, match=message):
+        branching.branch(controlled.path, *arguments, model=build, report=quietly, **passed)
+
+
+def test_a_branch_needs_the_same_data_and_the_same_model(controlled):
+    with pytest.raises(LotteryError, match="data are not those"):
+        branching.branch(controlled.path, "random_mask", [1], model=build, data=arrays(seed=9), report=quietly)
+    with pytest.raises(LotteryError, match="replicate: received 5, allowed is 1 to 2"):
+        branching.branch(controlled.path, "random_mask", [1], replicate=5, model=build, data=arrays(), report=quietly)
+
+
+def test_a_criterion_of_the_callers_own(tmp_path):
+    """The function decides the masks, is part of the experiment, and has to be passed again."""
+
+    def by_place(evidence):
+        return {
+            name: np.arange(value.size, dtype=float).reshape(value.shape) for name, value in evidence.trained.items()
+        }
+
+    run = go(tmp_path, {"run": {"num_replicates": 1}}, criterion=by_place)
+    kept = files.read_masks(folder_of(run) / "masks.safetensors")["dense/kernel"].reshape(-1)
+    assert not kept[: kept.size - np.count_nonzero(kept)].any() and is_right(run) == []
+    assert run.experiment.prune.criterion == GIVEN
+    assert run.path != go(tmp_path, {"run": {"num_replicates": 1}}).path
+    with pytest.raises(LotteryError, match=r"stands for a function passed to lottery.run"):
+        lottery.run(run.path / "experiment.toml", model=build, data=arrays(), out=tmp_path, report=quietly)
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    ["snip", *(pytest.param(name, marks=pytest.mark.long) for name in ("grasp", "synflow", "movement")), "random"],
+)
+def test_a_run_with_each_kind_of_criterion(tmp_path, criterion):
+    run = go(tmp_path, {"prune": {"criterion": criterion, "scope": "global"}, "run": {"num_replicates": 1}})
+    again = go(tmp_path / "again", {"prune": {"criterion": criterion, "scope": "global"}, "run": {"num_replicates": 1}})
+    assert is_right(run) == []
+    for index in (1, 2):
+        one, other = (folder_of(each, index=index) / "masks.safetensors" for each in (run, again))
+        assert checksum(one) == checksum(other)
+        assert Path(one).exists()

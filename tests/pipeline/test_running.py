@@ -1,0 +1,464 @@
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import lottery
+from lottery import config, enforcement, files, masks, progress, randomness, weights
+from lottery.errors import LotteryError
+from lottery.pipeline import preparing, running
+from lottery.runs import store, verification
+from lottery.training import trainer
+from tests.conftest import SMALL, checksum, quietly, toy_arrays
+
+ONE = SMALL | {"run": {"num_replicates": 1}, "prune": {"num_rounds": 2}}
+
+
+def final_bits(run):
+    """The checksum of every file that must not depend on what happened on the way."""
+    kinds = ("masks.safetensors", "weights.safetensors", "metrics.csv", "initial.safetensors", "experiment.toml")
+    return {str(path.relative_to(run)): checksum(path) for path in sorted(Path(run).rglob("*")) if path.name in kinds}
+
+
+def build_dropout():
+    import keras
+
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(16, "relu"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.3),
+            layers.Dense(3, "softmax"),
+        ]
+    )
+
+
+def test_every_round_is_on_disk_and_in_the_table(small_run):
+    rows = small_run.table()
+    assert list(zip(rows["replicate"], rows["round"], strict=True)) == [(r, i) for r in (1, 2) for i in range(4)]
+    assert tuple(rows.columns) == lottery.runs.results.COLUMNS
+    # 64 x 300, 300 x 100 and 100 x 10 at 20, 20 and 10 per cent, by hand.
+    assert list(rows["num_kept"][:4]) == [50200, 15360 + 24000 + 900, 12288 + 19200 + 810, 9830 + 15360 + 729]
+    assert rows["density"][1] == 40260 / 50200
+    assert (rows["early_stop_test_accuracy"] > 0.8).all()
+
+
+def test_replicates_differ_and_rounds_start_from_the_initial_weights(small_run):
+    initial = [files.read_arrays(small_run.path / f"replicate-{one}" / "initial.safetensors") for one in (1, 2)]
+    assert np.any(initial[0]["dense/kernel"] != initial[1]["dense/kernel"])
+    zeros = [files.read_masks(store.round_path(small_run.path, one, 1) / "masks.safetensors") for one in (1, 2)]
+    assert np.any(zeros[0]["dense/kernel"] != zeros[1]["dense/kernel"])
+
+
+def test_masks_are_those_of_an_independent_ranking(small_run):
+    for index in (1, 2, 3):
+        before, after = (store.round_path(small_run.path, 1, one) for one in (index - 1, index))
+        trained = files.read_arrays(before / "weights.safetensors")
+        kept, now = (files.read_masks(one / "masks.safetensors") for one in (before, after))
+        for name, rate in (("dense/kernel", 0.2), ("dense_1/kernel", 0.2), ("dense_2/kernel", 0.1)):
+            alive = np.flatnonzero(kept[name])
+            ranked = alive[np.argsort(np.abs(trained[name].ravel()[alive]), kind="stable")]
+            expected = kept[name].copy()
+            expected.flat[ranked[: round(rate * len(alive))]] = False
+            np.testing.assert_array_equal(now[name], expected)
+
+
+def test_what_training_holds_at_its_start_is_the_start_masked(tmp_path, monkeypatch):
+    """Read back from the model itself: survivors at their initial weights, to the bit."""
+    seen = []
+    original = trainer.weights.assign
+
+    def spy(model, values, only=None):
+        original(model, values, only)
+        seen.append(weights.read_state(model))
+
+    monkeypatch.setattr(trainer.weights, "assign", spy)
+    run = lottery.run(ONE, out=tmp_path, report=quietly)
+    initial = files.read_arrays(run.path / "replicate-1" / "initial.safetensors")
+    for index in range(3):
+        kept = files.read_masks(store.round_path(run.path, 1, index) / "masks.safetensors")
+        expected = {name: np.where(kept[name], value, 0) if name in kept else value for name, value in initial.items()}
+        assert any(all(np.array_equal(state[name], expected[name]) for name in expected) for state in seen), index
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path, small_run):
+    again = lottery.run(SMALL, out=tmp_path, report=quietly)
+    assert final_bits(again.path) == final_bits(small_run.path)
+    other = lottery.run(SMALL, {"run": {"seed": 1}}, out=tmp_path, report=quietly)
+    assert other.path != again.path and np.any(
+        files.read_arrays(other.path / "replicate-1" / "initial.safetensors")["dense/kernel"]
+        != files.read_arrays(again.path / "replicate-1" / "initial.safetensors")["dense/kernel"]
+    )
+
+
+def test_one_trace_serves_the_whole_run(tmp_path, monkeypatch):
+    loops = []
+    original = preparing.compile_loop
+
+    def spy(*arguments):
+        loops.append(original(*arguments))
+        return loops[-1]
+
+    monkeypatch.setattr(preparing, "compile_loop", spy)
+    lottery.run(SMALL, out=tmp_path, report=quietly)
+    (only,) = loops
+    assert only.steps.experimental_get_tracing_count() == 1
+    assert [one.experimental_get_tracing_count() for one in only.evaluations.values()] == [1, 1]
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing may catch it."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_rounds", [1, 2])
+def test_stopped_at_every_single_write_it_ends_with_the_same_bits(tmp_path, monkeypatch, num_rounds):
+    arrays = toy_arrays(np.random.default_rng(3), 150, 40)
+    experiment = {
+        "name": "k",
+        "data": {"validation": 30},
+        "train": {"num_steps": 20, "eval_every": 10, "batch_size": 16, "jit_compile": False},
+    }
+    experiment |= {"prune": {"num_rounds": num_rounds}, "run": {"num_replicates": 2}}
+
+    def go(out):
+        return lottery.run(experiment, model=build_dropout, data=arrays, out=out, report=quietly).path
+
+    expected = final_bits(go(tmp_path / "whole"))
+    original = Path.replace
+    writes = 0
+
+    def count(self, target):
+        nonlocal writes
+        writes += 1
+        if writes == stop_at:
+            raise Killed
+        return original(self, target)
+
+    monkeypatch.setattr(Path, "replace", count)
+    stop_at, stops = 1, 0
+    out = tmp_path / "stopped"
+    while True:
+        writes = 0
+        try:
+            path = go(out)
+            break
+        except Killed:
+            stops += 1
+            # Let each next attempt get one write further than the last, so that every write is hit once.
+            stop_at = 1 if stop_at > 5 else stop_at + 1
+    assert stops > 5
+    assert final_bits(path) == expected
+
+
+def test_a_complete_run_is_not_trained_again(small_run, monkeypatch):
+    monkeypatch.setattr(running, "prepare", lambda *_: pytest.fail("trained again"))
+    events = []
+    again = lottery.run(SMALL, out=small_run.path.parent, report=events.append)
+    assert again.path == small_run.path and "complete" in events[-1].text
+
+
+def test_a_users_model_and_data(tmp_path):
+    arrays = toy_arrays(np.random.default_rng(3))
+    experiment = {
+        "name": "mine",
+        "data": {"validation": 40},
+        "train": {"num_steps": 300, "eval_every": 30, "batch_size": 20},
+    }
+    experiment |= {"prune": {"num_rounds": 2}, "run": {"num_replicates": 1}}
+    events = []
+    run = lottery.run(experiment, model=build_dropout, data=arrays, out=tmp_path, report=events.append)
+    assert list(run.table()["num_kept"]) == [144, 115, 92]
+    assert (run.table()["final_test_accuracy"] > 0.9).all()
+    steps = [event for event in events if isinstance(event, progress.Step)]
+    assert {(event.round, event.step) for event in steps} >= {(0, 30), (1, 300), (2, 0)}
+    # The same again resumes; other data or another network is another run.
+    assert lottery.run(experiment, model=build_dropout, data=arrays, out=tmp_path, report=quietly).path == run.path
+    changed = (arrays[0] + 1, *arrays[1:])
+    assert lottery.run(experiment, model=build_dropout, data=changed, out=tmp_path, report=quietly).path != run.path
+
+
+def test_a_compiled_model_keeps_its_optimiser_and_loss(tmp_path):
+    import keras
+
+    def build():
+        model = build_dropout()
+        model.compile(keras.optimizers.SGD(0.25), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    arrays = toy_arrays(np.random.default_rng(3))
+    experiment = {"data": {"validation": 40}, "train": {"num_steps": 30, "batch_size": 20}, "prune": {"num_rounds": 1}}
+    run = lottery.run(
+        experiment, {"run": {"num_replicates": 1}}, model=build, data=arrays, out=tmp_path, report=quietly
+    )
+    assert run.experiment.train.optimizer == "compiled" and run.experiment.train.learning_rate == 0.25
+    with pytest.raises(LotteryError, match=r"comes compiled, so train\.optimizer cannot be set"):
+        lottery.run(
+            experiment, {"train": {"optimizer": "adam"}}, model=build, data=arrays, out=tmp_path, report=quietly
+        )
+
+
+@pytest.mark.parametrize("kind", [pytest.param("dataset", marks=pytest.mark.long), "function"])
+def test_data_sets_that_do_not_fit_in_memory(tmp_path, kind):
+    import tensorflow as tf
+
+    x_train, y_train, x_test, y_test = toy_arrays(np.random.default_rng(3))
+
+    def train():
+        whole = tf.data.Dataset.from_tensor_slices((x_train[:160], y_train[:160]))
+        return whole.shuffle(160, seed=3, reshuffle_each_iteration=kind == "function").batch(16)
+
+    validation = tf.data.Dataset.from_tensor_slices((x_train[160:], y_train[160:])).batch(17)
+    test = tf.data.Dataset.from_tensor_slices((x_test, y_test)).batch(13)
+    given = (train if kind == "function" else train(), validation, test)
+    experiment = {
+        "train": {"num_steps": 40, "eval_every": 15},
+        "prune": {"num_rounds": 1},
+        "run": {"num_replicates": 1},
+    }
+    paths = [
+        lottery.run(experiment, model=build_dropout, data=given, out=tmp_path / name, report=quietly).path
+        for name in "ab"
+    ]
+    assert final_bits(paths[0]) == final_bits(paths[1])
+    rows = lottery.runs.results.table(paths[0])
+    assert (rows["final_test_accuracy"] * 60 % 1).round(4).isin([0, 1]).all()  # of all 60 examples
+
+
+def test_a_data_set_whose_order_cannot_be_repeated_is_refused(tmp_path):
+    import tensorflow as tf
+
+    whole = tf.data.Dataset.from_tensor_slices((np.zeros((9, 6), np.float32), np.zeros(9, int)))
+    given = (whole.shuffle(9).map(lambda x, y: (x, y)).batch(3), whole.batch(3), whole.batch(3))
+    with pytest.raises(LotteryError, match="reshuffle_each_iteration=False"):
+        lottery.run({}, model=build_dropout, data=given, out=tmp_path, report=quietly)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "arguments", "message"),
+    [
+        ({"train": {"batch_size": 2000}}, {}, "train.batch_size: received 2000, allowed is at most the 1300"),
+        ({"prune": {"rates": {"dense_3/kernel": 0.1}}}, {}, "did you mean 'dense_2/kernel'"),
+        ({"prune": {"num_rounds": 90}}, {}, "prune.num_rounds: received 90, allowed is at most"),
+        ({"data": {"validation": 5000}}, {}, "data.validation: received 5000, allowed is less than the 1437"),
+        ({"data": {"path": "/nowhere.npz"}}, {}, "There is no data file"),
+        ({"model": {"name": "nowhere.at:all"}}, {}, "cannot be imported"),
+        ({"model": {"name": "json:nothing"}}, {}, "has no function 'nothing'"),
+        ({"model": {"name": "json:dumps"}}, {}, r"dumps\(\) could not build the model"),
+        ({"data": {"name": "given"}}, {}, "pass them again"),
+        ({}, {"model": lambda: 3}, "model is a int, allowed is a Keras model"),
+        ({}, {"data": (1, 2)}, "data: received 2 parts"),
+    ],
+)
+def test_bad_input_writes_nothing(tmp_path, overrides, arguments, message):
+    with pytest.raises(LotteryError, match=message) as caught:
+        lottery.run(ONE, overrides, out=tmp_path / "runs", report=quietly, **arguments)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_labels_that_are_no_class_are_refused(tmp_path):
+    x_train, y_train, x_test, y_test = toy_arrays(np.random.default_rng(3))
+    y_test = y_test.copy()
+    y_test[5] = 3
+    with pytest.raises(LotteryError, match="test labels go up to 3, allowed are 0 to 2"):
+        lottery.run(
+            {"data": {"validation": 9}}, model=build_dropout, data=(x_train, y_train, x_test, y_test), out=tmp_path
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_negative_labels_are_refused(tmp_path):
+    x_train, y_train, x_test, y_test = toy_arrays(np.random.default_rng(3), shape=(5, 5))
+    np.savez(tmp_path / "d.npz", x_train=x_train, y_train=y_train - 1, x_test=x_test, y_test=y_test)
+    experiment = {"data": {"name": "npz", "path": str(tmp_path / "d.npz"), "validation": 40}}
+    with pytest.raises(LotteryError, match="labels go from -1 to 1"):
+        lottery.run(experiment, out=tmp_path / "runs", report=quietly)
+    with pytest.raises(LotteryError, match="labels go down to -1"):
+        lottery.run(experiment, model=build_flat, out=tmp_path / "runs", report=quietly)
+    assert not (tmp_path / "runs").exists()
+
+
+def build_flat():
+    import keras
+
+    return keras.Sequential([keras.Input((5, 5)), keras.layers.Flatten(), keras.layers.Dense(4), keras.layers.Dense(3)])
+
+
+def test_the_default_experiment_takes_another_model(tmp_path, monkeypatch):
+    """Its rates are for weights of LeNet, and its rounds for a schedule that densities replace."""
+    from lottery import config as configuration
+
+    words = ["model.name=somewhere:else", "prune.densities=[0.5,0.2]", "prune.schedule=explicit"]
+    experiment = configuration.load(None, configuration.parse_overrides(words))
+    assert experiment.prune.rates == {} and experiment.prune.num_rounds == 2 and experiment.train.num_steps == 2000
+
+
+def test_a_model_passed_for_a_function_or_built_once_is_refused(tmp_path):
+    arrays = toy_arrays(np.random.default_rng(3))
+    model = build_dropout()
+    import keras
+
+    layers = [keras.layers.Dense(8), keras.layers.Dense(3)]
+    shared = lambda: keras.Sequential([keras.Input((6,)), *layers])  # noqa: E731
+    for wrong, message in (
+        (shared, "layers twice"),
+        (model, "a function that builds"),
+        (lambda: model, "same model or layers twice"),
+    ):
+        with pytest.raises(LotteryError, match=message):
+            lottery.run(
+                {"data": {"validation": 9}, "prune": {"num_rounds": 1}},
+                model=wrong,
+                data=arrays,
+                out=tmp_path,
+                report=quietly,
+            )
+
+
+def test_nan_keeps_the_rounds_before(tmp_path, monkeypatch):
+    """The loss of round 1 becomes NaN: round 0 stays, and running again goes on from it."""
+    original = trainer.train
+
+    def poisoned(loop, start, kept, *arguments, **options):
+        if not kept["dense/kernel"].all():
+            start = start | {"dense/bias": np.full_like(start["dense/bias"], np.nan)}
+        return original(loop, start, kept, *arguments, **options)
+
+    monkeypatch.setattr(trainer, "train", poisoned)
+    with pytest.raises(LotteryError, match=r"Replicate 1, round 1: The .* loss .* is nan.*trained before is kept"):
+        lottery.run(ONE, out=tmp_path, report=quietly)
+    monkeypatch.undo()
+    path = store.run_path(tmp_path, config.load(ONE))
+    assert store.complete_rounds(path, 1) == [0]
+    run = lottery.run(ONE, out=tmp_path, report=quietly)
+    assert len(run.table()) == 3
+
+
+def test_going_on_begins_after_the_last_complete_round(tmp_path, small_run):
+    import shutil
+
+    copy = tmp_path / small_run.path.name
+    shutil.copytree(small_run.path, copy)
+    for index in (2, 3):
+        (store.round_path(copy, 2, index) / "round.json").unlink()
+    events = []
+    lottery.run(SMALL, out=tmp_path, report=events.append)
+    trained = {(event.where.replicate, event.where.round) for event in events if isinstance(event, progress.Done)}
+    assert trained == {(2, 2), (2, 3)}
+    assert final_bits(copy) == final_bits(small_run.path)
+
+
+def test_what_is_stored_is_what_was_trained_and_measured(small_run):
+    """A fresh model with the stored weights has the recorded accuracy on the test images."""
+    from lottery import data
+    from lottery.models import networks
+
+    splits = data.load(small_run.experiment.data)
+    pixels = (splits.test.x - splits.mean) / splits.deviation
+    for index in (0, 3):
+        folder = store.round_path(small_run.path, 1, index)
+        model = networks.lenet_300_100((8, 8), 10)
+        weights.assign(model, files.read_arrays(folder / "weights.safetensors"))
+        correct = np.asarray(model(pixels)).argmax(1) == splits.test.y
+        assert store.read_record(folder)["final_test_accuracy"] == pytest.approx(correct.mean(), abs=1e-6)
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_other_data_in_the_same_place_are_refused(tmp_path, complete):
+    x_train, y_train, x_test, y_test = toy_arrays(np.random.default_rng(3), shape=(5, 5), num_classes=3)
+    np.savez(tmp_path / "d.npz", x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+    experiment = {"data": {"name": "npz", "path": str(tmp_path / "d.npz"), "validation": 40}}
+    experiment |= {
+        "train": {"num_steps": 10, "batch_size": 20},
+        "prune": {"num_rounds": 1},
+        "run": {"num_replicates": 1},
+    }
+    run = lottery.run(experiment, out=tmp_path, report=quietly)
+    if not complete:
+        (store.round_path(run.path, 1, 1) / "round.json").unlink()
+    np.savez(tmp_path / "d.npz", x_train=x_train + 1, y_train=y_train, x_test=x_test, y_test=y_test)
+    with pytest.raises(LotteryError, match="data are not those"):
+        lottery.run(experiment, out=tmp_path, report=quietly)
+
+
+def test_going_on_keeps_the_threads_it_was_begun_with(tmp_path):
+    run = lottery.run(ONE, out=tmp_path, report=quietly)
+    environment = store.read_environment(run.path)
+    store.write_record(run.path / "environment.json", environment | {"num_threads": 61})
+    (store.round_path(run.path, 1, 2) / "round.json").unlink()
+    with pytest.raises(LotteryError, match="trains with 61 threads, and TensorFlow has begun with"):
+        lottery.run(ONE, out=tmp_path, report=quietly)
+
+
+def test_seeds_of_different_purposes_never_meet():
+    purposes = (randomness.INITIALISATION, randomness.BATCHES)
+    seeds = [
+        randomness.seed_for(seed, replicate, purpose)
+        for seed in range(20)
+        for replicate in range(20)
+        for purpose in purposes
+    ]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_global_scope_counts_over_all_weights(tmp_path):
+    run = lottery.run(ONE, {"prune": {"scope": "global"}}, out=tmp_path, report=quietly)
+    assert list(run.table()["num_kept"]) == [50200, 40160, 32128]
+    kept = files.read_masks(store.round_path(run.path, 1, 2) / "masks.safetensors")
+    assert len(set(masks.density_by_weight(kept).values())) == 3
+
+
+def test_a_tensor_that_is_not_pruned_is_named(tmp_path):
+    import keras
+
+    def build():
+        frozen = keras.layers.Dense(8, trainable=False)
+        return keras.Sequential(
+            [
+                keras.Input((6,)),
+                frozen,
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.1),
+                keras.layers.Dense(3),
+            ]
+        )
+
+    events = []
+    experiment = {"train": {"num_steps": 5, "batch_size": 20}, "prune": {"num_rounds": 0}, "run": {"num_replicates": 1}}
+    lottery.run(experiment, model=build, data=toy_arrays(np.random.default_rng(3)), out=tmp_path, report=events.append)
+    notes = [event.text for event in events if isinstance(event, progress.Note)]
+    assert [note for note in notes if "not pruned" in note] == ["dense/kernel is not pruned: not trainable."]
+
+
+@pytest.mark.parametrize("mode", [mode for mode in enforcement.ENFORCEMENTS if mode != "constraint"])
+def test_every_mode_of_enforcement_finds_the_same_tickets(mode, small_run, tmp_path):
+    run = lottery.run(SMALL | {"run": {"num_replicates": 1, "enforcement": mode}}, out=tmp_path, report=quietly)
+    assert not [sentence for _, sentences in verification.verify(run.path) for sentence in sentences]
+    for index in range(SMALL["prune"]["num_rounds"] + 1):
+        one, other = (store.round_path(path, 1, index) for path in (small_run.path, run.path))
+        assert store.read_record(one)["kept"] == store.read_record(other)["kept"]
+        for name in ("masks.safetensors", "weights.safetensors"):
+            bits = [files.read_arrays(folder / name) for folder in (one, other)]
+            if mode == "tfmot" and name == "weights.safetensors":
+                # Of another Keras, whose arithmetic may differ in the last places.
+                for key, value in bits[0].items():
+                    np.testing.assert_allclose(bits[1][key], value, rtol=1e-3, atol=1e-5)
+            else:
+                assert bits[0].keys() == bits[1].keys()
+                assert all(bits[0][key].tobytes() == bits[1][key].tobytes() for key in bits[0])
+
+
+@pytest.mark.parametrize("accuracy", [0.9, None])
+def test_a_line_is_printed_for_a_model_that_measures_no_accuracy(accuracy):
+    printed = io.StringIO()
+    where = progress.Step(Path(), 1, 2, 3, 4, "ticket", 0.5, 60, 0, 60, float("nan"), 1, 2)
+    record = {"collapsed": [], "early_stop_step": 40, "early_stop_test_accuracy": accuracy, "seconds": 1.5}
+    with progress.shown(Console(file=printed, width=200)) as report:
+        report(progress.Done(where, record))
+    line = printed.getvalue()
+    assert ("test 0.9000" in line) == (accuracy is not None) and "early stop 40" in line and "1.5 s" in line

@@ -1,0 +1,167 @@
+"""A grid of experiments: what several of them have in common is trained once, and each is what it is alone."""
+
+import itertools
+import shutil
+
+import pytest
+
+import lottery
+from lottery import config, files, progress
+from lottery.errors import LotteryError
+from lottery.pipeline import shared_prefix, sweeping
+from lottery.runs import store, verification
+from tests.conftest import SMALL, contents, quietly
+
+TABLES = {
+    **SMALL,
+    "name": "grid",
+    "train": {"num_steps": 40, "eval_every": 20, "batch_size": 32},
+    "prune": {"num_rounds": 2},
+    "run": {"num_replicates": 2, "controls": ["random_mask"], "control_rounds": [1]},
+}
+GRID = {"rewind.step": [10, 15], "prune.num_rounds": [2, 1]}
+
+
+def trained(events):
+    return [event for event in events if isinstance(event, progress.Done)]
+
+
+def test_each_experiment_is_what_it_is_alone(tmp_path):
+    said = []
+    runs = sweeping.sweep({**TABLES, "sweep": GRID}, out=tmp_path / "grid", report=said.append)
+    found = sweeping.points({**TABLES, "sweep": GRID})
+    assert [point.values for point in found] == [
+        dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())
+    ]
+    # One dense network for all; for each step the pruned rounds and branches of the larger number of rounds.
+    assert len(trained(said)) == 2 * (1 + 2 * (2 + 1))
+    assert any(
+        "4 experiments: 14 networks are to be trained; 14 more are the same" in event.text
+        for event in said
+        if isinstance(event, progress.Note)
+    )
+    states = list((tmp_path / "grid").rglob("step-*.safetensors"))
+    assert len(states) == 2 and all(path.name == "step-00015.safetensors" for path in states)
+    for run, point in zip(runs, found, strict=True):
+        assert [wrong for _, wrong in verification.verify(run.path) if wrong] == []
+        assert run.experiment == point.settings and str(point.values["rewind.step"]) in run.path.name
+    shutil.rmtree(runs[3].path)
+    for path in states:
+        content = bytearray(path.read_bytes())
+        content[-9] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(LotteryError, match="step-00015.safetensors' is damaged"):
+        sweeping.sweep({**TABLES, "sweep": GRID}, out=tmp_path / "grid", report=quietly)
+    for path in states:
+        path.unlink()
+    sweeping.sweep({**TABLES, "sweep": GRID}, out=tmp_path / "grid", report=quietly)
+    for point in (found[0], found[3]):
+        alone = lottery.run(point.settings.model_dump(), out=tmp_path / "alone", report=quietly)
+        assert contents(alone.path) == contents(tmp_path / "grid" / alone.path.name)
+    # The same again trains nothing; an experiment that was deleted is made of the others, or trained, to the same bits.
+    before = contents(tmp_path / "grid")
+    shutil.rmtree(runs[1].path)
+    said.clear()
+    sweeping.sweep({**TABLES, "sweep": GRID}, out=tmp_path / "grid", report=said.append)
+    assert contents(tmp_path / "grid") == before
+    assert not [one for one in trained(said) if one.where.run == runs[1].path]
+    table = sweeping.table(runs, found)
+    assert table["run"].tolist() == [str(run.path) for run in runs] and table["dense_accuracy"].nunique() == 1
+    assert table["rewind.step"].tolist() == [10, 10, 15, 15]
+
+
+@pytest.mark.parametrize(
+    "tables,said",
+    [
+        ({}, "has a table"),
+        ({"sweep": {"prune.rate": 0.2}}, "sweep.prune.rate: received 0.2, allowed is a list"),
+        ({"sweep": {"prune.rate": []}}, "allowed is a list of values"),
+        ({"sweep": {"prune.rat": [0.2]}}, "did you mean 'rate'"),
+        ({"sweep": {"prune.rate": [0.2, 2.0]}}, "prune.rate: received 2.0"),
+        ({"sweep": {"run.num_threads": [1, 2]}}, "received 'run.num_threads'"),
+        ({"sweep": {"name": ["a", "b"]}}, "received 'name'"),
+        ({"sweep": {"prune.rate": [0.2, 0.3, 0.2]}}, "prune.rate = 0.2 is there twice"),
+        ({"sweep": {"prune.rate": [0.2]}, "experiment": "nowhere"}, "There is no experiment file 'nowhere'"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_written(tmp_path, tables, said):
+    with pytest.raises(LotteryError, match=said):
+        sweeping.sweep({**TABLES, **tables}, out=tmp_path / "runs", report=quietly)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_starts_from_an_experiment_that_ships_and_takes_overrides(tmp_path):
+    file = tmp_path / "rates.toml"
+    file.write_text(
+        'experiment = "lenet_mnist"\nname = "rates"\n[sweep]\n"prune.rate" = [0.1, 0.3]\n[sweep.train]\nnum_steps = [70, 90]\n'
+    )
+    found = sweeping.points(file, {"run": {"num_replicates": 1}})
+    base = config.load(lottery.pipeline.presets.named("lenet_mnist"))
+    assert [(one.settings.prune.rate, one.settings.train.num_steps) for one in found] == [
+        (0.1, 70),
+        (0.1, 90),
+        (0.3, 70),
+        (0.3, 90),
+    ]
+    assert all(one.settings.data == base.data and one.settings.run.num_replicates == 1 for one in found)
+    assert len({one.settings.name for one in found}) == 4 and found[0].settings.name == "rates-rate-0.1-num_steps-70"
+
+
+def test_what_decides_a_network():
+    """Each key of an experiment, changed alone, is another round 0, another pruned round, or neither."""
+    base, here = config.load(TABLES), {"data_sha256": "abc", "num_threads": 1}
+    others = {
+        "nothing": [("name", "other"), ("run.num_replicates", 7), ("run.controls", []), ("run.control_rounds", [2]), ("prune.num_rounds", 3)],
+        "pruned": [("prune.rate", 0.3), ("prune.criterion", "random"), ("prune.scope", "global"), ("rewind.step", 5), ("rewind.mode", "none"),
+                   ("prune.final_density", 0.1), ("prune.schedule", "linear"), ("prune.iterative", False), ("prune.rates", {"dense/kernel": 0.1}), ("prune.num_examples", 3)],
+        "dense": [("train.num_steps", 41), ("train.learning_rate", 0.1), ("train.batch_size", 8), ("train.eval_every", 10), ("train.test_curve", True), ("data.validation", 100),
+                  ("data.pixels", "unit"), ("model.name", "lenet_5"), ("run.seed", 3), ("run.enforcement", "gradient"), ("train.jit_compile", False), ("train.optimizer", "sgd")],
+    }  # fmt: skip
+    for kind, changes in others.items():
+        for key, value in changes:
+            section, _, name = key.rpartition(".")
+            other = config.load(TABLES, {section: {name: value}} if section else {name: value})
+            same = [
+                shared_prefix.prefix(base, here, index) == shared_prefix.prefix(other, here, index)
+                for index in (0, 1, 2)
+            ]
+            assert same == {"nothing": [True] * 3, "pruned": [True, False, False], "dense": [False] * 3}[kind], key
+    for key in shared_prefix.COMPUTED_WITH:
+        assert shared_prefix.prefix(base, here, 0) != shared_prefix.prefix(base, here | {key: "another"}, 0), key
+    one, other = (
+        {**TABLES, "prune": {"schedule": "explicit", "densities": each}} for each in ([0.5, 0.2], [0.5, 0.3, 0.1])
+    )
+    assert [
+        shared_prefix.prefix(config.load(one), here, k) == shared_prefix.prefix(config.load(other), here, k)
+        for k in (0, 1, 2)
+    ] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_a_model_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_sweep.py").write_text(
+        "def build():\n    import keras\n    layers = keras.layers\n"
+        "    return keras.Sequential([keras.Input((8, 8)), layers.Flatten(), layers.Dense(10)])\n"
+    )
+    tables = {**TABLES, "model": {"name": "own_sweep:build"}, "prune": {"num_rounds": 1}, "run": {"num_replicates": 1}}
+    tables = {**tables, "sweep": {"prune.rate": [0.2, 0.3]}}
+    tables["train"] = {**TABLES["train"], "num_steps": 20}
+    said = []
+    runs = sweeping.sweep(tables, out=tmp_path / "runs", report=said.append)
+    assert len(trained(said)) == 1 + 2 and [len(run.table()) for run in runs] == [2, 2]
+
+
+def test_a_damaged_original_is_not_copied(small_run, tmp_path):
+    copy = tmp_path / small_run.path.name
+    shutil.copytree(small_run.path, copy)
+    path = copy / "replicate-1/round-00/weights.safetensors"
+    files.write(path, path.read_bytes()[:-1])
+    task, original = (lottery.executors.scheduler.Task(run, (1, 0, "ticket")) for run in (tmp_path / "other", copy))
+    files.write(task.run / "experiment.toml", config.dump(small_run.experiment).encode())
+    with pytest.raises(LotteryError, match="is damaged"):
+        shared_prefix.copy_network(task, original, small_run.experiment)
+    assert not store.is_stored(*task[:1], *task.network)

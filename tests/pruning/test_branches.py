@@ -1,0 +1,151 @@
+"""What each branch keeps of the ticket and what it changes; contract tests over all of BRANCHES."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lottery import masks
+from lottery.pruning import branches, rewinding
+
+SHAPES = {"dense/kernel": (30, 20), "conv2d/kernel": (3, 3, 4, 8), "dense/bias": (20,)}
+PRUNABLE = ("dense/kernel", "conv2d/kernel")
+STEP, NUM_STEPS = 7, 50
+
+
+def origin(seed=0, densities=(0.3, 0.6)):
+    rng = np.random.default_rng(seed)
+    start = {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+    kept = {name: rng.random(SHAPES[name]) < density for name, density in zip(PRUNABLE, densities, strict=True)}
+    other = {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+    drawn = branches.BranchStart(other, {name: ~mask for name, mask in kept.items()}, 20, NUM_STEPS)
+    return branches.StoredTicket(
+        kept, start, STEP, NUM_STEPS, np.random.default_rng(seed), lambda: dict(other), lambda: drawn
+    )
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_names_are_those_of_the_functions():
+    assert all(function.__name__ == name for name, function in branches.BRANCHES.items())
+
+
+@pytest.mark.parametrize("name", branches.BRANCHES)
+def test_a_branch_has_the_tickets_shapes_is_finite_and_the_same_each_time_and_changes_nothing(name):
+    one, other = origin(), origin()
+    first, second = branches.BRANCHES[name](one), branches.BRANCHES[name](other)
+    assert equal(first.kept, second.kept) and equal(first.start, second.start)
+    assert equal(one.kept, other.kept) and equal(one.start, other.start), "what it was given was changed"
+    assert equal(one.start, origin().start) and equal(one.kept, origin().kept)
+    assert {key: value.shape for key, value in first.start.items()} == SHAPES
+    assert all(np.isfinite(value).all() and value.dtype == np.float32 for value in first.start.values())
+    masks.check(first.kept, first.start)
+    assert list(first.kept) == list(one.kept)
+    assert 0 <= first.first_step <= first.last_step <= NUM_STEPS
+
+
+# By branch: whether it keeps the masks, the start weights that survive, and the first and last step of the ticket.
+KEEPS = {
+    "random_reinit": (True, False, (0, NUM_STEPS)),
+    "random_mask": (False, True, (STEP, NUM_STEPS)),
+    "random_mask_global": (False, True, (STEP, NUM_STEPS)),
+    "shuffled_mask": (False, True, (STEP, NUM_STEPS)),
+    "reshuffled_init": (True, False, (STEP, NUM_STEPS)),
+    "signed_constant": (True, False, (STEP, NUM_STEPS)),
+    "untrained": (True, True, (STEP, STEP)),
+    "early_bird": (False, False, (20, NUM_STEPS)),
+    "transfer": (True, True, (STEP, NUM_STEPS)),
+}
+
+
+@pytest.mark.parametrize("name", branches.BRANCHES)
+def test_what_a_branch_keeps_and_what_it_changes(name):
+    one = origin()
+    branch = branches.BRANCHES[name](one)
+    masks_kept, weights_kept, steps = KEEPS[name]
+    assert equal(branch.kept, one.kept) == masks_kept
+    assert equal(branch.start, one.start) == weights_kept
+    assert (branch.first_step, branch.last_step) == steps
+    if not masks_kept:
+        for weight in PRUNABLE:
+            assert np.any(branch.kept[weight] != one.kept[weight]), weight
+    if not weights_kept:
+        for weight in PRUNABLE:
+            assert np.any(branch.start[weight][one.kept[weight]] != one.start[weight][one.kept[weight]]), weight
+    if name not in ("random_reinit", "early_bird"):
+        assert np.array_equal(branch.start["dense/bias"], one.start["dense/bias"]), "what is not pruned is the ticket's"
+
+
+@given(seed=st.integers(0, 2**32), densities=st.tuples(st.floats(0.01, 0.99), st.floats(0.01, 0.99)))
+def test_counts(seed, densities):
+    one = origin(seed, densities)
+    counts = masks.num_kept(one.kept)
+    for name in ("random_mask", "shuffled_mask"):
+        assert masks.num_kept(branches.BRANCHES[name](one).kept) == counts
+    found = masks.num_kept(branches.random_mask_global(one).kept)
+    assert sum(found.values()) == sum(counts.values())
+
+
+def test_random_masks_are_uniform():
+    """Every entry is kept as often as every other; globally, a weight's density is that of the whole."""
+    one = origin(densities=(0.1, 0.9))
+    total = np.zeros(SHAPES["dense/kernel"])
+    shares = []
+    for seed in range(400):
+        this = replace(one, rng=np.random.default_rng(seed))
+        total += branches.random_mask(this).kept["dense/kernel"]
+        shares.append(masks.density_by_weight(branches.random_mask_global(this).kept))
+    density = masks.density_by_weight(one.kept)["dense/kernel"]
+    deviation = np.sqrt(400 * density * (1 - density))
+    assert abs(total - 400 * density).max() < 5 * deviation
+    for weight in PRUNABLE:
+        assert np.mean([share[weight] for share in shares]) == pytest.approx(masks.density(one.kept), abs=0.01)
+
+
+def test_reshuffled_weights_are_the_surviving_ones_in_other_places():
+    one = origin()
+    start = branches.reshuffled_init(one).start
+    for weight in PRUNABLE:
+        mask = one.kept[weight]
+        assert np.array_equal(np.sort(start[weight][mask]), np.sort(one.start[weight][mask]))
+        assert np.array_equal(start[weight][~mask], one.start[weight][~mask])
+
+
+def test_signed_constants():
+    one = origin()
+    start = branches.signed_constant(one).start
+    for weight in PRUNABLE:
+        expected = np.std(one.start[weight].astype(np.float64))
+        assert np.unique(np.abs(start[weight])) == pytest.approx([expected])
+        assert np.array_equal(np.sign(start[weight]), np.sign(one.start[weight]))
+
+
+@pytest.mark.parametrize("mode", rewinding.REWINDS)
+def test_rewinding(mode):
+    """Survivors at what the mode says, everything masked at zero, what is not pruned with the rest."""
+    one, trained = origin(), origin(1).start
+    begun = rewinding.rewound(mode, one.start, trained, one.kept)
+    expected = {
+        "weights": one.start,
+        "learning_rate": trained,
+        "none": trained,
+        "sign": {
+            name: np.sign(value) * value.std() if name in PRUNABLE else value for name, value in one.start.items()
+        },
+    }[mode]
+    for name, value in begun.items():
+        mask = one.kept.get(name, np.ones(value.shape, bool))
+        np.testing.assert_allclose(value[mask], expected[name][mask], rtol=1e-6)
+        assert not value[~mask].any() and value.dtype == np.float32
+    if mode != "sign":
+        assert equal(begun, masks.apply(expected, one.kept))
+
+
+def test_distance_of_masks():
+    first = {"a": np.array([True, True, False, False])}
+    second = {"a": np.array([True, False, True, False])}
+    assert masks.distance(first, second) == 0.5 and masks.distance(first, first) == 0

@@ -1,0 +1,141 @@
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from lottery import config, files
+from lottery.errors import LotteryError
+from lottery.runs import store
+
+MASKS = st.dictionaries(
+    st.text("abc/_0", min_size=1), hnp.arrays(bool, hnp.array_shapes(max_dims=4, max_side=7)), min_size=1, max_size=4
+)
+
+
+@given(MASKS)
+def test_masks_are_one_bit_an_entry_and_read_without_this_package(tmp_path_factory, kept):
+    from safetensors import safe_open
+
+    path = tmp_path_factory.mktemp("masks") / "masks.safetensors"
+    files.write(path, files.pack_masks(kept))
+    again = files.read_masks(path)
+    assert again.keys() == kept.keys()
+    with safe_open(path, "numpy") as file:
+        shapes = json.loads(file.metadata()["shapes"])
+        assert list(shapes) == list(kept)
+        stored = 0
+        for name, mask in kept.items():
+            packed = file.get_tensor(name)
+            stored += packed.nbytes
+            bits = [(packed[index // 8] >> (7 - index % 8)) & 1 for index in range(mask.size)]
+            np.testing.assert_array_equal(np.array(bits, bool).reshape(shapes[name]), mask)
+            np.testing.assert_array_equal(again[name], mask)
+    assert stored == sum(-(-mask.size // 8) for mask in kept.values())
+
+
+def test_a_stored_round_reads_back(tmp_path, rng):
+    folder = store.round_path(tmp_path, 1, 0)
+    kept = {"a": rng.random((5, 3)) < 0.5}
+    trained = {"a": rng.normal(size=(5, 3)).astype(np.float32), "a/bias": np.arange(3, dtype=np.float32)}
+    rows = [(0, "validation", 2.5, 0.125), (10, "train", 0.1, 1.0)]
+    record = store.write_round(folder, kept, trained, rows, {"replicate": 1, "round": 0})
+    assert store.read_record(folder) == record
+    store.check_files(folder)
+    for name, value in files.read_arrays(folder / "weights.safetensors").items():
+        assert value.tobytes() == trained[name].tobytes() and value.dtype == trained[name].dtype
+    text = (folder / "metrics.csv").read_text()
+    assert text == "step,split,loss,accuracy\n0,validation,2.5,0.125\n10,train,0.1,1.0\n"
+    assert sorted(path.name for path in (folder).iterdir()) == [
+        "masks.safetensors", "metrics.csv", "round.json", "weights.safetensors",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, call, code):
+    path = tmp_path / "file"
+    files.write(path, b"before")
+
+    def refuse(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    if call == "write":
+        monkeypatch.setattr(Path, "open", refuse)
+    elif call == "fsync":
+        monkeypatch.setattr(os, "fsync", refuse)
+    else:
+        monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(LotteryError, match="cannot be written: .*intact") as caught:
+        files.write(path, b"after")
+    monkeypatch.undo()
+    assert ("disk is full" in str(caught.value)) == (code == errno.ENOSPC)
+    assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
+
+
+def test_rounds_count_only_without_a_gap(tmp_path):
+    for index in (0, 1, 3):
+        store.write_round(store.round_path(tmp_path, 1, index), {}, {}, [], {})
+    (tmp_path / "replicate-1" / "round-02").mkdir()
+    assert store.complete_rounds(tmp_path, 1) == [0, 1] and store.complete_rounds(tmp_path, 2) == []
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from lottery import config, files, store
+with store.opened(Path(sys.argv[1]), config.load({})):
+    print("open", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
+    path = tmp_path / "run"
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout and first.stdout.readline() == "open\n"
+        with pytest.raises(LotteryError, match="Another process"), store.opened(path, config.load({})):
+            pass
+        first.kill()
+    deadline = time.monotonic() + 10
+    while True:  # the kernel drops the lock with the process
+        try:
+            with store.opened(path, config.load({})):
+                break
+        except LotteryError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_an_edited_configuration_is_refused_with_the_difference(tmp_path):
+    experiment = config.load({})
+    with store.opened(tmp_path / "run", experiment):
+        pass
+    file = tmp_path / "run" / "experiment.toml"
+    file.write_text(file.read_text().replace("num_steps = 50000", "num_steps = 500"))
+    with (
+        pytest.raises(LotteryError, match="train.num_steps is 500 and was 50000"),
+        store.opened(tmp_path / "run", experiment),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("content", [b"", b"12345678", b"\xff" * 100, b"\x02\0\0\0\0\0\0\0{}"])
+def test_a_damaged_file_is_named(tmp_path, content):
+    (tmp_path / "masks.safetensors").write_bytes(content)
+    with pytest.raises(LotteryError, match=r"masks\.safetensors"):
+        files.read_masks(tmp_path / "masks.safetensors")
+    if len(content) != 10:
+        with pytest.raises(LotteryError, match=r"masks\.safetensors"):
+            files.read_arrays(tmp_path / "masks.safetensors")
+    (tmp_path / "round.json").write_bytes(content)
+    with pytest.raises(LotteryError, match=r"round\.json"):
+        store.read_record(tmp_path)

@@ -1,0 +1,257 @@
+import math
+import statistics
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from lottery import config
+from lottery.errors import LotteryError
+from lottery.runs import results, verdicts
+
+
+def made_up(chains, density=0.8):
+    """A tidy table: accuracies by branch, replicate and round; None is a network that is not there yet."""
+    rows = []
+    for branch, replicates in chains.items():
+        for replicate, values in enumerate(replicates, 1):
+            for index, value in enumerate(values):
+                if value is not None:
+                    row = {"replicate": replicate, "branch": branch, "round": index, "density": density**index}
+                    row |= {"num_kept": round(1000 * density**index), "early_stop_test_accuracy": value}
+                    rows.append(dict.fromkeys(results.COLUMNS, 0.0) | row)
+    return pd.DataFrame(rows, columns=list(results.COLUMNS))
+
+
+accuracies = st.integers(1, 4).flatmap(
+    lambda num: st.lists(st.lists(st.floats(0, 1), min_size=4, max_size=4), min_size=num, max_size=num)
+)
+tolerances = st.floats(0, 0.3)
+TICKET = [[0.90, 0.93, 0.91, 0.80], [0.91, 0.93, 0.92, 0.82], [0.92, 0.96, 0.93, 0.81]]
+
+
+@given(accuracies)
+@settings(max_examples=40)
+def test_differences_are_those_of_a_loop(chain):
+    found = verdicts.differences(made_up({"ticket": chain}))
+    assert found["round"].tolist() == [1, 2, 3]
+    for line in found.to_dict("records"):
+        one = [values[line["round"]] - values[0] for values in chain]
+        assert line["mean"] == pytest.approx(statistics.mean(one)) and line["replicates"] == len(chain)
+        if len(chain) == 1:
+            assert math.isnan(line["std"]) and (line["low"], line["high"]) == (-math.inf, math.inf)
+        else:
+            assert line["std"] == pytest.approx(statistics.stdev(one))
+            if np.ptp(one) > 1e-9:
+                ends = stats.ttest_1samp(one, 0).confidence_interval()
+                assert (line["low"], line["high"]) == pytest.approx((ends.low, ends.high))
+
+
+@given(accuracies, st.randoms(use_true_random=False), st.lists(st.floats(-0.5, 0.5), min_size=4, max_size=4))
+@settings(max_examples=40)
+def test_pairs_are_of_one_replicate(chain, random, shifts):
+    control = [[random.random() for _ in values] for values in chain]
+    rows = made_up({"ticket": chain, "random_mask": control})
+    shuffled = rows.sample(frac=1, random_state=random.randrange(1000))
+    moved = rows.copy()
+    moved["early_stop_test_accuracy"] += moved["replicate"].map(dict(enumerate(shifts, 1)))
+    for against in ("dense", "random_mask"):
+        found = verdicts.differences(rows, against=against)
+        pd.testing.assert_frame_equal(verdicts.differences(shuffled, against=against), found)
+        same = verdicts.differences(moved, against=against)
+        # What all networks of a replicate have in common is not in a difference; a mean over replicates would keep it.
+        np.testing.assert_allclose(same["mean"], found["mean"], atol=1e-9)
+        np.testing.assert_allclose(same["std"], found["std"], atol=1e-9)
+
+
+def test_pairing_is_what_makes_it_tell():
+    far_apart = [[0.5, 0.51], [0.7, 0.711], [0.9, 0.909]]
+    (line,) = verdicts.judged(made_up({"ticket": far_apart}), tolerance=0).to_dict("records")
+    assert line["verdict"] == "winning" and line["std"] == pytest.approx(0.001)
+
+
+@given(accuracies, tolerances)
+@settings(max_examples=60)
+def test_one_replicate_never_tells(chain, tolerance):
+    lines = verdicts.judged(made_up({"ticket": chain[:1]}), tolerance)
+    assert set(lines["verdict"]) == {"?"} and lines["needed"].isna().all()
+    said = " ".join(verdicts.sentences(made_up({"ticket": chain[:1]}), tolerance))
+    assert "cannot be told from 1 replicate" in said and "Winning" not in said and "Not winning" not in said
+
+
+@given(accuracies, tolerances, tolerances)
+@settings(max_examples=60)
+def test_verdicts_are_monotone_in_the_tolerance(chain, one, other):
+    rank = {"not winning": 0, "?": 1, "winning": 2}
+    strict, lax = (
+        verdicts.judged(made_up({"ticket": chain}), tolerance)["verdict"].map(rank)
+        for tolerance in sorted((one, other))
+    )
+    assert (strict <= lax).all()
+
+
+@given(accuracies, tolerances)
+@settings(max_examples=60)
+def test_verdicts_are_what_the_interval_says(chain, tolerance):
+    assume(len(chain) > 1)
+    for line in verdicts.judged(made_up({"ticket": chain}), tolerance).to_dict("records"):
+        one = [values[line["round"]] - values[0] for values in chain]
+        if len(one) == 2 and one[0] == one[1]:  # of two that are equal nobody knows the spread
+            assert line["verdict"] == "?"
+            continue
+        half = stats.t.ppf(0.975, len(one) - 1) * statistics.stdev(one) / math.sqrt(len(one))
+        low, high = np.mean(one) - half + tolerance, np.mean(one) + half + tolerance
+        if min(abs(low), abs(high)) < 1e-8:
+            continue
+        assert line["verdict"] == ("winning" if low > 0 else "not winning" if high < 0 else "?")
+        if line["needed"] == line["needed"]:
+            assert line["verdict"] == "?" and line["needed"] > len(one)
+
+
+def test_verdicts_by_hand():
+    # Round 1: 0.03, 0.02, 0.04, deviation 0.01, half of the interval 4.3027 * 0.01 / sqrt(3) = 0.02484.
+    lines = verdicts.judged(made_up({"ticket": TICKET}), tolerance=0.002)
+    first = lines.iloc[0]
+    assert (first["mean"], first["low"], first["high"]) == pytest.approx((0.03, 0.03 - 0.024841, 0.054841), abs=1e-6)
+    # Round 2: 0.01 each time. Round 3: -0.1, -0.09, -0.11.
+    assert lines["verdict"].tolist() == ["winning", "winning", "not winning"]
+    assert verdicts.judged(made_up({"ticket": TICKET}), 0.1)["verdict"].tolist() == ["winning", "winning", "?"]
+    assert verdicts.judged(made_up({"ticket": TICKET}), word="matching")["verdict"].tolist()[0] == "matching"
+    assert verdicts.judged(made_up({"ticket": TICKET}), confidence=0.999)["verdict"].tolist()[0] == "?"
+
+
+def test_how_many_would_be_needed():
+    rows = made_up({"ticket": [[0.9, 0.91], [0.9, 0.90], [0.9, 0.92]]})
+    (line,) = verdicts.judged(rows, tolerance=0).to_dict("records")
+    # A mean of 0.01 with a deviation of 0.01: 2.447 / sqrt(7) is 0.925 and the first below 1.
+    assert (line["verdict"], line["needed"]) == ("?", 7)
+    assert verdicts.cannot_tell(line) == "cannot tell from 3 replicates, about 7 would be needed"
+    # With a tolerance of 0.002 the distance is 0.012: 2.776 / sqrt(5) is 1.24, 2.571 / sqrt(6) is 1.05, below 1.2.
+    assert verdicts.judged(rows, tolerance=0.002)["needed"].tolist() == [6]
+    assert any("cannot tell from 3 replicates, about 7" in said for said in verdicts.sentences(rows, 0.0))
+    never = made_up({"ticket": [[0.9, 0.91], [0.9, 0.89]]})
+    assert "nor from 1000" in verdicts.sentences(never, 0.0)[1]
+
+
+def test_a_run_in_progress_gives_what_there_is():
+    rows = made_up(
+        {"ticket": [[0.9, 0.92, 0.9], [0.9, 0.91], [None, 0.7]], "random_mask": [[None, 0.8], [None, None, 0.1]]}
+    )
+    found = verdicts.differences(rows)
+    assert found[["round", "replicates"]].to_numpy().tolist() == [[1, 2], [2, 1]]
+    assert found["mean"].tolist() == pytest.approx([0.015, 0.0])
+    control = verdicts.differences(rows, against="random_mask")
+    assert control[["round", "replicates"]].to_numpy().tolist() == [[1, 1]] and control["mean"][0] == pytest.approx(
+        0.12
+    )
+    for empty in (rows[:0], made_up({"ticket": [[0.9]]}), made_up({"ticket": [[None, 0.9]]})):
+        assert verdicts.differences(empty).empty and verdicts.judged(empty).empty
+        assert verdicts.smallest_matching(empty) is None
+        assert "can be compared with dense" in verdicts.sentences(empty)[0]
+
+
+def test_smallest_densities_with_and_without_a_bound():
+    chain = [[0.90, 0.93, 0.91, 0.93, 0.8], [0.91, 0.94, 0.92, 0.90, 0.8], [0.92, 0.95, 0.93, 0.91, 0.8]]
+    rows = made_up({"ticket": chain})
+    shown = verdicts.smallest_shown(verdicts.judged(rows))
+    assert shown["round"] == 2 and shown["density"] == pytest.approx(0.64)
+    assert verdicts.smallest_matching(rows)["round"] == 3
+    assert verdicts.smallest_shown(verdicts.judged(made_up({"ticket": chain[:1]}))) is None
+    said = verdicts.sentences(rows)
+    assert said[0].startswith("Winning at density 0.6400 (round 2), within 0.002 of dense: +0.0100, 95 % interval ")
+    assert "0.5120 (round 3, +0.0033 against 0.9100); cannot tell from 3 replicates, about " in said[1]
+    assert said[2] == "Not winning: round 4."
+
+
+@pytest.mark.parametrize(
+    ("control", "expected"),
+    [
+        ([0.80, 0.81, 0.82], "the ticket is better, so the initialisation matters there"),
+        ([0.90, 0.95, 0.93], "that does not tell random_reinit from the ticket, so the initialisation is not shown"),
+        ([0.90, 0.89, 0.94], "that does not tell random_reinit from the ticket"),  # though below the ticket's mean
+        ([0.98, 0.99, 1.00], "random_reinit is better than the ticket"),
+        ([0.80], "+0.1100 from 1 replicate, which cannot tell"),
+    ],
+)
+def test_a_control_is_compared_where_the_ticket_wins(control, expected):
+    chain = [[0.90, 0.91], [0.91, 0.92], [0.92, 0.93]]
+    rows = made_up({"ticket": chain, "random_reinit": [[None, value] for value in control]})
+    (sentence,) = [said for said in verdicts.sentences(rows) if "random_reinit" in said]
+    assert sentence.startswith("Ticket less random_reinit at density 0.8000 (round 1): ") and expected in sentence
+
+
+def test_a_control_of_other_rounds_is_compared_at_the_nearest_and_a_transfer_not_at_all():
+    rows = made_up(
+        {"ticket": TICKET, "random_mask": [[None, None, None, 0.5]] * 3, "transfer-mnist": [[None, 0.5]] * 3}
+    )
+    said = verdicts.sentences(rows)
+    assert "Winning at density 0.6400 (round 2)" in said[0]
+    assert [one for one in said if "random_mask at density 0.5120 (round 3)" in one]
+    assert not [one for one in said if "transfer" in one]
+
+
+def test_the_other_rounds_at_which_the_ticket_is_better_are_said():
+    control = [[None, 0.92, 0.90, 0.1], [None, 0.94, 0.91, 0.1], [None, 0.95, 0.92, 0.1]]
+    rows = made_up({"ticket": TICKET, "untrained": control})
+    (sentence,) = [said for said in verdicts.sentences(rows) if "untrained" in said]
+    assert "(round 2)" in sentence and sentence.endswith(
+        "the ticket is better, so training matters there. Where the ticket is better too: round 3."
+    )
+    (sentence,) = [
+        said
+        for said in verdicts.sentences(made_up({"ticket": TICKET[:2], "untrained": control[:1]}))
+        if "untrained" in said
+    ]
+    assert sentence.endswith("+0.0100 from 1 replicate, which cannot tell.")
+
+
+def test_other_measures_and_methods():
+    rows = made_up({"ticket": TICKET})
+    rows["early_stop_step"] = 1000 - 100 * rows["round"] + rows["replicate"]
+    found = verdicts.differences(rows, measure="early_stop_step")
+    assert found["mean"].tolist() == [-100, -200, -300] and found["low"].tolist() == [-100, -200, -300]
+    wide, narrow = (verdicts.differences(rows, method=method).iloc[0] for method in ("t", "bootstrap"))
+    assert 0.02 <= narrow["low"] < 0.03 < narrow["high"] <= 0.04 and wide["low"] < narrow["low"]
+    assert "bootstrap interval" in verdicts.sentences(rows, method="bootstrap")[0]
+
+
+def test_unknown_names_are_refused():
+    rows = made_up({"ticket": TICKET, "random_mask": TICKET})
+    with pytest.raises(LotteryError, match="did you mean 'random_mask'"):
+        verdicts.differences(rows, against="random_mas")
+    with pytest.raises(LotteryError, match="did you mean 'early_stop_test_accuracy'"):
+        verdicts.differences(rows, measure="early_stop_test_acuracy")
+
+
+@pytest.mark.parametrize(
+    ("rewind", "word"),
+    [
+        ({}, "winning"),
+        ({"step": 500}, "matching"),
+        ({"mode": "learning_rate"}, "matching"),
+        ({"mode": "none"}, "matching"),
+        ({"mode": "sign"}, "matching"),
+    ],
+)
+def test_only_what_starts_from_step_0_can_win(rewind, word):
+    experiment = config.Experiment.model_validate({"rewind": rewind})
+    assert verdicts.goal(experiment) == word
+    said = verdicts.sentences(made_up({"ticket": TICKET}), word=verdicts.goal(experiment))
+    assert said[0].startswith(f"{word.capitalize()} at density") and said[-1] == f"Not {word}: round 3."
+
+
+def test_without_an_accuracy_the_sentence_says_so():
+    rows = made_up({"ticket": TICKET})
+    said = verdicts.sentences(rows.assign(early_stop_test_accuracy=np.nan))
+    assert said == ["The model measures no accuracy, so no ticket can be compared with dense."]
+
+
+def test_equal_differences_have_no_interval_and_tell_nothing():
+    rows = made_up({"ticket": [[0.9, 0.8], [0.9, 0.8]], "random_mask": [[None, 0.7], [None, 0.7]]})
+    (said,) = (one for one in verdicts.sentences(rows) if "random_mask" in one)
+    assert (
+        "+0.1000 in each of 2 replicates: that does not tell random_mask from the ticket" in said and "inf" not in said
+    )

@@ -1,0 +1,202 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from lottery import files, masks, weights
+from lottery.errors import LotteryError
+from lottery.runs import store, verification
+from tests.conftest import checksum
+
+
+def wrong_after(run, tmp_path, damage):
+    """Copy a run, damage round 2 of replicate 1, and list what is found, by round."""
+    copy = tmp_path / run.path.name
+    shutil.copytree(run.path, copy)
+    damage(store.round_path(copy, 1, 2))
+    return {name: wrong for name, wrong in verification.verify(copy) if wrong}
+
+
+def reseal(folder, changes=None, **contents):
+    """Change a round and make its checksums right again, as somebody who means it would."""
+    record = store.read_record(folder) | (changes or {})
+    for name, content in contents.items():
+        files.write(folder / name.replace("_", "."), content)
+    record["sha256"] = {name: checksum(folder / name) for name in record["sha256"]}
+    record["record_sha256"] = store._digest_of(record)
+    files.write_json(folder / "round.json", record)
+
+
+def change_masks(change):
+    def damage(folder):
+        kept = files.read_masks(folder / "masks.safetensors")
+        change(kept["dense/kernel"])
+        reseal(folder, masks_safetensors=files.pack_masks(kept))
+
+    return damage
+
+
+def one_more(mask):
+    mask.flat[np.flatnonzero(~mask)[0]] = True
+
+
+def swap(mask):
+    mask.flat[np.flatnonzero(~mask)[0]], mask.flat[np.flatnonzero(mask)[-1]] = True, False
+
+
+def one_weight(folder):
+    kept = files.read_masks(folder / "masks.safetensors")["dense/kernel"]
+    trained = files.read_arrays(folder / "weights.safetensors")
+    trained["dense/kernel"].flat[np.flatnonzero(~kept)[7]] = 1e-30
+    reseal(folder, weights_safetensors=save(trained))
+
+
+def another_start(folder):
+    start = files.read_arrays(folder.parent / "initial.safetensors")
+    start["dense/bias"][3] += 1
+    kept = files.read_masks(folder / "masks.safetensors")
+    reseal(folder, {"start_sha256": weights.fingerprint(masks.apply(start, kept))})
+
+
+def flip(name):
+    def damage(folder):
+        content = bytearray((folder / name).read_bytes())
+        content[-5] ^= 1
+        (folder / name).write_bytes(content)
+
+    return damage
+
+
+def truncate(name):
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-9])
+
+
+def edited(folder):
+    text = (folder / "round.json").read_text()
+    (folder / "round.json").write_text(
+        text.replace('"early_stop_test_accuracy": 0.9', '"early_stop_test_accuracy": 0.8')
+    )
+
+
+DAMAGES = {
+    "one mask entry too many": (change_masks(one_more), "keeps 12289 entries, the schedule says 12288"),
+    "another entry pruned": (change_masks(swap), "not what pruning the weights of the round before gives"),
+    "a pruned weight came back": (change_masks(swap), "pruned before has come back|not what pruning"),
+    "a masked weight that is not zero": (one_weight, "1 masked entries that are not zero"),
+    "another start": (another_start, "did not begin from the start weights"),
+    "a bit of the masks": (flip("masks.safetensors"), r"masks\.safetensors.*checksum"),
+    "a bit of the weights": (flip("weights.safetensors"), r"weights\.safetensors.*checksum"),
+    "a bit of the metrics": (flip("metrics.csv"), r"metrics\.csv.*checksum"),
+    "weights cut short": (truncate("weights.safetensors"), r"weights\.safetensors"),
+    "a better accuracy": (lambda folder: reseal(folder, {"early_stop_test_accuracy": 1.0}), "not those of the curve"),
+    "another early stop": (lambda folder: reseal(folder, {"early_stop_step": 0}), "the curve has its minimum at"),
+    "an edited record": (edited, r"round\.json.*checksum"),
+    "a round that is missing": (lambda folder: (folder / "round.json").unlink(), None),
+    "a record cut short": (truncate("round.json"), r"round\.json.*damaged"),
+    "masks removed": (lambda folder: (folder / "masks.safetensors").unlink(), r"masks\.safetensors.*cannot be read"),
+}
+
+
+def test_a_whole_run_verifies(small_run):
+    found = list(verification.verify(small_run.path))
+    assert len(found) == 8 and all(wrong == [] for _, wrong in found)
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_every_planted_damage_is_found(small_run, tmp_path, name):
+    import re
+
+    damage, message = DAMAGES[name]
+    found = wrong_after(small_run, tmp_path, damage)
+    if message is None:
+        assert found == {"replicate 1, round-03": ["A round before it is missing or incomplete."]}
+        return
+    assert any(re.search(message, sentence) for sentence in found["replicate 1, round 2"]), found
+    assert not any(one.startswith("replicate 2") for one in found)
+
+
+def test_an_edited_configuration_is_found(small_run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(small_run.path, copy)
+    assert len(list(verification.verify(copy))) == 8  # a run may be moved
+    file = copy / "experiment.toml"
+    file.write_text(file.read_text().replace("rate = 0.2", "rate = 0.3"))
+    with pytest.raises(LotteryError, match="edited after the run began"):
+        list(verification.verify(copy))
+
+
+@pytest.mark.parametrize(
+    "name", ["masks.safetensors", "weights.safetensors", "metrics.csv", "round.json", "initial.safetensors"]
+)
+def test_a_damaged_complete_run_is_not_shown_as_whole(small_run, tmp_path, name):
+    import lottery
+    from tests.conftest import SMALL, quietly
+
+    copy = tmp_path / small_run.path.name
+    shutil.copytree(small_run.path, copy)
+    folder = copy / "replicate-2" if name == "initial.safetensors" else store.round_path(copy, 2, 1)
+    flip(name)(folder)
+    with pytest.raises(LotteryError, match=f"{name}.*damaged"):
+        lottery.run(SMALL, out=tmp_path, report=quietly)
+
+
+def test_a_damaged_environment_is_one_sentence(small_run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(small_run.path, copy)
+    for content in ("[]", "{", '{"digest": "x"}', None):
+        if content is None:
+            (copy / "environment.json").unlink()
+        else:
+            (copy / "environment.json").write_text(content)
+        with pytest.raises(LotteryError, match=r"environment\.json"):
+            store.read_experiment(copy)
+
+
+def test_a_damaged_round_stops_the_resume_and_loses_nothing(small_run, tmp_path):
+    import lottery
+    from tests.conftest import SMALL, quietly
+
+    copy = tmp_path / small_run.path.name
+    shutil.copytree(small_run.path, copy)
+    (store.round_path(copy, 2, 3) / "round.json").unlink()
+    flip("weights.safetensors")(store.round_path(copy, 2, 2))
+    before = {path: checksum(path) for path in copy.rglob("*") if path.is_file()}
+    with pytest.raises(LotteryError, match=r"round-02/weights\.safetensors.*checksum.*delete"):
+        lottery.run(SMALL, out=tmp_path, report=quietly)
+    assert {path: checksum(path) for path in copy.rglob("*") if path.is_file()} == before
+    shutil.rmtree(store.round_path(copy, 2, 2))  # as the sentence says
+    again = lottery.run(SMALL, out=tmp_path, report=quietly)
+    name = "replicate-2/round-03/weights.safetensors"
+    assert checksum(again.path / name) == checksum(small_run.path / name)
+    json.loads((again.path / "replicate-2" / "round-02" / "round.json").read_text())
+
+
+def test_replicates_in_mixed_precision_start_from_weights_of_their_own(tmp_path):
+    """tf_keras wraps variables there, and what the loop puts back after each network must not be among them."""
+    import tf_keras
+
+    import lottery
+    from tests.conftest import quietly, toy_arrays
+
+    def mixed():
+        inputs = tf_keras.Input((6,))
+        hidden = tf_keras.layers.Dense(8, "relu", dtype="mixed_float16")(inputs)
+        return tf_keras.Model(inputs, tf_keras.layers.Dense(3, dtype="float32")(hidden))
+
+    tables = {
+        "name": "mixed",
+        "train": {"num_steps": 3, "learning_rate": 1e-9, "eval_every": 3},
+        "data": {"validation": 40},
+        "prune": {"num_rounds": 1},
+        "run": {"num_replicates": 2, "controls": []},
+    }
+    run = lottery.run(
+        tables, model=mixed, data=toy_arrays(np.random.default_rng(0)), out=tmp_path / "runs", report=quietly
+    )
+    assert {name: wrong for name, wrong in verification.verify(run.path) if wrong} == {}
+    for replicate in (1, 2):
+        initial = files.read_arrays(store.start_path(run.path, replicate))
+        dense = files.read_arrays(store.round_path(run.path, replicate, 0) / "weights.safetensors")
+        assert all(np.allclose(initial[name], dense[name], atol=1e-3) for name in initial)

@@ -1,0 +1,319 @@
+"""Kill a run at random moments, go on each time, and compare every bit with a run that was left alone.
+
+    python -m tests.scripts.kill_and_resume --kills 100
+
+The network has dropout and BatchNorm, its images are cropped and flipped, and it is checkpointed every few steps, so
+that most kills leave a network in mid-round to be gone on with. Kinds of kills, in turn:
+
+- tree: SIGKILL to every process of a run that trains one network at a time;
+- trees: the same, where two workers train;
+- worker: SIGKILL to one of two workers, which the run has to get over by itself;
+- parent: SIGKILL to the process that has started the workers, which have to end by themselves;
+- term: SIGTERM to that process: a sentence, and status 143;
+- int: SIGINT to all of one that trains by itself, as by Ctrl-C: a sentence, and status 130;
+- ray: SIGKILL to a Ray worker of a run with `--on ray`, where that exists (`--kinds ray`).
+
+In the end every file must be that of the run that was left alone, but for what TensorBoard shows, and for the seconds
+that a network took. `tests/executors/test_kills.py` runs a short version.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lottery.analysis import connectivity
+from lottery.runs import store, verification
+
+WORDS = [
+    "name=kills", "model.name=tests.scripts.restless:network", "data.augment=['crop', 'flip']", "train.num_steps=600",
+    "train.eval_every=40", "train.learning_rate=0.004", "prune.num_rounds=2", "prune.rates={}",
+    "run.num_replicates=2", "run.controls=['random_mask']", "rewind.step=90",
+]  # fmt: skip
+ROOT = Path(__file__).parents[2]
+KINDS = ("tree", "worker", "worker", "trees", "int", "tree", "worker", "parent", "worker", "term")
+# Of records: how long it took, the commit of a checkout that somebody may be working in, and the digest of all that.
+LOOSE = ("seconds", "commit", "record_sha256")
+PATIENCE = 300.0  # seconds after which something that should have come by itself has not
+
+
+@dataclass
+class Tally:
+    """What was seen.
+
+    Attributes:
+        wrong: Sentences; none if all is well.
+        kills: By kind.
+        in_mid_round: Kills that hit a network of which there was a checkpoint, which was gone on from.
+    """
+
+    wrong: list[str] = field(default_factory=list)
+    kills: Counter[str] = field(default_factory=Counter)
+    in_mid_round: int = 0
+
+
+@dataclass
+class Run:
+    """A run's process, and what it has written to both of its outputs."""
+
+    process: subprocess.Popen
+    out: Path
+    log: Path
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def wait_for(self, happened: Callable[[], bool]) -> bool:
+        """Whether something has happened before the process ended."""
+        until = time.monotonic() + PATIENCE
+        while not happened():
+            if self.process.poll() is not None:
+                return False
+            if time.monotonic() > until:
+                raise SystemExit(f"Nothing has happened for {PATIENCE:.0f} s: {self.said}")
+            time.sleep(0.01)
+        return True
+
+
+@contextlib.contextmanager
+def started(out: Path, *options: str) -> Iterator[Run]:
+    """Start a run, in a process group of its own; whatever is left of it in the end is killed."""
+    log = out.with_suffix(".log")
+    command = [sys.executable, "-m", "lottery", "run", *WORDS, "--out", str(out), "--checkpoint-every", "40steps"]
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [*command, *options], start_new_session=True, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,
+            env={**os.environ, "LOTTERY_DATA": ""},
+        )  # fmt: skip
+    try:
+        yield Run(process, out, log)
+    finally:
+        _kill_group(process)
+        process.wait()
+
+
+def family(pid: int) -> dict[int, str]:
+    """The command of a process and of every one that it has started, by id; those that have ended are left out."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 3) for line in listed.splitlines()]
+    alive = {int(own): (int(parent), args) for own, parent, state, args in rows if not state.startswith("Z")}
+    found: dict[int, str] = {}
+    todo = [pid]
+    while todo:
+        one = todo.pop()
+        if one in alive:
+            found[one] = alive[one][1]
+            todo += [child for child, (parent, _) in alive.items() if parent == one]
+    return found
+
+
+def workers(run: Run) -> list[int]:
+    """The processes that train for a run."""
+    return sorted(
+        pid
+        for pid, command in family(run.process.pid).items()
+        # Ray's own agents are none of ours: with them their node goes, and the process that is connected to it.
+        if "loky.backend.popen_loky" in command or command.startswith(("ray::train", "ray::Mailbox"))
+    )
+
+
+def bits(out: Path) -> dict[str, object]:
+    """Every file, but for what may depend on what happened on the way."""
+    found: dict[str, object] = {}
+    for path in sorted(path for path in out.rglob("*") if path.is_file()):
+        name = str(path.relative_to(out))
+        if path.name in ("round.json", "environment.json"):
+            found[name] = {key: value for key, value in json.loads(path.read_text()).items() if key not in LOOSE}
+        elif path.name != ".lock" and "tensorboard" not in Path(name).parts:
+            found[name] = path.read_bytes()
+    return found
+
+
+def checkpoints(out: Path) -> list[Path]:
+    """The checkpoints of networks that are not complete."""
+    return [path for path in out.rglob("checkpoint*.safetensors") if not (path.parent / "round.json").exists()]
+
+
+def progress(out: Path) -> set[tuple[Path, int]]:
+    """Another value as soon as a checkpoint or a network was stored."""
+    found = set()
+    for path in [*out.rglob("checkpoint*.safetensors"), *out.rglob("round.json")]:
+        with contextlib.suppress(FileNotFoundError):
+            found.add((path, path.stat().st_mtime_ns))
+    return found
+
+
+def kill_and_resume(num_kills: int, seed: int, folder: Path, kinds: Sequence[str] = KINDS, say=print) -> Tally:
+    """Kill and go on until `num_kills` kills were made."""
+    chance, tally, in_turn = random.Random(seed), Tally(), itertools.cycle(kinds)
+    began = time.monotonic()
+    with started(folder / "whole") as run:
+        run.wait_for(lambda: "networks of each" in run.said)
+        first = time.monotonic()
+        run.process.wait()
+        lasting = time.monotonic() - first
+        if run.process.returncode:
+            raise SystemExit(f"The run ended with status {run.process.returncode}: {run.said}")
+    expected = bits(folder / "whole")
+    say(f"A run that is left alone: {len(expected)} files, {lasting:.1f} s of training.")
+    kind = next(in_turn)
+    for number in itertools.count(1):
+        out = folder / f"killed-{number}"
+        while sum(tally.kills.values()) < num_kills:
+            with started(out, *_options(kind)) as run:
+                while sum(tally.kills.values()) < num_kills and _killed(run, kind, chance, lasting, tally, say):
+                    kind, before = next(in_turn), kind
+                    if run.process.poll() is not None or _options(kind) != _options(before):
+                        break
+                ended = run.process.poll() == 0  # it came to its end first
+                if ended:
+                    break
+        if not ended:
+            with started(out, *_options("tree")) as run:
+                run.process.wait(PATIENCE)
+        tally.wrong += _wrong(run, expected, say)
+        if sum(tally.kills.values()) >= num_kills:
+            break
+    mid, seconds = tally.in_mid_round, time.monotonic() - began
+    say(f"{dict(tally.kills)}, in {number} runs and {seconds:.0f} s; {mid} hit a network that had a checkpoint.")
+    return tally
+
+
+def _options(kind: str) -> list[str]:
+    if kind == "ray":
+        return ["--on", "ray"]
+    return ["--workers", "1" if kind in ("tree", "int") else "2"]
+
+
+def _killed(run: Run, kind: str, chance: random.Random, lasting: float, tally: Tally, say) -> bool:
+    """Wait for a moment and kill; False if the run came to its end first."""
+    before = progress(run.out)
+    if not run.wait_for(lambda: "networks of each" in run.said):
+        return False
+    # One in five hits what comes before the first step: the workers, the compiling.
+    at_first = chance.random() < 0.2
+    if not at_first and not run.wait_for(lambda: progress(run.out) != before):
+        return False
+    delay = chance.uniform(0, 2 if at_first else lasting / 6)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        run.process.wait(delay)
+    if kind in ("worker", "ray") and not run.wait_for(lambda: bool(workers(run))):
+        return False
+    if run.process.poll() is not None:
+        return False
+    relatives, mid, over = family(run.process.pid), checkpoints(run.out), _is_complete(run.out)
+    _STRIKE[kind](run, chance)
+    tally.kills[kind] += 1
+    tally.in_mid_round += bool(mid)
+    wrong = []
+    if kind in ("worker", "ray"):
+        if not run.wait_for(lambda: "it is begun again where it stood" in run.said) and run.process.returncode:
+            wrong.append(f"it ended with status {run.process.returncode}")
+    else:
+        run.process.wait(PATIENCE)
+        wrong += _left(relatives) + ([] if over else _farewell(run, kind))
+    wrong += [f"it said {word!r}" for word in ("Traceback", "from its beginning", "damaged") if word in run.said]
+    tally.wrong += [f"{kind}: {sentence}: {run.said[-2000:]}" for sentence in wrong]
+    stored = len(list(run.out.rglob("round.json")))
+    moment = f"{delay:.2f} s after {'it began' if at_first else 'its first checkpoint'}"
+    ending = "; ".join(wrong) or ("goes on by itself" if kind in ("worker", "ray") else "nothing is left running")
+    number = sum(tally.kills.values())
+    say(f"kill {number}: {kind}, {moment}: {stored} networks stored, {len(mid)} in mid-round; {ending}.")
+    return True
+
+
+def _kill_worker(run: Run, chance: random.Random) -> None:
+    run.wait_for(lambda: bool(workers(run)))  # one may be starting in the place of another
+    with contextlib.suppress(ProcessLookupError, IndexError):
+        os.kill(chance.choice(workers(run)), signal.SIGKILL)
+
+
+_STRIKE: dict[str, Callable[[Run, random.Random], None]] = {
+    "tree": lambda run, chance: _kill_group(run.process),
+    "trees": lambda run, chance: _kill_group(run.process),
+    "worker": _kill_worker,
+    "ray": _kill_worker,
+    "parent": lambda run, chance: run.process.kill(),
+    "term": lambda run, chance: run.process.terminate(),
+    "int": lambda run, chance: _kill_group(run.process, signal.SIGINT),
+}
+
+
+def _kill_group(process: subprocess.Popen, number: int = signal.SIGKILL) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _is_complete(out: Path) -> bool:
+    """Whether nothing but the table and the figure is left to do."""
+    (path,) = (path.parent for path in out.glob("*/experiment.toml"))
+    return store.is_complete(path, store.read_experiment(path))
+
+
+def _left(relatives: dict[int, str]) -> list[str]:
+    """Which processes of a run are still there ten seconds after it has ended."""
+    until = time.monotonic() + 10
+    while left := {pid: command for pid, command in relatives.items() if family(pid).get(pid) == command}:
+        if time.monotonic() > until:
+            return [f"process {pid} is left: {command}" for pid, command in left.items()]
+        time.sleep(0.05)
+    return []
+
+
+def _farewell(run: Run, kind: str) -> list[str]:
+    """What is wrong with how a run ended that was asked to stop."""
+    status = {"term": 143, "int": 130}.get(kind)
+    if status is None or run.process.returncode == 0:  # it had just trained the last network
+        return []
+    wrong = [] if run.process.returncode == status else [f"it ended with status {run.process.returncode}"]
+    said = "stopped; what was trained is kept, and the same command goes on." in run.said
+    return wrong + ([] if said else ["it did not say that it has stopped"])
+
+
+def _wrong(run: Run, expected: dict[str, object], say) -> list[str]:
+    """What is wrong with a run that has come to its end."""
+    found = bits(run.out)
+    wrong = [f"{name} differs" for name in sorted({*expected, *found}) if expected.get(name) != found.get(name)]
+    if run.process.returncode:
+        wrong.append(f"it ended with status {run.process.returncode}: {run.said[-2000:]}")
+    (path,) = (path.parent for path in run.out.glob("*/experiment.toml"))
+    for name, sentences in itertools.chain(verification.verify(path), connectivity.wrong(path)):
+        wrong += [f"verify: {name}: {sentence}" for sentence in sentences]
+    say(f"{run.out.name}: {len(found)} files; {'; '.join(wrong) or 'all as in the run that was left alone'}.")
+    return wrong
+
+
+def has_ray() -> bool:
+    """Whether runs can be trained by Ray."""
+    said = subprocess.run([sys.executable, "-m", "lottery", "run", "--help"], capture_output=True, text=True, cwd=ROOT)
+    return "--on" in said.stdout
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--kinds", default=",".join(KINDS), help="Which, in turn.")
+    options = parser.parse_args()
+    print(f"--seed {options.seed}")
+    if "ray" in options.kinds and not has_ray():
+        sys.exit("There is no `lottery run --on ray`.")
+    with tempfile.TemporaryDirectory() as scratch:
+        done = kill_and_resume(
+            options.kills, options.seed, Path(scratch), options.kinds.split(","), lambda text: print(text, flush=True)
+        )
+    print("\n".join(done.wrong))
+    print(f"{options.kills} kills: " + ("every file equal, bit for bit." if not done.wrong else "see above."))
+    sys.exit(bool(done.wrong))

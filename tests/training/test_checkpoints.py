@@ -1,0 +1,213 @@
+"""A training run that is stopped anywhere, and gone on with by another process, gives the same bits."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from lottery import data, files, masks, stopping, weights
+from lottery.errors import LotteryError
+from lottery.training import checkpoints, compiling, loop, trainer
+from lottery.training.settings import Train
+
+NUM_STEPS = 60
+SETTINGS = Train(num_steps=NUM_STEPS, batch_size=16, eval_every=25, learning_rate=0.02, drop_at=(30,), warmup_steps=5)
+
+
+def restless(keras, own_step=False):
+    """A network that draws random numbers, keeps statistics, and is trained by an optimiser with slots."""
+    layers = keras.layers
+
+    class Own(keras.Sequential):
+        def train_step(self, batch):
+            logs = super().train_step(batch)
+            return {"loss": logs["loss"], "norm": keras.ops.norm(self.layers[-1].kernel)}
+
+    # By default tf_keras draws dropout where nothing can restore it.
+    random = [layers.Dropout(0.3)] if keras.__name__ == "keras" else []
+    return (Own if own_step else keras.Sequential)(
+        [
+            keras.Input((8, 8, 1)), layers.Conv2D(4, 3, activation="relu"), layers.BatchNormalization(),
+            *random, layers.Flatten(), layers.Dense(12, activation="relu"), layers.Dense(3),
+        ]
+    )  # fmt: skip
+
+
+def compiled(settings=SETTINGS, library="keras", own_step=False):
+    import keras
+    import tf_keras
+
+    module = {"keras": keras, "tf_keras": tf_keras}[library]
+    rng = np.random.default_rng(4)
+    x = rng.integers(0, 256, (260, 8, 8, 1)).astype(np.uint8)
+    y = rng.integers(0, 3, 260)
+    splits = data.split(
+        {"x_train": x[:200], "y_train": y[:200], "x_test": x[200:], "y_test": y[200:]}, data.Data(validation=40)
+    )
+    module.utils.set_random_seed(5)
+    model = restless(module, own_step)
+    schedule_step = compiling.step_variable()
+    compiling.compile_model(model, settings, splits.train.x[:4].astype("float32"), schedule_step)
+    augment = ("crop", "flip") if library == "keras" else ()
+    return loop.compile_loop(model, splits, settings, {}, schedule_step, augment)
+
+
+def result(one):
+    return (
+        {name: value.tobytes() for name, value in one.weights.items()},
+        repr((one.metrics, one.summary)),
+        one.start_sha256,
+    )
+
+
+def stop_after(*pieces):
+    """Asks to stop after so many pieces, each time anew."""
+    left = list(pieces)
+
+    def asked():
+        left[0] -= 1
+        return 0 if left[0] >= 0 else 15
+
+    return asked
+
+
+def trained_in_pieces(make, settings, file, stops, start, **options):
+    """Train, stopping after each of `stops` pieces; each part on a loop that was made anew, as in a new process."""
+    for num in itertools.chain(stops, [None]):
+        one = make()
+        asked = stopping.never if num is None else stop_after(num + 1)
+        keeper = checkpoints.Checkpointer(file, asked=asked, note=pytest.fail, **options)
+        try:
+            return trainer.train(one, start, {}, settings, (9,), keeper=keeper), one
+        except stopping.Stopped as error:
+            assert error.signal == 15
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "library,own_step", [("keras", False), ("keras", True), pytest.param("tf_keras", False, marks=pytest.mark.long)]
+)
+def test_stopped_anywhere_and_gone_on_with_elsewhere(tmp_path, library, own_step):
+    def make():
+        return compiled(library=library, own_step=own_step)
+
+    first = make()
+    start = weights.read_state(first.model)
+    whole = trainer.train(first, start, {}, SETTINGS, (9,))
+    for number, stops in enumerate([(0, 1, 2, 1), (3, 4)]):
+        again, _ = trained_in_pieces(make, SETTINGS, tmp_path / f"{number}.safetensors", stops, start)
+        assert result(again) == result(whole)
+
+
+def test_bits_do_not_depend_on_the_pieces():
+    one = compiled()
+    start = weights.read_state(one.model)
+    whole = result(trainer.train(one, start, {}, SETTINGS, (9,)))
+    for pace in (1e-9, 0.5, 0.1, 0.07):  # all at once, then step by step, five and seven at a time
+        one.pace[:] = [pace]
+        frozen = type("Pace", (list,), {"__setitem__": lambda self, at, value: None})(one.pace)
+        object.__setattr__(one, "pace", frozen)
+        assert result(trainer.train(one, start, {}, SETTINGS, (9,))) == whole
+
+
+def test_a_checkpoint_of_another_training_is_not_used(tmp_path):
+    one = compiled()
+    start = weights.read_state(one.model)
+    file, said = tmp_path / "checkpoint.safetensors", []
+    with pytest.raises(stopping.Stopped):
+        trainer.train(one, start, {}, SETTINGS, (9,), keeper=checkpoints.Checkpointer(file, asked=stop_after(2)))
+    kept = {"dense/kernel": np.arange(36 * 4 * 12).reshape(36 * 4, 12) % 2 == 0}
+    import tensorflow as tf
+
+    held = {"dense/kernel": tf.Variable(kept["dense/kernel"])}
+    object.__setattr__(one, "masks", held)
+    for other, seed, masked in ((start, (10,), {}), (masks.apply(start, kept), (9,), {})):
+        whole = trainer.train(one, other, masked, SETTINGS, seed)
+        keeper = checkpoints.Checkpointer(file, note=said.append)
+        assert result(trainer.train(one, other, masked, SETTINGS, seed, keeper=keeper)) == result(whole)
+    assert len(said) == 2 and all("is of another training" in one for one in said)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["flipped", "metadata", *(pytest.param(one, marks=pytest.mark.long) for one in ("truncated", "empty", "text"))],
+)
+def test_a_damaged_checkpoint_is_said_and_not_used(tmp_path, damage):
+    one = compiled()
+    start = weights.read_state(one.model)
+    whole = result(trainer.train(one, start, {}, SETTINGS, (9,)))
+    file, said = tmp_path / "checkpoint.safetensors", []
+    with pytest.raises(stopping.Stopped):
+        trainer.train(one, start, {}, SETTINGS, (9,), keeper=checkpoints.Checkpointer(file, asked=stop_after(2)))
+    content = bytearray(file.read_bytes())
+    if damage == "flipped":
+        content[len(content) // 2] ^= 1
+    elif damage == "metadata":
+        place = content.index(b'"sha256":"') + 12
+        content[place] = ord("0") if content[place] != ord("0") else ord("1")
+    file.write_bytes({"truncated": content[:-5], "empty": b"", "text": b"hello" * 10}.get(damage, bytes(content)))
+    keeper = checkpoints.Checkpointer(file, note=said.append)
+    assert result(trainer.train(one, start, {}, SETTINGS, (9,), keeper=keeper)) == whole
+    assert len(said) == 1 and "trained from its beginning" in said[0] and str(file) in said[0]
+
+
+def test_what_watches_goes_on_too(tmp_path):
+    one = compiled()
+    start = weights.read_state(one.model)
+    expected: dict = {}
+    trainer.train(one, start, {}, SETTINGS, (9,), watch={10: expected.update})
+    saved: dict = {}
+    file = tmp_path / "checkpoint.safetensors"
+    with pytest.raises(stopping.Stopped):
+        keeper = checkpoints.Checkpointer(file, asked=stop_after(2), memory=saved)
+        trainer.train(one, start, {}, SETTINGS, (9,), watch={10: saved.update}, keeper=keeper)
+    assert saved
+    again: dict = {}
+    keeper = checkpoints.Checkpointer(file, memory=again)
+    trainer.train(one, start, {}, SETTINGS, (9,), watch={10: lambda state: pytest.fail("was taken")}, keeper=keeper)
+    assert {name: value.tobytes() for name, value in again.items()} == {
+        name: value.tobytes() for name, value in expected.items()
+    }
+
+
+@pytest.mark.parametrize("every,few", [(checkpoints.Every(0, 20), True), (checkpoints.Every(0, 0), False)])
+def test_how_often(tmp_path, every, few, monkeypatch):
+    one = compiled()
+    one.pace[:] = [0.1]
+    steps = []
+    real = files.write
+
+    def write(path, content):
+        real(path, content)
+        record = json.loads(files.read_arrays(path)["record"].tobytes())
+        steps.append(record["standing"]["step"])
+
+    monkeypatch.setattr(files, "write", write)
+    keeper = checkpoints.Checkpointer(tmp_path / "checkpoint.safetensors", every)
+    trainer.train(one, weights.read_state(one.model), {}, SETTINGS, (9,), keeper=keeper)
+    assert bool(steps) == few
+    if few:
+        assert all(20 <= after - before < 45 for before, after in itertools.pairwise([0, *steps]))
+
+
+def test_seconds_count_what_the_next_piece_takes(tmp_path, monkeypatch):
+    """Work at risk stays within the limit where pieces are long."""
+    now = [0.0]
+    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
+    keeper, written = checkpoints.Checkpointer(tmp_path / "file", checkpoints.Every(60)), []
+    monkeypatch.setattr(keeper, "_write", lambda standing: written.append(now[0]))
+    monkeypatch.setattr(keeper, "_read", lambda: None)
+    keeper.begin(None, "", checkpoints.TrainingState(0, 0))
+    for now[0] in np.arange(25, 500, 25):
+        keeper.keep(checkpoints.TrainingState(int(now[0]), 0))
+    assert max(after - before for before, after in itertools.pairwise([0, *written])) <= 60 and written[0] == 50
+
+
+def test_a_disk_that_is_full_stops_with_a_sentence(tmp_path, monkeypatch):
+    one = compiled()
+    folder = tmp_path / "file"
+    folder.write_text("")  # a file where the folder should be
+    keeper = checkpoints.Checkpointer(folder / "checkpoint.safetensors", checkpoints.Every(0, 1))
+    with pytest.raises(LotteryError, match="cannot be written"):
+        trainer.train(one, weights.read_state(one.model), {}, SETTINGS, (9,), keeper=keeper)

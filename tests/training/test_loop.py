@@ -1,0 +1,201 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lottery import data, randomness, weights
+from lottery.errors import LotteryError
+from lottery.models import networks
+from lottery.training import compiling, loop, trainer
+from lottery.training.settings import Train
+from tests.conftest import toy_arrays
+
+SETTINGS = Train(num_steps=70, batch_size=16, eval_every=30, learning_rate=0.01)
+
+
+def prepared(build=None, settings=SETTINGS, num_test=617):
+    import keras
+
+    arrays = toy_arrays(np.random.default_rng(3), num_train=300, num_test=num_test)
+    splits = data.split(dict(zip(data.KEYS, arrays, strict=True)), data.Data(validation=77))
+    keras.utils.set_random_seed(5)
+    model = build(keras) if build else networks.lenet_300_100((6,), 3)
+    compiling.compile_model(model, settings, splits.train.x[:4])
+    compiling.check_data(model, splits, settings.batch_size, splits.train.x[:4])
+    return loop.compile_loop(model, splits, settings, {}), splits
+
+
+def random_network(keras):
+    layers = keras.layers
+    return keras.Sequential(
+        [keras.Input((6,)), layers.Dense(8, "relu"), layers.BatchNormalization(), layers.Dropout(0.3), layers.Dense(3)]
+    )
+
+
+@pytest.mark.parametrize("examples,size,steps", [(10, 3, 20), (64, 16, 9), (7, 7, 5)])
+def test_batches_cover_every_example_once_an_epoch(examples, size, steps):
+    stream = randomness.batches(examples, size, (1, 2))(steps).ravel()
+    for epoch in range(len(stream) // examples):
+        assert sorted(stream[epoch * examples : (epoch + 1) * examples]) == list(range(examples))
+    assert stream.dtype == np.int32
+
+
+def test_batches_do_not_depend_on_where_they_are_cut():
+    whole = randomness.batches(50, 7, (1, 2))(40)
+    pieces = randomness.batches(50, 7, (1, 2))
+    np.testing.assert_array_equal(np.concatenate([pieces(num) for num in (1, 13, 26)]), whole)
+    np.testing.assert_array_equal(randomness.batches(50, 7, (1, 2), first_step=29)(11), whole[29:])
+    assert (randomness.batches(50, 7, (1, 3))(40) != whole).any()
+
+
+@pytest.mark.parametrize("build", [None, random_network])
+def test_the_loop_takes_keras_own_steps(build):
+    """The same batches through `train_on_batch`, one at a time, lead to the same weights."""
+    compiled, splits = prepared(build, SETTINGS.model_copy(update={"jit_compile": False}))
+    start = weights.read_state(compiled.model)
+    result = trainer.train(compiled, start, {}, SETTINGS, seed=(9,))
+    weights.assign(compiled.model, start)
+    loop.reset(compiled)
+    for batch in randomness.batches(len(splits.train), 16, (9,))(70):
+        compiled.model.train_on_batch(splits.train.x[batch], splits.train.y[batch])
+    for name, value in weights.read_state(compiled.model).items():
+        np.testing.assert_allclose(result.weights[name], value, rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("num_test", [1, 3, 999, 1000, 1001, 2203])
+def test_evaluation_counts_every_example(num_test):
+    compiled, splits = prepared(num_test=num_test)
+    state = weights.read_state(compiled.model)
+    hidden = splits.test.x
+    for index in ("", "_1", "_2"):
+        hidden = hidden @ state[f"dense{index}/kernel"] + state[f"dense{index}/bias"]
+        hidden = np.maximum(hidden, 0) if index != "_2" else hidden
+    logs = compiled.evaluations["test"]()
+    assert float(logs["accuracy"]) == pytest.approx(np.mean(hidden.argmax(1) == splits.test.y), abs=1e-6)
+    exps = np.exp(hidden - hidden.max(1, keepdims=True))
+    losses = -np.log((exps / exps.sum(1, keepdims=True))[np.arange(num_test), splits.test.y])
+    assert float(logs["loss"]) == pytest.approx(losses.mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("build", [None, random_network])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_training_twice_gives_the_same_bits_and_one_trace(build, jit_compile):
+    settings = SETTINGS.model_copy(update={"jit_compile": jit_compile})
+    compiled, _ = prepared(build, settings)
+    start = weights.read_state(compiled.model)
+    first = trainer.train(compiled, start, {}, settings, seed=(9,))
+    trainer.train(compiled, start, {}, settings, seed=(10,))
+    second = trainer.train(compiled, start, {}, settings, seed=(9,))
+    assert first.metrics == second.metrics and first.summary == second.summary
+    for name, value in first.weights.items():
+        assert value.tobytes() == second.weights[name].tobytes(), name
+    assert compiled.steps.experimental_get_tracing_count() == 1
+    assert all(one.experimental_get_tracing_count() == 1 for one in compiled.evaluations.values())
+
+
+def test_reset_brings_every_slot_back():
+    compiled, _ = prepared()
+    optimizer = compiled.model.optimizer
+    before = [np.array(value) for value in optimizer.variables]
+    trainer.train(compiled, weights.read_state(compiled.model), {}, SETTINGS, seed=(9,))
+    assert any(np.any(np.array(value) != old) for value, old in zip(optimizer.variables, before, strict=True))
+    loop.reset(compiled)
+    for value, old in zip(optimizer.variables, before, strict=True):
+        np.testing.assert_array_equal(np.array(value), old)
+
+
+def test_early_stop_is_the_first_minimum_and_test_is_evaluated_there():
+    settings = SETTINGS.model_copy(
+        update={"learning_rate": 0.05, "num_steps": 300, "eval_every": 10, "test_curve": True}
+    )
+    compiled, splits = prepared(settings=settings)
+    start = weights.read_state(compiled.model)
+    result = trainer.train(compiled, start, {}, settings, seed=(1,))
+    curve = [(loss, step, accuracy) for step, split, loss, accuracy in result.metrics if split == "validation"]
+    assert [step for _, step, _ in curve] == list(range(0, 301, 10))
+    loss, step, accuracy = min(curve)
+    found = result.summary
+    assert (found["early_stop_val_loss"], found["early_stop_step"], found["early_stop_val_accuracy"]) == (
+        loss,
+        step,
+        accuracy,
+    )
+    tests = {step: (loss, accuracy) for step, split, loss, accuracy in result.metrics if split == "test"}
+    assert (found["early_stop_test_loss"], found["early_stop_test_accuracy"]) == tests[step]
+    assert (found["final_test_loss"], found["final_test_accuracy"]) == tests[300]
+    # Without the whole curve the same test numbers come from the weights that were kept beside.
+    assert step < 300, "a case in which the last step is best would show nothing"
+    without = trainer.train(compiled, start, {}, settings.model_copy(update={"test_curve": False}), seed=(1,))
+    for key, value in found.items():
+        assert without.summary[key] == value, key
+    assert sorted(one for one, split, *_ in without.metrics if split == "test") == [step, 300]
+    for name, value in result.weights.items():
+        np.testing.assert_array_equal(value, without.weights[name])
+
+
+def test_train_rows_are_the_means_of_the_steps_between():
+    compiled, splits = prepared()
+    start = weights.read_state(compiled.model)
+    result = trainer.train(compiled, start, {}, SETTINGS, seed=(9,))
+    weights.assign(compiled.model, start)
+    loop.reset(compiled)
+    losses = []
+    for batch in randomness.batches(len(splits.train), 16, (9,))(70):
+        compiled.model.reset_metrics()
+        losses.append(compiled.model.train_on_batch(splits.train.x[batch], splits.train.y[batch])[0])
+    rows = {step: loss for step, split, loss, _ in result.metrics if split == "train"}
+    expected = {30: np.mean(losses[:30]), 60: np.mean(losses[30:60]), 70: np.mean(losses[60:])}
+    assert rows == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_nan_stops_and_says_where():
+    settings = SETTINGS.model_copy(update={"learning_rate": 1e30, "optimizer": "sgd"})
+    compiled, _ = prepared(settings=settings)
+    with pytest.raises(LotteryError, match=r"loss .*(nan|inf).*lower learning rate"):
+        trainer.train(compiled, weights.read_state(compiled.model), {}, settings, seed=(1,))
+
+
+def test_xla_only_where_it_gains():
+    import keras
+
+    layers = keras.layers
+    assert loop.gains_from_xla(networks.lenet_300_100())
+    assert not loop.gains_from_xla(
+        keras.Sequential([keras.Input((8, 8, 1)), layers.Conv2D(2, 3), layers.Flatten(), layers.Dense(2)])
+    )
+    assert not loop.gains_from_xla(keras.Sequential([keras.Input((8, 2)), layers.LSTM(2)]))
+    assert not loop.gains_from_xla(random_network(keras))  # has dropout
+
+
+def test_a_batch_larger_than_the_data_is_refused():
+    with pytest.raises(LotteryError, match="received 400, allowed is at most the 223 examples"):
+        prepared(settings=SETTINGS.model_copy(update={"batch_size": 400}))
+
+
+def test_pixels_stay_bytes_in_memory_and_are_scaled_in_the_graph(rng):
+    x = rng.integers(0, 256, (120, 5, 5)).astype(np.uint8)
+    y = rng.integers(0, 3, 120)
+    splits = data.split(
+        dict(zip(data.KEYS, (x[:100], y[:100], x[100:], y[100:]), strict=True)), data.Data(validation=20)
+    )
+    model = networks.lenet_300_100((5, 5), 3)
+    scaled = loop.scaler(splits)
+    compiling.compile_model(model, SETTINGS, loop.example_batch(splits)[0])
+    compiled = loop.compile_loop(model, splits, SETTINGS, {})
+    np.testing.assert_allclose(scaled(x[:9]), (x[:9] - splits.mean) / splits.deviation, rtol=1e-6)
+    expected = model.evaluate((splits.test.x - splits.mean) / splits.deviation, splits.test.y, verbose=0)
+    assert float(compiled.evaluations["test"]()["loss"]) == pytest.approx(expected[0], rel=1e-5)
+    captured = compiled.steps.get_concrete_function(*compiled.batches((1,))(1)).captured_inputs
+    assert {tensor.dtype for tensor in captured if tensor.shape == splits.train.x.shape} == {tf.uint8}
+
+
+def test_the_loss_follows_from_what_the_outputs_are():
+    import keras
+
+    example = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+    for activation, from_logits in (("softmax", False), (None, True)):
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, activation)])
+        compiling.compile_model(model, SETTINGS, example)
+        assert model.loss.get_config()["from_logits"] is from_logits
+    one = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    with pytest.raises(LotteryError, match="compile the model with the loss"):
+        compiling.compile_model(one, SETTINGS, example)

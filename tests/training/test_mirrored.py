@@ -1,0 +1,81 @@
+"""A network on several devices; what needs two of them runs in a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from lottery import config, weights
+from lottery.errors import LotteryError
+from lottery.pipeline import preparing
+from lottery.training import mirrored, trainer
+from tests.conftest import toy_arrays
+
+TABLES = {"data": {"validation": 77}, "train": {"num_steps": 20, "batch_size": 15}, "prune": {"num_rounds": 1}}
+
+
+def build():
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(9, "relu"), keras.layers.Dense(3)])
+
+
+def prepared(**run):
+    arrays = toy_arrays(np.random.default_rng(3))
+    return preparing.prepare(config.load(TABLES, {"run": run, "train": {"jit_compile": False}}), build, arrays)
+
+
+def on_two_devices(*options):
+    words = [sys.executable, "-m", "pytest", "-q", "-x", "tests/scripts/on_two_devices.py", *options]
+    return subprocess.run(words, capture_output=True, text=True, timeout=900, cwd=Path(__file__).parents[2])
+
+
+def test_on_two_devices():
+    """Masks on each device after every step, and a stop and resume; the rest is left to `-m long`."""
+    done = on_two_devices("-k", "not tf_keras and (after_every_step and constraint or from_a_checkpoint)")
+    assert done.returncode == 0 and "passed" in done.stdout, done.stdout[-3000:]
+
+
+@pytest.mark.long
+def test_the_rest_on_two_devices():
+    done = on_two_devices("-m", "long or not long")
+    assert done.returncode == 0 and "passed" in done.stdout, done.stdout[-3000:]
+
+
+def test_one_device_is_enough_and_is_said():
+    alone, mirrored = prepared(), prepared(strategy="mirrored")
+    assert not alone.notes and any("There is one device" in note for note in mirrored.notes)
+    start = weights.read_state(alone.loop.model)
+    results = [trainer.train(one.loop, start, {}, one.experiment.train, (1,)) for one in (alone, mirrored)]
+    for name, value in results[0].weights.items():
+        np.testing.assert_allclose(results[1].weights[name], value, rtol=0, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("mode", ["reparameterization", "tfmot"])
+def test_modes_that_it_cannot_hold_by_are_refused(mode):
+    with pytest.raises(LotteryError, match=f'received "{mode}", allowed .* "constraint", "gradient" and "callback"'):
+        prepared(strategy="mirrored", enforcement=mode)
+
+
+def test_the_keys_are_checked_and_are_nothing_at_their_defaults():
+    plain = config.load(TABLES)
+    said = config.load(TABLES, {"run": {"strategy": "none"}, "train": {"precision": "float32"}})
+    assert config.digest(plain) == config.digest(said)
+    assert config.digest(plain) != config.digest(config.load(TABLES, {"run": {"strategy": "mirrored"}}))
+    assert config.digest(plain) != config.digest(config.load(TABLES, {"train": {"precision": "mixed_float16"}}))
+    with pytest.raises(LotteryError, match="run.strategy: received 'mirored', allowed is 'none' or 'mirrored'"):
+        config.load(TABLES, {"run": {"strategy": "mirored"}})
+    with pytest.raises(
+        LotteryError, match="train.precision: received 'float16', allowed is 'float32', 'mixed_float16'"
+    ):
+        config.load(TABLES, {"train": {"precision": "float16"}})
+
+
+def test_a_plain_model_is_left_alone():
+    model = build()
+    assert mirrored.strategy_of(model) is None and mirrored.num_devices(model) == 1
+    assert not mirrored.differing(model, weights.read_state(model))
+    assert all(len(weights.components(one)) == 1 for one in model.variables)
+    batch = object()
+    assert mirrored.run(model, lambda given: {"same": given is batch}, batch) == {"same": True}
