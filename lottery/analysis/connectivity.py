@@ -44,7 +44,7 @@ def points(run: Path) -> Table:
     for siblings, recomputed in connectivity_files.stored_paths(run, store.read_experiment(run)):
         record, rows = connectivity_files.read_path(siblings.path_file(recomputed))
         if not siblings.misfit(record["networks"]):
-            density = store.read_record(siblings.round_folder)["density"]
+            density = siblings.round.record["density"]
             place = (siblings.replicate, siblings.index, siblings.step, density, record["batch_norm"])
             found += [(*place, *row) for row in rows]
     table = pd.DataFrame(found, columns=list(POINTS))
@@ -157,19 +157,16 @@ def wrong_network(run: Path, experiment: config.Experiment, folder: Path) -> Ite
     siblings = Siblings(run, experiment, replicate, index, step)
     if record["branch"] != siblings.branch(order) or order not in ORDERS:
         yield f"It was trained from step {step} with order {order} of the data."
-    kept = files.read_masks(folder / "masks.safetensors")
-    ticket = files.read_masks(siblings.round_folder / "masks.safetensors")
+    stored = store.StoredRound(connectivity_files.folder(run), replicate, index, record["branch"])
+    kept, ticket = stored.masks, siblings.round.masks
     if kept.keys() != ticket.keys() or any(not np.array_equal(kept[name], ticket[name]) for name in ticket):
         yield "Its masks are not those of the round."
-    trained = files.read_arrays(folder / "weights.safetensors")
-    masks.check(kept, trained)
-    for name, mask in kept.items():
-        if np.any(trained[name][~mask] != 0):
-            yield f"{name} has {np.count_nonzero(trained[name][~mask])} masked entries that are not zero."
+    for name, count in masks.leaks(stored.weights, kept).items():
+        yield f"{name} has {count} masked entries that are not zero."
     state = files.read_arrays(siblings.state_file)
     if weights.fingerprint(state) != record["step_sha256"]:
         yield f"The stored weights of step {step} are not those that it started from."
-    if weights.fingerprint(masks.apply(siblings.start(order, state), kept)) != record["start_sha256"]:
+    if not stored.began_with(siblings.start(order, state)):
         yield f"Training did not start from the weights of step {step} under the masks."
 
 
@@ -306,7 +303,7 @@ def _wrong_path(siblings: Siblings, recomputed: bool) -> Iterator[str]:
     elif not recomputed:  # other statistics give the networks at the ends other errors
         tested = {row[0]: row[3] for row in rows if row[1] == "test"}
         for alpha, order in zip((0.0, 1.0), ORDERS, strict=True):
-            error = 1 - store.read_record(siblings.network(order))["final_test_accuracy"]
+            error = 1 - siblings.network(order).record["final_test_accuracy"]
             if not abs(tested[alpha] - error) <= 1e-6:
                 yield f"At alpha {alpha:g} the test error is {tested[alpha]}, and that of the network {error}."
 

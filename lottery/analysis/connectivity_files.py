@@ -14,6 +14,7 @@ import numpy as np
 from lottery import config, files, randomness, weights
 from lottery.errors import LotteryError
 from lottery.runs import store
+from lottery.runs.store import StoredRound
 
 ORDERS = (1, 2)  # of the data: the run's own, and another
 FORMAT = 1  # of the record of a path
@@ -42,9 +43,9 @@ class Siblings:
     step: int
 
     @property
-    def round_folder(self) -> Path:
-        """The folder of the round whose masks they have."""
-        return store.round_path(self.run, self.replicate, self.index)
+    def round(self) -> StoredRound:
+        """The round whose masks they have."""
+        return StoredRound(self.run, self.replicate, self.index)
 
     @property
     def state_file(self) -> Path:
@@ -57,11 +58,11 @@ class Siblings:
         """Name the branch that a sibling is stored under."""
         return f"step_{self.step}_order_{order}"
 
-    def network(self, order: int) -> Path:
-        """Give the folder of a sibling: of order 1 the run's own round, if that was trained from this step."""
+    def network(self, order: int) -> StoredRound:
+        """Give a sibling: of order 1 the run's own round, if that was trained from this step."""
         if order == 1 and self.step == (self.experiment.rewind.step if self.index else 0):
-            return self.round_folder
-        return store.round_path(folder(self.run), self.replicate, self.index, self.branch(order))
+            return self.round
+        return StoredRound(folder(self.run), self.replicate, self.index, self.branch(order))
 
     def path_file(self, recomputed: bool = False) -> Path:
         """Give the file of the points between the two."""
@@ -70,11 +71,11 @@ class Siblings:
 
     def missing(self) -> list[int]:
         """List the orders whose sibling is not stored."""
-        return [order for order in ORDERS if not (self.network(order) / "round.json").exists()]
+        return [order for order in ORDERS if not (self.network(order).folder / "round.json").exists()]
 
     def digests(self) -> list[str]:
         """Read the ``record_sha256`` of both, which the record of a path holds."""
-        return [store.read_record(self.network(order))["record_sha256"] for order in ORDERS]
+        return [self.network(order).record["record_sha256"] for order in ORDERS]
 
     def start(self, order: int, state: Mapping[str, Any]) -> dict[str, Any]:
         """Give every variable that a sibling starts from, not masked yet, from those of the dense network.
@@ -105,12 +106,12 @@ class Siblings:
         """
         if self.index not in store.complete_rounds(self.run, self.replicate):
             return "Its round is not stored, or one before it is not."
-        kept = store.read_record(self.round_folder)["sha256"]["masks.safetensors"]
+        kept = self.round.record["sha256"]["masks.safetensors"]
         for order, digest in zip(ORDERS, digests, strict=True):
             which = f"The network from step {self.step} with order {order}"
             if order in self.missing():
                 return f"{which} is not stored."
-            record = store.read_record(self.network(order))
+            record = self.network(order).record
             if record["sha256"]["masks.safetensors"] != kept:
                 return f"{which} has other masks than the round."
             if record["record_sha256"] != digest:
