@@ -176,7 +176,7 @@ def _inputs(ticket: Any, source: Path, data: str) -> Any:
     from lottery.tickets import from_run
 
     try:
-        return from_run.found(source, ticket.provenance, data)
+        return from_run.examples(source, ticket.provenance, data)
     except LotteryError as error:
         if data:
             raise
