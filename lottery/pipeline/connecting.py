@@ -41,15 +41,13 @@ def connect(
 
     Linear mode connectivity of Frankle et al. 2020, https://arxiv.org/abs/1912.05671: from W_k, the weights of the
     dense network at step k, two siblings are trained to the end under a round's masks, with two orders of the data and
-    a fresh optimiser each, and the networks on the straight line between the two are evaluated. The first order is
-    the run's own, so that a round which starts from step k is the first sibling. The second sibling differs in all
-    other noise too: augmentation and the states of random layers, such as those of dropout, are drawn anew for it.
+    a fresh optimiser each, and the networks on the straight line between them are evaluated. The first order is the
+    run's own, so a round that starts from step k is the first sibling. The second sibling differs in all other noise
+    too: augmentation and random layers, such as dropout. Masks are those that the run found by rewinding to its own
+    step, whatever k is; the paper finds masks for each k anew, which takes a run for each. If the training data do not
+    end within one training, as when they repeat, only the test error is measured.
+
     `lottery.analysis.connectivity` reads the results.
-
-    The masks of a round are those that the run has found by rewinding to its own rewind step, whatever k is. The
-    paper finds masks for each k anew, which takes a run of its own for each.
-
-    If the training data do not end within one training, as when they repeat, only the test error is measured.
 
     Args:
         run: The run's folder; everything is stored below it as soon as it is trained or measured.
@@ -73,7 +71,7 @@ def connect(
     path = Path(run)
     settings = store.read_experiment(path)
     steps = _steps(settings, steps)
-    interpolation.check_num_points(num_points)
+    alphas = interpolation.places(num_points)
     chosen = branching.stored_rounds(path, settings, rounds, replicate)
     wanted = [Siblings(path, settings, *place, step) for place in chosen for step in steps]
     if any(siblings.round.record["final_test_accuracy"] is None for siblings in wanted):
@@ -119,7 +117,7 @@ def connect(
                 for order in siblings.missing():
                     _train(job, siblings, order)
                 if siblings in todo:
-                    _measure(job, siblings, evaluations, again, num_points)
+                    _measure(job, siblings, evaluations, again, alphas)
     return results.Run(path)
 
 
@@ -252,13 +250,12 @@ def _measure(
     siblings: Siblings,
     evaluations: Mapping[str, Callable[[], Logs]],
     recompute: Callable[[], None] | None,
-    num_points: int,
+    alphas: np.ndarray,
 ) -> None:
     """Evaluate and store the path between two siblings."""
     loop, (one, other) = job.prepared.loop, (siblings.network(order) for order in ORDERS)
     for name, mask in one.masks.items():
         loop.masks[name].assign(mask)
-    alphas = np.linspace(0, 1, num_points)
     rows = interpolation.path(loop.model, one.weights, other.weights, evaluations, alphas, recompute)
     connectivity_files.write_path(siblings.path_file(recompute is not None), rows, siblings.digests())
     tested = [row for row in rows if row[1] == "test"]

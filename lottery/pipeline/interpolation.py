@@ -23,18 +23,11 @@ Arrays = Mapping[str, np.ndarray]  # every variable of a network, by name
 
 
 def between(one: Arrays, other: Arrays, alpha: float) -> dict[str, np.ndarray]:
-    """Compute the network ``(1 - alpha) one + alpha other``.
+    """Compute the network ``(1 - alpha) one + alpha other``, for alpha in [0, 1].
 
     It is computed in float64 and rounded to the type of each variable once. The ends are the networks themselves, bit
-    by bit, and an entry in which they agree is the same everywhere between.
-
-    Args:
-        one, other: The two networks, of the same names and shapes.
-        alpha: Place on the line, in [0, 1].
-
-    Returns:
-        Every variable by name. Variables that are not floating, such as counters and the states of random layers, are
-        those of the first network, except at alpha 1.
+    by bit, and an entry in which they agree is the same everywhere between. Variables that are not floating, such as
+    counters and the states of random layers, are those of the first network, except at alpha 1.
 
     Raises:
         LotteryError: The two are not of the same network, or alpha is outside [0, 1].
@@ -64,14 +57,14 @@ def path(
     alphas: Iterable[float],
     recompute: Callable[[], None] | None = None,
 ) -> list[Row]:
-    """Evaluate networks between two networks.
+    """Evaluate the networks at some places between two networks.
 
     Args:
-        model: A model of the same architecture. It is left with the weights of the last point.
+        model: A model of the same architecture. It is left with the weights of the last place.
         one, other: The two networks.
         evaluations: By split, a function that returns what the model reports; such as `loop.Loop.evaluations`.
-        alphas: Places on the line.
-        recompute: Called at each point before the model is evaluated; see `recomputed`.
+        alphas: The places, in [0, 1].
+        recompute: Called at each place before the model is evaluated; see `recomputed`.
 
     Returns:
         Rows of alpha, split, loss and error, which is 1 - accuracy. A loss may be infinite or NaN.
@@ -85,7 +78,12 @@ def path(
         if recompute is not None:
             recompute()
         for split, evaluate in evaluations.items():
-            rows.append((float(alpha), split, *_loss_and_error(evaluate())))
+            logs = evaluate()
+            named = [key for key in logs if key in ACCURACIES] or [key for key in logs if key.endswith("accuracy")]
+            if not named:
+                reported = ", ".join(logs) or "nothing"
+                raise LotteryError(f"The model reports {reported}, and no accuracy, so there is no error.")
+            rows.append((float(alpha), split, float(logs.get("loss", math.nan)), 1 - float(logs[named[0]])))
     return rows
 
 
@@ -112,7 +110,7 @@ def barrier(
     Raises:
         LotteryError: The two do not fit the model, or it reports no accuracy.
     """
-    check_num_points(num_points)
+    alphas = places(num_points)
     if not is_compiled(model):
         raise LotteryError("The model is not compiled, so it measures no error; compile it with metrics=['accuracy'].")
     first, second = (end if isinstance(end, Mapping) else weights.read_state(end) for end in (one, other))
@@ -121,11 +119,11 @@ def barrier(
     options = {"batch_size": STATISTICS_BATCH} if len(parts) > 1 else {}
     recompute = None
     if statistics is not None:
-        positions = _positions(len(statistics))
-        recompute = recomputed(model, lambda: (statistics[at] for at in positions))
+        drawn = _drawn(len(statistics))
+        recompute = recomputed(model, lambda: (statistics[at] for at in drawn))
     try:
         evaluate = {"test": lambda: model.evaluate(*parts, verbose=0, return_dict=True, **options)}
-        rows = path(model, first, second, evaluate, np.linspace(0, 1, num_points), recompute)
+        rows = path(model, first, second, evaluate, alphas, recompute)
     finally:
         weights.assign(model, before)
     points = [(alpha, loss, error) for alpha, _, loss, error in rows]
@@ -148,10 +146,8 @@ def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[],
     """
     import tensorflow as tf
 
-    needed = ("momentum", "moving_mean", "moving_variance")
-    layers = [
-        each for each in model._flatten_layers() if each.trainable and all(hasattr(each, name) for name in needed)
-    ]
+    needed = {"momentum", "moving_mean", "moving_variance"}
+    layers = [layer for layer in model._flatten_layers() if layer.trainable and needed <= {*dir(layer)}]
     if not layers:
         return None
     moving = [variable for layer in layers for variable in (layer.moving_mean, layer.moving_variance)]
@@ -161,19 +157,18 @@ def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[],
         mirrored.on_each(model, lambda share: model(share, training=True), inputs)
 
     def measure() -> None:
-        momenta, sums, num = [layer.momentum for layer in layers], [np.zeros(()) for _ in moving], 0
+        momenta, measured = [layer.momentum for layer in layers], []
         try:
             for layer in layers:
                 layer.momentum = 0.0  # so that moving statistics are the last batch's; read when the graph is traced
             for inputs in batches():
                 forward(inputs)
-                sums = [total + np.array(each.numpy(), np.float64) for total, each in zip(sums, moving, strict=True)]
-                num += 1
+                measured.append([np.array(variable.numpy(), np.float64) for variable in moving])
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum
-        for variable, total in zip(moving, sums, strict=True):
-            variable.assign((total / num).astype(variable.numpy().dtype))
+        for variable, values in zip(moving, zip(*measured, strict=True), strict=True):
+            variable.assign((sum(values) / len(values)).astype(variable.numpy().dtype))
 
     return measure
 
@@ -185,8 +180,8 @@ def training_batches(data: Splits | Streams) -> Callable[[], Iterator[Any]]:
     same each time, and not augmented; of a data set the first examples are taken.
     """
     if isinstance(data, Splits):
-        scaled, positions = scaler(data), _positions(len(data.train))
-        return lambda: (scaled(data.train.x[at]) for at in positions)
+        scaled, drawn = scaler(data), _drawn(len(data.train))
+        return lambda: (scaled(data.train.x[at]) for at in drawn)
 
     def batches() -> Iterator[Any]:
         import keras
@@ -202,15 +197,9 @@ def training_batches(data: Splits | Streams) -> Callable[[], Iterator[Any]]:
 
 
 def evaluations(loop: Loop, data: Splits | Streams, most: int) -> dict[str, Callable[[], Logs]]:
-    """Make the functions that `path` takes, for the training and the test split; for data without an end, the test.
+    """Make the functions that `path` takes, by split: train and test, or test alone if training data do not end.
 
-    Args:
-        loop: The compiled loop.
-        data: Its data.
-        most: The number of batches beyond which a training data set of unknown length counts as endless.
-
-    Returns:
-        By split, a function that returns what the model reports over every example.
+    A data set of unknown length counts as endless if it has more than `most` batches.
     """
     test = {"test": loop.evaluations["test"]}
     if isinstance(data, Streams) and not _is_finite(data.train(), most):
@@ -218,13 +207,14 @@ def evaluations(loop: Loop, data: Splits | Streams, most: int) -> dict[str, Call
     return {"train": evaluation(loop.model, data, "train", loop.examined), **test}
 
 
-def check_num_points(num_points: int) -> None:
-    """Raise `LotteryError` if a line of so many points has none between its ends."""
+def places(num_points: int) -> np.ndarray:
+    """Place points on the line, evenly, its ends included; raise `LotteryError` if there is none between the ends."""
     if num_points < 3:
         raise LotteryError(f"num_points: received {num_points}, allowed are 3 or more, the two ends among them.")
+    return np.linspace(0, 1, num_points)
 
 
-def _positions(num_examples: int) -> Sequence[np.ndarray]:
+def _drawn(num_examples: int) -> Sequence[np.ndarray]:
     """Draw batches of examples, the same each time."""
     size = min(STATISTICS_BATCH, num_examples)
     drawn = randomness.generator(0).permutation(num_examples)[:STATISTICS_EXAMPLES]
@@ -238,10 +228,3 @@ def _is_finite(dataset: Any, most: int) -> bool:
     if known != tf.data.UNKNOWN_CARDINALITY:
         return known != tf.data.INFINITE_CARDINALITY
     return int(dataset.take(most + 1).reduce(np.int64(0), lambda num, _: num + 1)) <= most
-
-
-def _loss_and_error(logs: Logs) -> tuple[float, float]:
-    named = [name for name in logs if name in ACCURACIES] or [name for name in logs if name.endswith("accuracy")]
-    if not named:
-        raise LotteryError(f"The model reports {', '.join(logs) or 'nothing'}, and no accuracy, so there is no error.")
-    return float(logs.get("loss", math.nan)), 1 - float(logs[named[0]])
