@@ -125,7 +125,7 @@ def workers(run: Run) -> list[int]:
         pid
         for pid, command in family(run.process.pid).items()
         # Ray's own agents are none of ours: with them their node goes, and the process that is connected to it.
-        if "loky.backend.popen_loky" in command or command.startswith(("ray::train", "ray::Mailbox"))
+        if "loky.backend.popen_loky" in command or command.startswith(("ray::train", "ray::_QueueActor"))
     )
 
 
@@ -219,7 +219,7 @@ def _killed(run: Run, kind: str, chance: random.Random, lasting: float, tally: T
     tally.in_mid_round += bool(mid)
     wrong = []
     if kind in ("worker", "ray"):
-        if not run.wait_for(lambda: "it is begun again where it stood" in run.said) and run.process.returncode:
+        if not run.wait_for(lambda: "it starts again from its last checkpoint" in run.said) and run.process.returncode:
             wrong.append(f"it ended with status {run.process.returncode}")
     else:
         run.process.wait(PATIENCE)
