@@ -31,14 +31,14 @@ def never() -> int:
 
 
 @contextlib.contextmanager
-def asked(told: Callable[[int], None] | None = None, at_once: bool = False) -> Iterator[Asked]:
+def asked(notify: Callable[[int], None] | None = None, at_once: bool = False) -> Iterator[Asked]:
     """Take the first SIGINT or SIGTERM as a request to stop when it suits.
 
     Python runs handlers in its main thread alone, between two calls of TensorFlow: a signal is noticed as soon as the
     piece of training ends that it came in, about half a second. In any other thread signals keep their meaning.
 
     Args:
-        told: Called with the number of the first signal.
+        notify: Called with the number of the first signal.
         at_once: The second signal ends the process, with status 128 + its number, instead of raising what it would
             raise outside this context.
 
@@ -55,8 +55,8 @@ def asked(told: Callable[[int], None] | None = None, at_once: bool = False) -> I
         if not first:
             first = number
             with contextlib.suppress(OSError, RuntimeError):  # the output is closed, or being written to
-                if told:
-                    told(number)
+                if notify:
+                    notify(number)
             return
         if at_once:
             if sys.stderr.isatty():

@@ -93,19 +93,12 @@ def joined(asks: Ray, trainer: Trainer, num_threads: Mapping[Path, int], report:
 
 
 class Job(NamedTuple):
-    """A network to train in one of Ray's processes.
+    """A network to train in one of Ray's processes."""
 
-    Attributes:
-        number: Counts all attempts.
-        task: The network.
-        folder: Absolute path of its run.
-        stamp: See `_stamp`.
-    """
-
-    number: int
+    number: int  # of the attempt
     task: Task
-    folder: Path
-    stamp: tuple[int, int]
+    folder: Path  # of the run: the absolute path
+    stamp: tuple[int, int]  # see `_stamp`
 
 
 @dataclass
@@ -117,20 +110,13 @@ class _Attempt:
 
 @dataclass
 class _Tasks:
-    """Ray's tasks, and a queue that looks after them whenever the scheduler waits for something to happen.
-
-    Attributes:
-        resources: Resources that a network takes, by the folder of its run.
-        trainer: In Ray's object store.
-        events: Ray's queue of attempts' numbers and what happened in them.
-        orders: Ray's queue that holds something as soon as all training should stop.
-    """
+    """Ray's tasks, and a queue that looks after them whenever the scheduler waits for something to happen."""
 
     ray: Any
-    resources: Mapping[Path, Mapping[str, float]]
-    trainer: Any
-    events: Any
-    orders: Any
+    resources: Mapping[Path, Mapping[str, float]]  # that a network takes, by the folder of its run
+    trainer: Any  # in Ray's object store
+    events: Any  # Ray's queue of attempts' numbers and what happened in them
+    orders: Any  # Ray's queue that holds something as soon as all training should stop
     key: str = field(default_factory=lambda: secrets.token_hex(8))
     numbers: Iterator[int] = field(default_factory=itertools.count)
     attempts: dict[int, _Attempt] = field(default_factory=dict)
@@ -311,10 +297,10 @@ _WORKERS: dict[str, _Worker] = {}
 
 
 def train(key: str, trainer: bytes, settings: Mapping[str, str], events: Any, orders: Any, job: Job) -> bool:
-    """Train a network in this process of Ray's, which keeps its model and data for the next network.
+    """Train a network in this process of Ray's, which keeps its model and data for the next network of the same key.
 
     Args:
-        key: Whose network it is; a process works for one key.
+        key: Of the `joined` that it works for.
         trainer: As `scheduler.Trainer`, pickled.
         settings: Environment variables.
         events, orders: As in `_Tasks`.

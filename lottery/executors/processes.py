@@ -140,16 +140,14 @@ class _Pool:
 @contextlib.contextmanager
 def _quiet_tracker() -> Iterator[None]:
     """Keep loky's tracker, which is started inside, from warning where it cleans up after killed processes."""
-    before = os.environ.get("PYTHONWARNINGS")
-    ours = "ignore::UserWarning:loky.backend.resource_tracker"
-    os.environ["PYTHONWARNINGS"] = f"{before},{ours}" if before else ours
+    before = dict(os.environ)
+    quiet = "ignore::UserWarning:loky.backend.resource_tracker"
+    os.environ["PYTHONWARNINGS"] = f"{before['PYTHONWARNINGS']},{quiet}" if "PYTHONWARNINGS" in before else quiet
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["PYTHONWARNINGS"]
-        else:
-            os.environ["PYTHONWARNINGS"] = before
+        del os.environ["PYTHONWARNINGS"]
+        os.environ.update(before)
 
 
 def _send_stop(connection: Connection) -> None:
@@ -159,19 +157,12 @@ def _send_stop(connection: Connection) -> None:
 
 @dataclass
 class _Worker:
-    """The state of one of the processes.
+    """The state of one of the processes."""
 
-    Attributes:
-        connection: To the process that started it.
-        train: Trains one network.
-        stopped: That process asked to stop, for good.
-        signal: A signal asked to stop the network in training.
-    """
-
-    connection: Connection
+    connection: Connection  # to the process that started it
     train: Callable[[Task], None] | None = None
-    stopped: bool = False
-    signal: int = 0
+    stopped: bool = False  # by that process, for good
+    signal: int = 0  # stops the network in training alone
 
     def asked(self) -> int:
         return signal.SIGTERM if self.stopped else self.signal

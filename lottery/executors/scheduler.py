@@ -94,8 +94,8 @@ def launch(
         LotteryError: Networks failed. All others that do not need them are trained.
     """
     place = {task: number for number, task in enumerate(tasks)}
-    required = {task: [*needs(task), *(more_needs or {}).get(task, ())] for task in tasks}
-    graph = {task: [need for need in needed if need in place] for task, needed in required.items()}
+    more = more_needs or {}
+    graph = {task: [need for need in (*needs(task), *more.get(task, ())) if need in place] for task in tasks}
     order = TopologicalSorter(graph)
     order.prepare()
     ready: list[Task] = []
@@ -103,9 +103,9 @@ def launch(
     trained: set[Task] = set()
     failed: dict[Task, BaseException] = {}
     losses: dict[Task, tuple[int, Any]] = {}
-    stopped = False
+    stopped = disk_fails = False
     while True:
-        if not stopped and (asked() or _stops_all(failed)):
+        if not stopped and (asked() or disk_fails):
             stopped = True
             engine.stop()
         ready = sorted([*ready, *order.get_ready()], key=lambda task: place[task])
@@ -133,7 +133,8 @@ def launch(
             ready.append(task)
         else:
             failed[task] = error
-            if len(tasks) > 1 and not _stops_all(failed):
+            disk_fails = disk_fails or isinstance(error, StorageError)
+            if len(tasks) > 1 and not disk_fails:
                 report(progress.Note(f"{_sentence(task, error)} The others go on."))
     _raise(graph, trained, failed, asked())
 
@@ -156,10 +157,6 @@ def _after_loss(
     fewer = " From now on one network trains at a time." if times > 1 and engine.fewer() else ""
     report(progress.Note(f"{named(task)}: {error}; it starts again from its last checkpoint.{fewer}"))
     return error
-
-
-def _stops_all(failed: Mapping[Task, BaseException]) -> bool:
-    return any(isinstance(error, StorageError) for error in failed.values())
 
 
 def _raise(
@@ -195,14 +192,7 @@ def named(task: Task) -> str:
 
 
 def here(train: Callable[[Task], None]) -> Engine:
-    """Train in this process, one network after the other.
-
-    Args:
-        train: Trains one network, and may raise `stopping.Stopped`.
-
-    Returns:
-        The engine for `launch`.
-    """
+    """Train in this process, one network after the other; `train` may raise `stopping.Stopped`."""
 
     def submit(task: Task) -> Future:
         future: Future = Future()
@@ -227,11 +217,7 @@ def settle(future: Future | None, result: bool, error: BaseException | None = No
 
 
 def packed(trainer: Trainer) -> bytes:
-    """Pickle a trainer for another process.
-
-    Raises:
-        LotteryError: Something in it cannot be pickled.
-    """
+    """Pickle a trainer for another process, or raise `LotteryError`."""
     import cloudpickle
 
     try:
