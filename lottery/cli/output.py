@@ -288,7 +288,7 @@ def compacted(found: Any) -> None:
     """Print what has become smaller.
 
     Args:
-        found: A `lottery.tickets.compaction.Measured`.
+        found: A `lottery.tickets.compaction.Benchmark`.
     """
     small = found.compacted
     pairs = {f"units of {name}": pair for name, pair in small.units.items()}
