@@ -58,8 +58,9 @@ def go(out, overrides=None):
     return lottery.run(TABLES, overrides, model=build, data=arrays(), out=out, report=quietly)
 
 
-def connect(run, *arguments, **options):
-    options = {"num_points": POINTS, "model": build, "data": arrays(), "report": quietly} | options
+def connect(run, *arguments, num_points=POINTS, recompute=False, **options):
+    line = interpolation.Line(num_points, recompute)
+    options = {"line": line, "model": build, "data": arrays(), "report": quietly} | options
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(connecting, "prepare", prepared_once)
         return connecting.connect(run.path, *arguments, **options)
