@@ -52,7 +52,7 @@ FRAMES = {
     "overlaps.table": lambda run, rows: overlaps.table(run, 3),
     "distances.table": lambda run, rows: distances.table(run),
     "costs.table": lambda run, rows: costs.table(run),
-    "contests.contested": lambda run, rows: comparison.contested({"one": rows, "other": rows}),
+    "comparison.compared": lambda run, rows: comparison.compared({"one": rows, "other": rows}),
 }
 
 
