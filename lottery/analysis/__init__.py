@@ -1,35 +1,67 @@
-"""What can be asked of a stored run, by name: the tidy tables behind the plots, the page and `lottery analyze`."""
+"""Questions to a stored run by name: the tables and figures of `lottery analyze`, `lottery plot` and the report."""
 
-from collections.abc import Callable
-from pathlib import Path
+from lottery.analysis import (
+    accuracy,
+    connectivity,
+    costs,
+    curves,
+    distances,
+    inputs,
+    landscapes,
+    layers,
+    overlaps,
+    pictures,
+    survivors,
+)
+from lottery.analysis.record import Analysis
 
-from lottery.analysis import connectivity, costs, curves, distances, inputs, layers, overlaps, survivors
-from lottery.runs.verdicts import Table
 
-# From a run's folder to a data frame; further arguments are each function's own.
-Analysis = Callable[..., Table]
-
-
-def barriers(run: Path) -> Table:
-    """Error barriers between the solutions that `lottery.pipeline.connecting.connect` has trained and measured.
-
-    Args:
-        run: The run's folder.
-
-    Returns:
-        What `lottery.analysis.connectivity.barriers` gives of its points; empty where nothing was measured.
-    """
+def _barriers(run):
     return connectivity.barriers(connectivity.points(run))
 
 
+# The order of the report.
 ANALYSES: dict[str, Analysis] = {
-    "curves": curves.table,
-    "layers": layers.table,
-    "degrees": layers.degrees,
-    "survivors": survivors.table,
-    "inputs": inputs.table,
-    "distance": distances.table,
-    "costs": costs.table,
-    "overlap": overlaps.table,
-    "connectivity": barriers,
+    "accuracy": accuracy.ACCURACY,
+    "early_stop": accuracy.EARLY_STOP,
+    "curves": curves.CURVES,
+    "learning_curves": curves.LEARNING_CURVES,
+    "layers": layers.LAYERS,
+    "distance": distances.DISTANCE,
+    "initial_weights": survivors.INITIAL_WEIGHTS,
+    "degrees": layers.DEGREES,
+    "inputs": inputs.INPUTS,
+    "overlap": Analysis(
+        overlaps.table,
+        pictures.overlap,
+        "Masks of replicates, or of runs, against each other and against chance.",
+        columns=("overlap", "chance"),
+        size=pictures.size,
+        chapter="Masks",
+        views=pictures.views,
+        missing="The masks of one replicate have no others to be compared with.",
+    ),
+    "connectivity": Analysis(
+        _barriers,
+        None,
+        "Error barriers between two networks trained from the same weights in two orders of the data.",
+        columns=("ends", "highest", "barrier"),
+        keys=("batch_norm", "step", "split"),
+    ),
+    "barrier": Analysis(
+        connectivity.points,
+        landscapes.barrier,
+        "Error on the straight line between two networks.",
+        chapter="Connectivity",
+        views=landscapes.barrier_views,
+        missing="Linear mode connectivity was not measured; `lottery analyze connectivity` does.",
+    ),
+    "instability": Analysis(
+        _barriers,
+        landscapes.instability,
+        "Error barriers against density.",
+        chapter="Connectivity",
+        views=landscapes.instability_views,
+    ),
+    "costs": costs.COSTS,
 }

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from lottery.analysis.record import Analysis
 from lottery.runs import results, store
 from lottery.runs.verdicts import Table
 from lottery.settings import GIVEN
@@ -114,3 +115,11 @@ def _steps(folder: Path) -> int:
     """From the first evaluation of a network to the last."""
     steps = [step for step, *_ in store.read_metrics(folder)]
     return max(steps) - min(steps)
+
+
+COSTS = Analysis(
+    table,
+    None,
+    "Compression, multiply-adds, theoretical speed-up, steps and seconds of each network.",
+    columns=("num_kept", "compression", "multiply_adds", "speedup", "steps", "seconds"),
+)

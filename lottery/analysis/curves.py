@@ -2,7 +2,11 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from lottery.analysis import style
+from lottery.analysis.record import Analysis
+from lottery.errors import unknown
 from lottery.runs import results, store
 from lottery.runs.results import Table
 
@@ -31,3 +35,92 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
         (*network, *row) for *network, folder in results.networks(run, rounds) for row in store.read_metrics(folder)
     ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+_SETTLED = 0.05  # of the steps: what comes before lies far from everything that a learning curve is looked at for
+
+
+def figure(
+    curves: Table,
+    ax: Any = None,
+    measure: str = "accuracy",
+    split: str = "validation",
+    rounds: Iterable[int] | None = None,
+    branch: str = store.TICKET,
+    full: bool = False,
+    most: int = 40,
+) -> Any:
+    """A measure against the step of training, for some rounds.
+
+    Args:
+        curves: What `table` returns.
+        ax: Matplotlib axes to draw on; new ones if None.
+        measure: ``"accuracy"``, of which the loss takes the place where no accuracy is measured, or ``"loss"``.
+        split: ``"train"``, ``"validation"`` or ``"test"``.
+        rounds: Which; by default at most six, evenly.
+        branch: Which.
+        full: Show the first twentieth of the steps whole too, instead of letting it leave the axes.
+        most: Points of a line after step 0: where there are more evaluations, so many that follow one another are
+            averaged as it takes, and the title says how many. That at step 0, from which training starts, stands alone.
+
+    Returns:
+        The axes: for each round the mean over replicates, in a band from the lowest to the highest.
+
+    Raises:
+        LotteryError: The table is empty, or has no such measure, split, branch or round.
+    """
+    style.check(curves)
+    if measure not in ("accuracy", "loss"):
+        raise unknown("The measure to plot", measure, ("accuracy", "loss"))
+    part = style.of_rounds(style.only(style.only(curves, "branch", branch), "split", split), rounds)
+    notes = []
+    if measure == "accuracy" and part["accuracy"].isna().all():
+        measure, notes = "loss", ["no accuracy is measured: the loss"]
+    part, together = _averaged(part, measure, most)
+    points = style.spread(part, ("round", "step"), measure)
+    ax = style.new_or(ax)
+    for index, line, look in style.by_round(points):
+        label = f"round {index}, density {line['density'].mean():.3g}"
+        style.band(ax, line["step"], line, look, label, markevery=max(1, len(line) // 8))
+    settled = points[points["step"] >= _SETTLED * points["step"].max()]
+    low, high = settled["low"].min(), settled["high"].max()
+    outside = points[(points["low"] < low) | (points["high"] > high)]
+    if low < high and not full:
+        ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    ax.set_xlim(0, None)
+    ax.set_xlabel("step")
+    ax.set_ylabel(f"{split} {measure}")
+    if together > 1:
+        notes.append(f"each point after step 0 the mean of up to {together} evaluations")
+    if not full and not outside.empty:
+        notes.append(f"the first {100 * _SETTLED:g} % of the steps may lie outside")
+    return style.finish(ax, "\n".join([f"{branch}: {style.said(points, 'band')}", *notes]))
+
+
+def _averaged(curves: Table, measure: str, most: int) -> tuple[Table, int]:
+    """Means over so many evaluations that at most so many are left of each network, and how many that is."""
+    steps = curves.groupby(["replicate", "round"])["step"]
+    # The evaluation at step 0, if there is one, is place 0, and alone.
+    place = steps.rank(method="first").astype(int) - (steps.transform("min") == 0)
+    together = -(-int(place.max()) // max(most, 1)) or 1
+    groups = curves.assign(place=-(-place // together)).groupby(["replicate", "round", "place"], as_index=False)
+    return groups.agg(step=("step", "mean"), density=("density", "first"), **{measure: (measure, "mean")}), together
+
+
+def _views(curves: Table) -> list[tuple[dict[str, str], str]]:
+    """A figure of each measure that the model has."""
+    measures = [measure for measure in ("accuracy", "loss") if curves[measure].notna().any()]
+    return [({"measure": measure}, f"Validation {measure} while training, of some rounds.") for measure in measures]
+
+
+CURVES = Analysis(
+    table,
+    None,
+    "Losses and accuracies measured while training.",
+    columns=("loss", "accuracy"),
+    keys=("step", "split"),
+)
+
+LEARNING_CURVES = Analysis(
+    table, figure, "Validation accuracy or loss while training, for some rounds.", chapter="Training", views=_views
+)

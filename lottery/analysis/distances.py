@@ -1,11 +1,14 @@
 """How far training moves the survivors from where they started."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lottery import files
-from lottery.analysis import survivors
+from lottery.analysis import style, survivors
+from lottery.analysis.record import Analysis
+from lottery.errors import unknown
 from lottery.runs import results, store
 from lottery.runs.results import Table
 
@@ -70,3 +73,49 @@ def table(run: Path) -> Table:
         for name, (before, after) in {ALL: together, **pairs}.items():
             rows.append((*network[:4], name, *moved(before, after)))
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+# What `distance` can draw: a column of its table, and the label of the axis.
+DISTANCES = {
+    "relative_distance": "distance from the start / size of the start (L2)",
+    "cosine": "cosine of the angle between start and trained",
+    "sign_changes": "fraction of kept weights that changed their sign",
+}
+
+
+def figure(table: Table, ax: Any = None, measure: str = "relative_distance") -> Any:
+    """How far training moves the weights that are kept, against density, for each weight.
+
+    Args:
+        table: What `table` returns.
+        ax: Matplotlib axes to draw on; new ones if None.
+        measure: A key of `DISTANCES`.
+
+    Returns:
+        The axes: the mean over replicates, with bars from the lowest to the highest.
+
+    Raises:
+        LotteryError: The table is empty or the measure unknown.
+    """
+    style.check(table)
+    if measure not in DISTANCES:
+        raise unknown("The measure to plot", measure, DISTANCES)
+    points = style.spread(style.only(table, "branch", "ticket"), ("weight", "round"), measure)
+    ax = style.new_or(ax)
+    for weight, look in style.by_name(list(dict.fromkeys(table["weight"]))).items():
+        part = points[points["weight"] == weight]
+        label = "all weights" if weight == "all" else weight
+        style.bars(ax, part["density"], part, look, label, first=weight == "all")
+    style.density_axis(ax, points["density"])
+    ax.set_ylabel(DISTANCES[measure])
+    return style.finish(ax, style.said(points, "bars"))
+
+
+DISTANCE = Analysis(
+    table,
+    figure,
+    "How far training moves the surviving weights from their start.",
+    columns=("start_norm", "distance", "relative_distance", "cosine", "sign_changes"),
+    chapter="Layers",
+    caption="How far training moves the weights from where they start.",
+)

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from lottery import files
+from lottery.analysis import style
+from lottery.analysis.record import Analysis
 from lottery.runs import results, store
 from lottery.runs.results import Table
 
@@ -105,3 +107,109 @@ def _whole(shape: Any) -> tuple[int, ...]:
     """A shape without open dimensions; empty for any other."""
     sizes = tuple(shape or ())
     return sizes if all(type(size) is int and size > 0 for size in sizes) else ()
+
+
+_UNREAD = "#FFE3F1"  # not of the scale, and paler than all of it, in grey too
+
+
+def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[int] | None = None) -> Any:
+    """What a ticket looks at: how many entries of the first weight are kept at each input, or place of the kernel.
+
+    Args:
+        table: What `table` returns.
+        ax: Matplotlib axes to draw on; new ones if None.
+        replicate: Which.
+        rounds: Which; by default at most six, evenly.
+
+    Returns:
+        The axes: an image for each round, all on one scale from the fewest to the most, logarithmic if that is over
+        five times; inputs that nothing reads in a colour apart. Channels of an image are summed, those of a kernel
+        stand beside one another.
+
+    Raises:
+        LotteryError: The table is empty or has no such replicate or round.
+    """
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap, LogNorm, Normalize
+    from matplotlib.patches import Rectangle
+    from matplotlib.transforms import ScaledTranslation, blended_transform_factory
+
+    style.check(table)
+    part = style.of_rounds(style.only(table, "replicate", replicate), rounds)
+    kernel, channels = part["what"].iloc[0] == "kernel", int(part["channel"].max()) + 1
+    images = {index: _image(one, kernel) for index, one in part.groupby("round")}
+    num_rows, num_columns = next(iter(images.values())).shape
+    ax = style.new_or(ax)
+    across, down, tall, line = _arranged(len(images), num_rows, num_columns)
+    counts = np.concatenate([image[image > 0] for image in images.values()])
+    low, high = (counts.min(), counts.max()) if counts.size else (1, 1)
+    scale = LogNorm(low, high) if high > 5 * low else Normalize(min(low, high - 1), high)
+    # Without its last tenth, which in grey is as pale as what nothing reads.
+    colors = ListedColormap(colormaps["viridis"](np.linspace(0, 0.9, 256))).with_extremes(bad=_UNREAD)
+    gap, shown = 0.08 * num_columns, None
+    for place, (index, image) in enumerate(images.items()):
+        left, top = place % across * (num_columns + gap), place // across * (tall + line + gap)
+        shown = ax.imshow(
+            np.ma.masked_equal(image, 0), cmap=colors, norm=scale, interpolation="none",
+            extent=(left, left + num_columns, top + tall, top),
+        )  # fmt: skip
+        ax.add_patch(Rectangle((left, top), num_columns, tall, fill=False, edgecolor="0.4", linewidth=0.6))
+        for cut in range(num_columns // channels, num_columns, num_columns // channels) if kernel else ():
+            ax.plot([left + cut] * 2, [top, top + tall], color="white", linewidth=1.5)
+        density = part[part["round"] == index]["density"].iloc[0]
+        ax.text(left, top - 0.25 * line, f"round {index}, density {density:.3g}", fontsize=7, va="bottom")
+    ax.set_xlim(0, across * (num_columns + gap) - gap)
+    ax.set_ylim(down * (tall + line + gap) - line - gap, -line)
+    ax.set_axis_off()
+    what = "place of the kernel" if kernel else "input"
+    # As wide as the images are, and places below them in inches, whatever height that leaves.
+    inches = ax.figure.dpi_scale_trans + ScaledTranslation(0, 0, ax.transAxes)
+    below = blended_transform_factory(ax.transAxes, inches)
+    bar = ax.figure.colorbar(shown, cax=ax.inset_axes((0, -0.25, 1, 0.12), transform=below), orientation="horizontal")
+    bar.set_label(f"kept entries of each {what}" + (" (log)" if high > 5 * low else ""), fontsize=8)
+    if high > 5 * low:
+        style.log_ticks(bar.ax.xaxis)
+    else:
+        bar.ax.xaxis.get_major_locator().set_params(integer=True)
+    summed = ", channels summed" if channels > 1 and not kernel else ""
+    beside = f", {channels} channels side by side" if channels > 1 and kernel else ""
+    ax.set_title(f"{part['weight'].iloc[0]}, replicate {replicate}{summed}{beside}", fontsize=9)
+    if any((image == 0).any() for image in images.values()):
+        ax.add_patch(Rectangle((0, 0), 0, 0, facecolor=_UNREAD, edgecolor="0.4", label="nothing is kept: not read"))
+        ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.6), bbox_transform=below)
+    return ax
+
+
+def _arranged(num: int, rows: int, columns: int) -> tuple[int, int, float, float]:
+    """Images of `figure` in a row and in a column; of each the height, and that of the line above it, in places."""
+    if rows * 8 < columns:  # a strip, such as a row of inputs that are no image: drawn taller than it is
+        return 1, num, columns / 25, columns / 25
+    across = num if num <= 3 else -(-num // 2)
+    return across, -(-num // across), rows, 0.04 * across * columns
+
+
+def _image(table: Table, kernel: bool) -> np.ndarray:
+    """Kept entries at each place, shape (rows, columns): channels beside one another for a kernel, otherwise summed."""
+    shape = tuple(int(table[axis].max()) + 1 for axis in ("row", "column", "channel"))
+    kept = np.zeros(shape)
+    kept[table["row"], table["column"], table["channel"]] = table["kept"]
+    return np.concatenate(np.moveaxis(kept, 2, 0), axis=1) if kernel else kept.sum(axis=2)
+
+
+def _size(table: Table) -> tuple[float, float]:
+    rows, columns, channels = (int(table[axis].max()) + 1 for axis in ("row", "column", "channel"))
+    columns *= channels if table["what"].iloc[0] == "kernel" else 1
+    across, down, tall, line = _arranged(min(table["round"].nunique(), style.MOST), rows, columns)
+    ratio = (down * (tall + line + 0.08 * columns) - 0.08 * columns) / ((1.08 * across - 0.08) * columns)
+    width = min(6.0, 5.0 / ratio)
+    return max(width, 4.0) + 0.4, width * ratio + (1.9 if (table["kept"] == 0).any() else 1.65)
+
+
+INPUTS = Analysis(
+    table,
+    figure,
+    "Kept entries of the first layer at each input, for some rounds.",
+    size=_size,
+    chapter="Masks",
+    caption="What the ticket looks at: how many weights of the first layer read each input.",
+)

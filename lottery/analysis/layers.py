@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lottery import files
-from lottery.runs import results
+from lottery.analysis import style
+from lottery.analysis.record import Analysis
+from lottery.runs import results, store
 from lottery.runs.results import Table
 
 COLUMNS = (
@@ -15,7 +18,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-DEGREES = ("replicate", "branch", "round", "density", "weight", "side", "degree", "count")
+DEGREE_COLUMNS = ("replicate", "branch", "round", "density", "weight", "side", "degree", "count")
 
 
 def degrees_of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -76,8 +79,8 @@ def degrees(run: Path, rounds: Iterable[int] | None = None) -> Table:
         rounds: Which rounds; all if None.
 
     Returns:
-        A data frame with the columns `DEGREES`: ``count`` units (``side`` is ``"in"``) or inputs (``"out"``) have
-        ``degree`` kept entries; the degrees that occur, in ascending order.
+        A data frame with the columns `DEGREE_COLUMNS`: ``count`` units (``side`` is ``"in"``) or inputs (``"out"``)
+        have ``degree`` kept entries; the degrees that occur, in ascending order.
 
     Raises:
         LotteryError: As `lottery.runs.results.networks`, or a file is damaged.
@@ -91,7 +94,7 @@ def degrees(run: Path, rounds: Iterable[int] | None = None) -> Table:
                 values, counts = np.unique(found, return_counts=True)
                 pairs = zip(values.tolist(), counts.tolist(), strict=True)
                 rows += [(*network, name, side, degree, count) for degree, count in pairs]
-    return pd.DataFrame(rows, columns=list(DEGREES))
+    return pd.DataFrame(rows, columns=list(DEGREE_COLUMNS))
 
 
 def summed(degrees: Table) -> Table:
@@ -113,3 +116,135 @@ def summed(degrees: Table) -> Table:
         most=("degree", "max"),
     )  # fmt: skip
     return found.assign(mean=found["entries"] / found["num"])[[*keys, "num", "dead", "least", "mean", "most"]]
+
+
+_SIDES = {"in": "come into a unit", "out": "leave an input"}
+
+
+def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
+    """Density of each weight against the round, and the network's for comparison.
+
+    Args:
+        table: What `table` returns.
+        ax: Matplotlib axes to draw on; new ones if None.
+        branch: Which.
+
+    Returns:
+        The axes, their y axis logarithmic: for each weight the mean over replicates with bars from the lowest to the
+        highest; a cross at the bottom where nothing is left of it in a replicate.
+
+    Raises:
+        LotteryError: The table is empty or has no such branch.
+    """
+    style.check(table)
+    part = style.only(table, "branch", branch)
+    # The spread adds the network's mean density beside that of the weight.
+    points = style.spread(part, ("weight", "round"), "weight_density")
+    ax = style.new_or(ax)
+    network = points.groupby("round")["density"].mean()
+    ax.plot(network.index, network, color="0.35", linewidth=1, linestyle="--", label="the network", zorder=1)
+    ax.set_yscale("log", nonpositive="clip")
+    # Each thinner than the one before and beside it, so that equal densities do not hide one another.
+    weights = list(dict.fromkeys(part["weight"]))
+    widths = np.linspace(3, 0.8, len(weights)) if len(weights) <= len(style.STYLES) else np.ones(len(weights))
+    floor = min(points[points["mean"] > 0]["mean"].min(), network.min())
+    ax.set_ylim(floor / (2 if part["collapsed"].any() else 1.15), 1.15)
+    for place, (weight, look) in enumerate(style.by_name(weights).items()):
+        line = points[points["weight"] == weight]
+        left = line[line["mean"] > 0]
+        aside = ax.transData + style.aside(ax, place, len(weights), len(network))
+        drawn = style.bars(ax, left["round"], left, look, weight, transform=aside).lines[0]
+        drawn.set(linewidth=widths[place], markersize=3 + widths[place])
+        nothing = sorted(set(part[(part["weight"] == weight) & part["collapsed"]]["round"]))
+        ax.plot(
+            nothing, [floor / 1.8] * len(nothing), color=look[0], marker="x", markersize=7, markeredgewidth=2,
+            linestyle="none", label="_collapsed", transform=aside,
+        )  # fmt: skip
+    if part["collapsed"].any():
+        ax.errorbar([], [], color="black", marker="x", markeredgewidth=2, linestyle="none", label="nothing is left")
+    style.log_ticks(ax.yaxis)
+    ax.margins(x=0.08)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.set_xlabel("round")
+    ax.set_ylabel("density (fraction of each weight kept)")
+    return style.finish(ax, style.said(points, "bars"))
+
+
+def degrees_figure(
+    table: Table, ax: Any = None, weight: str | None = None, side: str = "in", rounds: Iterable[int] | None = None
+) -> Any:
+    """How many entries each unit keeps: the fraction of units that have at most so many.
+
+    Args:
+        table: What `degrees` returns.
+        ax: As for `figure`.
+        weight: Which; by default the first.
+        rounds: Which; by default at most six, evenly.
+        side: ``"in"``, what comes into each unit, or ``"out"``, what leaves each input.
+
+    Returns:
+        The axes: for each round a step line, the mean over replicates, in a band from the lowest to the highest. At 0
+        it is the fraction of units that are dead. The x axis starts near the fewest, and is logarithmic where the most
+        is ten times the fewest above 0 or more.
+
+    Raises:
+        LotteryError: The table is empty or has no such weight, side or round.
+    """
+    import pandas as pd
+    from matplotlib.ticker import SymmetricalLogLocator
+
+    part, weight = style.of_weight(table, weight)
+    part = style.of_rounds(style.only(style.only(part, "branch", "ticket"), "side", side), rounds)
+    lines = part.groupby(["replicate", "round", "density", "degree"], as_index=False)["count"].sum()
+    most = int(lines["degree"].max())
+    chains = [
+        one.set_index("degree")["count"].reindex(range(most + 1), fill_value=0).cumsum().div(one["count"].sum())
+        .rename("fraction").reset_index().assign(replicate=replicate, round=index, density=density)
+        for (replicate, index, density), one in lines.groupby(["replicate", "round", "density"])
+    ]  # fmt: skip
+    points = style.spread(pd.concat(chains), ("round", "degree"), "fraction")
+    ax = style.new_or(ax)
+    for index, line, look in style.by_round(points):
+        # Only where the line steps, of which an SVG is far smaller, and its end.
+        steps = line[["mean", "low", "high"]].diff().ne(0).any(axis=1)
+        line = line[steps | (line["degree"] == most)]
+        label = f"round {index}, density {line['density'].mean():.3g}"
+        style.band(ax, line["degree"], line, look, label, drawstyle="steps-post")
+    fewest = lines["degree"].min()
+    least = lines[lines["degree"] > 0]["degree"].min()  # NaN where nothing is left
+    if most >= 10 * least:
+        ax.set_xscale("symlog", linthresh=least)
+        ax.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=least, subs=(1, 2, 5)))
+        style.plain(ax.xaxis)
+    else:
+        ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.set_xlim(0.9 * fewest, max(most, 1) * 1.1)
+    ax.set_xlabel(f"kept entries that {_SIDES[side]} ({weight})")
+    ax.set_ylabel(f"fraction of {'units' if side == 'in' else 'inputs'} with at most so many")
+    return style.finish(ax, style.said(points, "band"))
+
+
+def _views(degrees: Table) -> list[tuple[dict[str, str], str]]:
+    names = style.some_weights(degrees)
+    return [({"weight": name}, f"{name}: how many entries its units keep.") for name in names]
+
+
+LAYERS = Analysis(
+    table,
+    figure,
+    "Density, dead units and dead inputs of each weight, by round.",
+    columns=("weight_density", "kept", "dead_inputs", "dead_units"),
+    chapter="Layers",
+    caption="Which weights the pruning takes from.",
+)
+
+DEGREES = Analysis(
+    degrees,
+    degrees_figure,
+    "How many entries each unit (in) and each input (out) of a weight keeps; --csv counts them by degree.",
+    columns=("num", "dead", "least", "mean", "most"),
+    keys=("side",),
+    printed=summed,
+    chapter="Layers",
+    views=_views,
+)

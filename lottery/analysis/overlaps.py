@@ -9,6 +9,7 @@ import numpy as np
 
 from lottery import files, masks
 from lottery.analysis import matching
+from lottery.analysis.record import NothingToDraw
 from lottery.errors import LotteryError
 from lottery.masks import Masks
 from lottery.runs import results
@@ -171,7 +172,7 @@ def _tickets(runs: list[Path], round: int, matched: bool) -> dict[str, Masks]:
                 matching.check_run(run, kept)
             found[f"{prefix}{network.replicate}"] = kept
     if len(found) < 2:
-        raise LotteryError(
+        raise NothingToDraw(
             f"An overlap is of two masks: received {len(found)}, for round {round} of "
             f"{', '.join(repr(str(run)) for run in runs) or 'no run'}; pass a run with more replicates, or several."
         )

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lottery import config, files, masks, weights
+from lottery.analysis import style
+from lottery.analysis.record import Analysis
 from lottery.errors import LotteryError
 from lottery.masks import Masks
 from lottery.runs import results, store
@@ -85,3 +88,61 @@ def _starts(run: Path, rounds: Iterable[int] | None) -> Iterator[tuple[results.N
         for name, mask in kept.items():
             values = start[name][mask].astype(np.float64)
             yield network, name, values[np.isfinite(values)]
+
+
+_ENOUGH, _FEWEST_BINS = 100, 20
+
+
+def figure(survivors: Table, ax: Any = None, weight: str | None = None, rounds: Iterable[int] | None = None) -> Any:
+    """Which start weights survive: the probability density of those that each round keeps.
+
+    Args:
+        survivors: What `table` returns.
+        ax: Matplotlib axes to draw on; new ones if None.
+        weight: Which; by default the first.
+        rounds: Which; by default at most six, evenly.
+
+    Returns:
+        The axes: for each round a step line, the mean over replicates, in a band from the lowest to the highest.
+
+    Raises:
+        LotteryError: The table is empty or has no such weight or round.
+    """
+    part, weight = style.of_weight(survivors, weight)
+    part = _merged(style.of_rounds(part, rounds))
+    kept = part.groupby(["replicate", "round"])["count"].transform("sum")
+    width, end = part["high"] - part["low"], part["high"].max()
+    # Where nothing is left there is nothing to be dense.
+    part = part.assign(probability=part["count"] / kept.where(kept > 0) / width, edge=part["low"])
+    points = style.spread(part.drop(columns=["low", "high"]), ("round", "edge"), "probability")
+    ax = style.new_or(ax)
+    for index, line, look in style.by_round(points):
+        closed = line.iloc[[*range(len(line)), -1]].reset_index(drop=True)  # the last bin has a right edge
+        closed.loc[len(line), "edge"] = end
+        label = f"round {index}, density {line['density'].mean():.3g}"
+        style.band(ax, closed["edge"], closed, look, label, drawstyle="steps-post", markevery=max(1, len(line) // 8))
+    ax.set_ylim(0, None)
+    ax.set_xlabel(f"start weight of {weight}")
+    ax.set_ylabel("probability density of those kept")
+    return style.finish(ax, style.said(points, "band"))
+
+
+def _merged(table: Table) -> Table:
+    """Bins run together, the same for all, until the smallest network has enough entries in each, or few are left."""
+    edges = sorted(set(table["low"]))
+    smallest = table.groupby(["replicate", "round"])["count"].sum().min()
+    factors = [one for one in range(1, len(edges) + 1) if len(edges) % one == 0 and len(edges) // one >= _FEWEST_BINS]
+    together = next((one for one in factors if smallest * one >= _ENOUGH * len(edges)), max(factors, default=1))
+    place = table["low"].map({edge: index // together for index, edge in enumerate(edges)})
+    groups = table.assign(place=place).groupby(["replicate", "round", "density", "place"], as_index=False)
+    return groups.agg(low=("low", "min"), high=("high", "max"), count=("count", "sum"))
+
+
+def _views(survivors: Table) -> list[tuple[dict[str, str], str]]:
+    names = style.some_weights(survivors)
+    return [({"weight": name}, f"{name}: the start weights of the survivors.") for name in names]
+
+
+INITIAL_WEIGHTS = Analysis(
+    table, figure, "Distribution of the start weights that survive, for some rounds.", chapter="Layers", views=_views
+)

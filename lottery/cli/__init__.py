@@ -117,7 +117,7 @@ def show(
         output.summary(run, rows, tolerance)
 
 
-app.command(short_help="Draw a run to a file.")(analyze.plot)
+app.command(short_help="Draw a figure of a run.", cls=analyze.WithKinds)(analyze.plot)
 
 
 app.command(short_help="Write an HTML page about runs.")(analyze.report)

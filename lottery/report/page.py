@@ -26,8 +26,8 @@ class Chapter(NamedTuple):
     collapsed: list[str]
     key_facts: dict[str, str]
     tables: dict[str, tables.Grid | None]
-    pictures: dict[str, list[figures.Picture]]
-    missing: dict[str, str]
+    figures: dict[str, list[figures.Figure]]
+    missing: dict[str, list[str]]
     connectivity: list[str]
     progress: str
     architecture: str
@@ -76,7 +76,7 @@ def render(runs: Sequence[Facts]) -> str:
         chapters=[_chapter(one, f"run-{place}") for place, one in enumerate(runs, 1)],
         side_by_side=tables.side_by_side(runs) if several else None,
         same_rounds=tables.same_rounds(runs) if several else [],
-        together=figures.together(runs) if several else [],
+        together=[figures.together(runs)] if several else [],
         checklist=checklist.checked(runs),
         leaves_out=checklist.LEAVES_OUT,
         version=version("lottery"),
@@ -84,7 +84,7 @@ def render(runs: Sequence[Facts]) -> str:
 
 
 def _chapter(one: Facts, anchor: str) -> Chapter:
-    pictures, missing = figures.pictures(one)
+    drawn, missing = figures.drawn(one)
     architecture = one.environment.get("architecture") or {}
     stored, wanted = store.progress(one.path, one.experiment)
     return Chapter(
@@ -103,7 +103,7 @@ def _chapter(one: Facts, anchor: str) -> Chapter:
             "costs": tables.costs_by_branch(one),
             "environment": tables.environment(one),
         },
-        pictures,
+        drawn,
         missing,
         connectivity.sentences(connectivity.barriers(one.paths)) if len(one.paths) else [],
         "" if stored == wanted else f"{stored} of {wanted} networks are trained; the rest of this page is about these.",

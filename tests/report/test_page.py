@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 from lottery import plots
+from lottery.analysis import style
 from lottery.errors import LotteryError
 from lottery.report import checklist, figures, tables
 from lottery.report.page import render, write
@@ -272,8 +273,8 @@ def test_more_branches_than_styles_are_said_to_be_left_out(small_run, undrawn):
     one = made(small_run)
     pruned = one.rows[one.rows["round"] > 0]
     many = pd.concat([one.rows, *(pruned.assign(branch=f"mine_{place}") for place in range(20))], ignore_index=True)
-    _, missing = figures.pictures(made(small_run, rows=many))
-    assert missing["accuracy"] == f"The figures have room for {len(plots.STYLES)} of 21 branches."
+    _, missing = figures.drawn(made(small_run, rows=many))
+    assert missing["Accuracy"] == [f"The figures have room for {len(style.STYLES)} of 21 branches."]
 
 
 def test_replicates_that_start_alike_are_no_separate_initialisations(small_run, tmp_path):

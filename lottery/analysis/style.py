@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
+from lottery.analysis.record import NothingToDraw
 from lottery.errors import LotteryError, unknown
 from lottery.runs import intervals, results
 from lottery.runs.results import Table
@@ -73,9 +74,9 @@ def new_or(ax: Any) -> Any:
 
 
 def check(table: Table, why: str = NO_ROUND) -> None:
-    """Raise `LotteryError`, with the reason, if a table has no rows."""
+    """Raise `NothingToDraw`, with the reason, if a table has no rows."""
     if len(table) == 0:
-        raise LotteryError(f"There is nothing to plot: {why}.")
+        raise NothingToDraw(f"There is nothing to plot: {why}.")
 
 
 def only(table: Table, column: str, value: Any) -> Table:
@@ -102,6 +103,19 @@ def of_rounds(table: Table, rounds: Iterable[int] | None, most: int = MOST, colu
     for index in wanted:
         only(table, column, index)
     return table[table[column].isin(wanted)]
+
+
+def of_weight(table: Table, weight: str | None) -> tuple[Table, str]:
+    """The rows of a weight, by default the first, and its name."""
+    check(table)
+    weight = table["weight"].iloc[0] if weight is None else weight
+    return only(table, "weight", weight), str(weight)
+
+
+def some_weights(table: Table, most: int = 8) -> list[str]:
+    """At most so many of the weights of a table: the first and the last, and some between."""
+    names = list(dict.fromkeys(table["weight"]))
+    return [names[place] for place in results.chosen(range(len(names)), most)]
 
 
 def spread(table: Table, by: Sequence[str], column: str, interval: str = "range") -> Table:
