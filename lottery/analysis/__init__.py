@@ -7,20 +7,13 @@ from lottery.analysis import (
     curves,
     distances,
     inputs,
-    landscapes,
     layers,
     overlaps,
-    pictures,
     survivors,
 )
 from lottery.analysis.record import Analysis
 
-
-def _barriers(run):
-    return connectivity.barriers(connectivity.points(run))
-
-
-# The order of the report.
+# In the order of the report.
 ANALYSES: dict[str, Analysis] = {
     "accuracy": accuracy.ACCURACY,
     "early_stop": accuracy.EARLY_STOP,
@@ -31,37 +24,9 @@ ANALYSES: dict[str, Analysis] = {
     "initial_weights": survivors.INITIAL_WEIGHTS,
     "degrees": layers.DEGREES,
     "inputs": inputs.INPUTS,
-    "overlap": Analysis(
-        overlaps.table,
-        pictures.overlap,
-        "Masks of replicates, or of runs, against each other and against chance.",
-        columns=("overlap", "chance"),
-        size=pictures.size,
-        chapter="Masks",
-        views=pictures.views,
-        missing="The masks of one replicate have no others to be compared with.",
-    ),
-    "connectivity": Analysis(
-        _barriers,
-        None,
-        "Error barriers between two networks trained from the same weights in two orders of the data.",
-        columns=("ends", "highest", "barrier"),
-        keys=("batch_norm", "step", "split"),
-    ),
-    "barrier": Analysis(
-        connectivity.points,
-        landscapes.barrier,
-        "Error on the straight line between two networks.",
-        chapter="Connectivity",
-        views=landscapes.barrier_views,
-        missing="Linear mode connectivity was not measured; `lottery analyze connectivity` does.",
-    ),
-    "instability": Analysis(
-        _barriers,
-        landscapes.instability,
-        "Error barriers against density.",
-        chapter="Connectivity",
-        views=landscapes.instability_views,
-    ),
+    "overlap": overlaps.OVERLAP,
+    "connectivity": connectivity.CONNECTIVITY,
+    "barrier": connectivity.BARRIER,
+    "instability": connectivity.INSTABILITY,
     "costs": costs.COSTS,
 }

@@ -10,8 +10,8 @@ from lottery import config, data, enforcement, masks, randomness, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.models import fingerprint, networks
-from lottery.models.library import is_compiled, keras_of
-from lottery.pruning import criteria, plan
+from lottery.models.library import is_compiled, is_keras, keras_of
+from lottery.pruning import branches, criteria, plan
 from lottery.settings import COMPILED, GIVEN
 from lottery.training import compiling, mirrored, precision
 from lottery.training.loop import Loop, compile_loop, example_batch, scaler
@@ -81,8 +81,9 @@ def _prepared(
             raise LotteryError(
                 "model: the function uses the same model or layers twice; it must build new ones each time."
             )
-        if "random_reinit" in experiment.run.controls:
-            check_drawn_anew(weights.read(built), weights.read(other))
+        for name in experiment.run.controls:
+            if "start weights" in branches.BRANCHES[name].needs_model:
+                check_drawn_anew(weights.read(built), weights.read(other), name)
         built = build_model(build, randomness.seed_for(experiment.run.seed, 0, randomness.INITIALISATION))
     tables = experiment.model_dump()
     if given is not None:
@@ -168,11 +169,11 @@ def build_model(build: Callable[[], Any], seed: int) -> Any:
     return model
 
 
-def check_drawn_anew(drawn: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray]) -> None:
+def check_drawn_anew(drawn: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray], branch: str) -> None:
     """Raise `LotteryError` if two sets of initial weights, from two seeds, are the same."""
     if all(np.array_equal(drawn[name], before[name]) for name in before):
         raise LotteryError(
-            "The model is built with the same initial weights each time, so random_reinit would be the ticket itself; "
+            f"The model is built with the same initial weights each time, so {branch} would be the ticket itself; "
             "leave it out."
         )
 
@@ -230,7 +231,7 @@ def _notes_on_devices(model: Any, strategy: Any) -> list[str]:
         return ["There is one device, so the network is trained on that one, and run.strategy changes nothing else."]
     devices = ", ".join(one.rpartition("device:")[2] for one in strategy.extended.worker_devices)
     notes = [f"The network is mirrored on {num} devices: {devices}."]
-    if type(model).train_step.__module__.split(".")[0] not in ("keras", "tf_keras"):
+    if not is_keras(type(model).train_step):
         notes.append(
             "The model has a train_step of its own, which each device calls with its share of a batch; the gradients "
             f"are added up, so its loss must be divided by {num}, as Keras' own losses are."

@@ -414,7 +414,7 @@ def test_layers_and_what_collapsed(rng):
 
 
 def test_deep_networks_have_a_style_for_each_weight():
-    looks = {style[1:] for style in style.in_order(132)}
+    looks = {look[1:] for look in style.in_order(132)}
     assert len(looks) == 132
     greys = [np.dot(matplotlib.colors.to_rgb(color), (0.299, 0.587, 0.114)) for color, _, _ in style.in_order(30)]
     assert all(one < other for one, other in itertools.pairwise(greys)) and greys[-1] < 0.8
