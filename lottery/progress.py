@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lottery.formatting import duration
+
 
 @dataclass(frozen=True)
 class Step:
@@ -154,7 +156,7 @@ def shown(console: Any = None) -> Iterator[Report]:
             begin.append((now, where.done))
         if not begin or where.done <= begin[0][1]:
             return ""
-        return _duration((now - begin[0][0]) / (where.done - begin[0][1]) * (where.total - where.done))
+        return duration((now - begin[0][0]) / (where.done - begin[0][1]) * (where.total - where.done))
 
     def print_line(event: Event) -> None:
         with contextlib.suppress(OSError):  # where it is written is full: no reason to end the training
@@ -231,11 +233,3 @@ def _line(where: Step) -> str:
         f"{run}replicate {where.replicate}/{where.num_replicates} · round {where.round}/{where.num_rounds}{branch}"
         f" · density {where.density:.4f} · step {where.step}/{where.num_steps} · validation {where.val_accuracy:.4f}"
     )
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

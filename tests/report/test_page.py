@@ -109,7 +109,7 @@ def test_the_rounds_are_those_of_the_table(page, small_run):
         accuracy = part.set_index("replicate")["early_stop_test_accuracy"]
         assert cells[1] == f"{part['density'].iloc[0]:.4f}"
         assert cells[2] == f"{int(part['num_kept'].iloc[0]):,}"
-        assert f"{np.mean(accuracy):.4f}" in cells and f"{np.std(accuracy, ddof=1):.4f}" in cells
+        assert f"{np.mean(accuracy):.4f} ± {np.std(accuracy, ddof=1):.4f}" in cells
         if index:
             assert f"{(accuracy - dense).mean():+.4f}" in [cell.replace("-0.0000", "+0.0000") for cell in cells]
 
@@ -263,7 +263,8 @@ def test_what_stands_beside_each_other_is_of_the_same_replicates(small_run):
     ticket = rows[(rows["round"] == 2) & (rows["replicate"] == 2)]["early_stop_test_accuracy"].iloc[0]
     assert line[3:7] == ["1", "0.5000", f"{ticket:.4f}", f"{ticket - 0.5:+.4f}"] and line[7] == "not known"
     fewer = made(small_run, rows=rows[(rows["replicate"] == 1) | (rows["round"] < 2)])
-    counts = [row[tables.by_round(fewer).heads.index("n")] for row in tables.by_round(fewer).rows]
+    rounds = tables.of_run(fewer)["rounds"]
+    counts = [row[rounds.heads.index("n")] for row in rounds.rows]
     assert counts == ["2", "2", "1", "1"]
     assert not states([fewer])["Several runs from separate initialisations and seeds"]
     assert not states([fewer])["A mean, and error bars of which it is said what they are"]
