@@ -51,11 +51,10 @@ def means(frame: Any, keys: Sequence[str], columns: Sequence[str], count: str = 
 def grid(shown: "tables.Grid") -> None:
     """Print a table and its notes."""
     # Heads are folded to the width of their column, so that more columns fit a terminal.
-    widths = [max([6, *(len(row[place]) for row in shown.rows)]) for place in range(len(shown.heads))]
-    heads = [
-        "\n".join(textwrap.wrap(head, width, break_long_words=False))
-        for head, width in zip(shown.heads, widths, strict=True)
-    ]
+    heads = []
+    for place, head in enumerate(shown.heads):
+        width = max([6, *(len(row[place]) for row in shown.rows)])
+        heads.append("\n".join(textwrap.wrap(head, width, break_long_words=False)))
     table(heads, shown.rows)
     for note in shown.notes:
         print(note)

@@ -88,8 +88,12 @@ class StoredRound:
             return files.read_arrays(start_path(self.run, self.replicate))
         rewind = read_experiment(self.run).rewind
         start = files.read_arrays(start_path(self.run, self.replicate, rewind.step))
-        before = StoredRound(self.run, self.replicate, self.index - 1)
-        return REWINDS[rewind.mode](start, before.weights, self.masks)
+        return REWINDS[rewind.mode](start, self.before.weights, self.masks)
+
+    @cached_property
+    def before(self) -> "StoredRound":
+        """The round before it in the main chain."""
+        return StoredRound(self.run, self.replicate, self.index - 1)
 
     @cached_property
     def masked_start(self) -> dict[str, np.ndarray]:
@@ -140,12 +144,24 @@ def rounds(run: Path, indices: Iterable[int] | None = None, branches: bool = Tru
                 key=lambda stored: (stored.branch, stored.index),
             )
     if indices is None:
-        return iter(found)
+        return _one_by_one(found)
     wanted, complete = set(indices), {stored.index for stored in found}
     for index in sorted(wanted - complete):
         there = f"are 0 to {max(complete)}" if complete else "is none yet"
         raise LotteryError(f"round: received {index!r}, stored in {str(run)!r} {there}.")
-    return (stored for stored in found if stored.index in wanted)
+    return _one_by_one([stored for stored in found if stored.index in wanted])
+
+
+def _one_by_one(found: list[StoredRound]) -> Iterator[StoredRound]:
+    """Yield rounds that know the one before, so that its files are read once, and let go of all others."""
+    before = None
+    while found:
+        stored = found.pop(0)
+        if before == StoredRound(stored.run, stored.replicate, stored.index - 1):
+            vars(stored)["before"] = before
+        yield stored
+        vars(stored).pop("before", None)
+        before = stored
 
 
 def run_path(out: str | Path, experiment: config.Experiment) -> Path:

@@ -1,14 +1,18 @@
 """Every entry of the dict of analyses keeps the same contract."""
 
+import collections
+import json
 import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from lottery import analysis
+from lottery import analysis, files, plots
+from lottery.analysis.record import Analysis
 from lottery.errors import LotteryError
-from lottery.runs import store
+from lottery.report import page
+from lottery.runs import results, store
 from tests.conftest import checksum
 
 MORE = {"overlap": (2,)}  # what an analysis takes besides the run
@@ -68,3 +72,61 @@ def test_densities_agree_between_analyses(small_run):
     first = layers[layers["weight"] == "dense/kernel"].set_index(["replicate", "round"])["kept"]
     read = analysis.ANALYSES["inputs"].table(small_run.path).groupby(["replicate", "round"])["kept"].sum()
     np.testing.assert_array_equal(read, first.sort_index())
+
+
+# ---- an analysis of a user's own: all that adding one takes
+
+
+def seconds(run):
+    return results.table(run)[["replicate", "branch", "round", "density", "seconds"]]
+
+
+def draw_seconds(table, ax=None, marker="o"):
+    ax.plot(table["density"], table["seconds"], marker)
+    ax.set_title("seconds by density")
+    return ax
+
+
+SECONDS = Analysis(
+    seconds,
+    draw_seconds,
+    "Seconds of training by density.",
+    columns=("seconds",),
+    caption="Sparse networks take as long.",
+)
+
+
+def test_a_new_analysis_is_one_record_and_its_entry(small_run, tmp_path, monkeypatch, lottery_command):
+    monkeypatch.setitem(analysis.ANALYSES, "seconds", SECONDS)
+    run = small_run.path
+    assert "seconds" in lottery_command("analyze", "--help").stdout
+    assert "Seconds of training by density." in lottery_command("analyze", "seconds", "--help").stdout
+    lines = [line.split() for line in lottery_command("analyze", "seconds", run).stdout.splitlines()]
+    assert lines[0] == ["branch", "round", "density", "replicates", "seconds"] and len(lines) == 6
+    mean = seconds(run).query("round == 2")["seconds"].mean()
+    assert lines[4][:2] == ["ticket", "2"] and float(lines[4][4]) == pytest.approx(mean, abs=1e-4)
+    rows = json.loads(lottery_command("analyze", "seconds", run, "--json").stdout)
+    assert [row["seconds"] for row in rows] == seconds(run)["seconds"].tolist()
+    kinds = lottery_command("plot", "--help").stdout
+    assert "seconds" in kinds and "Seconds of training by density." in kinds
+    out = tmp_path / "seconds.svg"
+    assert lottery_command("plot", run, "--kind", "seconds", "--out", out).stdout.strip() == str(out)
+    assert "seconds by density" in out.read_text()
+    refused = lottery_command("plot", run, "--kind", "second")
+    assert refused.returncode == 2 and "'seconds'" in refused.stderr and "did you mean 'seconds'" in refused.stderr
+    assert plots.seconds is draw_seconds and "seconds" in dir(plots)
+    text = page.write([run], tmp_path / "page.html").read_text()
+    assert "Sparse networks take as long." in text and "seconds by density" in text
+
+
+@pytest.mark.parametrize("kind", plots.kinds())
+def test_a_figure_opens_each_file_of_a_round_once(kind, small_run, tmp_path, monkeypatch, lottery_command):
+    opened, read = collections.Counter(), files.read
+    monkeypatch.setattr(files, "read", lambda path: opened.update([path]) or read(path))
+    done = lottery_command("plot", small_run.path, "--kind", kind, "--out", tmp_path / "a.svg")
+    if kind in ("barrier", "instability"):
+        assert "no path between two networks" in done.stderr
+    else:
+        assert done.returncode == 0 and (tmp_path / "a.svg").exists()
+        of_rounds = {path: num for path, num in opened.items() if path.parent.name.startswith("round-")}
+        assert of_rounds and max(of_rounds.values()) == 1, opened
