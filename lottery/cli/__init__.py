@@ -164,7 +164,7 @@ def compare(
     from lottery.runs import comparison
 
     named = comparison.tables(runs)
-    found = comparison.contested(named)
+    found = comparison.compared(named)
     chosen = numbers("--rounds", rounds)
     missing = sorted(set(chosen) - set(found["round"]))
     if missing:

@@ -87,7 +87,7 @@ def compared(found: Any, first: str, as_json: bool = False, as_csv: bool = False
     """Print a comparison of runs.
 
     Args:
-        found: The table of `lottery.runs.comparison.contested`, or some of its rows.
+        found: The table of `lottery.runs.comparison.compared`, or some of its rows.
         first: The name of the first run.
         as_json, as_csv: As for `rows`.
     """
@@ -233,7 +233,7 @@ def compacted(found: Any) -> None:
     """Print what has become smaller.
 
     Args:
-        found: A `lottery.tickets.compaction.Measured`.
+        found: A `lottery.tickets.compaction.Benchmark`.
     """
     small = found.compacted
     pairs = {f"units of {name}": pair for name, pair in small.units.items()}

@@ -289,7 +289,7 @@ def same_rounds(runs: Sequence[Facts]) -> list[Grid | str]:
     for group in groups.values():
         try:
             if len(group) > 1:
-                rows = comparison.contested({one.label: one.rows for one in group})
+                rows = comparison.compared({one.label: one.rows for one in group})
                 found.append(tables.compared(rows, group[0].label))
         except LotteryError as error:
             found.append(str(error))

@@ -90,7 +90,7 @@ def compared(found: Table, first: str) -> Grid:
     """Several runs at the same rounds, each beside the first.
 
     Args:
-        found: The table of `lottery.runs.comparison.contested`.
+        found: The table of `lottery.runs.comparison.compared`.
         first: The name of the first run.
     """
     lines = []

@@ -24,7 +24,7 @@ def made_run(folder, chains, initial=None, architecture=LENET, settings=None, tr
     run = folder / f"made-{config.digest(experiment)}"
     files.write(run / "experiment.toml", config.dump(experiment).encode())
     known = dict.fromkeys(("data_sha256", "num_threads", "versions", "python", "processor"), "")
-    files.write_json(
+    store.write_record(
         run / "environment.json", known | {"digest": config.digest(experiment), "architecture": architecture}
     )
     for replicate, networks in chains.items():
