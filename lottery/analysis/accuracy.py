@@ -12,30 +12,30 @@ from lottery.runs.verdicts import MEASURE
 
 
 def table(run: Path) -> Table:
-    """Read what `lottery.runs.results.table` returns, with the experiment's ``num_steps`` among its ``attrs``."""
+    """Return the table of `lottery.runs.results.table`, with the experiment's ``num_steps`` in its ``attrs``."""
     rows = results.table(run)
     rows.attrs["num_steps"] = store.read_experiment(run).train.num_steps
     return rows
 
 
 def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = False, reference: bool = True) -> Any:
-    """Test accuracy at the early-stop step against density, as the papers draw it: dense on the left, log axis.
+    """Draw test accuracy at the early-stop step against density as the papers do: dense on the left, log axis.
 
-    The ticket and the dense network have two fifths of the height or more, with their bars. A branch that falls deeper
-    leaves at the bottom: a mark stands there for each of its rounds below, and the legend says how far it falls.
-    Branches stand a little to the side of the first, so that equal points show.
+    The ticket and the dense network, with their bars, take at least two fifths of the height. A branch that falls
+    deeper leaves the axes at the bottom, with a mark for each of its rounds below and the lowest accuracy in the
+    legend. Branches are shifted a little to the side, so that equal points show.
 
     Args:
-        rows: What `lottery.runs.results.table` returns.
+        rows: The table of `lottery.runs.results.table`.
         ax: Matplotlib axes to draw on; new ones if None.
-        interval: What the bars are, a key of `style.INTERVALS`: by default from the lowest to the highest replicate.
-        full: Show every point instead.
-        reference: Draw the dense network, round 0 of the first branch. Without it, as where each branch is the ticket
-            of another run, every point is shown.
+        interval: The bars, a key of `style.INTERVALS`; by default from the lowest to the highest replicate.
+        full: Show every point.
+        reference: Draw the dense network, round 0 of the first branch. If False, as for a figure whose branches are
+            the tickets of several runs, every point is shown.
 
     Returns:
-        The axes: for each branch the mean over replicates with its bars, and the dense network's mean as a line with
-        its bar as a band.
+        The axes: for each branch the mean over replicates with its bars, and the mean of the dense network as a line
+        with its bar as a band.
 
     Raises:
         LotteryError: The table is empty, the interval unknown, or there are more branches than `style.STYLES`.
@@ -54,8 +54,8 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = Fa
         aside, label = style.aside(ax, place, len(chains), points["round"].nunique()), branch + falls
         style.bars(ax, part["density"], part, look, label, first=place == 0, transform=ax.transData + aside)
         if len(below):
-            # On the edge, in axes coordinates: a row for each branch that falls, lest one hides another. A line of no
-            # points would do harm: unclipped, it is a speck in the figure's corner that layouts make room for.
+            # On the edge, in axes coordinates, with a row for each branch. A line without points, unclipped, would be
+            # a speck in the corner of the figure that layouts make room for, so it is not drawn.
             ax.plot(
                 below["density"], [0.03 * num_below] * len(below), transform=ax.get_xaxis_transform() + aside,
                 color=look[0], marker="v", markersize=5, markerfacecolor="white", linestyle="none", clip_on=False,
@@ -66,21 +66,21 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = Fa
     ax.set_ylabel("test accuracy at the early-stop step")
     if points["mean"].isna().all():
         ax.text(0.5, 0.5, "no accuracy is measured", transform=ax.transAxes, ha="center")
-    return style.finish(ax, style.said(points, "bars", interval))
+    return style.finish(ax, style.over_replicates(points, "bars", interval))
 
 
 def early_stop(rows: Table, ax: Any = None, interval: str = "range", num_steps: int | None = None) -> Any:
-    """The early-stop step against density: how fast each network learns.
+    """Draw the early-stop step against density, to show how fast each network learns.
 
     Args:
-        rows: What `lottery.runs.results.table` returns.
+        rows: The table of `lottery.runs.results.table`.
         ax, interval: As for `figure`.
-        num_steps: The experiment's ``train.num_steps``; by default what the table's ``attrs`` say, if anything. A
-            marker is open where the lowest validation loss of a replicate is that of the very last step, so that a
-            longer training might have found a later one: such a mean is a lower bound.
+        num_steps: The experiment's ``train.num_steps``; by default from the table's ``attrs``. A marker is open if
+            the lowest validation loss of a replicate is that of the last step: longer training might have found a
+            lower one, so the mean is a lower bound.
 
     Returns:
-        The axes: for each branch that was trained, the mean over replicates with its bars.
+        The axes: for each trained branch, the mean over replicates with its bars.
 
     Raises:
         LotteryError: As `figure`.
@@ -105,11 +105,11 @@ def early_stop(rows: Table, ax: Any = None, interval: str = "range", num_steps: 
     style.density_axis(ax, points["density"])
     ax.set_ylim(0, points["high"].max() * 1.06 + 1e-9)
     ax.set_ylabel("early-stop step (lowest validation loss)")
-    return style.finish(ax, style.said(points, "bars", interval))
+    return style.finish(ax, style.over_replicates(points, "bars", interval))
 
 
-def _branches(rows: Table, measure: str, interval: str) -> tuple[dict[str, style.Style], Table]:
-    """A style for each branch, the ticket first, and the spread of a measure by branch and round."""
+def _branches(rows: Table, measure: str, interval: str) -> tuple[dict[str, style.Look], Table]:
+    """Return a style for each branch, the ticket first, and the means of a measure by branch and round."""
     style.check(rows)
     points = style.spread(rows, ("branch", "round"), measure, interval)
     branches = list(dict.fromkeys(rows["branch"]))
@@ -129,7 +129,7 @@ ACCURACY = Analysis(
 EARLY_STOP = Analysis(
     table,
     early_stop,
-    "The early-stop step, the lowest validation loss, against density.",
+    "Early-stop step, with the lowest validation loss, against density.",
     chapter="Accuracy",
-    caption="How soon the validation loss is lowest.",
+    caption="How soon the validation loss reaches its minimum.",
 )

@@ -214,7 +214,7 @@ def barrier(
     ax.set_ylim(0, None)
     ax.set_xlabel("place on the line between the two networks (alpha)")
     ax.set_ylabel("error (fraction of examples)")
-    return style.finish(ax, style.said(lines, "band") + _notes(part))
+    return style.finish(ax, style.over_replicates(lines, "band") + _notes(part))
 
 
 def instability(barriers: Table, ax: Any = None, over: str = "density", batch_norm: str | None = None) -> Any:
@@ -255,7 +255,7 @@ def instability(barriers: Table, ax: Any = None, over: str = "density", batch_no
         ax.set_xlabel("step that both networks share")
     ax.set_ylim(min(0, spread["low"].min() * 1.1), max(spread["high"].max(), STABLE) * 1.1)
     ax.set_ylabel("error barrier (fraction of examples)")
-    return style.finish(ax, style.said(spread, "bars") + _notes(part))
+    return style.finish(ax, style.over_replicates(spread, "bars") + _notes(part))
 
 
 def _selected(table: Table, split: str | None, batch_norm: str | None) -> Table:

@@ -1,4 +1,4 @@
-"""Loss and accuracy while training: every evaluation of every network of a run."""
+"""Loss and accuracy while training, at every evaluation of every network of a run."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,11 +14,11 @@ COLUMNS = ("replicate", "branch", "round", "density", *store.METRICS)
 
 
 def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
-    """One row for each evaluation of each trained network of a run, branches included.
+    """Read every evaluation of each trained network of a run, branches included.
 
     Args:
         run: The run's folder.
-        rounds: Which rounds; all if None.
+        rounds: The rounds to read; all if None.
 
     Returns:
         A data frame with the columns `COLUMNS`, in the order of `lottery.runs.store.rounds`, and within a network
@@ -35,7 +35,7 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-_SETTLED = 0.05  # of the steps: what comes before lies far from everything that a learning curve is looked at for
+_SETTLED = 0.05  # of the steps; the losses before it are far from all later ones
 
 
 def figure(
@@ -48,18 +48,18 @@ def figure(
     full: bool = False,
     most: int = 40,
 ) -> Any:
-    """A measure against the step of training, for some rounds.
+    """Draw a measure against the step of training, for some rounds.
 
     Args:
-        curves: What `table` returns.
+        curves: The table of `table`.
         ax: Matplotlib axes to draw on; new ones if None.
-        measure: ``"accuracy"``, of which the loss takes the place where no accuracy is measured, or ``"loss"``.
+        measure: ``"accuracy"`` or ``"loss"``, which also replaces accuracies that were not measured.
         split: ``"train"``, ``"validation"`` or ``"test"``.
-        rounds: Which; by default at most six, evenly.
-        branch: Which.
-        full: Show the first twentieth of the steps whole too, instead of letting it leave the axes.
-        most: Points of a line after step 0: where there are more evaluations, so many that follow one another are
-            averaged as it takes, and the title says how many. That at step 0, from which training starts, stands alone.
+        rounds: The rounds to draw; by default at most six, evenly apart.
+        branch: The branch to draw.
+        full: Show everything; by default the first twentieth of the steps may leave the axes.
+        most: The number of points of a line after step 0. Of more evaluations, neighbours are averaged, and the title
+            says how many. The evaluation at step 0, before training, is never averaged.
 
     Returns:
         The axes: for each round the mean over replicates, in a band from the lowest to the highest.
@@ -92,13 +92,13 @@ def figure(
         notes.append(f"each point after step 0 the mean of up to {together} evaluations")
     if not full and not outside.empty:
         notes.append(f"the first {100 * _SETTLED:g} % of the steps may lie outside")
-    return style.finish(ax, "\n".join([f"{branch}: {style.said(points, 'band')}", *notes]))
+    return style.finish(ax, "\n".join([f"{branch}: {style.over_replicates(points, 'band')}", *notes]))
 
 
 def _averaged(curves: Table, measure: str, most: int) -> tuple[Table, int]:
-    """Means over so many evaluations that at most so many are left of each network, and how many that is."""
+    """Average neighbouring evaluations, so that each network has at most `most`; return also how many go together."""
     steps = curves.groupby(["replicate", "round"])["step"]
-    # The evaluation at step 0, if there is one, is place 0, and alone.
+    # An evaluation at step 0 has the place 0, alone.
     place = steps.rank(method="first").astype(int) - (steps.transform("min") == 0)
     together = -(-int(place.max()) // max(most, 1)) or 1
     groups = curves.assign(place=-(-place // together)).groupby(["replicate", "round", "place"], as_index=False)
@@ -106,7 +106,7 @@ def _averaged(curves: Table, measure: str, most: int) -> tuple[Table, int]:
 
 
 def _views(curves: Table) -> list[tuple[dict[str, str], str]]:
-    """A figure of each measure that the model has."""
+    """List a figure for each measure that the model has."""
     measures = [measure for measure in ("accuracy", "loss") if curves[measure].notna().any()]
     return [({"measure": measure}, f"Validation {measure} while training, of some rounds.") for measure in measures]
 

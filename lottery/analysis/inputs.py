@@ -1,4 +1,4 @@
-"""What the first layer still reads: kept entries at each pixel, or at each place of the first kernel."""
+"""The inputs that the first layer still reads: kept entries at each pixel, or at each place of the first kernel."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -25,19 +25,19 @@ _IN_ORDER = (
 
 
 def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
-    """How many entries of the first prunable weight are kept at each input, in the main chain.
+    """Count the kept entries of the first prunable weight at each input, in the main chain.
 
     Args:
         run: The run's folder.
-        rounds: Which rounds; all if None.
+        rounds: The rounds to read; all if None.
 
     Returns:
-        A data frame with the columns `COLUMNS`. Where the first weight is a dense layer's, ``what`` is ``"input"`` and
-        a row is an input: ``kept`` of its ``of`` entries, one to each unit, are kept, and ``row, column, channel`` is
-        its place in the image that the network flattens (channels last); where that is not known, or is no image, the
-        row and the channel are 0 and the column counts. Where it is a convolution's, ``what`` is ``"kernel"`` and a row
-        is a place of the kernel and a channel of the example, with an entry to each unit; a kernel of one spatial axis
-        is one row, of one of three the first two are run together into rows.
+        A data frame with the columns `COLUMNS`. For a dense layer, ``what`` is ``"input"`` and each row is an input:
+        ``kept`` of its ``of`` entries, one for each unit, are kept, and ``row, column, channel`` is its place in the
+        image that the network flattens (channels last). If it is no image, or an unknown one, row and channel are 0 and
+        the column counts. For a convolution, ``what`` is ``"kernel"`` and each row is a place of the kernel and a
+        channel of the example, with an entry for each unit. A kernel with one spatial axis is one row; the first two
+        of three axes are merged into rows.
 
     Raises:
         LotteryError: As `lottery.runs.store.rounds`, or a file is damaged.
@@ -58,14 +58,14 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
 
 
 def counted(mask: np.ndarray, shape: tuple[int, ...] = ()) -> tuple[str, np.ndarray, int]:
-    """Kept entries of a first weight by where they read.
+    """Count the kept entries of a first weight by the place that they read.
 
     Args:
-        mask: Boolean, of the weight's shape: units on the last axis, inputs on the one before it.
-        shape: Of one example, (height, width) or (height, width, channels); anything else is no image.
+        mask: A boolean array of the weight's shape: units on the last axis, inputs on the axis before it.
+        shape: The shape of an example, (height, width) or (height, width, channels); any other is no image.
 
     Returns:
-        `INPUT` or `KERNEL`; how many entries are kept, an array of (row, column, channel); and out of how many each.
+        `INPUT` or `KERNEL`; an array of counts by (row, column, channel); and the number of entries at each place.
     """
     if mask.ndim < 2:
         return INPUT, mask.reshape(1, -1, 1).astype(int), 1
@@ -80,11 +80,10 @@ def counted(mask: np.ndarray, shape: tuple[int, ...] = ()) -> tuple[str, np.ndar
 
 
 def image_shape(architecture: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape of one example whose entries the first weights read in their order; empty where that is not known.
+    """Return the shape of an example whose entries the first weights read in order; empty if it is unknown.
 
     Args:
-        architecture: What ``environment.json`` says of the network: a built-in one's name and shape, or Keras' own
-            configuration.
+        architecture: The network in ``environment.json``: a built-in one's name and shape, or Keras' configuration.
     """
     if "name" in architecture:
         return _whole(architecture.get("input_shape"))
@@ -97,34 +96,34 @@ def image_shape(architecture: Mapping[str, Any]) -> tuple[int, ...]:
         if layer.get("class_name") not in _IN_ORDER:
             return ()
         if layer["class_name"] == "InputLayer":
-            # Keras 3 and tf_keras have a name each for it.
+            # Keras 3 and tf_keras have different names for it.
             whole = settings.get("batch_shape") or settings.get("batch_input_shape") or [None]
             shapes.append(_whole(whole[1:]))
     return shapes[0] if len(shapes) == 1 else ()
 
 
 def _whole(shape: Any) -> tuple[int, ...]:
-    """A shape without open dimensions; empty for any other."""
+    """Return a shape without open dimensions; any other as empty."""
     sizes = tuple(shape or ())
     return sizes if all(type(size) is int and size > 0 for size in sizes) else ()
 
 
-_UNREAD = "#FFE3F1"  # not of the scale, and paler than all of it, in grey too
+_UNREAD = "#FFE3F1"  # not in the scale, and paler than all of it, also in grey
 
 
 def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[int] | None = None) -> Any:
-    """What a ticket looks at: how many entries of the first weight are kept at each input, or place of the kernel.
+    """Draw the number of entries of the first weight kept at each input, or at each place of the kernel.
 
     Args:
-        table: What `table` returns.
+        table: The table of `table`.
         ax: Matplotlib axes to draw on; new ones if None.
-        replicate: Which.
-        rounds: Which; by default at most six, evenly.
+        replicate: The replicate to draw.
+        rounds: The rounds to draw; by default at most six, evenly apart.
 
     Returns:
-        The axes: an image for each round, all on one scale from the fewest to the most, logarithmic if that is over
-        five times; inputs that nothing reads in a colour apart. Channels of an image are summed, those of a kernel
-        stand beside one another.
+        The axes: an image for each round, all on one scale from the fewest to the most, logarithmic if the most are
+        over five times the fewest. Inputs that no unit reads have a colour of their own. Channels of an image are
+        summed, those of a kernel are side by side.
 
     Raises:
         LotteryError: The table is empty or has no such replicate or round.
@@ -144,7 +143,7 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
     counts = np.concatenate([image[image > 0] for image in images.values()])
     low, high = (counts.min(), counts.max()) if counts.size else (1, 1)
     scale = LogNorm(low, high) if high > 5 * low else Normalize(min(low, high - 1), high)
-    # Without its last tenth, which in grey is as pale as what nothing reads.
+    # Without its last tenth, which in grey is as pale as inputs that no unit reads.
     colors = ListedColormap(colormaps["viridis"](np.linspace(0, 0.9, 256))).with_extremes(bad=_UNREAD)
     gap, shown = 0.08 * num_columns, None
     for place, (index, image) in enumerate(images.items()):
@@ -162,7 +161,7 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
     ax.set_ylim(down * (tall + line + gap) - line - gap, -line)
     ax.set_axis_off()
     what = "place of the kernel" if kernel else "input"
-    # As wide as the images are, and places below them in inches, whatever height that leaves.
+    # As wide as the images, and places below them in inches, independent of the height.
     inches = ax.figure.dpi_scale_trans + ScaledTranslation(0, 0, ax.transAxes)
     below = blended_transform_factory(ax.transAxes, inches)
     bar = ax.figure.colorbar(shown, cax=ax.inset_axes((0, -0.25, 1, 0.12), transform=below), orientation="horizontal")
@@ -181,15 +180,15 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
 
 
 def _arranged(num: int, rows: int, columns: int) -> tuple[int, int, float, float]:
-    """Images of `figure` in a row and in a column; of each the height, and that of the line above it, in places."""
-    if rows * 8 < columns:  # a strip, such as a row of inputs that are no image: drawn taller than it is
+    """Return the numbers of images across and down, the height of each and that of the line above it, in places."""
+    if rows * 8 < columns:  # a strip, such as a row of inputs that are no image, is drawn taller
         return 1, num, columns / 25, columns / 25
     across = num if num <= 3 else -(-num // 2)
     return across, -(-num // across), rows, 0.04 * across * columns
 
 
 def _image(table: Table, kernel: bool) -> np.ndarray:
-    """Kept entries at each place, shape (rows, columns): channels beside one another for a kernel, otherwise summed."""
+    """Return kept entries at each place, (rows, columns): the channels of a kernel side by side, otherwise summed."""
     shape = tuple(int(table[axis].max()) + 1 for axis in ("row", "column", "channel"))
     kept = np.zeros(shape)
     kept[table["row"], table["column"], table["channel"]] = table["kept"]
@@ -211,5 +210,5 @@ INPUTS = Analysis(
     "Kept entries of the first layer at each input, for some rounds.",
     size=_size,
     chapter="Masks",
-    caption="What the ticket looks at: how many weights of the first layer read each input.",
+    caption="The inputs that the ticket looks at: how many weights of the first layer read each input.",
 )

@@ -1,4 +1,4 @@
-"""What masks leave of each weight: density, units and inputs that are dead, and how many entries each has kept."""
+"""What masks leave of each weight: its density, dead units and inputs, and the entries that each of them keeps."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,18 +21,18 @@ DEGREE_COLUMNS = ("replicate", "branch", "round", "density", "weight", "side", "
 
 
 def degrees_of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many entries are kept into each unit of a weight, and out of each of its inputs.
+    """Count the kept entries of each unit and of each input of a weight.
 
-    The last axis of a weight are its units, the one before it its inputs, as in the kernels of Keras' Dense and
-    convolutions; the axes before those, the places of a convolution's kernel, are summed over. A weight of one axis has
-    units only. (In a depthwise kernel the last axis is the multiplier, in a transposed convolution it is the input:
-    there units and inputs mean those axes.)
+    The last axis of a weight is its units, the axis before it its inputs, as in the kernels of Keras' Dense and
+    convolutions. The axes before those, the places of a convolution's kernel, are summed. A weight with one axis has
+    units only. (The last axis of a depthwise kernel is the multiplier, that of a transposed convolution the input:
+    units and inputs mean those axes there.)
 
     Args:
-        mask: Boolean, of the weight's shape.
+        mask: A boolean array of the weight's shape.
 
     Returns:
-        Two arrays of whole numbers: a degree for each unit, and one for each input.
+        Two arrays of whole numbers: the degrees of the units, and the degrees of the inputs.
     """
     if mask.ndim < 2:
         return mask.reshape(-1).astype(int), np.zeros(0, int)
@@ -41,7 +41,7 @@ def degrees_of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def table(run: Path) -> Table:
-    """One row for each weight of each trained network of a run, branches included.
+    """Describe each weight of each trained network of a run, branches included.
 
     Args:
         run: The run's folder.
@@ -49,9 +49,9 @@ def table(run: Path) -> Table:
     Returns:
         A data frame with the columns `COLUMNS`, in the order of `lottery.runs.store.rounds` and of the layers:
         ``density`` is that of the network and ``weight_density`` that of the weight, both in [0, 1]; ``inputs`` and
-        ``units`` are how many there are by the rule of `degrees_of`, the dead ones those of degree 0 (a dead unit
-        gives the same, by its bias alone, whatever the example; a dead input is not read); ``collapsed`` is whether
-        nothing at all is kept of the weight.
+        ``units`` are their numbers by the rule of `degrees_of`, and dead ones have the degree 0 (the output of a dead
+        unit is the same for all examples, and no unit reads a dead input); ``collapsed`` is True if nothing is kept of
+        the weight.
 
     Raises:
         LotteryError: It is not a run, or a file is damaged.
@@ -69,13 +69,13 @@ def table(run: Path) -> Table:
 
 
 def degrees(run: Path, rounds: Iterable[int] | None = None) -> Table:
-    """How many units and inputs have how many kept entries, in each weight, branches included.
+    """Count the units and inputs of each weight by the number of entries they keep, branches included.
 
     Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, show them in their appendix for LeNet's winning tickets.
 
     Args:
         run: The run's folder.
-        rounds: Which rounds; all if None.
+        rounds: The rounds to read; all if None.
 
     Returns:
         A data frame with the columns `DEGREE_COLUMNS`: ``count`` units (``side`` is ``"in"``) or inputs (``"out"``)
@@ -97,14 +97,15 @@ def degrees(run: Path, rounds: Iterable[int] | None = None) -> Table:
 
 
 def summed(degrees: Table) -> Table:
-    """The degrees of each weight and side of each network in one row.
+    """Summarise the degrees of each weight and side of each network in one row.
 
     Args:
-        degrees: What `degrees` returns, or some of its rows.
+        degrees: The table of `degrees`, or some of its rows.
 
     Returns:
-        A data frame with ``replicate, branch, round, density, weight, side``; ``num`` units or inputs, ``dead`` of them
-        without an entry; and the ``least``, ``mean`` and ``most`` entries that one has.
+        A data frame with ``replicate, branch, round, density, weight, side``; the number ``num`` of units or inputs;
+        the number ``dead`` of those without an entry; and the ``least``, ``mean`` and ``most`` entries of a unit or
+        input.
     """
     keys = ["replicate", "branch", "round", "density", "weight", "side"]
     rows = degrees.assign(
@@ -117,33 +118,30 @@ def summed(degrees: Table) -> Table:
     return found.assign(mean=found["entries"] / found["num"])[[*keys, "num", "dead", "least", "mean", "most"]]
 
 
-_SIDES = {"in": "come into a unit", "out": "leave an input"}
-
-
 def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
-    """Density of each weight against the round, and the network's for comparison.
+    """Draw the density of each weight and of the network against the round.
 
     Args:
-        table: What `table` returns.
+        table: The table of `table`.
         ax: Matplotlib axes to draw on; new ones if None.
-        branch: Which.
+        branch: The branch to draw.
 
     Returns:
-        The axes, their y axis logarithmic: for each weight the mean over replicates with bars from the lowest to the
-        highest; a cross at the bottom where nothing is left of it in a replicate.
+        The axes with a logarithmic y axis: for each weight the mean over replicates with bars from the lowest to the
+        highest, and a cross at the bottom for rounds in which a replicate has nothing left of it.
 
     Raises:
         LotteryError: The table is empty or has no such branch.
     """
     style.check(table)
     part = style.only(table, "branch", branch)
-    # The spread adds the network's mean density beside that of the weight.
+    # Beside the mean of the weight's density, `spread` adds that of the network's.
     points = style.spread(part, ("weight", "round"), "weight_density")
     ax = style.new_or(ax)
     network = points.groupby("round")["density"].mean()
     ax.plot(network.index, network, color="0.35", linewidth=1, linestyle="--", label="the network", zorder=1)
     ax.set_yscale("log", nonpositive="clip")
-    # Each thinner than the one before and beside it, so that equal densities do not hide one another.
+    # Each line is thinner than the one before and beside it, so that equal densities do not hide each other.
     weights = list(dict.fromkeys(part["weight"]))
     widths = np.linspace(3, 0.8, len(weights)) if len(weights) <= len(style.STYLES) else np.ones(len(weights))
     floor = min(points[points["mean"] > 0]["mean"].min(), network.min())
@@ -166,25 +164,25 @@ def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlabel("round")
     ax.set_ylabel("density (fraction of each weight kept)")
-    return style.finish(ax, style.said(points, "bars"))
+    return style.finish(ax, style.over_replicates(points, "bars"))
 
 
 def degrees_figure(
     table: Table, ax: Any = None, weight: str | None = None, side: str = "in", rounds: Iterable[int] | None = None
 ) -> Any:
-    """How many entries each unit keeps: the fraction of units that have at most so many.
+    """Draw the distribution of entries per unit: the fraction of units that keep at most so many.
 
     Args:
-        table: What `degrees` returns.
-        ax: As for `figure`.
-        weight: Which; by default the first.
-        rounds: Which; by default at most six, evenly.
-        side: ``"in"``, what comes into each unit, or ``"out"``, what leaves each input.
+        table: The table of `degrees`.
+        ax: Matplotlib axes to draw on; new ones if None.
+        weight: The weight to draw; by default the first.
+        side: ``"in"`` for the entries of each unit, or ``"out"`` for those of each input.
+        rounds: The rounds to draw; by default at most six, evenly apart.
 
     Returns:
-        The axes: for each round a step line, the mean over replicates, in a band from the lowest to the highest. At 0
-        it is the fraction of units that are dead. The x axis starts near the fewest, and is logarithmic where the most
-        is ten times the fewest above 0 or more.
+        The axes: for each round a step line, the mean over replicates, in a band from the lowest to the highest. Its
+        value at 0 is the fraction of dead units. The x axis starts near the fewest entries, and is logarithmic if the
+        most are at least ten times the fewest above 0.
 
     Raises:
         LotteryError: The table is empty or has no such weight, side or round.
@@ -204,13 +202,13 @@ def degrees_figure(
     points = style.spread(pd.concat(chains), ("round", "degree"), "fraction")
     ax = style.new_or(ax)
     for index, line, look in style.by_round(points):
-        # Only where the line steps, of which an SVG is far smaller, and its end.
+        # The steps of the line and its end are enough, and make a far smaller SVG.
         steps = line[["mean", "low", "high"]].diff().ne(0).any(axis=1)
         line = line[steps | (line["degree"] == most)]
         label = f"round {index}, density {line['density'].mean():.3g}"
         style.band(ax, line["degree"], line, look, label, drawstyle="steps-post")
     fewest = lines["degree"].min()
-    least = lines[lines["degree"] > 0]["degree"].min()  # NaN where nothing is left
+    least = lines[lines["degree"] > 0]["degree"].min()  # NaN if nothing is left
     if most >= 10 * least:
         ax.set_xscale("symlog", linthresh=least)
         ax.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=least, subs=(1, 2, 5)))
@@ -218,9 +216,10 @@ def degrees_figure(
     else:
         ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlim(0.9 * fewest, max(most, 1) * 1.1)
-    ax.set_xlabel(f"kept entries that {_SIDES[side]} ({weight})")
+    sides = {"in": "come into a unit", "out": "leave an input"}
+    ax.set_xlabel(f"kept entries that {sides[side]} ({weight})")
     ax.set_ylabel(f"fraction of {'units' if side == 'in' else 'inputs'} with at most so many")
-    return style.finish(ax, style.said(points, "band"))
+    return style.finish(ax, style.over_replicates(points, "band"))
 
 
 def _views(degrees: Table) -> list[tuple[dict[str, str], str]]:

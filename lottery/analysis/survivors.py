@@ -1,4 +1,4 @@
-"""Which start weights survive: their distribution, round by round."""
+"""The distribution of the start weights that survive, round by round."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,25 +16,25 @@ COLUMNS = ("replicate", "round", "density", "weight", "low", "high", "count")
 
 
 def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) -> Table:
-    """Histograms of the start weights of the entries that survive.
+    """Make histograms of the start weights of the entries that survive.
 
     Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, show them in their appendix: the start weights of a winning
     ticket are not distributed as they were drawn.
 
     Args:
         run: The run's folder.
-        rounds: Which rounds of the main chain; all if None.
-        num_bins: How many bins a weight has.
+        rounds: The rounds of the main chain to read; all if None.
+        num_bins: The number of bins of a weight.
 
     Returns:
         A data frame with the columns `COLUMNS`, a row for each bin: ``count`` survivors of ``weight`` started from
-        ``low`` to ``high``, the last bin's own high end included. Bins are of one width, from the lowest to the highest
-        start of any survivor in those rounds, the same for all rounds and replicates of a weight. A survivor's start is
-        what the round began from, before training: the initial value, or what it was rewound to. Values that are not
-        finite are in no bin.
+        ``low`` to ``high``; only the last bin includes its high end. Bins have the same width, from the lowest to the
+        highest start of any survivor in those rounds, for all rounds and replicates of a weight. The start of a
+        survivor is its value before training in this round: the initial or the rewound value. No bin counts values
+        that are not finite.
 
     Raises:
-        LotteryError: As `lottery.runs.store.StoredRound` and `rounds`, or there is no bin.
+        LotteryError: As `lottery.runs.store.StoredRound` and `lottery.runs.store.rounds`, or `num_bins` is below 1.
     """
     import pandas as pd
 
@@ -61,13 +61,13 @@ _ENOUGH, _FEWEST_BINS = 100, 20
 
 
 def figure(survivors: Table, ax: Any = None, weight: str | None = None, rounds: Iterable[int] | None = None) -> Any:
-    """Which start weights survive: the probability density of those that each round keeps.
+    """Draw the probability density of the start weights that each round keeps.
 
     Args:
-        survivors: What `table` returns.
+        survivors: The table of `table`.
         ax: Matplotlib axes to draw on; new ones if None.
-        weight: Which; by default the first.
-        rounds: Which; by default at most six, evenly.
+        weight: The weight to draw; by default the first.
+        rounds: The rounds to draw; by default at most six, evenly apart.
 
     Returns:
         The axes: for each round a step line, the mean over replicates, in a band from the lowest to the highest.
@@ -79,7 +79,7 @@ def figure(survivors: Table, ax: Any = None, weight: str | None = None, rounds: 
     part = _merged(style.of_rounds(part, rounds))
     kept = part.groupby(["replicate", "round"])["count"].transform("sum")
     width, end = part["high"] - part["low"], part["high"].max()
-    # Where nothing is left there is nothing to be dense.
+    # A round that keeps nothing has no density.
     part = part.assign(probability=part["count"] / kept.where(kept > 0) / width, edge=part["low"])
     points = style.spread(part.drop(columns=["low", "high"]), ("round", "edge"), "probability")
     ax = style.new_or(ax)
@@ -91,15 +91,15 @@ def figure(survivors: Table, ax: Any = None, weight: str | None = None, rounds: 
     ax.set_ylim(0, None)
     ax.set_xlabel(f"start weight of {weight}")
     ax.set_ylabel("probability density of those kept")
-    return style.finish(ax, style.said(points, "band"))
+    return style.finish(ax, style.over_replicates(points, "band"))
 
 
 def _merged(table: Table) -> Table:
-    """Bins run together, the same for all, until the smallest network has enough entries in each, or few are left."""
+    """Merge neighbouring bins, the same for all, until those of the smallest network are filled or few are left."""
     edges = sorted(set(table["low"]))
     smallest = table.groupby(["replicate", "round"])["count"].sum().min()
-    factors = [one for one in range(1, len(edges) + 1) if len(edges) % one == 0 and len(edges) // one >= _FEWEST_BINS]
-    together = next((one for one in factors if smallest * one >= _ENOUGH * len(edges)), max(factors, default=1))
+    factors = [num for num in range(1, len(edges) + 1) if len(edges) % num == 0 and len(edges) // num >= _FEWEST_BINS]
+    together = next((num for num in factors if smallest * num >= _ENOUGH * len(edges)), max(factors, default=1))
     place = table["low"].map({edge: index // together for index, edge in enumerate(edges)})
     groups = table.assign(place=place).groupby(["replicate", "round", "density", "place"], as_index=False)
     return groups.agg(low=("low", "min"), high=("high", "max"), count=("count", "sum"))

@@ -627,7 +627,7 @@ def test_spread_equals_numpy(rng):
     np.testing.assert_allclose(found["density"], 0.8 ** np.arange(4))
     assert list(found["replicates"]) == [3] * 4
     fewer = style.spread(table[:-1], ("branch", "round"), "early_stop_test_accuracy")
-    assert style.said(fewer, "bars") == "mean of 2 to 3 replicates, bars: lowest to highest"
+    assert style.over_replicates(fewer, "bars") == "mean of 2 to 3 replicates, bars: lowest to highest"
 
 
 # ---- odd runs
