@@ -189,20 +189,17 @@ def wrong_network(run: Path, experiment: config.Experiment, place: Path) -> Iter
     replicate, index, step, number = (record[key] for key in ("replicate", "round", "first_step", "order"))
     if record["branch"] != connectivity_files.label(step, number) or number not in connectivity_files.ORDERS:
         yield f"It was trained from step {step} with order {number} of the data."
-    kept = files.read_masks(place / "masks.safetensors")
-    ticket = files.read_masks(store.round_path(run, replicate, index) / "masks.safetensors")
+    stored = store.StoredRound(connectivity_files.folder(run), replicate, index, record["branch"])
+    kept, ticket = stored.masks, store.StoredRound(run, replicate, index).masks
     if kept.keys() != ticket.keys() or any(not np.array_equal(kept[name], ticket[name]) for name in ticket):
         yield "Its masks are not those of the round."
-    trained = files.read_arrays(place / "weights.safetensors")
-    masks.check(kept, trained)
-    for name, mask in kept.items():
-        if np.any(trained[name][~mask] != 0):
-            yield f"{name} has {np.count_nonzero(trained[name][~mask])} masked entries that are not zero."
+    for name, count in masks.leaks(stored.weights, kept).items():
+        yield f"{name} has {count} masked entries that are not zero."
     start = files.read_arrays(connectivity_files.state_path(run, experiment, replicate, step))
     if weights.fingerprint(start) != record["step_sha256"]:
         yield f"The weights that are stored of step {step} are not those that it began with."
     begun = connectivity_files.begun(experiment, replicate, number, start)
-    if weights.fingerprint(masks.apply(begun, kept)) != record["start_sha256"]:
+    if not stored.began_with(begun):
         yield f"Training did not begin from the weights of step {step} under the masks."
 
 

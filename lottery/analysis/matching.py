@@ -8,6 +8,7 @@ import numpy as np
 
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
+from lottery.models.library import EFFECTS, START, WEIGHTED
 from lottery.runs import store
 
 # Which unit of the other network stands at each place, by the name of the weight that makes the units.
@@ -18,22 +19,6 @@ _CHAIN = "matching needs a chain of dense and convolutional layers"
 
 
 _BUILT_IN = ("lenet_", "conv_", "vgg_")
-
-
-_WEIGHTED = ("Dense", "Conv1D", "Conv2D", "Conv3D")
-
-
-# Layers that treat every unit alike, by the names of their classes in Keras.
-_ALIKE = (
-    "InputLayer", "Flatten", "Activation", "ReLU", "LeakyReLU", "ELU", "Softmax", "BatchNormalization", "Rescaling",
-    "Dropout", "GaussianNoise", "GaussianDropout", "AlphaDropout", "Identity",
-    *(f"{name}Pooling{rank}" for name in ("Max", "Average") for rank in ("1D", "2D", "3D")),
-    *(f"Global{name}Pooling{rank}" for name in ("Max", "Average") for rank in ("1D", "2D", "3D")),
-    *(f"{name}{rank}" for name in ("ZeroPadding", "Cropping", "SpatialDropout") for rank in ("1D", "2D", "3D")),
-)  # fmt: skip
-
-
-_FIRST_ONLY = ("Reshape", "Normalization")  # before any units there is nothing to permute
 
 
 _MOST_PASSES = 100
@@ -63,11 +48,11 @@ def check_run(run: Path, names: Mapping[str, Any]) -> None:
     weighted = 0
     for layer in described["config"]["layers"]:
         kind, settings = layer["class_name"], layer.get("config") or {}
-        if kind not in (*_WEIGHTED, *_ALIKE) and not (kind in _FIRST_ONLY and not weighted):
+        if kind not in EFFECTS or (EFFECTS[kind] == START and weighted):  # before any units there is nothing to permute
             raise _no_chain(f"the model of {str(run)!r} has the layer {settings.get('name')!r} ({kind})")
         if settings.get("groups", 1) != 1 or settings.get("data_format") == "channels_first":
             raise _no_chain(f"the layer {settings.get('name')!r} of {str(run)!r} has groups, or channels first")
-        weighted += kind in _WEIGHTED
+        weighted += EFFECTS[kind] == WEIGHTED
     if weighted != len(names):
         raise _no_chain(f"{str(run)!r} has masks for {len(names)} weights, its model has {weighted} such layers")
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lottery import files, masks
+from lottery import masks
 from lottery.analysis import matching
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.runs import results
+from lottery.runs import store
 from lottery.runs.results import Table
 
 COLUMNS = (
@@ -159,8 +159,8 @@ def _tickets(runs: list[Path], round: int, matched: bool) -> dict[str, Masks]:
     found: dict[str, Masks] = {}
     for run, name in zip(runs, folders, strict=True):
         prefix = "" if len(runs) == 1 else f"{name if folders.count(name) == 1 else run}:"
-        for network in results.networks(run, [round], branches=False):
-            kept = files.read_masks(network.folder / "masks.safetensors")
+        for stored in store.rounds(run, [round], branches=False):
+            kept = stored.masks
             first = next(iter(found.values()), kept)
             if _shapes(kept) != _shapes(first):
                 raise LotteryError(
@@ -169,7 +169,7 @@ def _tickets(runs: list[Path], round: int, matched: bool) -> dict[str, Masks]:
                 )
             if matched:
                 matching.check_run(run, kept)
-            found[f"{prefix}{network.replicate}"] = kept
+            found[f"{prefix}{stored.replicate}"] = kept
     if len(found) < 2:
         raise LotteryError(
             f"An overlap is of two masks: received {len(found)}, for round {round} of "

@@ -10,7 +10,7 @@ from lottery import config, data, enforcement, masks, randomness, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.models import fingerprint, networks
-from lottery.models.library import is_compiled, keras_of
+from lottery.models.library import is_compiled, is_keras, keras_of
 from lottery.pruning import branches, criteria, plan
 from lottery.settings import COMPILED, GIVEN
 from lottery.training import compiling, mirrored, precision
@@ -231,7 +231,7 @@ def _notes_on_devices(model: Any, strategy: Any) -> list[str]:
         return ["There is one device, so the network is trained on that one, and run.strategy changes nothing else."]
     devices = ", ".join(one.rpartition("device:")[2] for one in strategy.extended.worker_devices)
     notes = [f"The network is mirrored on {num} devices: {devices}."]
-    if type(model).train_step.__module__.split(".")[0] not in ("keras", "tf_keras"):
+    if not is_keras(type(model).train_step):
         notes.append(
             "The model has a train_step of its own, which each device calls with its share of a batch; the gradients "
             f"are added up, so its loss must be divided by {num}, as Keras' own losses are."

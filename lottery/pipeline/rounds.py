@@ -187,7 +187,7 @@ def _origin(job: jobs.Job, network: jobs.Network) -> branches.StoredTicket:
     jobs.initial_state(job, replicate)  # refuses a model that is built with other weights than the run's
     return branches.StoredTicket(
         kept=kept,
-        start=store.started(job.path, experiment, replicate, index, kept),
+        start=store.StoredRound(job.path, replicate, index).start,
         step=experiment.rewind.step if index else 0,
         num_steps=experiment.train.num_steps,
         rng=branches.rng_for(experiment.run.seed, replicate, index, branch),

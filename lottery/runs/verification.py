@@ -65,12 +65,14 @@ def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
                 wrong.append(str(error))
                 before = None
             yield f"replicate {replicate}, round {index}", wrong
-        for index, label, folder in store.branches(run, replicate):
+        for stored in store.rounds(run):
+            index, label = stored.index, stored.branch
+            if stored.replicate != replicate or label == store.TICKET:
+                continue
             wrong = []
             try:
-                record, kept, trained = _read(experiment, folder, wrong)
-                ticket = files.read_masks(folder.parent / "masks.safetensors")
-                start = store.started(run, experiment, replicate, index, ticket)
+                record, kept, trained = _read(experiment, stored.folder, wrong)
+                start = store.StoredRound(run, replicate, index).start
                 wrong += _wrong_branch(run, experiment, replicate, index, label, start, kept, trained, record)
             except (LotteryError, KeyError) as error:
                 wrong.append(str(error))
@@ -87,9 +89,7 @@ def not_repeated(run: Path) -> list[str]:
         said.append(
             f"The masks of {experiment.prune.criterion} were not computed again: that needs the model and data."
         )
-    labels = {
-        label for number in range(1, experiment.run.num_replicates + 1) for _, label, _ in store.branches(run, number)
-    }
+    labels = {stored.branch for stored in store.rounds(run)} - {store.TICKET}
     for label in sorted(labels, key=lambda label: (branches.find(label) is None, label)):
         known = branches.find(label)
         parts = known.needs_model if known else ("masks", "start weights")
