@@ -82,7 +82,8 @@ def test_two_workers_give_the_bits_of_one_and_a_failure_stops_nothing_else(tmp_p
 SCRIPT = """
 import os, sys, threading, time
 import lottery
-from lottery import checkpoints, progress
+from lottery import progress
+from lottery.training import checkpoints
 from tests.executors.test_processes import TABLES, arrays
 
 def build():  # of the script itself, which has no guard against being imported again

@@ -322,8 +322,8 @@ def test_a_forged_type_that_keras_does_not_take_is_a_ticket_error():
 
 def test_the_same_ticket_is_the_same_bytes_in_every_process():
     program = (
-        "import hashlib; from lottery import ticket_files; from tests.tickets.test_ticket_file import made_up;"
-        "print(hashlib.sha256(ticket_files.pack(made_up())).hexdigest())"
+        "import hashlib; from lottery.tickets import ticket_file; from tests.tickets.test_ticket_file import made_up;"
+        "print(hashlib.sha256(ticket_file.pack(made_up())).hexdigest())"
     )
     here = hashlib.sha256(ticket_file.pack(made_up())).hexdigest()
     assert here == hashlib.sha256(ticket_file.pack(made_up())).hexdigest()
