@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import config, files, masks, weights
+from lottery import config, files, masks, randomness, weights
 from lottery.errors import LotteryError
 from lottery.pruning import branches, criteria, plan, rewinding
 from lottery.runs import store
@@ -166,9 +166,9 @@ def _wrong(
         if not masks.is_nested(kept, old):
             yield "An entry that was pruned before has come back."
         if plan.is_repeatable(experiment.prune):
-            settings, seed = experiment.prune, experiment.run.seed
-            inputs = plan.criterion_inputs(settings, seed, replicate, index, initial, scored, old)
-            scores = criteria.CRITERIA[settings.criterion](inputs)
+            rng = randomness.generator(experiment.run.seed, replicate, randomness.SCORES, index)
+            inputs = plan.criterion_inputs(experiment.prune, index, initial, scored, old, rng)
+            scores = criteria.CRITERIA[experiment.prune.criterion](inputs)
             again = plan.round_masks(experiment.prune, index, scores, old)
             if any(np.any(again[name] != kept[name]) for name in kept):
                 yield "The masks are not what pruning the weights of the round before gives."
