@@ -43,26 +43,31 @@ class Form(NamedTuple):
     Attributes:
         write: The function that writes it.
         opened: The function that opens it again.
-        suffix: How its name ends; nothing for a folder.
+        file: What to call it where several formats are written to one folder.
         tolerance: How far outputs may be from the model's, of the largest; infinite where any finite difference may be.
     """
 
     write: Export
     opened: Open
-    suffix: str
+    file: str
     tolerance: float = _CLOSE
+
+    @property
+    def suffix(self) -> str:
+        """How its name ends; nothing for a folder."""
+        return Path(self.file).suffix
 
 
 # Where two have the same suffix, it means the first.
 EXPORTS: dict[str, Form] = {
-    "keras": Form(formats.keras, formats.keras_opened, ".keras"),
-    "saved_model": Form(formats.saved_model, formats.saved_model_opened, ""),
-    "tflite": Form(formats.plain, formats.opened, ".tflite"),
-    "tflite_sparse": Form(formats.sparse, formats.opened, ".tflite"),
-    "tflite_int8": Form(formats.int8, formats.opened, ".tflite", math.inf),
-    "onnx": Form(formats.onnx, formats.onnx_opened, ".onnx"),
-    "npz": Form(formats.npz, formats.npz_opened, ".npz"),
-    "tfmot": Form(formats.tfmot, formats.tfmot_opened, ".keras"),
+    "keras": Form(formats.keras, formats.keras_opened, "model.keras"),
+    "saved_model": Form(formats.saved_model, formats.saved_model_opened, "saved_model"),
+    "tflite": Form(formats.plain, formats.opened, "model.tflite"),
+    "tflite_sparse": Form(formats.sparse, formats.opened, "model-sparse.tflite"),
+    "tflite_int8": Form(formats.int8, formats.opened, "model-int8.tflite", math.inf),
+    "onnx": Form(formats.onnx, formats.onnx_opened, "model.onnx"),
+    "npz": Form(formats.npz, formats.npz_opened, "model.npz"),
+    "tfmot": Form(formats.tfmot, formats.tfmot_opened, "model-tfmot.keras"),
 }
 
 
