@@ -1,7 +1,7 @@
 """The formats of exported tickets: how each is written, and how it is opened again as its users open it.
 
-A function that writes takes ``(model, masks, path, inputs)``: a built Keras 3 or tf_keras model whose masked entries are
-zero, and which it must leave as it is; boolean arrays by weight; a path where nothing is, in a folder that exists;
+A function that writes takes ``(model, masks, path, inputs)``: a built Keras 3 or tf_keras model whose masked entries
+are zero, and which it must leave as it is; boolean arrays by weight; a path where nothing is, in a folder that exists;
 examples as the model takes them, in its types. It raises a `LotteryError` where it does not take the model; errors of
 its library become one in `exporting`. A function that opens takes ``(path, model)``; the model only tells what a file
 does not: its library, or the structure of inputs.
