@@ -84,9 +84,14 @@ class StoredRound:
         if not self.index:
             return files.read_arrays(start_path(self.run, self.replicate))
         rewind = read_experiment(self.run).rewind
-        set_back, before = REWINDS[rewind.mode], StoredRound(self.run, self.replicate, self.index - 1)
+        set_back = REWINDS[rewind.mode]
         start = files.read_arrays(start_path(self.run, self.replicate, rewind.step))
-        return set_back(start, before.weights if set_back is to_trained else {}, self.masks)
+        return set_back(start, self.before.weights if set_back is to_trained else {}, self.masks)
+
+    @cached_property
+    def before(self) -> "StoredRound":
+        """The round before it in the main chain."""
+        return StoredRound(self.run, self.replicate, self.index - 1)
 
     @cached_property
     def masked_start(self) -> dict[str, np.ndarray]:
@@ -130,12 +135,24 @@ def rounds(run: Path, indices: Iterable[int] | None = None, branches: bool = Tru
         branched = [StoredRound(run, replicate, index, label) for label in sorted(labels) for index in complete]
         found += chain + [stored for stored in branched if (stored.folder / "round.json").exists()]
     if indices is None:
-        return iter(found)
+        return _one_by_one(found)
     chosen, last = set(indices), max((stored.index for stored in found), default=-1)
     for index in sorted(chosen - set(range(last + 1))):
         there = f"are 0 to {last}" if found else "is none yet"
         raise LotteryError(f"round: received {index!r}, stored in {str(run)!r} {there}.")
-    return (stored for stored in found if stored.index in chosen)
+    return _one_by_one([stored for stored in found if stored.index in chosen])
+
+
+def _one_by_one(found: list[StoredRound]) -> Iterator[StoredRound]:
+    """Yield rounds that know the one before, so that its files are read once, and let go of all others."""
+    before = None
+    while found:
+        stored = found.pop(0)
+        if before == StoredRound(stored.run, stored.replicate, stored.index - 1):
+            vars(stored)["before"] = before
+        yield stored
+        vars(stored).pop("before", None)
+        before = stored
 
 
 def run_path(out: str | Path, experiment: config.Experiment) -> Path:
