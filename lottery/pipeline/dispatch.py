@@ -169,7 +169,7 @@ def num_workers(
         if prepared:
             model = prepared.loop.model
             sizes = {name: math.prod(value.shape) for name, value in weights.prunable(model).items()}
-            macs = costs.multiply_adds(sizes, multiply_adds.uses(model))
+            macs = costs.multiply_adds(sizes, multiply_adds.per_entry(model))
         settings = next(iter(works.values())).settings
         workers = environment.workers_for(threads, spans, macs, settings.train.batch_size)
         if any(work.settings.run.strategy != "none" for work in works.values()):
