@@ -14,7 +14,7 @@ LIBRARIES = ("keras", "tf_keras")
 # often a weight is multiplied, what XLA has been measured to make faster.)
 #
 # WEIGHTED layers make units, ENTRYWISE ones act on each entry by itself, IDLE ones do nothing at inference, SPATIAL
-# ones act on each channel by itself, FLAT ones make one dimension of all, MIXING ones compute units from other units;
+# ones act on each channel by itself, FLAT ones flatten an example, MIXING ones compute units from other units;
 # START marks layers that are known in front of the first weights only, where there are no units yet.
 WEIGHTED, ENTRYWISE, IDLE, SPATIAL, FLAT, MIXING, START = (
     "weighted", "entrywise", "idle", "spatial", "flat", "mixing", "start",
