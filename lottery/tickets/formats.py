@@ -228,7 +228,8 @@ def npz(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     for name, value in arrays.items():
         if value.dtype.kind not in "biufc":
             raise LotteryError(f"The variable {name!r} is of type {value.dtype}, which an .npz file cannot hold.")
-    np.savez_compressed(path, **arrays, **{_MASK + name: mask for name, mask in masks.items()})
+    arrays |= {_MASK + name: mask for name, mask in masks.items()}
+    np.savez_compressed(path, **arrays)
 
 
 def npz_opened(path: Path, model: Any) -> Opened:
