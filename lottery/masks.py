@@ -82,6 +82,24 @@ def is_nested(inner: Masks, outer: Masks) -> bool:
     return inner.keys() == outer.keys() and not any(np.any(inner[name] & ~outer[name]) for name in inner)
 
 
+def leaks(weights: Weights, masks: Masks) -> dict[str, int]:
+    """Count the masked entries that are not zero, by weight; weights without any are left out.
+
+    Args:
+        weights: Arrays by name.
+        masks: Boolean arrays by name, True where the entry is kept.
+
+    Returns:
+        The counts, NaN counted as not zero. Empty where every masked entry is zero.
+
+    Raises:
+        LotteryError: A mask does not fit.
+    """
+    check(masks, weights)
+    counts = {name: int(np.count_nonzero(weights[name][~mask])) for name, mask in masks.items()}
+    return {name: count for name, count in counts.items() if count}
+
+
 def check(masks: Masks, weights: Weights) -> None:
     """Raise `LotteryError` unless every mask is boolean and has the shape of the weight it names."""
     for name, mask in masks.items():
