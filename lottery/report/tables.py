@@ -1,13 +1,13 @@
 """The tables of a page about runs, and the runs' data that they are made from."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lottery import config
-from lottery.analysis import ANALYSES, connectivity, costs
+from lottery import config, plots
+from lottery.analysis import connectivity, costs
 from lottery.analysis.style import MOST
 from lottery.errors import LotteryError
 from lottery.formatting import duration, ends, number, plain, signed
@@ -35,6 +35,7 @@ class Facts:
     environment: dict[str, Any]
     rows: Table
     tolerance: float
+    _read: dict[tuple[Any, ...], Table] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def summary(self) -> Table:
@@ -51,15 +52,12 @@ class Facts:
         """The table of `lottery.analysis.costs.table`."""
         return costs.table(self.path)
 
-    @cached_property
-    def layers(self) -> Table:
-        """The table of `lottery.analysis.layers.table`."""
-        return ANALYSES["layers"].table(self.path)
-
-    @cached_property
-    def barriers(self) -> Table:
-        """The table of `lottery.analysis.connectivity.barriers`; empty if connectivity was not measured."""
-        return ANALYSES["connectivity"].table(self.path)
+    def table(self, kind: str, **options: Any) -> Table:
+        """Return the table of a kind of figure, read once; see `lottery.plots.read`."""
+        key = (kind, *options.items())
+        if key not in self._read:
+            self._read[key] = plots.read(self.path, kind, **options)
+        return self._read[key]
 
     @property
     def word(self) -> str:
@@ -175,7 +173,8 @@ def transfers(one: Facts) -> Grid | None:
 
 def by_weight(one: Facts) -> Grid:
     """The layers: a row for each weight, and a column for each of some rounds."""
-    table = one.layers[one.layers["branch"] == store.TICKET]
+    table = one.table("layers")
+    table = table[table["branch"] == store.TICKET]
     rounds = results.chosen(table["round"], MOST)
     means = table.groupby(["weight", "round"], sort=False)[["weight_density", "dead_units", "dead_inputs"]].mean()
     lines = []
@@ -198,7 +197,7 @@ def by_weight(one: Facts) -> Grid:
 def barriers(one: Facts) -> Grid | None:
     """The error barriers of linear mode connectivity."""
     lines = []
-    for key, part in one.barriers.groupby(["round", "step", "density", "batch_norm", "split"], sort=True):
+    for key, part in one.table("instability").groupby(["round", "step", "density", "batch_norm", "split"], sort=True):
         index, step, density, batch_norm, split = key
         ends, highest, barrier = (part[column].mean() for column in ("ends", "highest", "barrier"))
         lines.append(
@@ -261,10 +260,10 @@ def environment(one: Facts) -> Grid:
 
 def collapsed(one: Facts) -> list[str]:
     """Write a sentence for each weight that lost all of its entries in some network."""
-    empty = one.layers[one.layers["collapsed"]]
+    layers = one.table("layers")
     return [
         f"Nothing is left of {name} in {len(part)} network{'s' * (len(part) > 1)}, from round {part['round'].min()} on."
-        for name, part in empty.groupby("weight", sort=False)
+        for name, part in layers[layers["collapsed"]].groupby("weight", sort=False)
     ]
 
 
