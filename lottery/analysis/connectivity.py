@@ -27,9 +27,6 @@ def points(run: Path) -> Table:
 
     Paths of rounds or networks that are incomplete, or were trained again since, are left out; `wrong` names them.
 
-    Args:
-        run: The run's folder.
-
     Returns:
         A data frame with the columns `POINTS`, sorted by them: ``step`` is k, ``density`` the round's, ``batch_norm``
         "stored" for statistics interpolated like weights, "recomputed" for statistics measured at each point;
@@ -57,9 +54,6 @@ def barriers(points: Table) -> Table:
 
     The highest error on the straight line between two networks − the mean of its ends: "linear interpolation
     instability" of Frankle et al. 2020, https://arxiv.org/abs/1912.05671, section 2.
-
-    Args:
-        points: The table of `points`.
 
     Returns:
         A data frame with the columns `BARRIERS`, a row for each path and split: ``ends`` is the mean error of the two
@@ -119,9 +113,6 @@ def sentences(barriers: Table, confidence: float = 0.95) -> list[str]:
 def wrong(run: Path) -> Iterator[tuple[str, list[str]]]:
     """Check everything that is stored of a run's connectivity.
 
-    Args:
-        run: The run's folder.
-
     Yields:
         For each sibling and each path, its name and what is wrong with it, each a sentence: see `wrong_network`; of a
         path that it is damaged, that its networks are not those it was measured between, or that its ends do not have
@@ -138,12 +129,7 @@ def wrong(run: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def wrong_network(run: Path, experiment: config.Experiment, folder: Path) -> Iterator[str]:
-    """Check a sibling.
-
-    Args:
-        run: The run's folder.
-        experiment: Its experiment.
-        folder: The sibling's folder.
+    """Check the sibling in a folder of a run.
 
     Yields:
         A sentence for everything that is wrong: masks that are not the round's, masked weights that are not zero,

@@ -46,16 +46,8 @@ def chance(one: Masks | np.ndarray, other: Masks | np.ndarray) -> float:
 
     With a and b kept of the n entries of a weight, random masks have a b / n in common on average. The value is
     E / (A + B - E), where E is the sum of those over the weights and A and B are all that is kept: the ratio of the
-    expected intersection to the expected union, which is next to the expected ratio unless masks are tiny.
-
-    Args:
-        one, other: As for `iou`.
-
-    Returns:
-        The overlap, in [0, 1]; NaN if neither keeps anything.
-
-    Raises:
-        LotteryError: Names or shapes differ.
+    expected intersection to the expected union, which is next to the expected ratio unless masks are tiny. Arguments,
+    range and errors are those of `iou`.
     """
     counts = _counts(one, other)
     return _ratio(sum(a * b / size for _, a, b, size in counts if size), counts)
@@ -68,14 +60,11 @@ def matched_chance(one: Masks, other: Masks, num_draws: int = 3, seed: int = 0) 
 
     Args:
         one, other: Masks of a chain, as for `lottery.analysis.matching.matched`; only shapes and counts matter.
-        num_draws: How many pairs of random masks are drawn.
+        num_draws: Pairs of random masks to draw.
         seed: Of the draws.
 
     Returns:
         The mean over the draws, for ``"all"`` weights together and for each weight by name.
-
-    Raises:
-        LotteryError: They are not masks of one chain.
     """
     random = np.random.default_rng(seed)
     draws = []
@@ -126,23 +115,18 @@ def table(runs: Path | str | Sequence[Path | str], round: int, matched: bool = F
 
 
 def pairs(found: Table) -> list[str]:
-    """Say of each row of `table` which networks it compares, because those of one run overlap differently.
-
-    Args:
-        found: The table of several runs.
+    """Say of each row of the `table` of several runs which networks it compares, because they overlap differently.
 
     Returns:
         For each row ``"one run"``; ``"two runs, one replicate"``, which share their initial weights if the runs have
         one seed; or ``"two runs"``.
     """
-
-    def of(one: str, other: str) -> str:
-        (run, _, replicate), (other_run, _, other_replicate) = one.rpartition(":"), other.rpartition(":")
-        if run == other_run:
-            return "one run"
-        return "two runs, one replicate" if replicate == other_replicate else "two runs"
-
-    return [of(one, other) for one, other in zip(found["one"], found["other"], strict=True)]
+    labels = []
+    for pair in zip(found["one"], found["other"], strict=True):
+        (run, _, replicate), (other_run, _, other_replicate) = (label.rpartition(":") for label in pair)
+        two = "two runs, one replicate" if replicate == other_replicate else "two runs"
+        labels.append("one run" if run == other_run else two)
+    return labels
 
 
 def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = False) -> Any:

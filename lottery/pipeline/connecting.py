@@ -15,6 +15,7 @@ from lottery.analysis.connectivity_files import ORDERS, Siblings
 from lottery.data import Streams
 from lottery.errors import LotteryError, unknown
 from lottery.pipeline import branching, interpolation, jobs
+from lottery.pipeline.interpolation import Line
 from lottery.pipeline.preparing import Prepared, prepare
 from lottery.pruning import criteria
 from lottery.runs import results, store
@@ -28,8 +29,7 @@ def connect(
     steps: Sequence[int] = (),
     *,
     replicate: int | None = None,
-    num_points: int = 30,
-    recompute: bool = False,
+    line: Line = Line(),  # noqa: B008 (frozen)
     model: Callable[[], Any] | None = None,
     data: Any = None,
     criterion: criteria.Criterion | None = None,
@@ -54,9 +54,7 @@ def connect(
         rounds: Which rounds; by default every complete round, the dense network included.
         steps: The steps k; by default the run's rewind step.
         replicate: Which replicate; all by default.
-        num_points: Points on the line, its ends included; a stored path with more points is kept.
-        recompute: Measure the statistics of BatchNormalization layers anew at each point (see
-            `interpolation.recomputed`), instead of interpolating them.
+        line: The points to evaluate; a stored path with more points is kept.
         model, data, criterion: As passed to `lottery.run`.
         report: Receives events; by default they are shown on standard error.
         checkpoint_every, asked: As for `lottery.run`.
@@ -71,7 +69,7 @@ def connect(
     path = Path(run)
     settings = store.read_experiment(path)
     steps = _steps(settings, steps)
-    alphas = interpolation.places(num_points)
+    alphas = line.alphas
     chosen = branching.stored_rounds(path, settings, rounds, replicate)
     wanted = [Siblings(path, settings, *place, step) for place in chosen for step in steps]
     if any(siblings.round.record["final_test_accuracy"] is None for siblings in wanted):
@@ -88,13 +86,13 @@ def connect(
         loop, again = prepared.loop, None
         held = enforcement.ENFORCEMENTS[settings.run.enforcement](loop.model, loop.masks)
         loop.callbacks.extend(stack.enter_context(held))
-        if recompute:
+        if line.recompute:
             again = interpolation.recomputed(loop.model, interpolation.training_batches(prepared.data))
             if again is None:
                 report(progress.Note("The network has no BatchNormalization, so there are no statistics to recompute."))
         _check_networks(wanted)
         spans, folder = _spans(wanted), connectivity_files.folder(path)
-        todo = [one for one in wanted if one.missing() or not _is_measured(one, again is not None, num_points)]
+        todo = [one for one in wanted if one.missing() or not _is_measured(one, again is not None, len(alphas))]
         if not spans and not todo:
             report(progress.Note(f"All {len(wanted)} paths of {path} are complete."))
             return results.Run(path)

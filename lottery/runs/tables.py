@@ -1,4 +1,4 @@
-"""Tables of a run as texts, which the terminal prints and the report shows."""
+"""Tables of a run as texts, printed in the terminal and shown in the report."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -28,13 +28,13 @@ class Grid(NamedTuple):
 
 
 def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None = None) -> Grid:
-    """The tickets, a row for each round.
+    """List the tickets, a row for each round.
 
     Args:
         points: The table of `lottery.runs.results.summary`.
         judged: The table of `lottery.runs.verdicts.judged`.
         num_steps: The experiment's ``train.num_steps``.
-        costs: The table of `lottery.analysis.costs.table`. It adds columns that a terminal has no room for.
+        costs: The table of `lottery.analysis.costs.table`, which adds columns that a terminal has no room for.
     """
     judgements = {line["round"]: line for line in judged.to_dict("records")}
     points = points[points["branch"] == store.TICKET]
@@ -87,7 +87,7 @@ def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None =
 
 
 def compared(found: Table, first: str) -> Grid:
-    """Several runs at the same rounds, each beside the first.
+    """List several runs at the same rounds, each compared with the first.
 
     Args:
         found: The table of `lottery.runs.comparison.compared`.
@@ -116,10 +116,11 @@ def compared(found: Table, first: str) -> Grid:
 
 
 def published(lines: Iterable[Mapping[str, str]], notes: Iterable[str]) -> Grid:
-    """A run beside published numbers, as `lottery.runs.published.compare` returns them."""
-    return Grid.of([dict(line) for line in lines], *notes)
+    """List a run beside published numbers, from the lines and sentences of `lottery.runs.published.compare`."""
+    heads = ["claim", "published", "measured", "verdict"]
+    return Grid(heads, [[line[head] for head in heads] for line in lines], list(notes))
 
 
 def _verdict(line: Mapping[str, Any]) -> str:
-    """A verdict, and how many replicates would tell where it is open and that is known."""
+    """Return a verdict; an open one with the number of replicates that would tell, if it is known."""
     return line["verdict"] + ("" if line["needed"] != line["needed"] else f" {line['needed']:.0f}")
