@@ -59,10 +59,6 @@ def checked(runs: Sequence[Facts]) -> list[Item]:
     return items + [Item(text, *find(runs)) for text, find in ANY]
 
 
-def _protocol(one: Facts) -> tuple[bool, str]:
-    return True, "experiment.toml, under Protocol, with every value and default"
-
-
 def _architecture(one: Facts) -> tuple[bool, str]:
     known = one.environment.get("architecture") or {}
     if "name" in known or "keras" in known:
@@ -75,11 +71,6 @@ def _data(one: Facts) -> tuple[bool, str]:
     if name == GIVEN:
         return False, "the data were passed in Python: describe them and their preprocessing"
     return True, f"{name}, its digest and split, under Protocol and Environment"
-
-
-def _machine(one: Facts) -> tuple[bool, str]:
-    complete = {"versions", "processor", "num_threads"} <= one.environment.keys()
-    return complete, "versions, processor and threads, under Environment"
 
 
 def _points(one: Facts) -> tuple[bool, str]:
@@ -125,10 +116,6 @@ def _replicates(one: Facts) -> int:
     return int(tickets.groupby("round")["replicate"].nunique().min())
 
 
-def _compression(one: Facts) -> tuple[bool, str]:
-    return True, "density and compression (its inverse), over the prunable weights, under Rounds"
-
-
 def _speedup(one: Facts) -> tuple[bool, str]:
     known = bool(one.costs["multiply_adds"].notna().all())
     return known, "multiply-adds, under Rounds" if known else "the multiply-adds of some weight are unknown"
@@ -165,16 +152,28 @@ def _magnitude(scope: str) -> Callable[[Sequence[Facts]], tuple[bool, str]]:
 
 # What each run must have.
 EACH: tuple[tuple[str, Callable[[Facts], tuple[bool, str]]], ...] = (
-    ("The method and every hyper-parameter, enough to repeat it", _protocol),
+    (
+        "The method and every hyper-parameter, enough to repeat it",
+        lambda one: (True, "experiment.toml, under Protocol, with every value and default"),
+    ),
     ("The architecture, enough to build it again", _architecture),
     ("The data, their split and preprocessing", _data),
-    ("Libraries and hardware", _machine),
+    (
+        "Libraries and hardware",
+        lambda one: (
+            {"versions", "processor", "num_threads"} <= one.environment.keys(),
+            "versions, processor and threads, under Environment",
+        ),
+    ),
     ("Five operating points or more", _points),
     ("Densities so low that accuracy clearly falls", _extreme),
     ("The accuracy at each point, with that of the unpruned network", _accuracy),
     ("Several runs from separate initialisations and seeds", _seeds),
     ("A mean, and error bars with their meaning", _spread),
-    ("Compression", _compression),
+    (
+        "Compression",
+        lambda one: (True, "density and compression (its inverse), over the prunable weights, under Rounds"),
+    ),
     ("Theoretical speed-up, from multiply-adds", _speedup),
 )
 

@@ -93,26 +93,28 @@ def compared(found: Table, first: str) -> Grid:
         found: The table of `lottery.runs.comparison.compared`.
         first: The name of the first run.
     """
-    lines = []
+    rows = []
     for _, part in found.groupby("round", sort=True):
         for place, line in enumerate(part.to_dict("records")):
-            paired = line["difference"] == line["difference"]
-            lines.append(
-                {
-                    "round": "" if place else str(line["round"]),
-                    "density": "" if place else f"{line['density']:.4f}",
-                    "run": line["run"],
-                    "replicates": str(line["replicates"]),
-                    "test accuracy": formatting.number(line["accuracy"]),
-                    "95 % interval": formatting.ends(line["low"], line["high"], ".4f"),
-                    f"− {first}": formatting.signed(line["difference"]) if paired else "",
-                    "its 95 % interval": formatting.ends(line["difference_low"], line["difference_high"])
-                    if paired
-                    else "",
-                }
+            where = ["", ""] if place else [str(line["round"]), f"{line['density']:.4f}"]
+            own = [formatting.number(line["accuracy"]), formatting.ends(line["low"], line["high"], ".4f")]
+            ends = formatting.ends(line["difference_low"], line["difference_high"])
+            difference = (
+                [formatting.signed(line["difference"]), ends] if line["difference"] == line["difference"] else []
             )
+            rows.append([*where, line["run"], str(line["replicates"]), *own, *(difference or ["", ""])])
+    heads = [
+        "round",
+        "density",
+        "run",
+        "replicates",
+        "test accuracy",
+        "95 % interval",
+        f"− {first}",
+        "its 95 % interval",
+    ]
     note = f"Test accuracy at the early-stop step: mean and t interval, then run − {first}, paired by replicate."
-    return Grid.of(lines, note, "Within a round the best comes first.")
+    return Grid(heads, rows, [note, "Within a round the best comes first."])
 
 
 def published(lines: Iterable[Mapping[str, str]], notes: Iterable[str]) -> Grid:
