@@ -19,6 +19,9 @@ from hypothesis import settings
 # TensorFlow keeps a million objects alive: walking them as often as by default takes a tenth of the time.
 gc.set_threshold(20_000, 20, 20)
 
+# A flush to disk guards against a power cut, which no test makes, and takes longer than many a test.
+os.fsync = lambda file: None
+
 # The default run is the same each time; `--hypothesis-profile=explore` looks at other examples.
 settings.register_profile("same", derandomize=True)
 settings.register_profile("explore", derandomize=False, max_examples=1000)
