@@ -87,11 +87,15 @@ def leaks(weights: Weights, masks: Masks) -> dict[str, int]:
 
     Args:
         weights: Arrays by name.
-        masks: Boolean arrays by name, True where the entry is kept; each must fit its weight.
+        masks: Boolean arrays by name, True where the entry is kept.
 
     Returns:
         The counts, NaN counted as not zero. Empty where every masked entry is zero.
+
+    Raises:
+        LotteryError: A mask does not fit.
     """
+    check(masks, weights)
     counts = {name: int(np.count_nonzero(weights[name][~mask])) for name, mask in masks.items()}
     return {name: count for name, count in counts.items() if count}
 

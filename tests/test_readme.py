@@ -215,7 +215,7 @@ def test_every_command_can_be_typed(page, tmp_path):
         name, given = parsed(words)
         if name == "run":
             check_run(given)
-        assert given.get("kind", "accuracy") in {*plots.PLOTS, *branches.BRANCHES}, words
+        assert given.get("kind", "accuracy") in {*plots.kinds(), *branches.BRANCHES}, words
         assert not given.get("form") or given["form"] in ("safetensors", *exporting.EXPORTS, "all"), words
 
 

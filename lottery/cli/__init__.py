@@ -111,7 +111,9 @@ def show(
         output.summary(run, rows, tolerance)
 
 
-app.command(short_help="Draw a figure of a run.")(analyze.plot)
+app.command(short_help="Draw a figure of a run.", cls=analyze.WithKinds)(analyze.plot)
+
+
 app.command(short_help="Write an HTML page about runs.")(analyze.report)
 
 
@@ -155,21 +157,22 @@ def compare(
     """Compare the tickets of several runs with those of the first, at the same rounds, paired by replicate."""
     from lottery.runs import comparison
 
-    found = comparison.contested(comparison.tables(runs))
+    named = comparison.tables(runs)
+    found = comparison.compared(named)
     chosen = numbers("--rounds", rounds)
     missing = sorted(set(chosen) - set(found["round"]))
     if missing:
         raise LotteryError(f"--rounds: received {missing[0]}, the runs have {sorted(set(found['round']))} in common.")
-    output.contest(found[found["round"].isin(chosen)] if chosen else found, as_json, as_csv)
+    output.compared(found[found["round"].isin(chosen)] if chosen else found, next(iter(named)), as_json, as_csv)
 
 
 @app.command(short_help="Compare a run with published numbers.")
 def check(run: RunPath) -> None:
     """Compare a run of a published experiment with the published numbers; exit status 1 if a line fails."""
-    from lottery.runs import published
+    from lottery.runs import published, tables
 
     lines, notes = published.compare(run)
-    output.claims(lines, notes)
+    output.grid(tables.published(lines, notes))
     if any(line["verdict"] == "fail" for line in lines):
         raise typer.Exit(1)
 

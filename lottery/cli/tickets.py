@@ -120,7 +120,7 @@ def compact(
         places = [stack.enter_context(files.replacing(path)) for path in paths]
         environment.use_threads(1)  # times are measured on one thread
         inputs = _inputs(ticket, source, data)
-        found = compaction.measured(ticket.model(trained=ticket.trained is not None), inputs, drop_inputs)
+        found = compaction.benchmark(ticket.model(trained=ticket.trained is not None), inputs, drop_inputs)
         output.compacted(found)
         if out is not None:
             with files.readable_errors(out):
@@ -168,7 +168,7 @@ def _inputs(ticket: Any, source: Path, data: str) -> Any:
     from lottery.tickets import from_run
 
     try:
-        return from_run.found(source, ticket.provenance, data)
+        return from_run.examples(source, ticket.provenance, data)
     except LotteryError as error:
         if data:
             raise

@@ -52,7 +52,7 @@ def run(
     with options.stoppable() as asked:
         source: Any = presets.find(experiment) if experiment else None
         if smoke:
-            source, data = presets.shrunk(config.load(source, overriding))
+            source, data = presets.smoke_test(config.load(source, overriding))
             overriding = {}
         done = running.run(
             source, overriding, data=data, out=out, tensorboard=tensorboard, workers=working_on,

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import loky
+
 from lottery import config, enforcement, progress, stopping, weights
 from lottery.analysis import costs
 from lottery.errors import LotteryError
@@ -126,14 +128,9 @@ def _prepared(work: Work) -> Prepared:
 
 
 def trainer(
-    works: Mapping[Path, Work],
-    report: progress.Report,
-    asked: stopping.Asked,
-    moved: Callable[[Path], Path] | None = None,
+    works: Mapping[Path, Work], report: progress.Report, asked: stopping.Asked
 ) -> Callable[[scheduler.Task], None]:
-    """What trains one network in the process that it is called in; see `scheduler.Trainer` and `cluster.Trainer`."""
-    if moved:
-        works = {run: dataclasses.replace(work, path=moved(work.path)) for run, work in works.items()}
+    """What trains one network in the process that it is called in; see `scheduler.Trainer`."""
     return Bench(works, report, asked).train
 
 
@@ -165,14 +162,14 @@ def num_workers(
     """
     if isinstance(workers, cluster.Ray):
         return workers
-    cores, threads = scheduler.num_cores(), max(work.num_threads for work in works.values())
+    cores, threads = loky.cpu_count(), max(work.num_threads for work in works.values())
     chosen = ""
     if workers is None:
         macs, spans = None, [jobs.span(works[task.run].settings, *task.network[1:]) for task in tasks]
         if prepared:
             model = prepared.loop.model
             sizes = {name: math.prod(value.shape) for name, value in weights.prunable(model).items()}
-            macs = costs.multiply_adds(sizes, multiply_adds.uses(model))
+            macs = costs.multiply_adds(sizes, multiply_adds.per_entry(model))
         settings = next(iter(works.values())).settings
         workers = environment.workers_for(threads, spans, macs, settings.train.batch_size)
         if any(work.settings.run.strategy != "none" for work in works.values()):
@@ -251,7 +248,7 @@ def _copying(
 
 def _away(work: Work) -> Work:
     """What is to be done in another place, which may have other data, and where other paths begin."""
-    work = dataclasses.replace(work, away=True)
+    work = dataclasses.replace(work, away=True, path=work.path.absolute())
     if not work.settings.data.path:
         return work
     data = work.settings.data.model_copy(update={"path": str(Path(work.settings.data.path).absolute())})

@@ -94,8 +94,8 @@ def scores_of(job: Job, replicate: int, index: int, trained: State, kept: Masks)
     if not plan.is_repeatable(experiment.prune):
         network = scoring_network(job.prepared, replicate)
         weights.assign(network.model, start_state(job, replicate))
-    seed = experiment.run.seed
-    inputs = plan.criterion_inputs(experiment.prune, seed, replicate, index, initial, trained, kept, network)
+    rng = randomness.generator(experiment.run.seed, replicate, randomness.SCORES, index)
+    inputs = plan.criterion_inputs(experiment.prune, index, initial, trained, kept, rng, network)
     return job.prepared.criterion(inputs)
 
 

@@ -110,7 +110,7 @@ def test_a_network_becomes_smaller(lottery, small_run, tmp_path):
     status, printed, _ = lottery("compact", path, "--out", out, "--drop-inputs")
     assert status == 0 and "multiply-adds" in printed and "not taken any more" in printed
     small, positions = keras.saving.load_model(out), np.load(tmp_path / "small.inputs.npy")
-    inputs = from_run.found(path, ticket.provenance)
+    inputs = from_run.examples(path, ticket.provenance)
     expected = np.asarray(tickets.load(path).model(trained=True)(inputs, training=False))
     found = np.asarray(small(inputs.reshape(len(inputs), -1)[:, positions], training=False))
     assert small.count_params() < 10_000 and np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()

@@ -289,7 +289,7 @@ def test_numbers_of_a_normalization_that_are_all_there_are_let_in():
         layers = library.layers
         norm = layers.Normalization(axis=-1, mean=[1.0, 2, 3, 4], variance=[1.0, 2, 3, 4])
         model = library.Sequential([layers.InputLayer((4,)), norm, layers.Dense(2)])
-        assert "keras" in architecture.described(model), architecture.described(model)
+        assert "keras" in architecture.describe(model), architecture.describe(model)
 
 
 def test_a_compiled_part_is_described_without_its_optimiser():
@@ -298,7 +298,7 @@ def test_a_compiled_part_is_described_without_its_optimiser():
     inner = keras.Sequential([keras.layers.InputLayer((4,)), keras.layers.Dense(2)])
     inner.compile("adam", "mse")
     model = keras.Sequential([keras.layers.InputLayer((4,)), inner])
-    described = architecture.described(model)
+    described = architecture.describe(model)
     assert "keras" in described and "compile_config" not in json.dumps(described)
 
 
