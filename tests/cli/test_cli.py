@@ -21,7 +21,7 @@ def process(*words, cwd=None):
     """The command in a process of its own, as from a shell."""
     return subprocess.run(
         [sys.executable, "-m", "lottery", *map(str, words)],
-        capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=300,
+        capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=1800,
     )  # fmt: skip
 
 
@@ -203,7 +203,15 @@ def test_a_full_disk_and_a_read_only_one(lottery, tmp_path, options):
     if mounted.returncode:
         pytest.skip("may not mount here")
     try:
-        words = ("run", "train.num_steps=20", *QUICK, "prune.num_rounds=6", "run.num_replicates=1", "--out", disk / "runs")
+        words = (
+            "run",
+            "train.num_steps=20",
+            *QUICK,
+            "prune.num_rounds=6",
+            "run.num_replicates=1",
+            "--out",
+            disk / "runs",
+        )
         done = lottery(*words)
         assert done.returncode == 2 and "Traceback" not in done.stderr
         last = done.stderr.strip().splitlines()[-1]
