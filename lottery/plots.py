@@ -1,4 +1,7 @@
-"""Figures of a stored run: every kind as a function by its name, such as `accuracy`, and as a file or as SVG."""
+"""Figures of a stored run: every kind as a function by its name, such as `accuracy`, and as a file or as SVG.
+
+The functions raise `LotteryError` if their table is empty or lacks the value of an option.
+"""
 
 import inspect
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """`lottery analyze`, `lottery plot` and `lottery report`: thin commands over the records of the analyses."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,11 +24,6 @@ from lottery.errors import LotteryError
 
 if TYPE_CHECKING:
     from lottery.analysis.record import Analysis
-
-Runs = Annotated[
-    list[Path],
-    typer.Argument(help="A run's folder, or several of the same network.", metavar="RUN...", show_default=False),
-]
 
 
 class Analyses(typer.core.TyperGroup):
@@ -140,7 +135,10 @@ def connectivity(
 
 
 def overlap(
-    runs: Runs,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="A run's folder, or several of the same network.", metavar="RUN...", show_default=False),
+    ],
     round: Round = None,
     matched: Annotated[
         bool, typer.Option("--matched", help="Also after matching hidden units by permutation; for chains of layers.")
@@ -206,7 +204,7 @@ def plot(
     options: dict[str, Any] = {name: value for name, value in wanted.items() if value}
     for name in options:
         if name not in known:
-            fitting = _that_know(name, plots.kinds())
+            fitting = ", ".join(other for other in plots.kinds() if name in plots.options_of(other))
             raise LotteryError(f"--{name} does not go with the kind {kind!r}, but with {fitting}.")
     readable = inspect.signature(plots.kinds()[kind].table).parameters
     table = plots.read(run, kind, round=round, rounds=options.get("rounds") or (None if round is None else [round]))
@@ -214,12 +212,6 @@ def plot(
     if "replicate" in known and replicate is not None:
         options["replicate"] = replicate
     print(plots.save(table, out or run / f"{kind}.png", kind, title=store.read_experiment(run).name, **options))
-
-
-def _that_know(option: str, kinds: Iterable[str]) -> str:
-    from lottery import plots
-
-    return ", ".join(kind for kind in kinds if option in plots.options_of(kind))
 
 
 def report(

@@ -114,7 +114,7 @@ def compared(found: Table, first: str) -> Grid:
         "its 95 % interval",
     ]
     note = f"Test accuracy at the early-stop step: mean and t interval, then run − {first}, paired by replicate."
-    return Grid(heads, rows, [note, "Within a round the best comes first."])
+    return Grid([*heads, "its 95 % interval"], rows, [note, "Within a round the best comes first."])
 
 
 def published(lines: Iterable[Mapping[str, str]], notes: Iterable[str]) -> Grid:
