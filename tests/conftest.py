@@ -20,8 +20,8 @@ from hypothesis import settings
 gc.set_threshold(20_000, 20, 20)
 
 # The default run is the same each time; `--hypothesis-profile=explore` looks at other examples.
-settings.register_profile("same", derandomize=True)
-settings.register_profile("explore", derandomize=False, max_examples=1000)
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("explore", derandomize=False, max_examples=1000, deadline=None)
 settings.load_profile("same")
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"

@@ -23,8 +23,8 @@ class Grid(NamedTuple):
 
     @classmethod
     def of(cls, lines: list[dict[str, str]], *notes: str) -> "Grid":
-        """Make a table from rows by head, of which there is at least one."""
-        return cls(list(lines[0]), [list(line.values()) for line in lines], list(filter(None, notes)))
+        """Make a table from rows by head."""
+        return cls(list(lines[0]) if lines else [], [list(line.values()) for line in lines], list(filter(None, notes)))
 
 
 def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None = None) -> Grid:
