@@ -1,4 +1,4 @@
-"""How far training moves the survivors from their start."""
+"""The distance by which training moves the survivors from their start."""
 
 from pathlib import Path
 from typing import Any

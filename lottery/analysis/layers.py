@@ -1,4 +1,4 @@
-"""What masks leave of each weight: its density, dead units and inputs, and the entries that each of them keeps."""
+"""The effect of masks on each weight: its density, dead units and inputs, and the entries that each unit keeps."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -210,7 +210,7 @@ LAYERS = Analysis(
     "Density, dead units and dead inputs of each weight, by round.",
     columns=("weight_density", "kept", "dead_inputs", "dead_units"),
     chapter="Layers",
-    caption="Which weights the pruning takes from.",
+    caption="Density of each weight: the weights that pruning takes most from fall fastest.",
 )
 
 DEGREES = Analysis(
