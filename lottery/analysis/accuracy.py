@@ -117,7 +117,6 @@ ACCURACY = Analysis(
     figure,
     "Test accuracy at the early-stop step against density.",
     chapter="Accuracy",
-    caption="Test accuracy at the early-stop step against density.",
 )
 
 EARLY_STOP = Analysis(

@@ -103,5 +103,4 @@ DISTANCE = Analysis(
     "How far training moves the surviving weights from their start.",
     columns=("start_norm", "distance", "relative_distance", "cosine", "sign_changes"),
     chapter="Layers",
-    caption="How far training moves the surviving weights from their start.",
 )

@@ -33,7 +33,7 @@ class Analysis:
         printed: Turn the table into the one that `lottery analyze` prints means of, if it is another.
         size: Width and height of the figure in inches, from the table.
         chapter: The part of the report that shows the figure.
-        caption: One sentence for the report: what to see in the figure.
+        caption: One sentence for the report: what to see in the figure; `help` if empty.
         views: From the table, options and a caption for each figure in the report, if there are several.
         missing: One sentence for the report of a run that has nothing to draw.
     """

@@ -1,6 +1,6 @@
 """Tables of a run as texts, printed in the terminal and shown in the report."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lottery import formatting
@@ -19,12 +19,7 @@ class Grid(NamedTuple):
 
     heads: list[str]
     rows: list[list[str]]
-    notes: list[str] = []  # noqa: RUF012 (a tuple's default, which nobody changes)
-
-    @classmethod
-    def of(cls, lines: list[dict[str, str]], *notes: str) -> "Grid":
-        """Make a table from rows by head."""
-        return cls(list(lines[0]) if lines else [], [list(line.values()) for line in lines], list(filter(None, notes)))
+    notes: Sequence[str] = ()
 
 
 def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None = None) -> Grid:
