@@ -2,8 +2,6 @@
 
 import functools
 import importlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -845,68 +843,6 @@ def test_what_the_model_is_not():
         wrong = {"batch_normalization/moving_mean": np.zeros(4, bool)}
         with pytest.raises(LotteryError, match="a state and no weight"), enforcement.constraint(library_model, wrong):
             pass
-
-
-MIRRORED = """
-import importlib, os, sys
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-import numpy as np
-import tensorflow as tf
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
-from lottery import enforcement, weights
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-def hold(library):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(64, 6)).astype("float32"), rng.integers(0, 3, 64)
-    layers = library.layers
-    with strategy.scope():
-        library.utils.set_random_seed(0)
-        model = library.Sequential([layers.InputLayer((6,)), layers.Dense(8, "relu"), layers.Dense(5), layers.Dense(3)])
-        model.compile(
-            library.optimizers.AdamW(0.01, weight_decay=0.1),
-            library.losses.SparseCategoricalCrossentropy(from_logits=True),
-            jit_compile=False,
-        )
-    kept = {name: rng.random(value.shape) < 0.4 for name, value in weights.read(model).items()}
-    kept["dense_1/kernel"][:] = False
-    before = weights.read(model)
-    def check(expected):
-        for name, variable in weights.prunable(model).items():
-            replicas = (variable.value if library.__name__ == "keras" else variable).values
-            assert len(replicas) == strategy.num_replicas_in_sync == 2
-            for replica in replicas:
-                found = replica.numpy()
-                assert found[~kept[name]].tobytes() == expected[name][~kept[name]].tobytes(), name
-                assert not kept[name].any() or np.any(found[kept[name]] != before[name][kept[name]])
-    class Look(library.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            check(expected)
-    for held_at in (None, "present"):
-        expected = weights.read(model) if held_at else {name: np.zeros_like(value) for name, value in before.items()}
-        callbacks = [enforcement.EnforceMasks(kept, held_at=held_at), Look(), enforcement.AuditMasks(kept, expected)]
-        model.fit(x, y, batch_size=16, verbose=0, epochs=2, callbacks=callbacks)
-        check(expected)
-        weights.assign(model, before)
-        model.fit(x, y, batch_size=16, verbose=0)
-        now = weights.read(model)
-        assert all(np.any(value[~kept[name]] != before[name][~kept[name]]) for name, value in now.items())
-for name in sys.argv[1:]:
-    hold(importlib.import_module(name))
-    print(name, "held on every replica")
-"""
-
-
-@pytest.fixture(scope="module")
-def mirrored():
-    """What a process with two devices says of both Kerases."""
-    return subprocess.run([sys.executable, "-c", MIRRORED, *LIBRARIES], capture_output=True, text=True, timeout=300)
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_constraint_holds_on_every_replica_of_a_mirrored_strategy(library, mirrored):
-    assert mirrored.returncode == 0 and f"{library} held on every replica" in mirrored.stdout, mirrored.stderr[-3000:]
 
 
 @pytest.mark.parametrize("mode", ["constraint", "tfmot"])

@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[2]
 KINDS = ("tree", "worker", "worker", "trees", "int", "tree", "worker", "parent", "worker", "term")
 # Of records: how long it took, the commit of a checkout that somebody may be working in, and the digest of all that.
 LOOSE = ("seconds", "commit", "record_sha256")
-PATIENCE = 300.0  # seconds after which something that should have come by itself has not
+PATIENCE = 1800.0  # seconds after which something that should have come by itself has not
 
 
 @dataclass
