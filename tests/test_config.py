@@ -112,7 +112,10 @@ def test_overrides_are_toml_and_else_strings():
         ("train.warmup_steps=50001", "train.warmup_steps: received 50001, allowed is at most"),
         ("train.optimizer={name='sgd', weight_decay='a'}", "weight_decay is 'a', allowed are numbers"),
         ("train.warmup_steps=-1", "train.warmup_steps: received -1"),
-        ("prune.allocation=erd", "prune.allocation: received 'erd', allowed is 'rates', 'uniform', 'erk'; did you mean 'erk'"),
+        (
+            "prune.allocation=erd",
+            "prune.allocation: received 'erd', allowed is 'rates', 'uniform', 'erk'; did you mean 'erk'",
+        ),
         ("prune.final_density=1.0", "prune.final_density: received 1.0"),
         ("run.controls=['random_init']", "run.controls: received 'random_init'.*did you mean 'random_reinit'"),
         ("run.controls=['transfer']", "run.controls: received 'transfer'"),

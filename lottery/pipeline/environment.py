@@ -252,7 +252,7 @@ def _scaling(data: Splits | Streams) -> dict[str, Any] | None:
     """What the network's inputs are made of pixels with, (x - mean) / deviation; None where they are taken as is."""
     if isinstance(data, Streams) or data.train.x.dtype != np.uint8:
         return None
-    return {"mean": data.mean.tolist(), "deviation": data.deviation.tolist()}
+    return {"mean": data.mean.tolist(), "deviation": data.standard_deviation.tolist()}
 
 
 def _processor() -> str:

@@ -92,7 +92,7 @@ def check_held(model, kept, held_at=None):
 
 def check_restored(model):
     assert all(variable.constraint is None for variable in model.trainable_variables)
-    assert not {"call", "evaluate", "train_step", "make_train_function"} & set(vars(model))
+    assert not {"call", "fit", "train_step", "make_train_function"} & set(vars(model))
     assert not {"apply", "apply_gradients"} & set(vars(model.optimizer))
     assert all(not {"call", "get_prunable_weights"} & set(vars(layer)) for layer in model.layers)
 
@@ -182,7 +182,7 @@ def test_as_a_callback_it_is_all_there_is_to_do(mode, library, arguments, rng):
 
 @modes_and_libraries
 @pytest.mark.parametrize("where", ["callback", "step", "validation"])
-def test_the_callback_takes_itself_off_when_training_breaks_off(mode, library, where, rng):
+def test_after_an_exception_the_callback_holds_masks_until_it_is_closed(mode, library, where, rng):
     library = importlib.import_module(library)
     model = network(library, run_eagerly=where == "step")
     kept = random_masks(model)
@@ -202,14 +202,25 @@ def test_the_callback_takes_itself_off_when_training_breaks_off(mode, library, w
     with pytest.raises(Exception) as caught:
         model.fit(x, y, verbose=0, validation_data=validation, callbacks=[Break(), enforce])
     assert not isinstance(caught.value, LotteryError)
-    check_restored(model)
+    if where != "step":
+        model.train_on_batch(x[:16], y[:16])
+        enforce.on_train_batch_end(0)  # the mode `callback` holds at the ends of batches
+        check_held(model, kept)
+    with (
+        pytest.raises(LotteryError, match="held by .* already; leave that context, or close.. that callback"),
+        enforcement.constraint(model, kept),
+    ):
+        pass
+    for _ in range(2):
+        enforce.close()
+        check_restored(model)
     with enforcement.ENFORCEMENTS[mode](model, kept):  # nothing is held any more
         pass
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_what_breaks_off_unseen_leaves_nothing_that_matters(library, rng):
-    """Other callbacks that cannot begin, and data and metrics that fail in `fit` itself."""
+def test_after_an_exception_the_callback_holds_masks_until_the_next_fit(library, rng):
+    """Callbacks that cannot begin, and data that fail in `fit` itself."""
     library = importlib.import_module(library)
     x, y = examples(rng)
     model = network(library)
@@ -217,18 +228,42 @@ def test_what_breaks_off_unseen_leaves_nothing_that_matters(library, rng):
     wrong = enforcement.AuditMasks({"dense/kernal": kept["dense/kernel"]})
     with pytest.raises(LotteryError, match="did you mean"):
         model.fit(x, y, verbose=0, callbacks=[enforcement.EnforceMasks(kept), wrong])
-    check_restored(model)
     with pytest.raises(LotteryError, match="held by 'constraint' already"):
         model.fit(
             x, y, verbose=0, callbacks=[enforcement.EnforceMasks(kept), enforcement.EnforceMasks(kept, "gradient")]
         )
-    check_restored(model)
     for following in ([], [enforcement.EnforceMasks(kept, "gradient")]):
         with pytest.raises(Exception):  # noqa: B017 - Keras' own, before it evaluates anything
             model.fit(x, y, verbose=0, validation_data=(x, y[:3]), callbacks=[enforcement.EnforceMasks(kept)])
         model.fit(x, y, verbose=0, callbacks=following)
         assert bool(following) != any(np.any(value[~kept[name]]) for name, value in weights.read(model).items())
         check_restored(model)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_fit_inside_another_never_lets_masked_entries_train_in_silence(library, rng):
+    library = importlib.import_module(library)
+    x, y = examples(rng)
+    model, other = network(library), network(library)
+    kept = random_masks(model)
+    enforce = enforcement.EnforceMasks(kept)
+
+    class Inner(library.callbacks.Callback):
+        def __init__(self, fitted, callbacks):
+            super().__init__()
+            self.fitted, self.callbacks = fitted, callbacks
+
+        def on_train_batch_end(self, batch, logs=None):
+            if self.fitted is model:
+                check_held(model, kept)
+            self.fitted.fit(x[:32], y[:32], verbose=0, callbacks=self.callbacks)
+
+    for fitted, callbacks in ((model, []), (model, [enforcement.EnforceMasks(kept)]), (other, [enforce])):
+        with pytest.raises(LotteryError, match="in a fit that has not ended"):
+            model.fit(x, y, verbose=0, callbacks=[enforce, Inner(fitted, callbacks)])
+    model.fit(x, y, verbose=0, callbacks=[enforce, Inner(other, [enforcement.EnforceMasks(kept)])])
+    check_held(model, kept)
+    check_restored(model)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -361,7 +361,7 @@ def test_what_is_stored_is_what_was_trained_and_measured(small_run):
     from lottery.models import networks
 
     splits = data.load(small_run.experiment.data)
-    pixels = (splits.test.x - splits.mean) / splits.deviation
+    pixels = (splits.test.x - splits.mean) / splits.standard_deviation
     for index in (0, 3):
         folder = store.round_path(small_run.path, 1, index)
         model = networks.lenet_300_100((8, 8), 10)
