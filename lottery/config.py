@@ -17,7 +17,7 @@ from lottery.data import Data
 from lottery.enforcement import ENFORCEMENTS
 from lottery.errors import LotteryError, unknown
 from lottery.models.settings import Model
-from lottery.pruning.branches import BRANCHES
+from lottery.pruning import branches
 from lottery.pruning.settings import Prune, Rewind
 from lottery.settings import Natural, Positive, Section, one_of
 from lottery.training.settings import Train
@@ -31,15 +31,12 @@ def _file_name(value: str) -> str:
     return value
 
 
-CONTROLS = [name for name in BRANCHES if name not in ("early_bird", "transfer")]
-
-
 class Run(Section):
     """How often, from which seed, and how masks are enforced."""
 
     num_replicates: Positive = 5
     seed: Natural = 0
-    controls: tuple[Annotated[str, one_of("run.controls", CONTROLS)], ...] = Field(default=(), strict=False)
+    controls: tuple[Annotated[str, one_of("run.controls", branches.controls)], ...] = Field(default=(), strict=False)
     control_rounds: tuple[Natural, ...] = Field(default=(), strict=False)
     enforcement: Annotated[str, one_of("run.enforcement", ENFORCEMENTS)] = "constraint"
     num_threads: Natural = 0

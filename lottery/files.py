@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load as parse_arrays
-from safetensors.numpy import save as format_arrays
+from safetensors import numpy as safetensors
 
 from lottery.errors import LotteryError, StorageError, TicketError
 from lottery.masks import Masks
@@ -86,7 +85,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def pack_arrays(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> bytes:
     """Arrays as safetensors, with text beside them; more than one entry of text comes in an order of chance."""
     # Not ascontiguousarray, which makes a single number an array of one.
-    return format_arrays({name: np.asarray(value, order="C") for name, value in arrays.items()}, metadata=metadata)
+    return safetensors.save({name: np.asarray(value, order="C") for name, value in arrays.items()}, metadata=metadata)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -95,7 +94,15 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     Raises:
         LotteryError: The file is missing or damaged.
     """
-    return _parsed(path, read(path))
+    return parse_arrays(path, read(path))
+
+
+def parse_arrays(path: Path, content: bytes) -> dict[str, np.ndarray]:
+    """Arrays from the content of a file that `read_arrays` reads; errors name its path."""
+    try:
+        return safetensors.load(content)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise LotteryError(f"{str(path)!r} is damaged ({error}).") from None
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -118,7 +125,7 @@ def pack_masks(masks: Masks) -> bytes:
     safetensors writes several in an order of chance, and the same masks must be the same bytes.
     """
     shapes = json.dumps({name: mask.shape for name, mask in masks.items()})
-    return format_arrays({name: np.packbits(mask) for name, mask in masks.items()}, metadata={"shapes": shapes})
+    return safetensors.save({name: np.packbits(mask) for name, mask in masks.items()}, metadata={"shapes": shapes})
 
 
 def read_masks(path: Path) -> Masks:
@@ -127,8 +134,12 @@ def read_masks(path: Path) -> Masks:
     Raises:
         LotteryError: The file is missing or damaged.
     """
-    content = read(path)
-    packed = _parsed(path, content)
+    return parse_masks(path, read(path))
+
+
+def parse_masks(path: Path, content: bytes) -> Masks:
+    """Masks from the content of a file that `read_masks` reads; errors name its path."""
+    packed = parse_arrays(path, content)
     try:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         masks = {}
@@ -140,13 +151,6 @@ def read_masks(path: Path) -> Masks:
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise LotteryError(f"{str(path)!r} does not hold masks ({error}).") from None
     return masks
-
-
-def _parsed(path: Path, content: bytes) -> dict[str, np.ndarray]:
-    try:
-        return parse_arrays(content)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise LotteryError(f"{str(path)!r} is damaged ({error}).") from None
 
 
 def temporary_folder() -> Path:

@@ -63,6 +63,17 @@ def apply(weights: Weights, masks: Masks, held_at: Weights | None = None) -> dic
     return applied
 
 
+def leaks(weights: Weights, masks: Masks) -> dict[str, int]:
+    """Count the masked entries that are not zero, by weight; weights without any are left out.
+
+    Raises:
+        LotteryError: A mask does not fit.
+    """
+    check(masks, weights)
+    counts = {name: int(np.count_nonzero(weights[name][~mask])) for name, mask in masks.items()}
+    return {name: count for name, count in counts.items() if count}
+
+
 def intersection(first: Masks, second: Masks) -> Masks:
     """What both keep. Both must name the same weights."""
     if first.keys() != second.keys():
@@ -80,6 +91,20 @@ def distance(first: Masks, second: Masks) -> float:
 def is_nested(inner: Masks, outer: Masks) -> bool:
     """Whether everything that `inner` keeps is kept by `outer` too."""
     return inner.keys() == outer.keys() and not any(np.any(inner[name] & ~outer[name]) for name in inner)
+
+
+def leaks(weights: Weights, masks: Masks) -> dict[str, int]:
+    """Count the masked entries that are not zero, by weight; weights without any are left out.
+
+    Args:
+        weights: Arrays by name.
+        masks: Boolean arrays by name, True where the entry is kept; each must fit its weight.
+
+    Returns:
+        The counts, NaN counted as not zero. Empty where every masked entry is zero.
+    """
+    counts = {name: int(np.count_nonzero(weights[name][~mask])) for name, mask in masks.items()}
+    return {name: count for name, count in counts.items() if count}
 
 
 def check(masks: Masks, weights: Weights) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 from lottery import files
 from lottery.analysis import ANALYSES, connectivity, pictures, styles
-from lottery.analysis.landscapes import barrier, distance, instability, learning_curves
-from lottery.analysis.pictures import degrees, initial_weights, inputs, layers, overlap
+from lottery.analysis.connectivity import barrier, instability
+from lottery.analysis.landscapes import distance, learning_curves
+from lottery.analysis.overlaps import overlap
+from lottery.analysis.pictures import degrees, initial_weights, inputs, layers
 from lottery.analysis.styles import STYLES
 from lottery.errors import LotteryError, unknown
 from lottery.runs import results, store

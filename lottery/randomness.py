@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 # What a random number is for is part of its seed: no two purposes ever share a stream.
-INITIALISATION, BATCHES, AUGMENTATION, SCORES, BRANCH, COPIES = 1, 2, 3, 4, 5, 6
+INITIALISATION, BATCHES, AUGMENTATION, SCORES, BRANCH, SIBLINGS = 1, 2, 3, 4, 5, 6
 
 
 def seed_for(*words: int) -> int:

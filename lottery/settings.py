@@ -19,13 +19,17 @@ class Section(BaseModel):
 
 
 def one_of(
-    key: str, allowed: Collection[str], also: Callable[[str], bool] = lambda name: False, hint: str = ""
+    key: str,
+    allowed: Collection[str] | Callable[[], Collection[str]],
+    also: Callable[[str], bool] = lambda name: False,
+    hint: str = "",
 ) -> AfterValidator:
     """A check that a value is one of some names.
 
     Args:
         key: What errors call the value, such as ``"prune.criterion"``.
-        allowed: The names. A dict of methods is read each time, so a method that is added to it is a name too.
+        allowed: The names, or a function that returns them. A dict of methods is read each time, so a method that is
+            added to it is a name too.
         also: Says of any other value whether it is allowed.
         hint: Follows the key in errors.
 
@@ -34,9 +38,10 @@ def one_of(
     """
 
     def check(name: str) -> str:
-        if name in allowed or also(name):
+        names = allowed() if callable(allowed) else allowed
+        if name in names or also(name):
             return name
-        raise unknown(key + hint, name, allowed)
+        raise unknown(key + hint, name, names)
 
     return AfterValidator(check)
 

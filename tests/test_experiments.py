@@ -10,10 +10,8 @@ from typer.testing import CliRunner
 
 import lottery
 from lottery import cli, config
-from lottery.cli import train
 from lottery.errors import LotteryError
 from lottery.pipeline import presets
-from lottery.pruning.branches import BRANCHES
 from lottery.runs import verification
 from lottery.runs.published import PROTOCOLS
 from tests.conftest import quietly
@@ -128,7 +126,3 @@ def test_run_takes_a_name_and_a_file_wins(command, tmp_path):
     result = command("run", "--smoke", "run.num_replicates=1", "prune.num_rounds=1")
     assert result.exit_code == 0, result.output
     assert "digits-smoke-" in result.stdout
-
-
-def test_the_help_of_branch_names_every_branch():
-    assert train.BRANCHES.split(", ") == list(BRANCHES)

@@ -42,3 +42,10 @@ def test_nested_and_intersection():
 def test_check_says_what_is_wrong(mask, message):
     with pytest.raises(LotteryError, match=message):
         masks.check(mask, {"dense/kernel": np.zeros(3)})
+
+
+def test_leaks_counts_masked_entries_that_are_not_zero():
+    weights = {"a": np.array([1.0, np.nan, 0.0, -0.0]), "b": np.array([[5.0, 0.0]]), "c": np.ones(2)}
+    kept = {"a": np.array([True, False, False, False]), "b": np.array([[True, False]])}
+    assert masks.leaks(weights, kept) == {"a": 1}
+    assert masks.leaks(weights, {name: ~mask for name, mask in kept.items()}) == {"a": 1, "b": 1}

@@ -143,7 +143,7 @@ def shuffle_nothing(patch):
             mask = origin.rng.permutation(mask)
         return branches.BranchStart(origin.start, kept, origin.step, origin.num_steps)
 
-    patch.setitem(branches.BRANCHES, "shuffled_mask", shuffled_mask)
+    patch.setitem(branches.BRANCHES, "shuffled_mask", branches.Branch(shuffled_mask))
 
 
 def rewind_to_the_initialisation(patch):
@@ -235,7 +235,9 @@ def multiply(patch):
     """19: a product instead of a choice: negative zeros, and NaN stays NaN."""
     import tensorflow as tf
 
-    patch.setattr(holding.Held, "projected", lambda one, value: tf.convert_to_tensor(value) * tf.cast(one.mask, "float32"))
+    patch.setattr(
+        holding.Held, "projected", lambda one, value: tf.convert_to_tensor(value) * tf.cast(one.mask, "float32")
+    )
 
 
 def keep_the_function_that_fit_has_made(patch):

@@ -1,97 +1,83 @@
-"""Linear mode connectivity of the networks of a run: error barriers from what `connecting.connect` has stored."""
+"""Linear mode connectivity of a run's networks: the error barriers that `connecting.connect` measured, and figures."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lottery import config, files, masks, weights
-from lottery.analysis import connectivity_files
-from lottery.errors import LotteryError
+from lottery.analysis import connectivity_files, styles
+from lottery.analysis.connectivity_files import ORDERS, RECOMPUTED, STORED, Siblings
+from lottery.errors import LotteryError, unknown
 from lottery.runs import intervals, store
-
-# A pandas data frame, which is slow to import and which type checkers take apart wrongly.
-Table = Any
-
+from lottery.runs.results import Table
 
 STABLE = 0.02  # of Frankle et al. 2020, https://arxiv.org/abs/1912.05671, section 3
-
-
 PLACE = ("replicate", "round", "step", "density", "batch_norm")
-
-
 POINTS = (*PLACE, *connectivity_files.PATH)
-
-
 BARRIERS = (*PLACE, "split", "ends", "highest", "alpha_highest", "barrier", "stable")
+NO_PATH = "no path between two networks is stored yet; `lottery analyze connectivity` measures them"
 
 
 def points(run: Path) -> Table:
-    """The networks between two solutions, for every path that is stored of a run.
+    """Read the networks between two siblings, for every path that is stored of a run.
 
-    Left out are paths of rounds or networks that are not complete, or are others by now; `wrong` names them.
+    Paths of rounds or networks that are incomplete, or were trained again since, are left out; `wrong` names them.
 
     Args:
         run: The run's folder.
 
     Returns:
         A data frame with the columns `POINTS`, sorted by them: ``step`` is k, ``density`` the round's, ``batch_norm``
-        "stored" where statistics were interpolated like weights, "recomputed" where they were measured anew at each
-        point; ``alpha`` in [0, 1] goes from the network of order 1 to that of order 2, ``split`` is "train" or "test",
-        ``loss`` in nats and ``error`` in [0, 1]. It has no rows where nothing is stored.
+        "stored" for statistics interpolated like weights, "recomputed" for statistics measured at each point;
+        ``alpha`` in [0, 1] goes from the network of order 1 to that of order 2, ``split`` is "train" or "test",
+        ``loss`` in nats and ``error`` in [0, 1]. It is empty if nothing is stored.
 
     Raises:
         LotteryError: It is not a run, or a file is damaged.
     """
     import pandas as pd
 
-    experiment, found = store.read_experiment(run), []
-    for (replicate, index, step), recomputed, path in connectivity_files.stored_paths(run):
-        record, rows = connectivity_files.read_path(path)
-        if connectivity_files.misfit(run, experiment, (replicate, index, step), record["networks"]):
-            continue
-        density = store.read_record(store.round_path(run, replicate, index))["density"]
-        place = (
-            replicate,
-            index,
-            step,
-            density,
-            connectivity_files.RECOMPUTED if recomputed else connectivity_files.STORED,
-        )
-        found += [(*place, *row) for row in rows]
+    found = []
+    for siblings, recomputed in connectivity_files.stored_paths(run, store.read_experiment(run)):
+        record, rows = connectivity_files.read_path(siblings.path_file(recomputed))
+        if not siblings.misfit(record["networks"]):
+            density = siblings.round.record["density"]
+            place = (siblings.replicate, siblings.index, siblings.step, density, record["batch_norm"])
+            found += [(*place, *row) for row in rows]
     table = pd.DataFrame(found, columns=list(POINTS))
     return table.sort_values(["replicate", "round", "step", "batch_norm", "split", "alpha"], ignore_index=True)
 
 
 def barriers(points: Table) -> Table:
-    """The error barrier of every path.
+    """Compute the error barrier of every path.
 
-    Highest error on the straight line between two networks, less the mean of its ends: "linear interpolation
+    The highest error on the straight line between two networks − the mean of its ends: "linear interpolation
     instability" of Frankle et al. 2020, https://arxiv.org/abs/1912.05671, section 2.
 
     Args:
-        points: What `points` returns.
+        points: The table of `points`.
 
     Returns:
         A data frame with the columns `BARRIERS`, a row for each path and split: ``ends`` is the mean error of the two
-        networks, ``highest`` the highest error, found first at ``alpha_highest``; ``stable`` is whether the barrier is
+        networks, ``highest`` the highest error, found first at ``alpha_highest``; ``stable`` is True if the barrier is
         below `STABLE`. Errors are in [0, 1].
     """
     import pandas as pd
 
     rows = []
     for place, part in points.groupby([*PLACE, "split"]):
-        rows.append({**dict(zip([*PLACE, "split"], place, strict=True)), **measured(part["alpha"], part["error"])})
+        measured = error_barrier(part["alpha"], part["error"])
+        rows.append({**dict(zip([*PLACE, "split"], place, strict=True)), **measured})
     return pd.DataFrame(rows, columns=list(BARRIERS))
 
 
-def measured(alphas: Sequence[float], errors: Sequence[float]) -> dict[str, Any]:
-    """What `barriers` says of one path, from its points in any order."""
-    at, values = np.asarray(alphas, float), np.asarray(errors, float)
-    rank = np.argsort(at)
-    at, values = at[rank], values[rank]
+def error_barrier(alphas: Sequence[float], errors: Sequence[float]) -> dict[str, Any]:
+    """Compute the last five columns of `barriers` for one path, from its points in any order."""
+    rank = np.argsort(np.asarray(alphas, float))
+    at, values = np.asarray(alphas, float)[rank], np.asarray(errors, float)[rank]
     ends, top = float(values[0] + values[-1]) / 2, int(np.argmax(values))
     barrier = float(values[top]) - ends
     return {
@@ -101,174 +87,268 @@ def measured(alphas: Sequence[float], errors: Sequence[float]) -> dict[str, Any]
 
 
 def sentences(barriers: Table, confidence: float = 0.95) -> list[str]:
-    """What the barriers of the test error say, in sentences.
+    """Put the barriers of the test error into sentences.
+
+    The mean over replicates decides, and its interval stands beside it. Steps and rounds that break the pattern are
+    named.
 
     Args:
-        barriers: What `barriers` returns.
-        confidence: As for `lottery.runs.intervals.mean_interval`.
+        barriers: The table of `barriers`.
+        confidence: Of `lottery.runs.intervals.mean_interval`.
 
     Returns:
         For the dense network, and each round that several steps were tried of, the earliest step from which it is
-        stable; for each step, the smallest density down to which pruned networks are. The mean over replicates
-        decides, and its interval is told; steps and rounds that break the pattern are named.
+        stable; for each step, the smallest density down to which pruned networks are.
     """
-    tested = barriers[barriers["split"] == "test"]
-    said = []
-    for kind in (connectivity_files.STORED, connectivity_files.RECOMPUTED):
+    tested, said = barriers[barriers["split"] == "test"], []
+    for kind in (STORED, RECOMPUTED):
         lines, found = _means(tested[tested["batch_norm"] == kind], confidence), []
         for index in sorted({line["round"] for line in lines}):
             tried = [line for line in lines if line["round"] == index]
             if index == 0 or len(tried) > 1:
-                found.append(_by_step(tried, index, confidence))
+                found.append(_by_step(tried, index))
         for step in sorted({line["step"] for line in lines if line["round"]}):
-            pruned = [line for line in lines if line["round"] and line["step"] == step]
-            found.append(_by_round(pruned, step, confidence))
-        if kind == connectivity_files.RECOMPUTED:
-            found = [f"With the statistics of batches recomputed, {one[0].lower()}{one[1:]}" for one in found]
-        said += [f"{one}." for one in found]
+            found.append(_by_round([line for line in lines if line["round"] and line["step"] == step], step))
+        if kind == RECOMPUTED:
+            found = [f"With the statistics of batches recomputed, {text[0].lower()}{text[1:]}" for text in found]
+        said += [f"{text}." for text in found]
     return said
 
 
 def wrong(run: Path) -> Iterator[tuple[str, list[str]]]:
-    """Check what is stored of a run's connectivity.
-
-    For each network what `wrong_network` says. For each path: its checksum; that its networks are those that it was
-    measured of; that its ends have the test errors that their records tell, where statistics are as they were stored.
+    """Check everything that is stored of a run's connectivity.
 
     Args:
         run: The run's folder.
 
     Yields:
-        For each network and path, its name and what is wrong with it, each a sentence. In a name ", network " comes
-        before a network's step, and ", path " before a path's.
+        For each sibling and each path, its name and what is wrong with it, each a sentence: see `wrong_network`; of a
+        path that it is damaged, that its networks are not those it was measured between, or that its ends do not have
+        their test errors. In a name ", network " comes before a sibling's step, and ", path " before a path's.
 
     Raises:
         LotteryError: It is not a run, or its configuration was edited.
     """
     experiment = store.read_experiment(run)
     for path in sorted(connectivity_files.folder(run).glob("replicate-*/round-*/branch-*/round.json")):
-        found: list[str] = []
-        try:
-            found += wrong_network(run, experiment, path.parent)
-        except (LotteryError, KeyError) as error:
-            found.append(str(error))
-        yield _name(path.parent, "network"), found
-    for place, recomputed, path in connectivity_files.stored_paths(run):
-        found = []
-        try:
-            record, rows = connectivity_files.read_path(path)
-            if said := connectivity_files.misfit(run, experiment, place, record["networks"]):
-                found.append(said)
-            elif "test" not in record["splits"]:
-                found.append("It has no points of the split 'test'.")
-            # Other statistics give the networks at the ends other errors.
-            elif not recomputed:
-                found += _wrong_ends(run, experiment, place, rows)
-        except (LotteryError, KeyError) as error:
-            found.append(str(error))
-        yield _name(path, "path"), found
+        yield _checked(path.parent, "network", wrong_network(run, experiment, path.parent))
+    for siblings, recomputed in connectivity_files.stored_paths(run, experiment):
+        yield _checked(siblings.path_file(recomputed), "path", _wrong_path(siblings, recomputed))
 
 
-def wrong_network(run: Path, experiment: config.Experiment, place: Path) -> Iterator[str]:
-    """Check one of the copies.
+def wrong_network(run: Path, experiment: config.Experiment, folder: Path) -> Iterator[str]:
+    """Check a sibling.
 
     Args:
         run: The run's folder.
         experiment: Its experiment.
-        place: The copy's folder.
+        folder: The sibling's folder.
 
     Yields:
         A sentence for everything that is wrong: masks that are not the round's, masked weights that are not zero,
-        training that did not begin from the weights of its step under the masks.
+        training that did not start from the weights of its step under the masks.
 
     Raises:
-        LotteryError: A file is missing, or has not its checksum.
+        LotteryError: A file is missing, or does not have its checksum.
     """
-    store.check_files(place)
-    record = store.read_record(place)
-    replicate, index, step, number = (record[key] for key in ("replicate", "round", "first_step", "order"))
-    if record["branch"] != connectivity_files.label(step, number) or number not in connectivity_files.ORDERS:
-        yield f"It was trained from step {step} with order {number} of the data."
-    kept = files.read_masks(place / "masks.safetensors")
-    ticket = files.read_masks(store.round_path(run, replicate, index) / "masks.safetensors")
+    store.check_files(folder)
+    record = store.read_record(folder)
+    replicate, index, step, order = (record[key] for key in ("replicate", "round", "first_step", "order"))
+    siblings = Siblings(run, experiment, replicate, index, step)
+    if record["branch"] != siblings.branch(order) or order not in ORDERS:
+        yield f"It was trained from step {step} with order {order} of the data."
+    stored = store.StoredRound(connectivity_files.folder(run), replicate, index, record["branch"])
+    kept, ticket = stored.masks, siblings.round.masks
     if kept.keys() != ticket.keys() or any(not np.array_equal(kept[name], ticket[name]) for name in ticket):
         yield "Its masks are not those of the round."
-    trained = files.read_arrays(place / "weights.safetensors")
-    masks.check(kept, trained)
-    for name, mask in kept.items():
-        if np.any(trained[name][~mask] != 0):
-            yield f"{name} has {np.count_nonzero(trained[name][~mask])} masked entries that are not zero."
-    start = files.read_arrays(connectivity_files.state_path(run, experiment, replicate, step))
-    if weights.fingerprint(start) != record["step_sha256"]:
-        yield f"The weights that are stored of step {step} are not those that it began with."
-    begun = connectivity_files.begun(experiment, replicate, number, start)
-    if weights.fingerprint(masks.apply(begun, kept)) != record["start_sha256"]:
-        yield f"Training did not begin from the weights of step {step} under the masks."
+    for name, count in masks.leaks(stored.weights, kept).items():
+        yield f"{name} has {count} masked entries that are not zero."
+    state = files.read_arrays(siblings.state_file)
+    if weights.fingerprint(state) != record["step_sha256"]:
+        yield f"The stored weights of step {step} are not those that it started from."
+    if not stored.began_with(siblings.start(order, state)):
+        yield f"Training did not start from the weights of step {step} under the masks."
 
 
-def _wrong_ends(
-    run: Path, experiment: config.Experiment, place: connectivity_files.Place, rows: Sequence[connectivity_files.Row]
-) -> Iterator[str]:
-    tested = {row[0]: row[3] for row in rows if row[1] == "test"}
-    for alpha, number in zip((0.0, 1.0), connectivity_files.ORDERS, strict=True):
-        record = store.read_record(connectivity_files.network_path(run, experiment, *place, number))
-        error = 1 - record["final_test_accuracy"]
-        if not abs(tested[alpha] - error) <= 1e-6:
-            yield f"At alpha {alpha:g} the test error is {tested[alpha]}, and that of the network {error}."
+def barrier(
+    points: Table,
+    ax: Any = None,
+    split: str | None = None,
+    rounds: Iterable[int] | None = None,
+    steps: Iterable[int] | None = None,
+    batch_norm: str | None = None,
+) -> Any:
+    """Draw the error along the straight line between two siblings.
+
+    Args:
+        points: The table of `points`.
+        ax: Matplotlib axes to draw on; new ones if None.
+        split: ``"test"`` or ``"train"``; both by default, the train error dashed.
+        rounds, steps: All of these are drawn; by default at most three rounds and three rewind steps, evenly apart.
+        batch_norm: ``"stored"`` or ``"recomputed"``; by default the first if the table has it. The title names the
+            second.
+
+    Returns:
+        The axes: for each round and step the mean over replicates, in a band from the lowest to the highest, and in the
+        legend its error barrier, the mean over replicates. Replicates measured at different points are all taken at
+        every one of these, interpolated linearly.
+
+    Raises:
+        LotteryError: The table is empty or lacks a round, step, split or kind of statistics.
+    """
+    part = _selected(points, split, batch_norm)
+    part = styles.of_rounds(styles.of_rounds(part, rounds, 3), steps, 3, "step")
+    lines = styles.spread(_at_all_points(part), ("round", "step", "split", "alpha"), "error")
+    heights = barriers(part).groupby(["round", "step", "split"])["barrier"].mean()
+    splits = sorted(set(part["split"]))
+    pairs = sorted(set(zip(lines["round"], lines["step"], strict=True)))
+    ax = styles.new_or(ax)
+    for (index, step), style in zip(pairs, styles.in_order(len(pairs)), strict=True):
+        for name in splits:
+            line = lines[(lines["round"] == index) & (lines["step"] == step) & (lines["split"] == name)]
+            styles.band(ax, line["alpha"], line, style, "_path", linestyle="-" if name == "test" else "--")
+        measured = ", ".join(f"{name} {heights[index, step, name]:.4f}" for name in splits)
+        color, marker, _ = style
+        ax.plot([], [], color=color, marker=marker, label=f"round {index}, step {step}\nbarrier: {measured}")
+    ax.set_ylim(0, None)
+    ax.set_xlabel("place on the line between the two networks (alpha)")
+    ax.set_ylabel("error (fraction of examples)")
+    return styles.finish(ax, styles.said(lines, "band") + _notes(part))
 
 
-def _name(path: Path, what: str) -> str:
+def instability(barriers: Table, ax: Any = None, over: str = "density", batch_norm: str | None = None) -> Any:
+    """Draw the error barrier against density or against the rewind step, to see where networks become stable.
+
+    Args:
+        barriers: The table of `barriers`.
+        ax: Matplotlib axes to draw on; new ones if None.
+        over: ``"density"``, a line for each rewind step, or ``"step"``, a line for each of at most six rounds.
+        batch_norm: As for `barrier`.
+
+    Returns:
+        The axes: the mean over replicates with bars from the lowest to the highest, train dashed, and a line at
+        `STABLE`.
+
+    Raises:
+        LotteryError: The table is empty, or `over` or `batch_norm` is unknown.
+    """
+    if over not in ("density", "step"):
+        raise unknown("The x axis of an instability", over, ("density", "step"))
+    line, x = ("step", "round") if over == "density" else ("round", "step")
+    part = styles.of_rounds(_selected(barriers, None, batch_norm), None, column=line)
+    spread = styles.spread(part, (line, "split", x), "barrier")
+    ax = styles.new_or(ax)
+    drawn = sorted(set(spread[line]))
+    for index, (color, marker, _) in zip(drawn, styles.in_order(len(drawn)), strict=True):
+        for name in sorted(set(part["split"])):
+            of = spread[(spread[line] == index) & (spread["split"] == name)]
+            style = (color, marker, "-" if name == "test" else "--")
+            styles.bars(ax, of[over], of, style, f"{line} {index}, {name}", first=name == "test")
+    ax.axhline(STABLE, color="0.35", linewidth=1, linestyle=":", label=f"stable under {100 * STABLE:g} %", zorder=1)
+    if over == "density":
+        styles.density_axis(ax, spread["density"])
+    else:
+        later = spread[spread["step"] > 0]["step"]
+        ax.set_xscale("symlog", linthresh=later.min() if len(later) else 1)
+        styles.plain(ax.xaxis)
+        ax.set_xlabel("step that both networks share")
+    ax.set_ylim(min(0, spread["low"].min() * 1.1), max(spread["high"].max(), STABLE) * 1.1)
+    ax.set_ylabel("error barrier (fraction of examples)")
+    return styles.finish(ax, styles.said(spread, "bars") + _notes(part))
+
+
+def _selected(table: Table, split: str | None, batch_norm: str | None) -> Table:
+    styles.check(table, NO_PATH)
+    usual = STORED if STORED in set(table["batch_norm"]) else RECOMPUTED
+    part = styles.only(table, "batch_norm", usual if batch_norm is None else batch_norm)
+    return part if split is None else styles.only(part, "split", split)
+
+
+def _notes(part: Table) -> str:
+    dashed = "; dashed: train" if "train" in set(part["split"]) else ""
+    return dashed + ("\nstatistics of BatchNorm recomputed" if RECOMPUTED in set(part["batch_norm"]) else "")
+
+
+def _at_all_points(points: Table) -> Table:
+    """Interpolate the errors of every replicate at the points of any of them."""
+    import pandas as pd
+
+    found, columns = [], ["replicate", "round", "step", "density", "split"]
+    for _, part in points.groupby(["round", "step", "split"]):
+        alphas = np.unique(part["alpha"])
+        for _, line in part.sort_values("alpha").groupby("replicate"):
+            errors = np.interp(alphas, line["alpha"], line["error"])
+            found.append(pd.DataFrame({**line[columns].iloc[0].to_dict(), "alpha": alphas, "error": errors}))
+    return pd.concat(found, ignore_index=True)
+
+
+def _checked(path: Path, what: str, sentences: Iterator[str]) -> tuple[str, list[str]]:
+    """Name a sibling or a path, and collect what is wrong with it."""
     replicate, index = (part.replace("-", " ") for part in path.parts[-3:-1])
     own = path.stem.removeprefix("branch-").removeprefix("path-").replace("_", " ").replace("-", ", ")
-    return f"connectivity, {replicate}, {index.replace(' 0', ' ')}, {what} {own}"
+    found: list[str] = []
+    try:
+        found.extend(sentences)
+    except (LotteryError, KeyError) as error:
+        found.append(str(error))
+    return f"connectivity, {replicate}, {index.replace(' 0', ' ')}, {what} {own}", found
+
+
+def _wrong_path(siblings: Siblings, recomputed: bool) -> Iterator[str]:
+    record, rows = connectivity_files.read_path(siblings.path_file(recomputed))
+    if why := siblings.misfit(record["networks"]):
+        yield why
+    elif "test" not in record["splits"]:
+        yield "It has no points of the split 'test'."
+    elif not recomputed:  # other statistics give the networks at the ends other errors
+        tested = {row[0]: row[3] for row in rows if row[1] == "test"}
+        for alpha, order in zip((0.0, 1.0), ORDERS, strict=True):
+            error = 1 - siblings.network(order).record["final_test_accuracy"]
+            if not abs(tested[alpha] - error) <= 1e-6:
+                yield f"At alpha {alpha:g} the test error is {tested[alpha]}, and that of the network {error}."
 
 
 def _means(part: Table, confidence: float) -> list[dict[str, Any]]:
-    """Mean barrier over replicates, with its interval, for each round and step."""
+    """Average the barrier over replicates, for each round and step; ``text`` has its interval."""
     lines = []
     for (index, step), group in part.groupby(["round", "step"]):
-        values = group["barrier"].tolist()
-        mean, low, high = intervals.mean_interval(values, confidence)
-        line = {"round": int(index), "step": int(step), "density": group["density"].mean(), "num": len(values)}
-        lines.append({**line, "mean": mean, "low": low, "high": high, "stable": mean < STABLE})
+        mean, low, high = intervals.mean_interval(group["barrier"].tolist(), confidence)
+        text = f"{len(group)} replicate{'s' if len(group) > 1 else ''}"
+        if math.isfinite(low):
+            text += f", {100 * confidence:g} % interval {100 * low:.2f} to {100 * high:.2f} %"
+            if low < STABLE <= high:
+                text += f", which goes {'above' if mean < STABLE else 'below'} {100 * STABLE:g} %"
+        lines.append({
+            "round": int(index), "step": int(step), "density": group["density"].mean(), "mean": mean,
+            "stable": mean < STABLE, "text": f"{100 * mean:.2f} % ({text})",
+        })  # fmt: skip
     return lines
 
 
-def _by_step(tried: list[dict[str, Any]], index: int, confidence: float) -> str:
+def _by_step(tried: list[dict[str, Any]], index: int) -> str:
     who = "The dense network" if index == 0 else _where(tried[0]).capitalize()
     first = next((line for line in tried if line["stable"]), None)
     if first is None:
         lowest = min(tried, key=lambda line: line["mean"])
         steps = ", ".join(str(line["step"]) for line in tried)
         at = "" if len(tried) == 1 else f", at the lowest, from step {lowest['step']},"
-        told = f"its test-error barrier{at} is {_barrier(lowest, confidence)}"
-        return f"{who} is not stable at any step tried ({steps}): {told}"
+        return f"{who} is not stable at any step tried ({steps}): its test-error barrier{at} is {lowest['text']}"
     not_later = [str(line["step"]) for line in tried if line["step"] > first["step"] and not line["stable"]]
     but = f"; but it is not from {', '.join(not_later)}" if not_later else ""
-    return f"{who} is stable from step {first['step']} on: its test-error barrier is {_barrier(first, confidence)}{but}"
+    return f"{who} is stable from step {first['step']} on: its test-error barrier is {first['text']}{but}"
 
 
-def _by_round(pruned: list[dict[str, Any]], step: int, confidence: float) -> str:
+def _by_round(pruned: list[dict[str, Any]], step: int) -> str:
     best = min((line for line in pruned if line["stable"]), key=lambda line: line["density"], default=None)
     if best is None:
         lowest = min(pruned, key=lambda line: line["mean"])
-        told = f"{_where(lowest)} has the lowest test-error barrier, {_barrier(lowest, confidence)}"
-        return f"Rewound to step {step}, no pruned network tried is stable: {told}"
-    unstable = ", ".join(str(line["round"]) for line in pruned if not line["stable"])
-    but = f"; not stable: round{'s' if ',' in unstable else ''} {unstable}" if unstable else ""
-    told = f"at {_where(best)} the test-error barrier is {_barrier(best, confidence)}"
-    return f"Rewound to step {step}, networks are stable down to density {best['density']:.4f}: {told}{but}"
+        shown = f"{_where(lowest)} has the lowest test-error barrier, {lowest['text']}"
+        return f"Rewound to step {step}, no pruned network tried is stable: {shown}"
+    unstable = [str(line["round"]) for line in pruned if not line["stable"]]
+    but = f"; not stable: round{'s' if len(unstable) > 1 else ''} {', '.join(unstable)}" if unstable else ""
+    shown = f"at {_where(best)} the test-error barrier is {best['text']}"
+    return f"Rewound to step {step}, networks are stable down to density {best['density']:.4f}: {shown}{but}"
 
 
 def _where(line: Mapping[str, Any]) -> str:
     return f"round {line['round']} (density {line['density']:.4f})"
-
-
-def _barrier(line: Mapping[str, Any], confidence: float) -> str:
-    num, (low, high) = line["num"], (line["low"], line["high"])
-    told = f"{num} replicate{'s' if num > 1 else ''}"
-    if math.isfinite(low):
-        told += f", {100 * confidence:g} % interval {100 * low:.2f} to {100 * high:.2f} %"
-        if low < STABLE <= high:
-            told += f", which goes {'above' if line['stable'] else 'below'} {100 * STABLE:g} %"
-    return f"{100 * line['mean']:.2f} % ({told})"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from lottery.runs import results, store
+from lottery.runs import store
 from lottery.runs.verdicts import Table
 from lottery.settings import GIVEN
 
@@ -53,9 +53,8 @@ def table(run: Path) -> Table:
 
     rows, uses = [], _uses(run)
     dense: dict[int, int | None] = {}
-    for row in results.table(run).to_dict("records"):
-        folder = store.round_path(run, row["replicate"], row["round"], row["branch"])
-        kept = store.read_record(folder)["kept"]
+    for stored in store.rounds(run):
+        row, kept = stored.record, stored.record["kept"]
         needed = multiply_adds(kept, dict.fromkeys(kept, 1) if uses is None else uses)
         if row["replicate"] not in dense:  # its first row is that of round 0
             dense[row["replicate"]] = needed
@@ -66,7 +65,7 @@ def table(run: Path) -> Table:
                 "compression": 1 / row["density"] if row["density"] else math.inf,
                 "multiply_adds": math.nan if needed is None else needed,
                 "speedup": math.nan if needed is None or whole is None else whole / needed if needed else math.inf,
-                "steps": _steps(folder),
+                "steps": _steps(stored),
             }
         )
     floats = dict.fromkeys(("compression", "multiply_adds", "speedup", "seconds"), float)
@@ -89,9 +88,8 @@ def total(run: Path) -> dict[str, float | int | None]:
     """
     rows, environment, experiment = table(run), store.read_environment(run), store.read_experiment(run)
     examples: int | None = 0
-    for row in rows.to_dict("records"):
-        record = store.read_record(store.round_path(run, row["replicate"], row["round"], row["branch"]))
-        changed = record.get("overrides", {}).get("train", {})  # by a transfer
+    for row, stored in zip(rows.to_dict("records"), store.rounds(run), strict=True):
+        changed = stored.record.get("overrides", {}).get("train", {})  # by a transfer
         if experiment.data.name == GIVEN and environment.get("scaling") is None:
             examples = None
         if examples is not None:
@@ -110,7 +108,7 @@ def _uses(run: Path) -> Mapping[str, int | None] | None:
     return store.read_environment(run).get("uses", older)
 
 
-def _steps(folder: Path) -> int:
+def _steps(stored: store.StoredRound) -> int:
     """From the first evaluation of a network to the last."""
-    steps = [step for step, *_ in store.read_metrics(folder)]
+    steps = [step for step, *_ in stored.metrics]
     return max(steps) - min(steps)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from lottery.runs import results, store
+from lottery.runs import store
 from lottery.runs.results import Table
 
 COLUMNS = ("replicate", "branch", "round", "density", *store.METRICS)
@@ -17,17 +17,15 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
         rounds: Which rounds; all if None.
 
     Returns:
-        A data frame with the columns `COLUMNS`, in the order of `lottery.runs.results.networks`, and within a network
+        A data frame with the columns `COLUMNS`, in the order of `lottery.runs.store.rounds`, and within a network
         as they were measured. ``split`` is ``"train"``, ``"validation"`` or ``"test"``; a row of the training split is
         the mean over the steps since the one before it. Losses are as the model reports them (a cross-entropy is in
         nats), densities and accuracies in [0, 1]; an accuracy that the model does not measure is NaN.
 
     Raises:
-        LotteryError: As `lottery.runs.results.networks`, or a file is damaged.
+        LotteryError: As `lottery.runs.store.rounds`, or a file is damaged.
     """
     import pandas as pd
 
-    rows = [
-        (*network, *row) for *network, folder in results.networks(run, rounds) for row in store.read_metrics(folder)
-    ]
+    rows = [(*stored.labels, *row) for stored in store.rounds(run, rounds) for row in stored.metrics]
     return pd.DataFrame(rows, columns=list(COLUMNS))

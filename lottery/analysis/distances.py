@@ -4,9 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lottery import files
-from lottery.analysis import survivors
-from lottery.runs import results, store
+from lottery.runs import store
 from lottery.runs.results import Table
 
 COLUMNS = (
@@ -60,13 +58,11 @@ def table(run: Path) -> Table:
     """
     import pandas as pd
 
-    experiment = store.read_experiment(run)
     rows = []
-    for network in results.networks(run, branches=False):
-        kept, start = survivors.begun(run, experiment, network)
-        trained = files.read_arrays(network.folder / "weights.safetensors")
-        pairs = {name: (start[name][mask], trained[name][mask]) for name, mask in kept.items()}
+    for stored in store.rounds(run, branches=False):
+        start, trained = stored.masked_start, stored.weights
+        pairs = {name: (start[name][mask], trained[name][mask]) for name, mask in stored.masks.items()}
         together = [np.concatenate(parts) for parts in zip(*pairs.values(), strict=True)]
         for name, (before, after) in {ALL: together, **pairs}.items():
-            rows.append((*network[:4], name, *moved(before, after)))
+            rows.append((*stored.labels, name, *moved(before, after)))
     return pd.DataFrame(rows, columns=list(COLUMNS))

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import files
-from lottery.runs import results, store
+from lottery.runs import store
 from lottery.runs.results import Table
 
 COLUMNS = ("replicate", "round", "density", "weight", "what", "row", "column", "channel", "kept", "of")
@@ -39,14 +38,15 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
         is one row, of one of three the first two are run together into rows.
 
     Raises:
-        LotteryError: As `lottery.runs.results.networks`, or a file is damaged.
+        LotteryError: As `lottery.runs.store.rounds`, or a file is damaged.
     """
     import pandas as pd
 
     shape = image_shape(store.read_environment(run).get("architecture") or {})
     parts = []
-    for replicate, _, index, density, folder in results.networks(run, rounds, branches=False):
-        name, mask = next(iter(files.read_masks(folder / "masks.safetensors").items()))
+    for stored in store.rounds(run, rounds, branches=False):
+        name, mask = next(iter(stored.masks.items()))
+        replicate, _, index, density = stored.labels
         what, kept, of = counted(mask, shape)
         row, column, channel = (axis.ravel() for axis in np.indices(kept.shape))
         known = dict(zip(COLUMNS, (replicate, index, density, name, what), strict=False))

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lottery import files
-from lottery.runs import results
+from lottery.runs import store
 from lottery.runs.results import Table
 
 COLUMNS = (
@@ -45,7 +44,7 @@ def table(run: Path) -> Table:
         run: The run's folder.
 
     Returns:
-        A data frame with the columns `COLUMNS`, in the order of `lottery.runs.results.networks` and of the layers:
+        A data frame with the columns `COLUMNS`, in the order of `lottery.runs.store.rounds` and of the layers:
         ``density`` is that of the network and ``weight_density`` that of the weight, both in [0, 1]; ``inputs`` and
         ``units`` are how many there are by the rule of `degrees_of`, the dead ones those of degree 0 (a dead unit
         gives the same, by its bias alone, whatever the example; a dead input is not read); ``collapsed`` is whether
@@ -57,12 +56,12 @@ def table(run: Path) -> Table:
     import pandas as pd
 
     rows = []
-    for replicate, branch, index, density, folder in results.networks(run):
-        for name, mask in files.read_masks(folder / "masks.safetensors").items():
+    for stored in store.rounds(run):
+        for name, mask in stored.masks.items():
             coming, leaving = degrees_of(mask)
             kept = int(coming.sum())
             sides = (leaving.size, coming.size, int((leaving == 0).sum()), int((coming == 0).sum()))
-            rows.append((replicate, branch, index, density, name, mask.size, kept, kept / mask.size, *sides, kept == 0))
+            rows.append((*stored.labels, name, mask.size, kept, kept / mask.size, *sides, kept == 0))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -80,17 +79,17 @@ def degrees(run: Path, rounds: Iterable[int] | None = None) -> Table:
         ``degree`` kept entries; the degrees that occur, in ascending order.
 
     Raises:
-        LotteryError: As `lottery.runs.results.networks`, or a file is damaged.
+        LotteryError: As `lottery.runs.store.rounds`, or a file is damaged.
     """
     import pandas as pd
 
     rows = []
-    for *network, folder in results.networks(run, rounds):
-        for name, mask in files.read_masks(folder / "masks.safetensors").items():
+    for stored in store.rounds(run, rounds):
+        for name, mask in stored.masks.items():
             for side, found in zip(("in", "out"), degrees_of(mask), strict=True):
                 values, counts = np.unique(found, return_counts=True)
                 pairs = zip(values.tolist(), counts.tolist(), strict=True)
-                rows += [(*network, name, side, degree, count) for degree, count in pairs]
+                rows += [(*stored.labels, name, side, degree, count) for degree, count in pairs]
     return pd.DataFrame(rows, columns=list(DEGREES))
 
 

@@ -1,4 +1,4 @@
-"""Hidden units of one network matched with those of another, so that their masks can be compared."""
+"""Match the hidden units of two networks, so that their masks can be compared."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,46 +8,25 @@ import numpy as np
 
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
+from lottery.models.library import EFFECTS, START, WEIGHTED
 from lottery.runs import store
 
-# Which unit of the other network stands at each place, by the name of the weight that makes the units.
+# By the name of the weight that makes the units: which unit of the other network stands at each place.
 Permutations = dict[str, np.ndarray]
 
-
-_CHAIN = "matching needs a chain of dense and convolutional layers"
-
-
 _BUILT_IN = ("lenet_", "conv_", "vgg_")
-
-
-_WEIGHTED = ("Dense", "Conv1D", "Conv2D", "Conv3D")
-
-
-# Layers that treat every unit alike, by the names of their classes in Keras.
-_ALIKE = (
-    "InputLayer", "Flatten", "Activation", "ReLU", "LeakyReLU", "ELU", "Softmax", "BatchNormalization", "Rescaling",
-    "Dropout", "GaussianNoise", "GaussianDropout", "AlphaDropout", "Identity",
-    *(f"{name}Pooling{rank}" for name in ("Max", "Average") for rank in ("1D", "2D", "3D")),
-    *(f"Global{name}Pooling{rank}" for name in ("Max", "Average") for rank in ("1D", "2D", "3D")),
-    *(f"{name}{rank}" for name in ("ZeroPadding", "Cropping", "SpatialDropout") for rank in ("1D", "2D", "3D")),
-)  # fmt: skip
-
-
-_FIRST_ONLY = ("Reshape", "Normalization")  # before any units there is nothing to permute
-
-
 _MOST_PASSES = 100
 
 
 def check_run(run: Path, names: Mapping[str, Any]) -> None:
-    """See that the network of a run is a chain, as far as its files say.
+    """Check that the network of a run is a chain of layers, by its files.
 
     Args:
         run: The run's folder.
         names: Its masks, or anything else by the names of its prunable weights.
 
     Raises:
-        LotteryError: It is not, or cannot be known to be.
+        LotteryError: It is not a chain, or the files do not tell.
     """
     architecture = store.read_environment(run).get("architecture") or {}
     if "name" in architecture:
@@ -57,17 +36,17 @@ def check_run(run: Path, names: Mapping[str, Any]) -> None:
     described = architecture.get("keras")
     if not described:
         why = architecture.get("why", "its run did not write its architecture down")
-        raise _no_chain(f"nobody can say whether that of {str(run)!r} is one ({why})")
+        raise _no_chain(f"the files of {str(run)!r} do not tell if its network is one ({why})")
     if described.get("class_name") != "Sequential":
         raise _no_chain(f"the model of {str(run)!r} is {described.get('class_name')}, allowed is Sequential")
     weighted = 0
     for layer in described["config"]["layers"]:
         kind, settings = layer["class_name"], layer.get("config") or {}
-        if kind not in (*_WEIGHTED, *_ALIKE) and not (kind in _FIRST_ONLY and not weighted):
+        if kind not in EFFECTS or (EFFECTS[kind] == START and weighted):  # before any units there is nothing to permute
             raise _no_chain(f"the model of {str(run)!r} has the layer {settings.get('name')!r} ({kind})")
         if settings.get("groups", 1) != 1 or settings.get("data_format") == "channels_first":
             raise _no_chain(f"the layer {settings.get('name')!r} of {str(run)!r} has groups, or channels first")
-        weighted += kind in _WEIGHTED
+        weighted += EFFECTS[kind] == WEIGHTED
     if weighted != len(names):
         raise _no_chain(f"{str(run)!r} has masks for {len(names)} weights, its model has {weighted} such layers")
 
@@ -79,27 +58,25 @@ def matched(
     weights_other: Weights | None = None,
     seed: int = 0,
 ) -> tuple[Masks, Permutations]:
-    """The other's masks with their hidden units in the order in which they agree most with the first's.
+    """Reorder the hidden units of the other network to agree most with those of the first.
 
     Weight matching of Ainsworth, Hayase & Srinivasa 2022, "Git Re-Basin", https://arxiv.org/abs/2209.04836,
     algorithm 1, on masks: the units of one hidden layer after another, in random order, are assigned so that the
-    entries that both keep, into the units and out of them, are as many as they can be while the other layers stay,
-    until no layer gains. It begins twice, with the units as they are and with those that a pass from the first layer to
-    the last finds by what comes in alone, and the better end is taken: so the entries that both keep never become
-    fewer. The best of all permutations is not always found.
+    entries that both keep, into the units and out of them, are as many as possible while the other layers stay, until
+    no layer gains. It starts twice, from the units as they are and from a pass from the first layer to the last over
+    incoming entries alone, and takes the better end: so the entries that both keep never become fewer. The best of all
+    permutations is not always found.
 
     Args:
-        one: Masks of a chain, in the order of its layers: the last axis of each are its units, the one before it its
-            inputs, which are the units before, or (flattened, channels last) a number of places of them each.
+        one: Masks of a chain, in the order of its layers: the last axis of each are its units, the axis before it its
+            inputs, which are the units before, or (flattened, channels last) several places of each.
         other: Masks of the same names and shapes.
-        weights_one: If given, both networks' weights by name: the masked weights are matched, so that their inner
-            product is as large as it can be, instead of the masks.
-        weights_other: The other's.
+        weights_one, weights_other: The weights of both networks, by name, to match the masked weights instead, so that
+            their inner product is as large as possible.
         seed: Of the random order.
 
     Returns:
-        The other's masks, permuted, and for each weight but the last which of the other's units stands at each place;
-        see `permuted`.
+        The other's masks, reordered, and the permutation of the units of each weight but the last.
 
     Raises:
         LotteryError: The masks are not those of one chain.
@@ -107,29 +84,29 @@ def matched(
     shapes = {name: mask.shape for name, mask in one.items()}
     if shapes != {name: mask.shape for name, mask in other.items()} or list(one) != list(other):
         raise LotteryError(f"Only masks of the same network can be matched, received {list(one)} and {list(other)}.")
-    _check(shapes)
     if (weights_one is None) != (weights_other is None):
         raise LotteryError("matching: received the weights of one network, allowed are those of both or of neither.")
     mine = _blocks(one if weights_one is None else {name: weights_one[name] * one[name] for name in one})
     theirs = _blocks(other if weights_other is None else {name: weights_other[name] * other[name] for name in other})
     as_they_are = [np.arange(block.shape[-1]) for block in mine[:-1]]
-    ends = [_improved(mine, theirs, begin, seed) for begin in (as_they_are, _forward(mine, theirs))]
-    _, best = max(ends, key=lambda end: end[0])
-    permutations = dict(zip(one, best, strict=False))
+    forward: list[np.ndarray] = []
+    for layer in range(len(as_they_are)):
+        forward.append(_assigned(_incoming(mine, theirs, forward, layer)))
+    ends = [_improved(mine, theirs, start, seed) for start in (as_they_are, forward)]
+    permutations = dict(zip(one, max(ends, key=lambda end: end[0])[1], strict=False))
     return permuted(other, permutations), permutations
 
 
 def permuted(arrays: Weights, permutations: Permutations) -> dict[str, np.ndarray]:
-    """Weights or masks of a chain with their hidden units in another order.
+    """Reorder the hidden units in the weights or masks of a chain.
 
     Args:
-        arrays: By name, in the order of the layers; all of the chain.
+        arrays: All of the chain, by name, in the order of the layers.
         permutations: For each but the last, which unit comes to each place.
 
     Returns:
-        New arrays. The units of a weight are permuted, and the inputs of the next one with them.
+        New arrays. The units of a weight are permuted, and the inputs of the next weight with them.
     """
-    _check({name: np.shape(value) for name, value in arrays.items()})
     orders = list(permutations.values())
     blocks = _blocks(arrays, None)
     return {
@@ -138,22 +115,18 @@ def permuted(arrays: Weights, permutations: Permutations) -> dict[str, np.ndarra
     }
 
 
-def _check(shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _blocks(arrays: Weights, kind: Any = np.float32) -> list[np.ndarray]:
+    """Reshape each weight to (places, units before, units): places of the kernel, and of what was flattened before."""
+    found: list[np.ndarray] = []
     units, before = 0, ""
-    for name, shape in shapes.items():
+    for name, value in arrays.items():
+        shape = np.shape(value)
         if len(shape) < 2:
             raise _no_chain(f"{name} has the shape {shape}")
         if units and (shape[-2] % units or (len(shape) > 2 and shape[-2] != units)):
             raise _no_chain(f"{name} has {shape[-2]} inputs after the {units} units of {before}")
+        found.append(np.asarray(value, dtype=kind).reshape(-1, units or shape[-2], shape[-1]))
         units, before = shape[-1], name
-
-
-def _blocks(arrays: Weights, kind: Any = np.float32) -> list[np.ndarray]:
-    """Each weight as (places, units before, units): places of the kernel, and of what was flattened before it."""
-    found: list[np.ndarray] = []
-    for value in arrays.values():
-        before = found[-1].shape[-1] if found else np.shape(value)[-2]
-        found.append(np.asarray(value, dtype=kind).reshape(-1, before, np.shape(value)[-1]))
     return found
 
 
@@ -162,14 +135,14 @@ def _ordered(block: np.ndarray, orders: list[np.ndarray], layer: int) -> np.ndar
     return block[..., orders[layer]] if layer < len(orders) else block
 
 
-def _coming(mine: list[np.ndarray], theirs: list[np.ndarray], orders: list[np.ndarray], layer: int) -> np.ndarray:
-    """How far each unit of mine agrees with each of theirs in what comes in, (mine, theirs)."""
+def _incoming(mine: list[np.ndarray], theirs: list[np.ndarray], orders: list[np.ndarray], layer: int) -> np.ndarray:
+    """Agreement of each unit of mine with each of theirs over incoming entries, of shape (mine, theirs)."""
     one, other = mine[layer], theirs[layer][:, orders[layer - 1]] if layer else theirs[layer]
     return one.reshape(-1, one.shape[-1]).T @ other.reshape(-1, other.shape[-1])
 
 
-def _leaving(mine: list[np.ndarray], theirs: list[np.ndarray], orders: list[np.ndarray], layer: int) -> np.ndarray:
-    """How far each unit of mine agrees with each of theirs in what leaves, (mine, theirs)."""
+def _outgoing(mine: list[np.ndarray], theirs: list[np.ndarray], orders: list[np.ndarray], layer: int) -> np.ndarray:
+    """Agreement of each unit of mine with each of theirs over outgoing entries, of shape (mine, theirs)."""
     one, other = mine[layer + 1], theirs[layer + 1]
     other = other[..., orders[layer + 1]] if layer + 1 < len(orders) else other
     one, other = (block.swapaxes(0, 1).reshape(block.shape[1], -1) for block in (one, other))
@@ -182,27 +155,20 @@ def _assigned(agreement: np.ndarray) -> np.ndarray:
     return linear_sum_assignment(agreement, maximize=True)[1]
 
 
-def _forward(mine: list[np.ndarray], theirs: list[np.ndarray]) -> list[np.ndarray]:
-    orders: list[np.ndarray] = []
-    for layer in range(len(mine) - 1):
-        orders.append(_assigned(_coming(mine, theirs, orders, layer)))
-    return orders
-
-
 def _improved(
-    mine: list[np.ndarray], theirs: list[np.ndarray], begin: list[np.ndarray], seed: int
+    mine: list[np.ndarray], theirs: list[np.ndarray], start: list[np.ndarray], seed: int
 ) -> tuple[float, list[np.ndarray]]:
-    """How far all agree, and the permutations, after coordinate descent."""
-    orders, random = list(begin), np.random.default_rng(seed)
+    """Improve permutations by coordinate descent; return the agreement of all layers, and the permutations."""
+    orders, random = list(start), np.random.default_rng(seed)
     for _ in range(_MOST_PASSES):
         gained = False
         for layer in random.permutation(len(orders)):
-            agreement = _coming(mine, theirs, orders, layer) + _leaving(mine, theirs, orders, layer)
+            agreement = _incoming(mine, theirs, orders, layer) + _outgoing(mine, theirs, orders, layer)
             order = _assigned(agreement)
             places = np.arange(len(order))
-            now, then = (float(agreement[places, one].sum(dtype=np.float64)) for one in (order, orders[layer]))
+            now, before = (float(agreement[places, each].sum(dtype=np.float64)) for each in (order, orders[layer]))
             # Rounding is no gain: of masks these are whole numbers, of weights they are not.
-            if now > then + 1e-6 * abs(then):
+            if now > before + 1e-6 * abs(before):
                 orders[layer], gained = order, True
         if not gained:
             break
@@ -211,4 +177,4 @@ def _improved(
 
 
 def _no_chain(why: str) -> LotteryError:
-    return LotteryError(f"{_CHAIN[0].upper()}{_CHAIN[1:]}; {why}.")
+    return LotteryError(f"Matching needs a chain of dense and convolutional layers; {why}.")

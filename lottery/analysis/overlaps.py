@@ -1,50 +1,47 @@
-"""What the masks of two networks have in common, beside what random masks would."""
+"""Compare the masks of two networks with each other, and with random masks."""
 
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from lottery import files, masks
-from lottery.analysis import matching
+from lottery import masks
+from lottery.analysis import matching, styles
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.runs import results
+from lottery.runs import store
 from lottery.runs.results import Table
 
 COLUMNS = (
     "one", "other", "round", "density_one", "density_other", "weight", "overlap", "chance", "matched_overlap",
     "matched_chance",
 )  # fmt: skip
-
-
 ALL = "all"  # the row of all weights together
-
-
-NUM_DRAWS = 3  # of random masks, for what matching makes of them
+NO_PAIR = "there are no two masks to compare"
 
 
 def iou(one: Masks | np.ndarray, other: Masks | np.ndarray) -> float:
-    """Overlap of two masks: the entries that both keep, out of those that either keeps.
+    """Compute the overlap of two masks: the entries that both keep, out of those that either keeps.
 
     Args:
         one: A boolean array, or several by name, which are counted together.
         other: The same names and shapes.
 
     Returns:
-        Intersection over union, in [0, 1]; NaN where neither keeps anything.
+        Intersection over union, in [0, 1]; NaN if neither keeps anything.
 
     Raises:
         LotteryError: Names or shapes differ.
     """
-    both, kept_one, kept_other, _ = _counts(one, other)
-    return _ratio(sum(both), sum(kept_one) + sum(kept_other))
+    counts = _counts(one, other)
+    return _ratio(sum(both for both, *_ in counts), counts)
 
 
 def chance(one: Masks | np.ndarray, other: Masks | np.ndarray) -> float:
-    """The overlap that two random masks would have which keep as many entries of each weight as these.
+    """Compute the overlap of two random masks that keep as many entries of each weight.
 
     With a and b kept of the n entries of a weight, random masks have a b / n in common on average. The value is
     E / (A + B - E), where E is the sum of those over the weights and A and B are all that is kept: the ratio of the
@@ -54,31 +51,30 @@ def chance(one: Masks | np.ndarray, other: Masks | np.ndarray) -> float:
         one, other: As for `iou`.
 
     Returns:
-        The overlap, in [0, 1]; NaN where neither keeps anything.
+        The overlap, in [0, 1]; NaN if neither keeps anything.
 
     Raises:
-        LotteryError: As `iou`.
+        LotteryError: Names or shapes differ.
     """
-    _, kept_one, kept_other, sizes = _counts(one, other)
-    expected = sum(a * b / n for a, b, n in zip(kept_one, kept_other, sizes, strict=True) if n)
-    return _ratio(expected, sum(kept_one) + sum(kept_other))
+    counts = _counts(one, other)
+    return _ratio(sum(a * b / size for _, a, b, size in counts if size), counts)
 
 
-def matched_chance(one: Masks, other: Masks, num_draws: int = NUM_DRAWS, seed: int = 0) -> dict[str, float]:
-    """The overlap of random masks of the same counts in each weight, after the same matching of hidden units.
+def matched_chance(one: Masks, other: Masks, num_draws: int = 3, seed: int = 0) -> dict[str, float]:
+    """Compute the overlap of random masks with as many entries in each weight, after matching their hidden units.
 
     Matching raises the overlap of random masks as well, so that `chance` is too low a value to compare with.
 
     Args:
         one, other: Masks of a chain, as for `lottery.analysis.matching.matched`; only shapes and counts matter.
         num_draws: How many pairs of random masks are drawn.
-        seed: What they are drawn from.
+        seed: Of the draws.
 
     Returns:
-        The mean over the draws, for ``"all"`` weights together and for each by its name.
+        The mean over the draws, for ``"all"`` weights together and for each weight by name.
 
     Raises:
-        LotteryError: As `lottery.analysis.matching.matched`.
+        LotteryError: They are not masks of one chain.
     """
     random = np.random.default_rng(seed)
     draws = []
@@ -89,19 +85,19 @@ def matched_chance(one: Masks, other: Masks, num_draws: int = NUM_DRAWS, seed: i
 
 
 def table(runs: Path | str | Sequence[Path | str], round: int, matched: bool = False) -> Table:
-    """Overlap of the tickets of every two replicates at one round.
+    """Compare the tickets of every two replicates at one round.
 
     An overlap above chance need not come from units that do the same: masks that keep the same inputs, or the same
-    number of entries of each input, overlap more than random ones do.
+    number of entries of each input, overlap more than random masks do.
 
     Args:
         runs: A run's folder, or several of runs of the same network.
-        round: The round. A replicate that does not have it yet is left out.
-        matched: Whether to match hidden units first, too; see `lottery.analysis.matching.matched` and `matched_chance`.
+        round: The round. Replicates that do not have it yet are left out.
+        matched: Match hidden units first, too; see `lottery.analysis.matching.matched` and `matched_chance`.
 
     Returns:
-        A data frame with the columns `COLUMNS`, a row for each pair and weight, and before them one named ``"all"`` for
-        the whole network. ``one`` and ``other`` are the replicates, such as ``"1"``; with several runs,
+        A data frame with the columns `COLUMNS`, a row for each pair and weight, and before them a row named ``"all"``
+        for the whole network. ``one`` and ``other`` are the replicates, such as ``"1"``; with several runs,
         ``"lenet-mnist-3f9c2a1b:1"``. Densities are those of what the row compares; ``overlap`` is `iou`, ``chance`` is
         `chance`; ``matched_overlap`` and ``matched_chance`` are NaN unless `matched`.
 
@@ -111,8 +107,7 @@ def table(runs: Path | str | Sequence[Path | str], round: int, matched: bool = F
     """
     import pandas as pd
 
-    listed = [runs] if isinstance(runs, (str, Path)) else runs
-    found = _tickets([Path(run) for run in listed], round, matched)
+    found = _tickets([Path(run) for run in ([runs] if isinstance(runs, (str, Path)) else runs)], round, matched)
     chances: dict[tuple[tuple[int, ...], ...], dict[str, float]] = {}
     rows = []
     for (one, mine), (other, theirs) in itertools.combinations(found.items(), 2):
@@ -121,26 +116,23 @@ def table(runs: Path | str | Sequence[Path | str], round: int, matched: bool = F
             after = _by_weight(mine, matching.matched(mine, theirs)[0])
             # It depends on nothing but the counts, which replicates of one experiment share.
             counts = tuple(tuple(masks.num_kept(kept).values()) for kept in (mine, theirs))
-            if counts not in chances:
-                chances[counts] = matched_chance(mine, theirs)
-            expected = chances[counts]
-        for name, part in {ALL: list(mine), **{name: [name] for name in mine}}.items():
-            pair = [{weight: kept[weight] for weight in part} for kept in (mine, theirs)]
-            densities = [masks.density(kept) for kept in pair]
+            expected = chances[counts] = chances.get(counts) or matched_chance(mine, theirs)
+        for name in (ALL, *mine):
+            pair = [kept if name == ALL else {name: kept[name]} for kept in (mine, theirs)]
             raised = (after.get(name, math.nan), expected.get(name, math.nan))
-            rows.append((one, other, round, *densities, name, iou(*pair), chance(*pair), *raised))
+            rows.append((one, other, round, *map(masks.density, pair), name, iou(*pair), chance(*pair), *raised))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def pairs(found: Table) -> list[str]:
-    """What the two masks of each row of a table of several runs are of, for those of one run overlap otherwise.
+    """Say of each row of `table` which networks it compares, because those of one run overlap differently.
 
     Args:
-        found: What `table` returns.
+        found: The table of several runs.
 
     Returns:
-        For each row ``"one run"``; ``"two runs, one replicate"``, which share their initial weights where the runs
-        have one seed; or ``"two runs"``.
+        For each row ``"one run"``; ``"two runs, one replicate"``, which share their initial weights if the runs have
+        one seed; or ``"two runs"``.
     """
 
     def of(one: str, other: str) -> str:
@@ -152,15 +144,63 @@ def pairs(found: Table) -> list[str]:
     return [of(one, other) for one, other in zip(found["one"], found["other"], strict=True)]
 
 
+def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = False) -> Any:
+    """Draw the overlap of every two masks, and below it that of random masks.
+
+    Args:
+        overlaps: The table of `table`.
+        ax: Matplotlib axes to draw on; new ones if None.
+        weight: A weight, or ``"all"``.
+        matched: Draw the overlap after the hidden units have been matched, and that of matched random masks.
+
+    Returns:
+        The axes: a matrix of masks, on its diagonal the density of each.
+
+    Raises:
+        LotteryError: The table is empty, has no such weight, or its masks have not been matched.
+    """
+    styles.check(overlaps, NO_PAIR)
+    part = styles.only(overlaps, "weight", weight)
+    value, random = ("matched_overlap", "matched_chance") if matched else ("overlap", "chance")
+    if matched and part[value].isna().all():
+        raise LotteryError("These masks have not been matched: make the table with matched=True.")
+    names = list(dict.fromkeys([*part["one"], *part["other"]]))
+    place = {name: index for index, name in enumerate(names)}
+    cells, texts = np.full((len(names), len(names)), np.nan), {}
+    for row in part.to_dict("records"):
+        one, other = place[row["one"]], place[row["other"]]
+        texts[one, one], texts[other, other] = (f"density\n{row[f'density_{it}']:.3g}" for it in ("one", "other"))
+        for pair in ((one, other), (other, one)) if one != other else ():
+            cells[pair], texts[pair] = row[value], f"{row[value]:.3f}\n({row[random]:.3f})"
+    ax = styles.new_or(ax)
+    highest = max(part[value].max(), part[random].max())
+    top = next((end for end in (0.05, 0.1, 0.2, 0.5) if highest <= end), 1)
+    shown = ax.imshow(np.ma.masked_invalid(cells), cmap="cividis", vmin=0, vmax=top)
+    ax.set_facecolor("white")
+    for (row, column), text in texts.items():
+        color = "black" if np.isnan(cells[row, column]) else styles.contrasting(shown.to_rgba(cells[row, column]))
+        ax.text(column, row, text, color=color, ha="center", va="center", fontsize=9 if len(names) < 8 else 6)
+    ax.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 4 else 0)
+    ax.set_yticks(range(len(names)), names)
+    label = "run and replicate" if any(":" in name for name in names) else "replicate"
+    ax.set_xlabel(label)
+    ax.set_ylabel(label)
+    units = " (hidden units matched)" if matched else ""
+    ax.figure.colorbar(shown, ax=ax, panchor=False, label=f"overlap: intersection over union{units}")
+    of = "all weights" if weight == ALL else weight
+    ax.set_title(f"{len(names)} masks of round {part['round'].iloc[0]}, {of}; in brackets: random masks", fontsize=9)
+    return ax
+
+
 def _tickets(runs: list[Path], round: int, matched: bool) -> dict[str, Masks]:
-    """The masks of each replicate at a round, by label."""
+    """Read the masks of each replicate at a round, by label."""
     runs = list({run.resolve(): run for run in runs}.values())
     folders = [run.resolve().name for run in runs]
     found: dict[str, Masks] = {}
     for run, name in zip(runs, folders, strict=True):
         prefix = "" if len(runs) == 1 else f"{name if folders.count(name) == 1 else run}:"
-        for network in results.networks(run, [round], branches=False):
-            kept = files.read_masks(network.folder / "masks.safetensors")
+        for stored in store.rounds(run, [round], branches=False):
+            kept = stored.masks
             first = next(iter(found.values()), kept)
             if _shapes(kept) != _shapes(first):
                 raise LotteryError(
@@ -169,7 +209,7 @@ def _tickets(runs: list[Path], round: int, matched: bool) -> dict[str, Masks]:
                 )
             if matched:
                 matching.check_run(run, kept)
-            found[f"{prefix}{network.replicate}"] = kept
+            found[f"{prefix}{stored.replicate}"] = kept
     if len(found) < 2:
         raise LotteryError(
             f"An overlap is of two masks: received {len(found)}, for round {round} of "
@@ -186,27 +226,28 @@ def _by_weight(one: Masks, other: Masks) -> dict[str, float]:
     return {ALL: iou(one, other), **{name: iou(one[name], other[name]) for name in one}}
 
 
-def _counts(one: Masks | np.ndarray, other: Masks | np.ndarray) -> tuple[list[int], list[int], list[int], list[int]]:
-    """By weight: what both keep, what the first keeps, what the other keeps, and how many entries there are."""
-    mine = one if isinstance(one, Mapping) else {"mask": np.asarray(one)}
-    theirs = other if isinstance(other, Mapping) else {"mask": np.asarray(other)}
+def _counts(one: Masks | np.ndarray, other: Masks | np.ndarray) -> list[tuple[int, int, int, int]]:
+    """Count, in each weight, the entries that both keep, that the first and the other keep, and that there are."""
+    mine, theirs = ({"mask": np.asarray(each)} if not isinstance(each, Mapping) else each for each in (one, other))
     if _shapes(mine) != _shapes(theirs):
         raise LotteryError(
             f"Only masks of the same network can be compared, received {_shapes(mine)} and {_shapes(theirs)}."
         )
     masks.check(mine, mine)
     masks.check(theirs, theirs)
-    both = [int(np.count_nonzero(mine[name] & theirs[name])) for name in mine]
-    kept_one, kept_other = ([*masks.num_kept(each).values()] for each in (mine, {name: theirs[name] for name in mine}))
-    return both, kept_one, kept_other, [mask.size for mask in mine.values()]
+    return [
+        (*(int(np.count_nonzero(each)) for each in (mask & theirs[name], mask, theirs[name])), mask.size)
+        for name, mask in mine.items()
+    ]
 
 
-def _ratio(common: float, kept: float) -> float:
+def _ratio(common: float, counts: list[tuple[int, int, int, int]]) -> float:
+    kept = sum(a + b for _, a, b, _ in counts)
     return common / (kept - common) if kept else math.nan
 
 
 def _drawn(kept: Masks, random: np.random.Generator) -> Masks:
-    """Random masks that keep as many entries of each weight."""
+    """Draw masks that keep as many entries of each weight."""
     drawn = {}
     for name, mask in kept.items():
         flat = np.zeros(mask.size, dtype=bool)

@@ -5,37 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lottery import config, files, masks, weights
 from lottery.errors import LotteryError
-from lottery.masks import Masks
-from lottery.runs import results, store
+from lottery.runs import store
 from lottery.runs.results import Table
 
 COLUMNS = ("replicate", "round", "density", "weight", "low", "high", "count")
-
-
-def begun(run: Path, experiment: config.Experiment, network: results.Network) -> tuple[Masks, dict[str, np.ndarray]]:
-    """What a network of the main chain kept and started from.
-
-    Args:
-        run: The run's folder.
-        experiment: Its experiment.
-        network: One of `lottery.runs.results.networks`, not a branch: what a branch starts from is not stored.
-
-    Returns:
-        The masks, and every variable by name as training began: the initial or rewound values, masked at zero.
-
-    Raises:
-        LotteryError: A file is missing or damaged, or training did not begin from what is there.
-    """
-    kept = files.read_masks(network.folder / "masks.safetensors")
-    start = masks.apply(store.started(run, experiment, network.replicate, network.round, kept), kept)
-    if weights.fingerprint(start) != store.read_record(network.folder)["start_sha256"]:
-        raise LotteryError(
-            f"{str(run)!r} is damaged: round {network.round} of replicate {network.replicate} did not begin from the "
-            "start weights that are there."
-        )
-    return kept, start
 
 
 def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) -> Table:
@@ -57,7 +31,7 @@ def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) ->
         finite are in no bin.
 
     Raises:
-        LotteryError: As `lottery.runs.results.networks` and `begun`, or there is no bin.
+        LotteryError: As `lottery.runs.store.StoredRound` and `rounds`, or there is no bin.
     """
     import pandas as pd
 
@@ -69,19 +43,17 @@ def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) ->
         low, high = ends.get(name, (np.inf, -np.inf))
         ends[name] = (float(values.min(initial=low)), float(values.max(initial=high)))
     parts = []
-    for network, name, values in _starts(run, chosen):
+    for stored, name, values in _starts(run, chosen):
         low, high = ends[name] if ends[name][0] <= ends[name][1] else (0.0, 0.0)  # nothing of it survives anywhere
         counts, edges = np.histogram(values, num_bins, (low, high))
-        known = dict(zip(COLUMNS, (network.replicate, network.round, network.density, name), strict=False))
+        known = dict(zip(COLUMNS, (stored.replicate, stored.index, stored.record["density"], name), strict=False))
         parts.append(pd.DataFrame({**known, "low": edges[:-1], "high": edges[1:], "count": counts}))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(COLUMNS))
 
 
-def _starts(run: Path, rounds: Iterable[int] | None) -> Iterator[tuple[results.Network, str, np.ndarray]]:
+def _starts(run: Path, rounds: Iterable[int] | None) -> Iterator[tuple[store.StoredRound, str, np.ndarray]]:
     """The finite start values of the survivors of each weight; read twice rather than held all at once."""
-    experiment = store.read_experiment(run)
-    for network in results.networks(run, rounds, branches=False):
-        kept, start = begun(run, experiment, network)
-        for name, mask in kept.items():
-            values = start[name][mask].astype(np.float64)
-            yield network, name, values[np.isfinite(values)]
+    for stored in store.rounds(run, rounds, branches=False):
+        for name, mask in stored.masks.items():
+            values = stored.masked_start[name][mask].astype(np.float64)
+            yield stored, name, values[np.isfinite(values)]

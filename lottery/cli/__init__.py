@@ -150,7 +150,7 @@ def verify(source: Source) -> None:
         print(sentence)
 
 
-app.command(short_help="Train controls from stored rounds.")(train.branch)
+app.command(short_help="Train controls from stored rounds.", add_help_option=False)(train.branch)
 
 
 @app.command(short_help="Compare the tickets of several runs.")

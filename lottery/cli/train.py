@@ -29,12 +29,6 @@ from lottery.cli.options import (
     workers_on,
 )
 
-# A test compares: reading the names from where they are would import too much for --help.
-BRANCHES = (
-    "random_reinit, random_mask, random_mask_global, shuffled_mask, reshuffled_init, signed_constant, untrained, "
-    "early_bird, transfer"
-)
-
 
 def run(
     experiment: Annotated[
@@ -132,9 +126,20 @@ def sweep(
     output.rows(rows if as_json or as_csv else rows.round(4).astype(object).fillna(""), as_json, as_csv)
 
 
+def _show_branches(context: typer.Context, wanted: bool) -> None:
+    """Print the help of `branch`, which reads the names of branches only here: `lottery --help` imports no NumPy."""
+    if wanted:
+        from lottery.pruning.branches import BRANCHES
+
+        kind: Any = next(parameter for parameter in context.command.params if parameter.name == "kind")
+        kind.help = f"What to train: {', '.join(BRANCHES)}."
+        print(context.get_help())
+        raise typer.Exit
+
+
 def branch(
     run: RunPath,
-    kind: Annotated[str, typer.Argument(help=f"What to train: {BRANCHES}.", metavar="BRANCH")],
+    kind: Annotated[str, typer.Argument(help="What to train.", metavar="BRANCH")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -152,6 +157,9 @@ def branch(
     checkpoint_every: CheckpointEvery = "60s",
     tensorboard: Tensorboard = True,
     tolerance: Tolerance = 0.002,
+    show_help: Annotated[
+        bool, typer.Option("--help", is_eager=True, callback=_show_branches, help="Show this message and exit.")
+    ] = False,
 ) -> None:
     """Train controls and other branches from stored rounds: the same command goes on where it was stopped."""
     from lottery import config

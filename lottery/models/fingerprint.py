@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 from lottery import weights
-from lottery.models.library import is_compiled
+from lottery.models.library import is_compiled, is_keras
 
 
 def of_model(model: Any) -> str:
@@ -91,7 +91,7 @@ def _neutral(value: Any, positions: dict[str, str]) -> Any:
 
 
 def _source(thing: Any) -> str:
-    if (getattr(thing, "__module__", None) or "").split(".")[0] in ("keras", "tf_keras"):
+    if is_keras(thing):
         return ""
     closed_over = [cell.cell_contents for cell in getattr(thing, "__closure__", None) or ()]
     values = [value for value in (*closed_over, *(getattr(thing, "__defaults__", None) or ())) if _is_plain(value)]

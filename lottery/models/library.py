@@ -1,4 +1,4 @@
-""""""
+"""The library of a model, ``keras`` or ``tf_keras``, and facts about its own layers that more than one room needs."""
 
 import contextlib
 import re
@@ -7,14 +7,60 @@ from typing import Any
 
 from lottery.errors import LotteryError
 
+LIBRARIES = ("keras", "tf_keras")
+
+# The effect of each layer on the units that pass through it, by the name of its class. Compaction and the matching of
+# units know these layers and refuse all others. (Other tables state other facts: what a stranger's file may name, how
+# often a weight is multiplied, what XLA has been measured to make faster.)
+#
+# WEIGHTED layers make units, ENTRYWISE ones act on each entry by itself, IDLE ones do nothing at inference, SPATIAL
+# ones act on each channel by itself, FLAT ones make one dimension of all, MIXING ones compute units from other units;
+# START marks layers that are known in front of the first weights only, where there are no units yet.
+WEIGHTED, ENTRYWISE, IDLE, SPATIAL, FLAT, MIXING, START = (
+    "weighted", "entrywise", "idle", "spatial", "flat", "mixing", "start",
+)  # fmt: skip
+
+_RANKS = ("1D", "2D", "3D")
+_NAMES = {
+    WEIGHTED: ("Dense", *(f"Conv{rank}" for rank in _RANKS)),
+    ENTRYWISE: (
+        "Activation", "ReLU", "LeakyReLU", "ELU", "PReLU", "ThresholdedReLU", "BatchNormalization", "Rescaling",
+    ),
+    IDLE: (
+        "Dropout", "GaussianNoise", "GaussianDropout", "AlphaDropout", "ActivityRegularization", "Identity",
+        *(f"SpatialDropout{rank}" for rank in _RANKS),
+    ),
+    SPATIAL: tuple(
+        f"{name}{rank}"
+        for rank in _RANKS
+        for name in (
+            "MaxPooling", "AveragePooling", "GlobalMaxPooling", "GlobalAveragePooling", "ZeroPadding", "Cropping",
+        )
+    ),
+    FLAT: ("Flatten",),
+    MIXING: ("Softmax",),
+    START: ("InputLayer", "Reshape", "Normalization"),
+}  # fmt: skip
+EFFECTS = {name: effect for effect, names in _NAMES.items() for name in names}
+
+
+def library_name(thing: Any) -> str:
+    """Name of the package that defines a class or a function, such as ``"keras"``; empty if it says none."""
+    return (getattr(thing, "__module__", None) or "").partition(".")[0]
+
+
+def is_keras(thing: Any) -> bool:
+    """Check if a class or a function is part of Keras 3 or tf_keras itself."""
+    return library_name(thing) in LIBRARIES
+
 
 def keras_of(model: Any) -> Any:
-    """The module that a model was made with: ``keras`` or ``tf_keras``.
+    """Return the module that a model was made with: ``keras`` or ``tf_keras``.
 
     Raises:
-        LotteryError: It is no Keras model, or Keras computes with something other than TensorFlow.
+        LotteryError: It is no Keras model, or the backend of Keras is not TensorFlow.
     """
-    if any(cls.__module__.split(".")[0] == "tf_keras" for cls in type(model).__mro__):
+    if any(library_name(cls) == "tf_keras" for cls in type(model).__mro__):
         import tf_keras
 
         return tf_keras
@@ -28,13 +74,13 @@ def keras_of(model: Any) -> Any:
 
 
 def is_compiled(model: Any) -> bool:
-    """Whether a model came with an optimiser and a loss of its own."""
+    """Check if a model has an optimiser and a loss of its own."""
     return getattr(model, "optimizer", None) is not None
 
 
 @contextlib.contextmanager
 def evaluating(what: str) -> Iterator[None]:
-    """What a model raises, as one sentence that begins with `what`."""
+    """Raise any error of the code within as a `LotteryError` of one sentence that begins with `what`."""
     try:
         yield
     except LotteryError:
@@ -44,7 +90,7 @@ def evaluating(what: str) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """What an exception says, in one line: Keras puts the place first and the reason after it."""
+    """Return the message of an exception in one line: Keras puts the place first and the reason after it."""
     lines = [re.sub(r"\x1b\[\d+m", "", line).strip() for line in str(error).splitlines()]
     around = ("Exception encountered", "in user code", "File ", "Graph execution error", "Detected at node", "[[")
     lines = [line for line in lines if line and not line.startswith(around)]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lottery import weights
+from lottery.models.library import is_keras
 
 Shape = tuple[int | None, ...]
 
@@ -115,7 +116,7 @@ _LAYERS: dict[str, tuple[Callable[[Any, Shape, Shape], Shape], tuple[str, ...]]]
 def _known(layer: Any) -> Any:
     """What is known of a layer's class, or of the one that it inherits its ``call`` from."""
     for cls in type(layer).__mro__:
-        if cls.__name__ in _LAYERS and _is_keras(cls):
+        if cls.__name__ in _LAYERS and is_keras(cls):
             return _LAYERS[cls.__name__] if type(layer).call is cls.call else None
     return None
 
@@ -123,13 +124,9 @@ def _known(layer: Any) -> Any:
 def _graph_decides(model: Any) -> bool:
     """Whether a layer is a Sequential or functional model that computes what its graph says, and nothing else."""
     for cls in type(model).__mro__:
-        if cls.__name__ in ("Sequential", "Functional") and _is_keras(cls):
+        if cls.__name__ in ("Sequential", "Functional") and is_keras(cls):
             return type(model).call is cls.call and bool(model.outputs)
     return False
-
-
-def _is_keras(cls: type) -> bool:
-    return cls.__module__.split(".")[0] in ("keras", "tf_keras")
 
 
 def _shape(tensor: Any) -> Shape:

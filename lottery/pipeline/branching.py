@@ -21,7 +21,7 @@ from lottery.training import checkpoints
 
 def branch(
     run: str | Path,
-    kind: str | branches.Branch,
+    kind: str | branches.BranchFunction,
     rounds: Sequence[int] = (),
     overrides: Mapping[str, Any] | None = None,
     *,
@@ -63,9 +63,9 @@ def branch(
     settings = store.read_experiment(path)
     if isinstance(kind, str) and kind not in branches.BRANCHES:
         raise unknown("branch", kind, branches.BRANCHES)
-    function = branches.BRANCHES[kind] if isinstance(kind, str) else kind
+    function = branches.BRANCHES[kind].function if isinstance(kind, str) else kind
     name = _name(function)
-    transfers = function is branches.transfer
+    transfers = name in branches.BRANCHES and branches.BRANCHES[name].other_data
     _check_overrides(overrides, transfers, data is not None)
     with contextlib.ExitStack() as stack:
         if report is None:
@@ -155,10 +155,10 @@ def stored_rounds(
     return places
 
 
-def _name(function: branches.Branch) -> str:
+def _name(function: branches.BranchFunction) -> str:
     """What a branch is called: it is a folder's name and a row's, and those of our own are taken."""
     name = getattr(function, "__name__", type(function).__name__)
-    taken = name == store.TICKET or branches.BRANCHES.get(name, function) is not function
+    taken = name == store.TICKET or (name in branches.BRANCHES and branches.BRANCHES[name].function is not function)
     if taken or not name.isidentifier():
         raise LotteryError(f"branch: received a function called {name!r}, allowed is a name that is not taken.")
     return name

@@ -48,7 +48,7 @@ class Work:
     model: Callable[[], Any] | None = None
     data: Any = None
     criterion: criteria.Criterion | None = None
-    branch: branches.Branch | None = None
+    branch: branches.BranchFunction | None = None
     details: Mapping[str, Any] | None = None
     every: checkpoints.Every = field(default_factory=checkpoints.Every)
     states: tuple[int, ...] = ()
@@ -86,7 +86,7 @@ class Bench:
         if label == store.TICKET:
             rounds.train_chain(self._job(work), replicate, index)
         else:
-            branch = work.branch or branches.BRANCHES[label]
+            branch = work.branch or branches.BRANCHES[label].function
             rounds.train_branch(self._job(work), task.network, branch, work.details)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from lottery.errors import LotteryError, StorageError
 from lottery.masks import Masks
 from lottery.models.library import reason
 from lottery.pipeline.preparing import Prepared, build_model, scoring_network
-from lottery.pruning import plan
+from lottery.pruning import branches, plan
 from lottery.runs import store
 from lottery.training import checkpoints, trainer
 
@@ -197,7 +197,8 @@ def _where(job: Job, network: Network, kept: Masks, step: int, accuracy: float) 
 def span(experiment: config.Experiment, index: int, branch: str) -> tuple[int, int]:
     """From which step to which a network is trained, about; what rewinds late takes fewer."""
     last = experiment.train.num_steps
-    if branch == "untrained":
+    known = branches.find(branch)
+    starts = known.starts if known else "rewind"
+    if starts == "end":
         return last, last
-    late = index and branch not in ("random_reinit", "early_bird")
-    return experiment.rewind.step if late else 0, last
+    return experiment.rewind.step if index and starts == "rewind" else 0, last

@@ -12,9 +12,9 @@ from lottery import config, data, enforcement, randomness, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.models import fingerprint, networks
-from lottery.models.library import is_compiled, keras_of
+from lottery.models.library import is_compiled, is_keras, keras_of
 from lottery.pipeline import environment
-from lottery.pruning import criteria, plan, schedules
+from lottery.pruning import branches, criteria, plan, schedules
 from lottery.runs import store, verification
 from lottery.settings import COMPILED, GIVEN
 from lottery.training import compiling, mirrored, precision
@@ -96,11 +96,11 @@ def opened(
         num_threads = store.read_environment(path).get("num_threads", num_threads)
         num_threads = environment.begin_threads(experiment, num_threads)
         prepared = prepared or prepare(experiment, ingredients)
-        if config.digest(prepared.experiment) != config.digest(experiment):
-            raise LotteryError(f"A function passed is not the one that {str(path)!r} was run with.")
         if not existed:
             stack.enter_context(store.opened(path, experiment))
         notes = environment.record(path, experiment, prepared.trainer.model, prepared.data, num_threads)
+        if config.digest(prepared.experiment) != config.digest(experiment):
+            raise LotteryError(f"The model or a function passed is not the one that {str(path)!r} was run with.")
         yield prepared, num_threads, [*prepared.notes, *notes]
 
 
@@ -144,8 +144,9 @@ def prepare(
     if {id(one) for one in drawn.variables} & {id(one) for one in prepared.trainer.model.variables}:
         raise LotteryError("model: the function uses the same model or layers twice; it must build new ones each time.")
     prepared.initial[replicate] = weights.read_state(drawn)
-    if "random_reinit" in experiment.run.controls:
-        check_drawn_anew(prepared.initial[replicate], before)
+    for name in experiment.run.controls:
+        if "start weights" in branches.BRANCHES[name].needs_model:
+            check_drawn_anew(prepared.initial[replicate], before, name)
     return prepared
 
 
@@ -259,11 +260,11 @@ def initial_state(prepared: Prepared, replicate: int) -> dict[str, np.ndarray]:
     return prepared.initial[replicate]
 
 
-def check_drawn_anew(drawn: Arrays, before: Arrays) -> None:
+def check_drawn_anew(drawn: Arrays, before: Arrays, branch: str) -> None:
     """Raise `LotteryError` if two sets of initial weights, from two seeds, are the same."""
     if all(np.array_equal(drawn[name], before[name]) for name in before):
         raise LotteryError(
-            "The model is built with the same initial weights each time, so random_reinit would be the ticket itself; "
+            f"The model is built with the same initial weights each time, so {branch} would be the ticket itself; "
             "leave it out."
         )
 
@@ -310,7 +311,7 @@ def _notes_on_devices(model: Any, strategy: Any) -> list[str]:
         return ["There is one device, so the network is trained on that one, and run.strategy changes nothing else."]
     devices = ", ".join(one.rpartition("device:")[2] for one in strategy.extended.worker_devices)
     notes = [f"The network is mirrored on {num} devices: {devices}."]
-    if type(model).train_step.__module__.split(".")[0] not in ("keras", "tf_keras"):
+    if not is_keras(type(model).train_step):
         notes.append(
             "The model has a train_step of its own, which each device calls with its share of a batch; the gradients "
             f"are added up, so its loss must be divided by {num}, as Keras' own losses are."

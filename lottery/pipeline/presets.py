@@ -12,7 +12,7 @@ from lottery.errors import LotteryError, unknown
 
 def paths() -> dict[str, Path]:
     """Every experiment file by its name, which is the file's without its ending."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     # In a checkout they lie beside the package, in a wheel within it.
     folder = next((one for one in (package / "experiments", package.parent / "experiments") if one.is_dir()), package)
     return {path.stem: path for path in sorted([*package.glob("*.toml"), *folder.glob("*.toml")])}

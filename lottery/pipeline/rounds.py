@@ -128,7 +128,7 @@ def _train_dense(
 
 
 def train_branch(
-    job: jobs.Job, network: jobs.Network, branch: branches.Branch, details: Mapping[str, Any] | None = None
+    job: jobs.Job, network: jobs.Network, branch: branches.BranchFunction, details: Mapping[str, Any] | None = None
 ) -> None:
     """Train a branch from a stored round.
 
@@ -187,18 +187,18 @@ def _origin(job: jobs.Job, network: jobs.Network) -> branches.StoredTicket:
     jobs.initial_state(job, replicate)  # refuses a model that is built with other weights than the run's
     return branches.StoredTicket(
         kept=kept,
-        start=store.started(job.path, experiment, replicate, index, kept),
+        start=store.StoredRound(job.path, replicate, index).start,
         step=experiment.rewind.step if index else 0,
         num_steps=experiment.train.num_steps,
         rng=branches.rng_for(experiment.run.seed, replicate, index, branch),
-        fresh=lambda: _drawn_anew(job, replicate, seed),
+        fresh=lambda: _drawn_anew(job, replicate, branch, seed),
         drawn_early=lambda: _drawn_early(job, network),
     )
 
 
-def _drawn_anew(job: jobs.Job, replicate: int, seed: int) -> dict[str, np.ndarray]:
+def _drawn_anew(job: jobs.Job, replicate: int, branch: str, seed: int) -> dict[str, np.ndarray]:
     drawn, initial = jobs.built_state(job, seed), jobs.initial_state(job, replicate)
-    check_drawn_anew(drawn, {name: initial[name] for name in job.prepared.loop.masks})
+    check_drawn_anew(drawn, {name: initial[name] for name in job.prepared.loop.masks}, branch)
     return drawn
 
 

@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -55,7 +56,28 @@ class BranchStart:
     schedule_step: int | None = None
 
 
-Branch = Callable[[StoredTicket], BranchStart]
+BranchFunction = Callable[[StoredTicket], BranchStart]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A branch that can be named.
+
+    Attributes:
+        function: Makes what is trained from the stored round.
+        takes_away: What it takes away from the ticket: completes "so ... matters". Empty if that says nothing.
+        is_control: Whether ``run.controls`` may name it.
+        starts: Where its training starts: at step 0, at the rewind step as the ticket's, or where training ends.
+        needs_model: Which parts of it cannot be made again from a run's files alone.
+        other_data: Whether it is trained on another data set, so that its accuracies are not the ticket's.
+    """
+
+    function: BranchFunction
+    takes_away: str = ""
+    is_control: bool = True
+    starts: Literal["initial", "rewind", "end"] = "rewind"
+    needs_model: tuple[Literal["masks", "start weights"], ...] = ()
+    other_data: bool = False
 
 
 def random_reinit(origin: StoredTicket) -> BranchStart:
@@ -149,16 +171,26 @@ def transfer(origin: StoredTicket) -> BranchStart:
 
 
 BRANCHES: dict[str, Branch] = {
-    "random_reinit": random_reinit,
-    "random_mask": random_mask,
-    "random_mask_global": random_mask_global,
-    "shuffled_mask": shuffled_mask,
-    "reshuffled_init": reshuffled_init,
-    "signed_constant": signed_constant,
-    "untrained": untrained,
-    "early_bird": early_bird,
-    "transfer": transfer,
+    "random_reinit": Branch(random_reinit, "the initialisation", starts="initial", needs_model=("start weights",)),
+    "random_mask": Branch(random_mask, "which weights are kept"),
+    "random_mask_global": Branch(random_mask_global, "which weights are kept"),
+    "shuffled_mask": Branch(shuffled_mask, "which weights are kept in each layer"),
+    "reshuffled_init": Branch(reshuffled_init, "the initialisation"),
+    "signed_constant": Branch(signed_constant, "the size of the initial weights"),
+    "untrained": Branch(untrained, "training", starts="end"),
+    "early_bird": Branch(early_bird, is_control=False, starts="initial", needs_model=("masks", "start weights")),
+    "transfer": Branch(transfer, is_control=False, other_data=True),
 }
+
+
+def controls() -> list[str]:
+    """List the branches that ``run.controls`` may name."""
+    return [name for name, branch in BRANCHES.items() if branch.is_control]
+
+
+def find(label: str) -> Branch | None:
+    """Find the branch that is stored under a label, such as ``transfer-digits``; None for a function of the user's."""
+    return BRANCHES.get(label.partition("-")[0])
 
 
 def rng_for(seed: int, replicate: int, index: int, label: str) -> np.random.Generator:

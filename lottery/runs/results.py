@@ -1,13 +1,12 @@
 """Runs to one tidy table, a row for each trained network, and its summary over replicates."""
 
 import html
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lottery import config
-from lottery.errors import LotteryError
 from lottery.runs import intervals, store, verdicts
 from lottery.runs.verdicts import TOLERANCE, Table
 
@@ -16,24 +15,6 @@ COLUMNS = (
     "early_stop_val_accuracy", "early_stop_test_accuracy", "final_train_loss", "final_val_loss", "final_val_accuracy",
     "final_test_accuracy", "seconds",
 )  # fmt: skip
-
-
-class Network(NamedTuple):
-    """A complete network of a run.
-
-    Attributes:
-        replicate: From 1.
-        branch: ``"ticket"`` for the main chain.
-        round: From 0.
-        density: Fraction of all prunable entries that are kept, in [0, 1].
-        folder: Where its files lie.
-    """
-
-    replicate: int
-    branch: str
-    round: int
-    density: float
-    folder: Path
 
 
 @dataclass(frozen=True)
@@ -78,34 +59,11 @@ def table(run: Path) -> Table:
     """
     import pandas as pd
 
-    rows = [{column: record[column] for column in COLUMNS} for record in _records(run)]
+    rows = [
+        {column: record[column] for column in COLUMNS} for record in (stored.record for stored in store.rounds(run))
+    ]
     measured = [column for column in COLUMNS if column.endswith(("loss", "accuracy"))]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(measured, float))
-
-
-def networks(run: Path, rounds: Iterable[int] | None = None, branches: bool = True) -> Iterator[Network]:
-    """The complete networks of a run: by replicate, the main chain first, then each branch by round.
-
-    Args:
-        run: The run's folder.
-        rounds: Which rounds; all that are stored if None.
-        branches: Whether those of branches too.
-
-    Raises:
-        LotteryError: It is not a run, a record is damaged, or no replicate has one of the rounds.
-    """
-    rows = table(run)
-    rows = rows if branches else rows[rows["branch"] == store.TICKET]
-    if rounds is not None:
-        wanted, stored = set(rounds), sorted({int(index) for index in rows["round"]})
-        for index in sorted(wanted - set(stored)):
-            there = f"are 0 to {stored[-1]}" if stored else "is none yet"
-            raise LotteryError(f"round: received {index!r}, stored in {str(run)!r} {there}.")
-        rows = rows[rows["round"].isin(wanted)]
-    for replicate, branch, index, density in rows[["replicate", "branch", "round", "density"]].itertuples(
-        index=False, name=None
-    ):
-        yield Network(replicate, branch, index, density, store.round_path(Path(run), replicate, index, branch))
 
 
 def collapsed(run: Path) -> list[str]:
@@ -113,7 +71,7 @@ def collapsed(run: Path) -> list[str]:
     return [
         f"Replicate {one['replicate']}, round {one['round']}{'' if one['branch'] == store.TICKET else ', '}"
         f"{one['branch'].removeprefix(store.TICKET)}: nothing is left of {', '.join(one['collapsed'])}."
-        for one in _records(run)
+        for one in (stored.record for stored in store.rounds(run))
         if one["collapsed"]
     ]
 
@@ -176,14 +134,3 @@ def chosen(rounds: Iterable[int], most: int) -> list[int]:
 
 def _end(values: Any, which: int) -> float:
     return intervals.mean_interval(values.tolist())[which] if values.notna().all() else float("nan")
-
-
-def _records(run: Path) -> Iterator[dict[str, Any]]:
-    """The record of every complete network: by replicate, the main chain first, then each branch by round."""
-    experiment = store.read_experiment(run)
-    for replicate in range(1, experiment.run.num_replicates + 1):
-        rounds = store.complete_rounds(run, replicate)[: experiment.prune.num_rounds + 1]
-        stored = sorted(store.branches(run, replicate), key=lambda one: (one[1], one[0]))
-        folders = [folder for index, _, folder in stored if index in rounds]
-        for folder in [*(store.round_path(run, replicate, index) for index in rounds), *folders]:
-            yield store.read_record(folder)

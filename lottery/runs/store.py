@@ -6,6 +6,8 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +15,11 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from lottery import config, files
+from lottery import masks as masks_module
+from lottery import weights as weights_module
 from lottery.errors import LotteryError, StorageError
 from lottery.masks import Masks
 from lottery.pruning.rewinding import REWINDS
-
-
-def started(run: Path, experiment: config.Experiment, replicate: int, index: int, kept: Masks) -> dict[str, np.ndarray]:
-    """What a stored round started from, put together from the files of its run.
-
-    Args:
-        run: The run's folder.
-        experiment: Its experiment.
-        replicate: The replicate, from 1.
-        index: The round.
-        kept: What the round keeps.
-
-    Returns:
-        Every variable, by name, not masked yet.
-
-    Raises:
-        LotteryError: A file is missing or damaged.
-    """
-    if not index:
-        return files.read_arrays(start_path(run, replicate))
-    start = files.read_arrays(start_path(run, replicate, experiment.rewind.step))
-    before = files.read_arrays(round_path(run, replicate, index - 1) / "weights.safetensors")
-    return REWINDS[experiment.rewind.mode](start, before, kept)
-
 
 FORMAT = 1
 
@@ -48,6 +28,124 @@ TICKET = "ticket"  # the branch of the main chain
 
 
 METRICS = ("step", "split", "loss", "accuracy")
+
+
+@dataclass(frozen=True)
+class StoredRound:
+    """A complete round of a run, or a branch from it. Each of its files is read once, when it is needed.
+
+    Attributes:
+        run: The run's folder.
+        replicate: The replicate, from 1.
+        index: The round.
+        branch: The branch; ``"ticket"`` for the main chain.
+
+    Raises:
+        LotteryError: From each property that reads: a file is missing, damaged, or was changed.
+    """
+
+    run: Path
+    replicate: int
+    index: int
+    branch: str = TICKET
+
+    @property
+    def folder(self) -> Path:
+        """The folder with its files."""
+        return round_path(self.run, self.replicate, self.index, self.branch)
+
+    @property
+    def labels(self) -> tuple[int, str, int, float]:
+        """Replicate, branch, round and density: the first columns of most tables."""
+        return self.replicate, self.branch, self.index, self.record["density"]
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The content of ``round.json``."""
+        return read_record(self.folder)
+
+    @cached_property
+    def masks(self) -> Masks:
+        """The masks it was trained under, by weight."""
+        return files.parse_masks(*self._checked("masks.safetensors"))
+
+    @cached_property
+    def weights(self) -> dict[str, np.ndarray]:
+        """Every variable after training, by name."""
+        return files.parse_arrays(*self._checked("weights.safetensors"))
+
+    @cached_property
+    def metrics(self) -> list[tuple[int, str, float, float]]:
+        """Step, split, loss and accuracy of every evaluation."""
+        return _parse_metrics(*self._checked("metrics.csv"))
+
+    @cached_property
+    def start(self) -> dict[str, np.ndarray]:
+        """Every variable that training started from, by name, not masked; not stored for branches."""
+        if self.branch != TICKET:
+            raise LotteryError(f"{str(self.folder)!r} is a branch, and the start of a branch is not stored.")
+        if not self.index:
+            return files.read_arrays(start_path(self.run, self.replicate))
+        rewind = read_experiment(self.run).rewind
+        start = files.read_arrays(start_path(self.run, self.replicate, rewind.step))
+        before = StoredRound(self.run, self.replicate, self.index - 1)
+        return REWINDS[rewind.mode](start, before.weights, self.masks)
+
+    @cached_property
+    def masked_start(self) -> dict[str, np.ndarray]:
+        """The start with masked entries at zero, exactly as training began with it."""
+        if not self.began_with(self.start):
+            raise LotteryError(
+                f"{str(self.run)!r} is damaged: round {self.index} of replicate {self.replicate} did not begin from "
+                "the start weights that are there."
+            )
+        return masks_module.apply(self.start, self.masks)
+
+    def began_with(self, start: Mapping[str, np.ndarray]) -> bool:
+        """Check variables, masked as this round is, against the fingerprint taken when training began."""
+        return weights_module.fingerprint(masks_module.apply(start, self.masks)) == self.record["start_sha256"]
+
+    def _checked(self, name: str) -> tuple[Path, bytes]:
+        """Return the path and content of a file, once its checksum is the recorded one."""
+        path = self.folder / name
+        content = files.read(path)
+        if hashlib.sha256(content).hexdigest() != self.record["sha256"].get(name):
+            raise _damaged(path)
+        return path, content
+
+
+def rounds(run: Path, indices: Iterable[int] | None = None, branches: bool = True) -> Iterator[StoredRound]:
+    """List the complete networks of a run: by replicate, the main chain first, then each branch by round.
+
+    Args:
+        run: The run's folder.
+        indices: The rounds to list; all by default.
+        branches: Include branches.
+
+    Raises:
+        LotteryError: It is not a run, or no replicate has one of the rounds.
+    """
+    experiment = read_experiment(run)
+    found = []
+    for replicate in range(1, experiment.run.num_replicates + 1):
+        complete = complete_rounds(run, replicate)[: experiment.prune.num_rounds + 1]
+        found += [StoredRound(run, replicate, index) for index in complete]
+        if branches:
+            found += sorted(
+                (
+                    StoredRound(run, replicate, index, path.parent.name.removeprefix("branch-"))
+                    for index in complete
+                    for path in round_path(run, replicate, index).glob("branch-*/round.json")
+                ),
+                key=lambda stored: (stored.branch, stored.index),
+            )
+    if indices is None:
+        return iter(found)
+    wanted, complete = set(indices), {stored.index for stored in found}
+    for index in sorted(wanted - complete):
+        there = f"are 0 to {max(complete)}" if complete else "is none yet"
+        raise LotteryError(f"round: received {index!r}, stored in {str(run)!r} {there}.")
+    return (stored for stored in found if stored.index in wanted)
 
 
 def run_path(out: str | Path, experiment: config.Experiment) -> Path:
@@ -232,7 +330,10 @@ def read_metrics(folder: Path) -> list[tuple[int, str, float, float]]:
         LotteryError: They are missing or damaged.
     """
     path = folder / "metrics.csv"
-    content = files.read(path)
+    return _parse_metrics(path, files.read(path))
+
+
+def _parse_metrics(path: Path, content: bytes) -> list[tuple[int, str, float, float]]:
     try:
         columns, *lines = csv.reader(io.StringIO(content.decode()))
         if tuple(columns) != METRICS:
@@ -255,15 +356,6 @@ def complete_rounds(run: Path, replicate: int) -> list[int]:
     while is_stored(run, replicate, len(indices)):
         indices.append(len(indices))
     return indices
-
-
-def branches(run: Path, replicate: int) -> list[tuple[int, str, Path]]:
-    """Round, label and folder of every complete branch of a replicate, by round."""
-    found = []
-    for index in complete_rounds(run, replicate):
-        for path in sorted(round_path(run, replicate, index).glob("branch-*/round.json")):
-            found.append((index, path.parent.name.removeprefix("branch-"), path.parent))
-    return found
 
 
 def wanted(experiment: config.Experiment) -> list[tuple[int, str]]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from lottery import config
 from lottery.errors import unknown
+from lottery.pruning import branches
 from lottery.runs import intervals
 
 # A pandas data frame, which is slow to import and which type checkers take apart wrongly.
@@ -21,18 +22,6 @@ DIFFERENCES = ("round", "density", "replicates", "mean", "std", "low", "high")
 
 
 CANNOT_TELL = "?"
-
-
-# What a control takes away from the ticket, and so what is shown to matter where the ticket is better.
-TAKEN_AWAY = {
-    "random_reinit": "the initialisation",
-    "reshuffled_init": "the initialisation",
-    "signed_constant": "the size of the initial weights",
-    "random_mask": "which weights are kept",
-    "random_mask_global": "which weights are kept",
-    "shuffled_mask": "which weights are kept in each layer",
-    "untrained": "training",
-}
 
 
 _LAST_PLACE = 1e-9  # a unit in the last place of a mean is not an accuracy that was lost
@@ -224,7 +213,8 @@ def sentences(
 
 def transferred(rows: Table) -> Any:
     """For each row of a table, whether it is of a transfer: its accuracy is on other data, and its length its own."""
-    return rows["branch"].str.startswith("transfer")
+    others = [label for label in set(rows["branch"]) if (known := branches.find(label)) and known.other_data]
+    return rows["branch"].isin(others)
 
 
 def controls(rows: Table) -> list[str]:
@@ -245,7 +235,8 @@ def _against(branch: str, found: Table, at: float, confidence: float, method: st
     """Ticket less branch at the round nearest to one, and where else the ticket is shown to be better."""
     line = found.loc[(found["round"] - at).abs().idxmin()].to_dict()
     head = f"Ticket less {branch} {_where(line)}: {_measured(line, confidence, method)}"
-    matters = TAKEN_AWAY.get(branch)
+    known = branches.find(branch)
+    matters = known.takes_away if known else ""
     better = found[(found["low"] > 0) & (found["round"] != line["round"])]["round"]
     elsewhere = (
         f" Where the ticket is better{' too' if line['low'] > 0 else ''}: {_rounds(better)}." if len(better) else ""

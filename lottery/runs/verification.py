@@ -65,12 +65,14 @@ def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
                 wrong.append(str(error))
                 before = None
             yield f"replicate {replicate}, round {index}", wrong
-        for index, label, folder in store.branches(run, replicate):
+        for stored in store.rounds(run):
+            index, label = stored.index, stored.branch
+            if stored.replicate != replicate or label == store.TICKET:
+                continue
             wrong = []
             try:
-                record, kept, trained = _read(experiment, folder, wrong)
-                ticket = files.read_masks(folder.parent / "masks.safetensors")
-                start = store.started(run, experiment, replicate, index, ticket)
+                record, kept, trained = _read(experiment, stored.folder, wrong)
+                start = store.StoredRound(run, replicate, index).start
                 wrong += _wrong_branch(run, experiment, replicate, index, label, start, kept, trained, record)
             except (LotteryError, KeyError) as error:
                 wrong.append(str(error))
@@ -87,13 +89,12 @@ def not_repeated(run: Path) -> list[str]:
         said.append(
             f"The masks of {experiment.prune.criterion} were not computed again: that needs the model and data."
         )
-    labels = {
-        label for number in range(1, experiment.run.num_replicates + 1) for _, label, _ in store.branches(run, number)
-    }
-    own = [label for label in sorted(labels) if label.partition("-")[0] not in branches.BRANCHES]
-    for label in [*sorted(labels & {"random_reinit", "early_bird"}), *own]:
-        what = "start weights" if label == "random_reinit" else "masks and start weights"
-        said.append(f"The {what} of {label} were not made again: that needs the model.")
+    labels = {stored.branch for stored in store.rounds(run)} - {store.TICKET}
+    for label in sorted(labels, key=lambda label: (branches.find(label) is None, label)):
+        known = branches.find(label)
+        parts = known.needs_model if known else ("masks", "start weights")
+        if parts:
+            said.append(f"The {' and '.join(parts)} of {label} were not made again: that needs the model.")
     return said
 
 
@@ -184,24 +185,24 @@ def _wrong_branch(
     trained: dict[str, np.ndarray],
     record: dict[str, Any],
 ) -> Iterator[str]:
-    name = record["control"]
-    if name not in branches.BRANCHES:
+    name, known = record["control"], branches.BRANCHES.get(record["control"])
+    if known is None:
         return
     ticket = files.read_masks(store.round_path(run, replicate, index) / "masks.safetensors")
-    if masks.num_kept(kept) != masks.num_kept(ticket) and name != "random_mask_global":
-        yield "It does not keep as many entries of each weight as the ticket."
+    rng = branches.rng_for(experiment.run.seed, replicate, index, label)
+    first, last = record["first_step"], record["last_step"]
+    like_the_ticket = branches.BranchStart(trained, ticket, first, last)  # in place of what needs the model
+    made = known.function(
+        branches.StoredTicket(ticket, start, first, last, rng, lambda: trained, lambda: like_the_ticket)
+    )
+    if masks.num_kept(kept) != masks.num_kept(made.kept):
+        yield f"It does not keep as many entries of each weight as {name} does."
     if sum(masks.num_kept(kept).values()) != sum(masks.num_kept(ticket).values()):
         yield "It does not keep as many entries as the ticket."
-    if name == "early_bird":
-        return
-    rng = branches.rng_for(experiment.run.seed, replicate, index, label)
-    none = branches.BranchStart({}, {}, 0, 0)  # what cannot be made again is not looked at
-    first, last = record["first_step"], record["last_step"]
-    origin = branches.StoredTicket(ticket, start, first, last, rng, lambda: trained, lambda: none)
-    departure = branches.BRANCHES[name](origin)
-    if any(np.any(departure.kept[name] != kept[name]) for name in ticket):
+    if "masks" not in known.needs_model and any(np.any(made.kept[name] != kept[name]) for name in ticket):
         yield f"Its masks are not those of {name}."
-    if name != "random_reinit" and weights.fingerprint(masks.apply(departure.start, kept)) != record["start_sha256"]:
+    begun = weights.fingerprint(masks.apply(made.start, kept))
+    if "start weights" not in known.needs_model and begun != record["start_sha256"]:
         yield f"Training did not begin from the weights of {name}."
 
 

@@ -7,29 +7,7 @@ import numpy as np
 
 from lottery import weights
 from lottery.errors import LotteryError
-from lottery.models.library import keras_of
-
-# What a layer does to the units that pass through it, by the name of its class.
-WEIGHTED, ENTRYWISE, SPATIAL, FLAT, MIXING, START = "weighted", "entrywise", "spatial", "flat", "mixing", "start"
-
-
-_RANKS = ("1D", "2D", "3D")
-
-
-_KINDS = {
-    **dict.fromkeys(("Dense", "Conv1D", "Conv2D", "Conv3D"), WEIGHTED),
-    **dict.fromkeys(("Activation", "ReLU", "LeakyReLU", "ELU", "PReLU", "ThresholdedReLU"), ENTRYWISE),
-    **dict.fromkeys(("BatchNormalization", "Rescaling", "Dropout", "GaussianNoise"), ENTRYWISE),
-    **dict.fromkeys(("GaussianDropout", "AlphaDropout", "ActivityRegularization", "Identity"), ENTRYWISE),
-    **dict.fromkeys((f"SpatialDropout{rank}" for rank in _RANKS), ENTRYWISE),
-    **dict.fromkeys((f"{name}Pooling{rank}" for name in ("Max", "Average") for rank in _RANKS), SPATIAL),
-    **dict.fromkeys((f"Global{name}Pooling{rank}" for name in ("Max", "Average") for rank in _RANKS), SPATIAL),
-    **dict.fromkeys((f"{name}{rank}" for name in ("ZeroPadding", "Cropping") for rank in _RANKS), SPATIAL),
-    **dict.fromkeys(("Softmax",), MIXING),
-    **dict.fromkeys(("Flatten",), FLAT),
-    **dict.fromkeys(("Reshape", "Normalization"), START),
-}
-
+from lottery.models.library import EFFECTS, FLAT, MIXING, START, WEIGHTED, is_keras, keras_of, library_name
 
 # Activations of each entry by itself, in Keras, tf_keras or tf.nn. Of any other function, nobody can say.
 _EACH_ENTRY = (
@@ -81,10 +59,7 @@ def take_apart(model: Any) -> list[Link]:
     """
     keras, received = keras_of(model), type(model)
     weights.variables(model)  # refuses a model that is not built
-    if received.__name__ not in ("Sequential", "Functional") or received.__module__.split(".")[0] not in (
-        "keras",
-        "tf_keras",
-    ):
+    if received.__name__ not in ("Sequential", "Functional") or not is_keras(received):
         raise _no_chain(model, f"is of a class of its own, {received.__name__}, whose methods may do anything")
     if len(model.inputs) != 1 or len(model.outputs) != 1:
         raise _no_chain(model, f"has {len(model.inputs)} inputs and {len(model.outputs)} outputs")
@@ -114,7 +89,7 @@ def take_apart(model: Any) -> list[Link]:
 
 def library(layer: Any) -> Any:
     """The module that a layer was made with: ``keras`` or ``tf_keras``."""
-    return importlib.import_module(type(layer).__module__.split(".")[0])
+    return importlib.import_module(library_name(type(layer)))
 
 
 def _layers(model: Any) -> list[Any]:
@@ -148,9 +123,9 @@ def _kind(model: Any, keras: Any, layer: Any) -> str:
             f"The layer {layer.name!r} of the model {model.name!r} is under a pruning wrapper of tfmot; take the "
             "wrappers out with lottery.wrappers.strip first."
         )
-    if name not in _KINDS or type(layer) is not getattr(keras.layers, name, None):
+    if name not in EFFECTS or type(layer) is not getattr(keras.layers, name, None):
         raise _no_chain(model, f"has the layer {layer.name!r} ({name}), which is not known here")
-    return _KINDS[name]
+    return EFFECTS[name]
 
 
 def _check(model: Any, layer: Any, rank: int) -> None:
@@ -160,7 +135,7 @@ def _check(model: Any, layer: Any, rank: int) -> None:
         raise _no_chain(model, f"has the layer {layer.name!r} with channels first, allowed is channels_last")
     if getattr(layer, "groups", 1) != 1:
         raise _no_chain(model, f"has the layer {layer.name!r} with {layer.groups} groups, allowed is 1")
-    if _KINDS[name] == WEIGHTED and held != 1 + layer.use_bias:
+    if EFFECTS[name] == WEIGHTED and held != 1 + layer.use_bias:
         raise _no_chain(model, f"has the layer {layer.name!r} with other weights than a kernel and a bias")
     if name == "BatchNormalization" and list(np.ravel(layer.axis)) not in ([-1], [rank]):
         raise _no_chain(model, f"has the layer {layer.name!r} over the axis {layer.axis}, allowed is the last one")

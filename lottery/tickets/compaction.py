@@ -15,12 +15,9 @@ import numpy as np
 from lottery import weights
 from lottery.errors import LotteryError
 from lottery.models import outputs
-from lottery.models.library import evaluating, keras_of
+from lottery.models.library import ENTRYWISE, FLAT, IDLE, SPATIAL, START, WEIGHTED, evaluating, keras_of
 from lottery.tickets import chain
-from lottery.tickets.chain import ENTRYWISE, FLAT, SPATIAL, START, WEIGHTED, Link, library
-
-# Layers that do nothing at inference, by part of the name of their class.
-_NOTHING = ("Dropout", "GaussianNoise", "ActivityRegularization", "Identity")
+from lottery.tickets.chain import Link, library
 
 
 def assemble(model: Any, shape: tuple[int, ...], layers: Sequence[tuple[Any, Sequence[np.ndarray]]]) -> Any:
@@ -73,7 +70,7 @@ def at_inference(link: Link, x: Any) -> Any:
     """What a layer without a kernel makes of double-precision values, in double precision where Keras can."""
     import tensorflow as tf
 
-    if any(name in type(link.layer).__name__ for name in _NOTHING):
+    if link.kind == IDLE:
         return x
     # TensorFlow has these for a CPU in single precision only.
     dtype = "float32" if type(link.layer).__name__.endswith("Pooling3D") else "float64"
@@ -133,7 +130,7 @@ def flat_settings(link: Link, inputs: np.ndarray) -> tuple[dict[str, Any], list[
 
     if name == "Normalization":
         return {"axis": -1, "mean": chosen(layer.mean).tolist(), "variance": chosen(layer.variance).tolist()}, []
-    if link.kind != ENTRYWISE or link.mixes or name.startswith("SpatialDropout"):
+    if link.kind not in (ENTRYWISE, IDLE) or link.mixes or name.startswith("SpatialDropout"):
         return None
     changes: dict[str, Any] = {}
     if name == "Rescaling":

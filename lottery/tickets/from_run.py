@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from lottery import config, data, files, masks, weights
+from lottery import config, data, masks, weights
 from lottery.errors import LotteryError, TicketError, unknown
 from lottery.runs import intervals, results, store, verdicts
 from lottery.settings import GIVEN
@@ -165,16 +165,8 @@ def contents(run: Path, index: int, replicate: int = 1) -> Contents:
         LotteryError: A file is missing or damaged.
     """
     experiment, environment = store.read_experiment(run), store.read_environment(run)
-    folder = store.round_path(run, replicate, index)
-    store.check_files(folder)
-    record = store.read_record(folder)
-    kept = files.read_masks(folder / "masks.safetensors")
-    start = masks.apply(store.started(run, experiment, replicate, index, kept), kept)
-    if weights.fingerprint(start) != record["start_sha256"]:
-        raise TicketError(
-            f"{str(run)!r} is damaged: round {index} did not begin from the start weights that are there."
-        )
-    trained = files.read_arrays(folder / "weights.safetensors")
+    stored = store.StoredRound(run, replicate, index)
+    record, kept, start, trained = stored.record, stored.masks, stored.masked_start, stored.weights
     about = {
         "architecture": environment.get("architecture") or _unknown(experiment),
         "metrics": _metrics(run, index, record),

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.collections import FillBetweenPolyCollection
 
 from lottery import plots
-from lottery.analysis import connectivity, landscapes, pictures, styles
+from lottery.analysis import connectivity, landscapes, overlaps, pictures, styles
 from lottery.errors import LotteryError
 from lottery.runs import store
 from tests.runs.test_results import made_up
@@ -495,7 +495,7 @@ def test_inputs_that_are_no_image_are_strips_that_can_be_seen(rng):
 )
 def test_overlaps_say_what_chance_would_give(matched, value, chance, rng):
     table = overlaps_table(rng)
-    ax = pictures.overlap(table, axes(), weight=WEIGHTS[1], matched=matched)
+    ax = overlaps.overlap(table, axes(), weight=WEIGHTS[1], matched=matched)
     cells, part = ax.images[0].get_array(), table[table["weight"] == WEIGHTS[1]]
     said = {text.get_position(): text.get_text() for text in ax.texts}
     for _, row in part.iterrows():
@@ -505,7 +505,7 @@ def test_overlaps_say_what_chance_would_give(matched, value, chance, rng):
     assert [said[place, place] for place in range(3)] == [f"density\n{one / 10}" for one in REPLICATES]
     assert np.ma.getmaskarray(cells).diagonal().all() and len(said) == 9
     with pytest.raises(LotteryError, match="matched=True"):
-        pictures.overlap(table.assign(matched_overlap=np.nan), axes(), matched=True)
+        overlaps.overlap(table.assign(matched_overlap=np.nan), axes(), matched=True)
     assert styles.contrasting((1, 1, 0.2)) == "black" and styles.contrasting((0, 0, 0.4)) == "white"
 
 
@@ -538,7 +538,7 @@ def test_distances(measure, rng):
 
 def test_paths_and_their_barriers(rng):
     points = points_table(rng)
-    ax = landscapes.barrier(points, axes(), rounds=[7], steps=[500])
+    ax = connectivity.barrier(points, axes(), rounds=[7], steps=[500])
     paths = [line for line in ax.lines if line.get_label() == "_path"]
     assert [line.get_linestyle() for line in paths] == ["-", "--"]
     heights = {}
@@ -550,10 +550,10 @@ def test_paths_and_their_barriers(rng):
         heights[split] = np.mean(errors.max(1) - errors[:, [0, -1]].mean(1))
     expected = f"round 7, step 500\nbarrier: test {heights['test']:.4f}, train {heights['train']:.4f}"
     assert ax.get_legend_handles_labels()[1] == [expected]
-    assert "train" not in landscapes.barrier(points, axes(), split="test").get_title()
+    assert "train" not in connectivity.barrier(points, axes(), split="test").get_title()
     for wrong in ({"split": "validation"}, {"batch_norm": "recomputed"}, {"rounds": [3]}, {"steps": [3]}):
         with pytest.raises(LotteryError, match="to plot: received"):
-            landscapes.barrier(points, axes(), **wrong)
+            connectivity.barrier(points, axes(), **wrong)
 
 
 def test_replicates_with_other_points_are_drawn_at_all_of_them(rng):
@@ -561,7 +561,7 @@ def test_replicates_with_other_points_are_drawn_at_all_of_them(rng):
     one, rest = points[points["replicate"] == 1], points[points["replicate"] > 1]
     more = one.iloc[[0] * 11].assign(alpha=np.linspace(0, 1, 11), error=rng.random(11))
     table = pd.concat([rest, more], ignore_index=True).sample(frac=1, random_state=1)
-    ax = landscapes.barrier(table, axes())
+    ax = connectivity.barrier(table, axes())
     (path,) = (line for line in ax.lines if line.get_label() == "_path")
     values = [more["error"].to_numpy()]
     for replicate in (2, 3):
@@ -593,7 +593,7 @@ def test_stored_statistics_are_drawn_unless_others_are_asked_for(rng):
 
 def test_rounds_that_are_named_are_all_drawn(rng):
     points = pd.concat([points_table(rng).query("round == 7").assign(round=index) for index in range(6)])
-    labels = [landscapes.barrier(points, axes(), **options).get_legend_handles_labels()[1]
+    labels = [connectivity.barrier(points, axes(), **options).get_legend_handles_labels()[1]
               for options in ({"steps": [0]}, {"steps": [0], "rounds": range(6)})]  # fmt: skip
     assert [len(one) for one in labels] == [3, 6]
 
@@ -601,7 +601,7 @@ def test_rounds_that_are_named_are_all_drawn(rng):
 @pytest.mark.parametrize(("over", "line", "label"), [("density", "step", "step 500"), ("step", "round", "round 7")])
 def test_instability_against_density_and_step(over, line, label, rng):
     barriers = connectivity.barriers(points_table(rng))
-    ax = landscapes.instability(barriers, axes(), over)
+    ax = connectivity.instability(barriers, axes(), over)
     container = next(one for one in ax.containers if one.get_label() == f"{label}, test")
     value = int(label.split()[1])
     part = barriers[(barriers[line] == value) & (barriers["split"] == "test")].sort_values([over, "replicate"])
@@ -614,7 +614,7 @@ def test_instability_against_density_and_step(over, line, label, rng):
     stable = next(one for one in ax.lines if one.get_label() == "stable under 2 %")
     np.testing.assert_allclose(stable.get_ydata(), 0.02)
     with pytest.raises(LotteryError, match="allowed is 'density', 'step'"):
-        landscapes.instability(barriers, axes(), "round")
+        connectivity.instability(barriers, axes(), "round")
 
 
 def test_spread_equals_numpy(rng):

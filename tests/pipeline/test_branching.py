@@ -1,17 +1,19 @@
 """Runs with late rewinding, controls and branches, from the files that they leave."""
 
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import lottery
-from lottery import files, masks, randomness
+from lottery import cli, config, files, masks, randomness
 from lottery.errors import LotteryError
 from lottery.pipeline import branching
 from lottery.pruning import branches
-from lottery.runs import store, verification
+from lottery.runs import store, verdicts, verification
 from lottery.settings import GIVEN
 from lottery.training import trainer
 from tests.conftest import checksum, quietly, toy_arrays
@@ -31,7 +33,7 @@ TABLES = {
     "prune": {"num_rounds": 2, "rate": 0.4},
     "run": {"num_replicates": 2},
 }
-CONTROLS = [name for name in branches.BRANCHES if name not in ("early_bird", "transfer")]
+CONTROLS = branches.controls()
 
 
 def build():
@@ -252,6 +254,33 @@ def test_a_branch_of_the_callers_own(tmp_path):
     assert sorted(done.table()["branch"].unique()) == ["halved", "ticket"] and is_right(done) == []
 
 
+def test_a_control_is_added_in_one_place(tmp_path, monkeypatch):
+    """An entry of BRANCHES is known to the configuration, the command line, the run, the verdict and `verify`."""
+
+    def negated(origin):
+        start = {name: -value if name in origin.kept else value for name, value in origin.start.items()}
+        return branches.BranchStart(start, origin.kept, 0, origin.num_steps)
+
+    with pytest.raises(LotteryError, match="run.controls: received 'negated'"):
+        config.load(TABLES, {"run": {"controls": ["negated"]}})
+    monkeypatch.setitem(branches.BRANCHES, "negated", branches.Branch(negated, "the sign of the weights"))
+    with pytest.raises(LotteryError, match="run.controls: received 'negate', .*'negated'; did you mean 'negated'"):
+        config.load(TABLES, {"run": {"controls": ["negate"]}})
+    help_text = CliRunner().invoke(cli.app, ["branch", "--help"]).stdout
+    assert set(branches.BRANCHES) <= set(re.findall(r"\w+", help_text))
+    run = go(tmp_path, {"run": {"controls": ["negated"]}})
+    assert run.table()["branch"].value_counts()["negated"] == 2 * 2 and is_right(run) == []
+    better = run.table().assign(early_stop_test_accuracy=lambda rows: 0.9 - 0.1 * (rows["branch"] == "negated"))
+    better["early_stop_test_accuracy"] += 0.001 * better["replicate"] * (better["branch"] == "negated")
+    assert any("so the sign of the weights matters there" in said for said in verdicts.sentences(better))
+    equal = better.assign(early_stop_test_accuracy=0.9 + 0.01 * better["replicate"] * (better["branch"] == "negated"))
+    equal.loc[(equal["branch"] == "negated") & (equal["replicate"] == 1), "early_stop_test_accuracy"] = 0.89
+    assert any("so the sign of the weights is not shown to matter" in said for said in verdicts.sentences(equal))
+    assert verification.not_repeated(run.path) == []
+    shutil.copy(folder_of(run, index=0) / "weights.safetensors", folder_of(run, branch="negated"))
+    assert is_right(run) != []
+
+
 def test_transfer_trains_the_ticket_on_other_data(tmp_path):
     run = go(tmp_path, {"run": {"num_replicates": 1}})
     done = branching.branch(run.path, "transfer", [0, 2], model=build, data=arrays(seed=8), report=quietly)
@@ -315,7 +344,7 @@ def test_no_early_bird_is_said_and_nothing_is_stored(tmp_path):
         branching.branch(run.path, "early_bird", [1, 2], model=build, data=arrays(), report=said.append)
     notes = [event.text for event in said if hasattr(event, "text")]
     assert len(notes) == 2 and "round 2" in notes[1], "the other rounds are tried all the same"
-    assert store.branches(run.path, 1) == []
+    assert all(stored.branch == store.TICKET for stored in store.rounds(run.path))
     short = go(tmp_path, {"run": {"num_replicates": 1}})
     with pytest.raises(LotteryError, match="received 4 epochs of training, allowed are 5 or more"):
         branching.branch(short.path, "early_bird", [1], model=build, data=arrays(), report=quietly)

@@ -31,13 +31,13 @@ def equal(one, other):
 
 
 def test_names_are_those_of_the_functions():
-    assert all(function.__name__ == name for name, function in branches.BRANCHES.items())
+    assert all(branch.function.__name__ == name for name, branch in branches.BRANCHES.items())
 
 
 @pytest.mark.parametrize("name", branches.BRANCHES)
 def test_a_branch_has_the_tickets_shapes_is_finite_and_the_same_each_time_and_changes_nothing(name):
     one, other = origin(), origin()
-    first, second = branches.BRANCHES[name](one), branches.BRANCHES[name](other)
+    first, second = branches.BRANCHES[name].function(one), branches.BRANCHES[name].function(other)
     assert equal(first.kept, second.kept) and equal(first.start, second.start)
     assert equal(one.kept, other.kept) and equal(one.start, other.start), "what it was given was changed"
     assert equal(one.start, origin().start) and equal(one.kept, origin().kept)
@@ -65,7 +65,7 @@ KEEPS = {
 @pytest.mark.parametrize("name", branches.BRANCHES)
 def test_what_a_branch_keeps_and_what_it_changes(name):
     one = origin()
-    branch = branches.BRANCHES[name](one)
+    branch = branches.BRANCHES[name].function(one)
     masks_kept, weights_kept, steps = KEEPS[name]
     assert equal(branch.kept, one.kept) == masks_kept
     assert equal(branch.start, one.start) == weights_kept
@@ -85,7 +85,7 @@ def test_counts(seed, densities):
     one = origin(seed, densities)
     counts = masks.num_kept(one.kept)
     for name in ("random_mask", "shuffled_mask"):
-        assert masks.num_kept(branches.BRANCHES[name](one).kept) == counts
+        assert masks.num_kept(branches.BRANCHES[name].function(one).kept) == counts
     found = masks.num_kept(branches.random_mask_global(one).kept)
     assert sum(found.values()) == sum(counts.values())
 

@@ -71,7 +71,7 @@ def test_summary_equals_pythons_statistics():
     ],
 )
 def test_smallest_matching(accuracies, tolerance, expected):
-    found = results.smallest_matching(made_up(accuracies), tolerance)
+    found = verdicts.smallest_matching(made_up(accuracies), tolerance)
     assert (found and found["round"]) == expected
     if found:
         differences = [row[expected] - row[0] for row in accuracies]

@@ -91,7 +91,8 @@ def test_rounds_count_only_without_a_gap(tmp_path):
 HOLD = """
 import sys, time
 from pathlib import Path
-from lottery import config, files, store
+from lottery import config, files
+from lottery.runs import store
 with store.opened(Path(sys.argv[1]), config.load({})):
     print("open", flush=True)
     time.sleep(60)

@@ -132,7 +132,7 @@ RUNS = {  # words of the command, or lines of Python
     "sweep": ("sweep", "grid.toml"),
     "branches": ("branch", "{digits}", "untrained", "--rounds", "3"),
     "early bird": ("branch", "{digits}", "early_bird", "--rounds", "1"),
-    "connectivity": ("analyze", "connectivity", "{late}", "--rounds", "0,2", "--replicates", "1"),
+    "connectivity": ("analyze", "connectivity", "{late}", "--rounds", "0,2", "--replicate", "1"),
 }  # fmt: skip
 ADDED_TO = {"branches": "digits", "early bird": "digits", "connectivity": "late"}  # these write into a run before them
 

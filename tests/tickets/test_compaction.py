@@ -686,7 +686,7 @@ def test_a_ticket_of_two_inputs_is_refused_with_a_sentence(keras, tmp_path, monk
     one, two = keras.Input((2,)), keras.Input((3,))
     model = keras.Model([one, two], keras.layers.Dense(2)(keras.layers.Concatenate()([one, two])))
     path = tickets.of(model, {"dense/kernel": np.ones((5, 2), bool)}).save(tmp_path / "t.safetensors")
-    monkeypatch.setattr("lottery.environment.use_threads", lambda wanted: wanted)
+    monkeypatch.setattr("lottery.pipeline.environment.use_threads", lambda wanted: wanted)
     with pytest.raises(LotteryError, match="has 2 inputs and 1 outputs"):
         ticket_commands.compact(path, tmp_path / "small.keras")
     assert [*tmp_path.iterdir()] == [path]
