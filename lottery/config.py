@@ -19,7 +19,7 @@ from lottery.errors import LotteryError, unknown
 from lottery.models.settings import Model
 from lottery.pruning import branches
 from lottery.pruning.settings import Prune, Rewind
-from lottery.settings import Natural, Positive, Section, one_of
+from lottery.settings import Natural, Positive, Section, is_given, one_of
 from lottery.training.settings import Train
 
 
@@ -38,9 +38,10 @@ class Run(Section):
     seed: Natural = 0
     controls: tuple[Annotated[str, one_of("run.controls", branches.controls)], ...] = Field(default=(), strict=False)
     control_rounds: tuple[Natural, ...] = Field(default=(), strict=False)
-    enforcement: Annotated[str, one_of("run.enforcement", ENFORCEMENTS)] = "constraint"
+    enforcement: Annotated[str, one_of("run.enforcement", ENFORCEMENTS, also=is_given)] = "constraint"
     num_threads: Natural = 0
     strategy: Literal["none", "mirrored"] = "none"
+    fingerprint: str = ""
 
 
 class Experiment(Section):
@@ -93,8 +94,17 @@ def load(
         tables = dict(source)
     else:
         tables = read(Path(source))
+    return validated(merged(tables, overrides or {}))
+
+
+def validated(tables: Mapping[str, Any]) -> Experiment:
+    """Check the tables of an experiment, and fill in every default.
+
+    Raises:
+        LotteryError: A key or a value is wrong.
+    """
     try:
-        return Experiment.model_validate(merged(tables, overrides or {}))
+        return Experiment.model_validate(tables)
     except ValidationError as error:
         raise _sentence(error) from None
 

@@ -66,13 +66,13 @@ def connectivity(
     """
     from lottery import analysis
     from lottery.analysis import connectivity as stored
-    from lottery.pipeline import connecting
+    from lottery.pipeline import connecting, dispatch
 
     often = every(checkpoint_every)
     with stoppable() as asked:
         connecting.connect(
-            run, numbers("--rounds", rounds), numbers("--steps", steps), replicate=replicate, num_points=points,
-            recompute=recompute, checkpoint_every=often, asked=asked,
+            run, numbers("--rounds", rounds), numbers("--steps", steps), replicate, points, recompute,
+            execution=dispatch.Execution(checkpoint_every=often, asked=asked),
         )  # fmt: skip
     barriers = analysis.barriers(run)
     if as_json or as_csv:

@@ -5,21 +5,23 @@ import csv
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from lottery import config, enforcement, files, masks, progress, stopping, weights
+from lottery import config, files, masks, progress, weights
 from lottery.analysis import connectivity, connectivity_files
 from lottery.analysis.connectivity_files import Place
 from lottery.data import Streams
 from lottery.errors import LotteryError, unknown
-from lottery.pipeline import branching, interpolation, jobs
-from lottery.pipeline.preparing import Prepared, prepare
-from lottery.pruning import criteria
-from lottery.runs import results, store
-from lottery.training import checkpoints
-from lottery.training.loop import Logs, reset
+from lottery.pipeline import branching, interpolation, preparing
+from lottery.pipeline import rounds as rounds_module
+from lottery.pipeline.dispatch import Execution
+from lottery.pipeline.preparing import Ingredients, Prepared
+from lottery.pipeline.rounds import Network, Training, Watch
+from lottery.runs import store
+from lottery.training.checkpoints import Every
+from lottery.training.loop import Logs
+from lottery.training.trainer import Span
 
 # By split, what reports; what recomputes statistics, if anything; and how many points.
 Measure = tuple[Mapping[str, Callable[[], Logs]], Callable[[], None] | None, int]
@@ -36,9 +38,9 @@ def is_measured(path: Path, settings: config.Experiment, place: Place, recompute
     )
 
 
-def measure_path(job: jobs.Job, path: Path, place: Place, measure: Measure) -> None:
+def measure_path(job: Training, path: Path, place: Place, measure: Measure) -> None:
     """Evaluate and store the path between the two copies."""
-    (replicate, index, step), loop = place, job.prepared.loop
+    (replicate, index, step), loop = place, job.prepared.trainer.loop
     evaluations, recompute, num_points = measure
     folders = [
         connectivity_files.network_path(path, job.prepared.experiment, *place, number)
@@ -47,8 +49,7 @@ def measure_path(job: jobs.Job, path: Path, place: Place, measure: Measure) -> N
     for folder in folders:
         store.check_files(folder)
     one, other = (files.read_arrays(folder / "weights.safetensors") for folder in folders)
-    for name, mask in files.read_masks(folders[0] / "masks.safetensors").items():
-        loop.masks[name].assign(mask)
+    job.prepared.trainer.set_masks(files.read_masks(folders[0] / "masks.safetensors"))
     rows = interpolation.path(loop.model, one, other, evaluations, np.linspace(0, 1, num_points), recompute)
     digests = connectivity_files.network_digests(path, job.prepared.experiment, place)
     connectivity_files.write_path(connectivity_files.path_file(path, *place, recompute is not None), rows, digests)
@@ -66,17 +67,12 @@ def connect(
     run: str | Path,
     rounds: Sequence[int] = (),
     steps: Sequence[int] = (),
-    *,
     replicate: int | None = None,
     num_points: int = 30,
     recompute: bool = False,
-    model: Callable[[], Any] | None = None,
-    data: Any = None,
-    criterion: criteria.Criterion | None = None,
-    report: progress.Report | None = None,
-    checkpoint_every: checkpoints.Every | None = None,
-    asked: stopping.Asked | None = None,
-) -> results.Run:
+    ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
+    execution: Execution = Execution(),  # noqa: B008 (frozen)
+) -> None:
     """Measure how stable a run's networks are to the noise of training, or go on, or find it complete.
 
     Linear mode connectivity of Frankle et al. 2020, https://arxiv.org/abs/1912.05671: from W_k, the weights of the
@@ -99,12 +95,8 @@ def connect(
         num_points: Points on the line, its ends included; a path that is stored with more is kept.
         recompute: Whether statistics of BatchNormalization layers are measured anew at each point (see
             `interpolation.recomputed`), and not interpolated as they are stored.
-        model, data, criterion: What was passed to `lottery.run`, if anything was.
-        report: Told what happens; by default it is shown on standard error.
-        checkpoint_every, asked: As for `lottery.run`.
-
-    Returns:
-        The run, whose table is as it was.
+        ingredients: The objects that were passed to the run.
+        execution: How to train; always in this process.
 
     Raises:
         LotteryError: There is no such run, round, replicate or step; its rounds do not start from rewound weights; the
@@ -117,18 +109,11 @@ def connect(
     chosen = branching.stored_rounds(path, settings, rounds, replicate)
     _check_accuracy(path, chosen)
     places = [(number, index, step) for number, index in chosen for step in steps]
-    with contextlib.ExitStack() as stack:
-        if report is None:
-            report = stack.enter_context(progress.shown())
-        if asked is None:
-            asked = stack.enter_context(stopping.asked())
-        branching.use_threads(path)
-        prepared = prepare(settings, model, data, criterion)
-        branching.check_same(path, settings, prepared)
-        stack.enter_context(branching.opened(path, settings))
-        loop, again = prepared.loop, None
-        held = enforcement.ENFORCEMENTS[settings.run.enforcement](loop.model, loop.masks)
-        loop.callbacks.extend(stack.enter_context(held))
+    with execution.begun() as (report, asked), contextlib.ExitStack() as stack:
+        prepared = preparing.open_run(stack, path, settings, ingredients)[0]
+        loop, again = prepared.trainer.loop, None
+        stack.callback(prepared.trainer.close)
+        prepared.trainer.hold()
         if recompute:
             again = interpolation.recomputed(loop.model, interpolation.training_batches(prepared.data))
             if again is None:
@@ -141,18 +126,16 @@ def connect(
         report = progress.tallied(
             report, {(connectivity_files.folder(path), *network): span for network, span in spans.items()}
         )
-        every, report = checkpoint_every or checkpoints.Every(), jobs.while_there(path, report)
-        job = jobs.Job(connectivity_files.folder(path), prepared, report, spans, every, asked)
-        todo = {
-            place: [one for one in connectivity_files.ORDERS if _network(place, one) in job.spans] for place in places
-        }
+        every, report = execution.checkpoint_every or Every(), rounds_module.while_there(path, report)
+        job = Training(connectivity_files.folder(path), prepared, report, every, asked)
+        todo = {place: [one for one in connectivity_files.ORDERS if _network(place, one) in spans] for place in places}
         wanted = [
             place for place in places
             if todo[place] or not is_measured(path, settings, place, again is not None, num_points)
         ]  # fmt: skip
-        if not job.spans and not wanted:
+        if not spans and not wanted:
             report(progress.Note(f"All {len(places)} paths of {path} are complete."))
-        if job.spans:
+        if spans:
             _check_orders(prepared)
         evaluations = interpolation.evaluations(loop, prepared.data, settings.train.num_steps) if wanted else {}
         if wanted and "train" not in evaluations:
@@ -169,7 +152,6 @@ def connect(
                     _train(job, path, place, order)
                 if place in wanted:
                     measure_path(job, path, place, measure)
-    return results.Run(path)
 
 
 def _steps(settings: config.Experiment, steps: Sequence[int]) -> list[int]:
@@ -195,7 +177,7 @@ def _check_orders(prepared: Prepared) -> None:
     if not isinstance(prepared.data, Streams):
         return
     words = [connectivity_files.words(prepared.experiment, 1, order) for order in connectivity_files.ORDERS]
-    one, other = (tf.nest.flatten(next(prepared.loop.batches(each)(1)[0])) for each in words)
+    one, other = (tf.nest.flatten(next(prepared.trainer.loop.batches(each)(1)[0])) for each in words)
     if all(np.array_equal(np.array(first), np.array(second)) for first, second in zip(one, other, strict=True)):
         raise LotteryError(
             "The training data come in the same order whatever the seed, so two copies would be one; pass a function "
@@ -214,10 +196,10 @@ def _check_copies(path: Path, settings: config.Experiment, places: Sequence[Plac
                     raise LotteryError(f"{str(folder)!r}: {said} Delete it to have it trained again.")
 
 
-def _spans(path: Path, settings: config.Experiment, places: Sequence[Place]) -> dict[jobs.Network, tuple[int, int]]:
+def _spans(path: Path, settings: config.Experiment, places: Sequence[Place]) -> dict[Network, tuple[int, int]]:
     """From which step to which what is missing is still to be trained: for each replicate the dense network up to the
     last step that is wanted, then the copies."""
-    spans: dict[jobs.Network, tuple[int, int]] = {}
+    spans: dict[Network, tuple[int, int]] = {}
     for number in dict.fromkeys(place[0] for place in places):
         own = [place for place in places if place[0] == number]
         wanted = {place[2] for place in own}
@@ -230,7 +212,7 @@ def _spans(path: Path, settings: config.Experiment, places: Sequence[Place]) -> 
     return spans
 
 
-def _network(place: Place, number: int) -> jobs.Network:
+def _network(place: Place, number: int) -> Network:
     replicate, index, step = place
     return replicate, index, connectivity_files.label(step, number)
 
@@ -245,7 +227,7 @@ def _dense(steps: Sequence[int]) -> str:
     return f"to_step_{steps[-1]}"
 
 
-def _store_states(job: jobs.Job, path: Path, number: int, steps: Collection[int]) -> None:
+def _store_states(job: Training, path: Path, number: int, steps: Collection[int]) -> None:
     """Make the dense network of a replicate again, as far as it takes for the steps that are not stored."""
     settings = job.prepared.experiment
     missing = _missing(path, settings, number, steps)
@@ -256,12 +238,12 @@ def _store_states(job: jobs.Job, path: Path, number: int, steps: Collection[int]
         file = connectivity_files.state_path(path, settings, number, step)
         return lambda state: None if file.exists() else files.write(file, files.pack_arrays(state))
 
-    initial = jobs.initial_state(dataclasses.replace(job, path=path), number)
-    dense = masks.ones_like({name: initial[name] for name in job.prepared.loop.masks})
+    initial = rounds_module.initial_state(dataclasses.replace(job, path=path), number)
+    dense = masks.ones_like({name: initial[name] for name in job.prepared.trainer.masks})
     # All that are asked for, stored or not, so that a checkpoint is one of the same training.
     watch = {step: keep(step) for step in steps if 0 < step <= missing[-1]}
     network = number, 0, _dense(missing)
-    trained = jobs.train_network(job, network, initial, dense, 0, missing[-1], watch=watch)
+    trained = rounds_module.train_network(job, network, initial, dense, Span(0, missing[-1]), Watch(watch))
     store.clear_checkpoints(store.round_path(job.path, *network))
     if _missing(path, settings, number, steps):  # somebody took away what was stored before the checkpoint
         _store_states(job, path, number, steps)
@@ -278,7 +260,7 @@ def _store_states(job: jobs.Job, path: Path, number: int, steps: Collection[int]
         )
 
 
-def _train(job: jobs.Job, path: Path, place: Place, number: int) -> None:
+def _train(job: Training, path: Path, place: Place, number: int) -> None:
     """Train and store one of the copies."""
     replicate, index, step = place
     settings, network = job.prepared.experiment, _network(place, number)
@@ -294,29 +276,23 @@ def _train(job: jobs.Job, path: Path, place: Place, number: int) -> None:
         connectivity_files.words(settings, replicate, number),
         connectivity_files.begun(settings, replicate, number, start),
     )
-    trained = jobs.train_network(
-        _with_chance(job, replicate, number), network, masks.apply(begun, kept), kept, step, words=words
-    )
+    job = _with_chance(job, replicate, number)
+    trained = rounds_module.train_network(job, network, begun, kept, Span(step), words=words)
     about = {"order": number, "first_step": step, "last_step": settings.train.num_steps, "step_sha256": state_sha256}
-    jobs.store_network(job, network, kept, trained, {**about, "thresholds": dict.fromkeys(kept)})
+    rounds_module.store_network(job, network, kept, trained, {**about, "thresholds": dict.fromkeys(kept)})
 
 
-def _with_chance(job: jobs.Job, replicate: int, number: int) -> jobs.Job:
-    """A job whose generators of random numbers, where they are no variables of the model, begin as an order's do."""
-    loop, settings = job.prepared.loop, job.prepared.experiment
+def _with_chance(job: Training, replicate: int, number: int) -> Training:
+    """Begin the random generators that are no variables of the model as an order of the data has them."""
     if number == 1:
         return job
-    if not loop.state:
-        reset(loop)  # finds them
-    # Their names count the models that a process has built, so they do not decide what is drawn.
-    state = [
-        (
-            one,
-            connectivity_files.redrawn(settings, replicate, number, "", value)
-            if connectivity_files.is_generator(one.name)
-            else value,
-        )
-        for one, value in loop.state
-    ]
-    loop = dataclasses.replace(loop, state=state)
-    return dataclasses.replace(job, prepared=dataclasses.replace(job.prepared, loop=loop))
+    settings = job.prepared.experiment
+
+    def draw(name: str, value: np.ndarray) -> np.ndarray:
+        # Names count the models that a process has built, so they do not decide what is drawn.
+        if connectivity_files.is_generator(name):
+            return connectivity_files.redrawn(settings, replicate, number, "", value)
+        return value
+
+    trainer = job.prepared.trainer.redrawn(draw)
+    return dataclasses.replace(job, prepared=dataclasses.replace(job.prepared, trainer=trainer))

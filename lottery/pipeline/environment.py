@@ -130,8 +130,6 @@ def threads_of_like_runs(out: str | Path, experiment: config.Experiment) -> int:
             ("model", "name"),
             ("train", "optimizer"),
             ("train", "learning_rate"),
-            ("prune", "criterion"),
-            ("prune", "fingerprint"),
         ):
             del tables[section][key]
         return json.dumps(tables | {"data": None}, sort_keys=True)

@@ -1,15 +1,16 @@
 """Everything that is made once for a run, and checked before anything is written: data, model, trainer."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lottery import config, data, enforcement, randomness, weights
+from lottery import config, data, randomness, weights
 from lottery.data import Splits, Streams
+from lottery.enforcement import ENFORCEMENTS, Enforcement
 from lottery.errors import LotteryError
 from lottery.models import fingerprint, networks
 from lottery.models.library import is_compiled, is_keras, keras_of
@@ -39,7 +40,7 @@ class Ingredients:
     data: Any = None
     criterion: criteria.Criterion | None = None
     schedule: schedules.Schedule | None = None
-    enforcement: enforcement.Enforcement | None = None
+    enforcement: Enforcement | None = None
 
 
 @dataclass(frozen=True)
@@ -65,43 +66,47 @@ class Prepared:
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
 
-@contextlib.contextmanager
-def opened(
+def open_run(
+    stack: contextlib.ExitStack,
     path: Path,
     experiment: config.Experiment,
     ingredients: Ingredients,
     num_threads: int = 0,
     prepared: Prepared | None = None,
-) -> Iterator[tuple[Prepared, int, list[str]]]:
+    transfer: config.Experiment | None = None,
+) -> tuple[Prepared, int, list[str]]:
     """Open a run for this process alone, or begin it; nothing is written before everything is seen to fit.
 
     Args:
+        stack: Closes the run.
         path: The run's folder.
         experiment: Its experiment.
         ingredients: The caller's objects.
         num_threads: The number of threads for a new run; 0 to choose.
         prepared: Everything the run needs, if it is prepared already.
+        transfer: The experiment to prepare instead, with other data.
 
-    Yields:
+    Returns:
         Everything the run needs, its number of threads, and sentences that a person should read.
 
     Raises:
         LotteryError: The run is damaged or open elsewhere, or something does not fit the experiment or the run.
     """
     existed = path.exists()
-    with contextlib.ExitStack() as stack:
-        if existed:
-            stack.enter_context(store.opened(path, experiment))
-            verification.refuse_damaged(path, experiment)
-        num_threads = store.read_environment(path).get("num_threads", num_threads)
-        num_threads = environment.begin_threads(experiment, num_threads)
-        prepared = prepared or prepare(experiment, ingredients)
-        if not existed:
-            stack.enter_context(store.opened(path, experiment))
-        notes = environment.record(path, experiment, prepared.trainer.model, prepared.data, num_threads)
-        if config.digest(prepared.experiment) != config.digest(experiment):
-            raise LotteryError(f"The model or a function passed is not the one that {str(path)!r} was run with.")
-        yield prepared, num_threads, [*prepared.notes, *notes]
+    if existed:
+        stack.enter_context(store.opened(path, experiment))
+        verification.refuse_damaged(path, experiment)
+    num_threads = store.read_environment(path).get("num_threads", num_threads)
+    num_threads = environment.begin_threads(experiment, num_threads)
+    prepared = prepared or prepare(transfer or experiment, ingredients)
+    if transfer:
+        return prepared, num_threads, []
+    if not existed:
+        stack.enter_context(store.opened(path, experiment))
+    notes = environment.record(path, experiment, prepared.trainer.model, prepared.data, num_threads)
+    if config.digest(prepared.experiment) != config.digest(experiment):
+        raise LotteryError(f"The model or a function passed is not the one that {str(path)!r} was run with.")
+    return prepared, num_threads, [*prepared.notes, *notes]
 
 
 def check_complete(path: Path, experiment: config.Experiment) -> None:
@@ -113,7 +118,7 @@ def check_complete(path: Path, experiment: config.Experiment) -> None:
 
 def prepare(
     experiment: config.Experiment,
-    ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
+    ingredients: Ingredients = Ingredients(),
     replicate: int = 1,
 ) -> Prepared:
     """Load the data, build and compile the model, and check that everything fits together.
@@ -202,7 +207,7 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     if isinstance(loaded, Splits):
         compiling.check_data(built, loaded, experiment.train.batch_size, inputs)
     plan.check_rounds(experiment.prune, {name: value.shape for name, value in weights.read(built).items()})
-    enforce = ingredients.enforcement or enforcement.ENFORCEMENTS[experiment.run.enforcement]
+    enforce = ingredients.enforcement or ENFORCEMENTS[experiment.run.enforcement]
     trainer = Trainer(built, loaded, experiment.train, enforce, schedule_step, experiment.data.augment)
     # Everybody expects vectors to stay (biases, statistics, seeds); a tensor that stays is worth a line.
     shapes = {name: variable.shape for name, variable in weights.variables(built).items()}

@@ -36,7 +36,7 @@ def prefix(experiment: config.Experiment, environment: Mapping[str, Any], index:
     decides["environment"] = {key: environment.get(key) for key in COMPUTED_WITH}
     if index:
         prune = tables["prune"]
-        if prune["schedule"] == "explicit":
+        if prune["densities"]:
             prune |= {"densities": prune["densities"][:index], "num_rounds": index}
         elif prune["schedule"] == "geometric" and not prune["final_density"]:
             prune |= {"num_rounds": index}

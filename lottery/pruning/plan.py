@@ -127,7 +127,7 @@ def schedules_of(settings: Prune, names: Iterable[str]) -> tuple[Schedule, dict[
     Raises:
         LotteryError: A rate is given for a name or pattern that fits no weight.
     """
-    if settings.schedule == "explicit":
+    if settings.schedule in ("explicit", GIVEN):
         return explicit(settings.densities), {}
     make = SCHEDULES[settings.schedule]
     own = ranking.by_weight(names, settings.rates, "prune.rates")

@@ -9,7 +9,7 @@ from lottery.errors import LotteryError
 from lottery.pruning.criteria import CRITERIA
 from lottery.pruning.ranking import SCOPES
 from lottery.pruning.rewinding import REWINDS
-from lottery.settings import Natural, Positive, Rate, RateOrZero, Section, is_given, one_of
+from lottery.settings import GIVEN, Natural, Positive, Rate, RateOrZero, Section, is_given, one_of
 
 
 class Prune(Section):
@@ -18,7 +18,7 @@ class Prune(Section):
     criterion: Annotated[str, one_of("prune.criterion", CRITERIA, also=is_given)] = "magnitude"
     scope: Annotated[str, one_of("prune.scope", SCOPES)] = "layerwise"
     allocation: Literal["rates", "uniform", "erk"] = "rates"
-    schedule: Literal["geometric", "linear", "one_shot", "explicit"] = "geometric"
+    schedule: Literal["geometric", "linear", "one_shot", "explicit", "given"] = "geometric"
     iterative: bool = True
     rate: Rate = 0.2
     num_rounds: Natural = 20
@@ -53,7 +53,12 @@ class Prune(Section):
 
     @model_validator(mode="after")
     def _densities_are_for_explicit(self) -> "Prune":
-        if (self.schedule == "explicit") != bool(self.densities):
+        if self.schedule == GIVEN and not self.densities and self.num_rounds:
+            raise LotteryError(
+                'prune.schedule = "given" stands for a function passed to lottery.run(..., schedule=...); pass it '
+                "again, in Python."
+            )
+        if (self.schedule == "explicit" or (self.schedule == GIVEN and self.num_rounds > 0)) != bool(self.densities):
             raise LotteryError('prune.densities and prune.schedule = "explicit" go together: give both or neither.')
         if self.densities and len(self.densities) != self.num_rounds:
             raise LotteryError(

@@ -62,7 +62,7 @@ class Checkpointer:
     Attributes:
         file: The file; a new checkpoint replaces the one before once it is whole.
         every: How often to write.
-        asked: Returns the signal that requested a stop, or 0. After a request a checkpoint is written and training ends.
+        asked: Returns the signal that requested a stop, or 0. After a request, one more is written and training ends.
         note: Receives a sentence about a checkpoint that cannot be used.
         memory: Arrays of the functions that watch the training, stored and restored with it.
     """

@@ -106,24 +106,26 @@ class Trainer:
 
         self.model, self.settings = model, settings
         self.masks: dict[str, Any] = {
-            name: tf.Variable(mask, trainable=False, dtype=tf.bool)
+            name: tf.Variable(tf.constant(mask), trainable=False, dtype=tf.bool)
             for name, mask in masks.ones_like(weights.read(model)).items()
         }
         self.loop: Loop = compile_loop(model, data, settings, augment, self._end_of_step)
         self.seconds_per_step: float | None = None
         self._schedule_step = compiling.step_variable() if schedule_step is None else schedule_step
-        self._enforce, self._held, self._callbacks = enforce, contextlib.ExitStack(), []
+        self._enforce, self._held, self._is_held = enforce, contextlib.ExitStack(), False
+        self._callbacks: list[Any] = []
         self._first_values: list[tuple[Any, np.ndarray]] = []
 
     def hold(self) -> None:
         """Enforce the masks from now on, until `close`."""
-        if self._enforce is not None:
-            enforce, self._enforce = self._enforce, None
-            self._callbacks = self._held.enter_context(enforce(self.model, self.masks))
+        if self._enforce is not None and not self._is_held:
+            self._callbacks = self._held.enter_context(self._enforce(self.model, self.masks))
+            self._is_held = True
 
     def close(self) -> None:
-        """Stop enforcing the masks. The trainer is of no more use."""
+        """Stop enforcing the masks."""
         self._held.close()
+        self._is_held = False
 
     def set_masks(self, kept: Masks) -> None:
         """Assign the masks; a weight that `kept` does not name is not pruned."""
@@ -147,6 +149,7 @@ class Trainer:
             draw: Takes the name and the first value of each variable that a step touches besides the model's, and
                 returns its new first value.
         """
+        self.hold()
         other = copy.copy(self)
         other._first_values = [(variable, draw(variable.name, value)) for variable, value in self._touched()]
         return other
@@ -156,7 +159,7 @@ class Trainer:
         start: Arrays,
         kept: Masks,
         seed: tuple[int, ...],
-        span: Span = Span(),  # noqa: B008 (frozen)
+        span: Span = Span(),
         watch: Mapping[int, Callable[[dict[str, np.ndarray]], None]] | None = None,
         report: Callable[[int, float, Row | None], None] = silent,
         checkpointer: Checkpointer | None = None,
@@ -296,12 +299,11 @@ def _finite(logs: Mapping[str, Any], what: str) -> tuple[float, float]:
 
 def _checked(state: dict[str, np.ndarray], kept: Masks) -> dict[str, np.ndarray]:
     """Return the state, in which every masked entry must be zero."""
-    for name, mask in kept.items():
-        if np.any(state[name][~mask]):
-            raise LotteryError(
-                f"{name} has masked entries that are not zero: the model's train_step changes it without its "
-                "optimiser, whose constraints hold the masks."
-            )
+    for name in masks.leaks(state, kept):
+        raise LotteryError(
+            f"{name} has masked entries that are not zero: the model's train_step changes it without its optimiser, "
+            "whose constraints hold the masks."
+        )
     return state
 
 
