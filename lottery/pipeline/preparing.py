@@ -24,6 +24,9 @@ from lottery.training.settings import Train
 from lottery.training.trainer import Arrays, Trainer
 
 
+OF_RATES = ("rate", "rates", "final_density")  # keys of ``[prune]`` that a schedule as a function replaces
+
+
 @dataclass(frozen=True)
 class Ingredients:
     """Objects that a caller passes where an experiment has names.
@@ -161,23 +164,23 @@ def with_functions(experiment: config.Experiment, ingredients: Ingredients) -> c
     Raises:
         LotteryError: A function is missing, or a schedule does not fall from round to round.
     """
-    tables = experiment.model_dump()
-    prune, run = tables["prune"], tables["run"]
-    for key, section, function in (
-        ("criterion", prune, ingredients.criterion),
-        ("enforcement", run, ingredients.enforcement),
+    tables = experiment.model_dump(exclude_unset=True)  # what a caller has set is not what has a default
+    for section, key, function in (
+        ("prune", "criterion", ingredients.criterion),
+        ("run", "enforcement", ingredients.enforcement),
     ):
         if function is not None:
-            section |= {key: GIVEN, "fingerprint": fingerprint.of_function(function)}
-        elif section[key] == GIVEN:
+            about = {key: GIVEN, "fingerprint": fingerprint.of_function(function)}
+            tables[section] = tables.get(section, {}) | about
+        elif getattr(getattr(experiment, section), key) == GIVEN:
             raise LotteryError(
-                f'{"prune" if section is prune else "run"}.{key} = "given" stands for a function passed to '
-                f"lottery.run(..., {key}=...); pass it again, in Python."
+                f'{section}.{key} = "given" stands for a function passed to lottery.run(..., {key}=...); pass it '
+                "again, in Python."
             )
     if ingredients.schedule is not None:
         densities = [float(ingredients.schedule(index)) for index in range(1, experiment.prune.num_rounds + 1)]
-        of_rates = {"rate": config.Prune().rate, "rates": {}, "final_density": 0.0}
-        prune |= {"schedule": GIVEN, "densities": densities, **of_rates}
+        own = {key: value for key, value in tables.get("prune", {}).items() if key not in OF_RATES}
+        tables["prune"] = own | {"schedule": GIVEN, "densities": densities, "num_rounds": len(densities)}
     return config.validated(tables)
 
 
