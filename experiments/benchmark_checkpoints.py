@@ -68,7 +68,7 @@ def main(writes: Writes = 9, turns: Turns = 7, seconds: Seconds = 10, json_file:
 
 
 def _prepared(name: str, num_steps: int) -> preparing.Prepared:
-    tables, data = presets.shrunk(config.load(presets.named(name)))
+    tables, data = presets.smoke_test(config.load(presets.named(name)))
     tables["train"] |= {"num_steps": num_steps, "batch_size": 60, "eval_every": num_steps, "drop_at": []}
     tables["train"]["warmup_steps"] = 0
     rng = np.random.default_rng(0)

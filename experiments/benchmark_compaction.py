@@ -104,7 +104,7 @@ def measure(model: Any, images: np.ndarray, turns: int) -> dict[str, Any]:
     sizes, unread, before = {"masked": size(model)}, 0, classes(model, images)
     seconds = {clock: {batch: {} for batch in BATCHES} for clock in CLOCKS}
     for name, drop in DROPS_INPUTS.items():
-        found = {clock: compaction.measured(model, images, drop, turns, told) for clock, told in CLOCKS.items()}
+        found = {clock: compaction.benchmark(model, images, drop, turns, told) for clock, told in CLOCKS.items()}
         for clock, one in found.items():
             for batch, pair in zip(BATCHES, one.seconds.values(), strict=True):
                 seconds[clock][batch][name] = pair
@@ -125,7 +125,7 @@ def size(model: Any) -> dict[str, Any]:
     links = chain.take_apart(model)
     return {
         "inputs": int(np.prod(links[0].before)),
-        "units": [link.after[-1] for link in links if link.kind == library.WEIGHTED],
+        "units": [link.after[-1] for link in links if link.effect == library.WEIGHTED],
         "parameters": model.count_params(),
         "multiply-adds": compaction.multiply_adds(links),
         "bytes": file_size(model),

@@ -57,9 +57,9 @@ def main(
     workers: Workers = 2, replicates: Replicates = 10, steps: Steps = 5000, turns: Turns = 3, json_file: JsonFile = None
 ) -> None:
     """Measure and print."""
-    from lottery.executors import scheduler
+    import loky
 
-    cores = scheduler.num_cores()
+    cores = loky.cpu_count()
     contestants = {"one worker": (1, 0), f"{workers} workers": (workers, 0), "one worker on all cores": (1, cores)}
     taken: dict[str, list[dict[str, Any]]] = {name: [] for name in contestants}
     console = Console()

@@ -81,7 +81,6 @@ def main(
         ["written for checkpoints, one a minute and GPU, MB a second", f"{gpus * measured['checkpoint'] / 60e6:.0f}"],
         ["the data, GB", f"{(IMAGES + VALIDATION) * JPEG_BYTES / 1e9:.0f}"],
         ["the run's folder at the end, GB", f"{networks * measured['stored'] / 1e9:.1f}"],
-        ["through Ray for each network where no folder is shared, MB", f"{3 * measured['stored'] / 1e6:.0f}"],
     ]
     print_table(console, f"Computed for {gpus} GPUs with {cores} cores each", ["", ""], rows)
 

@@ -1,10 +1,11 @@
-"""Files that are whole or absent, and what they hold: arrays, masks at one bit an entry, records."""
+"""Read and write files, each whole or absent: arrays, masks at one bit an entry, records."""
 
 import contextlib
 import errno
 import gzip
 import io
 import json
+import math
 import os
 import shutil
 import tarfile
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors import numpy as safetensors
 
 from lottery.errors import LotteryError, StorageError, TicketError
@@ -25,7 +26,7 @@ def write(path: Path, content: bytes) -> None:
     """Write a file whole: a temporary file beside it, flushed to the disk, renamed into place.
 
     Raises:
-        LotteryError: The disk is full or the folder cannot be written. The file is as it was before.
+        LotteryError: The disk is full or the folder cannot be written. The old file is intact.
     """
     with readable_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,15 +40,11 @@ def write(path: Path, content: bytes) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the rename itself is on the disk only now
-        finally:
-            os.close(folder)
+        _flush(path.parent)  # only this puts the rename on the disk
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder or a file is at a path; a `TicketError` where there is neither."""
+    """Return True for a folder, False for a file; raise `TicketError` for neither."""
     try:
         if path.exists():
             return path.is_dir()
@@ -58,7 +55,7 @@ def is_folder(path: Path) -> bool:
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a file, or a `LotteryError` that names it."""
+    """Read a file, or raise a `LotteryError` that names it."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -83,22 +80,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def pack_arrays(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> bytes:
-    """Arrays as safetensors, with text beside them; more than one entry of text comes in an order of chance."""
-    # Not ascontiguousarray, which makes a single number an array of one.
+    """Pack arrays, and text by name, as safetensors. The order of two or more texts varies between calls."""
+    # Not ascontiguousarray, which turns a single number into an array.
     return safetensors.save({name: np.asarray(value, order="C") for name, value in arrays.items()}, metadata=metadata)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Read arrays that `pack_arrays` made.
-
-    Raises:
-        LotteryError: The file is missing or damaged.
-    """
+    """Read the arrays of a file, or raise a `LotteryError` that names it."""
     return parse_arrays(path, read(path))
 
 
 def parse_arrays(path: Path, content: bytes) -> dict[str, np.ndarray]:
-    """Arrays from the content of a file that `read_arrays` reads; errors name its path."""
+    """Parse the content of a file of arrays; the path is for errors."""
     try:
         return safetensors.load(content)
     except (SafetensorError, ValueError, KeyError) as error:
@@ -106,45 +99,37 @@ def parse_arrays(path: Path, content: bytes) -> dict[str, np.ndarray]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The text beside the arrays of a file that `pack_arrays` made.
-
-    Raises:
-        LotteryError: The file is missing or damaged.
-    """
-    content = read(path)
+    """Read the text beside the arrays of a file, or raise a `LotteryError` that names it."""
     try:
-        return json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
-    except (ValueError, AttributeError) as error:
+        with safe_open(path, "numpy") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError) as error:
         raise LotteryError(f"{str(path)!r} is damaged ({error}).") from None
 
 
 def pack_masks(masks: Masks) -> bytes:
-    """Masks as safetensors at one bit an entry, in row-major order, the first entry in the highest bit.
+    """Pack masks as safetensors at one bit an entry, in row-major order, the first entry in the highest bit.
 
-    The metadata's ``shapes`` is a JSON object from names, in the order of the weights, to shapes. It is one entry, for
-    safetensors writes several in an order of chance, and the same masks must be the same bytes.
+    The metadata's ``shapes`` is a JSON object from names, in the order of the weights, to shapes. One entry, for the
+    order of several varies, and the same masks must be the same bytes.
     """
     shapes = json.dumps({name: mask.shape for name, mask in masks.items()})
     return safetensors.save({name: np.packbits(mask) for name, mask in masks.items()}, metadata={"shapes": shapes})
 
 
 def read_masks(path: Path) -> Masks:
-    """Read masks that `pack_masks` made.
-
-    Raises:
-        LotteryError: The file is missing or damaged.
-    """
+    """Read the masks of a file, or raise a `LotteryError` that names it."""
     return parse_masks(path, read(path))
 
 
 def parse_masks(path: Path, content: bytes) -> Masks:
-    """Masks from the content of a file that `read_masks` reads; errors name its path."""
-    packed = parse_arrays(path, content)
+    """Parse the content of a file that `pack_masks` made; the path is for errors."""
+    packed, masks = parse_arrays(path, content), {}
     try:
+        # The library reads this header of a file only, and the file was read once already.
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        masks = {}
         for name, shape in json.loads(header["__metadata__"]["shapes"]).items():
-            size = int(np.prod(shape, dtype=np.int64))
+            size = math.prod(shape)
             if packed[name].size != -(-size // 8):
                 raise ValueError(f"{name} has {packed[name].size} bytes for {size} entries")
             masks[name] = np.unpackbits(packed[name], count=size).astype(bool).reshape(shape)
@@ -154,18 +139,14 @@ def parse_masks(path: Path, content: bytes) -> Masks:
 
 
 def temporary_folder() -> Path:
-    """Where files are put that nobody is to keep.
-
-    Raises:
-        StorageError: There is no such folder that can be written, as on a full disk.
-    """
+    """Return the folder for temporary files, or raise `StorageError` if none can be written."""
     with readable_errors(Path(os.environ.get("TMPDIR", "/tmp"))):
         return Path(tempfile.gettempdir())
 
 
 @contextlib.contextmanager
 def readable_errors(path: Path) -> Iterator[None]:
-    """Turn a failure to write below `path` into a sentence."""
+    """Turn a failure to write below `path` into a `StorageError` of one sentence."""
     try:
         yield
     except OSError as error:
@@ -185,21 +166,21 @@ def _existing(path: Path) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write a file or folder to, which takes the place of another at the end.
+    """Give a temporary path to write a file or folder to, and move that into place at the end.
 
     Args:
-        path: Where it is to be; its folder is made. A file that is there is replaced, of folders only a SavedModel.
+        path: The final path; its folder is made. An existing file or SavedModel is replaced.
 
     Yields:
         A path of the same name in a temporary folder beside it.
 
     Raises:
-        LotteryError: There is another folder, the disk is full or the folder cannot be written. What was there is as
-            it was before, as it is after any error within.
+        LotteryError: Another folder is in the way, the disk is full or the folder cannot be written. What stood at the
+            path is intact, as it is after any error within.
     """
     if path.is_dir() and not (path / "saved_model.pb").is_file():
         raise LotteryError(f"{str(path)!r} is a folder; name another path, or remove it.")
-    # A folder, because libraries look at the name and leave files of their own beside.
+    # A folder, because libraries look at the name and leave other files beside it.
     folder = path.with_name(f".{path.name}-{os.getpid()}")
     new = folder / path.name
     with readable_errors(path):
@@ -209,9 +190,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield new
         with readable_errors(path):
-            for one in (new, *new.rglob("*")):
-                _flush(one)
-            if path.is_dir():  # which no other folder can replace
+            for written in (new, *new.rglob("*")):
+                _flush(written)
+            if path.is_dir():  # a rename replaces files only
                 path.replace(folder / "before")
             new.replace(path)
             _flush(path.parent)
@@ -220,25 +201,21 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sizes(path: Path) -> tuple[int, int]:
-    """Bytes raw and after gzip at level 9, which nothing but the contents decide.
+    """Count the bytes of a file, raw and after gzip at level 9; of a folder, those of its files and of a gzipped tar.
 
-    Args:
-        path: A file or a folder.
-
-    Returns:
-        The size of the file and of the gzipped file; of a folder, those of its files and of a gzipped tar file of them.
+    Owners and times do not count.
     """
     if path.is_file():
         content = path.read_bytes()
         return len(content), len(gzip.compress(content, 9, mtime=0))
-    packed, found = io.BytesIO(), sorted(one for one in path.rglob("*") if one.is_file())
+    packed, found = io.BytesIO(), sorted(file for file in path.rglob("*") if file.is_file())
     with tarfile.open(fileobj=packed, mode="w") as tar:
-        for one in found:
-            entry = tarfile.TarInfo(one.relative_to(path).as_posix())  # without owner and time
-            entry.size = one.stat().st_size
-            with one.open("rb") as file:
-                tar.addfile(entry, file)
-    return sum(one.stat().st_size for one in found), len(gzip.compress(packed.getvalue(), 9, mtime=0))
+        for file in found:
+            entry = tarfile.TarInfo(file.relative_to(path).as_posix())  # without owner and time
+            entry.size = file.stat().st_size
+            with file.open("rb") as opened:
+                tar.addfile(entry, opened)
+    return sum(file.stat().st_size for file in found), len(gzip.compress(packed.getvalue(), 9, mtime=0))
 
 
 def _flush(path: Path) -> None:

@@ -63,17 +63,6 @@ def apply(weights: Weights, masks: Masks, held_at: Weights | None = None) -> dic
     return applied
 
 
-def leaks(weights: Weights, masks: Masks) -> dict[str, int]:
-    """Count the masked entries that are not zero, by weight; weights without any are left out.
-
-    Raises:
-        LotteryError: A mask does not fit.
-    """
-    check(masks, weights)
-    counts = {name: int(np.count_nonzero(weights[name][~mask])) for name, mask in masks.items()}
-    return {name: count for name, count in counts.items() if count}
-
-
 def intersection(first: Masks, second: Masks) -> Masks:
     """What both keep. Both must name the same weights."""
     if first.keys() != second.keys():
@@ -98,11 +87,15 @@ def leaks(weights: Weights, masks: Masks) -> dict[str, int]:
 
     Args:
         weights: Arrays by name.
-        masks: Boolean arrays by name, True where the entry is kept; each must fit its weight.
+        masks: Boolean arrays by name, True where the entry is kept.
 
     Returns:
         The counts, NaN counted as not zero. Empty where every masked entry is zero.
+
+    Raises:
+        LotteryError: A mask does not fit.
     """
+    check(masks, weights)
     counts = {name: int(np.count_nonzero(weights[name][~mask])) for name, mask in masks.items()}
     return {name: count for name, count in counts.items() if count}
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a display in a terminal, a line a round on a pipe."""
+"""Events of a run while it trains, and how a person sees them: a display in a terminal, a line a round on a pipe."""
 
 import contextlib
 import dataclasses
@@ -11,16 +11,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Step:
-    """Where a network is that is trained, and how far that is in all.
+    """How far a network in training is.
 
     Attributes:
         run: The run's folder.
-        replicate, num_replicates, round, num_rounds, branch, density: Which network it is.
-        step: Steps that are taken.
-        first_step, num_steps: From which step it is trained, and until which.
+        replicate, num_replicates, round, num_rounds, branch, density: The network.
+        step: Steps taken.
+        first_step, num_steps: The steps that its training starts from and ends at.
         val_accuracy: At the last evaluation.
-        done, total: Steps of everything that is to be trained; see `tallied`.
-        several: Whether networks of more than one run are trained.
+        done, total: Steps of all networks of this call; see `tallied`.
+        several: True if the networks belong to more than one run.
     """
 
     run: Path
@@ -41,12 +41,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Measured:
-    """A network in training was evaluated.
+    """An evaluation of a network in training.
 
     Attributes:
-        run, replicate, round, branch: Which network it is.
-        row: Step, split, loss and accuracy, as `lottery.training.trainer.Trained` has them.
-        first: Whether its training has just begun, anew if it was begun before.
+        run, replicate, round, branch: The network.
+        row: Step, split, loss and accuracy, as in metrics.csv.
+        first: True for the first evaluation after training starts or resumes; those from before follow again.
     """
 
     run: Path
@@ -59,7 +59,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Done:
-    """A round is stored."""
+    """A network is stored; `record` is its round.json."""
 
     where: Step
     record: dict[str, Any]
@@ -67,77 +67,71 @@ class Done:
 
 @dataclass(frozen=True)
 class Note:
-    """Something worth knowing, in a sentence."""
+    """A sentence for the person who watches."""
 
     text: str
 
 
+Event = Step | Measured | Done | Note
+Report = Callable[[Event], None]
 Key = tuple[Path, int, int, str]  # run, replicate, round, branch
 
 
-Event = Step | Measured | Done | Note
-
-
-Report = Callable[[Event], None]
+def silent(event: Event) -> None:
+    """Show nothing."""
 
 
 def tallied(report: Report, spans: Mapping[Key, tuple[int, int]]) -> Report:
-    """Say with each step how far everything is, whichever networks are trained at the same time.
+    """Fill in `Step.done` and `Step.total`, whichever networks train at the same time.
 
     Args:
-        report: Told everything.
-        spans: From which step to which each network is trained.
+        report: Receives all events.
+        spans: First and last step of each network.
 
     Returns:
-        A function that takes what happens, and fills in `Step.done` and `Step.total`.
+        A function that takes events.
     """
     taken = dict.fromkeys(spans, 0)
     total, several = sum(last - first for first, last in spans.values()), len({key[0] for key in spans}) > 1
 
-    def told(event: Event) -> None:
-        where = event.where if isinstance(event, Done) else event
-        if isinstance(where, Step):
-            key = where.run, where.replicate, where.round, where.branch
-            first, last = spans.get(key, (0, 0))
-            taken[key] = last - first if isinstance(event, Done) else max(0, min(where.step - first, last - first))
+    def tally(event: Event) -> None:
+        if isinstance(event, Step | Done):
+            where = _where(event)
+            first, last = spans.get(_key(where), (0, 0))
+            steps = last if isinstance(event, Done) else max(first, min(where.step, last))
+            taken[_key(where)] = steps - first
             where = dataclasses.replace(where, done=sum(taken.values()), total=total, several=several)
             event = dataclasses.replace(event, where=where) if isinstance(event, Done) else where
         report(event)
 
-    return told
+    return tally
 
 
 def throttled(report: Report, apart: float = 0.1) -> Report:
-    """Leave out what only says how far a network is, if that was said a moment ago.
+    """Leave out each `Step` that comes less than `apart` seconds after the one before."""
+    last = 0.0
 
-    Args:
-        report: Told the rest.
-        apart: Seconds between two such events.
-    """
-    said = 0.0
-
-    def told(event: Event) -> None:
-        nonlocal said
+    def throttle(event: Event) -> None:
+        nonlocal last
         if isinstance(event, Step):
             now = time.monotonic()
-            if now - said < apart:
+            if now - last < apart:
                 return
-            said = now
+            last = now
         report(event)
 
-    return told
+    return throttle
 
 
 @contextlib.contextmanager
 def shown(console: Any = None) -> Iterator[Report]:
-    """Show what is trained.
+    """Show events: in a terminal a bar for each network in training and one for all; a line for each stored network.
 
     Args:
-        console: A ``rich.console.Console``; standard error if None, so that standard output is left to results.
+        console: A ``rich.console.Console``; standard error if None, which leaves standard output to results.
 
     Yields:
-        A function that takes what happens. Leaving the context removes the moving part of the display: a line for each
-        network that is trained at the moment, and one for everything.
+        A function that takes events. The bars vanish at the end of the context.
     """
     from rich.console import Console
 
@@ -149,16 +143,20 @@ def shown(console: Any = None) -> Iterator[Report]:
     begin: list[tuple[float, int]] = []
 
     def left(where: Step) -> str:
+        """The time that remains."""
         now = time.monotonic()
-        if not begin and where.step:  # the first steps carry the compiling, which comes once
+        if not begin and where.step:  # compiling, which happens once, is part of the first steps
             begin.append((now, where.done))
         if not begin or where.done <= begin[0][1]:
             return ""
-        return _duration((now - begin[0][0]) / (where.done - begin[0][1]) * (where.total - where.done))
+        return duration((now - begin[0][0]) / (where.done - begin[0][1]) * (where.total - where.done)) + " left"
 
     def print_line(event: Event) -> None:
-        with contextlib.suppress(OSError):  # where it is written is full: no reason to end the training
-            _print_line(console, event, left)
+        remaining = left(_where(event)) if isinstance(event, Step | Done) else ""
+        line = _done(event, remaining) if isinstance(event, Done) else getattr(event, "text", "")
+        if line:
+            with contextlib.suppress(OSError):  # a full disk is no reason to end the training
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     if not console.is_terminal:
         yield print_line
@@ -169,59 +167,60 @@ def shown(console: Any = None) -> Iterator[Report]:
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=18), TextColumn("{task.fields[left]}"))
     with Progress(*columns, console=console, transient=True) as display:
         whole = display.add_task("starting TensorFlow", total=None, left="")
-        lines: dict[Key, Any] = {}
+        bars: dict[Key, Any] = {}
 
-        def report(event: Event) -> None:
-            where = event.where if isinstance(event, Done) else event
-            if isinstance(where, Step):
-                key, remaining = (where.run, where.replicate, where.round, where.branch), left(where)
+        def show(event: Event) -> None:
+            if isinstance(event, Step | Done):
+                where = _where(event)
+                key = _key(where)
                 if isinstance(event, Done):
-                    if key in lines:
-                        display.remove_task(lines.pop(key))
+                    if key in bars:
+                        display.remove_task(bars.pop(key))
                 else:
-                    if key not in lines:
-                        lines[key] = display.add_task("", left="")
-                    length = where.num_steps - where.first_step
-                    display.update(
-                        lines[key], description=_line(where), completed=where.step - where.first_step, total=length
-                    )
-                display.update(
-                    whole,
-                    description="in all",
-                    completed=where.done,
-                    total=where.total,
-                    left=f"{remaining} left" if remaining else "",
-                )
+                    if key not in bars:
+                        bars[key] = display.add_task("", left="")
+                    taken, length = where.step - where.first_step, where.num_steps - where.first_step
+                    display.update(bars[key], description=_line(where), completed=taken, total=length)
+                display.update(whole, description="in all", completed=where.done, total=where.total, left=left(where))
             if not isinstance(event, Step):
                 print_line(event)
 
-        yield report
+        yield show
 
 
-def silent(event: Event) -> None:
-    """Show nothing."""
+def duration(seconds: float) -> str:
+    """Write a duration for a person, such as ``2 min 05 s``."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
 
 
-def _print_line(console: Any, event: Event, left: Callable[[Step], str]) -> None:
-    if isinstance(event, Note):
-        console.print(event.text, markup=False, highlight=False, soft_wrap=True)
-    elif isinstance(event, Done):
-        where, record = event.where, event.record
-        collapsed = f"  nothing left of {', '.join(record['collapsed'])}" if record["collapsed"] else ""
-        remaining, accuracy = left(where), record["early_stop_test_accuracy"]
-        console.print(
-            (f"{where.run.name}  " if where.several else "")
-            + f"replicate {where.replicate}/{where.num_replicates}  round {where.round:>2}/{where.num_rounds}  "
-            + ("" if where.branch == "ticket" else f"{where.branch}  ")
-            + f"density {where.density:.4f}  early stop {record['early_stop_step']:>{len(str(where.num_steps))}}  "
-            + ("" if accuracy is None else f"test {accuracy:.4f}  ")
-            + f"{record['seconds']:.1f} s"
-            + (f"  {remaining} left" if remaining else "")
-            + collapsed,
-            markup=False, highlight=False, soft_wrap=True,
-        )  # fmt: skip
-    elif isinstance(event, Step):
-        left(event)
+def _where(event: Step | Done) -> Step:
+    return event.where if isinstance(event, Done) else event
+
+
+def _key(where: Step) -> Key:
+    return where.run, where.replicate, where.round, where.branch
+
+
+def _done(event: Done, left: str) -> str:
+    where, record = event.where, event.record
+    accuracy = record["early_stop_test_accuracy"]
+    parts = [
+        where.run.name if where.several else "",
+        f"replicate {where.replicate}/{where.num_replicates}",
+        f"round {where.round:>2}/{where.num_rounds}",
+        "" if where.branch == "ticket" else where.branch,
+        f"density {where.density:.4f}",
+        f"early stop {record['early_stop_step']:>{len(str(where.num_steps))}}",
+        "" if accuracy is None else f"test {accuracy:.4f}",
+        f"{record['seconds']:.1f} s",
+        left,
+        f"nothing left of {', '.join(record['collapsed'])}" if record["collapsed"] else "",
+    ]
+    return "  ".join(part for part in parts if part)
 
 
 def _line(where: Step) -> str:
@@ -231,11 +230,3 @@ def _line(where: Step) -> str:
         f"{run}replicate {where.replicate}/{where.num_replicates} · round {where.round}/{where.num_rounds}{branch}"
         f" · density {where.density:.4f} · step {where.step}/{where.num_steps} · validation {where.val_accuracy:.4f}"
     )
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

@@ -66,7 +66,7 @@ def test_headers_say_what_a_reader_wants_to_know(name):
 def test_smoke(name, tmp_path):
     """All of it runs, in its own shapes, and `verify` finds nothing wrong."""
     experiment = config.load(presets.named(name))
-    tables, arrays = presets.shrunk(experiment)
+    tables, arrays = presets.smoke_test(experiment)
     assert tables["run"]["num_replicates"] == presets.NUM_REPLICATES
     tables["run"]["num_replicates"] = 1  # the second takes as long, and does nothing else
     run = lottery.run(tables, data=arrays, out=tmp_path, report=quietly)
@@ -82,7 +82,7 @@ def test_smoke(name, tmp_path):
 def test_what_a_smoke_run_shrinks_and_what_not(name):
     """Also of those that only `-m long` trains."""
     experiment = config.load(presets.named(name))
-    check_shrunk(config.load(presets.shrunk(experiment)[0]), experiment)
+    check_shrunk(config.load(presets.smoke_test(experiment)[0]), experiment)
 
 
 def check_shrunk(used, experiment):
@@ -97,13 +97,13 @@ def check_shrunk(used, experiment):
 
 def test_made_data_can_be_learned_and_have_the_shape_of_the_real(mnist_path):
     real = np.load(mnist_path)
-    made = presets.shrunk(config.load(presets.named("lenet_mnist")))[1]
+    made = presets.smoke_test(config.load(presets.named("lenet_mnist")))[1]
     for array, key in zip(made, ("x_train", "y_train", "x_test", "y_test"), strict=True):
         assert array.shape[1:] == real[key].shape[1:] and array.max() <= 255
         assert array.dtype == np.uint8 or key.startswith("y")
     assert set(made[1]) == set(range(10))
     with pytest.raises(LotteryError, match=r"--smoke makes data for digits.*received data.name = 'npz'"):
-        presets.shrunk(config.load({"data": {"name": "npz", "path": "x.npz"}}))
+        presets.smoke_test(config.load({"data": {"name": "npz", "path": "x.npz"}}))
 
 
 def test_list_show_and_copy(command, tmp_path):

@@ -52,7 +52,7 @@ FRAMES = {
     "overlaps.table": lambda run, rows: overlaps.table(run, 3),
     "distances.table": lambda run, rows: distances.table(run),
     "costs.table": lambda run, rows: costs.table(run),
-    "contests.contested": lambda run, rows: comparison.contested({"one": rows, "other": rows}),
+    "comparison.compared": lambda run, rows: comparison.compared({"one": rows, "other": rows}),
 }
 
 
@@ -69,14 +69,11 @@ def test_columns_of_points_and_barriers_are_those_of_the_page(small_run, tmp_pat
     for file in ("experiment.toml", "environment.json", "replicate-1/round-00/round.json"):
         files.write(run / file, (small_run.path / file).read_bytes())
     rows = [(alpha, "test", 0.1, error) for alpha, error in ((0.0, 0.2), (0.5, 0.9), (1.0, 0.4))]
-    dense, other = (
-        connectivity_files.network_path(one, small_run.experiment, 1, 0, 0, n)
-        for one, n in ((small_run.path, 1), (run, 2))
-    )
-    record = {**store.read_record(dense), "branch": connectivity_files.label(0, 2)}
-    store.write_round(other, files.read_masks(dense / "masks.safetensors"), {}, [], record)
-    path = connectivity_files.path_file(run, 1, 0, 0, False)
-    connectivity_files.write_path(path, rows, connectivity_files.network_digests(run, small_run.experiment, (1, 0, 0)))
+    siblings = connectivity_files.Siblings(run, small_run.experiment, 1, 0, 0)
+    dense, path = store.StoredRound(small_run.path, 1, 0), siblings.path_file()
+    record = {**dense.record, "branch": siblings.branch(2)}
+    store.write_round(siblings.network(2).folder, dense.masks, {}, [], record)
+    connectivity_files.write_path(path, rows, siblings.digests())
     assert set(documented("path-step_500.json", "key", "files.md")) == set(connectivity_files.read_path(path)[0])
     points = connectivity.points(run)
     barriers = connectivity.barriers(points)
@@ -97,7 +94,7 @@ def test_keys_of_a_record_are_those_of_the_page(small_run):
 
 
 def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
-    """What is written of a branch, of a transfer, of a late rewinding and of a copy, beside what every record has."""
+    """What is written of a branch, of a transfer, of a late rewinding and of a sibling, beside what every record has."""
     written = {}
 
     def store_network(job, network, kept, trained, details):
@@ -119,7 +116,7 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
 
     literals = {
         "transfer": keys_written(branching.branch, "details"),
-        "copies": keys_written(connecting._train, "about"),
+        "siblings": keys_written(connecting._train, "about"),
         "rewinding": keys_written(rounds.train_chain, "details"),
     }
     assert all(literals.values())

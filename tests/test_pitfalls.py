@@ -1,7 +1,6 @@
 """Bugs that other lottery-ticket code has, planted in ours: a test of ours must fail because of each."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from lottery import data, masks, randomness, weights
 from lottery.enforcement import holding, modes, patching
 from lottery.errors import LotteryError
 from lottery.pipeline import rounds
-from lottery.pruning import branches, ranking, rewinding, schedules
+from lottery.pruning import branches, ranking, schedules
 from lottery.runs import verification
 from lottery.training import loop, trainer
 from tests import test_data, test_weights
@@ -168,7 +167,7 @@ def begin_the_batches_anew(patch):
 
 def begin_the_schedule_anew(patch):
     """2: fine-tuning with the learning rate that training began with."""
-    patch.setattr(rewinding, "schedule_step", lambda experiment, index: 0)
+    patch.setattr(rounds, "schedule_step", lambda experiment, index: 0)
 
 
 def keep_the_momentum(patch):
@@ -289,7 +288,7 @@ def stay_installed_after_an_exception(patch):
 
 def let_a_step_of_tf_keras_forget(patch):
     """The constraint is set on the shell that tf_keras puts around a variable for mixed precision, which hides it."""
-    patch.setattr(patching, "spreading", SimpleNamespace(components=lambda variable: [variable]))
+    patch.setattr(weights, "components", lambda variable: [variable])
 
 
 MUTANTS = {

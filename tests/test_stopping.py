@@ -1,4 +1,4 @@
-"""Being asked to stop: what a signal does the first time and the second, in children, pipes and the background."""
+"""Requests to stop: what the first and the second signal do, in children, pipes and the background."""
 
 import os
 import signal
@@ -16,13 +16,17 @@ from lottery.executors import processes
 BEGIN = """
 import contextlib, os, signal, sys, time
 from lottery import stopping
+PATIENCE = 300
 def told(number):
     print("told", number, flush=True)
 """
 
 
+PATIENCE = 300  # seconds; nothing here takes more than a moment, however busy the machine is
+
+
 def script(code, *, ignoring=False):
-    """A process that runs some lines, and says "ready" when signals may come."""
+    """Start a process that runs some lines, and prints "ready" when signals may come."""
     words = [sys.executable, "-c", BEGIN + textwrap.dedent(code)]
     ignore = (lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if ignoring else None
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, preexec_fn=ignore)
@@ -33,30 +37,27 @@ def script(code, *, ignoring=False):
 WAITING = """
 with stopping.asked(told, at_once=True) as asked:
     print("ready", flush=True)
-    end = time.monotonic() + 20
-    while time.monotonic() < end and not (asked() and len(sys.argv) > 1):
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
         sum(range(10000))
-    print("asked", asked(), flush=True)
 """
 
 
 @pytest.mark.parametrize("number", stopping.SIGNALS)
-def test_the_first_is_told_at_once_and_the_second_ends_the_process(number):
+def test_the_first_is_told_and_the_second_ends_the_process(number):
     with script(WAITING) as process:
         process.send_signal(number)
         assert process.stdout.readline() == f"told {int(number)}\n"
         assert process.poll() is None
         process.send_signal(number)
-        assert process.wait(5) == 128 + number and process.stdout.read() == ""
+        assert process.wait(PATIENCE) == 128 + number and process.stdout.read() == ""
 
 
 def test_what_was_ignored_stays_so():
     with script(WAITING, ignoring=True) as process:
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
-        assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)  # the first that counts
         assert process.stdout.readline() == f"told {int(signal.SIGTERM)}\n"
         process.kill()
 
@@ -66,22 +67,22 @@ def test_signals_of_a_child_that_was_forked_are_its_own():
     import multiprocessing
     context = multiprocessing.get_context("fork")
     with stopping.asked(told, at_once=True) as asked:
-        children = [context.Process(target=time.sleep, args=(20,)) for _ in range(2)]
+        children = [context.Process(target=time.sleep, args=(PATIENCE,)) for _ in range(2)]
         for child in children:
             child.start()
         print("ready", flush=True)
         for child in children:
             child.terminate()
-            child.join(5)
+            child.join(PATIENCE)
         print(asked(), [child.exitcode for child in children], flush=True)
-        left = context.Process(target=time.sleep, args=(20,), daemon=True)
+        left = context.Process(target=time.sleep, args=(PATIENCE,), daemon=True)
         left.start()
     print("left", flush=True)  # while a child lives on
     left.kill()
     """
     with script(code) as process:
         assert process.stdout.read() == f"0 [{-signal.SIGTERM}, {-signal.SIGTERM}]\nleft\n"
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE) == 0
 
 
 def test_handlers_are_put_back_and_the_second_raises_what_it_would_have():
@@ -96,7 +97,7 @@ def test_handlers_are_put_back_and_the_second_raises_what_it_would_have():
     assert [signal.getsignal(number) for number in stopping.SIGNALS] == before
 
 
-def test_a_worker_that_is_told_stays_so_and_takes_a_signal_once(monkeypatch):
+def test_a_worker_that_was_stopped_stays_so_and_takes_a_signal_once(monkeypatch):
     sent = []
     connection = type("Connection", (), {"send": lambda self, what: sent.append(what)})()
     worker = processes._Worker(connection)
@@ -111,12 +112,12 @@ def test_a_worker_that_is_told_stays_so_and_takes_a_signal_once(monkeypatch):
     worker.signal = int(signal.SIGTERM)
     assert processes._train("a network") is False
     assert processes._train("a network") is True
-    worker.told = True
+    worker.stopped = True
     assert processes._train("a network") is processes._train("another") is False
 
     def fails(task):
         raise type("Mine", (Exception,), {"__init__": lambda self, one, other: None})(1, 2)
 
-    worker.train, worker.told = fails, False
+    worker.train, worker.stopped = fails, False
     with pytest.raises(LotteryError, match="Mine"):  # a kind that can be sent
         processes._train("a network")

@@ -21,7 +21,7 @@ FORMAT = 1  # of the record of a path
 PATH = ("alpha", "split", "loss", "error")
 STORED, RECOMPUTED = "stored", "recomputed"  # BatchNormalization statistics along a path: interpolated, or measured
 
-Row = tuple[float, str, float, float]
+Row = tuple[float, str, float, float]  # alpha, split, loss, error
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,7 @@ class Siblings:
         return source.integers(2**31, size=before.shape).astype(before.dtype)
 
     def misfit(self, digests: Sequence[str]) -> str:
-        """Say in a sentence why a path is not between the stored siblings; nothing if it is.
-
-        Args:
-            digests: The networks that the path's record names.
-
-        Raises:
-            LotteryError: The record of the round or of a sibling is damaged.
-        """
+        """Say in a sentence why a path between networks of such digests is not between these; nothing if it is."""
         if self.index not in store.complete_rounds(self.run, self.replicate):
             return "Its round is not stored, or one before it is not."
         kept = self.round.record["sha256"]["masks.safetensors"]
@@ -150,13 +143,7 @@ def record_file(path: Path) -> Path:
 
 
 def write_path(path: Path, rows: Sequence[Row], digests: Sequence[str]) -> None:
-    """Store the points of a path, its record last.
-
-    Args:
-        path: The file, as `Siblings.path_file` names it.
-        rows: Alpha, split, loss and error of each point.
-        digests: Those of the two networks at its ends; see `Siblings.digests`.
-    """
+    """Store the points of a path between networks of such digests in a file, and its record beside it, last."""
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows([PATH, *rows])
     content = table.getvalue().encode()

@@ -14,18 +14,17 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def multiply_adds(kept: Mapping[str, int], uses: Mapping[str, int | None]) -> int | None:
-    """Multiplications by the weights that are kept, for one example.
+def multiply_adds(kept: Mapping[str, int], per_entry: Mapping[str, int | None]) -> int | None:
+    """Count the multiply-adds of the weights that are kept, for one example.
 
     Args:
         kept: How many entries of each weight are kept; see `lottery.masks.num_kept`.
-        uses: How many times each entry of a weight is multiplied for one example; see
-            `lottery.models.multiply_adds.uses`.
+        per_entry: Multiply-adds of one entry of each weight; see `lottery.models.multiply_adds.per_entry`.
 
     Returns:
-        Their number, biases and normalisation not counted; None where a weight's uses are not known.
+        Their number, biases and normalisation not counted; None where those of a weight are not known.
     """
-    known = {name: uses.get(name) for name in kept}
+    known = {name: per_entry.get(name) for name in kept}
     return None if None in known.values() else sum(kept[name] * (known[name] or 0) for name in kept)
 
 
@@ -41,21 +40,20 @@ def table(run: Path) -> Table:
     Returns:
         A data frame with a row for each row of `lottery.runs.results.table`, in its order: ``replicate, branch, round,
         density, num_kept``; ``compression``, 1 / density; ``multiply_adds`` for one example of the run's own data, and
-        ``speedup``, those of the dense network over these, both NaN where it is not known how often the weights are
-        used; ``seconds`` and ``steps`` of training the network, which for
-        `lottery.pruning.branches.early_bird` begin once it is drawn. Where nothing is left, compression and
-        speed-up are infinite.
+        ``speedup``, those of the dense network over these, both NaN where they are not known; ``seconds`` and ``steps``
+        of training the network, which for `lottery.pruning.branches.early_bird` begin once it is drawn. Where nothing
+        is left, compression and speed-up are infinite.
 
     Raises:
         LotteryError: It is not a run, or a record is damaged.
     """
     import pandas as pd
 
-    rows, uses = [], _uses(run)
+    rows, per_entry = [], _per_entry(run)
     dense: dict[int, int | None] = {}
     for stored in store.rounds(run):
         row, kept = stored.record, stored.record["kept"]
-        needed = multiply_adds(kept, dict.fromkeys(kept, 1) if uses is None else uses)
+        needed = multiply_adds(kept, dict.fromkeys(kept, 1) if per_entry is None else per_entry)
         if row["replicate"] not in dense:  # its first row is that of round 0
             dense[row["replicate"]] = needed
         whole = dense[row["replicate"]]
@@ -102,8 +100,8 @@ def total(run: Path) -> dict[str, float | int | None]:
     }
 
 
-def _uses(run: Path) -> Mapping[str, int | None] | None:
-    """What was written down when the run began; of an older run, None where each entry is used once, else nothing."""
+def _per_entry(run: Path) -> Mapping[str, int | None] | None:
+    """Multiply-adds of each entry, as recorded; of an older run, None where they are 1, else empty."""
     older = None if store.read_experiment(run).model.name == "lenet_300_100" else {}
     return store.read_environment(run).get("uses", older)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
-from lottery.models.library import EFFECTS, START, WEIGHTED
+from lottery.models.library import EFFECTS, WEIGHTED, obstacle
 from lottery.runs import store
 
 # By the name of the weight that makes the units: which unit of the other network stands at each place.
@@ -42,10 +42,8 @@ def check_run(run: Path, names: Mapping[str, Any]) -> None:
     weighted = 0
     for layer in described["config"]["layers"]:
         kind, settings = layer["class_name"], layer.get("config") or {}
-        if kind not in EFFECTS or (EFFECTS[kind] == START and weighted):  # before any units there is nothing to permute
-            raise _no_chain(f"the model of {str(run)!r} has the layer {settings.get('name')!r} ({kind})")
-        if settings.get("groups", 1) != 1 or settings.get("data_format") == "channels_first":
-            raise _no_chain(f"the layer {settings.get('name')!r} of {str(run)!r} has groups, or channels first")
+        if why := obstacle(kind, settings, has_units=weighted > 0):
+            raise _no_chain(f"the model of {str(run)!r} has the layer {settings.get('name')!r} ({kind}){why}")
         weighted += EFFECTS[kind] == WEIGHTED
     if weighted != len(names):
         raise _no_chain(f"{str(run)!r} has masks for {len(names)} weights, its model has {weighted} such layers")

@@ -163,7 +163,7 @@ def compare(
     """Compare the tickets of several runs at the same rounds, each with the first, paired by replicate."""
     from lottery.runs import comparison
 
-    found = comparison.contested(comparison.tables(runs))
+    found = comparison.compared(comparison.tables(runs))
     chosen = numbers("--rounds", rounds)
     missing = sorted(set(chosen) - set(found["round"]))
     if missing:

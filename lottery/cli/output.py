@@ -109,7 +109,7 @@ def claims(lines: Iterable[Mapping[str, str]], notes: Iterable[str]) -> None:
 
 
 def contest(found: Any, as_json: bool = False, as_csv: bool = False) -> None:
-    """Print what `lottery.runs.comparison.contested` returns, rounds apart from one another.
+    """Print what `lottery.runs.comparison.compared` returns, rounds apart from one another.
 
     Args:
         found: Its rows, or some of them.
@@ -288,7 +288,7 @@ def compacted(found: Any) -> None:
     """Print what has become smaller.
 
     Args:
-        found: A `lottery.tickets.compaction.Measured`.
+        found: A `lottery.tickets.compaction.Benchmark`.
     """
     small = found.compacted
     pairs = {f"units of {name}": pair for name, pair in small.units.items()}

@@ -128,7 +128,7 @@ def compact(
         places = [stack.enter_context(files.replacing(path)) for path in paths]
         environment.use_threads(1)  # so that the times are those of one thread
         inputs = _inputs(ticket, source, data)
-        found = compaction.measured(ticket.model(trained=ticket.trained is not None), inputs, drop_inputs)
+        found = compaction.benchmark(ticket.model(trained=ticket.trained is not None), inputs, drop_inputs)
         output.compacted(found)
         if out is not None:
             with files.readable_errors(out):

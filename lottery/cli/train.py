@@ -73,7 +73,7 @@ def run(
     with stoppable() as asked:
         source: Any = presets.find(experiment) if experiment else None
         if smoke:
-            source, data = presets.shrunk(config.load(source, overriding))
+            source, data = presets.smoke_test(config.load(source, overriding))
             overriding = {}
         execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, asked=asked)
         path = running.run(source, overriding, preparing.Ingredients(data=data), out, execution)

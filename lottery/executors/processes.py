@@ -21,19 +21,19 @@ from lottery.executors.scheduler import Engine, Lost, Task, Trainer, packed, set
 
 @contextlib.contextmanager
 def several(trainer: Trainer, num: int) -> Iterator[Engine]:
-    """Train in processes of their own, which end with this one, however it ends.
+    """Train in other processes, which end with this process, however it ends.
 
-    One that dies takes the others with it, and with the next network all are started anew.
+    A process that dies takes the others with it; the next network starts all of them again.
 
     Args:
-        trainer: Makes, in each process, what trains one network there.
-        num: How many processes.
+        trainer: Makes, in each process, the function that trains one network.
+        num: Number of processes.
 
     Yields:
-        What `scheduler.launch` needs.
+        The engine for `scheduler.launch`.
     """
     key = secrets.token_bytes(32)
-    files.temporary_folder()  # processes find one another there
+    files.temporary_folder()  # where the sockets are
     with Listener(authkey=key) as listener:
         pool = _Pool(listener, key, packed(trainer), num)
         threading.Thread(target=pool.accept, daemon=True).start()
@@ -45,7 +45,7 @@ def several(trainer: Trainer, num: int) -> Iterator[Engine]:
 
 @dataclass
 class _Pool:
-    """Processes, and a connection to each: what happens comes over it, and its end is the end of the process."""
+    """Processes, and a connection to each: events arrive over it, and when it ends, both processes know."""
 
     listener: Listener
     key: bytes
@@ -59,26 +59,22 @@ class _Pool:
     closed: bool = False
 
     def accept(self) -> None:
-        while True:
+        while not self.closed:
             try:
                 connection = self.listener.accept()
-            except Exception:  # a process that was killed before it had said who it is
-                if self.closed:
-                    return
+            except Exception:  # a process that was killed while it connected
                 time.sleep(0.01)
                 continue
-            if self.closed:
-                return
             self.connections.append(connection)
             if self.stopping:
-                _tell(connection)
+                _send_stop(connection)
             threading.Thread(target=self.read, args=(connection,), daemon=True).start()
 
     def read(self, connection: Connection) -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 received = connection.recv()
-                if isinstance(received, Task):  # everything about this network was said
+                if isinstance(received, Task):  # trained; all its events came before
                     settle(self.futures.pop(received, None), True)
                 else:
                     self.happened.put(received)
@@ -86,18 +82,7 @@ class _Pool:
     def submit(self, task: Task) -> Future:
         import loky
 
-        executor = self.executor
-        if executor is None:
-            # A process takes all memory of a GPU unless it is told not to.
-            growth = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-            with _quiet_tracker():
-                self.executor = executor = loky.ProcessPoolExecutor(
-                    self.num,
-                    initializer=_begin,
-                    initargs=(self.listener.address, self.key, self.trainer),
-                    # Nor does it leak memory where it opens the model and data of another run.
-                    env={"TF_FORCE_GPU_ALLOW_GROWTH": growth, "LOKY_MAX_MEMORY_LEAK_SIZE": "1e15"},
-                )
+        executor = self.executor or self.start()
         future: Future = Future()
         self.futures[task] = future
 
@@ -107,7 +92,7 @@ class _Pool:
                 if self.executor is executor:
                     self.executor = None
                 killed = " (killed, perhaps for lack of memory)" if "SIGKILL" in str(error) else ""
-                error = Lost(f"the process that trained it has died{killed}")
+                error = Lost(f"the process that trained it died{killed}")
             if error is not None or not inner.result():
                 settle(self.futures.pop(task, None), False, error)
 
@@ -118,13 +103,28 @@ class _Pool:
             return self.submit(task)
         return future
 
+    def start(self) -> Any:
+        import loky
+
+        # Without this a process takes all memory of a GPU.
+        growth = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+        with _quiet_tracker():
+            self.executor = loky.ProcessPoolExecutor(
+                self.num,
+                initializer=_begin,
+                initargs=(self.listener.address, self.key, self.trainer),
+                # Opening the model and data of another run is no memory leak.
+                env={"TF_FORCE_GPU_ALLOW_GROWTH": growth, "LOKY_MAX_MEMORY_LEAK_SIZE": "1e15"},
+            )
+        return self.executor
+
     def stop(self) -> None:
         self.stopping = True
         for connection in self.connections:
-            _tell(connection)
+            _send_stop(connection)
 
     def fewer(self) -> bool:
-        self.num, before = 1, self.num  # whichever it was, the others must not die with it again
+        self.num, before = 1, self.num  # processes must not take each other down again
         return before > 1
 
     def close(self) -> None:
@@ -132,86 +132,83 @@ class _Pool:
         if self.executor is not None:
             self.executor.shutdown(wait=True, kill_workers=True)
         with contextlib.suppress(Exception):
-            Client(self.listener.address, authkey=self.key).close()  # lets go the thread that waits for one
+            Client(self.listener.address, authkey=self.key).close()  # releases the thread that accepts
         for connection in self.connections:
             connection.close()
 
 
 @contextlib.contextmanager
 def _quiet_tracker() -> Iterator[None]:
-    """Start what clears away behind processes that were killed so that it does it without a warning."""
-    before = os.environ.get("PYTHONWARNINGS")
-    ours = "ignore::UserWarning:loky.backend.resource_tracker"
-    os.environ["PYTHONWARNINGS"] = f"{before},{ours}" if before else ours
+    """Keep loky's tracker, which is started inside, from warning where it cleans up after killed processes."""
+    before = dict(os.environ)
+    quiet = "ignore::UserWarning:loky.backend.resource_tracker"
+    os.environ["PYTHONWARNINGS"] = f"{before['PYTHONWARNINGS']},{quiet}" if "PYTHONWARNINGS" in before else quiet
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["PYTHONWARNINGS"]
-        else:
-            os.environ["PYTHONWARNINGS"] = before
+        del os.environ["PYTHONWARNINGS"]
+        os.environ.update(before)
 
 
-def _tell(connection: Connection) -> None:
+def _send_stop(connection: Connection) -> None:
     with contextlib.suppress(OSError):
         connection.send("stop")
 
 
 @dataclass
 class _Worker:
-    """What one of the processes is to itself."""
+    """The state of one of the processes."""
 
-    connection: Connection
+    connection: Connection  # to the process that started it
     train: Callable[[Task], None] | None = None
-    told: bool = False  # by who has started it, and for good
-    signal: int = 0
+    stopped: bool = False  # by that process, for good
+    signal: int = 0  # stops the network in training alone
 
     def asked(self) -> int:
-        return signal.SIGTERM if self.told else self.signal
+        return signal.SIGTERM if self.stopped else self.signal
 
     def listen(self) -> None:
         with contextlib.suppress(EOFError, OSError):
             while self.connection.recv():
-                self.told = True
-        os._exit(1)  # who has started this process is no more
+                self.stopped = True
+        os._exit(1)  # the process that started it is gone
 
 
 _WORKER: list[_Worker] = []
 
 
 def _begin(address: Any, key: bytes, trainer: bytes) -> None:
-    """The first thing that happens in a process."""
     import cloudpickle
 
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # a process trains networks of several runs, each traced
-    # Ctrl-C in a terminal goes to every process; who has started this one says when to stop.
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # it warns of retracing, for each run's model
+    # Ctrl-C in a terminal goes to every process; the process that started this one decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         worker = _Worker(Client(address, authkey=key))
-    except (OSError, EOFError):  # who has started this process is no more
+    except (OSError, EOFError):  # the process that started this one is gone
         os._exit(1)
     _WORKER.append(worker)
     threading.Thread(target=worker.listen, daemon=True).start()
 
-    def note(number: int, frame: Any) -> None:
+    def handle(number: int, frame: Any) -> None:
         worker.signal = number
 
-    signal.signal(signal.SIGTERM, note)
+    signal.signal(signal.SIGTERM, handle)
     worker.train = cloudpickle.loads(trainer)(progress.throttled(worker.connection.send), worker.asked)
 
 
 def _train(task: Task) -> bool:
-    """Train one network in this process; False if it was stopped."""
+    """Train one network in this process; return False if it was stopped."""
     worker = _WORKER[0]
     assert worker.train
     try:
         worker.train(task)
     except stopping.Stopped:
-        worker.signal = 0  # whoever has sent one has what they wanted
+        worker.signal = 0  # a signal stops one network
         return False
     except LotteryError:
         raise
-    except Exception as error:  # it may be of a kind that cannot be sent
+    except Exception as error:  # its class may not be picklable
         raise LotteryError(f"{type(error).__name__}: {error}") from None
     worker.connection.send(task)
     return True

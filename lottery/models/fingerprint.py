@@ -11,10 +11,10 @@ from lottery.models.library import is_compiled, is_keras
 
 
 def of_model(model: Any) -> str:
-    """Digest of a model: layers and their arguments, how they are wired, and what it was compiled with.
+    """Compute a digest of a model: its layers, their arguments and wiring, its weights, and how it was compiled.
 
-    The names that Keras counts up are replaced by positions, so that building a model twice gives the same digest. For
-    classes that are not Keras' own, the source of the class counts.
+    Names that Keras numbers count by position, so that building a model twice gives the same digest. Of classes that
+    are not Keras' own, the source counts.
 
     Args:
         model: A built Keras 3 or tf_keras model.
@@ -34,36 +34,33 @@ def of_model(model: Any) -> str:
         weights.fingerprint(weights.read_state(model)),  # drawn from a seed, or loaded by the caller's function
     ]
     if is_compiled(model):
-        optimizer = {key: value for key, value in _config(model.optimizer).items() if key != "name"}  # counted up too
-        parts += [type(model.optimizer).__name__, optimizer, _loss(model.loss), _compiled(model)]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=_plain).encode()).hexdigest()[:16]
+        optimizer = {key: value for key, value in _config(model.optimizer).items() if key != "name"}  # numbered too
+        compiled = _config(model, "get_compile_config") or {}
+        compiled = {key: value for key, value in compiled.items() if key != "optimizer"}
+        parts += [type(model.optimizer).__name__, optimizer, _loss(model.loss), compiled]
+    return _digest(parts, sort_keys=True, default=_plain)
 
 
 def of_function(function: Any) -> str:
-    """Digest of a function's source and of the plain values that it closes over; sixteen hexadecimal digits."""
-    source = [_plain(function), _source(function)]
-    return hashlib.sha256(json.dumps(source).encode()).hexdigest()[:16]
+    """Compute a digest of a function's source and of the plain values in its closure: sixteen hexadecimal digits."""
+    return _digest([_plain(function), _source(function)])
 
 
-def _config(thing: Any) -> Any:
+def _digest(parts: Any, **settings: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, **settings).encode()).hexdigest()[:16]
+
+
+def _config(thing: Any, method: str = "get_config") -> Any:
+    """Return the configuration of a layer, model, optimiser or loss; empty if it has none."""
     try:
-        with warnings.catch_warnings(action="ignore"):
-            return thing.get_config()
-    except (NotImplementedError, TypeError, ValueError, AttributeError):
-        return {}
-
-
-def _compiled(model: Any) -> Any:
-    """Loss weights and metrics, as Keras would save them."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # that a lambda cannot be loaded again is no matter here
-            return {key: value for key, value in model.get_compile_config().items() if key != "optimizer"}
-    except Exception:  # what cannot be saved has no configuration
+        with warnings.catch_warnings(action="ignore"):  # that a lambda cannot be loaded again does not matter here
+            return getattr(thing, method)()
+    except Exception:  # a class of the user's may raise anything
         return {}
 
 
 def _attributes(layer: Any) -> list[Any]:
-    """Functions that a layer holds, and plain values of a layer that is not Keras' own."""
+    """Return the source of functions that a layer holds, and plain attributes of a layer that is not Keras' own."""
     held = vars(layer).items()
     own = bool(_source(type(layer)))
     plain = {
@@ -81,9 +78,9 @@ def _loss(loss: Any) -> Any:
 
 
 def _neutral(value: Any, positions: dict[str, str]) -> Any:
-    """A configuration in which every layer's name is its position."""
+    """Return a configuration with every layer's name replaced by its position."""
     if isinstance(value, dict):
-        # What a layer was built for says in other words what its weights' shapes say, and holds names of tensors.
+        # The build configuration repeats the shapes of the weights, and holds names of tensors.
         return {key: _neutral(one, positions) for key, one in value.items() if key != "build_config"}
     if isinstance(value, (list, tuple)):
         return [_neutral(one, positions) for one in value]
@@ -91,16 +88,15 @@ def _neutral(value: Any, positions: dict[str, str]) -> Any:
 
 
 def _source(thing: Any) -> str:
+    """Return the source of a function or class, with the plain values that it closes over; empty for Keras' own."""
     if is_keras(thing):
         return ""
     closed_over = [cell.cell_contents for cell in getattr(thing, "__closure__", None) or ()]
-    values = [value for value in (*closed_over, *(getattr(thing, "__defaults__", None) or ())) if _is_plain(value)]
+    values = str([value for value in (*closed_over, *(getattr(thing, "__defaults__", None) or ())) if _is_plain(value)])
     try:
-        return inspect.getsource(thing if inspect.isroutine(thing) or inspect.isclass(thing) else type(thing)) + str(
-            values
-        )
-    except (OSError, TypeError):  # made in a prompt, or of something that has no source
-        return str(values)
+        return inspect.getsource(thing if inspect.isroutine(thing) or inspect.isclass(thing) else type(thing)) + values
+    except (OSError, TypeError):  # defined at a prompt, or without source
+        return values
 
 
 def _is_plain(value: Any) -> bool:
@@ -108,5 +104,5 @@ def _is_plain(value: Any) -> bool:
 
 
 def _plain(value: Any) -> str:
-    """A name instead of an address in memory, which is another one in each process."""
+    """Return the qualified name of an object: its address in memory differs between processes."""
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lottery.errors import LotteryError
@@ -42,6 +42,23 @@ _NAMES = {
     START: ("InputLayer", "Reshape", "Normalization"),
 }  # fmt: skip
 EFFECTS = {name: effect for effect, names in _NAMES.items() for name in names}
+
+
+def obstacle(layer: str, settings: Mapping[str, Any], has_units: bool) -> str:
+    """Say why a layer cannot be part of a chain that treats its units alike; empty if it can.
+
+    Args:
+        layer: Name of its class.
+        settings: Its configuration; ``groups`` and ``data_format`` count.
+        has_units: True after the first weights.
+    """
+    if layer not in EFFECTS:
+        return ", which is not known here"
+    if EFFECTS[layer] == START and has_units:
+        return " after the first weights"
+    if (groups := settings.get("groups", 1)) != 1:
+        return f" with {groups} groups, allowed is 1"
+    return " with channels first, allowed is channels_last" if settings.get("data_format") == "channels_first" else ""
 
 
 def library_name(thing: Any) -> str:

@@ -1,4 +1,9 @@
-"""The networks of the field, built layer by layer, with Keras 3 or with tf_keras."""
+"""The networks of the field, built layer by layer, with Keras 3 or with tf_keras.
+
+A network is a function of `input_shape`, the shape of one example; `num_classes`, the units of its output layer; and
+`keras`, the module to build it with: ``keras`` (the default) or ``tf_keras``. It returns a model that is built, not
+compiled, and ends in logits. Images are (height, width) or (height, width, channels).
+"""
 
 import importlib
 import re
@@ -11,96 +16,57 @@ from typing import Any
 from lottery import weights
 from lottery.errors import LotteryError, unknown
 
-# The paper has one initialisation for all its networks, Glorot's with a Gaussian. Keras truncates the Gaussian at two
-# deviations and widens it, so that the deviation is Glorot's.
+# Frankle & Carbin 2019 initialise all their networks with Glorot's Gaussian. Keras truncates the Gaussian at two
+# standard deviations and widens it, so that its standard deviation is Glorot's.
 GLOROT = "glorot_normal"
-
-
 VGG_WIDTHS = (64, 128, 256, 512, 512)
-
-
 # Convolutions of each of the five widths.
 VGG_CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 
 
 def lenet_300_100(input_shape: tuple[int, ...] = (28, 28), num_classes: int = 10, keras: Any = None) -> Any:
-    """LeNet-300-100, fully connected, Glorot normal, as in Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635.
+    """Build LeNet-300-100, fully connected, Glorot normal, of Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635.
 
-    Args:
-        input_shape: Shape of one example; it is flattened.
-        num_classes: Units of the output layer.
-        keras: The module to build it with: ``keras`` (the default) or ``tf_keras``.
-
-    Returns:
-        A model that is built, not compiled, and ends in logits. 266,200 prunable weights on MNIST.
-    """
-    keras = keras or _keras_3()
-    dense = keras.layers.Dense
-    return keras.Sequential(
-        [
-            keras.layers.InputLayer(input_shape),
-            keras.layers.Flatten(),
-            dense(300, activation="relu", kernel_initializer=GLOROT),
-            dense(100, activation="relu", kernel_initializer=GLOROT),
-            dense(num_classes, kernel_initializer=GLOROT, dtype=_logits(keras)),
-        ]
-    )
-
-
-def lenet_5(input_shape: tuple[int, ...] = (28, 28), num_classes: int = 10, keras: Any = None) -> Any:
-    """LeNet-5 in Caffe's version, which is the one that papers on pruning mean, since Han et al. 2015.
-
-    Convolutions of 20 and 50 channels, 5 x 5, without padding, each followed by 2 x 2 max pooling and by no other
-    nonlinearity; then 500 units with ReLU, then the classes. https://arxiv.org/abs/1506.02626 prunes it. It is not in
-    Frankle & Carbin 2019, whose "LeNet" is `lenet_300_100`; it starts like their networks, Glorot normal.
-
-    Args:
-        input_shape: (height, width) or (height, width, channels) of one image, at least 16 x 16 pixels.
-        num_classes: Units of the output layer.
-        keras: The module to build it with: ``keras`` (the default) or ``tf_keras``.
-
-    Returns:
-        A model that is built, not compiled, and ends in logits. 430,500 prunable weights on MNIST.
-
-    Raises:
-        LotteryError: Examples are not images, or too small.
+    Examples of any shape are flattened. 266,200 prunable weights on MNIST.
     """
     keras = keras or _keras_3()
     layers = keras.layers
-    return keras.Sequential(
-        [
-            *_image(layers, "lenet_5", input_shape, 16),
-            layers.Conv2D(20, 5, kernel_initializer=GLOROT),
-            layers.MaxPooling2D(),
-            layers.Conv2D(50, 5, kernel_initializer=GLOROT),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            layers.Dense(500, activation="relu", kernel_initializer=GLOROT),
-            layers.Dense(num_classes, kernel_initializer=GLOROT, dtype=_logits(keras)),
-        ]
-    )
+    stack = [layers.InputLayer(input_shape), layers.Flatten()]
+    stack += [layers.Dense(units, activation="relu", kernel_initializer=GLOROT) for units in (300, 100)]
+    return keras.Sequential([*stack, _output(keras, num_classes)])
+
+
+def lenet_5(input_shape: tuple[int, ...] = (28, 28), num_classes: int = 10, keras: Any = None) -> Any:
+    """Build LeNet-5 in Caffe's version, which papers on pruning have used since Han et al. 2015.
+
+    Convolutions of 20 and 50 channels, 5 x 5, without padding, each followed by 2 x 2 max pooling and by no other
+    nonlinearity; then 500 units with ReLU, then the classes. https://arxiv.org/abs/1506.02626 prunes it. It is not in
+    Frankle & Carbin 2019, whose "LeNet" is `lenet_300_100`; it starts like their networks, Glorot normal. 430,500
+    prunable weights on MNIST.
+
+    Raises:
+        LotteryError: Examples are not images, or smaller than 16 x 16 pixels.
+    """
+    keras = keras or _keras_3()
+    layers = keras.layers
+    stack = _image(layers, "lenet_5", input_shape, 16)
+    for channels in (20, 50):
+        stack += [layers.Conv2D(channels, 5, kernel_initializer=GLOROT), layers.MaxPooling2D()]
+    stack += [layers.Flatten(), layers.Dense(500, activation="relu", kernel_initializer=GLOROT)]
+    return keras.Sequential([*stack, _output(keras, num_classes)])
 
 
 def conv(
     num_convolutions: int, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, keras: Any = None
 ) -> Any:
-    """Conv-2, Conv-4 or Conv-6 of Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, Figure 2.
+    """Build Conv-2, Conv-4 or Conv-6 of Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, Figure 2.
 
     Pairs of 3 x 3 convolutions with ReLU, of 64, 128 and 256 channels, each pair followed by 2 x 2 max pooling; then
-    256, 256 units with ReLU, then the classes. Glorot normal.
-
-    Args:
-        num_convolutions: 2, 4 or 6.
-        input_shape: (height, width) or (height, width, channels) of one image, at least 2, 4 or 8 pixels high and wide.
-        num_classes: Units of the output layer.
-        keras: The module to build it with: ``keras`` (the default) or ``tf_keras``.
-
-    Returns:
-        A model that is built, not compiled, and ends in logits. 4,300,992, 2,425,024 or 2,261,184 prunable weights on
-        CIFAR-10; the paper's table has 1.7M for the last, which its own layers do not add up to.
+    256, 256 units with ReLU, then the classes. Glorot normal. 4,300,992, 2,425,024 or 2,261,184 prunable weights on
+    CIFAR-10; the paper's table has 1.7M for the last, which its own layers do not add up to.
 
     Raises:
-        LotteryError: Examples are not images, or too small.
+        LotteryError: `num_convolutions` is not 2, 4 or 6; or examples are not images, or smaller than 2, 4 or 8 pixels.
     """
     if num_convolutions not in (2, 4, 6):
         raise unknown("conv_N", num_convolutions, ("2", "4", "6"))
@@ -113,30 +79,21 @@ def conv(
         stack.append(layers.MaxPooling2D())
     stack.append(layers.Flatten())
     stack += [layers.Dense(256, activation="relu", kernel_initializer=GLOROT) for _ in range(2)]
-    return keras.Sequential([*stack, layers.Dense(num_classes, kernel_initializer=GLOROT, dtype=_logits(keras))])
+    return keras.Sequential([*stack, _output(keras, num_classes)])
 
 
 def vgg(depth: int, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, keras: Any = None) -> Any:
-    """VGG-11, VGG-16 or VGG-19 for 32 x 32 images, as in Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635.
+    """Build VGG-11, VGG-16 or VGG-19 for 32 x 32 images, as in Frankle & Carbin 2019.
 
     The convolutions of Simonyan & Zisserman 2015, https://arxiv.org/abs/1409.1556: 3 x 3, without biases, each with
     BatchNorm and ReLU, 2 x 2 max pooling after each width but the last; then the mean over all positions and **one**
-    dense layer. Glorot normal, as the paper's table says; open_lth, the later code of its author, draws He normal
-    instead, gives its convolutions biases, which the BatchNorm after them takes off again, and starts the scales of
-    BatchNorm at random between 0 and 1 where these start at 1.
-
-    Args:
-        depth: 11, 16 or 19, the convolutions plus the three dense layers of the original.
-        input_shape: (height, width) or (height, width, channels) of one image, at least 16 x 16 pixels.
-        num_classes: Units of the output layer.
-        keras: The module to build it with: ``keras`` (the default) or ``tf_keras``.
-
-    Returns:
-        A model that is built, not compiled, and ends in logits. 9,222,848, 14,715,584 or 20,024,000 prunable weights
-        on CIFAR-10, of which the dense layer has 5,120.
+    dense layer in place of the original's three. Glorot normal, as the table of https://arxiv.org/abs/1803.03635 says;
+    open_lth, the later code of its author, draws He normal instead, gives its convolutions biases, which the BatchNorm
+    after them takes off again, and starts the scales of BatchNorm at random between 0 and 1 where these start at 1.
+    9,222,848, 14,715,584 or 20,024,000 prunable weights on CIFAR-10, of which the dense layer has 5,120.
 
     Raises:
-        LotteryError: Examples are not images, or too small.
+        LotteryError: `depth` is not 11, 16 or 19; or examples are not images, or smaller than 16 x 16 pixels.
     """
     if depth not in VGG_CONVOLUTIONS:
         raise unknown("vgg_N", depth, [str(one) for one in VGG_CONVOLUTIONS])
@@ -148,32 +105,19 @@ def vgg(depth: int, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int
         for _ in range(num):
             stack.append(layers.Conv2D(channels, 3, padding="same", use_bias=False, kernel_initializer=GLOROT))
             stack += [_normalisation(layers), layers.ReLU()]
-    stack += [
-        layers.GlobalAveragePooling2D(),
-        layers.Dense(num_classes, kernel_initializer=GLOROT, dtype=_logits(keras)),
-    ]
-    return keras.Sequential(stack)
+    return keras.Sequential([*stack, layers.GlobalAveragePooling2D(), _output(keras, num_classes)])
 
 
 def resnet(depth: int, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, keras: Any = None) -> Any:
-    """ResNet-N for 32 x 32 images, N = 6 n + 2, of He et al. 2016, https://arxiv.org/abs/1512.03385, section 4.2.
+    """Build ResNet-N for 32 x 32 images, N = 6 n + 2, of He et al. 2016, https://arxiv.org/abs/1512.03385, section 4.2.
 
     A 3 x 3 convolution, then n blocks of two each at 16, 32 and 64 channels, all with BatchNorm and without biases,
     then the mean over all positions and one dense layer. Frankle & Carbin 2019 call N = 20 "ResNet-18". Where the
     shape changes, the shortcut is a 1 x 1 convolution of stride 2 with BatchNorm, as in open_lth, the code of Frankle
     et al. 2020 (https://arxiv.org/abs/1912.05671), and as the 270K convolutional weights of the paper of 2019 need
     (He et al. pad with zeros, without weights). Glorot normal, as its table says; open_lth draws He normal, and starts
-    the scales of BatchNorm at random between 0 and 1 where these start at 1.
-
-    Args:
-        depth: N.
-        input_shape: (height, width) or (height, width, channels) of one image.
-        num_classes: Units of the output layer.
-        keras: The module to build it with: ``keras`` (the default) or ``tf_keras``.
-
-    Returns:
-        A model that is built, not compiled, and ends in logits. ResNet-20 has 270,896 prunable weights on CIFAR-10:
-        270,256 in convolutions and 640 in the dense layer.
+    the scales of BatchNorm at random between 0 and 1 where these start at 1. ResNet-20 has 270,896 prunable weights on
+    CIFAR-10: 270,256 in convolutions and 640 in the dense layer.
 
     Raises:
         LotteryError: There is no such depth, or examples are not images.
@@ -198,23 +142,23 @@ def resnet(depth: int, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: 
     for stage, channels in enumerate((16, 32, 64)):
         for block in range((depth - 2) // 6):
             shrinks = stage > 0 and block == 0
-            # The shortcuts have names of their own: which of two parallel layers comes first is Keras' affair.
+            # Names of their own, because Keras decides which of two parallel layers comes first.
             shortcut = convolution(x, channels, 1, 2, f"shortcut_{stage}") if shrinks else x
             x = layers.ReLU()(convolution(x, channels, 3, 2 if shrinks else 1))
             x = layers.ReLU()(layers.Add()([convolution(x, channels, 3), shortcut]))
-    x = layers.GlobalAveragePooling2D()(x)
-    return keras.Model(inputs, layers.Dense(num_classes, kernel_initializer=GLOROT, dtype=_logits(keras))(x))
-
-
-def _logits(keras: Any) -> str | None:
-    """The type of the last layer: the loss takes exponentials of what it gives, which half precision would round."""
-    return "float32" if keras.mixed_precision.global_policy().name.startswith("mixed_") else None
+    return keras.Model(inputs, _output(keras, num_classes)(layers.GlobalAveragePooling2D()(x)))
 
 
 def _keras_3() -> Any:
     import keras
 
     return keras
+
+
+def _output(keras: Any, num_classes: int) -> Any:
+    """The output layer. The loss takes exponentials of its logits, which half precision would round."""
+    mixed = keras.mixed_precision.global_policy().name.startswith("mixed_")
+    return keras.layers.Dense(num_classes, kernel_initializer=GLOROT, dtype="float32" if mixed else None)
 
 
 def _image(layers: Any, name: str, input_shape: tuple[int, ...], least: int, functional: Any = None) -> list[Any]:
@@ -232,17 +176,13 @@ def _image(layers: Any, name: str, input_shape: tuple[int, ...], least: int, fun
 
 def _normalisation(layers: Any, name: str | None = None) -> Any:
     # PyTorch's settings, with which open_lth trains. Keras' own momentum, 0.99, still shows the first statistics after
-    # hundreds of steps, so that an early evaluation would measure those. (tf_keras' moving variance, like PyTorch's, is
-    # that of n values divided by n - 1, Keras 3's by n. What is trained does not depend on it.)
+    # hundreds of steps, so that an early evaluation would measure those. (tf_keras' moving variance, like PyTorch's,
+    # divides by n - 1, Keras 3's by n. Trained weights do not depend on it.)
     return layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=name)
 
 
-# A network is a function from the shape of one example, the number of classes and the module to build it with (Keras 3,
-# unless another is given) to a model that is built, not compiled, and ends in logits.
-Network = Callable[..., Any]
-
-
-MODELS: dict[str, Network] = {
+# Functions of (input_shape, num_classes, keras), as described at the top.
+MODELS: dict[str, Callable[..., Any]] = {
     "lenet_300_100": lenet_300_100,
     "lenet_5": lenet_5,
     "conv_2": partial(conv, 2),
@@ -256,42 +196,35 @@ MODELS: dict[str, Network] = {
 
 
 def is_built_in(name: str) -> bool:
-    """Whether a name is a key of `MODELS`, or ``resnet_N`` of another depth: N = 6 n + 2."""
+    """Check if a name is a key of `MODELS`, or ``resnet_N`` of another depth: N = 6 n + 2."""
     return name in MODELS or bool(_resnet_depth(name))
 
 
-def named(name: str) -> Network:
-    """The network of a name that `is_built_in`.
+def named(name: str) -> Callable[..., Any]:
+    """Look up the function that builds a network, ``(input_shape, num_classes, keras) -> model``.
 
     Args:
         name: A key of `MODELS`, or ``resnet_N``, N = 6 n + 2.
-
-    Returns:
-        The function that builds it, ``(input_shape, num_classes, keras) -> model``.
 
     Raises:
         LotteryError: There is no such network.
     """
     if name in MODELS:
         return MODELS[name]
-    depth = _resnet_depth(name)
-    if not depth:
-        raise unknown("The network", name, MODELS)
-    return partial(resnet, depth)
+    if depth := _resnet_depth(name):
+        return partial(resnet, depth)
+    raise unknown("The network", name, MODELS)
 
 
 def builder(name: str, input_shape: tuple[int, ...], num_classes: int, library: str = "keras") -> Callable[[], Any]:
-    """A function without arguments that builds the model an experiment names.
+    """Return a function without arguments that builds the model of an experiment.
 
     Args:
-        name: A built-in network's, or ``"package.module:function"``. The function takes no arguments and returns a
-            Keras model; the current folder is searched for its module first.
-        input_shape, num_classes: What a built-in network is built for.
-        library: What a built-in network is built with, ``"keras"`` or ``"tf_keras"``; its initial weights are those
-            that Keras 3 draws, with both.
-
-    Returns:
-        The function.
+        name: The name of a built-in network, or ``"package.module:function"``, a function without arguments that
+            returns a Keras model. The current folder is searched for its module first.
+        input_shape, num_classes: For a built-in network, as at the top.
+        library: For a built-in network, ``"keras"`` or ``"tf_keras"``; in both it starts from the weights that Keras 3
+            draws.
 
     Raises:
         LotteryError: The module or the function does not exist.
@@ -311,7 +244,7 @@ def builder(name: str, input_shape: tuple[int, ...], num_classes: int, library: 
     return function
 
 
-def _built(function: Network, input_shape: tuple[int, ...], num_classes: int, library: str) -> Any:
+def _built(function: Callable[..., Any], input_shape: tuple[int, ...], num_classes: int, library: str) -> Any:
     model = function(input_shape, num_classes)
     if library == "keras":
         return model

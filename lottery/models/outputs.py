@@ -1,4 +1,4 @@
-"""Whether two models compute the same: outputs on an example, or on random inputs where they can be made."""
+"""Compare what models compute: their outputs on an example, or on random inputs where these can be made."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,21 +9,16 @@ from lottery.errors import LotteryError
 from lottery.models.library import evaluating, keras_of
 
 _NUM_EXAMPLES = 4
-
-
 _BATCH = 256
-
-
 _LENGTH = 16  # of dimensions that a model leaves open
 
 
 def largest_difference(one: Any, other: Any, example: Any = None) -> float:
-    """How far the outputs of two models are apart at inference, relative to the largest output.
+    """Compute how far the outputs of two models are apart at inference, relative to the largest output.
 
     Args:
         one, other: Models of one library that take the same inputs.
-        example: Inputs as they take them. By default random ones of the first model's shapes and types: normal
-            numbers, or indices that all of its Embeddings know, a third of them 0.
+        example: Inputs as the models take them; by default `random_inputs` of the first.
 
     Returns:
         As `between`.
@@ -40,7 +35,7 @@ def largest_difference(one: Any, other: Any, example: Any = None) -> float:
 
 
 def evaluate(function: Callable[..., Any], inputs: Any, **settings: Any) -> list[np.ndarray]:
-    """The outputs of a function, computed in batches.
+    """Compute the outputs of a function in batches.
 
     Args:
         function: A model, or any function from inputs to an output, or to several in any nesting. The first dimension
@@ -56,53 +51,49 @@ def evaluate(function: Callable[..., Any], inputs: Any, **settings: Any) -> list
     batches = []
     for first in range(0, max(1, len(tf.nest.flatten(inputs)[0])), _BATCH):
         batch = tf.nest.map_structure(lambda array, at=first: array[at : at + _BATCH], inputs)
-        batches.append([np.asarray(value) for value in tf.nest.flatten(function(batch, **settings))])
+        batches.append(_arrays(function(batch, **settings)))
     return [np.concatenate(parts) for parts in zip(*batches, strict=True)]
 
 
 def comparable(outputs: Any, of: str = "the model") -> list[np.ndarray]:
-    """Outputs as a list of arrays, if there is something in each that another's can be compared with.
+    """Return outputs as a list of arrays, after a check that each holds something to compare.
 
     Args:
         outputs: An array, or arrays in any nesting.
-        of: What gave them, for the error.
+        of: The model that gave them, for the error.
 
     Raises:
-        LotteryError: One is empty, or NaN and infinities are all that it holds.
+        LotteryError: An output is empty, or holds nothing but NaN and infinities.
     """
-    import tensorflow as tf
-
-    arrays = [np.asarray(value) for value in tf.nest.flatten(outputs)]
+    arrays = _arrays(outputs)
     for array in arrays:
         if not array.size:
             raise LotteryError(f"The outputs of {of} are empty, so there is nothing to compare; pass a larger example.")
         if not (_is_text(array) or np.isfinite(array.astype(np.float64)).any()):
             raise LotteryError(
                 f"The outputs of {of} are NaN or infinite, so there is nothing to compare; pass other inputs, or "
-                "look among its weights for what is not finite."
+                "look for weights that are not finite."
             )
     return arrays
 
 
 def between(outputs: Any, others: Any, of: str = "the model") -> float:
-    """How far outputs are apart, relative to the largest.
+    """Compute how far outputs are apart, relative to the largest.
 
     Args:
         outputs: An array, or arrays in any nesting.
         others: The same of another model.
-        of: What gave the first, for the error.
+        of: The model that gave the first, for the error.
 
     Returns:
-        The largest absolute difference in an output over the largest absolute value of it that is finite; of several
-        outputs, the largest of these. 0 if they are the same. Infinity where their shapes differ, and where NaN or an
-        infinity is not met by the same.
+        The largest absolute difference in an output over its largest finite absolute value; of several outputs, the
+        largest of these. 0 if they are the same. Infinite where their shapes differ, or where only one of the two has
+        NaN or an infinity.
 
     Raises:
         LotteryError: There is nothing to compare: `outputs` are not `comparable`.
     """
-    import tensorflow as tf
-
-    first, second = comparable(outputs, of), [np.asarray(value) for value in tf.nest.flatten(others)]
+    first, second = comparable(outputs, of), _arrays(others)
     if len(first) != len(second):
         return np.inf
     return max(_difference(*pair) for pair in zip(first, second, strict=True))
@@ -121,15 +112,23 @@ def _difference(first: np.ndarray, second: np.ndarray) -> float:
     return float(apart.max()) / float(np.abs(first[np.isfinite(first)]).max(initial=np.finfo(np.float32).tiny))
 
 
+def _arrays(outputs: Any) -> list[np.ndarray]:
+    import tensorflow as tf
+
+    return [np.asarray(value) for value in tf.nest.flatten(outputs)]
+
+
 def _is_text(array: np.ndarray) -> bool:
     return array.dtype.kind in "OSU"
 
 
-def random_inputs(model: Any, num: int = _NUM_EXAMPLES) -> Any:
-    """Random inputs of a model's shapes and types, the same each time, as `largest_difference` takes them.
+def random_inputs(model: Any) -> Any:
+    """Make random inputs of a model's shapes and types, the same each time.
+
+    They are normal numbers, or indices that all Embeddings of the model know, a third of them 0.
 
     Raises:
-        LotteryError: They cannot be made, for only the caller knows what is valid.
+        LotteryError: Only the caller knows which inputs are valid.
     """
     import tensorflow as tf
 
@@ -139,11 +138,11 @@ def random_inputs(model: Any, num: int = _NUM_EXAMPLES) -> Any:
 
     def make(spec: Any) -> Any:
         first, *rest = spec.shape
-        shape = [first or num, *(size or _LENGTH for size in rest)]
+        shape = [first or _NUM_EXAMPLES, *(size or _LENGTH for size in rest)]
         dtype = tf.as_dtype(spec.dtype)
         if sizes:  # any of the inputs may be indices, whatever their type
             indices = rng.integers(0, min(sizes), shape)
-            indices.flat[::3] = 0  # which is padding, where there is any
+            indices.flat[::3] = 0  # the index of padding
             return tf.cast(indices, dtype)
         if not dtype.is_floating:
             raise LotteryError(

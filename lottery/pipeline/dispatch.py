@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import loky
+
 from lottery import config, progress, stopping, weights
 from lottery.analysis import costs
 from lottery.errors import LotteryError
@@ -194,14 +196,9 @@ def carry_out(
 
 
 def trainer(
-    recipes: Mapping[Path, Recipe],
-    report: progress.Report,
-    asked: stopping.Asked,
-    moved: Callable[[Path], Path] | None = None,
+    recipes: Mapping[Path, Recipe], report: progress.Report, asked: stopping.Asked
 ) -> Callable[[Task], None]:
-    """Make a function that trains one network in this process; see `scheduler.Trainer` and `cluster.Trainer`."""
-    if moved:
-        recipes = {run: dataclasses.replace(recipe, path=moved(recipe.path)) for run, recipe in recipes.items()}
+    """Make a function that trains one network in this process; see `scheduler.Trainer`."""
     return Worker(recipes, report, asked).train
 
 
@@ -225,14 +222,14 @@ def _num_workers(
     prepared: Mapping[Path, Prepared],
 ) -> int:
     """Decide in how many processes to train on this machine, and report it if there are several."""
-    cores, threads = scheduler.num_cores(), max(recipe.num_threads for recipe in recipes.values())
+    cores, threads = loky.cpu_count(), max(recipe.num_threads for recipe in recipes.values())
     chosen = ""
     if workers is None:
         macs, spans = None, [rounds.span(recipes[task.run].experiment, task.network) for task in tasks]
         if prepared:
             model = next(iter(prepared.values())).trainer.model
             sizes = {name: math.prod(value.shape) for name, value in weights.prunable(model).items()}
-            macs = costs.multiply_adds(sizes, multiply_adds.uses(model))
+            macs = costs.multiply_adds(sizes, multiply_adds.per_entry(model))
         batch_size = next(iter(recipes.values())).experiment.train.batch_size
         workers = environment.workers_for(threads, spans, macs, batch_size)
         if any(recipe.experiment.run.strategy != "none" for recipe in recipes.values()):
@@ -258,7 +255,7 @@ def _copying(engine: scheduler.Engine, recipes: Mapping[Path, Recipe], copies: M
 
 def _away(recipe: Recipe) -> Recipe:
     """Make a recipe for another machine, where relative paths begin elsewhere."""
-    recipe = dataclasses.replace(recipe, away=True)
+    recipe = dataclasses.replace(recipe, away=True, path=recipe.path.absolute())
     if not recipe.experiment.data.path:
         return recipe
     data = recipe.experiment.data.model_copy(update={"path": str(Path(recipe.experiment.data.path).absolute())})

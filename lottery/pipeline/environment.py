@@ -13,12 +13,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import loky
 import numpy as np
 
 from lottery import config, files, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
-from lottery.executors.scheduler import num_cores
 from lottery.models import architecture, multiply_adds, networks
 from lottery.runs import store
 from lottery.training import mirrored
@@ -42,8 +42,8 @@ def threads_for(experiment: config.Experiment) -> int:
     cores, as if all replicates, and their controls beside them, were trained side by side.
     """
     width = experiment.run.num_replicates * (2 if experiment.run.controls else 1)
-    most = MOST_THREADS.get(experiment.model.name, num_cores())
-    return experiment.run.num_threads or min(most, max(1, num_cores() // width))
+    most = MOST_THREADS.get(experiment.model.name, loky.cpu_count())
+    return experiment.run.num_threads or min(most, max(1, loky.cpu_count() // width))
 
 
 def begin_threads(experiment: config.Experiment, recorded: int = 0) -> int:
@@ -113,7 +113,7 @@ def workers_for(num_threads: int, spans: Sequence[tuple[int, int]], macs: float 
         return 1  # processes would have to share it
     steps = sum(last - first for first, last in spans)
     seconds = math.inf if macs is None else steps * (SECONDS_OF_STEP + macs * batch_size * SECONDS_OF_MAC)
-    return 1 if seconds < WORTH else max(1, min(num_cores() // num_threads, len(spans)))
+    return 1 if seconds < WORTH else max(1, min(loky.cpu_count() // num_threads, len(spans)))
 
 
 def threads_of_like_runs(out: str | Path, experiment: config.Experiment) -> int:
@@ -189,9 +189,9 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
         **_versions(),
         "platform": platform.platform(),
         "commit": _commit(),
-        "architecture": architecture.described(model, name if networks.is_built_in(name) else None),
+        "architecture": architecture.describe(model, name if networks.is_built_in(name) else None),
         "not_pruned": weights.unprunable(model),
-        "uses": multiply_adds.uses(model),
+        "uses": multiply_adds.per_entry(model),
     }
     if not stored:
         store.write_record(run / "environment.json", now)
@@ -221,7 +221,9 @@ def num_threads() -> int:
     with _quiet():
         import tensorflow as tf
 
-    return tf.config.threading.get_intra_op_parallelism_threads() or num_cores()
+    # By itself TensorFlow takes all cores that the process may run on, whatever a container's limit.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return tf.config.threading.get_intra_op_parallelism_threads() or cores
 
 
 @contextlib.contextmanager

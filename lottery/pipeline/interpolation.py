@@ -1,4 +1,4 @@
-"""Networks on the straight line between two, and the error barrier between them: for any Keras model."""
+"""Networks on the straight line between two networks, and the error barrier between them: for any Keras model."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,6 +8,7 @@ import numpy as np
 
 from lottery import randomness, weights
 from lottery.analysis import connectivity
+from lottery.analysis.connectivity_files import Row
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.models.library import is_compiled
@@ -15,29 +16,18 @@ from lottery.training import mirrored
 from lottery.training.loop import Logs, Loop, evaluation, scaler
 from lottery.training.trainer import ACCURACIES
 
-# What statistics of batches are recomputed from: so many examples at a time, and so many in all, at most.
-STATISTICS_BATCH, STATISTICS_EXAMPLES = 1000, 10_000
+# BatchNormalization statistics are recomputed from at most so many examples, so many at a time.
+STATISTICS_EXAMPLES, STATISTICS_BATCH = 10_000, 1000
+
+Arrays = Mapping[str, np.ndarray]  # every variable of a network, by name
 
 
-State = Mapping[str, np.ndarray]
-
-
-Row = tuple[float, str, float, float]
-
-
-def between(one: State, other: State, alpha: float) -> dict[str, np.ndarray]:
-    """The point ``(1 - alpha) one + alpha other`` on the straight line between two networks.
+def between(one: Arrays, other: Arrays, alpha: float) -> dict[str, np.ndarray]:
+    """Compute the network ``(1 - alpha) one + alpha other``, for alpha in [0, 1].
 
     It is computed in float64 and rounded to the type of each variable once. The ends are the networks themselves, bit
-    by bit, and an entry in which they agree is the same everywhere between.
-
-    Args:
-        one, other: Every variable by name, of the same names and shapes.
-        alpha: Where on the line, in [0, 1].
-
-    Returns:
-        Every variable by name. Before the very end those that are not floating, such as counters and the states of
-        random layers, are those of the first network.
+    by bit, and an entry in which they agree is the same everywhere between. Variables that are not floating, such as
+    counters and the states of random layers, are those of the first network, except at alpha 1.
 
     Raises:
         LotteryError: The two are not of the same network, or alpha is outside [0, 1].
@@ -47,30 +37,37 @@ def between(one: State, other: State, alpha: float) -> dict[str, np.ndarray]:
     wrong = sorted(set(one) ^ set(other)) or [name for name in one if np.shape(one[name]) != np.shape(other[name])]
     if wrong:
         raise LotteryError(f"The two networks must have the same variables and shapes; see {wrong[0]!r}.")
-    if alpha in (0, 1):
-        return {name: np.array(value) for name, value in (other if alpha else one).items()}
-    return {name: _between(np.asarray(one[name]), np.asarray(other[name]), alpha) for name in one}
+    found = {}
+    for name in one:
+        value = np.array(other[name] if alpha == 1 else one[name])
+        if 0 < alpha < 1 and "float" in value.dtype.name:
+            first, second = value.astype(np.float64), np.asarray(other[name], np.float64)
+            with np.errstate(invalid="ignore"):  # infinity minus itself, where the two agree
+                mixed = np.where(first == second, first, (1 - alpha) * first + alpha * second)
+            value = mixed.astype(value.dtype)
+        found[name] = value
+    return found
 
 
 def path(
     model: Any,
-    one: State,
-    other: State,
+    one: Arrays,
+    other: Arrays,
     evaluations: Mapping[str, Callable[[], Logs]],
     alphas: Iterable[float],
     recompute: Callable[[], None] | None = None,
 ) -> list[Row]:
-    """Evaluate the networks between two.
+    """Evaluate the networks at some places between two networks.
 
     Args:
-        model: A model with their variables, which are left at the last point.
-        one, other: Every variable of the two, by name.
-        evaluations: By split, a function that returns what the model reports; as `loop.Loop.evaluations`.
-        alphas: Where on the line.
-        recompute: Called at each point before the model is evaluated there; see `recomputed`.
+        model: A model of the same architecture. It is left with the weights of the last place.
+        one, other: The two networks.
+        evaluations: By split, a function that returns what the model reports; such as `loop.Loop.evaluations`.
+        alphas: The places, in [0, 1].
+        recompute: Called at each place before the model is evaluated; see `recomputed`.
 
     Returns:
-        Rows of alpha, split, loss and error, which is 1 - accuracy; a loss that is not a finite number is told as is.
+        Rows of alpha, split, loss and error, which is 1 - accuracy. A loss may be infinite or NaN.
 
     Raises:
         LotteryError: The model reports no accuracy, or the two do not fit it.
@@ -81,107 +78,110 @@ def path(
         if recompute is not None:
             recompute()
         for split, evaluate in evaluations.items():
-            rows.append((float(alpha), split, *_loss_and_error(evaluate())))
+            logs = evaluate()
+            named = [key for key in logs if key in ACCURACIES] or [key for key in logs if key.endswith("accuracy")]
+            if not named:
+                reported = ", ".join(logs) or "nothing"
+                raise LotteryError(f"The model reports {reported}, and no accuracy, so there is no error.")
+            rows.append((float(alpha), split, float(logs.get("loss", math.nan)), 1 - float(logs[named[0]])))
     return rows
 
 
 def barrier(
     model: Any, one: Any, other: Any, data: Any, num_points: int = 30, statistics: Any = None
 ) -> dict[str, Any]:
-    """The error barrier between two networks that were trained by anybody, from the same start or not.
+    """Measure the error barrier between any two networks, from the same start or not.
 
     Frankle et al. 2020, https://arxiv.org/abs/1912.05671: the highest error on the straight line between them, at 30
-    points, less the mean of its ends; they call a pair stable below 2 %.
+    points, − the mean of its ends; below 2 % they call a pair stable.
 
     Args:
-        model: A Keras 3 or tf_keras model that is compiled with an accuracy; its variables are brought back after.
+        model: A Keras 3 or tf_keras model compiled with an accuracy. Its variables are restored afterwards.
         one, other: The two networks: models, or every variable by name as `lottery.weights.read_state` gives them.
-        data: What to measure on: ``(x, y)`` as ``model.evaluate`` takes them, or a batched ``tf.data.Dataset``.
+        data: The data to measure on: ``(x, y)`` as for ``model.evaluate``, or a batched ``tf.data.Dataset``.
         num_points: Points on the line, its ends included, evenly apart.
         statistics: Inputs of the training data, as arrays, to recompute the statistics of BatchNormalization layers
-            from at every point; see `recomputed`. They are interpolated like weights where it is None.
+            from at every point; see `recomputed`. By default statistics are interpolated like weights.
 
     Returns:
-        ``ends`` (mean error of the two), ``highest``, ``alpha_highest``, ``barrier``, ``stable`` as
-        `connectivity.barriers` has them, errors in [0, 1]; and ``points``, tuples of alpha, loss and error.
+        ``ends`` (mean error of the two), ``highest``, ``alpha_highest``, ``barrier``, ``stable`` as in
+        `connectivity.barriers`, errors in [0, 1]; and ``points``, tuples of alpha, loss and error.
 
     Raises:
         LotteryError: The two do not fit the model, or it reports no accuracy.
     """
-    check_num_points(num_points)
+    alphas = places(num_points)
     if not is_compiled(model):
         raise LotteryError("The model is not compiled, so it measures no error; compile it with metrics=['accuracy'].")
     first, second = (end if isinstance(end, Mapping) else weights.read_state(end) for end in (one, other))
     before = weights.read_state(model)
-    given = tuple(data) if isinstance(data, tuple | list) else (data,)
-    options = {"batch_size": STATISTICS_BATCH} if len(given) > 1 else {}
+    parts = tuple(data) if isinstance(data, tuple | list) else (data,)
+    options = {"batch_size": STATISTICS_BATCH} if len(parts) > 1 else {}
     recompute = None
     if statistics is not None:
-        positions = _positions(len(statistics))
-        recompute = recomputed(model, lambda: (statistics[at] for at in positions))
+        drawn = _drawn(len(statistics))
+        recompute = recomputed(model, lambda: (statistics[at] for at in drawn))
     try:
-        evaluate = {"test": lambda: model.evaluate(*given, verbose=0, return_dict=True, **options)}
-        rows = path(model, first, second, evaluate, np.linspace(0, 1, num_points), recompute)
+        evaluate = {"test": lambda: model.evaluate(*parts, verbose=0, return_dict=True, **options)}
+        rows = path(model, first, second, evaluate, alphas, recompute)
     finally:
         weights.assign(model, before)
-    found = [(alpha, loss, error) for alpha, _, loss, error in rows]
-    return {**connectivity.measured([row[0] for row in found], [row[2] for row in found]), "points": found}
+    points = [(alpha, loss, error) for alpha, _, loss, error in rows]
+    return {**connectivity.error_barrier([row[0] for row in rows], [row[3] for row in rows]), "points": points}
 
 
 def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[], None] | None:
-    """A function that measures the statistics of BatchNormalization layers anew, for the weights that a model has.
+    """Make a function that measures the statistics of BatchNormalization layers for the weights that a model has.
 
     The mean of two networks' statistics is not the statistics of their mean, and an error barrier may be nothing but
-    that: Jordan et al. 2023, https://arxiv.org/abs/2211.08403. For each batch the model computes as in training (with
-    dropout, if it has any), its layers' momentum set to 0, so that the moving statistics become those of this batch;
-    the mean over the batches, each counting the same, is what the layers are left with. Frozen layers keep theirs.
+    that: Jordan et al. 2023, https://arxiv.org/abs/2211.08403. The model computes each batch as in training (with
+    dropout, if it has any), and its layers keep the mean of the batches' statistics. Frozen layers keep theirs.
 
     Args:
         model: A built Keras 3 or tf_keras model.
-        batches: Gives the inputs, batch by batch, each time it is called.
+        batches: Returns the inputs, batch by batch.
 
     Returns:
-        The function; None for a model that has no such layer, so that there is nothing to do.
+        The function; None if the model has no such layer.
     """
     import tensorflow as tf
 
-    needed = ("momentum", "moving_mean", "moving_variance")
-    layers = [one for one in model._flatten_layers() if one.trainable and all(hasattr(one, name) for name in needed)]
+    needed = {"momentum", "moving_mean", "moving_variance"}
+    layers = [layer for layer in model._flatten_layers() if layer.trainable and needed <= {*dir(layer)}]
     if not layers:
         return None
     moving = [variable for layer in layers for variable in (layer.moving_mean, layer.moving_variance)]
 
     @tf.function(autograph=False)
     def forward(inputs: Any) -> None:
-        mirrored.on_each(model, lambda given: model(given, training=True), inputs)
+        mirrored.on_each(model, lambda share: model(share, training=True), inputs)
 
     def measure() -> None:
-        momenta, sums, num = [layer.momentum for layer in layers], [np.zeros(()) for _ in moving], 0
+        momenta, measured = [layer.momentum for layer in layers], []
         try:
             for layer in layers:
-                layer.momentum = 0.0  # read when the graph is traced, which is at the first batch
+                layer.momentum = 0.0  # so that moving statistics are the last batch's; read when the graph is traced
             for inputs in batches():
                 forward(inputs)
-                sums = [total + np.array(one.numpy(), np.float64) for total, one in zip(sums, moving, strict=True)]
-                num += 1
+                measured.append([np.array(variable.numpy(), np.float64) for variable in moving])
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum
-        for variable, total in zip(moving, sums, strict=True):
-            variable.assign((total / num).astype(variable.numpy().dtype))
+        for variable, values in zip(moving, zip(*measured, strict=True), strict=True):
+            variable.assign((sum(values) / len(values)).astype(variable.numpy().dtype))
 
     return measure
 
 
 def training_batches(data: Splits | Streams) -> Callable[[], Iterator[Any]]:
-    """What `recomputed` needs: inputs of the training data in batches of 1,000, at most 10,000 of them.
+    """Make the function that `recomputed` takes: inputs of the training data in batches of 1,000, at most 10,000.
 
-    All of one size: a rest is left out, and fewer than 1,000 are one batch. Of arrays they are drawn at random, the
-    same each time, and not augmented; of a data set they are the first.
+    All batches have one size: a rest is left out, and fewer than 1,000 are one batch. Arrays are sampled at random, the
+    same each time, and not augmented; of a data set the first examples are taken.
     """
     if isinstance(data, Splits):
-        scaled, positions = scaler(data), _positions(len(data.train))
-        return lambda: (scaled(data.train.x[at]) for at in positions)
+        scaled, drawn = scaler(data), _drawn(len(data.train))
+        return lambda: (scaled(data.train.x[at]) for at in drawn)
 
     def batches() -> Iterator[Any]:
         import keras
@@ -197,15 +197,9 @@ def training_batches(data: Splits | Streams) -> Callable[[], Iterator[Any]]:
 
 
 def evaluations(loop: Loop, data: Splits | Streams, most: int) -> dict[str, Callable[[], Logs]]:
-    """What `path` evaluates: the training and the test error, or the second alone where training data do not end.
+    """Make the functions that `path` takes, by split: train and test, or test alone if training data do not end.
 
-    Args:
-        loop: The compiled loop.
-        data: What it trains on.
-        most: So many batches a training data set may have that does not say how many it has.
-
-    Returns:
-        By split, a function that returns what the model reports over every example.
+    A data set of unknown length counts as endless if it has more than `most` batches.
     """
     test = {"test": loop.evaluations["test"]}
     if isinstance(data, Streams) and not _is_finite(data.train(), most):
@@ -213,13 +207,15 @@ def evaluations(loop: Loop, data: Splits | Streams, most: int) -> dict[str, Call
     return {"train": evaluation(loop.model, data, "train", loop.examined), **test}
 
 
-def check_num_points(num_points: int) -> None:
-    """Raise `LotteryError` unless a line of so many points has one between its ends."""
+def places(num_points: int) -> np.ndarray:
+    """Place points on the line, evenly, its ends included; raise `LotteryError` if there is none between the ends."""
     if num_points < 3:
         raise LotteryError(f"num_points: received {num_points}, allowed are 3 or more, the two ends among them.")
+    return np.linspace(0, 1, num_points)
 
 
-def _positions(num_examples: int) -> Sequence[np.ndarray]:
+def _drawn(num_examples: int) -> Sequence[np.ndarray]:
+    """Draw batches of examples, the same each time."""
     size = min(STATISTICS_BATCH, num_examples)
     drawn = randomness.generator(0).permutation(num_examples)[:STATISTICS_EXAMPLES]
     return np.split(drawn[: len(drawn) // size * size], len(drawn) // size)
@@ -232,19 +228,3 @@ def _is_finite(dataset: Any, most: int) -> bool:
     if known != tf.data.UNKNOWN_CARDINALITY:
         return known != tf.data.INFINITE_CARDINALITY
     return int(dataset.take(most + 1).reduce(np.int64(0), lambda num, _: num + 1)) <= most
-
-
-def _between(one: np.ndarray, other: np.ndarray, alpha: float) -> np.ndarray:
-    if "float" not in one.dtype.name:
-        return np.array(one)
-    first, second = one.astype(np.float64), other.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # infinity less itself, where the two agree
-        mixed = np.where(first == second, first, (1 - alpha) * first + alpha * second)
-    return mixed.astype(one.dtype)
-
-
-def _loss_and_error(logs: Logs) -> tuple[float, float]:
-    named = [name for name in logs if name in ACCURACIES] or [name for name in logs if name.endswith("accuracy")]
-    if not named:
-        raise LotteryError(f"The model reports {', '.join(logs) or 'nothing'}, and no accuracy, so there is no error.")
-    return float(logs.get("loss", math.nan)), 1 - float(logs[named[0]])

@@ -1,4 +1,4 @@
-"""The experiment files that ship with the package."""
+"""Presets, the experiment files that come with the package, and the smoke test of any experiment."""
 
 import re
 from pathlib import Path
@@ -9,17 +9,22 @@ import numpy as np
 from lottery import config, files
 from lottery.errors import LotteryError, unknown
 
+# Sizes of a smoke test, at most.
+NUM_STEPS, NUM_ROUNDS, NUM_REPLICATES, BATCH_SIZE = 4, 2, 2, 8
+NUM_TRAIN, NUM_TEST, VALIDATION, NUM_CLASSES = 60, 10, 10, 10
+SHAPES = {"digits": (8, 8), "mnist": (28, 28), "fashion_mnist": (28, 28), "cifar10": (32, 32, 3)}
+
 
 def paths() -> dict[str, Path]:
-    """Every experiment file by its name, which is the file's without its ending."""
+    """Find every preset: its file by its name, which is the file's without the ending."""
     package = Path(__file__).parents[1]
-    # In a checkout they lie beside the package, in a wheel within it.
-    folder = next((one for one in (package / "experiments", package.parent / "experiments") if one.is_dir()), package)
-    return {path.stem: path for path in sorted([*package.glob("*.toml"), *folder.glob("*.toml")])}
+    # In a wheel they lie within the package, in a checkout beside it.
+    folder = next((each for each in (package, package.parent) if (each / "experiments").is_dir()), package)
+    return {path.stem: path for path in sorted([*package.glob("*.toml"), *folder.glob("experiments/*.toml")])}
 
 
 def named(name: str) -> Path:
-    """The file of an experiment, or a `LotteryError` with the nearest name."""
+    """Find the file of a preset, or raise a `LotteryError` with the nearest name."""
     found = paths()
     if name not in found:
         raise unknown("experiment", name, found)
@@ -27,30 +32,26 @@ def named(name: str) -> Path:
 
 
 def find(source: str) -> Path:
-    """What a person means by an experiment: a file, or else one that ships with the package."""
-    if Path(source).is_file() or source not in paths():
-        return Path(source)
-    return named(source)
+    """Find the file that a user means by an experiment: a file of that path, or else a preset."""
+    return Path(source) if Path(source).is_file() else paths().get(source, Path(source))
 
 
 def listed() -> list[dict[str, Any]]:
-    """A row for each: ``name``, ``data``, ``model``, ``reproduces`` from the header."""
+    """Describe each preset: ``name``, ``data``, ``model``, and ``reproduces`` from the header."""
     rows = []
     for name, path in paths().items():
-        experiment = config.load(path)
-        found = re.search(
-            r"^# (?:Reproduces|What it shows):\s*((?:.*\n)(?:#\s{6,}.*\n)*)", path.read_text("utf-8"), re.M
-        )
+        experiment, text = config.load(path), path.read_text("utf-8")
+        found = re.search(r"^# (?:Reproduces|What it shows):\s*((?:.*\n)(?:#\s{6,}.*\n)*)", text, re.M)
         what = re.sub(r"\s*\n#\s*", " ", found[1]).strip() if found else ""
         rows.append({"name": name, "data": experiment.data.name, "model": experiment.model.name, "reproduces": what})
     return rows
 
 
 def copied(name: str, to: Path) -> Path:
-    """Copy an experiment file to a file or into a folder; where it lies now.
+    """Copy a preset to a file or into a folder, and return the path of the copy.
 
     Raises:
-        LotteryError: There is no such experiment, or the file exists.
+        LotteryError: There is no such preset, or the file exists.
     """
     source = named(name)
     target = to / source.name if to.is_dir() else to
@@ -60,30 +61,18 @@ def copied(name: str, to: Path) -> Path:
     return target
 
 
-NUM_STEPS, NUM_ROUNDS, NUM_REPLICATES, BATCH_SIZE = 4, 2, 2, 8
-
-
-NUM_TRAIN, NUM_TEST, VALIDATION = 60, 10, 10
-
-
-SHAPES = {"digits": (8, 8), "mnist": (28, 28), "fashion_mnist": (28, 28), "cifar10": (32, 32, 3)}
-
-
-NUM_CLASSES = 10
-
-
-def shrunk(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.ndarray, ...]]:
-    """An experiment that goes through everything the given one does, in seconds, and shows nothing about tickets.
+def smoke_test(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.ndarray, ...]]:
+    """Shrink an experiment to seconds. It goes through the same code, and shows nothing about tickets.
 
     Args:
-        experiment: Any experiment on a data set by name.
+        experiment: Any experiment on a data set with a name.
 
     Returns:
-        Its tables, named ``...-smoke``, with steps, rounds, replicates and batches cut down and all that counts steps
-        in proportion; and the four arrays to run it on.
+        Its tables, named ``...-smoke``, with fewer rounds and replicates, smaller batches, and all that counts steps
+        in proportion; and made-up data of the same shape: four arrays, as `lottery.run` takes them.
 
     Raises:
-        LotteryError: Nothing is known of the shape of its data.
+        LotteryError: The shape of its data is unknown.
     """
     if experiment.data.name not in SHAPES:
         known = ", ".join(SHAPES)
@@ -106,13 +95,10 @@ def shrunk(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.ndar
     prune["num_rounds"] = min(prune["num_rounds"], NUM_ROUNDS)
     prune["densities"] = prune["densities"][:NUM_ROUNDS]
     run |= {"num_replicates": min(run["num_replicates"], NUM_REPLICATES), "control_rounds": []}
-    return tables, _made(SHAPES[experiment.data.name])
 
-
-def _made(shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    """Images of one pattern for each class, under noise."""
-    rng = np.random.default_rng(0)
+    # Images of one pattern for each class, under noise.
+    shape, rng = SHAPES[experiment.data.name], np.random.default_rng(0)
     patterns = rng.integers(0, 256, (NUM_CLASSES, *shape))
     labels = np.arange(NUM_TRAIN + NUM_TEST) % NUM_CLASSES
     images = np.clip(patterns[labels] + rng.normal(0, 40, (len(labels), *shape)), 0, 255).astype(np.uint8)
-    return images[:NUM_TRAIN], labels[:NUM_TRAIN], images[NUM_TRAIN:], labels[NUM_TRAIN:]
+    return tables, (images[:NUM_TRAIN], labels[:NUM_TRAIN], images[NUM_TRAIN:], labels[NUM_TRAIN:])

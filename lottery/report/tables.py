@@ -380,7 +380,7 @@ def same_rounds(runs: Sequence[Facts]) -> list[Grid | str]:
 
 def _contest(runs: Sequence[Facts]) -> Grid | str:
     try:
-        found = comparison.contested({one.label: one.rows for one in runs})
+        found = comparison.compared({one.label: one.rows for one in runs})
     except LotteryError as error:
         return str(error)
     rows = []

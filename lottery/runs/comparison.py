@@ -1,43 +1,47 @@
-"""Several runs beside each other: the accuracy of each at the same rounds, and its difference from the first."""
+"""Compare several runs: the accuracy of each at the same rounds, and its difference from the first."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from lottery.errors import LotteryError
 from lottery.runs import intervals, results, store, verdicts
-
-# A pandas data frame, which is slow to import and which type checkers take apart wrongly.
-Table = Any
-
+from lottery.runs.verdicts import Table
 
 COLUMNS = (
     "round", "density", "run", "replicates", "accuracy", "low", "high", "difference", "difference_low",
     "difference_high",
 )  # fmt: skip
 
-
-SAME_DENSITY = 0.01  # by how much of itself a density may differ
+SAME_DENSITY = 0.01  # densities are the same if their ratio is this near to 1
 
 
 def tables(runs: list[Path]) -> dict[str, Table]:
-    """The table of each run, by the name of its experiment, or by its folder where two have the same name.
+    """Read the table of each run, by the keys of `labelled`.
 
     Raises:
-        LotteryError: One is no run.
+        LotteryError: One is no run, or replicates are not pairs: another seed drew the batches, or from other data.
     """
     labels = labelled(runs)
-    _check_pairs(list(labels.values()))
+    first, *others = labels.values()
+    for run in others:
+        for what, values in (
+            ("data", [store.read_environment(path).get("data_sha256") for path in (first, run)]),
+            ("run.seed", [store.read_experiment(path).run.seed for path in (first, run)]),
+        ):
+            if values[0] != values[1]:
+                raise LotteryError(
+                    f"compare: {str(run)!r} has another {what} than {str(first)!r}: no pairs to compare."
+                )
     return {label: results.table(run) for label, run in labels.items()}
 
 
 def labelled(runs: list[Path]) -> dict[str, Path]:
-    """Runs by what tells them apart: the experiment's name, else the folder's, else its path; each run once.
+    """Name each run by its experiment, or by its folder where that is ambiguous, or by its path; list it once.
 
     Raises:
         LotteryError: One is no run.
     """
-    runs = list({run.resolve(): run for run in runs}.values())  # the first may be among the others again
+    runs = list({run.resolve(): run for run in runs}.values())
     names, folders = [store.read_experiment(run).name for run in runs], [run.name for run in runs]
     labels = [
         name if names.count(name) == 1 else run.name if folders.count(run.name) == 1 else str(run)
@@ -46,18 +50,18 @@ def labelled(runs: list[Path]) -> dict[str, Path]:
     return dict(zip(labels, runs, strict=True))
 
 
-def contested(tables: Mapping[str, Table], measure: str = verdicts.MEASURE, confidence: float = 0.95) -> Table:
+def compared(tables: Mapping[str, Table], measure: str = verdicts.MEASURE, confidence: float = 0.95) -> Table:
     """Compare the tickets of several runs, round by round.
 
     Args:
-        tables: What `lottery.runs.results.table` returns, by the name of each run.
-        measure: A column of it.
+        tables: The table of each run, by name.
+        measure: The column to compare.
         confidence: The probability with which an interval holds the true mean.
 
     Returns:
         A data frame with the columns `COLUMNS`, by round, and within a round the best first: mean and t interval of
-        each run, and of its difference from the first run, paired by replicate. A round of a run whose density is
-        not that of the first run's round is left out.
+        each run, and of run − first run, paired by replicate. Rounds whose density is not that of the same round of
+        the first run are left out.
 
     Raises:
         LotteryError: There are not two runs, or they have no round in common.
@@ -66,42 +70,22 @@ def contested(tables: Mapping[str, Table], measure: str = verdicts.MEASURE, conf
 
     if len(tables) < 2:
         raise LotteryError(f"compare: received {len(tables)} run, allowed are two or more.")
-    (first, reference), *_ = tables.items()
-    densities = _tickets(reference).groupby("round")["density"].mean()
+    chains = {name: rows[rows["branch"] == store.TICKET] for name, rows in tables.items()}
+    (first, reference), *_ = chains.items()
+    densities = reference.groupby("round")["density"].mean()
     lines = []
-    for name, rows in tables.items():
-        tickets = _tickets(rows)
-        both = pd.concat([tickets, _tickets(reference).assign(branch="first")])
-        less = verdicts.paired(both, measure, "first")
+    for name, tickets in chains.items():
+        pairs = verdicts.paired(pd.concat([tickets, reference.assign(branch="first")]), measure, "first")
         for index, part in tickets.groupby("round"):
-            density = part["density"].mean()
-            if index not in densities or abs(density / densities[index] - 1) > SAME_DENSITY:
+            density, values = part["density"].mean(), part[measure].dropna()
+            if index not in densities or abs(density / densities[index] - 1) > SAME_DENSITY or values.empty:
                 continue
-            values, pairs = part[measure].dropna(), less[index].dropna()
-            if values.empty:
-                continue
-            none = (float("nan"),) * 3
-            difference = none if name == first or pairs.empty else intervals.mean_interval(pairs.tolist(), confidence)
             mean = intervals.mean_interval(values.tolist(), confidence)
+            difference, both = (float("nan"),) * 3, pairs[index].dropna()
+            if name != first and not both.empty:
+                difference = intervals.mean_interval(both.tolist(), confidence)
             lines.append((index, density, name, len(values), *mean, *difference))
     found = pd.DataFrame(lines, columns=list(COLUMNS))
     if len(set(found["run"])) < 2:
         raise LotteryError(f"The runs have no round of the same density in common with {first}.")
     return found.sort_values(["round", "accuracy"], ascending=[True, False], ignore_index=True)
-
-
-def _check_pairs(runs: list[Path]) -> None:
-    """Replicates are pairs where the same seed drew their batches from the same data."""
-    for what, values in (
-        ("data", [store.read_environment(run).get("data_sha256") for run in runs]),
-        ("run.seed", [store.read_experiment(run).run.seed for run in runs]),
-    ):
-        other = next((run for run, value in zip(runs, values, strict=True) if value != values[0]), None)
-        if other is not None:
-            raise LotteryError(
-                f"compare: {str(other)!r} has another {what} than {str(runs[0])!r}: no pairs to compare."
-            )
-
-
-def _tickets(rows: Table) -> Table:
-    return rows[rows["branch"] == store.TICKET]

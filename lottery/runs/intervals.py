@@ -1,4 +1,4 @@
-"""Intervals for a mean over replicates, and how many replicates it would take to tell."""
+"""Confidence intervals for a mean over replicates, and how many replicates would be enough."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,19 +7,14 @@ import numpy as np
 
 from lottery.errors import LotteryError, unknown
 
-MOST = 1000  # replicates: beyond this many, `num_needed` says None
-
-
+MOST = 1000  # replicates; `num_needed` looks no further
 RESAMPLES = 9999
-
-
-SAME = (
-    1e-6  # accuracies are of single precision, and so one example more may be a little more or less in each replicate
-)
+# Accuracies have single precision, so one example more can be worth slightly more or less from replicate to replicate.
+SAME = 1e-6
 
 
 def students_t(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Mean ± t s / sqrt(n), of Student 1908, with n - 1 degrees of freedom; values are taken to be normal.
+    """Compute mean ± t s / sqrt(n) of Student 1908, with n - 1 degrees of freedom; assumes normal values.
 
     Args:
         values: At least two numbers.
@@ -36,9 +31,9 @@ def students_t(values: np.ndarray, confidence: float) -> tuple[float, float]:
 
 
 def bootstrap(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """The bias-corrected and accelerated bootstrap of Efron 1987, from a fixed seed, so that it repeats.
+    """Compute the bias-corrected and accelerated bootstrap of Efron 1987, from a fixed seed.
 
-    It takes no distribution for granted, and is too narrow for a handful of values: it never leaves their range.
+    It assumes no distribution, and is too narrow for a handful of values: it never leaves their range.
 
     Args:
         values: At least two numbers.
@@ -50,7 +45,7 @@ def bootstrap(values: np.ndarray, confidence: float) -> tuple[float, float]:
     from scipy import stats
 
     rng = np.random.default_rng(0)
-    # The order of the values, which is that of the replicates, must not move the ends.
+    # The order of the replicates must not move the ends.
     found = stats.bootstrap(
         (np.sort(values),), np.mean, confidence_level=confidence, n_resamples=RESAMPLES, method="BCa", rng=rng
     )
@@ -61,7 +56,7 @@ METHODS: dict[str, Callable[[np.ndarray, float], tuple[float, float]]] = {"t": s
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95, method: str = "t") -> tuple[float, float, float]:
-    """The mean and an interval for it.
+    """Compute the mean and a confidence interval for it.
 
     Args:
         values: One number for each replicate.
@@ -69,8 +64,8 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95, method: str
         method: A key of `METHODS`.
 
     Returns:
-        Mean, lower end, upper end. One value says nothing of its spread, nor do two that are equal, as accuracies over
-        few examples often are: the ends are minus and plus infinity. Where three or more are equal they are the mean.
+        Mean, lower end, upper end. The ends are infinite for one value, and for two equal ones, which accuracies over
+        few examples often are; for three or more equal values they are the mean.
 
     Raises:
         LotteryError: No value, one that is not finite, an unknown method, or a confidence outside (0, 1).
@@ -89,17 +84,17 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95, method: str
 
 
 def num_needed(values: Sequence[float], distance: float, confidence: float = 0.95) -> int | None:
-    """About how many replicates it takes for half a t interval to be no more than a distance.
+    """Estimate how many replicates make half a t interval no wider than a distance.
 
-    The smallest m with t_{m-1} s / sqrt(m) <= distance. A guess, since s, the sample deviation at hand, is one.
+    The smallest m with t_{m-1} s / sqrt(m) <= distance, where s is the sample standard deviation at hand.
 
     Args:
         values: One number for each replicate at hand.
-        distance: From the mean to what it shall be told apart from.
+        distance: From the mean to the value to tell it apart from.
         confidence: As in `mean_interval`.
 
     Returns:
-        The number, at least 2. None where nobody can say: from one value, or if it takes more than `MOST`.
+        The number, at least 2; None from one value, or if it takes more than `MOST`.
 
     Raises:
         LotteryError: As `mean_interval`.

@@ -1,163 +1,212 @@
-"""What a paper found, looked for in the rows of a run."""
+"""Published results, and how well a run reproduces them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from lottery import config
 from lottery.errors import unknown
+from lottery.pruning import plan
+from lottery.pruning.schedules import geometric
 from lottery.runs import results, store, verdicts
 from lottery.runs.verdicts import Table
 
-# What was measured, and whether that is what was found; None where the rows do not have what it takes to say.
-Measured = tuple[str, bool | None]
-
-
-# From the rows of `lottery.runs.results.table`.
-Finding = Callable[[Table], Measured]
-
-
 MISSING = "not in this run"
 
-
 _LAST_PLACE = 1e-9
+_FIFTH = 0.79  # a round that prunes a fifth leaves more than this
 
 
-_FIFTH = 0.79  # what a round of a fifth leaves is more than this
+@dataclass(frozen=True)
+class Claim:
+    """One published result, and how to look for it in a run.
+
+    Attributes:
+        text: The claim.
+        published: The number that was published.
+        tolerance: How far from it a run may be, and still pass.
+        check: Called with the rows of `lottery.runs.results.table` and the arguments. Returns what was measured, and
+            True if it is as claimed; None where the run lacks the rows to tell.
+        arguments: What else `check` is called with.
+    """
+
+    text: str
+    published: str
+    tolerance: str
+    check: Callable[..., tuple[str, bool | None]]
+    arguments: tuple[Any, ...]
 
 
-def ladder(pruned: Iterable[tuple[int, float]], num_rounds: int, held: int = 0) -> list[int]:
-    """How many weights are left after each round: every group loses its rate of its survivors, rounded half to even.
+@dataclass(frozen=True)
+class Protocol:
+    """What a paper did and found.
+
+    Attributes:
+        source: Where it was published.
+        settings: The settings of the paper, by key of the experiment.
+        claims: Its results.
+        leaves_open: What the paper does not say.
+    """
+
+    source: str
+    settings: Mapping[str, Any]
+    claims: Sequence[Claim]
+    leaves_open: Sequence[str]
+
+
+def compare(run: Path) -> tuple[list[dict[str, str]], list[str]]:
+    """Compare a run, finished or not, with the published results of its protocol.
 
     Args:
-        pruned: Size and rate of each group that is ranked together.
+        run: The folder of the run. The name of its experiment is the key of the protocol in `PROTOCOLS`.
+
+    Returns:
+        The lines of `checked`, and sentences: the source, where the run differs, what the paper leaves open.
+
+    Raises:
+        LotteryError: It is not a run, or of no published protocol.
+    """
+    experiment = store.read_experiment(run)
+    if experiment.name not in PROTOCOLS:
+        raise unknown("The experiment's name, by which published numbers are found", experiment.name, PROTOCOLS)
+    protocol = PROTOCOLS[experiment.name]
+    notes = [f"Published: {protocol.source}.", *differing(experiment, protocol)]
+    notes += [f"The paper leaves open: {it}." for it in protocol.leaves_open]
+    return checked(results.table(run), protocol), notes
+
+
+def checked(rows: Table, protocol: Protocol) -> list[dict[str, str]]:
+    """Check each claim of a protocol against the rows of `lottery.runs.results.table`.
+
+    Returns:
+        ``claim``, ``published`` (with its tolerance), ``measured`` and ``verdict``: pass, fail, or open where the rows
+        are missing.
+    """
+    lines = []
+    for claim in protocol.claims:
+        measured, passed = claim.check(rows, *claim.arguments)
+        verdict = "open" if passed is None else "pass" if passed else "fail"
+        published = f"{claim.published} ({claim.tolerance})"
+        lines.append({"claim": claim.text, "published": published, "measured": measured, "verdict": verdict})
+    return lines
+
+
+def differing(experiment: config.Experiment, protocol: Protocol) -> list[str]:
+    """Name each setting that is not that of the paper, in a sentence."""
+    sections = experiment.model_dump()
+    used = {key: sections[key.split(".")[0]][key.split(".")[1]] for key in protocol.settings}
+    found = [
+        f"Differs: {key} is {used[key]!r}, published {value!r}."
+        for key, value in protocol.settings.items()
+        if used[key] != value
+    ]
+    # A file may hold another split, or other images.
+    return found + ([f"The data were read from {experiment.data.path!r}."] if experiment.data.path else [])
+
+
+def survivors(groups: Sequence[tuple[int, float]], num_rounds: int, held: int = 0) -> list[int]:
+    """Count the weights left after rounds 0 to `num_rounds`.
+
+    Args:
+        groups: Size and rate of each group of weights that is ranked together.
         num_rounds: Rounds after the dense one.
         held: Prunable weights that are never pruned.
     """
-    left, totals = list(pruned), []
-    for _ in range(num_rounds + 1):
-        totals.append(sum(size for size, _ in left) + held)
-        left = [(size - round(Fraction(str(rate)) * size), rate) for size, rate in left]
-    return totals
+    shapes = {str(place): (size,) for place, (size, _) in enumerate(groups)}
+    own = {str(place): geometric(rate) for place, (_, rate) in enumerate(groups)}
+    counts = plan.ladder(shapes, geometric(0), num_rounds, exceptions=own).values()
+    return [sum(kept) + held for kept in zip(*counts, strict=True)]
 
 
-def kept(num_rounds: int, *allowed: Sequence[int]) -> Finding:
-    """Whether the survivors of every round are those of a ladder.
+def counts(rows: Table, num_rounds: int, *allowed: Sequence[int]) -> tuple[str, bool | None]:
+    """Check that the survivors of every round are those of `survivors`.
 
     Args:
-        num_rounds: Rounds after the dense one that a run needs for a verdict; what it has beyond them counts as well.
-        allowed: Survivors of rounds 0, 1, ..., once for each way in which the paper can be read.
+        rows: The table of a run.
+        num_rounds: Rounds after the dense one that a verdict needs. Later rounds of the run count as well.
+        allowed: Survivors of rounds 0, 1, ..., once for each way to read the paper.
     """
-
-    def measure(rows: Table) -> Measured:
-        counts = rows[rows["branch"] == store.TICKET].groupby("round")["num_kept"].unique()
-        seen = {index: sorted(map(int, values)) for index, values in counts.items() if index < len(allowed[0])}
-        fit = [one for one in allowed if all(values == [one[index]] for index, values in seen.items())]
-        if not fit:
-            wrong = next(index for index, values in seen.items() if values != [allowed[0][index]])
-            return f"round {wrong}: {', '.join(map(str, seen[wrong]))}, not {allowed[0][wrong]}", False
-        absent = [index for index in range(num_rounds + 1) if index not in seen]
-        if absent:
-            return _missing(store.TICKET, absent), None
-        return f"{fit[0][0]} to {fit[0][max(seen)]}, all equal", True
-
-    return measure
+    kept = rows[rows["branch"] == store.TICKET].groupby("round")["num_kept"].unique()
+    seen = {index: sorted(map(int, values)) for index, values in kept.items() if index < len(allowed[0])}
+    fit = [ladder for ladder in allowed if all(values == [ladder[index]] for index, values in seen.items())]
+    if not fit:
+        wrong = next(index for index, values in seen.items() if values != [allowed[0][index]])
+        return f"round {wrong}: {', '.join(map(str, seen[wrong]))}, not {allowed[0][wrong]}", False
+    absent = [index for index in range(num_rounds + 1) if index not in seen]
+    if absent:
+        return _missing(store.TICKET, absent), None
+    return f"{fit[0][0]} to {fit[0][max(seen)]}, all equal", True
 
 
-def accuracy(index: int, value: float, tolerance: float) -> Finding:
-    """Whether the tickets' mean test accuracy in a round is near a number."""
-
-    def measure(rows: Table) -> Measured:
-        mean = rows[(rows["branch"] == store.TICKET) & (rows["round"] == index)][verdicts.MEASURE].mean()
-        if mean != mean:
-            return _missing(store.TICKET, [index]), None
-        return f"{mean:.4f}", bool(abs(mean - value) <= tolerance + _LAST_PLACE)
-
-    return measure
+def accuracy(rows: Table, index: int, value: float, tolerance: float) -> tuple[str, bool | None]:
+    """Check that the mean test accuracy of tickets in a round is near a number."""
+    mean = rows[(rows["branch"] == store.TICKET) & (rows["round"] == index)][verdicts.MEASURE].mean()
+    if mean != mean:
+        return _missing(store.TICKET, [index]), None
+    return f"{mean:.4f}", bool(abs(mean - value) <= tolerance + _LAST_PLACE)
 
 
-def better(least: float, *rounds: int, than: str = "dense") -> Finding:
-    """Whether the mean of ticket less dense, or ticket less control, is at least so much in each of the rounds."""
-
-    def measure(rows: Table) -> Measured:
-        if than != "dense" and than not in set(rows["branch"]):
-            return _missing(than, rounds), None
-        found = verdicts.differences(rows, against=than).set_index("round")["mean"]
-        return _at_least(found[found.index.isin(rounds)], least, [one for one in rounds if one not in found], than)
-
-    return measure
+def better(rows: Table, least: float, rounds: Sequence[int], than: str = "dense") -> tuple[str, bool | None]:
+    """Check that the mean of ticket − dense, or ticket − control, is at least so much in each of the rounds."""
+    if than != "dense" and than not in set(rows["branch"]):
+        return _missing(than, rounds), None
+    found = verdicts.differences(rows, against=than).set_index("round")["mean"]
+    return _at_least(found[found.index.isin(rounds)], least, [index for index in rounds if index not in found], than)
 
 
-def better_between(low: float, high: float, least: float) -> Finding:
-    """Whether the mean of ticket less dense is at least so much at all densities between two.
+def better_between(rows: Table, low: float, high: float, least: float) -> tuple[str, bool | None]:
+    """Check that the mean of ticket − dense is at least so much at all densities between two.
 
-    It passes only once a run has come so far that one more round, of a fifth, would be below the lower one.
+    It passes only once the run has come so far that one more round, of a fifth, would be below the lower one.
     """
-
-    def measure(rows: Table) -> Measured:
-        found = verdicts.differences(rows).set_index("round")
-        inside = found[found["density"].between(low, high)]["mean"]
-        ended = len(inside) and (found["density"] < low / _FIFTH).any()
-        return _at_least(inside, least, [] if ended else [f"at density {low:g}"], "dense")
-
-    return measure
+    found = verdicts.differences(rows).set_index("round")
+    inside = found[found["density"].between(low, high)]["mean"]
+    ended = len(inside) and (found["density"] < low / _FIFTH).any()
+    return _at_least(inside, least, [] if ended else [f"at density {low:g}"], "dense")
 
 
-def _at_least(found: Any, least: float, absent: Sequence[Any], than: str) -> Measured:
+def sooner(rows: Table, index: int, least: float, than: str = "dense") -> tuple[str, bool | None]:
+    """Check that the mean early-stop step of dense, or of a control, is at least so many times that of the ticket."""
+    both = _steps(rows, index, than)
+    if both.empty:
+        return _missing(store.TICKET if than == "dense" else than, [index]), None
+    other, ticket = both.mean()
+    times = other / max(ticket, 1)
+    return f"{times:.2f} times ({ticket:.0f} and {other:.0f})", bool(times >= least)
+
+
+def sooner_in_each(rows: Table, index: int) -> tuple[str, bool | None]:
+    """Check that the early-stop step of every ticket is before that of the dense network of its replicate."""
+    both = _steps(rows, index, "dense")
+    if both.empty:
+        return _missing(store.TICKET, [index]), None
+    num = int((both["ticket"] < both["other"]).sum())
+    return f"in {num} of {len(both)}", num == len(both)
+
+
+def sooner_between(rows: Table, low: float, high: float) -> tuple[str, bool | None]:
+    """Check that the mean early-stop step of tickets is before that of dense at all densities between two.
+
+    It passes as late as `better_between` does.
+    """
+    tickets = rows[rows["branch"] == store.TICKET].groupby("round")[["density", "early_stop_step"]].mean()
+    inside = tickets[tickets["density"].between(low, high) & (tickets.index > 0)]["early_stop_step"]
+    if inside.empty or 0 not in tickets.index:
+        return _missing(store.TICKET, [f"at density {low:g}"]), None
+    dense = float(tickets["early_stop_step"][0])
+    failed = bool(inside.max() >= dense)
+    if not failed and not (tickets["density"] < low / _FIFTH).any():
+        return _missing(store.TICKET, [f"at density {low:g}"]), None
+    return f"{inside.max():.0f} at the latest, and {dense:.0f}", not failed
+
+
+def _at_least(found: Any, least: float, absent: Sequence[Any], than: str) -> tuple[str, bool | None]:
     failed = bool((found < least - _LAST_PLACE).any())
     if absent and not failed:
         return _missing(than if than != "dense" else store.TICKET, absent), None
     where = f" at the least (round {found.idxmin()})" if len(found) > 1 else ""
     return f"{found.min():+.4f}{where}", not failed
-
-
-def sooner(index: int, least: float, than: str = "dense") -> Finding:
-    """Whether the mean early-stop step of dense, or of a control, is at least so many times that of the ticket."""
-
-    def measure(rows: Table) -> Measured:
-        both = _steps(rows, index, than)
-        if both.empty:
-            return _missing(store.TICKET if than == "dense" else than, [index]), None
-        other, ticket = both.mean()
-        times = other / max(ticket, 1)
-        return f"{times:.2f} times ({ticket:.0f} and {other:.0f})", bool(times >= least)
-
-    return measure
-
-
-def sooner_in_each(index: int) -> Finding:
-    """Whether the early-stop step of every replicate's ticket is before that of its dense network."""
-
-    def measure(rows: Table) -> Measured:
-        both = _steps(rows, index, "dense")
-        if both.empty:
-            return _missing(store.TICKET, [index]), None
-        num = int((both["ticket"] < both["other"]).sum())
-        return f"in {num} of {len(both)}", num == len(both)
-
-    return measure
-
-
-def sooner_between(low: float, high: float) -> Finding:
-    """Whether the mean early-stop step of tickets is before that of dense at all densities between two.
-
-    It passes as late as `better_between` does.
-    """
-
-    def measure(rows: Table) -> Measured:
-        tickets = rows[rows["branch"] == store.TICKET].groupby("round")[["density", "early_stop_step"]].mean()
-        inside = tickets[tickets["density"].between(low, high) & (tickets.index > 0)]["early_stop_step"]
-        if inside.empty or 0 not in tickets.index:
-            return _missing(store.TICKET, [f"at density {low:g}"]), None
-        dense = float(tickets["early_stop_step"][0])
-        failed = bool(inside.max() >= dense)
-        if not failed and not (tickets["density"] < low / _FIFTH).any():
-            return _missing(store.TICKET, [f"at density {low:g}"]), None
-        return f"{inside.max():.0f} at the latest, and {dense:.0f}", not failed
-
-    return measure
 
 
 def _steps(rows: Table, index: int, than: str) -> Table:
@@ -177,104 +226,11 @@ def _missing(branch: str, rounds: Sequence[Any]) -> str:
     return f"{MISSING}: {branch}, {listed if isinstance(rounds[0], str) else f'round {listed}'}"
 
 
-@dataclass(frozen=True)
-class Claim:
-    """One published finding, and how to look for it in a run.
-
-    Attributes:
-        text: What is claimed.
-        published: The number that was published.
-        tolerance: How far from it a run may be, and still pass.
-        measure: Looks for it; see `lottery.runs.published`.
-    """
-
-    text: str
-    published: str
-    tolerance: str
-    measure: Finding
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """What a paper did and found.
-
-    Attributes:
-        source: Where it was published.
-        settings: The paper's values by key of the experiment.
-        claims: What it found.
-        leaves_open: What the paper does not say.
-    """
-
-    source: str
-    settings: Mapping[str, Any]
-    claims: Sequence[Claim]
-    leaves_open: Sequence[str]
-
-
-def compare(run: Path) -> tuple[list[dict[str, str]], list[str]]:
-    """Compare a run, finished or not, with what was published of its protocol.
-
-    Args:
-        run: The run's folder. The protocol is that of `PROTOCOLS` whose name the experiment has.
-
-    Returns:
-        What `checked` returns, and sentences: the source, in what the run differs, what the paper leaves open.
-
-    Raises:
-        LotteryError: It is not a run, or of no published protocol.
-    """
-    experiment = store.read_experiment(run)
-    if experiment.name not in PROTOCOLS:
-        raise unknown("The experiment's name, by which published numbers are found", experiment.name, PROTOCOLS)
-    protocol = PROTOCOLS[experiment.name]
-    notes = [f"Published: {protocol.source}.", *differing(experiment, protocol)]
-    return checked(results.table(run), protocol), [
-        *notes,
-        *(f"The paper leaves open: {it}." for it in protocol.leaves_open),
-    ]
-
-
-def checked(rows: Table, protocol: Protocol) -> list[dict[str, str]]:
-    """A line for each claim.
-
-    Args:
-        rows: What `lottery.runs.results.table` returns.
-        protocol: What to compare with.
-
-    Returns:
-        ``claim``, ``published`` (with its tolerance), ``measured`` and ``verdict``: pass, fail, or open where the rows
-        are not there.
-    """
-    lines = []
-    for claim in protocol.claims:
-        measured, passed = claim.measure(rows)
-        verdict = "open" if passed is None else "pass" if passed else "fail"
-        published = f"{claim.published} ({claim.tolerance})"
-        lines.append({"claim": claim.text, "published": published, "measured": measured, "verdict": verdict})
-    return lines
-
-
-def differing(experiment: config.Experiment, protocol: Protocol) -> list[str]:
-    """A sentence for each setting that is not the paper's."""
-    sections = experiment.model_dump()
-    used = {key: sections[key.split(".")[0]][key.split(".")[1]] for key in protocol.settings}
-    said = [
-        f"Differs: {key} is {used[key]!r}, published {value!r}."
-        for key, value in protocol.settings.items()
-        if used[key] != value
-    ]
-    # Whoever names a file may have another split, or other images.
-    return said + ([f"The data were read from {experiment.data.path!r}."] if experiment.data.path else [])
-
-
 _FRANKLE = "Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635"
-
 
 _PIXELS = "how pixels are scaled (data.pixels); replications on MNIST fit best with standardised ones"
 
-
 _SOME = 1e-6  # "above" is by any amount
-
 
 # Survivors as printed; the other rounds follow from the rates.
 _LENET_PRINTED = {
@@ -282,12 +238,10 @@ _LENET_PRINTED = {
     18: 4_928, 20: 3_179,
 }  # fmt: skip
 
-
 _LENET_LADDER = [
     _LENET_PRINTED.get(index, total)
-    for index, total in enumerate(ladder([(235_200, 0.2), (30_000, 0.2), (1_000, 0.1)], 30))
+    for index, total in enumerate(survivors([(235_200, 0.2), (30_000, 0.2), (1_000, 0.1)], 30))
 ]
-
 
 _LENET_SETTINGS = {
     "data.name": "mnist", "data.validation": 5000, "model.name": "lenet_300_100", "train.num_steps": 50_000,
@@ -296,33 +250,31 @@ _LENET_SETTINGS = {
     "rewind.mode": "weights", "run.num_replicates": 5,
 }  # fmt: skip
 
-
 _LENET = Protocol(
     f"{_FRANKLE}; where accuracies are given, an independent replication of 20,000 steps and 5 seeds",
     _LENET_SETTINGS,
     (
-        Claim("survivors, rounds 0 to 20", "266200 to 3179", "exactly", kept(20, _LENET_LADDER)),
-        Claim("test accuracy, dense", "0.9752", "± 0.005", accuracy(0, 0.9752, 0.005)),
-        Claim("ticket less dense, rounds 5 to 12", "above", "the mean", better(_SOME, *range(5, 13))),
-        Claim("ticket less dense, round 9 (13.5 %)", "above +0.003", "≥ +0.002", better(0.002, 9)),
-        Claim("ticket less dense, round 15 (3.6 %)", "back at dense", "≥ -0.003", better(-0.003, 15)),
-        Claim("ticket less random_reinit, round 7", "+0.005", "≥ +0.002", better(0.002, 7, than="random_reinit")),
-        Claim("ticket less random_reinit, round 15", "+0.0067", "≥ +0.004", better(0.004, 15, than="random_reinit")),
-        Claim("ticket less random_mask, round 15", "+0.0209", "≥ +0.015", better(0.015, 15, than="random_mask")),
-        Claim("early stop before dense, round 7", "sooner", "each replicate", sooner_in_each(7)),
-        Claim("early stop, dense to ticket, round 7", "1.61 times", "≥ 1.2", sooner(7, 1.2)),
-        Claim("the same, random_reinit to ticket", "2.51 times", "≥ 1.5", sooner(7, 1.5, than="random_reinit")),
+        Claim("survivors, rounds 0 to 20", "266200 to 3179", "exactly", counts, (20, _LENET_LADDER)),
+        Claim("test accuracy, dense", "0.9752", "± 0.005", accuracy, (0, 0.9752, 0.005)),
+        Claim("ticket − dense, rounds 5 to 12", "above", "the mean", better, (_SOME, range(5, 13))),
+        Claim("ticket − dense, round 9 (13.5 %)", "above +0.003", "≥ +0.002", better, (0.002, [9])),
+        Claim("ticket − dense, round 15 (3.6 %)", "back at dense", "≥ -0.003", better, (-0.003, [15])),
+        Claim("ticket − random_reinit, round 7", "+0.005", "≥ +0.002", better, (0.002, [7], "random_reinit")),
+        Claim("ticket − random_reinit, round 15", "+0.0067", "≥ +0.004", better, (0.004, [15], "random_reinit")),
+        Claim("ticket − random_mask, round 15", "+0.0209", "≥ +0.015", better, (0.015, [15], "random_mask")),
+        Claim("early stop before dense, round 7", "sooner", "each replicate", sooner_in_each, (7,)),
+        Claim("early stop, dense to ticket, round 7", "1.61 times", "≥ 1.2", sooner, (7, 1.2)),
+        Claim("the same, random_reinit to ticket", "2.51 times", "≥ 1.5", sooner, (7, 1.5, "random_reinit")),
     ),
     (_PIXELS,),
 )
-
 
 _ONE_SHOT = Protocol(
     f"{_FRANKLE}, figure 4",
     _LENET_SETTINGS | {"prune.iterative": False},
     (
-        Claim("ticket less dense, density 0.95 to 0.0517", "above", "the mean", better_between(0.0517, 0.95, _SOME)),
-        Claim("early stop, density 0.675 to 0.176", "before dense", "the mean", sooner_between(0.176, 0.675)),
+        Claim("ticket − dense, density 0.95 to 0.0517", "above", "the mean", better_between, (0.0517, 0.95, _SOME)),
+        Claim("early stop, density 0.675 to 0.176", "before dense", "the mean", sooner_between, (0.176, 0.675)),
     ),
     (_PIXELS, "how one-shot tickets compare with iterative ones in numbers; its figure shows them below"),
 )
@@ -336,7 +288,7 @@ def _conv(
     sizes = [9 * before * after for before, after in zip((3, *channels), channels, strict=False)]
     flat = (32 >> number // 2) ** 2 * channels[-1]
     groups = [*((size, conv) for size in sizes), (flat * 256, 0.2), (256 * 256, 0.2), (2560, 0.1)]
-    totals = ladder(groups, 40)
+    totals = survivors(groups, 40)
     settings = _LENET_SETTINGS | {
         "data.name": "cifar10", "model.name": f"conv_{number}", "train.num_steps": num_steps,
         "train.learning_rate": rate,
@@ -347,12 +299,12 @@ def _conv(
         _FRANKLE,
         settings,
         (
-            Claim("survivors of every round", f"{totals[0]} and on", "exactly", kept(max(index, at), totals)),
-            Claim(f"ticket less dense, round {index} ({left} %)", f"{gain:+.3f}", "≥ +0.02", better(0.02, index)),
-            Claim("ticket less dense, density over 0.02", "above", "the mean", better_between(0.02, 1, _SOME)),
+            Claim("survivors of every round", f"{totals[0]} and on", "exactly", counts, (max(index, at), totals)),
+            Claim(f"ticket − dense, round {index} ({left} %)", f"{gain:+.3f}", "≥ +0.02", better, (0.02, [index])),
+            Claim("ticket − dense, density over 0.02", "above", "the mean", better_between, (0.02, 1, _SOME)),
             Claim(
                 f"early stop, dense to ticket, round {at} ({remaining} %)", f"{times:g} times", f"≥ {times / 2:g}",
-                sooner(at, times / 2),
+                sooner, (at, times / 2),
             ),
         ),
         (_PIXELS, *leaves_open),
@@ -364,7 +316,6 @@ _CONV_6 = (
     "weights are not the sum of its layers"
 )
 
-
 _DEEP_SETTINGS = {
     "data.name": "cifar10", "data.validation": 5000,
     # The papers' 1e-4 goes through the momentum, which makes it ten times as strong.
@@ -372,7 +323,6 @@ _DEEP_SETTINGS = {
     "prune.criterion": "magnitude", "prune.scope": "global", "prune.rate": 0.2, "prune.iterative": True,
     "rewind.step": 0, "rewind.mode": "weights", "run.num_replicates": 5,
 }  # fmt: skip
-
 
 _RESNET = Protocol(
     f"{_FRANKLE}, which calls it ResNet-18",
@@ -383,17 +333,16 @@ _RESNET = Protocol(
     (
         Claim(
             "survivors of every round", "270896 and on", "exactly",
-            kept(6, ladder([(270_256, 0.2)], 40, 640), ladder([(267_696, 0.2)], 40, 3200)),
+            counts, (6, survivors([(270_256, 0.2)], 40, 640), survivors([(267_696, 0.2)], 40, 3200)),
         ),
-        Claim("test accuracy, round 6 (27.1 %)", "0.905", "± 0.01", accuracy(6, 0.905, 0.01)),
-        Claim("ticket less dense, round 6 (27.1 %)", "matching", "≥ -0.005", better(-0.005, 6)),
+        Claim("test accuracy, round 6 (27.1 %)", "0.905", "± 0.01", accuracy, (6, 0.905, 0.01)),
+        Claim("ticket − dense, round 6 (27.1 %)", "matching", "≥ -0.005", better, (-0.005, [6])),
     ),
     (
         "whether the two 1 x 1 shortcuts are pruned (round 6 has 27.1 % only if not; both ways pass here)",
         "how images are scaled and augmented (data.pixels, data.augment)",
     ),
 )  # fmt: skip
-
 
 _VGG = Protocol(
     _FRANKLE,
@@ -402,12 +351,14 @@ _VGG = Protocol(
         "train.warmup_steps": 10_000,
     },
     (
-        Claim("survivors of every round", "20024000 and on", "exactly", kept(6, ladder([(20_018_880, 0.2)], 40, 5120))),
-        Claim("ticket less dense, density above 0.015", "matching", "≥ -0.002", better_between(0.015, 1, -0.002)),
+        Claim(
+            "survivors of every round", "20024000 and on", "exactly",
+            counts, (6, survivors([(20_018_880, 0.2)], 40, 5120)),
+        ),
+        Claim("ticket − dense, density above 0.015", "matching", "≥ -0.002", better_between, (0.015, 1, -0.002)),
     ),
     ("the step of each drop (epochs 80 and 120 of 160)", "how images are scaled and augmented"),
 )  # fmt: skip
-
 
 # By the name of the experiment.
 PROTOCOLS: dict[str, Protocol] = {

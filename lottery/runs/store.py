@@ -1,9 +1,10 @@
-"""A run on disk: plain files, each whole or absent, a round complete once its ``round.json`` is there."""
+"""A run on disk: plain files, each whole or absent; a round is complete once it has its ``round.json``."""
 
 import contextlib
 import csv
 import hashlib
 import io
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,18 +22,14 @@ from lottery.errors import LotteryError, StorageError
 from lottery.masks import Masks
 from lottery.pruning.rewinding import REWINDS
 
-FORMAT = 1
-
-
+FORMAT = 1  # of round.json
 TICKET = "ticket"  # the branch of the main chain
-
-
 METRICS = ("step", "split", "loss", "accuracy")
 
 
 @dataclass(frozen=True)
 class StoredRound:
-    """A complete round of a run, or a branch from it. Each of its files is read once, when it is needed.
+    """A complete round of a run, or a branch from it. Each file is read once, on first use, and checked.
 
     Attributes:
         run: The run's folder.
@@ -41,7 +38,7 @@ class StoredRound:
         branch: The branch; ``"ticket"`` for the main chain.
 
     Raises:
-        LotteryError: From each property that reads: a file is missing, damaged, or was changed.
+        LotteryError: On reading: a file is missing, damaged, or was changed.
     """
 
     run: Path
@@ -51,7 +48,7 @@ class StoredRound:
 
     @property
     def folder(self) -> Path:
-        """The folder with its files."""
+        """The folder that holds its files."""
         return round_path(self.run, self.replicate, self.index, self.branch)
 
     @property
@@ -66,24 +63,24 @@ class StoredRound:
 
     @cached_property
     def masks(self) -> Masks:
-        """The masks it was trained under, by weight."""
-        return files.parse_masks(*self._checked("masks.safetensors"))
+        """The masks of training, by weight."""
+        return files.parse_masks(*self._read("masks.safetensors"))
 
     @cached_property
     def weights(self) -> dict[str, np.ndarray]:
         """Every variable after training, by name."""
-        return files.parse_arrays(*self._checked("weights.safetensors"))
+        return files.parse_arrays(*self._read("weights.safetensors"))
 
     @cached_property
     def metrics(self) -> list[tuple[int, str, float, float]]:
         """Step, split, loss and accuracy of every evaluation."""
-        return _parse_metrics(*self._checked("metrics.csv"))
+        return _parse_metrics(*self._read("metrics.csv"))
 
     @cached_property
     def start(self) -> dict[str, np.ndarray]:
-        """Every variable that training started from, by name, not masked; not stored for branches."""
+        """Every variable that training started from, by name, not masked. The start of a branch is not stored."""
         if self.branch != TICKET:
-            raise LotteryError(f"{str(self.folder)!r} is a branch, and the start of a branch is not stored.")
+            raise LotteryError(f"{str(self.folder)!r} is a branch; the weights that it started from are not stored.")
         if not self.index:
             return files.read_arrays(start_path(self.run, self.replicate))
         rewind = read_experiment(self.run).rewind
@@ -93,7 +90,7 @@ class StoredRound:
 
     @cached_property
     def masked_start(self) -> dict[str, np.ndarray]:
-        """The start with masked entries at zero, exactly as training began with it."""
+        """The start under the masks, compared with the fingerprint taken when training began."""
         if not self.began_with(self.start):
             raise LotteryError(
                 f"{str(self.run)!r} is damaged: round {self.index} of replicate {self.replicate} did not begin from "
@@ -102,16 +99,12 @@ class StoredRound:
         return masks_module.apply(self.start, self.masks)
 
     def began_with(self, start: Mapping[str, np.ndarray]) -> bool:
-        """Check variables, masked as this round is, against the fingerprint taken when training began."""
+        """Return True if training began with these variables under the masks of this round."""
         return weights_module.fingerprint(masks_module.apply(start, self.masks)) == self.record["start_sha256"]
 
-    def _checked(self, name: str) -> tuple[Path, bytes]:
-        """Return the path and content of a file, once its checksum is the recorded one."""
+    def _read(self, name: str) -> tuple[Path, bytes]:
         path = self.folder / name
-        content = files.read(path)
-        if hashlib.sha256(content).hexdigest() != self.record["sha256"].get(name):
-            raise _damaged(path)
-        return path, content
+        return path, _checked(path, self.record["sha256"][name])
 
 
 def rounds(run: Path, indices: Iterable[int] | None = None, branches: bool = True) -> Iterator[StoredRound]:
@@ -149,33 +142,33 @@ def rounds(run: Path, indices: Iterable[int] | None = None, branches: bool = Tru
 
 
 def run_path(out: str | Path, experiment: config.Experiment) -> Path:
-    """Where a run lies: the experiment's name and the digest of its configuration, below `out`."""
+    """Return the folder of a run: the experiment's name and the digest of its configuration, below `out`."""
     return Path(out) / f"{experiment.name}-{config.digest(experiment)}"
 
 
 def round_path(run: Path, replicate: int, index: int, branch: str = TICKET) -> Path:
-    """The folder of a round, or of a branch from it."""
+    """Return the folder of a round, or of a branch from it."""
     folder = run / f"replicate-{replicate}" / f"round-{index:02d}"
     return folder if branch == TICKET else folder / f"branch-{branch}"
 
 
 def start_path(run: Path, replicate: int, step: int = 0) -> Path:
-    """Where every variable of a replicate at its rewind step is stored; at step 0, the initial ones."""
+    """Return the file of every variable at the rewind step of a replicate, at step 0 of the initial ones."""
     return run / f"replicate-{replicate}" / ("start.safetensors" if step else "initial.safetensors")
 
 
 def state_path(run: Path, replicate: int, step: int) -> Path:
-    """Where every variable of a replicate's dense network at a step is stored that other runs of a sweep rewind to."""
+    """Return the file of every variable of the dense network at a step that other runs of a sweep rewind to."""
     return run / f"replicate-{replicate}" / f"step-{step:05d}.safetensors"
 
 
 def checkpoint_path(folder: Path, stage: str = "") -> Path:
-    """Where a network in training stands, in its round's folder; there only until the round is complete."""
+    """Return the file of a checkpoint in the folder of a round. It exists only while the round is trained."""
     return folder / f"checkpoint{'-' if stage else ''}{stage}.safetensors"
 
 
 def clear_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints of a network that is trained, and its folder if nothing else is in it."""
+    """Remove the checkpoints of a network, and its folder if that is empty then."""
     for path in folder.glob("checkpoint*.safetensors"):
         path.unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
@@ -183,7 +176,7 @@ def clear_checkpoints(folder: Path) -> None:
 
 
 def read_experiment(run: Path) -> config.Experiment:
-    """The experiment of a run, checked against the digest that was recorded when it began.
+    """Read the experiment of a run, and check it against the digest recorded when the run began.
 
     Raises:
         LotteryError: There is no run, or its configuration was changed after it began.
@@ -202,17 +195,15 @@ def read_experiment(run: Path) -> config.Experiment:
 
 
 def read_environment(run: Path) -> dict[str, Any]:
-    """What the run was begun with: versions, processor, threads; empty where nothing has been stored yet."""
+    """Read the versions, processor and threads that a run began with; empty before anything is stored."""
     path = run / "environment.json"
     if not path.exists():
         if next(run.glob("replicate-*/round-*/round.json"), None):
-            raise LotteryError(f"{str(path)!r} is missing, so nobody can say what the rounds beside it were made with.")
+            raise LotteryError(f"{str(path)!r} is missing: it says how the rounds beside it were computed.")
         return {}
     try:
         environment = files.read_json(path)
-        if not {"digest", "data_sha256", "num_threads", "versions", "python", "processor"} <= environment.keys():
-            raise LotteryError(f"{str(path)!r} is damaged: it lacks what was written there when the run began.")
-        if environment.get("record_sha256", digest := _digest_of(environment)) != digest:  # older runs have none
+        if environment.get("record_sha256") != _digest_of(environment):
             raise LotteryError(f"{str(path)!r} is damaged: it does not have the checksum that it holds.")
     except LotteryError as error:
         raise LotteryError(f"{str(error).rstrip('.')}; restore it, or start a new run.") from None
@@ -220,21 +211,21 @@ def read_environment(run: Path) -> dict[str, Any]:
 
 
 def check_there(run: Path) -> None:
-    """Raise `StorageError` if the folder of a run that is worked on was removed or moved meanwhile."""
+    """Raise `StorageError` if the folder of a run was removed or moved while work on it goes on."""
     if not (run / "experiment.toml").exists():
         raise StorageError(f"{str(run)!r} was removed or moved meanwhile, so nothing more is stored there.")
 
 
 @contextlib.contextmanager
 def opened(run: Path, experiment: config.Experiment) -> Iterator[None]:
-    """Create or open a run for writing, alone: a second process is refused until the first has ended, however.
+    """Create or open a run for writing. Other processes are refused until this one closes it, or ends.
 
     Raises:
         LotteryError: Another process has it open, its configuration was edited, or it cannot be written.
     """
     with files.readable_errors(run):
         run.mkdir(parents=True, exist_ok=True)
-        # The kernel drops this lock with the process, so a killed one leaves nothing behind.
+        # The kernel drops this lock when the process ends, killed or not.
         lock = FileLock(run / ".lock", timeout=0)
         try:
             lock.acquire()
@@ -267,17 +258,17 @@ def write_round(
     """Store a round, ``round.json`` last.
 
     Args:
-        folder: The round's folder; what an interrupted attempt left there is overwritten.
-        masks: What was kept while training.
+        folder: The folder of the round; files that an interrupted attempt left there are overwritten.
+        masks: The masks of training.
         weights: Every variable after training.
         metrics: Rows of step, split, loss, accuracy.
-        record: What is known of the round.
+        record: The other keys of ``round.json``.
 
     Returns:
         The record as stored, with the checksum of each file.
 
     Raises:
-        LotteryError: The disk is full or the folder cannot be written. Earlier rounds are as they were.
+        LotteryError: The disk is full or the folder cannot be written. Earlier rounds are intact.
     """
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows([METRICS, *metrics])
@@ -289,13 +280,13 @@ def write_round(
     for name, content in contents.items():
         files.write(folder / name, content)
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    # JSON knows no NaN, which is the accuracy of a model that measures none.
+    # JSON has no NaN, the accuracy of a model that measures none.
     known = {key: None if value != value else value for key, value in record.items()}
     return write_record(folder / "round.json", {"format": FORMAT, **known, "sha256": sums})
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a record as JSON, with a checksum of its own, and give back what was written."""
+    """Write a record as JSON with a checksum of itself, and return it as written."""
     complete = json.loads(json.dumps(record))  # as it will be read
     complete["record_sha256"] = _digest_of(complete)
     files.write_json(path, complete)
@@ -303,28 +294,28 @@ def write_record(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The record of a complete round.
+    """Read the record of a complete round.
 
     Raises:
         LotteryError: It is missing, damaged, or was changed.
     """
     path = folder / "round.json"
     record = files.read_json(path)
-    if record.get("format", FORMAT) != FORMAT:
-        raise LotteryError(f"{str(path)!r} has format {record['format']}; this version reads {FORMAT}.")
+    if record.get("format") != FORMAT:
+        raise LotteryError(f"{str(path)!r} has format {record.get('format')!r}; this version reads {FORMAT}.")
     if record.get("record_sha256") != _digest_of(record):
         raise _damaged(path)
     replicate, index, branch = record.get("replicate", 0), record.get("round", 0), record.get("branch", TICKET)
     place = round_path(Path(), replicate, index, branch).parts
     if place != folder.parts[-len(place) :]:
         raise LotteryError(
-            f"{str(path)!r} is of replicate {replicate}, round {index}, branch {branch}: it was put there."
+            f"{str(path)!r} belongs to replicate {replicate}, round {index}, branch {branch}; it was moved here."
         )
     return record
 
 
 def read_metrics(folder: Path) -> list[tuple[int, str, float, float]]:
-    """The rows of step, split, loss and accuracy that were measured of a network.
+    """Read step, split, loss and accuracy of every evaluation of a network.
 
     Raises:
         LotteryError: They are missing or damaged.
@@ -346,20 +337,23 @@ def _parse_metrics(path: Path, content: bytes) -> list[tuple[int, str, float, fl
 def check_files(folder: Path) -> None:
     """Raise `LotteryError` unless the record of a round and every file that it names have their checksums."""
     for name, expected in read_record(folder)["sha256"].items():
-        if hashlib.sha256(files.read(folder / name)).hexdigest() != expected:
-            raise _damaged(folder / name)
+        _checked(folder / name, expected)
+
+
+def _checked(path: Path, expected: str) -> bytes:
+    content = files.read(path)
+    if hashlib.sha256(content).hexdigest() != expected:
+        raise _damaged(path)
+    return content
 
 
 def complete_rounds(run: Path, replicate: int) -> list[int]:
-    """The rounds of a replicate that are complete, without a gap from round 0 on."""
-    indices: list[int] = []
-    while is_stored(run, replicate, len(indices)):
-        indices.append(len(indices))
-    return indices
+    """List the complete rounds of a replicate, from round 0 to the first gap."""
+    return list(itertools.takewhile(lambda index: is_stored(run, replicate, index), itertools.count()))
 
 
 def wanted(experiment: config.Experiment) -> list[tuple[int, str]]:
-    """Round and branch of every network that an experiment trains for each replicate, in the order of training."""
+    """List round and branch of every network that an experiment trains per replicate, in the order of training."""
     rounds = range(experiment.prune.num_rounds + 1)
     chosen = experiment.run.control_rounds or rounds[1:]
     controls = [(index, label) for index in chosen for label in experiment.run.controls]
@@ -367,40 +361,39 @@ def wanted(experiment: config.Experiment) -> list[tuple[int, str]]:
 
 
 def is_stored(run: Path, replicate: int, index: int, branch: str = TICKET) -> bool:
-    """Whether a round, or a branch from it, is complete."""
+    """Return True if a round, or a branch from it, is complete."""
     return (round_path(run, replicate, index, branch) / "round.json").exists()
 
 
 def progress(run: Path, experiment: config.Experiment) -> tuple[int, int]:
-    """How many of the networks that an experiment trains are stored, and how many there are to be."""
+    """Count the networks of an experiment that are stored, and all of them."""
     networks = [(number, *one) for number in range(1, experiment.run.num_replicates + 1) for one in wanted(experiment)]
     return sum(is_stored(run, *network) for network in networks), len(networks)
 
 
 def is_complete(run: Path, experiment: config.Experiment) -> bool:
-    """Whether everything that an experiment trains is stored."""
+    """Return True if every network of an experiment is stored."""
     stored, all_of_them = progress(run, experiment)
     return stored == all_of_them
 
 
 def runs(out: str | Path) -> list[Path]:
-    """The runs below a folder, by name."""
+    """List the runs below a folder, by name."""
     return sorted(path.parent for path in Path(out).glob("*/experiment.toml"))
 
 
 def _stored(path: Path) -> config.Experiment:
-    """The experiment that a run has written, whose file is named if it cannot be read any more."""
     try:
         return config.load(path)
     except LotteryError as error:
-        said = str(error).rstrip(".")
+        why = str(error).rstrip(".")
         raise LotteryError(
-            f"{str(path)!r} is damaged, or was edited ({said}); restore it, or start a new run."
+            f"{str(path)!r} is damaged, or was edited ({why}); restore it, or start a new run."
         ) from None
 
 
 def _clear_temporary(run: Path) -> None:
-    """Remove what was killed has left: writes that were not whole, checkpoints of networks that are."""
+    """Remove what a killed process left: half-written files, and checkpoints of complete networks."""
     for path in run.rglob(".*.*-*"):
         path.unlink(missing_ok=True)
     for path in run.rglob("checkpoint*.safetensors"):

@@ -1,4 +1,4 @@
-"""Whether a ticket is winning: ticket less dense, and ticket less control, paired by replicate, with intervals."""
+"""Is a ticket winning? Ticket − dense and ticket − control, paired by replicate, with intervals."""
 
 import math
 from typing import Any
@@ -11,34 +11,26 @@ from lottery.runs import intervals
 # A pandas data frame, which is slow to import and which type checkers take apart wrongly.
 Table = Any
 
-
 TOLERANCE = 0.002  # what "matching" allows for, as in Frankle et al. 2020, https://arxiv.org/abs/1912.05671
-
-
 MEASURE = "early_stop_test_accuracy"
-
-
 DIFFERENCES = ("round", "density", "replicates", "mean", "std", "low", "high")
-
-
 CANNOT_TELL = "?"
-
 
 _LAST_PLACE = 1e-9  # a unit in the last place of a mean is not an accuracy that was lost
 
 
 def goal(experiment: config.Experiment) -> str:
-    """What a ticket of an experiment can be: "winning" if it starts from step 0, otherwise "matching"."""
+    """Return "winning" if tickets of an experiment start from step 0, otherwise "matching"."""
     from_the_start = experiment.rewind.step == 0 and experiment.rewind.mode == "weights"
     return "winning" if from_the_start else "matching"
 
 
 def paired(rows: Table, measure: str = MEASURE, against: str = "dense") -> Table:
-    """Ticket less dense, or ticket less a branch, for each replicate and round.
+    """Compute ticket − dense, or ticket − branch, for each replicate and round.
 
     Args:
         rows: What `lottery.runs.results.table` returns, in any order.
-        measure: A column of it.
+        measure: The column to compare.
         against: ``"dense"``, round 0 of the same replicate; or a branch, at the same round of the same replicate.
 
     Returns:
@@ -66,11 +58,11 @@ def paired(rows: Table, measure: str = MEASURE, against: str = "dense") -> Table
 def differences(
     rows: Table, measure: str = MEASURE, against: str = "dense", confidence: float = 0.95, method: str = "t"
 ) -> Table:
-    """What `paired` gives, summed up over replicates.
+    """Summarise `paired` over replicates.
 
     Args:
         rows, measure, against: As for `paired`.
-        confidence, method: As for `lottery.runs.intervals.mean_interval`. Each interval is for its own round alone.
+        confidence, method: As for `lottery.runs.intervals.mean_interval`; each interval is for its round alone.
 
     Returns:
         A data frame with the columns `DIFFERENCES`, a row for each round in which at least one pair is complete:
@@ -95,18 +87,18 @@ def differences(
 def judged(
     rows: Table, tolerance: float = TOLERANCE, word: str = "winning", confidence: float = 0.95, method: str = "t"
 ) -> Table:
-    """A verdict for each pruned round.
+    """Judge each pruned round.
 
     Args:
         rows: What `lottery.runs.results.table` returns.
         tolerance: Accuracy that may be lost, in [0, 1].
-        word: What `goal` says.
+        word: What `goal` returns.
         confidence, method: As for `differences`.
 
     Returns:
-        What `differences` gives against dense, and ``verdict``: the word where the whole interval is above minus the
-        tolerance, "not" and the word where it is below, otherwise `CANNOT_TELL`, and then ``needed``: about how many
-        replicates would tell, NaN where nobody can say. From one replicate nobody can tell.
+        The rows of `differences` against dense, with ``verdict``: the word where the whole interval is above minus the
+        tolerance, "not" and the word where it is below, otherwise `CANNOT_TELL`, as always from one replicate; and
+        ``needed``: about how many replicates would tell then, NaN where that is unknown.
     """
     found, pairs = differences(rows, confidence=confidence, method=method), paired(rows)
     verdicts, needed = [], []
@@ -125,18 +117,17 @@ def judged(
 
 
 def smallest_matching(rows: Table, tolerance: float = TOLERANCE) -> dict[str, Any] | None:
-    """The smallest density at which tickets still match the dense network by the mean.
+    """Find the smallest density at which tickets match the dense network by the mean alone.
 
-    A round matches if the mean over replicates of its test accuracy at the early-stop step, less that of the same
-    replicates' dense networks, is at least minus the tolerance. A mean alone: no more than that is claimed, and
-    `smallest_shown` is the one with a bound.
+    A round matches if the mean of ticket − dense over replicates is at least minus the tolerance. `smallest_shown` is
+    the claim with a bound.
 
     Args:
         rows: What `lottery.runs.results.table` returns.
         tolerance: Accuracy that may be lost, in [0, 1].
 
     Returns:
-        ``round``, ``density``, ``difference`` (mean, ticket less dense), ``dense`` (mean accuracy) and ``replicates``;
+        ``round``, ``density``, ``difference`` (mean of ticket − dense), ``dense`` (mean accuracy) and ``replicates``;
         None if no pruned round matches.
     """
     found = differences(rows)
@@ -144,36 +135,26 @@ def smallest_matching(rows: Table, tolerance: float = TOLERANCE) -> dict[str, An
     if best is None:
         return None
     dense = rows[(rows["branch"] == "ticket") & (rows["round"] == 0)][MEASURE].mean()
-    return {
-        "round": int(best["round"]),
-        "density": float(best["density"]),
-        "difference": float(best["mean"]),
-        "dense": float(dense),
-        "replicates": int(best["replicates"]),
-    }
+    whole = {key: int(best[key]) for key in ("round", "replicates")}
+    return {**whole, "density": float(best["density"]), "difference": float(best["mean"]), "dense": float(dense)}
 
 
 def smallest_shown(lines: Table, word: str = "winning") -> dict[str, Any] | None:
-    """The line of the smallest density at which the interval's lower end holds; None if there is none.
-
-    Args:
-        lines: What `judged` returns.
-        word: What it was judged by.
-    """
+    """Find the line of `judged` with the smallest density whose verdict is the word; None if there is none."""
     return _sparsest(lines[lines["verdict"] == word])
 
 
 def sentences(
     rows: Table, tolerance: float = TOLERANCE, word: str = "winning", confidence: float = 0.95, method: str = "t"
 ) -> list[str]:
-    """What a run shows, and what it does not.
+    """Say what a run shows, and what it does not.
 
     Args:
         rows, tolerance, word, confidence, method: As for `judged`.
 
     Returns:
         Sentences: the smallest density that is shown to be winning, the smallest by the mean alone, the rounds shown
-        not to be, and each branch against the ticket.
+        not to be, and the ticket against each branch.
     """
     lines = judged(rows, tolerance, word, confidence, method)
     if len(rows) and rows[MEASURE].isna().all():
@@ -181,60 +162,58 @@ def sentences(
     if lines.empty:
         return ["No pruned round can be compared with dense: one of the two is not there."]
     shown, by_mean = smallest_shown(lines, word), smallest_matching(rows, tolerance)
-    said = []
     if shown:
-        where, measured = _where(shown), _measured(shown, confidence, method)
-        said.append(
-            f"{word.capitalize()} {where}, within {tolerance:g} of dense: {measured}; no smaller one is shown to be."
-        )
+        measured = _measured(shown, confidence, method)
+        first = f"{word.capitalize()} {_where(shown)}, within {tolerance:g} of dense: {measured}; no smaller one is "
+        found = [f"{first}shown to be."]
     elif lines["replicates"].max() == 1:
-        said.append(f"Whether a ticket is {word} cannot be told from 1 replicate.")
+        found = [f"1 replicate cannot show that a ticket is {word}."]
     else:
-        said.append(f"No density is shown to be {word} within {tolerance:g} of dense.")
+        found = [f"No density is shown to be {word} within {tolerance:g} of dense."]
     if by_mean is None:
-        said.append(f"No pruned round matches dense within {tolerance:g}, not even by the mean.")
+        found.append(f"No pruned round matches dense within {tolerance:g}, not even by the mean.")
     else:
         line = lines[lines["round"] == by_mean["round"]].to_dict("records")[0]
-        open_ = f"; {cannot_tell(line)}" if line["verdict"] == CANNOT_TELL else ""
-        said.append(
+        unsure = f"; {cannot_tell(line)}" if line["verdict"] == CANNOT_TELL else ""
+        found.append(
             f"Smallest density that matches dense within {tolerance:g} by the mean alone: {by_mean['density']:.4f} "
-            f"(round {by_mean['round']}, {_signed(by_mean['difference'])} against {by_mean['dense']:.4f}){open_}."
+            f"(round {by_mean['round']}, {_signed(by_mean['difference'])} against {by_mean['dense']:.4f}){unsure}."
         )
     refuted = lines[lines["verdict"] == f"not {word}"]["round"]
     if len(refuted):
-        said.append(f"Not {word}: {_rounds(refuted)}.")
+        found.append(f"Not {word}: {_rounds(refuted)}.")
     at = shown["round"] if shown else by_mean["round"] if by_mean else int(lines["round"].max())
-    return said + [
-        _against(branch, found, at, confidence, method)
-        for branch in controls(rows)
-        if not (found := differences(rows, against=branch, confidence=confidence, method=method)).empty
-    ]
+    for branch in controls(rows):
+        pairs = differences(rows, against=branch, confidence=confidence, method=method)
+        if not pairs.empty:
+            found.append(_against(branch, pairs, at, confidence, method))
+    return found
 
 
 def transferred(rows: Table) -> Any:
-    """For each row of a table, whether it is of a transfer: its accuracy is on other data, and its length its own."""
+    """Mark the rows of transfers, whose accuracies are on other data and whose training may have another length."""
     others = [label for label in set(rows["branch"]) if (known := branches.find(label)) and known.other_data]
     return rows["branch"].isin(others)
 
 
 def controls(rows: Table) -> list[str]:
-    """The branches that can be compared with the ticket, in order: all but transfers."""
+    """List the branches that can be compared with the ticket, in order: all but transfers."""
     return [branch for branch in dict.fromkeys(rows[~transferred(rows)]["branch"]) if branch != "ticket"]
 
 
 def cannot_tell(line: dict[str, Any]) -> str:
-    """Why there is no verdict in a line of `judged`, and how many replicates would give one."""
+    """Say of a line of `judged` without a verdict how many replicates would give one."""
     num, needed = int(line["replicates"]), line["needed"]
-    told = f"cannot tell from {_replicates(num)}"
+    why = f"cannot tell from {_replicates(num)}"
     if num == 1:
-        return told
-    return told + (f", about {needed:.0f} would be needed" if needed == needed else f", nor from {intervals.MOST}")
+        return why
+    return why + (f", about {needed:.0f} would be needed" if needed == needed else f", nor from {intervals.MOST}")
 
 
 def _against(branch: str, found: Table, at: float, confidence: float, method: str) -> str:
-    """Ticket less branch at the round nearest to one, and where else the ticket is shown to be better."""
+    """Compare the ticket with a branch at the nearest round, and list the other rounds where the ticket is better."""
     line = found.loc[(found["round"] - at).abs().idxmin()].to_dict()
-    head = f"Ticket less {branch} {_where(line)}: {_measured(line, confidence, method)}"
+    head = f"Ticket − {branch} {_where(line)}: {_measured(line, confidence, method)}"
     known = branches.find(branch)
     matters = known.takes_away if known else ""
     better = found[(found["low"] > 0) & (found["round"] != line["round"])]["round"]

@@ -1,21 +1,19 @@
-"""A Keras network as one chain of layers: whether it is one, and what each layer does to the units that pass it."""
+"""A Keras network as one chain of layers, in order, with the effect of each layer on the units that pass through it."""
 
-import importlib
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lottery import weights
 from lottery.errors import LotteryError
-from lottery.models.library import EFFECTS, FLAT, MIXING, START, WEIGHTED, is_keras, keras_of, library_name
+from lottery.models.library import EFFECTS, MIXING, WEIGHTED, is_keras, keras_of, obstacle
 
-# Activations of each entry by itself, in Keras, tf_keras or tf.nn. Of any other function, nobody can say.
-_EACH_ENTRY = (
+# Activations that act on each entry by itself, in Keras, tf_keras or tf.nn. Any other function may do anything.
+ENTRYWISE_ACTIVATIONS = (
     "celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid", "hard_silu", "hard_tanh", "leaky_relu",
     "linear", "log_sigmoid", "mish", "relu", "relu6", "selu", "sigmoid", "silu", "soft_shrink", "softplus", "softsign",
     "sparse_plus", "sparse_sigmoid", "squareplus", "swish", "tanh", "tanh_shrink",
 )  # fmt: skip
-
 
 _CHAIN = (
     "a chain has one input and one output, each layer is used once on the output of the one before, and the layers are "
@@ -28,25 +26,20 @@ class Link(NamedTuple):
 
     Attributes:
         layer: The Keras layer.
-        kind: What it does to units: `WEIGHTED` makes them, `ENTRYWISE` acts on each entry by itself, `SPATIAL` on each
-            channel, `FLAT` makes one dimension of all, `MIXING` computes units from others, `START` is any that is
-            only known before the first weights.
+        effect: Its effect on units; see `lottery.models.library.EFFECTS`.
         before, after: Shapes of one example.
+        mixes: True if an output of the layer, or of the activation within it, may depend on other units at its place.
     """
 
     layer: Any
-    kind: str
+    effect: str
     before: tuple[int, ...]
     after: tuple[int, ...]
-
-    @property
-    def mixes(self) -> bool:
-        """Whether an output of the layer, or of the activation within it, may depend on other units at its place."""
-        return self.kind == MIXING or not _is_entrywise(self.layer)
+    mixes: bool
 
 
 def take_apart(model: Any) -> list[Link]:
-    """The layers of a model that is one chain, in order, without its input.
+    """List the layers of a model that is one chain, in order, without its input.
 
     Args:
         model: A built Keras 3 or tf_keras model, Sequential or functional.
@@ -55,7 +48,7 @@ def take_apart(model: Any) -> list[Link]:
         The chain; at least one of its layers is `WEIGHTED`.
 
     Raises:
-        LotteryError: It is no chain, or holds a layer that is not known here.
+        LotteryError: It is no chain, or has a layer that is not known here.
     """
     keras, received = keras_of(model), type(model)
     weights.variables(model)  # refuses a model that is not built
@@ -67,33 +60,23 @@ def take_apart(model: Any) -> list[Link]:
     if None in shape:
         raise LotteryError(
             f"The model {model.name!r} takes examples of shape {shape}, allowed is one without open dimensions; build "
-            "it with the shape that it is to be used with."
+            "it with the shape of your examples."
         )
     links: list[Link] = []
     for layer in _layers(model):
-        kind = _kind(model, keras, layer)
-        begun = any(link.kind == WEIGHTED for link in links)
+        has_units = any(link.effect == WEIGHTED for link in links)
+        effect = _effect(model, keras, layer, len(shape), has_units)
         after = tuple(int(size) for size in tuple(layer.compute_output_shape((None, *shape)))[1:])
-        if kind == START and type(layer).__name__ == "Reshape" and len(after) == 1:
-            kind = FLAT
-        array = type(layer).__name__ == "Rescaling" and np.ndim(layer.scale) + np.ndim(layer.offset) > 0
-        if begun and (kind == START or array):
-            raise _no_chain(model, f"has the layer {layer.name!r} ({type(layer).__name__}) after the first weights")
-        _check(model, layer, len(shape))
-        links.append(Link(layer, kind, shape, after))
+        mixes = effect == MIXING or not _is_entrywise(keras, getattr(layer, "activation", None))
+        links.append(Link(layer, effect, shape, after, mixes))
         shape = after
-    if not any(link.kind == WEIGHTED for link in links):
+    if not any(link.effect == WEIGHTED for link in links):
         raise _no_chain(model, "has no Dense and no convolution")
     return links
 
 
-def library(layer: Any) -> Any:
-    """The module that a layer was made with: ``keras`` or ``tf_keras``."""
-    return importlib.import_module(library_name(type(layer)))
-
-
 def _layers(model: Any) -> list[Any]:
-    """The layers on the way from the input to the output."""
+    """List the layers on the way from the input to the output."""
     import tensorflow as tf
 
     found: list[Any] = []
@@ -103,50 +86,47 @@ def _layers(model: Any) -> list[Any]:
         node = layer._inbound_nodes[index]
         if type(layer).__name__ == "InputLayer":
             return found[::-1]
-        given = node.call_kwargs if hasattr(node, "call_kwargs") else node.arguments.kwargs
-        given = sorted(key for key, value in given.items() if value is not None and value is not False)
+        arguments = node.call_kwargs if hasattr(node, "call_kwargs") else node.arguments.kwargs
+        arguments = sorted(key for key, value in arguments.items() if value is not None and value is not False)
         tensors = tf.nest.flatten(node.input_tensors)
         if len(tensors) != 1:
             raise _no_chain(model, f"branches: the layer {layer.name!r} takes {len(tensors)} inputs")
-        if given:
-            raise _no_chain(model, f"calls the layer {layer.name!r} with the argument {given[0]!r}")
-        if any(layer is one for one in found):
+        if arguments:
+            raise _no_chain(model, f"calls the layer {layer.name!r} with the argument {arguments[0]!r}")
+        if any(layer is other for other in found):
             raise _no_chain(model, f"uses the layer {layer.name!r} more than once")
         found.append(layer)
         tensor = tensors[0]
 
 
-def _kind(model: Any, keras: Any, layer: Any) -> str:
-    name = type(layer).__name__
+def _effect(model: Any, keras: Any, layer: Any, rank: int, has_units: bool) -> str:
+    """Return the effect of a layer, or raise if the layer, or one of its settings, is not known here."""
     if weights.inside(layer) is not layer:
         raise LotteryError(
             f"The layer {layer.name!r} of the model {model.name!r} is under a pruning wrapper of tfmot; take the "
-            "wrappers out with lottery.wrappers.strip first."
+            "wrappers out with lottery.enforcement.wrappers.strip first."
         )
-    if name not in EFFECTS or type(layer) is not getattr(keras.layers, name, None):
-        raise _no_chain(model, f"has the layer {layer.name!r} ({name}), which is not known here")
-    return EFFECTS[name]
+    name = type(layer).__name__
+    known = name if type(layer) is getattr(keras.layers, name, None) else ""
+    if known == "Reshape" and len(layer.target_shape) == 1:
+        known = "Flatten"
+    settings = {key: getattr(layer, key) for key in ("groups", "data_format") if hasattr(layer, key)}
+    why = obstacle(known, settings, has_units)
+    if known == "Rescaling" and has_units and np.ndim(layer.scale) + np.ndim(layer.offset) > 0:
+        why = " after the first weights"
+    if EFFECTS.get(known) == WEIGHTED and len(layer.get_weights()) != 1 + layer.use_bias:
+        why = " with other weights than a kernel and a bias"
+    if known == "BatchNormalization" and list(np.ravel(layer.axis)) not in ([-1], [rank]):
+        why = f" over the axis {layer.axis}, allowed is the last one"
+    if why:
+        raise _no_chain(model, f"has the layer {layer.name!r} ({name}){why}")
+    return EFFECTS[known]
 
 
-def _check(model: Any, layer: Any, rank: int) -> None:
-    """Refuse settings of a known layer that would need another treatment."""
-    name, held = type(layer).__name__, len(layer.get_weights())
-    if getattr(layer, "data_format", None) == "channels_first":
-        raise _no_chain(model, f"has the layer {layer.name!r} with channels first, allowed is channels_last")
-    if getattr(layer, "groups", 1) != 1:
-        raise _no_chain(model, f"has the layer {layer.name!r} with {layer.groups} groups, allowed is 1")
-    if EFFECTS[name] == WEIGHTED and held != 1 + layer.use_bias:
-        raise _no_chain(model, f"has the layer {layer.name!r} with other weights than a kernel and a bias")
-    if name == "BatchNormalization" and list(np.ravel(layer.axis)) not in ([-1], [rank]):
-        raise _no_chain(model, f"has the layer {layer.name!r} over the axis {layer.axis}, allowed is the last one")
-
-
-def _is_entrywise(layer: Any) -> bool:
+def _is_entrywise(keras: Any, activation: Any) -> bool:
     import tensorflow as tf
 
-    activation: Any = getattr(layer, "activation", None)
-    known = [library(layer).activations, tf.nn]
-    functions = [getattr(module, name, None) for module in known for name in _EACH_ENTRY]
+    functions = [getattr(module, name, None) for module in (keras.activations, tf.nn) for name in ENTRYWISE_ACTIVATIONS]
     plain = type(activation).__name__ in ("ReLU", "LeakyReLU", "ELU") and not activation.variables
     return activation is None or plain or any(activation is function for function in functions)
 

@@ -216,7 +216,7 @@ def of(
             if value.dtype != start[name].dtype:
                 raise TicketError(f"The trained {name!r} is {value.dtype}, the model's is {start[name].dtype}.")
         after = masks.apply(after, held)
-    described = architecture.described(model)
+    described = architecture.describe(model)
     about = copy.deepcopy((dict(metrics or {}), dict(provenance or {})))
     return Ticket(held, masks.apply(start, held), after, described, *about)
 

@@ -1,4 +1,4 @@
-"""Paths between two copies of a network: the line itself, what is stored of it, and what is said of it."""
+"""Siblings and the path between them: the line itself, the files, and the sentences about it."""
 
 import csv
 import dataclasses
@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as stn
 import lottery
 from lottery import config, enforcement, files, masks, progress, weights
 from lottery.analysis import connectivity, connectivity_files
+from lottery.analysis.connectivity_files import Siblings
 from lottery.data import Data
 from lottery.errors import LotteryError
 from lottery.pipeline import connecting, interpolation, jobs
@@ -93,6 +94,10 @@ def stored(path):
     return found
 
 
+def siblings(run, replicate, index, step=K):
+    return Siblings(run.path, run.experiment, replicate, index, step)
+
+
 def is_right(run):
     return [sentence for _, wrong in connectivity.wrong(run.path) for sentence in wrong]
 
@@ -157,7 +162,7 @@ def test_a_barrier_is_seen_where_there_is_one():
     kept = masks.ones_like({name: states[0][name] for name in prepared.loop.masks})
 
     def trained(start, number):
-        settings, words = prepared.experiment.train, connectivity_files.words(prepared.experiment, 1, number)
+        settings, words = prepared.experiment.train, connectivity_files.seed_words(prepared.experiment, 1, number)
         return trainer.train(prepared.loop, start, kept, settings, words).weights
 
     one, same, other = trained(states[0], 1), trained(states[0], 2), trained(states[1], 2)
@@ -223,10 +228,7 @@ def test_a_path_ends_at_the_networks_and_is_what_a_model_says(connected):
     assert points["error"].min() > 0
     data = prepared_once(run.experiment).data
     model = build()
-    one, other = (
-        files.read_arrays(connectivity_files.network_path(run.path, run.experiment, 2, 1, K, n) / "weights.safetensors")
-        for n in (1, 2)
-    )
+    one, other = (siblings(run, 2, 1).network(n).weights for n in (1, 2))
     weights.assign(model, {name: (one[name] + other[name]) / 2 for name in one})
     for split in ("train", "test"):
         part = getattr(data, split)
@@ -250,7 +252,7 @@ def test_order_one_is_the_runs_own_and_two_is_another(connected):
     """Trained with order 1 from step 0, the copy has the bits of the run's network: so it need not be trained."""
     run, _ = connected
     prepared = prepared_once(run.experiment)
-    words = [connectivity_files.words(run.experiment, 1, number) for number in (1, 2)]
+    words = [connectivity_files.seed_words(run.experiment, 1, number) for number in (1, 2)]
     for place in range(2):
         one, other = (prepared.loop.batches(each)(3)[(0, 3)[place]].numpy() for each in words)
         assert np.any(one != other), ("positions", "augmentation")[place]
@@ -263,9 +265,7 @@ def test_order_one_is_the_runs_own_and_two_is_another(connected):
         trained = files.read_arrays(folder / "weights.safetensors")
         assert all(np.array_equal(again[name], trained[name]) for name in trained)
         assert not (run.path / "connectivity/replicate-1" / f"round-0{index}" / "branch-step_0_order_1").exists()
-        other = files.read_arrays(
-            connectivity_files.network_path(run.path, run.experiment, 1, index, 0, 2) / "weights.safetensors"
-        )
+        other = siblings(run, 1, index, 0).network(2).weights
         assert any(np.any(other[name] != trained[name]) for name in kept)
 
 
@@ -273,7 +273,7 @@ def test_copies_start_where_a_run_that_rewinds_would(connected, tmp_path):
     """W_k has the bits of another run's, and that run's round is its own first copy."""
     run, _ = connected
     late = go(tmp_path, {"rewind": {"step": K}, "run": {"num_replicates": 1}})
-    made, there = (connectivity_files.state_path(each.path, each.experiment, 1, K) for each in (run, late))
+    made, there = (siblings(each, 1, 0).state_file for each in (run, late))
     assert made != there and checksum(made) == checksum(there)
     connect(late)
     assert is_right(late) == [] and sorted(connectivity.points(late.path)["step"].unique()) == [K]
@@ -322,8 +322,8 @@ def test_an_interrupted_call_goes_on_and_a_second_one_trains_nothing(connected, 
 
 
 def tamper(run, what):
-    folder = connectivity_files.network_path(run.path, run.experiment, 1, 1, K, 2)
-    path = connectivity_files.path_file(run.path, 1, 1, K, False)
+    folder = siblings(run, 1, 1).network(2).folder
+    path = siblings(run, 1, 1).path_file()
     record, points = connectivity_files.read_path(path)
     if what == "weight":
         kept, state = files.read_masks(folder / "masks.safetensors"), files.read_arrays(folder / "weights.safetensors")
@@ -340,7 +340,7 @@ def tamper(run, what):
     elif what == "chance":
         rewrite(folder, start_sha256=masks_of_the_run_applied(run))
     elif what == "state":
-        file = connectivity_files.state_path(run.path, run.experiment, 1, K)
+        file = siblings(run, 1, 1).state_file
         state = files.read_arrays(file)
         state["dense/bias"] = state["dense/bias"] + 1
         files.write(file, files.pack_arrays(state))
@@ -356,7 +356,7 @@ def tamper(run, what):
         connectivity_files.write_path(path, points[:-2], record["networks"])
     elif what in ("middle", "recomputed"):
         if what == "recomputed":
-            path = connectivity_files.path_file(run.path, 1, 1, K, True)
+            path = siblings(run, 1, 1).path_file(recomputed=True)
             connectivity_files.write_path(path, points, record["networks"])
             assert is_right(run) == []
         lines = path.read_text().splitlines()
@@ -372,7 +372,7 @@ def tamper(run, what):
 
 def masks_of_the_run_applied(run):
     """What the start of a copy would be if its random layers began as those of the first copy do."""
-    start = files.read_arrays(connectivity_files.state_path(run.path, run.experiment, 1, K))
+    start = files.read_arrays(siblings(run, 1, 1).state_file)
     kept = files.read_masks(store.round_path(run.path, 1, 1) / "masks.safetensors")
     return weights.fingerprint(masks.apply(start, kept))
 
@@ -392,8 +392,8 @@ def rewrite(folder, text=None, kept=None, state=None, **changed):
         ("masks", "network", "Its masks are not those of the round"),
         ("bytes", "network", "is damaged"),
         ("byte", "network", "is damaged"),
-        ("chance", "network", "Training did not begin from the weights of step 15 under the masks"),
-        ("state", "network", "are not those that it began with"),
+        ("chance", "network", "Training did not start from the weights of step 15 under the masks"),
+        ("state", "network", "are not those that it started from"),
         ("masks", "path", "step 15 with order 2 has other masks than the round"),
         ("retrained", "path", "step 15 with order 1 has other masks than the round"),
         ("again", "path", "step 15 with order 2 is another than when the path was measured"),
@@ -401,7 +401,7 @@ def rewrite(folder, text=None, kept=None, state=None, **changed):
         ("short", "path", "do not go evenly from 0 to 1"),
         ("middle", "path", "does not have the checksum"),
         ("recomputed", "path", "does not have the checksum"),
-        ("record", "path", "its record tells another num_points"),
+        ("record", "path", "its record has another num_points"),
         ("text", "path", "is damaged"),
         ("gone", "path", "step 15 with order 2 is not stored"),
     ],
@@ -435,7 +435,7 @@ def test_what_is_damaged_or_of_other_masks_is_not_called_complete(copied, what, 
 def test_paths_that_fit_no_more_are_left_out_and_measured_again(copied):
     """A network was trained again, a record is missing as after a kill, a round was deleted as `store` advises."""
     tamper(copied, "again")
-    connectivity_files.record_file(connectivity_files.path_file(copied.path, 2, 1, K, False)).unlink()
+    connectivity_files.record_file(siblings(copied, 2, 1).path_file()).unlink()
     whole, said = connectivity.points(copied.path), []
     assert len(whole) == (8 - 2) * POINTS * 2
     connect(copied, [1], [K], report=said.append)
@@ -455,10 +455,10 @@ def test_the_second_copy_has_other_dropout(connected):
     import tensorflow as tf
 
     run, _ = connected
-    states = [files.read_arrays(connectivity_files.state_path(run.path, run.experiment, 1, step)) for step in (0, K)]
+    states = [files.read_arrays(siblings(run, 1, 0, step).state_file) for step in (0, K)]
     model, x = build(), np.ones((50, 6), np.float32)
     for state in states:
-        one, other = (connectivity_files.begun(run.experiment, 1, number, state) for number in (1, 2))
+        one, other = (siblings(run, 1, 0).start(number, state) for number in (1, 2))
         changed = [name for name in state if np.any(one[name] != other[name])]
         assert changed == ["dropout/seed_generator_state"] and other[changed[0]].dtype == state[changed[0]].dtype
         seen = []
@@ -466,9 +466,9 @@ def test_the_second_copy_has_other_dropout(connected):
             weights.assign(model, each)
             seen.append(np.asarray(model(x, training=True)))
         assert np.any(seen[0] != seen[1])
-        again = connectivity_files.begun(run.experiment, 1, 2, state)
+        again = siblings(run, 1, 0).start(2, state)
         assert all(np.array_equal(again[name], other[name]) for name in state)
-        assert np.any(connectivity_files.begun(run.experiment, 2, 2, state)[changed[0]] != other[changed[0]])
+        assert np.any(siblings(run, 2, 0).start(2, state)[changed[0]] != other[changed[0]])
 
     class Noise(keras.layers.Layer):
         def __init__(self):
@@ -486,7 +486,7 @@ def test_the_second_copy_has_other_dropout(connected):
     kept, words = masks.ones_like({"dense/kernel": start["dense/kernel"]}), (1, 2)
 
     def trained(number):
-        loop = connecting._with_chance(job, 1, number).prepared.loop
+        loop = connecting._with_noise(job, Siblings(None, prepared.experiment, 1, 0, 0), number).prepared.loop
         return trainer.train(loop, start, kept, prepared.experiment.train, words).weights["dense/kernel"]
 
     one, other = trained(1), trained(2)  # with the same batches
@@ -496,7 +496,7 @@ def test_the_second_copy_has_other_dropout(connected):
 def test_copies_of_other_weights_are_not_put_beside(copied):
     tamper(copied, "state")
     for number in (1, 2):
-        shutil.rmtree(connectivity_files.network_path(copied.path, copied.experiment, 1, 1, K, number))
+        shutil.rmtree(siblings(copied, 1, 1).network(number).folder)
     with pytest.raises(LotteryError, match="The weights of step 15 of replicate 1 are not those that"):
         connect(copied, [1], [K])
 
@@ -505,7 +505,7 @@ def test_copies_of_other_weights_are_not_put_beside(copied):
     ("arguments", "options", "message"),
     [
         (([7],), {}, "rounds: received 7, stored of replicate 1 are 0 to 1"),
-        (([0], [40]), {}, "steps: received 40, allowed are some from 0 to 39"),
+        (([0], [40]), {}, "steps: received 40, allowed are 0 to 39"),
         (([0], [-1]), {}, "steps: received -1"),
         ((), {"num_points": 2}, "num_points: received 2"),
         ((), {"replicate": 3}, "replicate: received 3"),
@@ -544,10 +544,7 @@ def test_data_sets_in_one_order_are_refused_and_endless_ones_tested(tmp_path, mo
     connect(run, [0], model=linear, data=data, recompute=True, report=said.append)
     assert "no BatchNormalization, so" in said[0].text
     assert is_right(run) == [] and len(connectivity.points(run.path)) == 2 * POINTS
-    one, two = (
-        files.read_arrays(connectivity_files.network_path(run.path, run.experiment, 1, 0, 0, n) / "weights.safetensors")
-        for n in (1, 2)
-    )
+    one, two = (siblings(run, 1, 0, 0).network(n).weights for n in (1, 2))
     assert np.any(one["dense/kernel"] != two["dense/kernel"])
 
     prepared = lottery.pipeline.preparing.prepare(run.experiment, linear, data)
@@ -589,9 +586,7 @@ def test_a_dense_network_of_other_bits_is_told(copied):
     rewrite(folder, text.replace(line, "10,validation,0.5,0.5"))
     connect(copied, [1], [K], replicate=1, report=said.append)
     notes = [event.text for event in said if hasattr(event, "text")]
-    assert any(
-        "made again with other bits than those of the run (see the validation loss at step 10)" in one for one in notes
-    )
+    assert any("again gave other bits than the run has (see the validation loss at step 10)" in one for one in notes)
 
 
 def rows(barriers):

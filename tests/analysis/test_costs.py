@@ -21,18 +21,18 @@ from lottery.tickets import chain, compaction
 @given(st.dictionaries(st.sampled_from("abcde"), st.tuples(st.integers(0, 50), st.integers(0, 30)), max_size=5))
 def test_multiply_adds_are_counted_one_by_one(sizes):
     kept = {name: count for name, (count, _) in sizes.items()}
-    uses = {name: used for name, (_, used) in sizes.items()}
-    assert costs.multiply_adds(kept, {**uses, "unused": 3}) == sum(
-        1 for n in kept for _ in range(kept[n]) for _ in range(uses[n])
+    per_entry = {name: times for name, (_, times) in sizes.items()}
+    assert costs.multiply_adds(kept, {**per_entry, "unused": 3}) == sum(
+        1 for n in kept for _ in range(kept[n]) for _ in range(per_entry[n])
     )
     for name in kept:
-        assert costs.multiply_adds(kept, {**uses, name: None}) is None
-        assert costs.multiply_adds(kept, {one: used for one, used in uses.items() if one != name}) is None
+        assert costs.multiply_adds(kept, {**per_entry, name: None}) is None
+        assert costs.multiply_adds(kept, {one: times for one, times in per_entry.items() if one != name}) is None
 
 
 def total(model):
-    uses = multiply_adds.uses(model)
-    return sum(uses[name] * math.prod(value.shape) for name, value in weights.prunable(model).items())
+    per_entry = multiply_adds.per_entry(model)
+    return sum(per_entry[name] * math.prod(value.shape) for name, value in weights.prunable(model).items())
 
 
 @pytest.mark.parametrize("keras", ["keras", "tf_keras"])
@@ -41,7 +41,7 @@ def test_the_networks_of_the_field(keras):
     keras = importlib.import_module(keras)
     lenet_5 = networks.named("lenet_5")((28, 28), 10, keras)
     conv_2 = networks.named("conv_2")((32, 32, 3), 10, keras)
-    assert multiply_adds.uses(lenet_5) == {
+    assert multiply_adds.per_entry(lenet_5) == {
         "conv2d/kernel": 576,
         "conv2d_1/kernel": 64,
         "dense/kernel": 1,
@@ -77,18 +77,18 @@ def many(keras):
 
 
 @pytest.mark.parametrize("keras", ["keras", "tf_keras"])
-def test_every_layer_that_is_known(keras):
-    uses = multiply_adds.uses(many(importlib.import_module(keras)))
-    of = {name.removesuffix("/kernel"): used for name, used in uses.items()}
+def test_every_known_layer(keras):
+    counts = multiply_adds.per_entry(many(importlib.import_module(keras)))
+    of = {name.removesuffix("/kernel"): times for name, times in counts.items()}
     assert None not in of.values()
     assert (of["conv2d"], of["depthwise_conv2d"], of["conv2d_transpose"], of["conv1d"]) == (16, 9, 9, 5)
-    assert {used for name, used in of.items() if name.startswith("separable")} == {9}
-    assert {used for name, used in of.items() if name.startswith("lstm")} == {6}
+    assert {times for name, times in of.items() if name.startswith("separable")} == {9}
+    assert {times for name, times in of.items() if name.startswith("lstm")} == {6}
     assert of["embedding/embeddings"] == 0 and of["at_each_step"] == 5 and of["dense"] == 1
     assert of["shared"] == 2 and of["inner/inside"] == 2 and of["sequential/dense"] == 1
 
 
-def test_what_nobody_can_say_is_none():
+def test_unknown_multiply_adds_are_none():
     keras = importlib.import_module("keras")
 
     class Mine(keras.layers.Dense):
@@ -107,10 +107,10 @@ def test_what_nobody_can_say_is_none():
             return self.dense(self.dense(inputs))
 
     model = keras.Sequential([keras.Input((2,)), Mine(2, name="mine"), Named(2, name="named")])
-    assert multiply_adds.uses(model) == {"mine/kernel": None, "named/kernel": 1}
+    assert multiply_adds.per_entry(model) == {"mine/kernel": None, "named/kernel": 1}
     whole = Whole()
     whole(np.zeros((1, 2), np.float32))
-    assert multiply_adds.uses(whole) == {"dense/kernel": None}
+    assert multiply_adds.per_entry(whole) == {"dense/kernel": None}
     open_ended = keras.Sequential(
         [
             keras.Input((None, None, 1)),
@@ -119,10 +119,10 @@ def test_what_nobody_can_say_is_none():
             keras.layers.Dense(2),
         ]
     )
-    assert multiply_adds.uses(open_ended) == {"conv2d/kernel": None, "dense/kernel": 1}
+    assert multiply_adds.per_entry(open_ended) == {"conv2d/kernel": None, "dense/kernel": 1}
 
 
-def test_a_pruning_wrapper_is_looked_into():
+def test_layers_inside_a_pruning_wrapper_are_counted():
     tf_keras, wrappers = (
         importlib.import_module("tf_keras"),
         importlib.import_module("tensorflow_model_optimization").sparsity.keras,
@@ -130,8 +130,8 @@ def test_a_pruning_wrapper_is_looked_into():
     layers = tf_keras.layers
     plain = tf_keras.Sequential([layers.Input((6, 6, 1)), layers.Conv2D(2, 3), layers.Flatten(), layers.Dense(2)])
     assert (
-        multiply_adds.uses(wrappers.prune_low_magnitude(plain))
-        == multiply_adds.uses(plain)
+        multiply_adds.per_entry(wrappers.prune_low_magnitude(plain))
+        == multiply_adds.per_entry(plain)
         == {"conv2d/kernel": 16, "dense/kernel": 1}
     )
 
@@ -155,31 +155,33 @@ def test_the_table_of_a_run(small_run):
     assert costs.total(small_run.path) == expected
 
 
-def changed(run, copy, uses=None):
-    """A copy of a run whose environment has other uses, or none, as an older one."""
+def changed(run, copy, per_entry=None):
+    """A copy of a run whose environment has other multiply-adds for each entry, or none, as an older one."""
     shutil.copytree(run.path, copy, ignore=shutil.ignore_patterns("replicate-2", tensorboard.FOLDER))
     environment = json.loads((copy / "environment.json").read_text())
     assert environment.pop("uses") == {"dense/kernel": 1, "dense_1/kernel": 1, "dense_2/kernel": 1}
-    store.write_record(copy / "environment.json", environment if uses is None else {**environment, "uses": uses})
+    store.write_record(
+        copy / "environment.json", environment if per_entry is None else {**environment, "uses": per_entry}
+    )
     return copy
 
 
-def test_uses_weigh_the_weights(small_run, tmp_path):
-    uses = {"dense/kernel": 100, "dense_1/kernel": 10, "dense_2/kernel": 1}
-    table = costs.table(changed(small_run, tmp_path / "run", uses))
+def test_multiply_adds_per_entry_weigh_the_weights(small_run, tmp_path):
+    per_entry = {"dense/kernel": 100, "dense_1/kernel": 10, "dense_2/kernel": 1}
+    table = costs.table(changed(small_run, tmp_path / "run", per_entry))
     dense, last = 19_200 * 100 + 30_000 * 10 + 1000, 9830 * 100 + 15_360 * 10 + 729
     assert table["multiply_adds"][0] == dense and table["multiply_adds"][3] == last
     assert table["speedup"][3] == dense / last != table["compression"][3]
 
 
-def test_an_older_run_has_what_is_plain(small_run, tmp_path):
+def test_a_run_without_multiply_adds_per_entry_has_what_follows_from_its_network(small_run, tmp_path):
     older = changed(small_run, tmp_path / "run")
     pd.testing.assert_frame_equal(costs.table(older), costs.table(small_run.path)[:4])
     unknown = costs.table(changed(small_run, tmp_path / "other", {"dense/kernel": None}))
     assert unknown[["multiply_adds", "speedup"]].isna().all(axis=None) and unknown["compression"].notna().all()
 
 
-def test_a_network_of_which_nothing_is_left(small_run, tmp_path):
+def test_a_network_without_any_weight_left(small_run, tmp_path):
     copy = changed(small_run, tmp_path / "run")
     folder = store.round_path(copy, 1, 3)
     record = store.read_record(folder)

@@ -48,17 +48,12 @@ def run(small_run, tmp_path_factory):
         for step in (0, 40):
             alphas = np.linspace(0, 1, 6)
             rows = [(float(at), split, 1.0, float(rng.random())) for at in alphas for split in ("train", "test")]
-            place = (replicate, index, step)
+            siblings = connectivity_files.Siblings(path, experiment, replicate, index, step)
             for number in connectivity_files.ORDERS[step == 0 :]:  # the first from step 0 is the run's own
-                copy = store.read_record(ticket) | {"branch": connectivity_files.label(step, number)}
+                copy = store.read_record(ticket) | {"branch": siblings.branch(number)}
                 kept = files.read_masks(ticket / "masks.safetensors")
-                store.write_round(
-                    connectivity_files.network_path(path, experiment, *place, number), kept, weights, lowest, copy
-                )
-            digests = connectivity_files.network_digests(path, experiment, place)
-            connectivity_files.write_path(
-                connectivity_files.path_file(path, replicate, index, step, recomputed=False), rows, digests
-            )
+                store.write_round(siblings.network(number).folder, kept, weights, lowest, copy)
+            connectivity_files.write_path(siblings.path_file(), rows, siblings.digests())
     return path
 
 
@@ -160,13 +155,13 @@ def _from_where_it_ended(patch, kind):
 
 
 def _above_the_first_end(patch, kind):
-    original = connectivity.measured
+    original = connectivity.error_barrier
 
     def measured(alphas, errors):
         found = original(alphas, errors)
         return found | {"barrier": found["highest"] - next(iter(errors))}
 
-    patch.setattr(connectivity, "measured", measured)
+    patch.setattr(connectivity, "error_barrier", measured)
 
 
 def _short_ticks(patch, kind):

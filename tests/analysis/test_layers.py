@@ -24,7 +24,7 @@ def made_run(folder, chains, initial=None, architecture=LENET, settings=None, tr
     run = folder / f"made-{config.digest(experiment)}"
     files.write(run / "experiment.toml", config.dump(experiment).encode())
     known = dict.fromkeys(("data_sha256", "num_threads", "versions", "python", "processor"), "")
-    files.write_json(
+    store.write_record(
         run / "environment.json", known | {"digest": config.digest(experiment), "architecture": architecture}
     )
     for replicate, networks in chains.items():
@@ -192,13 +192,13 @@ def test_nothing_here_imports_tensorflow():
     import subprocess
 
     names = "curves, distances, inputs, layers, matching, overlaps, survivors"
-    code = f"import json, sys; from lottery import {names}; print(json.dumps(sorted(sys.modules)))"
+    code = f"import json, sys; from lottery.analysis import {names}; print(json.dumps(sorted(sys.modules)))"
     loaded = json.loads(
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, check=True, cwd=Path(__file__).parents[2]
         ).stdout
     )
-    assert "lottery.overlaps" in loaded
+    assert "lottery.analysis.overlaps" in loaded
     assert not {"tensorflow", "keras", "tf_keras", "pandas", "scipy", "matplotlib"} & set(loaded)
 
 

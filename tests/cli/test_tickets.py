@@ -17,7 +17,7 @@ from tests.scripts.fuzz_tickets import forge
 @pytest.fixture
 def lottery(lottery_command, monkeypatch):
     # The threads of this process are the other tests' affair.
-    monkeypatch.setattr("lottery.environment.use_threads", lambda wanted: wanted)
+    monkeypatch.setattr("lottery.pipeline.environment.use_threads", lambda wanted: wanted)
     return lottery_command
 
 

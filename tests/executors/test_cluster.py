@@ -1,4 +1,4 @@
-"""Training on a Ray cluster: what is asked for, what is sent, and that nothing which dies changes a bit."""
+"""Training on a Ray cluster: its options, the shared folder, and that nothing which dies changes a bit."""
 
 import os
 
@@ -16,24 +16,11 @@ import numpy as np
 import pytest
 
 import lottery
-from lottery import config, files, progress
+from lottery import files, progress
 from lottery.cli import options
-from lottery.errors import LotteryError
+from lottery.errors import LotteryError, StorageError
 from lottery.executors import scheduler
-from lottery.executors.cluster import (
-    CHECKPOINTS,
-    Errand,
-    Mirror,
-    Ray,
-    Worker,
-    _check_room,
-    _has_kinds,
-    _resources,
-    joined,
-    needed,
-    pack,
-    unpack,
-)
+from lottery.executors.cluster import Job, Ray, _check_room, _has_kinds, _meaning, _resources, _stamp, _Worker, joined
 from lottery.executors.scheduler import Task
 from lottery.pipeline import branching, dispatch
 from lottery.runs import store
@@ -63,7 +50,7 @@ def same(run, other):
     return True
 
 
-# What is asked for.
+# Options and resources.
 
 
 @pytest.mark.parametrize(
@@ -161,149 +148,131 @@ def test_what_cannot_be_sent_is_refused_in_a_sentence():
         scheduler.packed(x for x in ())
 
 
-# What is sent.
+# The shared folder.
 
 
-def own(run, text):
-    """Every file of a run below a replicate, by hand."""
-    return {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file() and text in str(path)}
+class Sent:
+    """Stands for a queue of Ray's."""
 
+    def __init__(self):
+        self.sent = []
 
-def test_a_network_is_sent_what_it_is_trained_from_and_nothing_else(small_run):
-    path, both = small_run.path, ["masks.safetensors", "weights.safetensors"]
-    always = {"experiment.toml", "environment.json", "replicate-2/initial.safetensors"}
-    records = [f"replicate-2/round-0{index}/round.json" for index in range(4)]
+    def put(self, item):
+        self.sent.append(item)
 
-    def round_files(index):
-        return {f"replicate-2/round-0{index}/{name}" for name in both}
-
-    assert set(needed(path, (2, 0, "ticket"))) == always
-    assert set(needed(path, (2, 2, "ticket"))) == always | set(records[:2]) | round_files(1)
-    wanted = always | set(records[:3]) | round_files(1) | round_files(2)
-    assert set(needed(path, (2, 2, "random_mask"))) == wanted
-    assert set(needed(path, (2, 0, "own"))) == always | {records[0]} | round_files(0)
-
-
-def test_one_shot_rounds_and_late_rewinding_need_more(tmp_path):
-    settings = config.load({}, {"prune": {"num_rounds": 3, "iterative": False}, "rewind": {"step": 30}})
-    files.write(tmp_path / "experiment.toml", config.dump(settings).encode())
-    for name in ("initial", "start"):
-        files.write(tmp_path / f"replicate-1/{name}.safetensors", b"")
-    for index in range(3):
-        for name in ("masks.safetensors", "weights.safetensors", "metrics.csv", "round.json"):
-            files.write(tmp_path / f"replicate-1/round-0{index}/{name}", b"{}")
-    files.write_json(tmp_path / "environment.json", dict.fromkeys(
-        ("data_sha256", "num_threads", "versions", "python", "processor"), 0) | {"digest": config.digest(settings)})  # fmt: skip
-    files.write(tmp_path / "replicate-1/round-03/checkpoint.safetensors", b"far")
-    names = needed(tmp_path, (1, 3, "ticket"))
-    assert {"replicate-1/start.safetensors", "replicate-1/round-00/weights.safetensors"} <= set(names)
-    assert "replicate-1/round-03/checkpoint.safetensors" in names
-    assert not [name for name in names if "round-01/weights" in name or name.endswith("csv")]
-
-
-def test_a_mirror_shows_what_is_new_changed_and_gone(tmp_path):
-    files.write(tmp_path / "a/round.json", b"1")
-    mirror = Mirror(tmp_path)
-    assert mirror.changes() == {"a/round.json": b"1"} and mirror.changes() == {}
-    for name in ("a/z", "a/round.json", "a/checkpoint.safetensors", "a/.half-written"):
-        files.write(tmp_path / name, b"2")
-    assert mirror.changes(CHECKPOINTS) == {"a/checkpoint.safetensors": b"2"}
-    (tmp_path / "a/checkpoint.safetensors").unlink()
-    changes = mirror.changes()
-    assert changes == {"a/z": b"2", "a/round.json": b"2", "a/checkpoint.safetensors": None}
-    assert list(changes)[-1] == "a/round.json"  # it says that all others are there
-    other = tmp_path / "other"
-    unpack(other, {"a/checkpoint.safetensors": b"1"})
-    unpack(other, changes)
-    assert own(other, "") == {"a/z", "a/round.json"}
+    def empty(self):
+        return not self.sent
 
 
 def step(run, at=0):
     return progress.Step(run, 1, 1, 0, 1, "ticket", 1.0, at, 0, 9, 0.5)
 
 
-def worker_of(path, done):
-    """A worker whose training writes files below a folder, and what it has sent."""
-    letters = []
-
-    def make(report, asked, moved):
-        def train(task):
-            folder = store.round_path(moved(task.run), *task.network)
-            done(folder, report, asked)
-
-        return train
-
-    def send(number, said, first):
-        letters.extend((number, one) for one in said)
-        return False
-
-    return Worker(make, send, path), letters
+def worker_of(train):
+    """A worker with queues of its own."""
+    worker = _Worker(Sent(), Sent())
+    worker.train = lambda task: train(worker, task)
+    return worker
 
 
-def test_a_node_without_the_folder_asks_for_files_and_sends_back_what_it_makes(tmp_path):
-    run, seen = Path("runs/one"), []
-    home = tmp_path / "home"
-    files.write(home / run / "experiment.toml", b"settings")
-
-    def train(folder, report, asked):
-        seen.append((folder.parents[1] / "experiment.toml").read_bytes())
-        report(step(folder.parents[1]))
-        for name in ("weights.safetensors", "round.json"):
-            files.write(folder / name, name.encode())
-        report(progress.Done(step(folder.parents[1], 9), {}))
-
-    worker, letters = worker_of(tmp_path / "node", train)
-    errand = Errand(7, Task(run, (1, 0, "ticket")), home, ["experiment.toml"], (".token", "1"))
-    assert worker.carry_out(errand, None) is None and not seen
-    assert worker.carry_out(errand, lambda: pack(home / run, errand.names)) is True
-    assert seen == [b"settings"]
-    made = [one for number, one in letters if isinstance(one, dict) and one]
-    assert made == [{f"replicate-1/round-00/{name}": name.encode() for name in ("weights.safetensors", "round.json")}]
-    events = [one for _, one in letters if not isinstance(one, dict)]
-    assert events == [step(run), progress.Done(step(run, 9), {})]
-    assert letters.index((7, made[0])) < letters.index((7, events[1]))  # stored before it is said to be
-    assert not list((tmp_path / "node").rglob("*.*")) and own(home, "") == {"runs/one/experiment.toml"}
+def folder_of(place, content=b"settings", rounds=1):
+    files.write(place / "environment.json", content)
+    for index in range(rounds):
+        files.write(place / f"replicate-1/round-0{index}/round.json", b"{}")
+    return place
 
 
-def test_a_node_that_shares_the_folder_works_in_it(tmp_path):
+def test_a_node_that_shares_the_folder_works_in_it_and_tells_in_the_runs_own_words(tmp_path):
     run = Path("runs/one")
-    files.write(tmp_path / run / ".token", b"1")
-    worker, letters = worker_of(
-        tmp_path / "node", lambda folder, report, asked: files.write(folder / "round.json", b"")
+
+    def train(worker, task):
+        folder = tmp_path / run
+        worker.collect(step(folder))
+        worker.collect(progress.Measured(folder, 1, 1, "ticket", (0, "train", 1.0, 0.5), True))
+        worker.collect(progress.Note("Words."))
+        worker.collect(progress.Done(step(folder, 9), {}))
+
+    folder, worker = folder_of(tmp_path / run), worker_of(train)
+    assert worker.carry_out(Job(7, Task(run, (1, 1, "ticket")), folder, _stamp(folder))) is True
+    assert worker.events.sent == [
+        (7, []),  # it has begun
+        (
+            7,
+            [
+                step(run),
+                progress.Measured(run, 1, 1, "ticket", (0, "train", 1.0, 0.5), True),
+                progress.Note("Words."),
+                progress.Done(step(run, 9), {}),
+            ],
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("there", "network"),
+    [
+        (None, (1, 0, "ticket")),
+        (b"of another run", (1, 0, "ticket")),
+        (b"settings", (1, 2, "ticket")),
+        (b"settings", (1, 1, "own")),
+    ],
+)
+def test_a_node_that_does_not_see_all_of_the_folder_is_refused_before_it_trains(tmp_path, monkeypatch, there, network):
+    monkeypatch.setattr("lottery.executors.cluster.PATIENCE", 0.0)
+    stamp = _stamp(folder_of(tmp_path / "here"))
+    if there:
+        folder_of(tmp_path / "node", there)
+        os.utime(tmp_path / "node/environment.json", (stamp[0], stamp[0]))
+    trained = []
+    worker = worker_of(lambda worker, task: trained.append(task))
+    sentence = (
+        f"^Node '.+' does not see the run's folder '{tmp_path / 'node'}', which must be on storage that all nodes"
     )
-    task = Task(run, (1, 0, "ticket"))
-    right, wrong = ((".token", content) for content in ("1", "2"))
-    assert worker.carry_out(Errand(1, task, tmp_path, [], right), None) is True
-    assert (tmp_path / run / "replicate-1/round-00/round.json").exists() and letters == []
-    # Another folder at the same path, one that does not show all yet, and one that is not to be looked at.
-    assert worker.carry_out(Errand(2, task, tmp_path, [], wrong), None) is None
-    assert worker.carry_out(Errand(3, task, tmp_path, ["replicate-1/initial.safetensors"], right), None) is None
-    assert worker.carry_out(Errand(4, task, tmp_path, [], ("", "")), None) is None
+    with pytest.raises(StorageError, match=sentence):
+        worker.carry_out(Job(1, Task(Path("one"), network), tmp_path / "node", stamp))
+    assert not trained
 
 
-def test_what_fails_on_a_node_says_the_runs_own_folder_and_keeps_what_it_made(tmp_path):
-    def train(folder, report, asked):
-        files.write(folder / "checkpoint.safetensors", b"here")
-        raise LotteryError(f"{folder} is too small.")
+def test_a_folder_that_was_made_at_another_time_is_another_one(tmp_path):
+    one, other = folder_of(tmp_path / "one"), folder_of(tmp_path / "other")
+    os.utime(other / "environment.json", (0, 0))
+    assert _stamp(one) != _stamp(other)
 
-    worker, letters = worker_of(tmp_path / "node", train)
-    errand = Errand(1, Task(Path("one"), (1, 0, "ticket")), tmp_path, [], ("", ""))
-    with pytest.raises(LotteryError, match="^one/replicate-1/round-00 is too small"):
-        worker.carry_out(errand, dict)
-    assert (1, {"replicate-1/round-00/checkpoint.safetensors": b"here"}) in letters
+
+def test_what_happens_arrives_before_a_failure(tmp_path):
+    def train(worker, task):
+        worker.collect(progress.Note("Words."))
+        raise LotteryError("Too small.")
+
+    folder, worker = folder_of(tmp_path), worker_of(train)
+    with pytest.raises(LotteryError, match=r"^Too small\."):
+        worker.carry_out(Job(1, Task(Path("one"), (1, 0, "ticket")), folder, _stamp(folder)))
+    assert worker.events.sent[-1] == (1, [progress.Note("Words.")])
+
+
+def test_a_worker_that_was_stopped_trains_no_more(tmp_path):
+    def train(worker, task):
+        worker.orders.put(True)
+        worker.deliver()
+        raise lottery.stopping.Stopped(worker.asked())
+
+    folder, worker = folder_of(tmp_path), worker_of(train)
+    job = Job(1, Task(Path("one"), (1, 0, "ticket")), folder, _stamp(folder))
+    assert worker.asked() == 0
+    assert worker.carry_out(job) is False and worker.asked() == signal.SIGTERM
+    worker.train = None
+    assert worker.carry_out(job) is False
 
 
 def test_what_has_died_is_lost_and_what_has_failed_is_not():
-    from lottery.executors.cluster import _meaning
-
     errors = pytest.importorskip("ray").exceptions
     for error in (errors.WorkerCrashedError(), errors.NodeDiedError("gone"), errors.OutOfMemoryError("full"),
                   errors.ObjectLostError("00" * 28, None, "")):  # fmt: skip
-        assert isinstance(_meaning(errors, error), scheduler.Lost)
+        assert isinstance(_meaning(error), scheduler.Lost)
     failed = errors.RayTaskError("train", "...", LotteryError("The loss is not finite."))
-    assert str(_meaning(errors, failed)) == "The loss is not finite."
-    assert _meaning(errors, errors.TaskCancelledError()) is None
-    assert isinstance(_meaning(errors, errors.RayTaskError("train", "", errors.WorkerCrashedError())), scheduler.Lost)
+    assert str(_meaning(failed)) == "The loss is not finite."
+    assert _meaning(errors.TaskCancelledError()) is None
+    assert isinstance(_meaning(errors.RayTaskError("train", "", errors.WorkerCrashedError())), scheduler.Lost)
 
 
 def test_a_node_with_other_data_fails_and_one_with_another_processor_says_so(small_run, tmp_path):
@@ -313,12 +282,12 @@ def test_a_node_with_other_data_fails_and_one_with_another_processor_says_so(sma
     recorded = store.read_environment(run)
     known = {key: value for key, value in recorded.items() if key != "record_sha256"}
     store.write_record(run / "environment.json", known | {"processor": "an abacus"})
-    work = dispatch.Work(Path("elsewhere"), settings, recorded["num_threads"], data_sha256="0" * 64, away=True)
+    work = dispatch.Work(run, settings, recorded["num_threads"], data_sha256="0" * 64, away=True)
     said, task = [], Task(Path("elsewhere"), (1, 3, "ticket"))
     with pytest.raises(LotteryError, match="The data, the model or the criterion on .* are not those that"):
-        dispatch.trainer({task.run: work}, said.append, lottery.stopping.never, lambda path: run)(task)
+        dispatch.trainer({task.run: work}, said.append, lottery.stopping.never)(task)
     work = dataclasses.replace(work, data_sha256=recorded["data_sha256"])
-    dispatch.trainer({task.run: work}, said.append, lottery.stopping.never, lambda path: run)(task)
+    dispatch.trainer({task.run: work}, said.append, lottery.stopping.never)(task)
     (note,) = [one.text for one in said if isinstance(one, progress.Note)]
     assert "computes with another processor (an abacus; now " in note and "python" not in note
     assert checksum(run / "replicate-1/round-03/weights.safetensors") == checksum(
@@ -397,7 +366,7 @@ def kill_process(cluster):
     next(one for node in cluster.worker_nodes for one in trainers(node)).kill()
 
 
-def train(cluster, out, shared=None, harm=None, asked=lottery.stopping.never):
+def train(cluster, out, harm=None, asked=lottery.stopping.never):
     """Train on the cluster, and do harm once while a round is trained."""
     notes, harmed = [], []
 
@@ -408,7 +377,7 @@ def train(cluster, out, shared=None, harm=None, asked=lottery.stopping.never):
             harmed.append(event)
             harm(cluster)
 
-    workers = Ray(cluster.address, shared=shared)
+    workers = Ray(cluster.address)
     run = lottery.run(
         EXPERIMENT, **given(), out=out, workers=workers, report=report, checkpoint_every=OFTEN, asked=asked
     )
@@ -418,23 +387,20 @@ def train(cluster, out, shared=None, harm=None, asked=lottery.stopping.never):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("shared", [None, False])
 @pytest.mark.parametrize("harm", [None, remove_node, kill_process])
-def test_the_bits_are_those_of_this_machine_whatever_dies(cluster, whole, tmp_path, shared, harm):
-    path, notes = train(cluster, tmp_path, shared, harm)
+def test_the_bits_are_those_of_this_machine_whatever_dies(cluster, whole, tmp_path, harm):
+    path, notes = train(cluster, tmp_path, harm)
     assert same(path, whole)
-    again = [note for note in notes if "begun again" in note]
+    again = [note for note in notes if "starts again" in note]
     assert len(again) >= 1 if harm else not again
-    assert not list(path.glob(".shared*"))
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("shared", [None, False])
-def test_a_run_that_is_stopped_on_a_cluster_goes_on_here(cluster, whole, tmp_path, shared):
+def test_a_run_that_is_stopped_on_a_cluster_goes_on_here(cluster, whole, tmp_path):
     number = []
     with pytest.raises(lottery.stopping.Stopped):
-        train(cluster, tmp_path, shared, lambda _: number.append(signal.SIGTERM), lambda: number[0] if number else 0)
+        train(cluster, tmp_path, lambda _: number.append(signal.SIGTERM), lambda: number[0] if number else 0)
     assert list(tmp_path.rglob("checkpoint.safetensors"))
     notes = []
     run = lottery.run(EXPERIMENT, **given(), out=tmp_path, report=lambda event: notes.append(event))
@@ -444,8 +410,7 @@ def test_a_run_that_is_stopped_on_a_cluster_goes_on_here(cluster, whole, tmp_pat
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("shared", [None, False])
-def test_one_that_fails_does_not_stop_the_others(cluster, whole, tmp_path, shared):
+def test_one_that_fails_does_not_stop_the_others(cluster, whole, tmp_path):
     path = tmp_path / whole.name
     shutil.copytree(whole, path)
 
@@ -455,7 +420,7 @@ def test_one_that_fails_does_not_stop_the_others(cluster, whole, tmp_path, share
             raise LotteryError("That is too sparse.")
         return lottery.pruning.branches.BranchStart(origin.start, origin.kept, origin.step, origin.num_steps)
 
-    workers = Ray(cluster.address, shared=shared)
+    workers = Ray(cluster.address)
     with pytest.raises(LotteryError, match="round 2, branch picky: That is too sparse"):
         branching.branch(path, picky, **given(), workers=workers, report=quietly)
     stored = {str(one.parent.relative_to(path)) for one in path.glob("*/*/branch-picky/round.json")}

@@ -82,7 +82,8 @@ def test_two_workers_give_the_bits_of_one_and_a_failure_stops_nothing_else(tmp_p
 SCRIPT = """
 import os, sys, threading, time
 import lottery
-from lottery import checkpoints, progress
+from lottery import progress
+from lottery.training import checkpoints
 from tests.executors.test_processes import TABLES, arrays
 
 def build():  # of the script itself, which has no guard against being imported again
@@ -129,7 +130,7 @@ def test_a_worker_that_is_killed_is_replaced_and_workers_end_with_who_has_starte
     workers = workers_of(script)
     assert len(workers) == 2
     workers[0].kill()
-    assert "it is begun again where it stood" in until(script, "has died")
+    assert "it starts again from its last checkpoint" in until(script, "died")
     until(script, "Step")
     left = workers_of(script)
     assert len(left) == 2 and not {one.pid for one in left} & {one.pid for one in workers}

@@ -631,7 +631,7 @@ def test_what_synflow_refuses(rng):
 
 def test_criteria_do_not_load_tensorflow():
     code = (
-        "import sys, numpy as np; from lottery import criteria\n"
+        "import sys, numpy as np; from lottery.pruning import criteria\n"
         "w = {'w': np.ones(3)}\n"
         "e = criteria.CriterionInputs(w, w, w, np.random.default_rng(0), 0.5, 'global')\n"
         "[criteria.CRITERIA[n](e) for n in criteria.CRITERIA if n not in criteria.NEEDS_NETWORK]\n"

@@ -32,7 +32,7 @@ SECOND = [[0.9, 0.85], [0.8, 0.74], [0.7, 0.68]]
 
 
 def test_differences_are_paired_and_the_best_comes_first():
-    found = comparison.contested({"a": made_up(FIRST), "b": made_up(SECOND)})
+    found = comparison.compared({"a": made_up(FIRST), "b": made_up(SECOND)})
     assert found["run"].tolist() == ["a", "b", "b", "a"]
     better = found.iloc[2]
     one = [0.05, 0.04, 0.03]
@@ -43,23 +43,23 @@ def test_differences_are_paired_and_the_best_comes_first():
     assert found[found["run"] == "a"]["difference"].isna().all()
     # Shuffled replicates of one run would not be the same pairs.
     shuffled = made_up(SECOND).sample(frac=1, random_state=0)
-    again = comparison.contested({"a": made_up(FIRST), "b": shuffled})
+    again = comparison.compared({"a": made_up(FIRST), "b": shuffled})
     pd.testing.assert_frame_equal(again, found)
 
 
 def test_controls_are_left_out_and_so_are_other_densities():
     rows = pd.concat([made_up(SECOND), made_up(FIRST, branch="random_mask")])
-    found = comparison.contested({"a": made_up(FIRST), "b": rows})
+    found = comparison.compared({"a": made_up(FIRST), "b": rows})
     assert found[found["run"] == "b"]["replicates"].tolist() == [3, 3]
-    other = comparison.contested({"a": made_up(FIRST), "b": made_up(SECOND, densities=(1.0, 0.6))})
+    other = comparison.compared({"a": made_up(FIRST), "b": made_up(SECOND, densities=(1.0, 0.6))})
     assert other[other["run"] == "b"]["round"].tolist() == [0]
 
 
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(LotteryError, match="received 1 run, allowed are two or more"):
-        comparison.contested({"a": made_up(FIRST)})
+        comparison.compared({"a": made_up(FIRST)})
     with pytest.raises(LotteryError, match="no round of the same density in common with a"):
-        comparison.contested({"a": made_up(FIRST), "b": made_up([[0.9]], densities=(0.3,))})
+        comparison.compared({"a": made_up(FIRST), "b": made_up([[0.9]], densities=(0.3,))})
 
 
 def test_the_command(small_run, tmp_path):

@@ -122,7 +122,7 @@ def test_ladders_are_the_papers_and_come_out_of_the_layers():
         266200, 266200, 4300992, 2425024, 2261184, 270896, 20024000,
     ]  # fmt: skip
     for groups, held in GROUPS.values():
-        assert published.ladder([(size, float(Fraction(rate))) for size, rate in groups], 20, held) == totals(
+        assert published.survivors([(size, float(Fraction(rate))) for size, rate in groups], 20, held) == totals(
             groups, held
         )
     # The densities at which the paper says what it found, of the rounds at which it is looked for.
@@ -162,7 +162,7 @@ def test_every_claim_is_open_where_the_rows_are_not_there(name, text):
 
 def test_a_round_that_fails_fails_however_many_are_missing():
     rows = as_published("lenet-mnist")
-    text = "ticket less dense, rounds 5 to 12"
+    text = "ticket − dense, rounds 5 to 12"
     begun = rows[rows["round"] <= 7]
     assert verdict("lenet-mnist", text, begun) == "open"
     assert verdict("lenet-mnist", text, moved(begun, ACCURACY, -0.007, only=lambda rows: rows["round"] == 6)) == "fail"
@@ -176,8 +176,8 @@ def test_a_round_that_fails_fails_however_many_are_missing():
 def test_what_is_measured_is_said():
     lines = {line["claim"]: line["measured"] for line in published.checked(as_published("lenet-mnist"), published.PROTOCOLS["lenet-mnist"])}  # fmt: skip
     assert lines["test accuracy, dense"] == "0.9756"
-    assert lines["ticket less dense, round 15 (3.6 %)"] == "+0.0010"
-    assert lines["ticket less random_mask, round 15"] == "+0.0300"
+    assert lines["ticket − dense, round 15 (3.6 %)"] == "+0.0010"
+    assert lines["ticket − random_mask, round 15"] == "+0.0300"
     assert lines["early stop, dense to ticket, round 7"] == "3.60 times (2500 and 9000)"
     assert lines["early stop before dense, round 7"] == "in 3 of 3"
     wrong = broken("survivors", as_published("lenet-mnist"))

@@ -182,7 +182,7 @@ def test_what_is_shown_has_a_verdict_a_bound_and_a_column_for_each_branch(small_
 def test_what_is_shown_of_one_replicate_tells_nothing(small_run, capsys):
     out = shown(small_run, capsys, made_up([[0.90, 0.93]]))
     assert re.search(r"1 +0\.8000 .* \? *$", out, re.M) and "?: cannot tell from 1 replicate." in out
-    assert "≥" not in out and "cannot be told from 1 replicate" in out
+    assert "≥" not in out and "1 replicate cannot show" in out
     assert "No round of" in shown(small_run, capsys, made_up([]))
     assert "can be compared with dense" in shown(small_run, capsys, made_up([[0.9, 0.8]]).query("round == 1"))
 

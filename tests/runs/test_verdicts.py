@@ -79,7 +79,7 @@ def test_one_replicate_never_tells(chain, tolerance):
     lines = verdicts.judged(made_up({"ticket": chain[:1]}), tolerance)
     assert set(lines["verdict"]) == {"?"} and lines["needed"].isna().all()
     said = " ".join(verdicts.sentences(made_up({"ticket": chain[:1]}), tolerance))
-    assert "cannot be told from 1 replicate" in said and "Winning" not in said and "Not winning" not in said
+    assert "1 replicate cannot show" in said and "Winning" not in said and "Not winning" not in said
 
 
 @given(accuracies, tolerances, tolerances)
@@ -180,7 +180,7 @@ def test_a_control_is_compared_where_the_ticket_wins(control, expected):
     chain = [[0.90, 0.91], [0.91, 0.92], [0.92, 0.93]]
     rows = made_up({"ticket": chain, "random_reinit": [[None, value] for value in control]})
     (sentence,) = [said for said in verdicts.sentences(rows) if "random_reinit" in said]
-    assert sentence.startswith("Ticket less random_reinit at density 0.8000 (round 1): ") and expected in sentence
+    assert sentence.startswith("Ticket − random_reinit at density 0.8000 (round 1): ") and expected in sentence
 
 
 def test_a_control_of_other_rounds_is_compared_at_the_nearest_and_a_transfer_not_at_all():

@@ -125,7 +125,7 @@ def workers(run: Run) -> list[int]:
         pid
         for pid, command in family(run.process.pid).items()
         # Ray's own agents are none of ours: with them their node goes, and the process that is connected to it.
-        if "loky.backend.popen_loky" in command or command.startswith(("ray::train", "ray::Mailbox"))
+        if "loky.backend.popen_loky" in command or command.startswith(("ray::train", "ray::_QueueActor"))
     )
 
 
@@ -219,11 +219,11 @@ def _killed(run: Run, kind: str, chance: random.Random, lasting: float, tally: T
     tally.in_mid_round += bool(mid)
     wrong = []
     if kind in ("worker", "ray"):
-        if not run.wait_for(lambda: "it is begun again where it stood" in run.said) and run.process.returncode:
+        if not run.wait_for(lambda: "it starts again from its last checkpoint" in run.said) and run.process.returncode:
             wrong.append(f"it ended with status {run.process.returncode}")
     else:
         run.process.wait(PATIENCE)
-        wrong += _left(relatives) + ([] if over else _farewell(run, kind))
+        wrong += left_running(relatives) + ([] if over else _farewell(run, kind))
     wrong += [f"it said {word!r}" for word in ("Traceback", "from its beginning", "damaged") if word in run.said]
     tally.wrong += [f"{kind}: {sentence}: {run.said[-2000:]}" for sentence in wrong]
     stored = len(list(run.out.rglob("round.json")))
@@ -262,9 +262,9 @@ def _is_complete(out: Path) -> bool:
     return store.is_complete(path, store.read_experiment(path))
 
 
-def _left(relatives: dict[int, str]) -> list[str]:
-    """Which processes of a run are still there ten seconds after it has ended."""
-    until = time.monotonic() + 10
+def left_running(relatives: dict[int, str]) -> list[str]:
+    """Wait for the processes of a run that has ended; return a sentence for each that does not end."""
+    until = time.monotonic() + PATIENCE
     while left := {pid: command for pid, command in relatives.items() if family(pid).get(pid) == command}:
         if time.monotonic() > until:
             return [f"process {pid} is left: {command}" for pid, command in left.items()]

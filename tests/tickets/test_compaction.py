@@ -15,7 +15,7 @@ from lottery.errors import LotteryError
 from lottery.models import networks, outputs
 from lottery.pruning import ranking
 from lottery.tickets import compaction
-from lottery.tickets.chain import _EACH_ENTRY
+from lottery.tickets.chain import ENTRYWISE_ACTIVATIONS
 
 LIBRARIES = ("keras", "tf_keras")
 TOLERANCE = 1e-5
@@ -295,7 +295,7 @@ def test_every_activation_of_each_entry_is_folded_and_no_other(keras):
     def own(x):
         return x / 2
 
-    named = [name for name in _EACH_ENTRY if hasattr(keras.activations, name)]
+    named = [name for name in ENTRYWISE_ACTIVATIONS if hasattr(keras.activations, name)]
     assert len(named) > 10
     layers = keras.layers
     folded = [*named, None, tf.nn.relu, tf.nn.leaky_relu, layers.LeakyReLU()]
@@ -483,7 +483,7 @@ def test_wrappers_of_tfmot_are_to_be_stripped():
 
     model = sequential(keras, (4,), keras.layers.Dense(3), keras.layers.Dense(2))
     wrapped = wrappers.wrap(model, masks.ones_like(weights.read(model)))
-    with pytest.raises(LotteryError, match=r"'dense|'prune_low_magnitude.*lottery\.wrappers\.strip"):
+    with pytest.raises(LotteryError, match=r"'dense|'prune_low_magnitude.*lottery\.enforcement\.wrappers\.strip"):
         compaction.compact(wrapped)
     assert difference(model, compaction.compact(wrappers.strip(wrapped))) < TOLERANCE
 
@@ -564,15 +564,15 @@ def broken_network(keras):
     return assign(model, **{name.replace("/", "__"): value for name, value in kernels.items()})
 
 
-def forget_constants(links, one, following, original=compaction.fold_constants):
+def forget_constants(one, following, original=compaction.fold_constants):
     before = following.bias.copy()
-    original(links, one, following)
+    original(one, following)
     following.bias[:] = before
 
 
 BUGS = {
     "a constant is not folded": (compaction, "fold_constants", forget_constants),
-    "zero padding is overlooked": (compaction, "_sees_padding", lambda link: False),
+    "zero padding is overlooked": (compaction, "_sees_padding", lambda layer: False),
     "flattened by channel, not by position": (np, "resize", lambda kept, size: np.repeat(kept, size // kept.size)),
 }
 
@@ -654,28 +654,28 @@ def test_latency_calls_what_was_traced_once(keras):
             compaction.latency(*arguments)
 
 
-def test_measured_compacts_compares_and_times(keras, counted, monkeypatch):
+def test_a_benchmark_compacts_compares_and_times(keras, counted, monkeypatch):
     clock, _ = counted
     model = randomise(sequential(keras, (5, 6), keras.layers.Flatten(), *map(keras.layers.Dense, (8, 3))), 0.1)
     x = example(model, 1200)
-    found = compaction.measured(model, x, True, 3, clock)
+    found = compaction.benchmark(model, x, True, 3, clock)
     assert found.compacted.inputs.size < 30 and found.compacted.units == compaction.compact(model).units
     assert found.difference < TOLERANCE
     assert found.seconds.keys() == {1, 1000}
     for num, pair in found.seconds.items():
         assert pair == pytest.approx([1e-4 * num * one for one in found.compacted.num_parameters])
-    few = compaction.measured(model, x[:7], num_turns=1, clock=clock)
+    few = compaction.benchmark(model, x[:7], num_turns=1, clock=clock)
     assert few.seconds.keys() == {1, 7} and few.compacted.inputs.size == 30
-    unknown = compaction.measured(model, num_turns=1, clock=clock)
+    unknown = compaction.benchmark(model, num_turns=1, clock=clock)
     assert unknown.seconds.keys() == {1, 1000} and unknown.difference < TOLERANCE
     with pytest.raises(LotteryError, match=r"shape \(6,\), allowed is \(5, 6\)"):
-        compaction.measured(model, x[:, 0])
+        compaction.benchmark(model, x[:, 0])
     with pytest.raises(LotteryError, match="are empty, so there is nothing to compare"):
-        compaction.measured(model, x[:0])
+        compaction.benchmark(model, x[:0])
     small = found.compacted.model
     small.set_weights([*small.get_weights()[:-1], small.get_weights()[-1] + [0, 1, 0]])
     monkeypatch.setattr(compaction, "compact", lambda *given: found.compacted)
-    apart = compaction.measured(model, x, True, 1, clock).difference
+    apart = compaction.benchmark(model, x, True, 1, clock).difference
     assert apart == pytest.approx(difference(model, found.compacted, x)) and apart > 0.01
 
 

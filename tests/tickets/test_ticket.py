@@ -173,7 +173,7 @@ def test_every_bit_comes_through_a_file_into_any_reader(tmp_path, rng, name):
 def test_a_built_in_network_is_built_in_either_library(tmp_path, rng):
     model = MAKE["conv_2"](library_of("keras"))
     own = tickets.of(model, any_masks(rng, weights.prunable(model)))
-    named = lottery.models.architecture.described(model, "conv_2")
+    named = lottery.models.architecture.describe(model, "conv_2")
     ticket = tickets.Ticket(own.masks, own.weights, None, named, {}, {})
     again = tickets.load(ticket.save(tmp_path / "a.safetensors"))
     assert again.architecture == {"library": "keras", "name": "conv_2", "input_shape": [2, 2, 1], "num_classes": 2}

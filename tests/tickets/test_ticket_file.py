@@ -289,7 +289,7 @@ def test_numbers_of_a_normalization_that_are_all_there_are_let_in():
         layers = library.layers
         norm = layers.Normalization(axis=-1, mean=[1.0, 2, 3, 4], variance=[1.0, 2, 3, 4])
         model = library.Sequential([layers.InputLayer((4,)), norm, layers.Dense(2)])
-        assert "keras" in architecture.described(model), architecture.described(model)
+        assert "keras" in architecture.describe(model), architecture.describe(model)
 
 
 def test_a_compiled_part_is_described_without_its_optimiser():
@@ -298,7 +298,7 @@ def test_a_compiled_part_is_described_without_its_optimiser():
     inner = keras.Sequential([keras.layers.InputLayer((4,)), keras.layers.Dense(2)])
     inner.compile("adam", "mse")
     model = keras.Sequential([keras.layers.InputLayer((4,)), inner])
-    described = architecture.described(model)
+    described = architecture.describe(model)
     assert "keras" in described and "compile_config" not in json.dumps(described)
 
 
@@ -322,8 +322,8 @@ def test_a_forged_type_that_keras_does_not_take_is_a_ticket_error():
 
 def test_the_same_ticket_is_the_same_bytes_in_every_process():
     program = (
-        "import hashlib; from lottery import ticket_files; from tests.tickets.test_ticket_file import made_up;"
-        "print(hashlib.sha256(ticket_files.pack(made_up())).hexdigest())"
+        "import hashlib; from lottery.tickets import ticket_file; from tests.tickets.test_ticket_file import made_up;"
+        "print(hashlib.sha256(ticket_file.pack(made_up())).hexdigest())"
     )
     here = hashlib.sha256(ticket_file.pack(made_up())).hexdigest()
     assert here == hashlib.sha256(ticket_file.pack(made_up())).hexdigest()
