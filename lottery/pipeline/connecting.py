@@ -31,8 +31,8 @@ def connect(
     replicate: int | None = None,
     num_points: int = 30,
     recompute: bool = False,
-    ingredients: Ingredients = Ingredients(),
-    execution: Execution = Execution(),
+    ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
+    execution: Execution = Execution(),  # noqa: B008 (frozen)
 ) -> None:
     """Measure how stable a run's networks are to the noise of training; a second call resumes, or finds it complete.
 

@@ -195,9 +195,7 @@ def carry_out(
         scheduler.launch(tasks, engine, report, asked, {task: [original] for task, original in copies.items()})
 
 
-def trainer(
-    recipes: Mapping[Path, Recipe], report: progress.Report, asked: stopping.Asked
-) -> Callable[[Task], None]:
+def trainer(recipes: Mapping[Path, Recipe], report: progress.Report, asked: stopping.Asked) -> Callable[[Task], None]:
     """Make a function that trains one network in this process; see `scheduler.Trainer`."""
     return Worker(recipes, report, asked).train
 

@@ -23,7 +23,6 @@ from lottery.training.loop import example_batch, scaler
 from lottery.training.settings import Train
 from lottery.training.trainer import Arrays, Trainer
 
-
 OF_RATES = ("rate", "rates", "final_density")  # keys of ``[prune]`` that a schedule as a function replaces
 
 

@@ -450,9 +450,9 @@ def folder_deleted(world: World) -> list[Row]:
 
 def memory_error(world: World) -> list[Row]:
     run = world.copy(world.partial)
-    from lottery.training import trainer
+    from lottery.training.trainer import Trainer
 
-    with mock.patch.object(trainer, "_advance", mock.Mock(side_effect=MemoryError("cannot allocate 3 GiB"))):
+    with mock.patch.object(Trainer, "train", mock.Mock(side_effect=MemoryError("cannot allocate 3 GiB"))):
         said = world.refused(run)
     assert "not enough memory" in said
     world.check_end(run)
@@ -661,7 +661,10 @@ def workers_lost(world: World) -> list[Row]:
     with _long(world, "--workers", "2") as run, _hunted(run):
         run.process.wait(PATIENCE)
         assert run.process.returncode == 2 and "Traceback" not in run.said, run.said
-        ending, less = run.said.strip().splitlines()[-1].removeprefix("lottery: "), _note(run, "one network trains at a time")
+        ending, less = (
+            run.said.strip().splitlines()[-1].removeprefix("lottery: "),
+            _note(run, "one network trains at a time"),
+        )
     check = [path.parent for path in run.out.glob("*/experiment.toml")]
     assert wrong(check[0]) == [] and "times without any progress" in ending
     _ends_well(world, run.out)
