@@ -180,7 +180,7 @@ def measure_round(trainer: Trainer, start: Mapping[str, np.ndarray], repetitions
 
     def prune() -> tuple[masks.Masks, dict[str, Any]]:
         scores = criteria.CRITERIA["magnitude"](
-            plan.criterion_inputs(EXPERIMENT.prune, EXPERIMENT.run.seed, 1, 1, start, trained, dense)
+            plan.criterion_inputs(EXPERIMENT.prune, 1, start, trained, dense, randomness.generator(0))
         )
         kept = plan.round_masks(EXPERIMENT.prune, 1, scores, dense)
         return kept, {"thresholds": ranking.thresholds(scores, dense, kept)}

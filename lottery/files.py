@@ -224,3 +224,28 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def redirected(descriptor: int, to: int | None = None) -> Iterator[None]:
+    """Within, send what the process writes to a descriptor, also from below Python, to another one, or nowhere.
+
+    A descriptor that was closed is closed again afterwards.
+    """
+    try:
+        saved = os.dup(descriptor)
+    except OSError:
+        saved = None
+    target = os.open(os.devnull, os.O_WRONLY) if to is None else to  # may be the descriptor itself, if it was closed
+    if target != descriptor:
+        os.dup2(target, descriptor)
+        if to is None:
+            os.close(target)
+    try:
+        yield
+    finally:
+        if saved is None:
+            os.close(descriptor)
+        else:
+            os.dup2(saved, descriptor)
+            os.close(saved)

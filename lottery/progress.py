@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lottery.formatting import duration
+
 
 @dataclass(frozen=True)
 class Step:
@@ -186,15 +188,6 @@ def shown(console: Any = None) -> Iterator[Report]:
                 print_line(event)
 
         yield show
-
-
-def duration(seconds: float) -> str:
-    """Write a duration for a person, such as ``2 min 05 s``."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
 
 
 def _where(event: Step | Done) -> Step:

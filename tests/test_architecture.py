@@ -13,7 +13,7 @@ FOLDER = Path(lottery.__file__).parent
 HEAVY = ("tensorflow", "keras", "tf_keras", "tensorflow_model_optimization")
 
 # A room may import those named, and what they may import; modules beside the folders are rooms of one file.
-BESIDE = {"errors", "masks", "weights", "data", "files", "progress", "randomness", "settings", "stopping"}
+BESIDE = {"errors", "formatting", "masks", "weights", "data", "files", "progress", "randomness", "settings", "stopping"}
 MAY_IMPORT = {
     "models": BESIDE,
     "training": {"models"},

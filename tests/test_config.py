@@ -6,7 +6,7 @@ import pytest
 from lottery import config, data, enforcement
 from lottery.errors import LotteryError
 from lottery.models import networks
-from lottery.pruning import criteria, rewinding
+from lottery.pruning import allocation, criteria, rewinding, schedules
 from lottery.training import compiling
 from lottery.training.settings import OPTIMIZERS, Train
 
@@ -112,7 +112,10 @@ def test_overrides_are_toml_and_else_strings():
         ("train.warmup_steps=50001", "train.warmup_steps: received 50001, allowed is at most"),
         ("train.optimizer={name='sgd', weight_decay='a'}", "weight_decay is 'a', allowed are numbers"),
         ("train.warmup_steps=-1", "train.warmup_steps: received -1"),
-        ("prune.allocation=erd", "prune.allocation: received 'erd', allowed is 'rates', 'uniform' or 'erk'"),
+        (
+            "prune.allocation=erd",
+            "prune.allocation: received 'erd', allowed is 'rates', 'uniform', 'erk'; did you mean 'erk'",
+        ),
         ("prune.final_density=1.0", "prune.final_density: received 1.0"),
         ("run.controls=['random_init']", "run.controls: received 'random_init'.*did you mean 'random_reinit'"),
         ("run.controls=['transfer']", "run.controls: received 'transfer'"),
@@ -156,13 +159,16 @@ def test_overrides_that_contradict_each_other_are_refused():
         ("data", "name", data.DATASETS),
         ("model", "name", networks.MODELS),
         ("prune", "criterion", criteria.CRITERIA),
+        ("prune", "schedule", schedules.SCHEDULES),
+        ("prune", "allocation", allocation.ALLOCATIONS),
         ("rewind", "mode", rewinding.REWINDS),
         ("run", "enforcement", enforcement.ENFORCEMENTS),
     ],
 )
 def test_the_names_of_methods_are_the_keys_of_their_dicts(section, key, methods, monkeypatch):
     for name in methods:
-        tables = {section: {key: name} | ({"path": "some.npz"} if name == "npz" else {})}
+        needed = {"npz": {"path": "some.npz"}, "explicit": {"densities": [0.5]}}.get(name, {})
+        tables = {section: {key: name} | needed}
         assert getattr(getattr(config.load(tables), section), key) == name
     with pytest.raises(LotteryError) as refused:
         config.load({section: {key: "nothing"}})

@@ -1,4 +1,4 @@
-"""Every experiment that ships with the package: its header, its smoke run, and the commands that list and copy it."""
+"""Every preset: its header, its smoke test, and the commands that list and copy it."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def command(monkeypatch, tmp_path):
     return call
 
 
-def test_each_published_experiment_has_its_file():
+def test_each_published_experiment_has_a_preset():
     assert len(NAMES) == 12
     folder = Path(__file__).parents[1] / "experiments"
     assert {path.stem for path in folder.glob("*.toml")} | {"digits"} == set(NAMES)
@@ -46,7 +46,7 @@ def test_each_published_experiment_has_its_file():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_headers_say_what_a_reader_wants_to_know(name):
+def test_headers_are_complete(name):
     text = presets.named(name).read_text(encoding="utf-8")
     header = text[: text.index("\n\n")]
     assert all(line.startswith("#") for line in header.splitlines())
@@ -79,7 +79,7 @@ def test_smoke(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_smoke_run_shrinks_and_what_not(name):
+def test_a_smoke_test_shrinks_sizes_and_nothing_else(name):
     """Also of those that only `-m long` trains."""
     experiment = config.load(presets.named(name))
     check_shrunk(config.load(presets.smoke_test(experiment)[0]), experiment)

@@ -11,6 +11,7 @@ import pytest
 
 from lottery import files, plots
 from lottery.analysis import (
+    ANALYSES,
     connectivity,
     connectivity_files,
     costs,
@@ -21,7 +22,6 @@ from lottery.analysis import (
     overlaps,
     survivors,
 )
-from lottery.cli import analyze
 from lottery.pipeline import branching, rounds
 from lottery.pruning import branches
 from lottery.runs import comparison, results, store, verdicts
@@ -157,6 +157,6 @@ def plain(path):
 def test_every_kind_of_figure_and_every_analysis_is_on_the_page():
     text = (DOCS / "seeing.md").read_text()
     (table,) = re.findall(r"^\| kind \|.*\n\| ---.*\n((?:\|.*\n)+)", text, re.M)
-    assert re.findall(r"^\| `(\w+)`", table, re.M) == list(plots.PLOTS)
-    named = {command.callback.__name__ for command in analyze.analyze.registered_commands}
+    assert re.findall(r"^\| `(\w+)`", table, re.M) == list(plots.kinds())
+    named = {name for name, one in ANALYSES.items() if one.columns}
     assert set(re.findall(r"^lottery analyze (\w+)", text, re.M)) == named

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from lottery import plots
+from lottery.analysis import style
 from lottery.errors import LotteryError
 from lottery.pruning.branches import BRANCHES
 from tests.runs.test_results import made_up
@@ -77,14 +78,14 @@ def test_bars_can_be_intervals_and_the_title_says_which():
 
 
 def test_one_replicate_has_no_bars():
-    for interval in plots.BARS:
+    for interval in style.INTERVALS:
         ax = plots.accuracy(made_up([[0.9, 0.8]]), axes(), interval=interval)
         assert not ax.containers[0].has_yerr and ax.get_title() == "one replicate"
 
 
 def test_a_round_of_one_replicate_has_a_bar_of_no_length():
     rows = made_up([[0.9, 0.8], [0.92, 0.81]])[:3]
-    for interval in plots.BARS:
+    for interval in style.INTERVALS:
         ends = bars(plots.accuracy(rows, axes(), interval=interval).containers[0])
         assert np.isfinite(ends).all() and ends[1][0] == ends[1][1] == pytest.approx(0.8)
 
@@ -122,10 +123,10 @@ def test_the_legend_does_not_cover_a_point(num):
 
 
 def test_styles_differ_and_are_enough():
-    assert all(len(set(column)) == len(plots.STYLES) for column in zip(*plots.STYLES, strict=True))
-    assert len(plots.STYLES) >= len(BRANCHES) + 1
-    many = pd.concat([made_up([[0.9]], f"transfer-{place}") for place in range(len(plots.STYLES) + 1)])
-    with pytest.raises(LotteryError, match=f"at most {len(plots.STYLES)} branches, received {len(plots.STYLES) + 1}"):
+    assert all(len(set(column)) == len(style.STYLES) for column in zip(*style.STYLES, strict=True))
+    assert len(style.STYLES) >= len(BRANCHES) + 1
+    many = pd.concat([made_up([[0.9]], f"transfer-{place}") for place in range(len(style.STYLES) + 1)])
+    with pytest.raises(LotteryError, match=f"at most {len(style.STYLES)} branches, received {len(style.STYLES) + 1}"):
         plots.accuracy(many, axes())
 
 

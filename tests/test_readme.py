@@ -1,7 +1,9 @@
 """What the README and the pages under docs/ say is what happens."""
 
+import contextlib
 import functools
 import importlib.util
+import io
 import json
 import re
 import shutil
@@ -13,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from lottery import config, plots
-from lottery.cli import tickets
 from lottery.pipeline import presets, sweeping
 from lottery.pruning import branches
+from lottery.tickets import exporting
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -50,22 +52,39 @@ def here(small_run, tmp_path):
 
 
 @pytest.mark.parametrize("page", sorted(PAGES.keys() - NO_PYTHON))
-def test_every_python_block_runs(page, here):
-    """In order and in one process, for the later use what the earlier have made."""
+def test_every_python_block_runs(page, here, monkeypatch):
+    """In order, each with the names that the blocks before it made; pages that need no TensorFlow never import it."""
     blocks = BLOCK.findall(PAGES[page])
     assert len(blocks) == len(re.findall(r"^ *```py", PAGES[page], re.M)) >= 1
-    code = "".join(f"{code}\nprint({END!r})\n" for code, _ in blocks)
-    if page in NO_TENSORFLOW:
-        code += "import sys\nassert not {'tensorflow', 'keras', 'tf_keras'} & sys.modules.keys()\n"
-    script = here / "page.py"
-    script.write_text(code)
-    done = subprocess.run([sys.executable, script.name], cwd=here, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    printed = done.stdout.split(f"{END}\n")
-    assert len(printed) == len(blocks) + 1
-    for (_, expected), found in zip(blocks, printed, strict=False):
+    run = in_a_new_process if page in NO_TENSORFLOW else in_this_process
+    printed = run([code for code, _ in blocks], here, monkeypatch)
+    assert len(printed) == len(blocks)
+    for (_, expected), found in zip(blocks, printed, strict=True):
         if expected:
             assert without_fractions(found) == without_fractions(expected)
+
+
+def in_a_new_process(blocks, folder, _):
+    """Print what each block prints, after checking that the process has not imported TensorFlow."""
+    code = "".join(f"{code}\nprint({END!r})\n" for code in blocks)
+    code += "import sys\nassert not {'tensorflow', 'keras', 'tf_keras'} & sys.modules.keys()\n"
+    script = folder / "page.py"
+    script.write_text(code)
+    done = subprocess.run([sys.executable, script.name], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.split(f"{END}\n")[:-1]
+
+
+def in_this_process(blocks, folder, monkeypatch):
+    """Return what each block prints; TensorFlow is imported already, which takes longer than most blocks."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    names, printed = {"__name__": "__main__"}, []
+    for code in blocks:
+        with contextlib.redirect_stdout(io.StringIO()) as stream:
+            exec(compile(code, "page.py", "exec"), names)
+        printed.append(stream.getvalue())
+    return printed
 
 
 def without_fractions(text):
@@ -196,8 +215,8 @@ def test_every_command_can_be_typed(page, tmp_path):
         name, given = parsed(words)
         if name == "run":
             check_run(given)
-        assert given.get("kind", "accuracy") in {*plots.PLOTS, *branches.BRANCHES}, words
-        assert not given.get("form") or given["form"] in (*tickets.NAMES, "all"), words
+        assert given.get("kind", "accuracy") in {*plots.kinds(), *branches.BRANCHES}, words
+        assert not given.get("form") or given["form"] in ("safetensors", *exporting.EXPORTS, "all"), words
 
 
 def check_run(given):

@@ -1,35 +1,32 @@
-"""What can be asked of a stored run, by name: the tidy tables behind the plots, the page and `lottery analyze`."""
+"""Questions to a stored run by name: the tables and figures of `lottery analyze`, `lottery plot` and the report."""
 
-from collections.abc import Callable
-from pathlib import Path
+from lottery.analysis import (
+    accuracy,
+    connectivity,
+    costs,
+    curves,
+    distances,
+    inputs,
+    layers,
+    overlaps,
+    survivors,
+)
+from lottery.analysis.record import Analysis
 
-from lottery.analysis import connectivity, costs, curves, distances, inputs, layers, overlaps, survivors
-from lottery.runs.verdicts import Table
-
-# From a run's folder to a data frame; further arguments are each function's own.
-Analysis = Callable[..., Table]
-
-
-def barriers(run: Path) -> Table:
-    """Error barriers between the solutions that `lottery.pipeline.connecting.connect` has trained and measured.
-
-    Args:
-        run: The run's folder.
-
-    Returns:
-        What `lottery.analysis.connectivity.barriers` gives of its points; empty where nothing was measured.
-    """
-    return connectivity.barriers(connectivity.points(run))
-
-
+# In the order of the report.
 ANALYSES: dict[str, Analysis] = {
-    "curves": curves.table,
-    "layers": layers.table,
-    "degrees": layers.degrees,
-    "survivors": survivors.table,
-    "inputs": inputs.table,
-    "distance": distances.table,
-    "costs": costs.table,
-    "overlap": overlaps.table,
-    "connectivity": barriers,
+    "accuracy": accuracy.ACCURACY,
+    "early_stop": accuracy.EARLY_STOP,
+    "curves": curves.CURVES,
+    "learning_curves": curves.LEARNING_CURVES,
+    "layers": layers.LAYERS,
+    "distance": distances.DISTANCE,
+    "initial_weights": survivors.INITIAL_WEIGHTS,
+    "degrees": layers.DEGREES,
+    "inputs": inputs.INPUTS,
+    "overlap": overlaps.OVERLAP,
+    "connectivity": connectivity.CONNECTIVITY,
+    "barrier": connectivity.BARRIER,
+    "instability": connectivity.INSTABILITY,
+    "costs": costs.COSTS,
 }

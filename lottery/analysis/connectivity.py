@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from lottery import config, files, masks, weights
-from lottery.analysis import connectivity_files, styles
+from lottery.analysis import connectivity_files, style
 from lottery.analysis.connectivity_files import ORDERS, RECOMPUTED, STORED, Siblings
+from lottery.analysis.record import Analysis
 from lottery.errors import LotteryError, unknown
-from lottery.runs import intervals, store
+from lottery.runs import intervals, results, store
 from lottery.runs.results import Table
 
 STABLE = 0.02  # of Frankle et al. 2020, https://arxiv.org/abs/1912.05671, section 3
@@ -25,9 +26,6 @@ def points(run: Path) -> Table:
     """Read the networks between two siblings, for every path that is stored of a run.
 
     Paths of rounds or networks that are incomplete, or were trained again since, are left out; `wrong` names them.
-
-    Args:
-        run: The run's folder.
 
     Returns:
         A data frame with the columns `POINTS`, sorted by them: ``step`` is k, ``density`` the round's, ``batch_norm``
@@ -56,9 +54,6 @@ def barriers(points: Table) -> Table:
 
     The highest error on the straight line between two networks − the mean of its ends: "linear interpolation
     instability" of Frankle et al. 2020, https://arxiv.org/abs/1912.05671, section 2.
-
-    Args:
-        points: The table of `points`.
 
     Returns:
         A data frame with the columns `BARRIERS`, a row for each path and split: ``ends`` is the mean error of the two
@@ -118,9 +113,6 @@ def sentences(barriers: Table, confidence: float = 0.95) -> list[str]:
 def wrong(run: Path) -> Iterator[tuple[str, list[str]]]:
     """Check everything that is stored of a run's connectivity.
 
-    Args:
-        run: The run's folder.
-
     Yields:
         For each sibling and each path, its name and what is wrong with it, each a sentence: see `wrong_network`; of a
         path that it is damaged, that its networks are not those it was measured between, or that its ends do not have
@@ -137,12 +129,7 @@ def wrong(run: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def wrong_network(run: Path, experiment: config.Experiment, folder: Path) -> Iterator[str]:
-    """Check a sibling.
-
-    Args:
-        run: The run's folder.
-        experiment: Its experiment.
-        folder: The sibling's folder.
+    """Check the sibling in a folder of a run.
 
     Yields:
         A sentence for everything that is wrong: masks that are not the round's, masked weights that are not zero,
@@ -197,23 +184,23 @@ def barrier(
         LotteryError: The table is empty or lacks a round, step, split or kind of statistics.
     """
     part = _selected(points, split, batch_norm)
-    part = styles.of_rounds(styles.of_rounds(part, rounds, 3), steps, 3, "step")
-    lines = styles.spread(_at_all_points(part), ("round", "step", "split", "alpha"), "error")
+    part = style.of_rounds(style.of_rounds(part, rounds, 3), steps, 3, "step")
+    lines = style.spread(_at_all_points(part), ("round", "step", "split", "alpha"), "error")
     heights = barriers(part).groupby(["round", "step", "split"])["barrier"].mean()
     splits = sorted(set(part["split"]))
     pairs = sorted(set(zip(lines["round"], lines["step"], strict=True)))
-    ax = styles.new_or(ax)
-    for (index, step), style in zip(pairs, styles.in_order(len(pairs)), strict=True):
+    ax = style.new_or(ax)
+    for (index, step), look in zip(pairs, style.in_order(len(pairs)), strict=True):
         for name in splits:
             line = lines[(lines["round"] == index) & (lines["step"] == step) & (lines["split"] == name)]
-            styles.band(ax, line["alpha"], line, style, "_path", linestyle="-" if name == "test" else "--")
+            style.band(ax, line["alpha"], line, look, "_path", linestyle="-" if name == "test" else "--")
         measured = ", ".join(f"{name} {heights[index, step, name]:.4f}" for name in splits)
-        color, marker, _ = style
+        color, marker, _ = look
         ax.plot([], [], color=color, marker=marker, label=f"round {index}, step {step}\nbarrier: {measured}")
     ax.set_ylim(0, None)
     ax.set_xlabel("place on the line between the two networks (alpha)")
     ax.set_ylabel("error (fraction of examples)")
-    return styles.finish(ax, styles.said(lines, "band") + _notes(part))
+    return style.finish(ax, style.over_replicates(lines, "band") + _notes(part))
 
 
 def instability(barriers: Table, ax: Any = None, over: str = "density", batch_norm: str | None = None) -> Any:
@@ -235,33 +222,33 @@ def instability(barriers: Table, ax: Any = None, over: str = "density", batch_no
     if over not in ("density", "step"):
         raise unknown("The x axis of an instability", over, ("density", "step"))
     line, x = ("step", "round") if over == "density" else ("round", "step")
-    part = styles.of_rounds(_selected(barriers, None, batch_norm), None, column=line)
-    spread = styles.spread(part, (line, "split", x), "barrier")
-    ax = styles.new_or(ax)
+    part = style.of_rounds(_selected(barriers, None, batch_norm), None, column=line)
+    spread = style.spread(part, (line, "split", x), "barrier")
+    ax = style.new_or(ax)
     drawn = sorted(set(spread[line]))
-    for index, (color, marker, _) in zip(drawn, styles.in_order(len(drawn)), strict=True):
+    for index, (color, marker, _) in zip(drawn, style.in_order(len(drawn)), strict=True):
         for name in sorted(set(part["split"])):
             of = spread[(spread[line] == index) & (spread["split"] == name)]
-            style = (color, marker, "-" if name == "test" else "--")
-            styles.bars(ax, of[over], of, style, f"{line} {index}, {name}", first=name == "test")
+            look = (color, marker, "-" if name == "test" else "--")
+            style.bars(ax, of[over], of, look, f"{line} {index}, {name}", first=name == "test")
     ax.axhline(STABLE, color="0.35", linewidth=1, linestyle=":", label=f"stable under {100 * STABLE:g} %", zorder=1)
     if over == "density":
-        styles.density_axis(ax, spread["density"])
+        style.density_axis(ax, spread["density"])
     else:
         later = spread[spread["step"] > 0]["step"]
         ax.set_xscale("symlog", linthresh=later.min() if len(later) else 1)
-        styles.plain(ax.xaxis)
+        style.plain(ax.xaxis)
         ax.set_xlabel("step that both networks share")
     ax.set_ylim(min(0, spread["low"].min() * 1.1), max(spread["high"].max(), STABLE) * 1.1)
     ax.set_ylabel("error barrier (fraction of examples)")
-    return styles.finish(ax, styles.said(spread, "bars") + _notes(part))
+    return style.finish(ax, style.over_replicates(spread, "bars") + _notes(part))
 
 
 def _selected(table: Table, split: str | None, batch_norm: str | None) -> Table:
-    styles.check(table, NO_PATH)
+    style.check(table, NO_PATH)
     usual = STORED if STORED in set(table["batch_norm"]) else RECOMPUTED
-    part = styles.only(table, "batch_norm", usual if batch_norm is None else batch_norm)
-    return part if split is None else styles.only(part, "split", split)
+    part = style.only(table, "batch_norm", usual if batch_norm is None else batch_norm)
+    return part if split is None else style.only(part, "split", split)
 
 
 def _notes(part: Table) -> str:
@@ -352,3 +339,55 @@ def _by_round(pruned: list[dict[str, Any]], step: int) -> str:
 
 def _where(line: Mapping[str, Any]) -> str:
     return f"round {line['round']} (density {line['density']:.4f})"
+
+
+def _stored_barriers(run: Path) -> Table:
+    return barriers(points(run))
+
+
+def _barrier_views(points: Table) -> list[tuple[dict[str, Any], str]]:
+    """A figure for each kind of BatchNorm statistics."""
+    text = "Error on the straight line between two networks trained from the same start on two orders of the data."
+    rounds = results.chosen(points["round"], style.MOST) if len(points) else []
+    kinds = sorted(set(points["batch_norm"]))
+    return [({"batch_norm": kind, "rounds": rounds}, text + _recomputed(kind)) for kind in kinds]
+
+
+def _instability_views(barriers: Table) -> list[tuple[dict[str, Any], str]]:
+    """Figures over density and over steps, of which there is more than one."""
+    return [
+        ({"batch_norm": kind, "over": over}, f"Error barriers by {over}.{_recomputed(kind)}")
+        for kind, part in barriers.groupby("batch_norm")
+        for over in ("density", "step")
+        if part[over].nunique() > 1
+    ]
+
+
+def _recomputed(kind: str) -> str:
+    return " BatchNorm statistics were recomputed at each point." if kind == RECOMPUTED else ""
+
+
+CONNECTIVITY = Analysis(
+    _stored_barriers,
+    None,
+    "Error barriers between two networks trained from the same weights on two orders of the data.",
+    columns=("ends", "highest", "barrier"),
+    keys=("batch_norm", "step", "split"),
+)
+
+BARRIER = Analysis(
+    points,
+    barrier,
+    "Error on the straight line between two networks, for some rounds and steps.",
+    chapter="Connectivity",
+    views=_barrier_views,
+    missing="Linear mode connectivity was not measured; `lottery analyze connectivity` measures it.",
+)
+
+INSTABILITY = Analysis(
+    _stored_barriers,
+    instability,
+    "Error barriers against density.",
+    chapter="Connectivity",
+    views=_instability_views,
+)

@@ -1,9 +1,10 @@
-"""What networks cost: multiply-adds for one example, compression and the speed-up in theory, steps and seconds."""
+"""The cost of networks: multiply-adds for one example, compression, theoretical speed-up, steps and seconds."""
 
 import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from lottery.analysis.record import Analysis
 from lottery.runs import store
 from lottery.runs.verdicts import Table
 from lottery.settings import GIVEN
@@ -22,17 +23,17 @@ def multiply_adds(kept: Mapping[str, int], per_entry: Mapping[str, int | None]) 
         per_entry: Multiply-adds of one entry of each weight; see `lottery.models.multiply_adds.per_entry`.
 
     Returns:
-        Their number, biases and normalisation not counted; None where those of a weight are not known.
+        Their number without biases and normalisation; None if those of a weight are unknown.
     """
     known = {name: per_entry.get(name) for name in kept}
     return None if None in known.values() else sum(kept[name] * (known[name] or 0) for name in kept)
 
 
 def table(run: Path) -> Table:
-    """What each network of a run costs.
+    """Compute the cost of each network of a run.
 
-    Blalock et al. 2020, https://arxiv.org/abs/2003.03033, ask for both: how much smaller a network is (compression),
-    and how many multiply-adds less it needs (the speed-up in theory, which no hardware fully gives).
+    Blalock et al. 2020, https://arxiv.org/abs/2003.03033, ask for compression and for the theoretical speed-up from
+    multiply-adds, which no hardware fully reaches.
 
     Args:
         run: The run's folder.
@@ -40,9 +41,9 @@ def table(run: Path) -> Table:
     Returns:
         A data frame with a row for each row of `lottery.runs.results.table`, in its order: ``replicate, branch, round,
         density, num_kept``; ``compression``, 1 / density; ``multiply_adds`` for one example of the run's own data, and
-        ``speedup``, those of the dense network over these, both NaN where they are not known; ``seconds`` and ``steps``
-        of training the network, which for `lottery.pruning.branches.early_bird` begin once it is drawn. Where nothing
-        is left, compression and speed-up are infinite.
+        ``speedup``, the dense network's divided by these, both NaN if unknown; ``seconds`` and ``steps`` of training
+        the network, for `lottery.pruning.branches.early_bird` without the steps that draw the ticket. Compression and
+        speed-up are infinite if nothing is left.
 
     Raises:
         LotteryError: It is not a run, or a record is damaged.
@@ -50,19 +51,18 @@ def table(run: Path) -> Table:
     import pandas as pd
 
     rows, per_entry = [], _per_entry(run)
-    dense: dict[int, int | None] = {}
+    dense: int | None = None
     for stored in store.rounds(run):
-        row, kept = stored.record, stored.record["kept"]
-        needed = multiply_adds(kept, dict.fromkeys(kept, 1) if per_entry is None else per_entry)
-        if row["replicate"] not in dense:  # its first row is that of round 0
-            dense[row["replicate"]] = needed
-        whole = dense[row["replicate"]]
+        record = stored.record
+        needed = multiply_adds(record["kept"], per_entry)
+        if (stored.branch, stored.index) == (store.TICKET, 0):  # the first round of each replicate
+            dense = needed
         rows.append(
             {
-                **{column: row[column] for column in COLUMNS if column in row},
-                "compression": 1 / row["density"] if row["density"] else math.inf,
+                **{column: record[column] for column in COLUMNS if column in record},
+                "compression": 1 / record["density"] if record["density"] else math.inf,
                 "multiply_adds": math.nan if needed is None else needed,
-                "speedup": math.nan if needed is None or whole is None else whole / needed if needed else math.inf,
+                "speedup": math.nan if needed is None or dense is None else dense / needed if needed else math.inf,
                 "steps": _steps(stored),
             }
         )
@@ -71,15 +71,15 @@ def table(run: Path) -> Table:
 
 
 def total(run: Path) -> dict[str, float | int | None]:
-    """What a run has cost so far, branches included.
+    """Compute the cost of a run so far, branches included.
 
     Args:
         run: The run's folder.
 
     Returns:
-        ``networks``; ``steps`` of training, ``seconds`` of them, evaluations included; ``examples`` seen while
-        training, each as often as it was seen; None where the data were the caller's own and not pixels of a byte, for
-        then it was not written down whether they came in batches of their own size.
+        The number of ``networks``; the ``steps`` of training and their ``seconds``, evaluations included; and the
+        ``examples`` seen in training, counted each time. The last is None for the caller's own data other than pixels
+        of a byte, whose batches may have had another size.
 
     Raises:
         LotteryError: It is not a run, or a record is damaged.
@@ -100,13 +100,20 @@ def total(run: Path) -> dict[str, float | int | None]:
     }
 
 
-def _per_entry(run: Path) -> Mapping[str, int | None] | None:
-    """Multiply-adds of each entry, as recorded; of an older run, None where they are 1, else empty."""
-    older = None if store.read_experiment(run).model.name == "lenet_300_100" else {}
-    return store.read_environment(run).get("uses", older)
+def _per_entry(run: Path) -> Mapping[str, int | None]:
+    """Return the multiply-adds of each entry of a weight, as recorded."""
+    return store.read_environment(run).get("uses", {})
 
 
 def _steps(stored: store.StoredRound) -> int:
-    """From the first evaluation of a network to the last."""
+    """Count the steps from the first evaluation of a network to the last."""
     steps = [step for step, *_ in stored.metrics]
     return max(steps) - min(steps)
+
+
+COSTS = Analysis(
+    table,
+    None,
+    "Compression, multiply-adds, theoretical speed-up, steps and seconds of each network.",
+    columns=("num_kept", "compression", "multiply_adds", "speedup", "steps", "seconds"),
+)

@@ -1,8 +1,12 @@
-"""Loss and accuracy while training: every evaluation of every network of a run."""
+"""Loss and accuracy while training, at every evaluation of every network of a run."""
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from lottery.analysis import style
+from lottery.analysis.record import Analysis
+from lottery.errors import unknown
 from lottery.runs import store
 from lottery.runs.results import Table
 
@@ -10,11 +14,11 @@ COLUMNS = ("replicate", "branch", "round", "density", *store.METRICS)
 
 
 def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
-    """One row for each evaluation of each trained network of a run, branches included.
+    """Read every evaluation of each trained network of a run, branches included.
 
     Args:
         run: The run's folder.
-        rounds: Which rounds; all if None.
+        rounds: The rounds to read; all if None.
 
     Returns:
         A data frame with the columns `COLUMNS`, in the order of `lottery.runs.store.rounds`, and within a network
@@ -29,3 +33,92 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
 
     rows = [(*stored.labels, *row) for stored in store.rounds(run, rounds) for row in stored.metrics]
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+_SETTLED = 0.05  # of the steps; the losses before it are far from all later ones
+
+
+def figure(
+    curves: Table,
+    ax: Any = None,
+    measure: str = "accuracy",
+    split: str = "validation",
+    rounds: Iterable[int] | None = None,
+    branch: str = store.TICKET,
+    full: bool = False,
+    most: int = 40,
+) -> Any:
+    """Draw a measure against the step of training, for some rounds.
+
+    Args:
+        curves: The table of `table`.
+        ax: Matplotlib axes to draw on; new ones if None.
+        measure: ``"accuracy"`` or ``"loss"``, which also replaces accuracies that were not measured.
+        split: ``"train"``, ``"validation"`` or ``"test"``.
+        rounds: The rounds to draw; by default at most six, evenly apart.
+        branch: The branch to draw.
+        full: Show everything; by default the first twentieth of the steps may leave the axes.
+        most: The number of points of a line after step 0. Of more evaluations, neighbours are averaged, and the title
+            says how many. The evaluation at step 0, before training, is never averaged.
+
+    Returns:
+        The axes: for each round the mean over replicates, in a band from the lowest to the highest.
+
+    Raises:
+        LotteryError: The table is empty, or has no such measure, split, branch or round.
+    """
+    style.check(curves)
+    if measure not in ("accuracy", "loss"):
+        raise unknown("The measure to plot", measure, ("accuracy", "loss"))
+    part = style.of_rounds(style.only(style.only(curves, "branch", branch), "split", split), rounds)
+    notes = []
+    if measure == "accuracy" and part["accuracy"].isna().all():
+        measure, notes = "loss", ["no accuracy is measured: the loss"]
+    part, together = _averaged(part, measure, most)
+    points = style.spread(part, ("round", "step"), measure)
+    ax = style.new_or(ax)
+    for index, line, look in style.by_round(points):
+        label = f"round {index}, density {line['density'].mean():.3g}"
+        style.band(ax, line["step"], line, look, label, markevery=max(1, len(line) // 8))
+    settled = points[points["step"] >= _SETTLED * points["step"].max()]
+    low, high = settled["low"].min(), settled["high"].max()
+    outside = points[(points["low"] < low) | (points["high"] > high)]
+    if low < high and not full:
+        ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    ax.set_xlim(0, None)
+    ax.set_xlabel("step")
+    ax.set_ylabel(f"{split} {measure}")
+    if together > 1:
+        notes.append(f"each point after step 0 the mean of up to {together} evaluations")
+    if not full and not outside.empty:
+        notes.append(f"the first {100 * _SETTLED:g} % of the steps may lie outside")
+    return style.finish(ax, "\n".join([f"{branch}: {style.over_replicates(points, 'band')}", *notes]))
+
+
+def _averaged(curves: Table, measure: str, most: int) -> tuple[Table, int]:
+    """Average neighbouring evaluations, so that each network has at most `most`; return also how many go together."""
+    steps = curves.groupby(["replicate", "round"])["step"]
+    # An evaluation at step 0 has the place 0, alone.
+    place = steps.rank(method="first").astype(int) - (steps.transform("min") == 0)
+    together = -(-int(place.max()) // max(most, 1)) or 1
+    groups = curves.assign(place=-(-place // together)).groupby(["replicate", "round", "place"], as_index=False)
+    return groups.agg(step=("step", "mean"), density=("density", "first"), **{measure: (measure, "mean")}), together
+
+
+def _views(curves: Table) -> list[tuple[dict[str, str], str]]:
+    """List a figure for each measure that the model has."""
+    measures = [measure for measure in ("accuracy", "loss") if curves[measure].notna().any()]
+    return [({"measure": measure}, f"Validation {measure} while training, of some rounds.") for measure in measures]
+
+
+CURVES = Analysis(
+    table,
+    None,
+    "Losses and accuracies measured while training.",
+    columns=("loss", "accuracy"),
+    keys=("step", "split"),
+)
+
+LEARNING_CURVES = Analysis(
+    table, figure, "Validation accuracy or loss while training, for some rounds.", chapter="Training", views=_views
+)

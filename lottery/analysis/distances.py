@@ -1,9 +1,13 @@
-"""How far training moves the survivors from where they started."""
+"""How far training moves the survivors from their start."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from lottery.analysis import style
+from lottery.analysis.record import Analysis
+from lottery.errors import unknown
 from lottery.runs import store
 from lottery.runs.results import Table
 
@@ -17,16 +21,16 @@ ALL = "all"  # the row of all weights together
 
 
 def moved(start: np.ndarray, trained: np.ndarray) -> tuple[float, float, float, float, float]:
-    """How far values have moved, as vectors.
+    """Measure how far values have moved, as vectors.
 
     Args:
         start: Values before training, of any shape.
-        trained: The same values after it.
+        trained: The same values after training.
 
     Returns:
         The Euclidean norm of `start`; the Euclidean distance of the two; that distance divided by the norm; the cosine
-        of the angle between them; and, of the values that do not start at zero, the fraction that end with another sign
-        (an exact zero has a sign of its own). The last three are NaN where they are not defined.
+        of the angle between them; and, of the values that do not start at zero, the fraction that end with another
+        sign (zero counts as a sign). The last three are NaN if they are not defined.
     """
     start, trained = start.astype(np.float64).ravel(), trained.astype(np.float64).ravel()
     norm, end, distance = (float(np.linalg.norm(value)) for value in (start, trained, trained - start))
@@ -42,16 +46,16 @@ def moved(start: np.ndarray, trained: np.ndarray) -> tuple[float, float, float, 
 
 
 def table(run: Path) -> Table:
-    """How far each weight's survivors have moved in each round, and all together.
+    """Measure how far the survivors of each weight, and all together, move in each round.
 
     Args:
         run: The run's folder.
 
     Returns:
-        A data frame with the columns `COLUMNS`, a row for each weight and before them one named ``"all"``: what `moved`
-        returns of the entries that are kept. The start is that of the round itself, the initial or rewound values;
-        with learning-rate rewinding and fine-tuning, where the round before ended. The main chain only, so ``branch``
-        is ``"ticket"``: what branches start from is not stored.
+        A data frame with the columns `COLUMNS`, a row for each weight and before them a row named ``"all"``, with the
+        measures of `moved` over the entries that are kept. The start is that of the round: the initial or rewound
+        values or, with learning-rate rewinding and fine-tuning, the end of the round before. Only the main chain is
+        included, so ``branch`` is ``"ticket"``; the start of a branch is not stored.
 
     Raises:
         LotteryError: It is not a run, or a file is damaged.
@@ -66,3 +70,49 @@ def table(run: Path) -> Table:
         for name, (before, after) in {ALL: together, **pairs}.items():
             rows.append((*stored.labels, name, *moved(before, after)))
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+# The columns that the figure can draw, with the labels of the axis.
+DISTANCES = {
+    "relative_distance": "distance from the start / size of the start (L2)",
+    "cosine": "cosine of the angle between start and trained",
+    "sign_changes": "fraction of kept weights that changed their sign",
+}
+
+
+def figure(table: Table, ax: Any = None, measure: str = "relative_distance") -> Any:
+    """Draw how far training moves the survivors of each weight, against density.
+
+    Args:
+        table: The table of `table`.
+        ax: Matplotlib axes to draw on; new ones if None.
+        measure: A key of `DISTANCES`.
+
+    Returns:
+        The axes: the mean over replicates, with bars from the lowest to the highest.
+
+    Raises:
+        LotteryError: The table is empty or the measure unknown.
+    """
+    style.check(table)
+    if measure not in DISTANCES:
+        raise unknown("The measure to plot", measure, DISTANCES)
+    points = style.spread(style.only(table, "branch", "ticket"), ("weight", "round"), measure)
+    ax = style.new_or(ax)
+    for weight, look in style.by_name(list(dict.fromkeys(table["weight"]))).items():
+        part = points[points["weight"] == weight]
+        label = "all weights" if weight == "all" else weight
+        style.bars(ax, part["density"], part, look, label, first=weight == "all")
+    style.density_axis(ax, points["density"])
+    ax.set_ylabel(DISTANCES[measure])
+    return style.finish(ax, style.over_replicates(points, "bars"))
+
+
+DISTANCE = Analysis(
+    table,
+    figure,
+    "How far training moves the surviving weights from their start.",
+    columns=("start_norm", "distance", "relative_distance", "cosine", "sign_changes"),
+    chapter="Layers",
+    caption="How far training moves the surviving weights from their start.",
+)

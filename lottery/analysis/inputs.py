@@ -1,4 +1,4 @@
-"""What the first layer still reads: kept entries at each pixel, or at each place of the first kernel."""
+"""The inputs that the first layer still reads: kept entries at each pixel, or at each place of the first kernel."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from lottery.analysis import style
+from lottery.analysis.record import Analysis
 from lottery.runs import store
 from lottery.runs.results import Table
 
@@ -23,19 +25,19 @@ _IN_ORDER = (
 
 
 def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
-    """How many entries of the first prunable weight are kept at each input, in the main chain.
+    """Count the kept entries of the first prunable weight at each input, in the main chain.
 
     Args:
         run: The run's folder.
-        rounds: Which rounds; all if None.
+        rounds: The rounds to read; all if None.
 
     Returns:
-        A data frame with the columns `COLUMNS`. Where the first weight is a dense layer's, ``what`` is ``"input"`` and
-        a row is an input: ``kept`` of its ``of`` entries, one to each unit, are kept, and ``row, column, channel`` is
-        its place in the image that the network flattens (channels last); where that is not known, or is no image, the
-        row and the channel are 0 and the column counts. Where it is a convolution's, ``what`` is ``"kernel"`` and a row
-        is a place of the kernel and a channel of the example, with an entry to each unit; a kernel of one spatial axis
-        is one row, of one of three the first two are run together into rows.
+        A data frame with the columns `COLUMNS`. For a dense layer, ``what`` is ``"input"`` and each row is an input:
+        ``kept`` of its ``of`` entries, one for each unit, are kept, and ``row, column, channel`` is its place in the
+        image that the network flattens (channels last). If it is no image, or an unknown one, row and channel are 0 and
+        the column counts. For a convolution, ``what`` is ``"kernel"`` and each row is a place of the kernel and a
+        channel of the example, with an entry for each unit. A kernel with one spatial axis is one row; the first two
+        of three axes are merged into rows.
 
     Raises:
         LotteryError: As `lottery.runs.store.rounds`, or a file is damaged.
@@ -56,14 +58,14 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
 
 
 def counted(mask: np.ndarray, shape: tuple[int, ...] = ()) -> tuple[str, np.ndarray, int]:
-    """Kept entries of a first weight by where they read.
+    """Count the kept entries of a first weight by the place that they read.
 
     Args:
-        mask: Boolean, of the weight's shape: units on the last axis, inputs on the one before it.
-        shape: Of one example, (height, width) or (height, width, channels); anything else is no image.
+        mask: A boolean array of the weight's shape: units on the last axis, inputs on the axis before it.
+        shape: The shape of an example, (height, width) or (height, width, channels); any other is no image.
 
     Returns:
-        `INPUT` or `KERNEL`; how many entries are kept, an array of (row, column, channel); and out of how many each.
+        `INPUT` or `KERNEL`; an array of counts by (row, column, channel); and the number of entries at each place.
     """
     if mask.ndim < 2:
         return INPUT, mask.reshape(1, -1, 1).astype(int), 1
@@ -78,11 +80,10 @@ def counted(mask: np.ndarray, shape: tuple[int, ...] = ()) -> tuple[str, np.ndar
 
 
 def image_shape(architecture: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape of one example whose entries the first weights read in their order; empty where that is not known.
+    """Return the shape of an example whose entries the first weights read in order; empty if it is unknown.
 
     Args:
-        architecture: What ``environment.json`` says of the network: a built-in one's name and shape, or Keras' own
-            configuration.
+        architecture: The network in ``environment.json``: a built-in one's name and shape, or Keras' configuration.
     """
     if "name" in architecture:
         return _whole(architecture.get("input_shape"))
@@ -95,13 +96,119 @@ def image_shape(architecture: Mapping[str, Any]) -> tuple[int, ...]:
         if layer.get("class_name") not in _IN_ORDER:
             return ()
         if layer["class_name"] == "InputLayer":
-            # Keras 3 and tf_keras have a name each for it.
+            # Keras 3 and tf_keras have different names for it.
             whole = settings.get("batch_shape") or settings.get("batch_input_shape") or [None]
             shapes.append(_whole(whole[1:]))
     return shapes[0] if len(shapes) == 1 else ()
 
 
 def _whole(shape: Any) -> tuple[int, ...]:
-    """A shape without open dimensions; empty for any other."""
+    """Return a shape without open dimensions; any other as empty."""
     sizes = tuple(shape or ())
     return sizes if all(type(size) is int and size > 0 for size in sizes) else ()
+
+
+_UNREAD = "#FFE3F1"  # not in the scale, and paler than all of it, also in grey
+
+
+def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[int] | None = None) -> Any:
+    """Draw the number of entries of the first weight kept at each input, or at each place of the kernel.
+
+    Args:
+        table: The table of `table`.
+        ax: Matplotlib axes to draw on; new ones if None.
+        replicate: The replicate to draw.
+        rounds: The rounds to draw; by default at most six, evenly apart.
+
+    Returns:
+        The axes: an image for each round, all on one scale from the fewest to the most, logarithmic if the most are
+        over five times the fewest. Inputs that no unit reads have a colour of their own. Channels of an image are
+        summed, those of a kernel are side by side.
+
+    Raises:
+        LotteryError: The table is empty or has no such replicate or round.
+    """
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap, LogNorm, Normalize
+    from matplotlib.patches import Rectangle
+    from matplotlib.transforms import ScaledTranslation, blended_transform_factory
+
+    style.check(table)
+    part = style.of_rounds(style.only(table, "replicate", replicate), rounds)
+    kernel, channels = part["what"].iloc[0] == "kernel", int(part["channel"].max()) + 1
+    images = {index: _image(one, kernel) for index, one in part.groupby("round")}
+    num_rows, num_columns = next(iter(images.values())).shape
+    ax = style.new_or(ax)
+    across, down, tall, line = _arranged(len(images), num_rows, num_columns)
+    counts = np.concatenate([image[image > 0] for image in images.values()])
+    low, high = (counts.min(), counts.max()) if counts.size else (1, 1)
+    scale = LogNorm(low, high) if high > 5 * low else Normalize(min(low, high - 1), high)
+    # Without its last tenth, which in grey is as pale as inputs that no unit reads.
+    colors = ListedColormap(colormaps["viridis"](np.linspace(0, 0.9, 256))).with_extremes(bad=_UNREAD)
+    gap, shown = 0.08 * num_columns, None
+    for place, (index, image) in enumerate(images.items()):
+        left, top = place % across * (num_columns + gap), place // across * (tall + line + gap)
+        shown = ax.imshow(
+            np.ma.masked_equal(image, 0), cmap=colors, norm=scale, interpolation="none",
+            extent=(left, left + num_columns, top + tall, top),
+        )  # fmt: skip
+        ax.add_patch(Rectangle((left, top), num_columns, tall, fill=False, edgecolor="0.4", linewidth=0.6))
+        for cut in range(num_columns // channels, num_columns, num_columns // channels) if kernel else ():
+            ax.plot([left + cut] * 2, [top, top + tall], color="white", linewidth=1.5)
+        density = part[part["round"] == index]["density"].iloc[0]
+        ax.text(left, top - 0.25 * line, f"round {index}, density {density:.3g}", fontsize=7, va="bottom")
+    ax.set_xlim(0, across * (num_columns + gap) - gap)
+    ax.set_ylim(down * (tall + line + gap) - line - gap, -line)
+    ax.set_axis_off()
+    what = "place of the kernel" if kernel else "input"
+    # As wide as the images, and places below them in inches, independent of the height.
+    inches = ax.figure.dpi_scale_trans + ScaledTranslation(0, 0, ax.transAxes)
+    below = blended_transform_factory(ax.transAxes, inches)
+    bar = ax.figure.colorbar(shown, cax=ax.inset_axes((0, -0.25, 1, 0.12), transform=below), orientation="horizontal")
+    bar.set_label(f"kept entries of each {what}" + (" (log)" if high > 5 * low else ""), fontsize=8)
+    if high > 5 * low:
+        style.log_ticks(bar.ax.xaxis)
+    else:
+        bar.ax.xaxis.get_major_locator().set_params(integer=True)
+    summed = ", channels summed" if channels > 1 and not kernel else ""
+    beside = f", {channels} channels side by side" if channels > 1 and kernel else ""
+    ax.set_title(f"{part['weight'].iloc[0]}, replicate {replicate}{summed}{beside}", fontsize=9)
+    if any((image == 0).any() for image in images.values()):
+        ax.add_patch(Rectangle((0, 0), 0, 0, facecolor=_UNREAD, edgecolor="0.4", label="nothing is kept: not read"))
+        ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.6), bbox_transform=below)
+    return ax
+
+
+def _arranged(num: int, rows: int, columns: int) -> tuple[int, int, float, float]:
+    """Return the numbers of images across and down, the height of each and that of the line above it, in places."""
+    if rows * 8 < columns:  # a strip, such as a row of inputs that are no image, is drawn taller
+        return 1, num, columns / 25, columns / 25
+    across = num if num <= 3 else -(-num // 2)
+    return across, -(-num // across), rows, 0.04 * across * columns
+
+
+def _image(table: Table, kernel: bool) -> np.ndarray:
+    """Return kept entries at each place, (rows, columns): the channels of a kernel side by side, otherwise summed."""
+    shape = tuple(int(table[axis].max()) + 1 for axis in ("row", "column", "channel"))
+    kept = np.zeros(shape)
+    kept[table["row"], table["column"], table["channel"]] = table["kept"]
+    return np.concatenate(np.moveaxis(kept, 2, 0), axis=1) if kernel else kept.sum(axis=2)
+
+
+def _size(table: Table) -> tuple[float, float]:
+    rows, columns, channels = (int(table[axis].max()) + 1 for axis in ("row", "column", "channel"))
+    columns *= channels if table["what"].iloc[0] == "kernel" else 1
+    across, down, tall, line = _arranged(min(table["round"].nunique(), style.MOST), rows, columns)
+    ratio = (down * (tall + line + 0.08 * columns) - 0.08 * columns) / ((1.08 * across - 0.08) * columns)
+    width = min(6.0, 5.0 / ratio)
+    return max(width, 4.0) + 0.4, width * ratio + (1.9 if (table["kept"] == 0).any() else 1.65)
+
+
+INPUTS = Analysis(
+    table,
+    figure,
+    "Kept entries of the first layer at each input, for some rounds.",
+    size=_size,
+    chapter="Masks",
+    caption="The inputs that the ticket looks at: how many weights of the first layer read each input.",
+)

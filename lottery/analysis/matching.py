@@ -11,7 +11,7 @@ from lottery.masks import Masks, Weights
 from lottery.models.library import EFFECTS, WEIGHTED, obstacle
 from lottery.runs import store
 
-# By the name of the weight that makes the units: which unit of the other network stands at each place.
+# Which unit of the other network comes to each place, by the name of the weight that makes the units: all but the last.
 Permutations = dict[str, np.ndarray]
 
 _BUILT_IN = ("lenet_", "conv_", "vgg_")
@@ -19,15 +19,7 @@ _MOST_PASSES = 100
 
 
 def check_run(run: Path, names: Mapping[str, Any]) -> None:
-    """Check that the network of a run is a chain of layers, by its files.
-
-    Args:
-        run: The run's folder.
-        names: Its masks, or anything else by the names of its prunable weights.
-
-    Raises:
-        LotteryError: It is not a chain, or the files do not tell.
-    """
+    """Raise `LotteryError` if the files of a run do not say that its network is a chain of layers with such weights."""
     architecture = store.read_environment(run).get("architecture") or {}
     if "name" in architecture:
         if not str(architecture["name"]).startswith(_BUILT_IN):
@@ -74,7 +66,7 @@ def matched(
         seed: Of the random order.
 
     Returns:
-        The other's masks, reordered, and the permutation of the units of each weight but the last.
+        The other's masks, reordered, and the permutations.
 
     Raises:
         LotteryError: The masks are not those of one chain.
@@ -96,15 +88,7 @@ def matched(
 
 
 def permuted(arrays: Weights, permutations: Permutations) -> dict[str, np.ndarray]:
-    """Reorder the hidden units in the weights or masks of a chain.
-
-    Args:
-        arrays: All of the chain, by name, in the order of the layers.
-        permutations: For each but the last, which unit comes to each place.
-
-    Returns:
-        New arrays. The units of a weight are permuted, and the inputs of the next weight with them.
-    """
+    """Reorder the hidden units in all weights or masks of a chain: the units of each, and the inputs of the next."""
     orders = list(permutations.values())
     blocks = _blocks(arrays, None)
     return {
@@ -135,16 +119,14 @@ def _ordered(block: np.ndarray, orders: list[np.ndarray], layer: int) -> np.ndar
 
 def _incoming(mine: list[np.ndarray], theirs: list[np.ndarray], orders: list[np.ndarray], layer: int) -> np.ndarray:
     """Agreement of each unit of mine with each of theirs over incoming entries, of shape (mine, theirs)."""
-    one, other = mine[layer], theirs[layer][:, orders[layer - 1]] if layer else theirs[layer]
-    return one.reshape(-1, one.shape[-1]).T @ other.reshape(-1, other.shape[-1])
+    other = theirs[layer][:, orders[layer - 1]] if layer else theirs[layer]
+    return np.tensordot(mine[layer], other, ((0, 1), (0, 1)))
 
 
 def _outgoing(mine: list[np.ndarray], theirs: list[np.ndarray], orders: list[np.ndarray], layer: int) -> np.ndarray:
     """Agreement of each unit of mine with each of theirs over outgoing entries, of shape (mine, theirs)."""
-    one, other = mine[layer + 1], theirs[layer + 1]
-    other = other[..., orders[layer + 1]] if layer + 1 < len(orders) else other
-    one, other = (block.swapaxes(0, 1).reshape(block.shape[1], -1) for block in (one, other))
-    return one @ other.T
+    other = theirs[layer + 1][..., orders[layer + 1]] if layer + 1 < len(orders) else theirs[layer + 1]
+    return np.tensordot(mine[layer + 1], other, ((0, 2), (0, 2)))
 
 
 def _assigned(agreement: np.ndarray) -> np.ndarray:

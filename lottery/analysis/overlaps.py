@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from lottery import masks
-from lottery.analysis import matching, styles
+from lottery.analysis import matching, style
+from lottery.analysis.record import Analysis, NothingToDraw
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.runs import store
+from lottery.runs import results, store
 from lottery.runs.results import Table
 
 COLUMNS = (
@@ -45,16 +46,8 @@ def chance(one: Masks | np.ndarray, other: Masks | np.ndarray) -> float:
 
     With a and b kept of the n entries of a weight, random masks have a b / n in common on average. The value is
     E / (A + B - E), where E is the sum of those over the weights and A and B are all that is kept: the ratio of the
-    expected intersection to the expected union, which is next to the expected ratio unless masks are tiny.
-
-    Args:
-        one, other: As for `iou`.
-
-    Returns:
-        The overlap, in [0, 1]; NaN if neither keeps anything.
-
-    Raises:
-        LotteryError: Names or shapes differ.
+    expected intersection to the expected union, which is next to the expected ratio unless masks are tiny. Arguments,
+    range and errors are those of `iou`.
     """
     counts = _counts(one, other)
     return _ratio(sum(a * b / size for _, a, b, size in counts if size), counts)
@@ -67,14 +60,11 @@ def matched_chance(one: Masks, other: Masks, num_draws: int = 3, seed: int = 0) 
 
     Args:
         one, other: Masks of a chain, as for `lottery.analysis.matching.matched`; only shapes and counts matter.
-        num_draws: How many pairs of random masks are drawn.
+        num_draws: Pairs of random masks to draw.
         seed: Of the draws.
 
     Returns:
         The mean over the draws, for ``"all"`` weights together and for each weight by name.
-
-    Raises:
-        LotteryError: They are not masks of one chain.
     """
     random = np.random.default_rng(seed)
     draws = []
@@ -125,23 +115,18 @@ def table(runs: Path | str | Sequence[Path | str], round: int, matched: bool = F
 
 
 def pairs(found: Table) -> list[str]:
-    """Say of each row of `table` which networks it compares, because those of one run overlap differently.
-
-    Args:
-        found: The table of several runs.
+    """Say of each row of the `table` of several runs which networks it compares, because they overlap differently.
 
     Returns:
         For each row ``"one run"``; ``"two runs, one replicate"``, which share their initial weights if the runs have
         one seed; or ``"two runs"``.
     """
-
-    def of(one: str, other: str) -> str:
-        (run, _, replicate), (other_run, _, other_replicate) = one.rpartition(":"), other.rpartition(":")
-        if run == other_run:
-            return "one run"
-        return "two runs, one replicate" if replicate == other_replicate else "two runs"
-
-    return [of(one, other) for one, other in zip(found["one"], found["other"], strict=True)]
+    labels = []
+    for pair in zip(found["one"], found["other"], strict=True):
+        (run, _, replicate), (other_run, _, other_replicate) = (label.rpartition(":") for label in pair)
+        two = "two runs, one replicate" if replicate == other_replicate else "two runs"
+        labels.append("one run" if run == other_run else two)
+    return labels
 
 
 def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = False) -> Any:
@@ -159,8 +144,8 @@ def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = 
     Raises:
         LotteryError: The table is empty, has no such weight, or its masks have not been matched.
     """
-    styles.check(overlaps, NO_PAIR)
-    part = styles.only(overlaps, "weight", weight)
+    style.check(overlaps, NO_PAIR)
+    part = style.only(overlaps, "weight", weight)
     value, random = ("matched_overlap", "matched_chance") if matched else ("overlap", "chance")
     if matched and part[value].isna().all():
         raise LotteryError("These masks have not been matched: make the table with matched=True.")
@@ -172,13 +157,13 @@ def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = 
         texts[one, one], texts[other, other] = (f"density\n{row[f'density_{it}']:.3g}" for it in ("one", "other"))
         for pair in ((one, other), (other, one)) if one != other else ():
             cells[pair], texts[pair] = row[value], f"{row[value]:.3f}\n({row[random]:.3f})"
-    ax = styles.new_or(ax)
+    ax = style.new_or(ax)
     highest = max(part[value].max(), part[random].max())
     top = next((end for end in (0.05, 0.1, 0.2, 0.5) if highest <= end), 1)
     shown = ax.imshow(np.ma.masked_invalid(cells), cmap="cividis", vmin=0, vmax=top)
     ax.set_facecolor("white")
     for (row, column), text in texts.items():
-        color = "black" if np.isnan(cells[row, column]) else styles.contrasting(shown.to_rgba(cells[row, column]))
+        color = "black" if np.isnan(cells[row, column]) else style.contrasting(shown.to_rgba(cells[row, column]))
         ax.text(column, row, text, color=color, ha="center", va="center", fontsize=9 if len(names) < 8 else 6)
     ax.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 4 else 0)
     ax.set_yticks(range(len(names)), names)
@@ -211,7 +196,7 @@ def _tickets(runs: list[Path], round: int, matched: bool) -> dict[str, Masks]:
                 matching.check_run(run, kept)
             found[f"{prefix}{stored.replicate}"] = kept
     if len(found) < 2:
-        raise LotteryError(
+        raise NothingToDraw(
             f"An overlap is of two masks: received {len(found)}, for round {round} of "
             f"{', '.join(repr(str(run)) for run in runs) or 'no run'}; pass a run with more replicates, or several."
         )
@@ -254,3 +239,27 @@ def _drawn(kept: Masks, random: np.random.Generator) -> Masks:
         flat[random.permutation(mask.size)[: np.count_nonzero(mask)]] = True
         drawn[name] = flat.reshape(mask.shape)
     return drawn
+
+
+def _size(table: Table) -> tuple[float, float]:
+    side = max(4.2, 1.6 + 0.62 * len({*table["one"], *table["other"]}))
+    return side + 1, side
+
+
+def _views(table: Table) -> list[tuple[dict[str, int], str]]:
+    """A figure for each of at most three rounds, up to that of the table."""
+    rounds = results.chosen(range(1, int(table["round"].iloc[0]) + 1), 3)
+    text = "intersection over union of the masks of two replicates, and in brackets that of random masks."
+    return [({"round": index}, f"Round {index}: {text}") for index in rounds]
+
+
+OVERLAP = Analysis(
+    table,
+    overlap,
+    "Masks of replicates, or of several runs, compared with each other and with chance.",
+    columns=("overlap", "chance"),
+    size=_size,
+    chapter="Masks",
+    views=_views,
+    missing="The masks of one replicate have no others to be compared with.",
+)

@@ -1,10 +1,13 @@
-"""Which start weights survive: their distribution, round by round."""
+"""The distribution of the start weights that survive, round by round."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from lottery.analysis import style
+from lottery.analysis.record import Analysis
 from lottery.errors import LotteryError
 from lottery.runs import store
 from lottery.runs.results import Table
@@ -13,47 +16,100 @@ COLUMNS = ("replicate", "round", "density", "weight", "low", "high", "count")
 
 
 def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) -> Table:
-    """Histograms of the start weights of the entries that survive.
+    """Make histograms of the start weights of the entries that survive.
 
     Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, show them in their appendix: the start weights of a winning
     ticket are not distributed as they were drawn.
 
     Args:
         run: The run's folder.
-        rounds: Which rounds of the main chain; all if None.
-        num_bins: How many bins a weight has.
+        rounds: The rounds of the main chain to read; all if None.
+        num_bins: The number of bins of a weight.
 
     Returns:
         A data frame with the columns `COLUMNS`, a row for each bin: ``count`` survivors of ``weight`` started from
-        ``low`` to ``high``, the last bin's own high end included. Bins are of one width, from the lowest to the highest
-        start of any survivor in those rounds, the same for all rounds and replicates of a weight. A survivor's start is
-        what the round began from, before training: the initial value, or what it was rewound to. Values that are not
-        finite are in no bin.
+        ``low`` to ``high``; only the last bin includes its high end. Bins have the same width, from the lowest to the
+        highest start of any survivor in those rounds, for all rounds and replicates of a weight. The start of a
+        survivor is its value before training in this round: the initial or the rewound value. No bin counts values
+        that are not finite.
 
     Raises:
-        LotteryError: As `lottery.runs.store.StoredRound` and `rounds`, or there is no bin.
+        LotteryError: As `lottery.runs.store.StoredRound` and `lottery.runs.store.rounds`, or `num_bins` is below 1.
     """
     import pandas as pd
 
     if num_bins < 1:
         raise LotteryError(f"num_bins: received {num_bins!r}, allowed is a whole number from 1.")
-    chosen = None if rounds is None else list(rounds)
-    ends: dict[str, tuple[float, float]] = {}
-    for _, name, values in _starts(run, chosen):
-        low, high = ends.get(name, (np.inf, -np.inf))
-        ends[name] = (float(values.min(initial=low)), float(values.max(initial=high)))
+    starts, ends = [], {}
+    for stored in store.rounds(run, rounds, branches=False):
+        for name, mask in stored.masks.items():
+            values = stored.masked_start[name][mask]
+            values = values[np.isfinite(values)]
+            starts.append((stored.labels, name, values))
+            low, high = ends.get(name, (np.inf, -np.inf))
+            ends[name] = (float(values.min(initial=low)), float(values.max(initial=high)))
     parts = []
-    for stored, name, values in _starts(run, chosen):
-        low, high = ends[name] if ends[name][0] <= ends[name][1] else (0.0, 0.0)  # nothing of it survives anywhere
-        counts, edges = np.histogram(values, num_bins, (low, high))
-        known = dict(zip(COLUMNS, (stored.replicate, stored.index, stored.record["density"], name), strict=False))
+    for (replicate, _, index, density), name, values in starts:
+        low, high = ends[name] if ends[name][0] <= ends[name][1] else (0.0, 0.0)  # no entry of it survives anywhere
+        counts, edges = np.histogram(values.astype(np.float64), num_bins, (low, high))
+        known = dict(zip(COLUMNS, (replicate, index, density, name), strict=False))
         parts.append(pd.DataFrame({**known, "low": edges[:-1], "high": edges[1:], "count": counts}))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(COLUMNS))
 
 
-def _starts(run: Path, rounds: Iterable[int] | None) -> Iterator[tuple[store.StoredRound, str, np.ndarray]]:
-    """The finite start values of the survivors of each weight; read twice rather than held all at once."""
-    for stored in store.rounds(run, rounds, branches=False):
-        for name, mask in stored.masks.items():
-            values = stored.masked_start[name][mask].astype(np.float64)
-            yield stored, name, values[np.isfinite(values)]
+_ENOUGH, _FEWEST_BINS = 100, 20
+
+
+def figure(survivors: Table, ax: Any = None, weight: str | None = None, rounds: Iterable[int] | None = None) -> Any:
+    """Draw the probability density of the start weights that each round keeps.
+
+    Args:
+        survivors: The table of `table`.
+        ax: Matplotlib axes to draw on; new ones if None.
+        weight: The weight to draw; by default the first.
+        rounds: The rounds to draw; by default at most six, evenly apart.
+
+    Returns:
+        The axes: for each round a step line, the mean over replicates, in a band from the lowest to the highest.
+
+    Raises:
+        LotteryError: The table is empty or has no such weight or round.
+    """
+    part, weight = style.of_weight(survivors, weight)
+    part = _merged(style.of_rounds(part, rounds))
+    kept = part.groupby(["replicate", "round"])["count"].transform("sum")
+    width, end = part["high"] - part["low"], part["high"].max()
+    # A round that keeps nothing has no density.
+    part = part.assign(probability=part["count"] / kept.where(kept > 0) / width, edge=part["low"])
+    points = style.spread(part.drop(columns=["low", "high"]), ("round", "edge"), "probability")
+    ax = style.new_or(ax)
+    for index, line, look in style.by_round(points):
+        closed = line.iloc[[*range(len(line)), -1]].reset_index(drop=True)  # the last bin has a right edge
+        closed.loc[len(line), "edge"] = end
+        label = f"round {index}, density {line['density'].mean():.3g}"
+        style.band(ax, closed["edge"], closed, look, label, drawstyle="steps-post", markevery=max(1, len(line) // 8))
+    ax.set_ylim(0, None)
+    ax.set_xlabel(f"start weight of {weight}")
+    ax.set_ylabel("probability density of those kept")
+    return style.finish(ax, style.over_replicates(points, "band"))
+
+
+def _merged(table: Table) -> Table:
+    """Merge neighbouring bins, the same for all, until those of the smallest network are filled or few are left."""
+    edges = sorted(set(table["low"]))
+    smallest = table.groupby(["replicate", "round"])["count"].sum().min()
+    factors = [num for num in range(1, len(edges) + 1) if len(edges) % num == 0 and len(edges) // num >= _FEWEST_BINS]
+    together = next((num for num in factors if smallest * num >= _ENOUGH * len(edges)), max(factors, default=1))
+    place = table["low"].map({edge: index // together for index, edge in enumerate(edges)})
+    groups = table.assign(place=place).groupby(["replicate", "round", "density", "place"], as_index=False)
+    return groups.agg(low=("low", "min"), high=("high", "max"), count=("count", "sum"))
+
+
+def _views(survivors: Table) -> list[tuple[dict[str, str], str]]:
+    names = style.some_weights(survivors)
+    return [({"weight": name}, f"{name}: the start weights of the survivors.") for name in names]
+
+
+INITIAL_WEIGHTS = Analysis(
+    table, figure, "Distribution of the start weights that survive, for some rounds.", chapter="Layers", views=_views
+)

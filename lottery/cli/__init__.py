@@ -1,4 +1,4 @@
-"""The command line: a thin shell over the modules, which are imported inside the commands."""
+"""The command line: thin commands, each of which imports the modules that it calls."""
 
 import itertools
 import logging
@@ -19,36 +19,32 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Find winning lottery tickets: train, prune the smallest weights, rewind, and again.",
+    help="Find winning lottery tickets: train, prune the smallest weights, rewind, repeat.",
 )
 
 
 app.add_typer(train.experiments, name="experiments")
-
-
 app.add_typer(tickets.tickets, name="tickets")
-
-
 app.add_typer(analyze.analyze, name="analyze")
 
 
 def main() -> None:
-    """The command `lottery`."""
-    # TensorFlow's start-up messages are of no use to the reader of a table; what is set already is left alone.
+    """Run the command `lottery`."""
+    # Hide TensorFlow's start-up messages, unless the user has set their level.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the caller, whose wish it is to see nothing
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (to the end)
+        if getattr(sys, name) is None:  # closed by the caller, who wants to see nothing
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (open to the end)
     try:
         try:
             app()
         finally:
-            sys.stdout.flush()  # what cannot be written is known only then
+            sys.stdout.flush()  # a write may fail only here
     except LotteryError as error:
         print(f"lottery: {printable(error)}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+    except BrokenPipeError:  # the reader of the pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
@@ -68,9 +64,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
-app.command(short_help="Run an experiment, or go on with it.")(train.run)
-
-
+app.command(short_help="Run an experiment, or continue it.")(train.run)
 app.command(short_help="Run a grid of experiments.")(train.sweep)
 
 
@@ -107,7 +101,7 @@ def show(
     round: Round = None,
     tolerance: Tolerance = 0.002,
 ) -> None:
-    """Show a run's table; --json and --csv give a row for each trained network."""
+    """Show a run's table; --json and --csv print a row for each trained network."""
     from lottery.runs import results
 
     rows = selected(results.table(run), replicate, round)
@@ -117,7 +111,7 @@ def show(
         output.summary(run, rows, tolerance)
 
 
-app.command(short_help="Draw a run to a file.")(analyze.plot)
+app.command(short_help="Draw a figure of a run.", cls=analyze.WithKinds)(analyze.plot)
 
 
 app.command(short_help="Write an HTML page about runs.")(analyze.report)
@@ -125,7 +119,7 @@ app.command(short_help="Write an HTML page about runs.")(analyze.report)
 
 @app.command(short_help="Recompute checksums and invariants.")
 def verify(source: Source) -> None:
-    """Recompute every checksum and invariant of a run or of a ticket file; exit status 1 if anything is wrong."""
+    """Recompute every checksum and invariant of a run or a ticket file; exit status 1 if anything is wrong."""
     from lottery import files
     from lottery.analysis import connectivity
     from lottery.runs import store, verification
@@ -150,39 +144,38 @@ def verify(source: Source) -> None:
         print(sentence)
 
 
-app.command(short_help="Train controls from stored rounds.", add_help_option=False)(train.branch)
+app.command(short_help="Train controls from stored rounds.", cls=train.NamingBranches)(train.branch)
 
 
 @app.command(short_help="Compare the tickets of several runs.")
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Two runs or more.", metavar="RUN RUN...", show_default=False)],
+    runs: Annotated[list[Path], typer.Argument(help="Two or more runs.", metavar="RUN RUN...", show_default=False)],
     as_json: Json = False,
     as_csv: Csv = False,
     rounds: Rounds = "",
 ) -> None:
-    """Compare the tickets of several runs at the same rounds, each with the first, paired by replicate."""
+    """Compare the tickets of several runs with those of the first, at the same rounds, paired by replicate."""
     from lottery.runs import comparison
 
-    found = comparison.compared(comparison.tables(runs))
+    named = comparison.tables(runs)
+    found = comparison.compared(named)
     chosen = numbers("--rounds", rounds)
     missing = sorted(set(chosen) - set(found["round"]))
     if missing:
         raise LotteryError(f"--rounds: received {missing[0]}, the runs have {sorted(set(found['round']))} in common.")
-    output.contest(found[found["round"].isin(chosen)] if chosen else found, as_json, as_csv)
+    output.compared(found[found["round"].isin(chosen)] if chosen else found, next(iter(named)), as_json, as_csv)
 
 
 @app.command(short_help="Compare a run with published numbers.")
 def check(run: RunPath) -> None:
-    """Compare a run of a published protocol with the published numbers; exit status 1 if a line fails."""
-    from lottery.runs import published
+    """Compare a run of a published experiment with the published numbers; exit status 1 if a line fails."""
+    from lottery.runs import published, tables
 
     lines, notes = published.compare(run)
-    output.claims(lines, notes)
+    output.grid(tables.published(lines, notes))
     if any(line["verdict"] == "fail" for line in lines):
         raise typer.Exit(1)
 
 
-app.command(short_help="Write a ticket, in many formats.")(tickets.export)
-
-
-app.command(short_help="Make a ticket's network really smaller.")(tickets.compact)
+app.command(short_help="Export a ticket, in many formats.", cls=tickets.NamingFormats)(tickets.export)
+app.command(short_help="Remove the units that do nothing.")(tickets.compact)

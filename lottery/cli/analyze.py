@@ -1,9 +1,8 @@
-"""The commands below `lottery analyze`: a thin shell, as `lottery.cli`, which adds them to its own."""
+"""`lottery analyze`, `lottery plot` and `lottery report`: thin commands over the records of the analyses."""
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,14 +20,10 @@ from lottery.cli.options import (
     selected,
     stoppable,
 )
-from lottery.errors import LotteryError, unknown
+from lottery.errors import LotteryError
 
-analyze = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Look into masks, weights and solutions.",
-)
-
+if TYPE_CHECKING:
+    from lottery.analysis.record import Analysis
 
 Runs = Annotated[
     list[Path],
@@ -36,7 +31,67 @@ Runs = Annotated[
 ]
 
 
-@analyze.command(short_help="Error barriers between two solutions.")
+class Analyses(typer.core.TyperGroup):
+    """A command for each analysis, made when it is needed: their files would slow down ``lottery --help``."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of the commands."""
+        return list(_commands())
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command by its name, or None."""
+        return _commands().get(cmd_name)
+
+
+class WithKinds(typer.core.TyperCommand):
+    """A command whose help lists the kinds of figures, for the same reason."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """List the kinds below the options."""
+        from lottery import plots
+
+        with formatter.section("Kinds"):
+            formatter.write_dl([(name, one.help) for name, one in plots.kinds().items()])
+
+
+analyze = typer.Typer(
+    cls=Analyses,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Look into masks, weights and solutions.",
+)
+
+
+def _commands() -> dict[str, Any]:
+    from lottery.analysis import ANALYSES
+
+    made = typer.Typer(rich_markup_mode=None)
+    for name, one in ANALYSES.items():
+        if one.columns:
+            made.command(name, short_help=one.help)(OWN.get(name) or _printing(name, one))
+    return typer.main.get_group(made).commands
+
+
+def _printing(name: str, one: "Analysis") -> Callable[..., None]:
+    """The command of an analysis: every row as JSON or CSV; or the means over replicates, as a table."""
+
+    def command(
+        run: RunPath, replicate: Replicate = None, round: Round = None, as_json: Json = False, as_csv: Csv = False
+    ) -> None:
+        rows = selected(one.table(run), replicate, round)
+        if rows.empty:
+            raise LotteryError(f"No round of {str(run)!r} is complete yet.")
+        if as_json or as_csv:
+            output.rows(rows, as_json, as_csv)
+            return
+        rows = one.printed(rows) if one.printed else rows
+        keys = [key for key in ("branch", "round", "density", "weight", *one.keys) if key in rows]
+        output.means(rows, keys, one.columns, count="replicates")
+
+    command.__name__, command.__doc__ = name, one.help
+    return command
+
+
 def connectivity(
     run: RunPath,
     rounds: Annotated[
@@ -44,9 +99,7 @@ def connectivity(
     ] = "",
     steps: Annotated[
         str,
-        typer.Option(
-            help="From which steps two copies are trained, such as 0,500; the run's rewind step if not given."
-        ),
+        typer.Option(help="From which steps siblings are trained, such as 0,500; the run's rewind step if not given."),
     ] = "",
     replicate: Replicate = None,
     points: Annotated[
@@ -59,35 +112,33 @@ def connectivity(
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """Train copies of a round with another order of the data, and measure the error on the line between the two.
+    """Train siblings of a round with another order of the data, and measure the error on the line between them.
 
-    What was trained and measured is kept below RUN/connectivity: the same command goes on where it was stopped.
+    Everything that was trained and measured is kept below RUN/connectivity: the same command resumes.
     Example: lottery analyze connectivity runs/NAME --rounds 0,7 --steps 0,100,500
     """
-    from lottery import analysis
+    from lottery.analysis import ANALYSES
     from lottery.analysis import connectivity as stored
     from lottery.pipeline import connecting, dispatch
+    from lottery.pipeline.interpolation import Line
 
     often = every(checkpoint_every)
     with stoppable() as asked:
         connecting.connect(
-            run, numbers("--rounds", rounds), numbers("--steps", steps), replicate, points, recompute,
+            run, numbers("--rounds", rounds), numbers("--steps", steps), replicate, Line(points, recompute),
             execution=dispatch.Execution(checkpoint_every=often, asked=asked),
         )  # fmt: skip
-    barriers = analysis.barriers(run)
+    one = ANALYSES["connectivity"]
+    barriers = one.table(run)
     if as_json or as_csv:
         output.rows(barriers, as_json, as_csv)
         return
-    keys = ("batch_norm", "round", "density", "step", "split")
-    output.means(barriers, keys, ("ends", "highest", "barrier"))
-    print(
-        "Error in [0, 1]: the mean of the two ends, the highest on the line between them, and the one less the other."
-    )
+    output.means(barriers, ("batch_norm", "round", "density", "step", "split"), one.columns)
+    print("Error in [0, 1]: the mean of the two ends, the highest on the line between them, and highest − ends.")
     for sentence in stored.sentences(barriers):
         print(sentence)
 
 
-@analyze.command(short_help="Masks against each other, and chance.")
 def overlap(
     runs: Runs,
     round: Round = None,
@@ -102,90 +153,29 @@ def overlap(
     Example: lottery analyze overlap runs/NAME --round 7 --matched
     """
     from lottery import plots
-    from lottery.analysis import overlaps
+    from lottery.analysis import ANALYSES, overlaps
 
+    one = ANALYSES["overlap"]
     index = plots.last_common_round(runs[0]) if round is None else round
-    found = overlaps.table(runs, index, matched=matched)
+    found = one.table(runs, index, matched=matched)
     if as_json or as_csv:
         output.rows(found, as_json, as_csv)
         return
-    columns = ("overlap", "chance", *(("matched_overlap", "matched_chance") if matched else ()))
     keys = ("of", "round", "weight") if len(runs) > 1 else ("round", "weight")
+    columns = (*one.columns, *(("matched_overlap", "matched_chance") if matched else ()))
     output.means(found.assign(of=overlaps.pairs(found)), keys, columns, count="pairs")
     print("Overlap: intersection over union of two masks, the mean over pairs; chance: of random masks as dense.")
     if matched:
-        print(
-            "Matched: after the hidden units of one were permuted to overlap the other most, and the same for chance."
-        )
+        print("Matched: after permuting the hidden units of one to overlap the other most, and the same for chance.")
 
 
-# By the name of an analysis: in short and at length what it prints, the columns whose means it prints, and those that
-# tell its rows apart beside branch, round, density and weight.
-TABLES = {
-    "layers": (
-        "Density and dead units by weight.", "Density, dead units and inputs of each weight, by round.",
-        ("weight_density", "kept", "dead_inputs", "dead_units"), (),
-    ),
-    "degrees": (
-        "How many entries units keep.",
-        "How many entries come into the units of each weight (in) and leave its inputs (out), and how many have none "
-        "(dead); --csv gives how many have how many.",
-        ("num", "dead", "least", "mean", "most"), ("side",),
-    ),
-    "distance": (
-        "How far training moves the weights.",
-        "How far training moves the surviving weights from their start: L2, relative, cosine, changes of sign.",
-        ("start_norm", "distance", "relative_distance", "cosine", "sign_changes"), (),
-    ),
-    "costs": (
-        "Compression, multiply-adds, time.",
-        "Compression, multiply-adds, theoretical speed-up, steps and seconds of each network.",
-        ("num_kept", "compression", "multiply_adds", "speedup", "steps", "seconds"), (),
-    ),
-    "curves": (
-        "Losses and accuracies along the way.", "Every loss and accuracy that was measured along the way.",
-        ("loss", "accuracy"), ("step", "split"),
-    ),
-}  # fmt: skip
-
-
-def _printing(name: str, columns: Sequence[str], more: Sequence[str]) -> Callable[..., None]:
-    """The command of an analysis: every row as JSON or CSV; or the means over replicates, as a table."""
-
-    def command(
-        run: RunPath, replicate: Replicate = None, round: Round = None, as_json: Json = False, as_csv: Csv = False
-    ) -> None:
-        from lottery import analysis
-        from lottery.analysis.layers import summed
-
-        rows = selected(analysis.ANALYSES[name](run), replicate, round)
-        if rows.empty:
-            raise LotteryError(f"No round of {str(run)!r} is complete yet.")
-        if as_json or as_csv:
-            output.rows(rows, as_json, as_csv)
-            return
-        rows = summed(rows) if name == "degrees" else rows
-        keys = [key for key in ("branch", "round", "density", "weight", *more) if key in rows]
-        output.means(rows, keys, columns, count="replicates")
-
-    command.__name__ = name
-    return command
-
-
-for _name, (_short, _help, *_columns) in TABLES.items():
-    analyze.command(_name, short_help=_short, help=_help)(_printing(_name, *_columns))
-
-
-# A test compares: reading the names from where they are would import too much for --help.
-KINDS = (
-    "accuracy, early_stop, learning_curves, layers, initial_weights, inputs, overlap, barrier, instability, degrees, "
-    "distance"
-)
+# Commands with options of their own.
+OWN: dict[str, Callable[..., None]] = {"connectivity": connectivity, "overlap": overlap}
 
 
 def plot(
     run: RunPath,
-    kind: Annotated[str, typer.Option(help=f"What to draw: {KINDS}.")] = "accuracy",
+    kind: Annotated[str, typer.Option(help="What to draw, one of the kinds below.")] = "accuracy",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -202,33 +192,34 @@ def plot(
     ] = "",
     full: Annotated[bool, typer.Option("--full", help="Of accuracy and learning_curves: the whole range.")] = False,
 ) -> None:
-    """Draw a run to a file.
+    """Draw a figure of a run to a file.
 
     Examples: lottery plot runs/NAME --out accuracy.pdf; lottery plot runs/NAME --kind inputs --rounds 0,7,15
     """
+    import inspect
+
     from lottery import plots
     from lottery.runs import store
 
-    if kind not in plots.PLOTS:
-        raise unknown("--kind", kind, plots.PLOTS)
-    asked = {"rounds": numbers("--rounds", rounds), "weight": weight, "full": full}
-    options: dict[str, Any] = {name: value for name, value in asked.items() if value}
-    read, draw = plots.PLOTS[kind].read, plots.PLOTS[kind].draw
-    known = inspect.signature(draw).parameters
+    known = plots.options_of(kind)
+    wanted = {"rounds": numbers("--rounds", rounds), "weight": weight, "full": full}
+    options: dict[str, Any] = {name: value for name, value in wanted.items() if value}
     for name in options:
         if name not in known:
-            fitting = [
-                one for one, plotted in plots.PLOTS.items() if name in inspect.signature(plotted.draw).parameters
-            ]
-            raise LotteryError(f"--{name} does not go with the kind {kind!r}, but with {', '.join(fitting)}.")
-    if "round" in inspect.signature(read).parameters:
-        table = selected(read(run, round=round), replicate, None)
-    else:
-        wanted = options.get("rounds") or ([round] if round is not None else None)
-        table = selected(read(run, **({"rounds": wanted} if wanted else {})), replicate, round)
+            fitting = _that_know(name, plots.kinds())
+            raise LotteryError(f"--{name} does not go with the kind {kind!r}, but with {fitting}.")
+    readable = inspect.signature(plots.kinds()[kind].table).parameters
+    table = plots.read(run, kind, round=round, rounds=options.get("rounds") or (None if round is None else [round]))
+    table = selected(table, replicate, None if "round" in readable else round)
     if "replicate" in known and replicate is not None:
         options["replicate"] = replicate
     print(plots.save(table, out or run / f"{kind}.png", kind, title=store.read_experiment(run).name, **options))
+
+
+def _that_know(option: str, kinds: Iterable[str]) -> str:
+    from lottery import plots
+
+    return ", ".join(kind for kind in kinds if option in plots.options_of(kind))
 
 
 def report(

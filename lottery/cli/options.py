@@ -1,11 +1,11 @@
-"""The arguments and options that commands share, so that they mean the same everywhere, and what is made of them."""
+"""The arguments and options that commands share, and how their values are read."""
 
 import contextlib
 import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,116 +20,95 @@ if TYPE_CHECKING:
 
 
 RunPath = Annotated[Path, typer.Argument(help="The run's folder.", metavar="RUN", show_default=False)]
-
-
 Source = Annotated[
     Path, typer.Argument(help="A run's folder, or a ticket file.", metavar="RUN|FILE", show_default=False)
 ]
-
-
-ExperimentName = Annotated[str, typer.Argument(help="A name that `ls` lists.", metavar="NAME", show_default=False)]
-
-
-Out = Annotated[Path, typer.Option("--out", help="The folder that holds runs.")]
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")]
-
-
-Csv = Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")]
-
-
-Replicate = Annotated[int | None, typer.Option("--replicate", help="Only this replicate, from 1.")]
-
-
-Round = Annotated[int | None, typer.Option("--round", help="Only this round; 0 is dense.")]
-
-
-Rounds = Annotated[str, typer.Option(help="Which rounds, such as 7,15; every pruned one if not given.")]
-
-
-Tolerance = Annotated[float, typer.Option(min=0, max=1, help="Accuracy that a matching ticket may lose, in [0, 1].")]
-
-
-Tensorboard = Annotated[
-    bool, typer.Option("--tensorboard/--no-tensorboard", help="Write what TensorBoard shows, in the run's folder.")
+ExperimentName = Annotated[
+    str, typer.Argument(help="A name from `experiments ls`.", metavar="NAME", show_default=False)
 ]
-
-
+Out = Annotated[Path, typer.Option("--out", help="The folder that holds runs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")]
+Replicate = Annotated[int | None, typer.Option("--replicate", help="Only this replicate, from 1.")]
+Round = Annotated[int | None, typer.Option("--round", help="Only this round; 0 is dense.")]
+Rounds = Annotated[str, typer.Option(help="Which rounds, such as 7,15; by default every pruned round.")]
+Tolerance = Annotated[float, typer.Option(min=0, max=1, help="Accuracy that a matching ticket may lose, in [0, 1].")]
+Tensorboard = Annotated[
+    bool, typer.Option("--tensorboard/--no-tensorboard", help="Write event files for TensorBoard in the run's folder.")
+]
 Workers = Annotated[
     int | None,
     typer.Option(
         "--workers",
         min=1,
         show_default=False,
-        help="Train so many networks at the same time; by default as many as there are cores for, if that pays.",
+        help="Number of networks to train at the same time; by default as many as the cores allow, if it pays off.",
     ),
 ]
-
-
 On = Annotated[
     str | None,
     typer.Option(
-        "--on", metavar="processes|ray", help="Where networks are trained; here by default.", show_default=False
+        "--on",
+        metavar="processes|ray",
+        help="Where to train; by default on this machine.",
+        show_default=False,
     ),
 ]
-
-
 Address = Annotated[
     str | None,
     typer.Option(
-        "--address", metavar="HOST:PORT", help="Of the Ray cluster; without one, the cluster here, or one of its own."
+        "--address", metavar="HOST:PORT", help="Address of the Ray cluster; by default a local one, started if needed."
     ),
 ]
-
-
 TaskCpus = Annotated[int | None, typer.Option("--task-cpus", min=1, help="On Ray: processors for each network.")]
-
-
 TaskGpus = Annotated[float | None, typer.Option("--task-gpus", min=0, help="On Ray: GPUs for each network.")]
-
-
 TaskMemory = Annotated[
     str | None, typer.Option("--task-memory", metavar="4GB", help="On Ray: memory for each network, such as 4GB.")
 ]
-
-
 CheckpointEvery = Annotated[
     str,
     typer.Option(
         "--checkpoint-every",
         metavar="60s|500steps",
-        help="How much work of a network in training may be at risk; 0s for no limit.",
+        help="How often to save a network in training; 0s for never.",
     ),
 ]
-
-
 # Of the commands that take one ticket.
 OneRound = Annotated[
     str | None,
-    typer.Option("--round", help="Of a run: a number, best or smallest_matching.", show_default=False),
+    typer.Option("--round", help="Round of a run: a number, best or smallest_matching.", show_default=False),
 ]
-
-
 Density = Annotated[
     float | None,
-    typer.Option("--density", help="Of a run, instead: the round of the nearest density.", show_default=False),
+    typer.Option("--density", help="Instead of --round: the round of the nearest density.", show_default=False),
 ]
-
-
-OneReplicate = Annotated[int, typer.Option("--replicate", help="Of a run: which replicate, from 1.")]
-
-
+OneReplicate = Annotated[int, typer.Option("--replicate", help="Replicate of a run, from 1.")]
 DataPath = Annotated[
-    str, typer.Option("--data", help="A file with the ticket's data, where they are not found.", show_default=False)
+    str, typer.Option("--data", help="A file with the data of the ticket, if they are not found.", show_default=False)
 ]
+
+
+def naming(read: Callable[[], Iterable[str]]) -> type[typer.core.TyperCommand]:
+    """Return a kind of command that puts names in place of ``{names}`` in its help texts.
+
+    The names are read when its help is shown, for the modules that hold them would slow down ``lottery --help``.
+    """
+
+    class Naming(typer.core.TyperCommand):
+        def get_help(self, ctx: Any) -> str:
+            for parameter in self.params:
+                if "{names}" in (getattr(parameter, "help", "") or ""):
+                    parameter.help = parameter.help.replace("{names}", ", ".join(read()))
+            return super().get_help(ctx)
+
+    return Naming
 
 
 def numbers(option: str, words: str) -> list[int]:
-    """The numbers in the value of an option, such as 7,15.
+    """Read the numbers in the value of an option, such as 7,15.
 
     Raises:
-        LotteryError: It holds something else.
+        LotteryError: If it holds anything else.
     """
     try:
         return [int(word) for word in words.split(",") if word]
@@ -138,15 +117,15 @@ def numbers(option: str, words: str) -> list[int]:
 
 
 def selected(rows: Any, replicate: int | None, round: int | None) -> Any:
-    """The rows of one replicate, one round, or both, of a table that has these columns.
+    """Select the rows of one replicate, one round, or both.
 
     Raises:
-        LotteryError: There are none, or the table has no such column.
+        LotteryError: If there are none, or the table has no such column.
     """
     for column, wanted in (("replicate", replicate), ("round", round)):
         if wanted is not None:
             if column not in rows:
-                raise LotteryError(f"--{column} does not go with this: its rows are of several replicates each.")
+                raise LotteryError(f"--{column} cannot be used here: each row is of several replicates.")
             if wanted not in set(rows[column]):
                 stored = sorted(set(rows[column])) or "none yet"
                 raise LotteryError(f"--{column}: received {wanted}, stored are {stored}.")
@@ -155,21 +134,16 @@ def selected(rows: Any, replicate: int | None, round: int | None) -> Any:
 
 
 def workers_on(
-    on: str | None,
-    workers: int | None,
-    address: str | None,
-    cpus: int | None,
-    gpus: float | None,
-    memory: str | None,
+    on: str | None, workers: int | None, address: str | None, cpus: int | None, gpus: float | None, memory: str | None
 ) -> "int | cluster.Ray | None":
-    """On what networks are trained, from the options that say it.
+    """Return the number of worker processes, or the Ray cluster, that the options ask for.
 
     Raises:
-        LotteryError: They do not go together.
+        LotteryError: If the options contradict each other.
     """
-    given = {"--address": address, "--task-cpus": cpus, "--task-gpus": gpus, "--task-memory": memory}
+    of_ray = {"--address": address, "--task-cpus": cpus, "--task-gpus": gpus, "--task-memory": memory}
     if on in (None, "processes"):
-        for option, value in given.items():
+        for option, value in of_ray.items():
             if value is not None:
                 raise LotteryError(f"{option} goes with --on ray alone.")
         return workers
@@ -177,7 +151,7 @@ def workers_on(
         raise unknown("--on", on, ("processes", "ray"))
     if workers is not None:
         raise LotteryError("--workers is for processes of this machine; on Ray the cluster decides how many there are.")
-    # What Ray says of a node that has died goes to standard output, in a hundred lines; we say it in one.
+    # Ray reports a node that died in a hundred lines on standard output; our own message takes one.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     from lottery.executors import cluster
 
@@ -185,10 +159,10 @@ def workers_on(
 
 
 def num_bytes(option: str, words: str) -> int:
-    """The bytes that an option says, such as 4GB.
+    """Read a number of bytes, such as 4GB, from the value of an option.
 
     Raises:
-        LotteryError: It says something else.
+        LotteryError: If it holds anything else.
     """
     matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", words.strip().lower())
     if not matched:
@@ -198,10 +172,10 @@ def num_bytes(option: str, words: str) -> int:
 
 
 def every(words: str) -> "checkpoints.Every":
-    """How often a network in training is checkpointed, from a word such as 60s or 500steps.
+    """Read how often to write a checkpoint, such as 60s or 500steps.
 
     Raises:
-        LotteryError: It says something else.
+        LotteryError: If it is anything else.
     """
     from lottery.training import checkpoints
 
@@ -214,19 +188,19 @@ def every(words: str) -> "checkpoints.Every":
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[stopping.Asked]:
-    """End with a sentence where a person interrupts, or SIGTERM comes: status 130 or 143.
+    """Turn Ctrl+C and SIGTERM into a clean stop, with a sentence and exit status 130 or 143.
 
     Yields:
-        A function that says whether one has. The second time the process ends at once.
+        A function that returns the signal received so far, or 0. A second signal ends the process at once.
     """
 
-    def told(number: int) -> None:
+    def announce(number: int) -> None:
         begin = "\n" if sys.stderr.isatty() else ""  # after the ^C that the terminal shows
-        with contextlib.suppress(OSError):  # nobody may read it any more
+        with contextlib.suppress(OSError):  # the reader may be gone
             print(f"{begin}lottery: stopping after this step; once more stops at once.", file=sys.stderr, flush=True)
 
     try:
-        with stopping.asked(told, at_once=True) as asked:
+        with stopping.asked(announce, at_once=True) as asked:
             yield asked
     except KeyboardInterrupt as error:
         number = error.signal if isinstance(error, stopping.Stopped) else signal.SIGINT

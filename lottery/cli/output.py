@@ -2,11 +2,16 @@
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lottery.errors import printable
+from lottery.formatting import number
+
+if TYPE_CHECKING:
+    from lottery.runs import tables
 
 
 def rows(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
@@ -26,113 +31,72 @@ def rows(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
 
 
 def means(frame: Any, keys: Sequence[str], columns: Sequence[str], count: str = "") -> None:
-    """Print the means of columns over rows that are alike, in the order in which these come.
+    """Print the means of columns over rows with the same keys, in the order in which these come.
 
     Args:
         frame: Any data frame.
-        keys: Columns in which rows are alike.
+        keys: Columns that rows share.
         columns: Columns to take the means of; a column that is NaN in all rows is empty.
-        count: The head of a column that counts the rows, if one is wanted.
+        count: The head of a column that counts the rows, if it is wanted.
     """
     lines = []
     for values, part in frame.groupby(list(keys), sort=False, dropna=False):
         known = [f"{value:.4f}" if isinstance(value, float) else str(value) for value in values]
-        taken = [part[column].mean() for column in columns]
-        lines.append([*known, *([str(len(part))] if count else []), *map(_number, taken)])
+        taken = [float(part[column].mean()) for column in columns]
+        texts = [number(mean, ".0f" if mean.is_integer() else ".4f") for mean in taken]
+        lines.append([*known, *([str(len(part))] if count else []), *texts])
     table([*keys, *([count] if count else []), *columns], lines)
 
 
+def grid(shown: "tables.Grid") -> None:
+    """Print a table and its notes."""
+    # Heads are folded to the width of their column, so that more columns fit a terminal.
+    heads = []
+    for place, head in enumerate(shown.heads):
+        width = max([6, *(len(row[place]) for row in shown.rows)])
+        heads.append("\n".join(textwrap.wrap(head, width, break_long_words=False)))
+    table(heads, shown.rows)
+    for note in shown.notes:
+        print(note)
+
+
 def summary(run: Path, rows: Any, tolerance: float) -> None:
-    """Print a run's table with a verdict for each round, and what it shows in sentences.
+    """Print a run's table with a verdict for each round, and its verdict in sentences.
 
     Args:
         run: The run's folder.
-        rows: What `lottery.runs.results.table` returns for it, or some of these rows.
+        rows: The table of `lottery.runs.results.table`, or some of its rows.
         tolerance: Accuracy that a matching ticket may lose, in [0, 1].
     """
-    from lottery.runs import results, store, verdicts
+    from lottery.runs import results, store, tables, verdicts
 
     if rows.empty:
         print(f"No round of {run} is complete yet.")
         return
     experiment = store.read_experiment(run)
     word, num_steps = verdicts.goal(experiment), experiment.train.num_steps
-    judged = {line["round"]: line for line in verdicts.judged(rows, tolerance, word).to_dict("records")}
     points = results.summary(rows, num_steps)
-    num = rows["replicate"].nunique()
-    lines = []
-    for one in points[points["branch"] == store.TICKET].to_dict("records"):
-        judgement = judged.get(one["round"])
-        measured = one["accuracy_mean"] == one["accuracy_mean"]
-        spread = f" ± {one['accuracy_std']:.4f}" if measured and one["replicates"] > 1 else ""
-        line = [
-            str(one["round"]),
-            f"{one['density']:.4f}",
-            f"{one['num_kept']:.0f}",
-            f"{one['accuracy_mean']:.4f}{spread}" if measured else "",
-            f"{'≥ ' if one['censored'] else ''}{one['early_stop_step_mean']:.0f}",
-            f"{one['final_accuracy_mean']:.4f}" if measured else "",
-            *([f"{judgement['mean']:+.4f}", _verdict(judgement)] if judgement else ["", ""]),
-        ]
-        lines.append(line)
-    table(
-        ["round", "density", "kept", "test accuracy", "early\nstop", "at the\nend", "against\ndense", "verdict"], lines
-    )
-    spread = f"mean ± standard deviation over {num} replicates" if num > 1 else "of one replicate"
-    if points["accuracy_mean"].notna().any():
-        print(f"Test accuracy is taken at the early-stop step, {spread}; beside it, the one at the end.")
-    if points["censored"].any():
-        print(
-            f"≥: in one replicate or more the validation loss was lowest at the last step, {num_steps}, so a longer "
-            "training may stop later."
-        )
+    if (points["branch"] == store.TICKET).any():
+        grid(tables.by_round(points, verdicts.judged(rows, tolerance, word), num_steps))
     _branches(points)
-    if any(line["verdict"] == verdicts.CANNOT_TELL for line in judged.values()):
-        needed = any(line["needed"] == line["needed"] for line in judged.values())
-        how_many = "; beside it about how many would be needed" if needed else ""
-        print(f"{verdicts.CANNOT_TELL}: cannot tell from {replicates(num)}{how_many}.")
     for sentence in [*results.collapsed(run), *verdicts.sentences(rows, tolerance, word)]:
         print(sentence)
 
 
-def claims(lines: Iterable[Mapping[str, str]], notes: Iterable[str]) -> None:
-    """Print what `lottery.runs.published.compare` returns.
+def compared(found: Any, first: str, as_json: bool = False, as_csv: bool = False) -> None:
+    """Print a comparison of runs.
 
     Args:
-        lines: Claim, published, measured and verdict.
-        notes: Sentences that go below.
-    """
-    heads = ["claim", "published", "measured", "verdict"]
-    table(heads, [[line[head] for head in heads] for line in lines])
-    for note in notes:
-        print(note)
-
-
-def contest(found: Any, as_json: bool = False, as_csv: bool = False) -> None:
-    """Print what `lottery.runs.comparison.compared` returns, rounds apart from one another.
-
-    Args:
-        found: Its rows, or some of them.
+        found: The table of `lottery.runs.comparison.compared`, or some of its rows.
+        first: The name of the first run.
         as_json, as_csv: As for `rows`.
     """
+    from lottery.runs import tables
+
     if as_json or as_csv:
         rows(found, as_json, as_csv)
-        return
-    lines: list[list[str]] = []
-    for _, part in found.groupby("round", sort=True):
-        for place, one in enumerate(part.to_dict("records")):
-            where = ["", ""] if place else [str(one["round"]), f"{one['density']:.4f}"]
-            accuracy = [f"{one['accuracy']:.4f}", _ends(one["low"], one["high"], "")]
-            less = [f"{one['difference']:+.4f}", _ends(one["difference_low"], one["difference_high"], "+")]
-            is_first = one["difference"] != one["difference"]
-            lines.append([*where, one["run"], str(one["replicates"]), *accuracy, *(["", ""] if is_first else less)])
-    heads = ["round", "density", "run", "replicates", "test accuracy", "95 %", "less the first", "95 % "]
-    table(heads, lines)
-    print("Test accuracy at the early-stop step: mean and t interval; and less the first run, paired by replicate.")
-
-
-def _ends(low: float, high: float, sign: str) -> str:
-    return f"{low:{sign}.4f} to {high:{sign}.4f}" if abs(low) != float("inf") else "not known"
+    else:
+        grid(tables.compared(found, first))
 
 
 def table(heads: list[str], lines: list[list[str]]) -> None:
@@ -160,11 +124,6 @@ def table(heads: list[str], lines: list[list[str]]) -> None:
     console.print(printed, markup=False, highlight=False)
 
 
-def _verdict(judgement: Mapping[str, Any]) -> str:
-    needed = judgement["needed"]
-    return judgement["verdict"] if needed != needed else f"{judgement['verdict']} {needed:.0f}"
-
-
 def _branches(points: Any) -> None:
     """Print a column for each branch, where there are any beside the ticket."""
     means = points.pivot(index=["round"], columns="branch", values="accuracy_mean")[
@@ -181,20 +140,6 @@ def _branches(points: Any) -> None:
     print()
     table(["round", "density", *(branch.replace("_", "_\n") for branch in means.columns)], lines)
     print("Beside the ticket, branches from its rounds: mean test accuracy at the early-stop step.")
-
-
-def _number(value: float) -> str:
-    """Whole numbers whole, others with four digits after the point, nothing for NaN."""
-    if value != value:
-        return ""
-    if float(value).is_integer():
-        return f"{value:.0f}"
-    return f"{value:.1e}" if abs(value) < 5e-5 else f"{value:.4f}"
-
-
-def replicates(num: int) -> str:
-    """A number of replicates, in words."""
-    return "1 replicate" if num == 1 else f"{num} replicates"
 
 
 def tickets(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:

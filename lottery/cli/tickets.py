@@ -1,4 +1,4 @@
-"""The commands about tickets: a thin shell, as `lottery.cli`, which adds them to its own."""
+"""The commands about tickets: list, show, export, compact and verify."""
 
 import contextlib
 import sys
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from lottery.cli import output
-from lottery.cli.options import Csv, DataPath, Density, Json, OneReplicate, OneRound, RunPath, Source
+from lottery.cli.options import Csv, DataPath, Density, Json, OneReplicate, OneRound, RunPath, Source, naming
 from lottery.errors import LotteryError, TicketError, printable, unknown
 
 tickets = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The tickets of a run, and ticket files.")
@@ -17,27 +17,19 @@ tickets = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The tic
 TICKET = "safetensors"
 
 
-# What `--format all` calls its files. A test compares the formats, for reading them where they are would make --help
-# import too much.
-NAMES = {
-    TICKET: "ticket.safetensors",
-    "keras": "model.keras",
-    "saved_model": "saved_model",
-    "tflite": "model.tflite",
-    "tflite_sparse": "model-sparse.tflite",
-    "tflite_int8": "model-int8.tflite",
-    "onnx": "model.onnx",
-    "npz": "model.npz",
-    "tfmot": "model-tfmot.keras",
-}
+def _names() -> dict[str, str]:
+    """The file that `--format all` writes for each format."""
+    from lottery.tickets.exporting import EXPORTS
+
+    return {TICKET: "ticket.safetensors"} | {form: one.file for form, one in EXPORTS.items()}
 
 
-FORMATS = tuple(NAMES)[1:]
+NamingFormats = naming(_names)
 
 
 @tickets.command("ls", short_help="List a run's tickets.")
 def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:
-    """List a run's tickets, with what `best` and `smallest_matching` choose."""
+    """List a run's tickets, and which of them `best` and `smallest_matching` mean."""
     from lottery.tickets import from_run
 
     output.tickets(from_run.listed(run), as_json, as_csv)
@@ -46,9 +38,9 @@ def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None
 @tickets.command("show", short_help="Show what a ticket file holds.")
 def tickets_show(
     file: Annotated[Path, typer.Argument(help="A ticket file.", metavar="FILE", show_default=False)],
-    as_json: Annotated[bool, typer.Option("--json", help="Print all that it says as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything in it as JSON.")] = False,
 ) -> None:
-    """Show what a ticket file holds and where it is from, after checking it; nothing of it is run."""
+    """Check a ticket file and show what it holds and where it comes from; nothing in it is run."""
     from lottery import files
     from lottery.tickets.ticket import load
 
@@ -59,12 +51,12 @@ def tickets_show(
 
 def export(
     source: Source,
-    out: Annotated[Path, typer.Option("--out", help="The file; for SavedModel or `all`, a folder.")],
+    out: Annotated[Path, typer.Option("--out", help="The file to write; for SavedModel or `all`, a folder.")],
     form: Annotated[
         str,
         typer.Option(
             "--format",
-            help=f"{TICKET} (a ticket file), {', '.join(FORMATS)}, or all; by default what the file's ending says.",
+            help="The format: {names}, or all; by default the one that the file's ending means.",
             show_default=False,
         ),
     ] = "",
@@ -72,11 +64,11 @@ def export(
     density: Density = None,
     replicate: OneReplicate = 1,
     start: Annotated[
-        bool, typer.Option("--start", help="The weights to start from, without the trained ones.")
+        bool, typer.Option("--start", help="Export the start weights, without the trained weights.")
     ] = False,
     data: DataPath = "",
 ) -> None:
-    """Write a ticket as one file, or its network in other formats, each loaded again and compared on real inputs.
+    """Write a ticket as one file, or its network in other formats; each is loaded again and compared on real inputs.
 
     Examples: lottery export runs/NAME --round 7 --out ticket.safetensors; lottery export ticket.safetensors --out
     model.tflite --format tflite_sparse
@@ -95,7 +87,7 @@ def export(
 def compact(
     source: Source,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Write the smaller model here; .keras.", show_default=False)
+        Path | None, typer.Option("--out", help="The .keras file for the smaller model.", show_default=False)
     ] = None,
     round: OneRound = None,
     density: Density = None,
@@ -105,7 +97,7 @@ def compact(
     ] = False,
     data: DataPath = "",
 ) -> None:
-    """Make a ticket's trained network really smaller: remove the units that do nothing, and measure what it gains.
+    """Make a ticket's trained network smaller: remove the units that do nothing, and measure the gain.
 
     Example: lottery compact runs/NAME --density 0.02 --out small.keras
     """
@@ -124,9 +116,9 @@ def compact(
                 raise LotteryError(f"--out: received the folder {str(path)!r}, allowed is a file.")
     ticket = _ticket(source, round, density, replicate)
     with contextlib.ExitStack() as stack:
-        # Now, so that what cannot be written is known before anything that takes long.
+        # Opened first, so that a path that cannot be written is refused at once.
         places = [stack.enter_context(files.replacing(path)) for path in paths]
-        environment.use_threads(1)  # so that the times are those of one thread
+        environment.use_threads(1)  # times are measured on one thread
         inputs = _inputs(ticket, source, data)
         found = compaction.benchmark(ticket.model(trained=ticket.trained is not None), inputs, drop_inputs)
         output.compacted(found)
@@ -135,12 +127,12 @@ def compact(
                 found.compacted.model.save(places[0])
                 if drop_inputs:
                     np.save(places[1], found.compacted.inputs)
-    for what, path in zip(("Model", "Which inputs it takes, as positions in a flat example"), paths, strict=False):
+    for what, path in zip(("Model", "Inputs that it takes, as positions in a flat example"), paths, strict=False):
         print(f"{what}: {path}")
 
 
 def verify(file: Path) -> None:
-    """Check a ticket file, and that its network can be built from it; what `lottery verify FILE` does."""
+    """Check a ticket file, and that its network can be built from it: `lottery verify FILE`."""
     from lottery.models import architecture
     from lottery.pipeline import environment
     from lottery.tickets.ticket import load, shapes
@@ -151,7 +143,7 @@ def verify(file: Path) -> None:
         print(printable(error))
         raise typer.Exit(1) from None
     print(f"{ticket!r}: every checksum, size and count holds.")
-    environment.num_threads()  # imports TensorFlow without its greetings
+    environment.num_threads()  # imports TensorFlow without its start-up messages
     try:
         architecture.check(ticket.architecture, shapes(ticket.weights))
     except TicketError as error:
@@ -172,11 +164,11 @@ def _ticket(source: Path, round: str | None, density: float | None, replicate: i
 
 
 def _inputs(ticket: Any, source: Path, data: str) -> Any:
-    """Real examples, or None and a line that says why not."""
+    """Read real examples, or return None and print why there are none."""
     from lottery.tickets import from_run
 
     try:
-        return from_run.found(source, ticket.provenance, data)
+        return from_run.examples(source, ticket.provenance, data)
     except LotteryError as error:
         if data:
             raise
@@ -190,15 +182,15 @@ def _inputs(ticket: Any, source: Path, data: str) -> Any:
 def _exported(
     ticket: Any, source: Path, paths: dict[str, Path], start: bool, data: str
 ) -> tuple[list[Any], dict[str, LotteryError]]:
-    """What was written, and why each other form was not."""
+    """Export to each path; return the exports, and by format the errors of those that failed."""
     from lottery.pipeline import environment
     from lottery.tickets import exporting
 
-    environment.num_threads()  # imports TensorFlow without its greetings
+    environment.num_threads()  # imports TensorFlow without its start-up messages
     inputs, done, failed, built = _inputs(ticket, source, data), [], {}, {}
     trained = ticket.trained is not None and not start
     for form, path in paths.items():
-        library = "tf_keras" if form == "tfmot" else None  # tfmot wraps no other
+        library = "tf_keras" if form == "tfmot" else None  # the only library that tfmot wraps
         print(f"lottery: {path} ...", file=sys.stderr)
         try:
             if library not in built:
@@ -210,19 +202,20 @@ def _exported(
 
 
 def _paths(out: Path, form: str) -> dict[str, Path]:
-    """Where each form is to be written, as far as that can be seen before anything is loaded."""
-    if form and form not in (*NAMES, "all"):
-        raise unknown("--format", form, (*NAMES, "all"))
-    endings = {Path(name).suffix: one for one, name in reversed(NAMES.items())}
+    """The file of each format, checked before anything is loaded."""
+    names = _names()
+    if form and form not in (*names, "all"):
+        raise unknown("--format", form, (*names, "all"))
+    endings = {Path(name).suffix: one for one, name in reversed(names.items())}
     if form == "all":
         if out.exists() and not out.is_dir():
             raise LotteryError(f"--out: received the file {str(out)!r}, allowed is a folder for all formats.")
-        return {one: out / name for one, name in NAMES.items()}
+        return {one: out / name for one, name in names.items()}
     if not form and out.suffix not in endings:
         allowed = ", ".join(sorted(filter(None, endings)))
         raise LotteryError(f"--out: received {str(out)!r}, allowed is a file that ends in {allowed}, or a folder.")
     form = form or endings[out.suffix]
-    wanted = Path(NAMES[form]).suffix
+    wanted = Path(names[form]).suffix
     if wanted and out.suffix != wanted:
         raise LotteryError(f"--out: received {str(out)!r}, allowed for {form} is a file that ends in {wanted}.")
     if wanted and out.is_dir():

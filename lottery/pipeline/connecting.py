@@ -16,6 +16,7 @@ from lottery.errors import LotteryError, unknown
 from lottery.pipeline import branching, interpolation, preparing
 from lottery.pipeline import rounds as rounds_module
 from lottery.pipeline.dispatch import Execution
+from lottery.pipeline.interpolation import Line
 from lottery.pipeline.preparing import Ingredients, Prepared
 from lottery.pipeline.rounds import Network, Training, Watch
 from lottery.runs import store
@@ -29,8 +30,7 @@ def connect(
     rounds: Sequence[int] = (),
     steps: Sequence[int] = (),
     replicate: int | None = None,
-    num_points: int = 30,
-    recompute: bool = False,
+    line: Line = Line(),  # noqa: B008 (frozen)
     ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
     execution: Execution = Execution(),  # noqa: B008 (frozen)
 ) -> None:
@@ -51,9 +51,7 @@ def connect(
         rounds: Which rounds; by default every complete round, the dense network included.
         steps: The steps k; by default the run's rewind step.
         replicate: Which replicate; all by default.
-        num_points: Points on the line, its ends included; a stored path with more points is kept.
-        recompute: Measure the statistics of BatchNormalization layers anew at each point (see
-            `interpolation.recomputed`), instead of interpolating them.
+        line: The points to evaluate; a stored path with more points is kept.
         ingredients: The objects that were passed to the run.
         execution: How to train; its workers and TensorBoard play no part.
 
@@ -64,7 +62,7 @@ def connect(
     path = Path(run)
     settings = store.read_experiment(path)
     steps = _steps(settings, steps)
-    alphas = interpolation.places(num_points)
+    alphas = line.alphas
     chosen = branching.stored_rounds(path, settings, rounds, replicate)
     wanted = [Siblings(path, settings, *place, step) for place in chosen for step in steps]
     if any(siblings.round.record["final_test_accuracy"] is None for siblings in wanted):
@@ -74,13 +72,13 @@ def connect(
         loop, again = prepared.trainer.loop, None
         stack.callback(prepared.trainer.close)
         prepared.trainer.hold()
-        if recompute:
+        if line.recompute:
             again = interpolation.recomputed(loop.model, interpolation.training_batches(prepared.data))
             if again is None:
                 report(progress.Note("The network has no BatchNormalization, so there are no statistics to recompute."))
         _check_networks(wanted)
         spans, folder = _spans(wanted), connectivity_files.folder(path)
-        todo = [one for one in wanted if one.missing() or not _is_measured(one, again is not None, num_points)]
+        todo = [one for one in wanted if one.missing() or not _is_measured(one, again is not None, len(alphas))]
         if not spans and not todo:
             report(progress.Note(f"All {len(wanted)} paths of {path} are complete."))
             return

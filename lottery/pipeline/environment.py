@@ -213,18 +213,14 @@ def _quiet() -> Iterator[None]:
         yield
         return
     sys.stderr.flush()
-    saved = os.dup(2)
     with tempfile.TemporaryFile(dir=files.temporary_folder()) as aside:
-        os.dup2(aside.fileno(), 2)
         try:
-            yield
+            with files.redirected(2, aside.fileno()):
+                yield
         except BaseException:
             aside.seek(0)
-            os.write(saved, aside.read())
+            os.write(2, aside.read())
             raise
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
 
 
 def _scaling(data: Splits | Streams) -> dict[str, Any] | None:

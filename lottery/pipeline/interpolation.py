@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,33 @@ from lottery.training.trainer import ACCURACIES
 STATISTICS_EXAMPLES, STATISTICS_BATCH = 10_000, 1000
 
 Arrays = Mapping[str, np.ndarray]  # every variable of a network, by name
+
+
+@dataclass(frozen=True)
+class Line:
+    """How to walk the straight line between two networks.
+
+    Attributes:
+        num_points: Networks to evaluate on the line, evenly apart, its ends included.
+        recompute: Measure the statistics of BatchNormalization layers anew at each point (see `recomputed`), instead of
+            interpolating them like weights.
+    """
+
+    num_points: int = 30
+    recompute: bool = False
+
+    @property
+    def alphas(self) -> np.ndarray:
+        """The places of the points, from 0 to 1.
+
+        Raises:
+            LotteryError: There is no point between the ends.
+        """
+        if self.num_points < 3:
+            raise LotteryError(
+                f"num_points: received {self.num_points}, allowed are 3 or more, the two ends among them."
+            )
+        return np.linspace(0, 1, self.num_points)
 
 
 def between(one: Arrays, other: Arrays, alpha: float) -> dict[str, np.ndarray]:
@@ -110,7 +138,7 @@ def barrier(
     Raises:
         LotteryError: The two do not fit the model, or it reports no accuracy.
     """
-    alphas = places(num_points)
+    alphas = Line(num_points).alphas
     if not is_compiled(model):
         raise LotteryError("The model is not compiled, so it measures no error; compile it with metrics=['accuracy'].")
     first, second = (end if isinstance(end, Mapping) else weights.read_state(end) for end in (one, other))
@@ -205,13 +233,6 @@ def evaluations(loop: Loop, data: Splits | Streams, most: int) -> dict[str, Call
     if isinstance(data, Streams) and not _is_finite(data.train(), most):
         return test
     return {"train": evaluation(loop.model, data, "train", loop.examined), **test}
-
-
-def places(num_points: int) -> np.ndarray:
-    """Place points on the line, evenly, its ends included; raise `LotteryError` if there is none between the ends."""
-    if num_points < 3:
-        raise LotteryError(f"num_points: received {num_points}, allowed are 3 or more, the two ends among them.")
-    return np.linspace(0, 1, num_points)
 
 
 def _drawn(num_examples: int) -> Sequence[np.ndarray]:

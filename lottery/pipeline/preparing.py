@@ -176,7 +176,7 @@ def with_functions(experiment: config.Experiment, ingredients: Ingredients) -> c
                 f'{section}.{key} = "given" stands for a function passed to lottery.run(..., {key}=...); pass it '
                 "again, in Python."
             )
-    if ingredients.schedule is not None:
+    if ingredients.schedule is not None and experiment.prune.num_rounds:
         densities = [float(ingredients.schedule(index)) for index in range(1, experiment.prune.num_rounds + 1)]
         own = {key: value for key, value in tables.get("prune", {}).items() if key not in OF_RATES}
         tables["prune"] = own | {"schedule": GIVEN, "densities": densities, "num_rounds": len(densities)}

@@ -317,8 +317,8 @@ def _scores(training: Training, replicate: int, index: int, trained: Arrays, kep
     if not plan.is_repeatable(experiment.prune):
         network = preparing.scoring_network(training.prepared, replicate)
         weights.assign(network.model, _start_state(training, replicate))
-    seed = experiment.run.seed
-    inputs = plan.criterion_inputs(experiment.prune, seed, replicate, index, initial, trained, kept, network)
+    rng = randomness.generator(experiment.run.seed, replicate, randomness.SCORES, index)
+    inputs = plan.criterion_inputs(experiment.prune, index, initial, trained, kept, rng, network)
     return training.prepared.criterion(inputs)
 
 

@@ -1,4 +1,4 @@
-"""A density for the whole network to densities by weight, and these to whole numbers of entries."""
+"""Allocations: how a density of the whole network is divided among its weights, in whole numbers of entries."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -7,17 +7,15 @@ from fractions import Fraction
 from lottery.errors import LotteryError
 
 Shapes = Mapping[str, tuple[int, ...]]
-
-
 Allocation = Callable[[Shapes, float], dict[str, float]]
 
 
 def uniform(shapes: Shapes, density: float) -> dict[str, float]:
-    """The same density for every weight.
+    """Give every weight the same density.
 
     Args:
         shapes: Shapes by weight.
-        density: Of all weights together, in [0, 1].
+        density: Density of all weights together, in [0, 1].
 
     Returns:
         Densities by weight.
@@ -30,22 +28,12 @@ def uniform(shapes: Shapes, density: float) -> dict[str, float]:
 
 
 def erk(shapes: Shapes, density: float) -> dict[str, float]:
-    """Erdos-Renyi-kernel: what is kept of a weight is proportional to the sum of its dimensions.
+    """Keep of each weight a number of entries proportional to the sum of its dimensions (Erdos-Renyi-kernel).
 
-    With n entries in a kernel of dimensions d_1, ..., d_k, its density is min(1, c (d_1 + ... + d_k) / n), where c is
-    the one number that meets the density of the whole. For matrices that is the random graph of Mocanu et al. 2018,
-    https://arxiv.org/abs/1707.04780, equation 1; with the height and width of a convolution's kernel among the
-    dimensions it is that of Evci et al. 2020, https://arxiv.org/abs/1911.11134, section 3.
-
-    Args:
-        shapes: Shapes by weight.
-        density: Of all weights together, in [0, 1].
-
-    Returns:
-        Densities by weight, which times the sizes add up to `density` times the size of all.
-
-    Raises:
-        LotteryError: The density is not in [0, 1].
+    A kernel of n entries and dimensions d_1, ..., d_k has the density min(1, c (d_1 + ... + d_k) / n), where c is the
+    number that meets the density of the whole. For matrices that is the random graph of Mocanu et al. 2018,
+    https://arxiv.org/abs/1707.04780, equation 1; for convolutions that of Evci et al. 2020,
+    https://arxiv.org/abs/1911.11134, section 3. Arguments, result and errors are those of `uniform`.
     """
     _check(density)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
@@ -58,36 +46,37 @@ def erk(shapes: Shapes, density: float) -> dict[str, float]:
         if not full:
             found |= {name: factor * sums[name] / (sizes[name] or 1) for name in rest}
             break
-        # What they cannot take is for the others, which may fill up in their turn.
+        # The others share the entries for which a full weight has no room, and may fill up in their turn.
         found |= dict.fromkeys(full, 1.0)
         budget -= sum(sizes[name] for name in full)
     return {name: found[name] for name in shapes}
 
 
-ALLOCATIONS: dict[str, Allocation] = {"uniform": uniform, "erk": erk}
+# With None, each group of weights that are ranked together follows the schedule, or its own rate, by itself.
+ALLOCATIONS: dict[str, Allocation | None] = {"rates": None, "uniform": uniform, "erk": erk}
 
 
 def counts(
     densities: Mapping[str, float], sizes: Mapping[str, int], total: int, most: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """Whole numbers of entries that add up to a total, by the largest remainder.
+    """Turn densities into whole numbers of entries that add up to a total, by the largest remainder.
 
-    Each weight keeps its density times its size, rounded down, and of what is missing to the total one more goes to
-    the weights of the largest fractions that were cut off; of equal ones to the earlier. Where a weight may keep no
-    more, the next in that order has its share. (By itself the largest remainder can give a weight more entries of a
-    smaller total, which over rounds would bring pruned ones back.)
+    Each weight keeps its density times its size, rounded down. The entries still missing go to the weights with the
+    largest fractions cut off, the earlier first if equal. A weight that may keep no more passes its share on to the
+    next. (The largest remainder alone can give a weight more entries of a smaller total, which over rounds would
+    bring pruned entries back.)
 
     Args:
-        densities: By weight, in [0, 1]; taken as the decimal numbers that they are written as.
+        densities: Densities by weight, in [0, 1]; they count as the decimal numbers that they are written as.
         sizes: Number of entries by weight.
-        total: What the densities come to, rounded to a whole number, up or down.
-        most: The highest number by weight, such as what the round before kept; the sizes if it is not given.
+        total: The sum of densities times sizes, rounded to a whole number, up or down.
+        most: Limits by weight, such as the numbers kept in the round before; the sizes by default.
 
     Returns:
         Numbers of entries by weight, of sum `total`.
 
     Raises:
-        LotteryError: The total is not what the densities come to, or more than may be kept.
+        LotteryError: The total does not fit the densities, or exceeds the limits.
     """
     most = sizes if most is None else most
     quotas = {name: Fraction(repr(float(densities[name]))) * size for name, size in sizes.items()}

@@ -1,18 +1,15 @@
-"""Experiments that start from a stored round: what each keeps of the ticket, and what it changes."""
+"""Branches: experiments that start from a stored round, and keep or change parts of its ticket."""
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from lottery import masks as masks_module
-from lottery import randomness
-from lottery.masks import Masks
+from lottery import masks, randomness
+from lottery.masks import Masks, Weights
 from lottery.pruning import rewinding
-
-State = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -21,35 +18,35 @@ class StoredTicket:
 
     Attributes:
         kept: The ticket's masks.
-        start: Every variable as the ticket's round began with it (see `rewinding.REWINDS`), not masked, by name.
+        start: Every variable that the ticket's training started from (see `rewinding.REWINDS`), not masked, by name.
         step: The rewind step.
         num_steps: The step at which training ends.
-        rng: Random numbers of this branch from this round of this replicate, and of nothing else.
+        rng: Random numbers for this branch of this round and replicate alone.
         fresh: Draws every variable anew, as for another replicate.
         drawn_early: Trains the dense network and draws this round's masks from it after each epoch; see `early_bird`.
     """
 
     kept: Masks
-    start: Mapping[str, np.ndarray]
+    start: Weights
     step: int
     num_steps: int
     rng: np.random.Generator
-    fresh: Callable[[], State]
+    fresh: Callable[[], Weights]
     drawn_early: Callable[[], "BranchStart"]
 
 
 @dataclass(frozen=True)
 class BranchStart:
-    """What a branch trains.
+    """The network that a branch trains.
 
     Attributes:
-        start: From which variables.
-        kept: Under which masks.
-        first_step, last_step: From which step to which; it is not trained at all if the two are the same.
-        schedule_step: Where in its schedule the learning rate begins; where the ticket's does, if None.
+        start: The variables to start from, by name.
+        kept: The masks to train under.
+        first_step, last_step: The steps that training goes from and to; nothing is trained if they are equal.
+        schedule_step: Where in its schedule the learning rate starts; by default where the ticket's does.
     """
 
-    start: Mapping[str, np.ndarray]
+    start: Weights
     kept: Masks
     first_step: int
     last_step: int
@@ -61,15 +58,15 @@ BranchFunction = Callable[[StoredTicket], BranchStart]
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch that can be named.
+    """A branch with a name.
 
     Attributes:
-        function: Makes what is trained from the stored round.
-        takes_away: What it takes away from the ticket: completes "so ... matters". Empty if that says nothing.
-        is_control: Whether ``run.controls`` may name it.
-        starts: Where its training starts: at step 0, at the rewind step as the ticket's, or where training ends.
-        needs_model: Which parts of it cannot be made again from a run's files alone.
-        other_data: Whether it is trained on another data set, so that its accuracies are not the ticket's.
+        function: Makes the network to train from a stored round.
+        takes_away: The part of the ticket that it takes away: completes "so ... matters". Empty to say nothing.
+        is_control: ``run.controls`` may name it.
+        starts: Where its training starts: at step 0, at the rewind step like the ticket's, or at the end.
+        needs_model: The parts of it that cannot be made again from a run's files alone.
+        other_data: It is trained on another data set, so its accuracies cannot be compared with the ticket's.
     """
 
     function: BranchFunction
@@ -80,78 +77,78 @@ class Branch:
     other_data: bool = False
 
 
-def random_reinit(origin: StoredTicket) -> BranchStart:
+def random_reinit(ticket: StoredTicket) -> BranchStart:
     """The ticket's masks on newly drawn initial weights, trained from step 0: does the initialisation matter?
 
     Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, section 2.
     """
-    return BranchStart(origin.fresh(), origin.kept, 0, origin.num_steps, schedule_step=0)
+    return BranchStart(ticket.fresh(), ticket.kept, 0, ticket.num_steps, schedule_step=0)
 
 
-def random_mask(origin: StoredTicket) -> BranchStart:
+def random_mask(ticket: StoredTicket) -> BranchStart:
     """The ticket's start weights under random masks that keep as many entries of each weight: do the masks matter?
 
     "Random pruning", layer by layer; Frankle et al. 2021, https://arxiv.org/abs/2009.08576, section 3.
     """
-    kept = {name: _random(mask.shape, int(np.count_nonzero(mask)), origin.rng) for name, mask in origin.kept.items()}
-    return BranchStart(origin.start, kept, origin.step, origin.num_steps)
+    kept = {name: _random(mask.shape, int(np.count_nonzero(mask)), ticket.rng) for name, mask in ticket.kept.items()}
+    return BranchStart(ticket.start, kept, ticket.step, ticket.num_steps)
 
 
-def random_mask_global(origin: StoredTicket) -> BranchStart:
+def random_mask_global(ticket: StoredTicket) -> BranchStart:
     """The ticket's start weights under random masks that keep as many entries in all, whichever weight they are of.
 
     Frankle et al. 2021, https://arxiv.org/abs/2009.08576; each weight is left with about the same density.
     """
-    sizes = [mask.size for mask in origin.kept.values()]
-    whole = _random((sum(sizes),), sum(masks_module.num_kept(origin.kept).values()), origin.rng)
+    sizes = [mask.size for mask in ticket.kept.values()]
+    whole = _random((sum(sizes),), sum(masks.num_kept(ticket.kept).values()), ticket.rng)
     parts = np.split(whole, np.cumsum(sizes)[:-1])
-    kept = {name: part.reshape(mask.shape) for (name, mask), part in zip(origin.kept.items(), parts, strict=True)}
-    return BranchStart(origin.start, kept, origin.step, origin.num_steps)
+    kept = {name: part.reshape(mask.shape) for (name, mask), part in zip(ticket.kept.items(), parts, strict=True)}
+    return BranchStart(ticket.start, kept, ticket.step, ticket.num_steps)
 
 
-def shuffled_mask(origin: StoredTicket) -> BranchStart:
+def shuffled_mask(ticket: StoredTicket) -> BranchStart:
     """The ticket's start weights under its masks, the entries of each weight's mask shuffled.
 
     The sanity check of Frankle et al. 2021, https://arxiv.org/abs/2009.08576, section 4, and Su et al. 2020,
     https://arxiv.org/abs/2009.11094: only the proportions of the layers are kept. Masks are distributed as those of
     `random_mask`, of which this is another draw; the papers report them by these two names.
     """
-    kept = {name: origin.rng.permutation(mask.reshape(-1)).reshape(mask.shape) for name, mask in origin.kept.items()}
-    return BranchStart(origin.start, kept, origin.step, origin.num_steps)
+    kept = {name: ticket.rng.permutation(mask.reshape(-1)).reshape(mask.shape) for name, mask in ticket.kept.items()}
+    return BranchStart(ticket.start, kept, ticket.step, ticket.num_steps)
 
 
-def reshuffled_init(origin: StoredTicket) -> BranchStart:
+def reshuffled_init(ticket: StoredTicket) -> BranchStart:
     """The ticket's masks, the start weights that survive shuffled among themselves, weight by weight.
 
     "Reshuffle" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 4.1: the distribution of the start
     weights is kept, and their places are not.
     """
-    start = dict(origin.start)
-    for name, mask in origin.kept.items():
+    start = dict(ticket.start)
+    for name, mask in ticket.kept.items():
         start[name] = start[name].copy()
-        start[name][mask] = origin.rng.permutation(start[name][mask])
-    return BranchStart(start, origin.kept, origin.step, origin.num_steps)
+        start[name][mask] = ticket.rng.permutation(start[name][mask])
+    return BranchStart(start, ticket.kept, ticket.step, ticket.num_steps)
 
 
-def signed_constant(origin: StoredTicket) -> BranchStart:
+def signed_constant(ticket: StoredTicket) -> BranchStart:
     """The ticket's masks and the signs of its start weights, all of one size: do only the signs matter?
 
     "Init sign, constant" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 4.1; see `rewinding.to_signs`.
     """
     return BranchStart(
-        rewinding.to_signs(origin.start, origin.start, origin.kept), origin.kept, origin.step, origin.num_steps
+        rewinding.to_signs(ticket.start, ticket.start, ticket.kept), ticket.kept, ticket.step, ticket.num_steps
     )
 
 
-def untrained(origin: StoredTicket) -> BranchStart:
+def untrained(ticket: StoredTicket) -> BranchStart:
     """The ticket before any training: the accuracy of its masks alone.
 
     "Supermasks" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 5.
     """
-    return BranchStart(origin.start, origin.kept, origin.step, origin.step)
+    return BranchStart(ticket.start, ticket.kept, ticket.step, ticket.step)
 
 
-def early_bird(origin: StoredTicket) -> BranchStart:
+def early_bird(ticket: StoredTicket) -> BranchStart:
     """A mask that is drawn early: once the masks of five epochs of dense training hardly differ any more.
 
     After You et al. 2020, https://arxiv.org/abs/1909.11957, section 3, who draw masks of channels; here they are of
@@ -159,15 +156,15 @@ def early_bird(origin: StoredTicket) -> BranchStart:
     pairwise in at most 0.1 of all entries, the last one is the ticket; it trains on from the weights of that epoch.
     Masks of density d cannot differ by more than 2 d: below 0.05 the fifth is always drawn.
     """
-    return origin.drawn_early()
+    return ticket.drawn_early()
 
 
-def transfer(origin: StoredTicket) -> BranchStart:
+def transfer(ticket: StoredTicket) -> BranchStart:
     """The ticket itself, trained on another data set.
 
     Morcos et al. 2019, https://arxiv.org/abs/1906.02773.
     """
-    return BranchStart(origin.start, origin.kept, origin.step, origin.num_steps)
+    return BranchStart(ticket.start, ticket.kept, ticket.step, ticket.num_steps)
 
 
 BRANCHES: dict[str, Branch] = {

@@ -1,4 +1,4 @@
-"""Weights to scores: which survivors to keep, the higher. Each criterion names its reference."""
+"""Criteria: functions from weights to scores, of which the highest are kept."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,19 +7,18 @@ from typing import Any
 import numpy as np
 
 from lottery.errors import LotteryError
-
-Weights = Mapping[str, np.ndarray]
+from lottery.masks import Masks, Weights
 
 
 @dataclass(frozen=True)
 class Network:
-    """What criteria see that look at gradients.
+    """A network and a batch, for the criteria in `NEEDS_NETWORK`.
 
     Attributes:
-        model: A compiled Keras 3 or tf_keras model that holds the weights that training starts from, none of them
-            masked or wrapped. It is left as it was found.
-        x, y: A batch of inputs and labels, as the network gets them.
-        build: Builds the same architecture afresh.
+        model: A compiled Keras 3 or tf_keras model with the weights that training starts from, none of them masked or
+            wrapped. A criterion leaves it unchanged.
+        x, y: A batch of inputs and labels, as the network takes them.
+        build: Builds the same architecture anew.
     """
 
     model: Any
@@ -30,22 +29,22 @@ class Network:
 
 @dataclass(frozen=True)
 class CriterionInputs:
-    """What a criterion may look at.
+    """Everything a criterion can compute scores from.
 
     Attributes:
         initial: The prunable weights at step 0, by name.
         trained: The prunable weights at the end of the round before, by name.
         kept: The masks of the round before, by name.
         rng: Random numbers, a function of seed, replicate and round.
-        density: The density that the round is going to, over all prunable weights, in (0, 1].
-        scope: What will be ranked together, ``"layerwise"`` or ``"global"``.
-        targets: The same exactly: how many entries are to be kept of the weights that are ranked together.
-        network: What the criteria in `NEEDS_NETWORK` look at.
+        density: The density that the round prunes to, over all prunable weights, in (0, 1].
+        scope: ``"layerwise"`` or ``"global"``: which weights will be ranked together.
+        network: The network, for the criteria in `NEEDS_NETWORK`.
+        targets: The exact number of entries to keep of each group of weights that are ranked together.
     """
 
     initial: Weights
     trained: Weights
-    kept: Weights
+    kept: Masks
     rng: np.random.Generator
     density: float
     scope: str
@@ -60,13 +59,10 @@ def magnitude(inputs: CriterionInputs) -> dict[str, np.ndarray]:
     """Absolute value of the trained weight, |w_f|: the criterion of Frankle & Carbin 2019.
 
     https://arxiv.org/abs/1803.03635, section 2; ``large_final`` in Zhou et al. 2019,
-    https://arxiv.org/abs/1905.01067, section 2, where the criteria of initial and final weights are drawn.
-
-    Args:
-        inputs: What there is to look at; of it the trained weights are used.
+    https://arxiv.org/abs/1905.01067, section 2, which draws the criteria of initial and final weights.
 
     Returns:
-        Scores by weight, of the weights' shapes; the higher are kept.
+        Scores by weight, of the weights' shapes; the highest are kept.
     """
     return {name: np.abs(value) for name, value in inputs.trained.items()}
 
@@ -103,7 +99,7 @@ def small_init_small_final(inputs: CriterionInputs) -> dict[str, np.ndarray]:
 
 
 def magnitude_increase(inputs: CriterionInputs) -> dict[str, np.ndarray]:
-    """By how much training has enlarged it, |w_f| - |w_i|.
+    """Growth of the absolute value in training, |w_f| - |w_i|.
 
     Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 2.
     """
@@ -114,7 +110,7 @@ def magnitude_increase(inputs: CriterionInputs) -> dict[str, np.ndarray]:
 
 
 def movement(inputs: CriterionInputs) -> dict[str, np.ndarray]:
-    """How far training has moved it, |w_f - w_i|: Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 2."""
+    """Distance moved in training, |w_f - w_i|: Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 2."""
     return {
         name: np.abs(np.subtract(value, inputs.initial[name], dtype=np.float64))
         for name, value in inputs.trained.items()
@@ -131,12 +127,12 @@ def random(inputs: CriterionInputs) -> dict[str, np.ndarray]:
 
 
 def snip(inputs: CriterionInputs) -> dict[str, np.ndarray]:
-    """By how much the loss would change at once, |g * w|: SNIP, Lee et al. 2019.
+    """Immediate effect on the loss, |g * w|: SNIP, Lee et al. 2019, https://arxiv.org/abs/1810.02340, eq. 4 to 6.
 
-    https://arxiv.org/abs/1810.02340, equations 4 to 6; g is the gradient of the loss on one batch, w the weights that
-    training starts from. The paper divides by the sum, which changes no ranking. The network is the dense one: masks
-    of earlier rounds are not applied, so every round's masks are the one-shot masks of its density, and those of all
-    rounds are nested. How the loss is evaluated, `gradients.connection_sensitivity` says.
+    g is the gradient of the loss on one batch, w the weights that training starts from; see
+    `gradients.connection_sensitivity`. (The paper divides by the sum, which changes no ranking.) The network is the
+    dense one: masks of earlier rounds are not applied, so every round's masks are the one-shot masks of its density,
+    and the masks of all rounds are nested.
 
     Raises:
         LotteryError: There is no network, its loss cannot be evaluated, or a score is not finite.
@@ -148,11 +144,11 @@ def snip(inputs: CriterionInputs) -> dict[str, np.ndarray]:
 
 
 def grasp(inputs: CriterionInputs) -> dict[str, np.ndarray]:
-    """What the flow of gradients would lose, w * (H g): GraSP, Wang et al. 2020.
+    """Loss of gradient flow, w * (H g): GraSP, Wang et al. 2020, https://arxiv.org/abs/2002.07376, equation 8.
 
-    https://arxiv.org/abs/2002.07376, equation 8: S = -w * (H g), with gradient g and Hessian H of the loss on one
-    batch. The paper prunes the highest S, so what is given back is -S. Its formula has no temperature for the logits,
-    and none is used here (the authors' program divides by 200). The network is the dense one, as for `snip`.
+    g and H are gradient and Hessian of the loss on one batch; see `gradients.gradient_flow`. The paper prunes the
+    highest S = -w * (H g), so the scores are -S. Its formula has no temperature for the logits, and none is used here
+    (the authors' program divides by 200). The network is the dense one, as for `snip`.
 
     Raises:
         LotteryError: There is no network, its loss cannot be differentiated twice, or a score is not finite.
@@ -164,12 +160,10 @@ def grasp(inputs: CriterionInputs) -> dict[str, np.ndarray]:
 
 
 def synflow(inputs: CriterionInputs) -> dict[str, np.ndarray]:
-    """Synaptic flow through the absolute weights, |w * dR/dw|, in 100 steps: SynFlow, Tanaka et al. 2020.
+    """Rank in 100 steps of pruning by synaptic flow, |w * dR/dw|: SynFlow, Tanaka et al. 2020.
 
-    https://arxiv.org/abs/2006.05467, equation 3 and algorithm 1; R is the sum of the outputs for an input of ones. It
-    looks at no data. The steps go from the masks of the round before to the density of this one, and the scores are
-    the order in which they prune: whatever goes in an earlier step is lower, survivors are above all, and what was
-    masked before is zero. `synflow.synaptic_flow` has the rest.
+    https://arxiv.org/abs/2006.05467, equation 3 and algorithm 1; see `synflow.synaptic_flow`. It needs no data. The
+    steps go from the masks of the round before to the density of this one.
 
     Raises:
         LotteryError: There is no network, it cannot be evaluated in double precision, a score is not finite, or the
@@ -208,7 +202,7 @@ NEEDS_NETWORK = frozenset({"snip", "grasp", "synflow"})
 def _network(inputs: CriterionInputs, criterion: str) -> Network:
     if inputs.network is None:
         raise LotteryError(
-            f"The criterion {criterion!r} looks at the network: received CriterionInputs.network=None, allowed is a "
+            f"The criterion {criterion!r} needs the network: received CriterionInputs.network=None, allowed is a "
             "Network."
         )
     return inputs.network

@@ -1,4 +1,4 @@
-"""Scores that need the network: the gradients of its loss."""
+"""Criteria that need gradients of a network's loss."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -14,18 +14,17 @@ Scores = dict[str, np.ndarray]
 
 
 def connection_sensitivity(model: Any, x: Any, y: Any, names: Sequence[str]) -> Scores:
-    """SNIP's |g * w|, Lee et al. 2019, https://arxiv.org/abs/1810.02340, equations 4 to 6, not normalised.
+    """Compute SNIP's |g * w|, Lee et al. 2019, https://arxiv.org/abs/1810.02340, equations 4 to 6, not normalised.
 
-    The loss is what the model was compiled with, regularisation included, in training mode: normalisation uses the
-    batch's own statistics (at initialisation the moving ones say nothing of the data), and dropout draws. What it
-    draws is a function of the model's own random state or, where layers keep theirs in the kernel, always the same, so
-    the same model and batch give the same scores. Afterwards weights, statistics, metrics and random states are what
-    they were.
+    The loss is that of the compiled model, regularisation included, in training mode: normalisation uses the
+    statistics of the batch (at initialisation the moving ones mean nothing), and dropout draws. Its random numbers
+    depend on the model's own random state or, where layers keep theirs in the kernel, are always the same, so the same
+    model and batch give the same scores. Weights, statistics, metrics and random states are restored afterwards.
 
     Args:
         model: A built, compiled Keras 3 or tf_keras model.
-        x, y: A batch, as the network gets it.
-        names: The weights to score, by their stable names.
+        x, y: A batch, as the network takes it.
+        names: The stable names of the weights to score.
 
     Returns:
         Scores in double precision, by weight, of the weights' shapes.
@@ -38,28 +37,18 @@ def connection_sensitivity(model: Any, x: Any, y: Any, names: Sequence[str]) -> 
 
 
 def gradient_flow(model: Any, x: Any, y: Any, names: Sequence[str]) -> Scores:
-    """GraSP's -S = w * (H g), Wang et al. 2020, https://arxiv.org/abs/2002.07376, equation 8, the higher to be kept.
+    """Compute GraSP's -S = w * (H g), Wang et al. 2020, https://arxiv.org/abs/2002.07376, equation 8.
 
     Gradient and Hessian are those of the loss of `connection_sensitivity`, with respect to the named weights only. The
-    product H g is exact: the gradient of g' g, one of the two g held constant.
-
-    Args:
-        model: A built, compiled Keras 3 or tf_keras model; it is left as it was found.
-        x, y: A batch, as the network gets it.
-        names: The weights to score, by their stable names.
-
-    Returns:
-        Scores in double precision, by weight, of the weights' shapes.
-
-    Raises:
-        LotteryError: The loss cannot be evaluated or differentiated twice, or a score is not finite.
+    product H g is exact: the gradient of g' g, one of the two g held constant. Arguments, result and errors are those
+    of `connection_sensitivity`.
     """
     products, held = _derivatives(model, x, y, names, twice=True), weights.read_state(model)
     return finite({name: products[name] * held[name].astype(np.float64) for name in names}, "GraSP")
 
 
 def tensors(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Gradients as tensors, of embeddings too; zeros where there is none."""
+    """Turn gradients into tensors: those of embeddings too, and zeros if there is none."""
     import tensorflow as tf
 
     return [
@@ -69,7 +58,7 @@ def tensors(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
 
 
 def finite(scores: Scores, what: str) -> Scores:
-    """The scores, or a `LotteryError` if one of them is infinite or not a number."""
+    """Return the scores; raise `LotteryError` if one of them is not a finite number."""
     for name, value in scores.items():
         if not np.isfinite(value).all():
             raise LotteryError(f"{what}: a score of {name!r} is {value[~np.isfinite(value)][0]}, not a finite number.")
@@ -77,7 +66,7 @@ def finite(scores: Scores, what: str) -> Scores:
 
 
 def _derivatives(model: Any, x: Any, y: Any, names: Sequence[str], twice: bool) -> Scores:
-    """The gradient g of the training loss or, differentiated twice, H g; by weight, in double precision."""
+    """Compute the gradient g of the training loss or, if `twice`, H g; by weight, in double precision."""
     import tensorflow as tf
 
     keras_of(model)
@@ -112,17 +101,17 @@ def _derivatives(model: Any, x: Any, y: Any, names: Sequence[str], twice: bool) 
         _restored(model),
         evaluating(f"The model {model.name!r} has no loss that can be evaluated and differentiated"),
     ):
-        loss(training=False)  # whatever Keras makes at the first call shall not be made in the graph
-        found = derivatives.get_concrete_function()()  # called by itself it warns that it is traced each time
+        loss(training=False)  # Keras makes variables at the first call, which must not be inside the graph
+        found = derivatives.get_concrete_function()()  # without this, TensorFlow warns of repeated tracing
     return {name: value.numpy().astype(np.float64) for name, value in zip(names, found, strict=True)}
 
 
 @contextlib.contextmanager
 def _restored(model: Any) -> Iterator[None]:
-    """Give a model its variables, metrics and random states back on the way out."""
+    """Restore the variables, metrics and random states of a model on the way out."""
     held = weights.read_state(model)
     metrics = [(one, np.array(one.numpy())) for metric in model.metrics for one in metric.variables]
-    # Of tf_keras: where its layers keep a counter or a generator, it is not among their variables.
+    # Layers of tf_keras may keep a counter or a generator that is not among their variables.
     random = [layer._random_generator for layer in model._flatten_layers() if hasattr(layer, "_random_generator")]
     seeds = [(one, one._seed) for one in random if hasattr(one, "_seed")]
     states = [(one._generator, one._generator.state.numpy()) for one in random if getattr(one, "_generator", None)]

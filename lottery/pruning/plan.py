@@ -1,20 +1,20 @@
-"""What an experiment's ``[prune]`` comes to: how many entries each round keeps, before anything is trained."""
+"""The plan of a run: how many entries each round keeps, from ``[prune]`` and the shapes of the weights alone."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
-from lottery import randomness
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.pruning import allocation, criteria, ranking
+from lottery.pruning import allocation, criteria, ranking, schedules
 from lottery.pruning.allocation import Allocation, Shapes
-from lottery.pruning.schedules import SCHEDULES, Schedule, explicit, num_kept
+from lottery.pruning.ranking import Scores
+from lottery.pruning.schedules import SCHEDULES, Schedule
 from lottery.pruning.settings import Prune
 from lottery.settings import GIVEN
 
-# For each group of weights that are ranked together, the survivors of rounds 0, 1, ...
+# The survivors in rounds 0, 1, ... for each group of weights that are ranked together.
 Ladder = dict[tuple[str, ...], list[int]]
 
 
@@ -26,42 +26,35 @@ def ladder(
     exceptions: Mapping[str, Schedule] | None = None,
     of_survivors: bool = True,
 ) -> Ladder:
-    """How many entries are kept in rounds 0 to `num_rounds`, from shapes alone.
+    """Count the survivors in rounds 0 to `num_rounds`, where each group of weights follows a schedule by itself.
 
     Args:
         shapes: Shapes by weight.
-        schedule: Round to density.
+        schedule: A function from a round to a density.
         num_rounds: Rounds after the dense one.
-        scope: ``"layerwise"`` or ``"global"``.
-        exceptions: Schedules by weight where they differ.
-        of_survivors: See `schedules.num_kept`.
-
-    Returns:
-        For each group of weights that are ranked together, the survivors in each round.
+        scope: A member of `ranking.SCOPES`.
+        exceptions: Other schedules, by weight.
+        of_survivors: See `schedules.counts`.
     """
-    counts: Ladder = {}
-    for names, own in ranking.groups(shapes, scope, exceptions):
-        size = sum(math.prod(shapes[name]) for name in names)
-        kept = counts[names] = [size]
-        for index in range(1, num_rounds + 1):
-            kept.append(num_kept(own or schedule, index, size, kept[-1], of_survivors))
-    return counts
+    return {
+        names: schedules.counts(
+            own or schedule, sum(math.prod(shapes[name]) for name in names), num_rounds, of_survivors
+        )
+        for names, own in ranking.groups(shapes, scope, exceptions)
+    }
 
 
 def allocated(shapes: Shapes, schedule: Schedule, num_rounds: int, allocate: Allocation) -> Ladder:
-    """How many entries are kept in rounds 0 to `num_rounds`, where an allocation divides them among the weights.
+    """Count the survivors in rounds 0 to `num_rounds`, where an allocation divides them among the weights.
 
-    A round keeps exactly its density times the size of all weights, rounded half to even. A weight, which is ranked by
-    itself, never keeps more than in the round before.
+    A round keeps exactly its density times the size of all weights, rounded half to even. Each weight is ranked by
+    itself, and never keeps more than in the round before.
 
     Args:
         shapes: Shapes by weight.
-        schedule: Round to density, of all weights together.
+        schedule: A function from a round to the density of all weights together.
         num_rounds: Rounds after the dense one.
-        allocate: Shapes and a density to densities by weight, as those in `allocation.ALLOCATIONS`.
-
-    Returns:
-        For each weight, as a group of one, the survivors in each round.
+        allocate: A function from shapes and a density to densities by weight.
     """
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     rounds = [sizes]
@@ -73,77 +66,36 @@ def allocated(shapes: Shapes, schedule: Schedule, num_rounds: int, allocate: All
 
 
 def planned(settings: Prune, shapes: Shapes, num_rounds: int) -> Ladder:
-    """How many entries an experiment keeps in rounds 0 to `num_rounds`.
+    """Count the entries that an experiment keeps in rounds 0 to `num_rounds`.
 
     Args:
         settings: The ``[prune]`` section of an experiment.
         shapes: Shapes by prunable weight.
-        num_rounds: The last round that is of interest, at most that of the settings.
-
-    Returns:
-        For each group of weights that are ranked together, the survivors in each round.
+        num_rounds: The last round to plan, at most that of the settings.
 
     Raises:
-        LotteryError: A rate is given for a name or pattern that fits no weight.
+        LotteryError: ``prune.rates`` has a name or pattern that fits no weight.
     """
-    schedule, exceptions = schedules_of(settings, shapes)
-    if settings.allocation != "rates":
-        return allocated(shapes, schedule, num_rounds, allocation.ALLOCATIONS[settings.allocation])
-    # What rounding adds up to over the rounds would miss a final density that was written.
-    of_survivors = settings.schedule == "geometric" and not settings.final_density
+    make = SCHEDULES.get(settings.schedule, schedules.explicit)  # densities stand for a function of the caller's
+    if settings.densities:
+        schedule, exceptions = schedules.explicit(settings.densities), {}
+    else:
+        rates = ranking.by_weight(shapes, settings.rates, "prune.rates")
+        schedule = make(settings.rate, settings.num_rounds, settings.final_density or None)
+        exceptions = {name: make(rate, settings.num_rounds) for name, rate in rates.items()}
+    if allocate := allocation.ALLOCATIONS[settings.allocation]:
+        return allocated(shapes, schedule, num_rounds, allocate)
+    # Rates of survivors, rounded in each round, would miss a final density.
+    of_survivors = make is schedules.geometric and not settings.final_density
     return ladder(shapes, schedule, num_rounds, settings.scope, exceptions, of_survivors)
 
 
-def round_masks(settings: Prune, index: int, scores: ranking.Scores, masks: Masks) -> Masks:
-    """The masks of round `index`, as an experiment's ``[prune]`` says.
-
-    Args:
-        settings: The ``[prune]`` section of an experiment.
-        index: The round, from 1.
-        scores: Arrays by weight, of the masks' shapes; higher is kept.
-        masks: The masks of the round before, by weight. They are not changed.
-
-    Returns:
-        New masks with the keys of `masks`.
-
-    Raises:
-        LotteryError: A score is missing, misshapen or not a number; or as `planned`.
-    """
-    plan = planned(settings, {name: mask.shape for name, mask in masks.items()}, index)
-    survivors = {names: sum(int(np.count_nonzero(masks[name])) for name in names) for names in plan}
-    return ranking.prune_counts(scores, masks, {names: survivors[names] - kept[index] for names, kept in plan.items()})
-
-
-def schedules_of(settings: Prune, names: Iterable[str]) -> tuple[Schedule, dict[str, Schedule]]:
-    """An experiment's schedule, and those of the weights that have a rate of their own.
-
-    Args:
-        settings: The ``[prune]`` section of an experiment.
-        names: The prunable weights, in order.
-
-    Returns:
-        The schedule, and schedules by weight. A final density is that of the first; an own rate stays what it is.
-
-    Raises:
-        LotteryError: A rate is given for a name or pattern that fits no weight.
-    """
-    if settings.schedule in ("explicit", GIVEN):
-        return explicit(settings.densities), {}
-    make = SCHEDULES[settings.schedule]
-    own = ranking.by_weight(names, settings.rates, "prune.rates")
-    schedule = make(settings.rate, settings.num_rounds, settings.final_density or None)
-    return schedule, {name: make(rate, settings.num_rounds) for name, rate in own.items()}
-
-
 def check_rounds(settings: Prune, shapes: Shapes) -> Ladder:
-    """What an experiment keeps, refused where a round would prune nothing or leave a group of weights empty.
+    """Plan an experiment, and refuse rounds that would prune nothing or leave a group of weights empty.
 
     Args:
         settings: The ``[prune]`` section of an experiment.
         shapes: Shapes by prunable weight.
-
-    Returns:
-        What `planned` returns.
 
     Raises:
         LotteryError: There are more rounds than the weights allow; or as `planned`.
@@ -151,10 +103,11 @@ def check_rounds(settings: Prune, shapes: Shapes) -> Ladder:
     if not shapes:
         raise LotteryError("The model has no weight that can be pruned.")
     counts = planned(settings, shapes, settings.num_rounds)
+    in_one_round = SCHEDULES.get(settings.schedule) is schedules.one_shot
     for index in range(1, settings.num_rounds + 1):
         emptied = next((" + ".join(names) for names, kept in counts.items() if kept[index] == 0), None)
         stalled = all(kept[index] == kept[index - 1] for kept in counts.values())
-        if emptied or (stalled and (settings.schedule != "one_shot" or index == 1)):
+        if emptied or (stalled and (not in_one_round or index == 1)):
             why = f"round {index} would leave nothing of {emptied}" if emptied else f"round {index} would prune nothing"
             raise LotteryError(
                 f"prune.num_rounds: received {settings.num_rounds}, allowed is at most {index - 1} for these weights "
@@ -163,44 +116,60 @@ def check_rounds(settings: Prune, shapes: Shapes) -> Ladder:
     return counts
 
 
+def round_masks(settings: Prune, index: int, scores: Scores, masks: Masks) -> Masks:
+    """Make the masks of round `index` of an experiment.
+
+    Args:
+        settings: The ``[prune]`` section of an experiment.
+        index: The round, from 1.
+        scores: Arrays by weight, of the masks' shapes; the highest are kept.
+        masks: The masks of the round before, by weight. They are not changed.
+
+    Returns:
+        New masks with the keys of `masks`.
+
+    Raises:
+        LotteryError: A score is missing, misshapen or not a number; or as `planned`.
+    """
+    plan = planned(settings, _shapes(masks), index)
+    survivors = {names: sum(int(np.count_nonzero(masks[name])) for name in names) for names in plan}
+    return ranking.prune_counts(scores, masks, {names: survivors[names] - kept[index] for names, kept in plan.items()})
+
+
 def criterion_inputs(
     settings: Prune,
-    seed: int,
-    replicate: int,
     index: int,
     initial: criteria.Weights,
     trained: criteria.Weights,
     kept: Masks,
+    rng: np.random.Generator,
     network: criteria.Network | None = None,
 ) -> criteria.CriterionInputs:
-    """Put together what a criterion sees before round `index`.
+    """Collect the inputs of a criterion before round `index`, of the prunable weights alone.
 
     Args:
         settings: The ``[prune]`` section of an experiment.
-        seed: The experiment's seed.
-        replicate: Which replicate, from 1.
-        index: The round about to begin.
-        initial: Every variable at step 0, by name.
-        trained: Every variable at the end of the round before, by name.
-        kept: The masks of the round before.
-        network: For criteria that look at gradients.
-
-    Returns:
-        The evidence, of the prunable weights alone.
+        index: The round that is about to start.
+        initial, trained: Every variable at step 0 and at the end of the round before, by name.
+        kept, rng, network: See `criteria.CriterionInputs`.
     """
-    ladder = planned(settings, {name: mask.shape for name, mask in kept.items()}, index)
+    targets = {names: counts[index] for names, counts in planned(settings, _shapes(kept), index).items()}
     return criteria.CriterionInputs(
         initial={name: initial[name] for name in kept},
         trained={name: trained[name] for name in kept},
         kept=kept,
-        rng=randomness.generator(seed, replicate, randomness.SCORES, index),
-        density=sum(counts[index] for counts in ladder.values()) / sum(mask.size for mask in kept.values()),
+        rng=rng,
+        density=sum(targets.values()) / sum(mask.size for mask in kept.values()),
         scope=settings.scope,
         network=network,
-        targets={names: counts[index] for names, counts in ladder.items()},
+        targets=targets,
     )
 
 
 def is_repeatable(settings: Prune) -> bool:
-    """Whether scores can be computed again from stored weights alone, without a model and data."""
+    """Return True if scores can be computed again from stored weights, without a model and data."""
     return settings.criterion not in (*criteria.NEEDS_NETWORK, GIVEN)
+
+
+def _shapes(masks: Masks) -> Shapes:
+    return {name: mask.shape for name, mask in masks.items()}

@@ -1,4 +1,4 @@
-"""Scores to masks: rank, never threshold, so that exactly as many entries go as were asked for."""
+"""From scores to masks by rank, never by a threshold on scores, so that exact numbers of entries are pruned."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -14,12 +14,8 @@ from lottery.masks import Masks
 from lottery.pruning.schedules import num_pruned
 
 T = TypeVar("T")
-
-
 Scores = Mapping[str, np.ndarray]
-
-
-SCOPES = ("layerwise", "global")
+LAYERWISE, GLOBAL = SCOPES = ("layerwise", "global")
 
 
 def prune(
@@ -31,26 +27,26 @@ def prune(
     rates: Mapping[str, float] | None = None,
     biases: bool = False,
 ) -> Masks:
-    """One-shot magnitude masks for a model at hand, which is not changed.
+    """Make one-shot magnitude masks for a model, which is not changed.
 
-    Masked are the entries of the smallest absolute value: so many of them (`sparsity`), or all that are smaller than a
-    threshold (`below`). What is not prunable gets no mask; `weights.unprunable` lists it with the reasons. A high
-    sparsity or threshold may leave nothing of a weight, which `masks.num_kept` shows.
+    Either a fraction of the entries is masked (`sparsity`), those of the smallest absolute value, or all entries below
+    a threshold (`below`). Weights that are not prunable get no mask; `weights.unprunable` lists them with the reasons.
+    A high sparsity or threshold may leave nothing of a weight, which `masks.num_kept` shows.
 
     Args:
         model: A built Keras 3 or tf_keras model.
         sparsity: Fraction to prune, in [0, 1). As in `keep_highest`, exactly round(sparsity * n) of n entries that are
-            ranked together are pruned, and among equals those at the earlier positions.
-        below: Instead of `sparsity`, a threshold on the absolute value, finite and not negative: an entry w is masked
-            if ``abs(w) < below``, compared in the precision of the weight.
-        scope: ``"layerwise"`` ranks each weight by itself, ``"global"`` ranks all weights together. A threshold ranks
-            nothing, so it is the same in both.
-        rates: Exceptions by weight, each in the place of whichever of `sparsity` and `below` was given, and of the same
-            kind: the fraction to prune of that weight, ranked by itself, or its threshold. 0.0 leaves it whole. A key
-            is the name of a weight, or a shell-style pattern such as ``"conv2d*/kernel"`` (case-sensitive; ``*``
-            matches ``/`` too). The exact name of a weight wins over patterns, and of these the first in the mapping.
-        biases: Whether to prune biases too: trainable, floating variables whose own name is ``bias``, of any
-            dimensions, except where their layer names its prunable weights and leaves them out.
+            ranked together are pruned, the earlier positions first if values are equal.
+        below: In place of `sparsity`, a threshold, finite and not negative: an entry w is masked if
+            ``abs(w) < below``, compared in the precision of the weight.
+        scope: ``"layerwise"`` ranks each weight by itself, ``"global"`` ranks all weights together. A threshold
+            ignores it.
+        rates: Exceptions by weight, which replace `sparsity` or `below`, whichever is used: the fraction to prune of
+            that weight, ranked by itself, or its threshold. 0.0 leaves it whole. A key is the name of a weight, or a
+            shell-style pattern such as ``"conv2d*/kernel"`` (case-sensitive; ``*`` matches ``/`` too). The exact name
+            of a weight wins over patterns, and the first pattern over later ones.
+        biases: Prune biases too: trainable, floating variables whose own name is ``bias``, of any dimensions, except
+            where their layer names its prunable weights and leaves them out.
 
     Returns:
         Masks by weight, for every `weights.prunable` weight.
@@ -76,8 +72,9 @@ def prune(
     own = {name: _number(f"rates[{name!r}]", value, highest) for name, value in own.items()}
     if below is None:
         return keep_highest(magnitudes, masks_module.ones_like(magnitudes), general, scope, own)
-    groups(magnitudes, scope, own)  # for its errors: a threshold ranks nothing
-    return {name: ~_smaller(value, own.get(name, general)) for name, value in magnitudes.items()}
+    groups(magnitudes, scope, own)  # for its errors
+    with np.errstate(over="ignore"):  # a threshold beyond the weight's range is infinite
+        return {name: ~(value < value.dtype.type(own.get(name, general))) for name, value in magnitudes.items()}
 
 
 def keep_highest(
@@ -89,12 +86,12 @@ def keep_highest(
 ) -> Masks:
     """Prune the lowest-scored fraction of the survivors.
 
-    From n survivors that are ranked together exactly round(rate * n) are pruned, half to even. Among equal
-    scores the entry at the earlier position goes first (weights in the order of `masks`, entries in row-major
-    order). What is masked already stays masked.
+    Of n survivors that are ranked together exactly round(rate * n) are pruned, half to even. Among equal scores the
+    entry at the earlier position goes first (weights in the order of `masks`, entries in row-major order). Entries
+    that are masked already stay masked.
 
     Args:
-        scores: Arrays by weight, of the masks' shapes; higher is kept.
+        scores: Arrays by weight, of the masks' shapes; the highest are kept.
         masks: The masks before, by weight. They are not changed.
         rate: Fraction of the survivors to prune, in [0, 1).
         scope: ``"layerwise"`` ranks each weight by itself, ``"global"`` ranks all weights together.
@@ -115,13 +112,13 @@ def keep_highest(
 
 
 def prune_counts(scores: Scores, masks: Masks, counts: Mapping[tuple[str, ...], int]) -> Masks:
-    """Prune so many of the lowest-scored survivors, as `keep_highest` does with a fraction.
+    """Prune numbers of the lowest-scored survivors, as `keep_highest` prunes a fraction.
 
     Args:
-        scores: Arrays by weight, of the masks' shapes; higher is kept.
+        scores: Arrays by weight, of the masks' shapes; the highest are kept.
         masks: The masks before, by weight. They are not changed.
-        counts: For each group of weights that are ranked together, how many entries to prune; none where that is less
-            than zero. Every weight is in one group.
+        counts: How many entries to prune from each group of weights that are ranked together; none if negative. Every
+            weight is in one group.
 
     Returns:
         New masks with the keys of `masks`.
@@ -135,41 +132,29 @@ def prune_counts(scores: Scores, masks: Masks, counts: Mapping[tuple[str, ...], 
     return {name: kept[name] for name in masks}
 
 
-def _without_lowest(scores: Scores, masks: Masks, count: int) -> Masks:
-    """Masks of weights that are ranked together, without the `count` lowest survivors."""
-    # Only survivors are ranked, so a masked entry's score never matters.
-    survivors = [_survivors(scores, masks, name) for name in masks]
-    pruned = _lowest(np.concatenate(survivors), count)
-    ends = np.cumsum([part.size for part in survivors])[:-1]
-    kept = {name: mask.copy() for name, mask in masks.items()}
-    for name, gone in zip(masks, np.split(pruned, ends), strict=True):
-        kept[name][masks[name]] = ~gone
-    return kept
-
-
-def _lowest(values: np.ndarray, count: int) -> np.ndarray:
-    """Whether each value is among the `count` lowest, of equals the earlier."""
+def lowest(values: np.ndarray, count: int) -> np.ndarray:
+    """Mark the `count` lowest of some values, the earlier first if equal: a boolean array."""
     if count <= 0:
         return np.zeros(values.size, dtype=bool)
-    # Some thirty times as fast as a stable sort of all, which gives the same.
+    # Some thirty times as fast as a stable sort of all values, which gives the same.
     highest = np.partition(values, count - 1)[count - 1]
-    lowest = values < highest
-    lowest[np.flatnonzero(values == highest)[: count - np.count_nonzero(lowest)]] = True
-    return lowest
+    marked = values < highest
+    marked[np.flatnonzero(values == highest)[: count - np.count_nonzero(marked)]] = True
+    return marked
 
 
 def groups(
     names: Iterable[str], scope: str, exceptions: Mapping[str, T] | None = None
 ) -> list[tuple[tuple[str, ...], T | None]]:
-    """Which weights are ranked together.
+    """Group the weights that are ranked together.
 
     Args:
         names: The prunable weights, in order.
-        scope: ``"layerwise"`` or ``"global"``.
-        exceptions: Anything by weight; such a weight is ranked by itself.
+        scope: A member of `SCOPES`.
+        exceptions: Anything by weight; a weight with an exception is a group of its own.
 
     Returns:
-        Pairs of the weights of a group and its exception, None where it has none.
+        Pairs of the weights of a group and its exception or None.
 
     Raises:
         LotteryError: An unknown scope, or an exception for an unknown weight.
@@ -177,26 +162,21 @@ def groups(
     names, exceptions = list(names), exceptions or {}
     for name in exceptions:
         if name not in names:
-            raise unknown("A rate is given for a weight that does not exist", name, names)
+            raise unknown("A rate is set for a weight that does not exist", name, names)
     if scope not in SCOPES:
         raise unknown("scope", scope, SCOPES)
     pooled = tuple(name for name in names if name not in exceptions)
-    together: list[tuple[str, ...]] = [pooled] if scope == "global" and pooled else [(name,) for name in pooled]
+    together: list[tuple[str, ...]] = [pooled] if scope == GLOBAL and pooled else [(name,) for name in pooled]
     return [*((group, None) for group in together), *(((name,), exceptions[name]) for name in exceptions)]
 
 
 def by_weight(names: Iterable[str], exceptions: Mapping[str, T], what: str = "rates") -> dict[str, T]:
-    """Exceptions by the names of weights, from those by names and patterns.
+    """Resolve exceptions by name or pattern to exceptions by weight.
 
     Args:
         names: The prunable weights.
-        exceptions: Anything, by the name of a weight or a shell-style pattern such as ``"conv2d*/kernel"``
-            (case-sensitive; ``*`` matches ``/`` too). The exact name of a weight wins over patterns, and of these the
-            first in the mapping.
-        what: What an error calls the exceptions.
-
-    Returns:
-        The exceptions by weight, for the weights that have one.
+        exceptions: Anything, by name or pattern as for `prune`.
+        what: The word for the exceptions in errors.
 
     Raises:
         LotteryError: A name or pattern fits no weight.
@@ -214,12 +194,28 @@ def by_weight(names: Iterable[str], exceptions: Mapping[str, T], what: str = "ra
 
 
 def thresholds(scores: Scores, before: Masks, after: Masks) -> dict[str, float | None]:
-    """The highest score that was pruned from each weight, None where nothing was; shown, never used to prune."""
+    """Return the highest score pruned from each weight, None if nothing was; to be shown, never to prune by."""
     highest = {}
     for name in before:
         pruned = np.asarray(scores[name])[before[name] & ~after[name]]
         highest[name] = float(pruned.max()) if pruned.size else None
     return highest
+
+
+def _without_lowest(scores: Scores, masks: Masks, count: int) -> Masks:
+    """Prune the `count` lowest survivors of weights that are ranked together; scores of masked entries do not count."""
+    survivors = []
+    for name, mask in masks.items():
+        masks_module.check({name: mask}, scores)
+        survivors.append(np.asarray(scores[name])[mask])
+        if np.isnan(survivors[-1]).any():
+            raise LotteryError(f"The scores of {name!r} are not numbers (NaN), so they cannot be ranked.")
+    pruned = lowest(np.concatenate(survivors), count)
+    ends = np.cumsum([part.size for part in survivors])[:-1]
+    kept = {name: mask.copy() for name, mask in masks.items()}
+    for name, part in zip(masks, np.split(pruned, ends), strict=True):
+        kept[name][masks[name]] = ~part
+    return kept
 
 
 def _number(what: str, value: Any, highest: float) -> float:
@@ -228,16 +224,3 @@ def _number(what: str, value: Any, highest: float) -> float:
         allowed = "a fraction in [0, 1)" if highest == 1 else "a finite number that is not negative"
         raise LotteryError(f"{what}: received {value!r}, allowed is {allowed}.")
     return float(value)
-
-
-def _smaller(magnitude: np.ndarray, threshold: float) -> np.ndarray:
-    with np.errstate(over="ignore"):  # beyond the weight's range, the threshold is infinite
-        return magnitude < magnitude.dtype.type(threshold)
-
-
-def _survivors(scores: Scores, masks: Masks, name: str) -> np.ndarray:
-    masks_module.check({name: masks[name]}, scores)
-    values = np.asarray(scores[name])[masks[name]]
-    if np.isnan(values).any():
-        raise LotteryError(f"The scores of {name!r} are not numbers (NaN), so they cannot be ranked.")
-    return values

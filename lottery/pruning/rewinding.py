@@ -1,20 +1,17 @@
-"""Where retraining starts: the weights that survivors are set to, and the place in the learning rate's schedule."""
+"""Rewinding: the values that the weights have when a round starts to train."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
 from lottery import masks
-from lottery.masks import Masks
+from lottery.masks import Masks, Weights
 
-State = Mapping[str, np.ndarray]
-
-
-Rewind = Callable[[State, State, Masks], dict[str, np.ndarray]]
+Rewind = Callable[[Weights, Weights, Masks], dict[str, np.ndarray]]
 
 
-def to_start(start: State, trained: State, kept: Masks) -> dict[str, np.ndarray]:
-    """Weight rewinding: every variable as it was at the rewind step.
+def to_start(start: Weights, trained: Weights, kept: Masks) -> dict[str, np.ndarray]:
+    """Rewind every variable to the rewind step: weight rewinding.
 
     At step 0 Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, theta_0 times m; later, Frankle et al. 2020,
     https://arxiv.org/abs/1912.05671, theta_k times m.
@@ -22,7 +19,7 @@ def to_start(start: State, trained: State, kept: Masks) -> dict[str, np.ndarray]
     Args:
         start: Every variable at the rewind step, by name.
         trained: Every variable at the end of the round before, by name.
-        kept: What is kept; names the prunable weights.
+        kept: Masks of the round, of the prunable weights.
 
     Returns:
         Every variable, by name, not masked yet.
@@ -30,17 +27,17 @@ def to_start(start: State, trained: State, kept: Masks) -> dict[str, np.ndarray]
     return dict(start)
 
 
-def to_trained(start: State, trained: State, kept: Masks) -> dict[str, np.ndarray]:
-    """No weight is rewound: survivors go on from where the round before ended.
+def to_trained(start: Weights, trained: Weights, kept: Masks) -> dict[str, np.ndarray]:
+    """Rewind no weight: survivors go on from the end of the round before.
 
     Learning-rate rewinding and fine-tuning of Renda, Frankle & Carbin 2020, https://arxiv.org/abs/2003.02389, which
-    differ in the learning rate; see `schedule_step`.
+    differ in the learning rate alone.
     """
     return dict(trained)
 
 
-def to_signs(start: State, trained: State, kept: Masks) -> dict[str, np.ndarray]:
-    """Every prunable weight at its sign in the start weights times one constant, everything else at the start.
+def to_signs(start: Weights, trained: Weights, kept: Masks) -> dict[str, np.ndarray]:
+    """Set every prunable weight to its sign at the rewind step times a constant, and rewind everything else.
 
     "Init sign, constant" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 4.1: the constant is the
     standard deviation of the weight's start values, over all of its entries.
@@ -59,16 +56,11 @@ REWINDS: dict[str, Rewind] = {
 }
 
 
-def rewound(mode: str, start: State, trained: State, kept: Masks) -> dict[str, np.ndarray]:
-    """What a round starts from, everything masked at zero.
+def rewound(mode: str, start: Weights, trained: Weights, kept: Masks) -> dict[str, np.ndarray]:
+    """Make the variables that a round starts from, every masked entry at zero.
 
     Args:
         mode: A key of `REWINDS`.
-        start: Every variable at the rewind step, by name.
-        trained: Every variable at the end of the round before, by name.
-        kept: What is kept.
-
-    Returns:
-        Every variable, by name.
+        start, trained, kept: As for `to_start`.
     """
     return masks.apply(REWINDS[mode](start, trained, kept), kept)

@@ -1,4 +1,4 @@
-"""Round to density. A schedule is a function from a round to the density meant after it: 1 at round 0, never rising."""
+"""Schedules: functions from a round to its density, which is 1 in round 0 and never rises."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -15,13 +15,10 @@ def geometric(rate: float, num_rounds: int = 0, final_density: float | None = No
     The schedule of Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, section 1.
 
     Args:
-        rate: Fraction of the survivors pruned in a round, in [0, 1).
-        num_rounds: Used with a final density only; every schedule takes it.
-        final_density: Density of round `num_rounds`, instead of a rate; then that of round i is
+        rate: Fraction of the survivors to prune in a round, in [0, 1).
+        num_rounds: Rounds after the dense one; needed with `final_density` only.
+        final_density: Density of round `num_rounds`, in place of a rate. Round i then has the density
             final_density^(i / num_rounds).
-
-    Returns:
-        Round to density.
     """
     if final_density is not None:
         return lambda index: final_density ** (index / num_rounds)
@@ -29,51 +26,27 @@ def geometric(rate: float, num_rounds: int = 0, final_density: float | None = No
 
 
 def linear(rate: float, num_rounds: int, final_density: float | None = None) -> Schedule:
-    """Prune the same number of weights in every round, ending where `geometric` would.
-
-    Args:
-        rate: As in `geometric`; the last density is (1 - rate)^num_rounds.
-        num_rounds: Rounds after the dense one.
-        final_density: The last density itself, instead of a rate.
-
-    Returns:
-        Round to density.
-    """
-    last = _last(rate, num_rounds, final_density)
+    """Prune the same number of weights in every round, down to (1 - rate)^num_rounds or to `final_density`."""
+    last = (1 - rate) ** num_rounds if final_density is None else final_density
 
     def density(index: int) -> float:
         done = min(index, num_rounds) / num_rounds
-        return (1 - done) + last * done  # so the last is exactly the density that was given
+        return (1 - done) + last * done  # so that the last is exactly `last`
 
     return density
 
 
 def one_shot(rate: float, num_rounds: int = 1, final_density: float | None = None) -> Schedule:
-    """Prune everything in round 1, to the density (1 - rate)^num_rounds, and nothing after it.
+    """Prune everything in round 1, down to (1 - rate)^num_rounds or to `final_density`.
 
-    Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, section 2, "one-shot pruning". With one round, `rate` is
-    the fraction pruned.
-
-    Args:
-        rate: As in `geometric`.
-        num_rounds: Rounds after the dense one.
-        final_density: The last density itself, instead of a rate.
-
-    Returns:
-        Round to density.
+    "One-shot pruning" of Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, section 2.
     """
-    last = _last(rate, num_rounds, final_density)
+    last = (1 - rate) ** num_rounds if final_density is None else final_density
     return lambda index: last if index else 1.0
 
 
 def explicit(densities: Sequence[float]) -> Schedule:
-    """The densities themselves, for rounds 1, 2, ...
-
-    Args:
-        densities: Fractions in (0, 1), falling from round to round.
-
-    Returns:
-        Round to density.
+    """Take the densities of rounds 1, 2, ... from a list.
 
     Raises:
         LotteryError: The densities do not fall, or leave (0, 1).
@@ -84,51 +57,48 @@ def explicit(densities: Sequence[float]) -> Schedule:
     return lambda index: values[index]
 
 
-# From a rate, a number of rounds and, instead of the rate, a final density.
+# `explicit` takes densities; each of the others takes a rate, a number of rounds and a final density.
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "geometric": geometric,
     "linear": linear,
     "one_shot": one_shot,
+    "explicit": explicit,
 }
 
 
-def rate_at(schedule: Schedule, index: int) -> float:
-    """Fraction of the survivors of round `index - 1` that round `index` prunes.
-
-    Rounded to twelve digits, so that 1 - 0.9^2 / 0.9 is 0.1 and not the float below it: one entry hangs on that
-    wherever rate times survivors ends in one half.
-    """
-    before = schedule(index - 1)
-    return round(1 - schedule(index) / before, 12) if before else 0.0  # so many rounds that the density is no float
-
-
-def num_kept(schedule: Schedule, index: int, size: int, survivors: int, of_survivors: bool) -> int:
-    """How many of `size` entries are kept after round `index`, when `survivors` were kept before it.
+def counts(schedule: Schedule, size: int, num_rounds: int, of_survivors: bool = True) -> list[int]:
+    """Count the survivors in rounds 0 to `num_rounds`.
 
     Args:
         schedule: Round to density.
-        index: The round, from 1.
-        size: Entries that are ranked together.
-        survivors: Those that the round before kept.
-        of_survivors: Whether a rate of the survivors is pruned, as in the paper; or else the density itself is met.
-            The two differ by what rounding adds up to over the rounds.
-
-    Returns:
-        The number of entries.
+        size: Number of entries that are ranked together.
+        num_rounds: Rounds after the dense one.
+        of_survivors: Prune a rate of the survivors, as the paper does. If False, meet the density itself. The two
+            differ by what rounding adds up to over the rounds.
     """
-    if of_survivors:
-        return survivors - num_pruned(rate_at(schedule, index), survivors)
-    return min(survivors, round(schedule(index) * size))
+    kept = [size]
+    for index in range(1, num_rounds + 1):
+        if of_survivors:
+            kept.append(kept[-1] - num_pruned(rate_at(schedule, index), kept[-1]))
+        else:
+            kept.append(min(kept[-1], round(schedule(index) * size)))
+    return kept
+
+
+def rate_at(schedule: Schedule, index: int) -> float:
+    """Return the fraction of the survivors of round `index - 1` that round `index` prunes.
+
+    Rounded to twelve digits, so that 1 - 0.9^2 / 0.9 is 0.1 and not the float below it, which would change a count
+    wherever rate times survivors ends in one half.
+    """
+    before = schedule(index - 1)
+    return round(1 - schedule(index) / before, 12) if before else 0.0  # a density may be too small for a float
 
 
 def num_pruned(rate: float, survivors: int) -> int:
-    """How many of `survivors` a rate prunes: rate times survivors, rounded half to even.
+    """Return rate times survivors, rounded half to even.
 
-    The rate is the decimal number that was written: as a float 0.57 is a little less, and 0.57 of 619,750 would not be
-    a half.
+    The rate counts as the decimal number that was written: the float 0.57 is a little lower, and 0.57 of 619,750
+    would not end in a half.
     """
     return round(Fraction(repr(float(rate))) * survivors)
-
-
-def _last(rate: float, num_rounds: int, final_density: float | None) -> float:
-    return (1 - rate) ** num_rounds if final_density is None else final_density

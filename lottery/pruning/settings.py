@@ -1,14 +1,16 @@
 """The ``[prune]`` and ``[rewind]`` sections of an experiment."""
 
 import itertools
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from lottery.errors import LotteryError
+from lottery.pruning.allocation import ALLOCATIONS
 from lottery.pruning.criteria import CRITERIA
-from lottery.pruning.ranking import SCOPES
+from lottery.pruning.ranking import GLOBAL, SCOPES
 from lottery.pruning.rewinding import REWINDS
+from lottery.pruning.schedules import SCHEDULES, explicit
 from lottery.settings import GIVEN, Natural, Positive, Rate, RateOrZero, Section, is_given, one_of
 
 
@@ -17,8 +19,8 @@ class Prune(Section):
 
     criterion: Annotated[str, one_of("prune.criterion", CRITERIA, also=is_given)] = "magnitude"
     scope: Annotated[str, one_of("prune.scope", SCOPES)] = "layerwise"
-    allocation: Literal["rates", "uniform", "erk"] = "rates"
-    schedule: Literal["geometric", "linear", "one_shot", "explicit", "given"] = "geometric"
+    allocation: Annotated[str, one_of("prune.allocation", ALLOCATIONS)] = "rates"
+    schedule: Annotated[str, one_of("prune.schedule", SCHEDULES, also=is_given)] = "geometric"
     iterative: bool = True
     rate: Rate = 0.2
     num_rounds: Natural = 20
@@ -31,9 +33,9 @@ class Prune(Section):
     @model_validator(mode="before")
     @classmethod
     def _as_many_rounds_as_densities(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("schedule") == "explicit" and "num_rounds" not in values:
-            densities = values.get("densities", ())
-            return {**values, "num_rounds": len(densities)} if isinstance(densities, list | tuple) else values
+        densities = values.get("densities") if isinstance(values, dict) else None
+        if densities and isinstance(densities, list | tuple) and "num_rounds" not in values:
+            return {**values, "num_rounds": len(densities)}
         return values
 
     @model_validator(mode="before")
@@ -53,25 +55,27 @@ class Prune(Section):
 
     @model_validator(mode="after")
     def _densities_are_for_explicit(self) -> "Prune":
-        if self.schedule == GIVEN and not self.densities and self.num_rounds:
+        # A schedule that the caller passed as a function is stored as its densities.
+        takes_densities = self.schedule == GIVEN or SCHEDULES[self.schedule] is explicit
+        if self.schedule == GIVEN and not self.densities:
             raise LotteryError(
                 'prune.schedule = "given" stands for a function passed to lottery.run(..., schedule=...); pass it '
                 "again, in Python."
             )
-        if (self.schedule == "explicit" or (self.schedule == GIVEN and self.num_rounds > 0)) != bool(self.densities):
-            raise LotteryError('prune.densities and prune.schedule = "explicit" go together: give both or neither.')
+        if takes_densities != bool(self.densities):
+            raise LotteryError('prune.densities and prune.schedule = "explicit" go together: set both or neither.')
         if self.densities and len(self.densities) != self.num_rounds:
             raise LotteryError(
                 f"prune.densities has {len(self.densities)} entries and prune.num_rounds is {self.num_rounds}; "
                 "leave prune.num_rounds out."
             )
         if self.densities and self.rates:
-            raise LotteryError('prune.rates says by how much to prune, so it cannot be used with "explicit" densities.')
+            raise LotteryError("prune.rates sets how much to prune, so it cannot be combined with prune.densities.")
         if any(after >= before for before, after in itertools.pairwise(self.densities)):
             raise LotteryError(f"prune.densities must fall from round to round, received {list(self.densities)}.")
         if self.final_density and (self.densities or not self.num_rounds):
             raise LotteryError("prune.final_density takes the place of prune.densities, and needs a round.")
-        if self.allocation != "rates" and (self.rates or self.scope == "global"):
+        if ALLOCATIONS[self.allocation] and (self.rates or self.scope == GLOBAL):
             raise LotteryError(
                 f'prune.allocation = "{self.allocation}" says what each layer keeps: leave out prune.rates and '
                 'prune.scope = "global".'

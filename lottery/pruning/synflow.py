@@ -1,4 +1,4 @@
-"""Scores that need the network and no data: the flow through its absolute weights."""
+"""The criterion SynFlow: the flow through a network's absolute weights, which needs no data."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,48 +8,48 @@ import numpy as np
 
 from lottery import weights
 from lottery.errors import LotteryError
+from lottery.masks import Masks
 from lottery.models.library import evaluating, keras_of
 from lottery.pruning import gradients, ranking
 from lottery.pruning.gradients import Scores
 
-# Outputs that saturate or add up to one, whose sum has no gradient to speak of.
+# Activations whose outputs saturate or add up to one, so that their sum has no useful gradient.
 SQUASHING = ("softmax", "log_softmax", "sigmoid")
+NUM_STEPS = 100
 
 
 def synaptic_flow(
     model: Any,
     build: Callable[[], Any],
     x: Any,
-    kept: Mapping[str, np.ndarray],
+    kept: Masks,
     density: float,
     scope: str,
-    num_steps: int = 100,
     targets: Mapping[tuple[str, ...], int] | None = None,
 ) -> Scores:
-    """The order in which SynFlow prunes, Tanaka et al. 2020, https://arxiv.org/abs/2006.05467, algorithm 1.
+    """Rank entries in the order in which SynFlow prunes them, Tanaka et al. 2020, https://arxiv.org/abs/2006.05467.
 
-    R is the sum of the network's outputs for one input of ones (of their own type where inputs are whole numbers), in
-    inference mode, with the absolute values of everything that is trained and a softmax or sigmoid at its end left
-    out. The score of equation 3 is |w * dR/dw|. Of n survivors that are ranked together, step k of K leaves
-    round(n f^(k/K)), where f is the density over the present one; every layer goes down by the same fraction where
-    each is ranked by itself. A copy in double precision is evaluated, for R grows with the product of all widths.
+    Algorithm 1 of the paper, with K = 100 steps. R is the sum of the network's outputs for one input of ones (of their
+    own type for inputs of whole numbers), in inference mode, with the absolute values of all trained variables, and
+    without a softmax or sigmoid at its end. The score of equation 3 is |w * dR/dw|. Of n survivors that are ranked
+    together, step k of K leaves round(n f^(k/K)), where f is the target density over the present one; if each layer is
+    ranked by itself, all go down by the same fraction. A copy in double precision is evaluated, since R grows with the
+    product of all widths.
 
     Args:
-        model: A built Keras 3 or tf_keras model with the weights to begin from. It is only read.
-        build: Builds the same architecture afresh.
-        x: A batch, as the network gets it; only its shapes and types matter.
-        kept: Masks to begin from, by weight.
-        density: Fraction of the masks' entries that is to be kept in the end, in (0, 1].
-        scope: ``"layerwise"`` or ``"global"``: what is ranked together.
-        num_steps: K.
-        targets: In the place of `density` and `scope`: which weights are ranked together, and how many entries of them
-            are to be kept in the end, where layers go down by different fractions.
+        model: A built Keras 3 or tf_keras model with the weights to start from. It is only read.
+        build: Builds the same architecture anew.
+        x: A batch, as the network takes it; only its shapes and types matter.
+        kept: Masks to start from, by weight.
+        density: Fraction of the masks' entries to keep in the end, in (0, 1].
+        scope: ``"layerwise"`` or ``"global"``: which weights are ranked together.
+        targets: In place of `density` and `scope`, the number of entries to keep in the end of each group of weights
+            that are ranked together, for layers that go down by different fractions.
 
     Returns:
-        Ranks as floats, by weight, of the masks' shapes, counted from 1 in each group that is ranked together: first
-        what goes in the first step, by score (of equals the earlier position), and last the survivors, by their
-        scores in the last step. Zero where `kept` is False. So pruning by them to any count gives what the steps
-        would have pruned by then.
+        Ranks as floats, by weight, of the masks' shapes, counted from 1 in each group: first the entries that go in
+        the first step, by score (the earlier position first if equal), and last the survivors, by their scores in the
+        last step. Zero where `kept` is False. So pruning by rank to any count gives what the steps had pruned by then.
 
     Raises:
         LotteryError: The density is out of range, the network cannot be evaluated in double precision, R or a score
@@ -59,42 +59,38 @@ def synaptic_flow(
         raise LotteryError(f"density: received {density!r}, allowed is a fraction in (0, 1].")
     flow = flow_through(model, build, x, list(kept))
     groups = list(targets) if targets else [names for names, _ in ranking.groups(kept, scope)]
-    # Positions in each group that are still kept, and the rank of each position that is not.
+    # By group: the positions that are still kept, the rank of each position that is not, and how many there were.
     alive = [np.flatnonzero(_joined(kept, names)) for names in groups]
     ranks = [np.zeros(sum(kept[name].size for name in names)) for names in groups]
-    begun = [one.size for one in alive]
-    present = sum(begun) / max(1, sum(one.size for one in ranks))
+    sizes = [positions.size for positions in alive]
+    present = sum(sizes) / max(1, sum(rank.size for rank in ranks))
     fractions = [min(1.0, density / present) if present else 1.0] * len(groups)
     if targets:
         fractions = [
-            min(1.0, targets[names] / size) if size else 1.0 for names, size in zip(groups, begun, strict=True)
+            min(1.0, targets[names] / size) if size else 1.0 for names, size in zip(groups, sizes, strict=True)
         ]
     now, ranked, scores = kept, {}, flow(kept)
     if present == 1 and not any(value.any() for value in scores.values()):
         raise LotteryError("SynFlow: every score is zero, since nothing flows to the network's outputs.")
-    for step in range(1, num_steps + 1):
+    for step in range(1, NUM_STEPS + 1):
         for index, names in enumerate(groups):
             values = _joined(scores, names)[alive[index]]
-            count = values.size - round(begun[index] * fractions[index] ** (step / num_steps))
-            lowest = _lowest(values, values.size if step == num_steps else count)
-            ranks[index][alive[index][lowest]] = begun[index] - values.size + 1 + np.arange(lowest.size)
+            count = values.size - round(sizes[index] * fractions[index] ** (step / NUM_STEPS))
+            lowest = _lowest_first(values, values.size if step == NUM_STEPS else count)
+            ranks[index][alive[index][lowest]] = sizes[index] - values.size + 1 + np.arange(lowest.size)
             alive[index] = np.delete(alive[index], lowest[:count])
         ranked = {
-            name: one for names, rank in zip(groups, ranks, strict=True) for name, one in _parted(rank, kept, names)
+            name: part for names, rank in zip(groups, ranks, strict=True) for name, part in _parted(rank, kept, names)
         }
         before, now = now, {name: mask & (ranked[name] == 0) for name, mask in kept.items()}
-        if step < num_steps and any(np.any(before[name] != now[name]) for name in now):
+        if step < NUM_STEPS and any(np.any(before[name] != now[name]) for name in now):
             scores = flow(now)
     return ranked
 
 
-def _lowest(values: np.ndarray, count: int) -> np.ndarray:
-    """Positions of the `count` lowest values, lowest first, of equals the earlier; without sorting all of them."""
-    if count <= 0:
-        return np.zeros(0, np.intp)
-    highest = np.partition(values, count - 1)[count - 1]
-    below = np.flatnonzero(values < highest)
-    chosen = np.sort(np.concatenate([below, np.flatnonzero(values == highest)[: count - below.size]]))
+def _lowest_first(values: np.ndarray, count: int) -> np.ndarray:
+    """Return the positions of the `count` lowest values, lowest first, the earlier first if equal."""
+    chosen = np.flatnonzero(ranking.lowest(values, count))
     return chosen[np.argsort(values[chosen], kind="stable")]
 
 
@@ -102,27 +98,18 @@ def _joined(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndarra
     return np.concatenate([np.ravel(arrays[name]) for name in names])
 
 
-def _parted(
-    joined: np.ndarray, like: Mapping[str, np.ndarray], names: Sequence[str]
-) -> Iterator[tuple[str, np.ndarray]]:
+def _parted(joined: np.ndarray, like: Masks, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
     ends = np.cumsum([like[name].size for name in names])[:-1]
     for name, part in zip(names, np.split(joined, ends), strict=True):
         yield name, part.reshape(like[name].shape)
 
 
-def flow_through(
-    model: Any, build: Callable[[], Any], x: Any, names: Sequence[str]
-) -> Callable[[Mapping[str, np.ndarray]], Scores]:
-    """SynFlow's scores as a function of masks; see `synaptic_flow`.
+def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[str]) -> Callable[[Masks], Scores]:
+    """Make a function from masks by weight to SynFlow's scores |w * dR/dw| by weight, the masks applied to w.
 
     Args:
-        model: A built Keras 3 or tf_keras model. It is only read, and only now.
-        build: Builds the same architecture afresh: the copy in double precision.
-        x: A batch, as the network gets it; only its shapes and types matter.
-        names: The weights to score, by their stable names.
-
-    Returns:
-        A function from masks by weight to |w * dR/dw| by weight, where the masks apply to w.
+        model, build, x: As for `synaptic_flow`. The model is read here, not when the function is called.
+        names: The stable names of the weights to score.
 
     Raises:
         LotteryError: The copy cannot be made or evaluated. The function raises it if R or a score is not finite.
@@ -136,9 +123,9 @@ def flow_through(
         copy = build()
         variables, state = weights.variables(copy), weights.read_state(model)
         if {name: value.shape for name, value in state.items()} != {
-            name: tuple(one.shape) for name, one in variables.items()
+            name: tuple(variable.shape) for name, variable in variables.items()
         }:
-            raise LotteryError(f"The function that builds the model {model.name!r} afresh builds another architecture.")
+            raise LotteryError(f"The function that builds the model {model.name!r} anew builds another architecture.")
         floating = {name: value.astype(np.float64) for name, value in state.items() if "float" in str(value.dtype)}
         absolute = {
             name: np.abs(value) if weights.is_trained(copy, variables[name]) else value
@@ -155,14 +142,14 @@ def flow_through(
         @tf.function(autograph=False)
         def evaluate() -> tuple[Any, Any, Any]:
             with tf.GradientTape() as tape:
-                outputs = [tf.cast(one, tf.float64) for one in tf.nest.flatten(copy(ones, training=False))]
-                total = tf.add_n([tf.reduce_sum(one) for one in outputs])
+                outputs = [tf.cast(output, tf.float64) for output in tf.nest.flatten(copy(ones, training=False))]
+                total = tf.add_n([tf.reduce_sum(output) for output in outputs])
             return outputs, total, gradients.tensors(tape.gradient(total, chosen), chosen)
 
         copy(ones, training=False)
         evaluate = evaluate.get_concrete_function()
 
-    def scores(masks: Mapping[str, np.ndarray]) -> Scores:
+    def scores(masks: Masks) -> Scores:
         masked = {name: absolute[name] * masks[name] for name in names}
         weights.assign(copy, masked)
         outputs, total, derivatives = evaluate()
@@ -171,13 +158,13 @@ def flow_through(
                 f"SynFlow: the sum of the outputs of the model {model.name!r} is {float(total)}, allowed is a "
                 "number that double precision can hold; smaller initial weights or normalisation would make it one."
             )
-        if any(_are_probabilities(one.numpy()) for one in outputs):
+        if any(_are_probabilities(output.numpy()) for output in outputs):
             raise LotteryError(
                 f"SynFlow: the outputs of the model {model.name!r} are probabilities, whose sum is always one; let it "
                 "end in logits."
             )
-        with np.errstate(over="ignore", invalid="ignore"):  # said in a sentence
-            found = {name: np.abs(masked[name] * one.numpy()) for name, one in zip(names, derivatives, strict=True)}
+        with np.errstate(over="ignore", invalid="ignore"):  # reported by `finite`
+            found = {name: np.abs(masked[name] * value.numpy()) for name, value in zip(names, derivatives, strict=True)}
         return gradients.finite(found, "SynFlow")
 
     return scores
@@ -185,7 +172,7 @@ def flow_through(
 
 @contextlib.contextmanager
 def _in_float64(keras: Any) -> Iterator[None]:
-    """Layers that are built inside have double precision, unless they were given another."""
+    """Build layers in double precision, unless they name a precision of their own."""
     floatx, policy = keras.backend.floatx(), keras.mixed_precision.global_policy()
     try:
         keras.backend.set_floatx("float64")
@@ -197,7 +184,7 @@ def _in_float64(keras: Any) -> Iterator[None]:
 
 
 def _last_layers(model: Any) -> Iterator[Any]:
-    """The layers that a model's outputs come from; none where Keras does not know them."""
+    """Find the layers that a model's outputs come from, as far as Keras knows them."""
     for output in getattr(model, "outputs", None) or ():
         layer = getattr(output, "_keras_history", (None,))[0]
         if getattr(layer, "outputs", None) and layer is not model:

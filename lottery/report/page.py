@@ -1,11 +1,11 @@
-"""One HTML page about runs that can be mailed: nothing on it is fetched, and nothing of it needs TensorFlow."""
+"""One HTML page about runs, to be mailed: it fetches nothing, and writing it does not need TensorFlow."""
 
 import base64
 import json
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from lottery import config, files
 from lottery.analysis import connectivity
@@ -15,24 +15,6 @@ from lottery.report.tables import Facts
 from lottery.runs import store, verdicts
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
-
-
-class Chapter(NamedTuple):
-    """What the page says of one run."""
-
-    one: Facts
-    anchor: str
-    verdict: list[str]
-    collapsed: list[str]
-    key_facts: dict[str, str]
-    tables: dict[str, tables.Grid | None]
-    pictures: dict[str, list[figures.Picture]]
-    missing: dict[str, str]
-    connectivity: list[str]
-    progress: str
-    architecture: str
-    protocol: str
-    rows: str
 
 
 def write(runs: Sequence[str | Path], out: str | Path, tolerance: float = verdicts.TOLERANCE) -> Path:
@@ -47,7 +29,7 @@ def write(runs: Sequence[str | Path], out: str | Path, tolerance: float = verdic
         The path of the page.
 
     Raises:
-        LotteryError: One is no run or has no complete round, or the file cannot be written.
+        LotteryError: A folder is no run or has no complete round, or the file cannot be written.
     """
     path = Path(out)
     if path.suffix not in (".html", ".htm"):
@@ -57,17 +39,10 @@ def write(runs: Sequence[str | Path], out: str | Path, tolerance: float = verdic
 
 
 def render(runs: Sequence[Facts]) -> str:
-    """The page as text.
-
-    Args:
-        runs: What `lottery.report.tables.gathered` returns.
-
-    Returns:
-        HTML with everything in it: styles, figures as SVG, the rows of each run as a link to save them.
-    """
+    """Render the page with everything in it: styles, figures as SVG, the rows of each run as a link to save them."""
     import jinja2
 
-    # What a run's files hold is text of a stranger's, so everything is escaped that is not marked.
+    # A run may come from a stranger, so all text is escaped unless the template marks it as safe.
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     several = len(runs) > 1
@@ -76,38 +51,33 @@ def render(runs: Sequence[Facts]) -> str:
         chapters=[_chapter(one, f"run-{place}") for place, one in enumerate(runs, 1)],
         side_by_side=tables.side_by_side(runs) if several else None,
         same_rounds=tables.same_rounds(runs) if several else [],
-        together=figures.together(runs) if several else [],
+        together=[figures.together(runs)] if several else [],
         checklist=checklist.checked(runs),
         leaves_out=checklist.LEAVES_OUT,
         version=version("lottery"),
     )
 
 
-def _chapter(one: Facts, anchor: str) -> Chapter:
-    pictures, missing = figures.pictures(one)
+def _chapter(one: Facts, anchor: str) -> dict[str, Any]:
+    """Everything that the template shows of one run."""
+    drawn, missing = figures.drawn(one)
     architecture = one.environment.get("architecture") or {}
     stored, wanted = store.progress(one.path, one.experiment)
-    return Chapter(
-        one,
-        anchor,
-        verdicts.sentences(one.rows, one.tolerance, one.word),
-        tables.collapsed(one),
-        tables.key_facts(one),
-        {
-            "rounds": tables.by_round(one),
-            "controls": tables.controls(one),
-            "transfers": tables.transfers(one),
-            "weights": tables.by_weight(one),
-            "barriers": tables.barriers(one),
-            "published": tables.published(one),
-            "costs": tables.costs_by_branch(one),
-            "environment": tables.environment(one),
-        },
-        pictures,
-        missing,
-        connectivity.sentences(connectivity.barriers(one.paths)) if len(one.paths) else [],
-        "" if stored == wanted else f"{stored} of {wanted} networks are trained; the rest of this page is about these.",
-        json.dumps(architecture, indent=1) if "keras" in architecture else "",
-        config.dump(one.experiment),
-        f"data:text/csv;base64,{base64.b64encode(one.rows.to_csv(index=False).encode()).decode()}",
-    )
+    rows = base64.b64encode(one.rows.to_csv(index=False).encode()).decode()
+    return {
+        "one": one,
+        "anchor": anchor,
+        "verdict": verdicts.sentences(one.rows, one.tolerance, one.word),
+        "warnings": [
+            *([f"{stored} of {wanted} networks are trained; the page is about these."] if stored != wanted else []),
+            *tables.collapsed(one),
+        ],
+        "key_facts": tables.key_facts(one),
+        "tables": tables.of_run(one),
+        "figures": drawn,
+        "missing": missing,
+        "connectivity": connectivity.sentences(one.barriers) if len(one.barriers) else [],
+        "architecture": json.dumps(architecture, indent=1) if "keras" in architecture else "",
+        "protocol": config.dump(one.experiment),
+        "rows": f"data:text/csv;base64,{rows}",
+    }

@@ -1,29 +1,31 @@
-"""What a page about a run is made of, read from its files once."""
+"""The tables of a page about runs, and the runs' data that they are made from."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lottery import config
-from lottery.analysis import connectivity, costs, layers
+from lottery.analysis import ANALYSES, connectivity, costs
+from lottery.analysis.style import MOST
 from lottery.errors import LotteryError
-from lottery.runs import comparison, results, store, verdicts
-from lottery.runs.published import compare as compare_published
+from lottery.formatting import duration, ends, number, plain, signed
+from lottery.runs import comparison, published, results, store, tables, verdicts
+from lottery.runs.tables import Grid
 from lottery.runs.verdicts import Table
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A run, and its tables as far as they are asked for.
+    """A run, and its tables, each made when it is first needed.
 
     Attributes:
-        label: What it is called beside other runs.
+        label: Its name beside other runs.
         path: Its folder.
         experiment: Its experiment.
-        environment: What it was begun with; see `lottery.pipeline.environment.record`.
-        rows: What `lottery.runs.results.table` returns.
+        environment: The content of ``environment.json``.
+        rows: The table of `lottery.runs.results.table`.
         tolerance: Accuracy that a matching ticket may lose, in [0, 1].
     """
 
@@ -36,32 +38,32 @@ class Facts:
 
     @cached_property
     def summary(self) -> Table:
-        """What `lottery.runs.results.summary` returns."""
+        """The table of `lottery.runs.results.summary`."""
         return results.summary(self.rows, self.experiment.train.num_steps)
 
     @cached_property
     def judged(self) -> Table:
-        """What `lottery.runs.verdicts.judged` returns."""
+        """The table of `lottery.runs.verdicts.judged`."""
         return verdicts.judged(self.rows, self.tolerance, self.word)
 
     @cached_property
     def costs(self) -> Table:
-        """What `lottery.analysis.costs.table` returns."""
+        """The table of `lottery.analysis.costs.table`."""
         return costs.table(self.path)
 
     @cached_property
     def layers(self) -> Table:
-        """What `lottery.analysis.layers.table` returns."""
-        return layers.table(self.path)
+        """The table of `lottery.analysis.layers.table`."""
+        return ANALYSES["layers"].table(self.path)
 
     @cached_property
-    def paths(self) -> Table:
-        """What `lottery.analysis.connectivity.points` returns; empty where connectivity was not measured."""
-        return connectivity.points(self.path)
+    def barriers(self) -> Table:
+        """The table of `lottery.analysis.connectivity.barriers`; empty if connectivity was not measured."""
+        return ANALYSES["connectivity"].table(self.path)
 
     @property
     def word(self) -> str:
-        """What a ticket of the run can be, as `lottery.runs.verdicts.goal` says."""
+        """What a ticket of the run can be: winning or matching; see `lottery.runs.verdicts.goal`."""
         return verdicts.goal(self.experiment)
 
     @property
@@ -71,7 +73,7 @@ class Facts:
 
     @cached_property
     def own(self) -> Table:
-        """The rows whose accuracies are on the run's own data: all but those of transfers."""
+        """The rows with accuracies on the run's own data: all but those of transfers."""
         return self.rows[~verdicts.transferred(self.rows)]
 
 
@@ -83,10 +85,10 @@ def gathered(runs: list[Path], tolerance: float = verdicts.TOLERANCE) -> list[Fa
         tolerance: Accuracy that a matching ticket may lose, in [0, 1].
 
     Returns:
-        The facts of each, in order, one that is named twice only once.
+        The facts of each run once, in order.
 
     Raises:
-        LotteryError: One is no run, or has no complete round.
+        LotteryError: A folder is no run, or has no complete round.
     """
     facts = []
     for label, path in comparison.labelled(runs).items():
@@ -98,210 +100,167 @@ def gathered(runs: list[Path], tolerance: float = verdicts.TOLERANCE) -> list[Fa
     return facts
 
 
-class Grid(NamedTuple):
-    """A table.
-
-    Attributes:
-        heads: The columns' names.
-        rows: A text for each column, row by row; the first column names the row.
-        note: What is said below it.
-    """
-
-    heads: list[str]
-    rows: list[list[str]]
-    note: str = ""
-
-
 def key_facts(one: Facts) -> dict[str, str]:
-    """What stands out of a run: a few words by name."""
+    """The most important numbers of a run, by name."""
     dense = one.summary[(one.summary["branch"] == store.TICKET) & (one.summary["round"] == 0)]
     shown = verdicts.smallest_shown(one.judged, one.word)
     by_mean = verdicts.smallest_matching(one.rows, one.tolerance)
-    tickets = one.rows[one.rows["branch"] == store.TICKET]
-    steps, seconds = one.costs["steps"].sum(), one.costs["seconds"].sum()
-    accuracy = dense["accuracy_mean"].iloc[0] if len(dense) else float("nan")
+    tried = one.rows[one.rows["branch"] == store.TICKET]["density"].min()
+    accuracy = dense["accuracy_mean"].iloc[0] if len(dense) else None
     return {
         "dense test accuracy": number(accuracy) or "not measured",
         "smallest density shown": f"{one.word}, {shown['density']:.4f} (round {shown['round']})" if shown else "none",
         "smallest by the mean": f"{by_mean['density']:.4f} (round {by_mean['round']})" if by_mean else "none",
-        "smallest density tried": f"{tickets['density'].min():.4f} (1 / {1 / tickets['density'].min():.0f})",
+        "smallest density tried": f"{tried:.4f} (1 / {1 / tried:.0f})",
         "replicates": str(one.rows["replicate"].nunique()),
-        "trained": f"{(one.costs['steps'] > 0).sum()} networks, {steps:,} steps",
-        "time": duration(seconds),
+        "trained": f"{(one.costs['steps'] > 0).sum()} networks, {one.costs['steps'].sum():,} steps",
+        "time": duration(one.costs["seconds"].sum()),
     }
 
 
-def by_round(one: Facts) -> Grid:
-    """The tickets, a row for each round."""
-    judged = {line["round"]: line for line in one.judged.to_dict("records")}
-    tickets = one.costs[one.costs["branch"] == store.TICKET]
-    cost = tickets.groupby("round")[["compression", "multiply_adds", "speedup"]].mean().to_dict("index")
-    rows = []
-    for line in one.summary[one.summary["branch"] == store.TICKET].to_dict("records"):
-        verdict, spent = judged.get(line["round"]), cost[line["round"]]
-        censored = "≥ " if line["censored"] else ""
-        rows.append(
-            [
-                str(line["round"]),
-                f"{line['density']:.4f}",
-                f"{line['num_kept']:,.0f}",
-                f"{spent['compression']:.1f}",
-                number(spent["multiply_adds"], ",.0f"),
-                number(spent["speedup"], ".1f"),
-                str(line["replicates"]),
-                number(line["accuracy_mean"]),
-                number(line["accuracy_std"]),
-                number(line["final_accuracy_mean"]),
-                f"{censored}{line['early_stop_step_mean']:,.0f}",
-                *(["", "", ""] if verdict is None else [*difference(verdict), _verdict(verdict)]),
-            ]
-        )
-    heads = [
-        "round", "density", "kept", "compression", "multiply-adds", "speed-up", "n", "test accuracy", "sd",
-        "at the end", "early stop", "less dense", "95 % interval", "verdict",
-    ]  # fmt: skip
-    return Grid(
-        heads,
-        rows,
-        "Test accuracy at the early-stop step, the mean over n replicates; sd: sample standard deviation. Less dense: "
-        "ticket less its own replicate's dense network, the mean and its t interval. Verdict: for a tolerance of "
-        f"{one.tolerance:g}; “?”: cannot tell, and beside it about how many replicates would. Compression: 1 / density."
-        " Multiply-adds: for one example, in prunable weights; speed-up: the dense network's by these, in theory."
-        + (" “≥”: in some replicate the minimum is at the last step." if one.summary["censored"].any() else ""),
-    )
+def of_run(one: Facts) -> dict[str, Grid | None]:
+    """The tables of a run by the names that the page knows them by; None for a table without rows."""
+    return {
+        "rounds": tables.by_round(one.summary, one.judged, one.experiment.train.num_steps, one.costs),
+        "controls": controls(one),
+        "transfers": transfers(one),
+        "weights": by_weight(one),
+        "barriers": barriers(one),
+        "published": published_results(one),
+        "costs": costs_by_branch(one),
+        "environment": environment(one),
+    }
 
 
 def controls(one: Facts) -> Grid | None:
-    """Each control beside the ticket, over the replicates that have both; None without any."""
-    rows = []
-    tickets = _by_replicate(one.rows, store.TICKET)
+    """Compare each control with the ticket, over the replicates that have both."""
+    tickets, lines = _by_replicate(one.rows, store.TICKET), []
     for branch in one.controls:
         others = _by_replicate(one.rows, branch)
         for line in verdicts.differences(one.rows, against=branch).to_dict("records"):
             index = int(line["round"])
             pairs = (others[index] - tickets[index]).dropna().index
-            means = [number(table[index][pairs].mean()) for table in (others, tickets)]
-            where = [branch, str(index), f"{line['density']:.4f}", str(int(line["replicates"]))]
-            rows.append([*where, *means, *difference(line)])
-    heads = ["control", "round", "density", "n", "its test accuracy", "the ticket's", "ticket less it", "95 % interval"]
-    said = "Over the n replicates that have both: means, and of the differences within each replicate the t interval."
-    return Grid(heads, rows, said) if rows else None
+            lines.append(
+                {
+                    "control": branch,
+                    "round": str(index),
+                    "density": f"{line['density']:.4f}",
+                    "n": str(int(line["replicates"])),
+                    "its test accuracy": number(others[index][pairs].mean()),
+                    "the ticket's": number(tickets[index][pairs].mean()),
+                    "ticket − control": signed(line["mean"]),
+                    "95 % interval": ends(line["low"], line["high"]),
+                }
+            )
+    note = "Means over the n replicates that have both, and the t interval of the differences within replicates."
+    return Grid.of(lines, note) if lines else None
 
 
 def transfers(one: Facts) -> Grid | None:
-    """Tickets that were trained on other data; None without any."""
-    found = one.summary[verdicts.transferred(one.summary)]
-    rows = [
-        [
-            line["branch"],
-            str(line["round"]),
-            f"{line['density']:.4f}",
-            str(line["replicates"]),
-            number(line["accuracy_mean"]),
-            number(line["accuracy_std"]),
-        ]
-        for line in found.to_dict("records")
+    """List the tickets that were trained on other data."""
+    lines = [
+        {
+            "branch": line["branch"],
+            "round": str(line["round"]),
+            "density": f"{line['density']:.4f}",
+            "n": str(line["replicates"]),
+            "test accuracy": number(line["accuracy_mean"]),
+            "standard deviation": number(line["accuracy_std"]),
+        }
+        for line in one.summary[verdicts.transferred(one.summary)].to_dict("records")
     ]
-    heads = ["branch", "round", "density", "n", "test accuracy", "sd"]
-    said = "Test accuracy on the other data, which nothing above is to be compared with; the mean over n replicates."
-    return Grid(heads, rows, said) if rows else None
-
-
-def _by_replicate(rows: Table, branch: str) -> Table:
-    return rows[rows["branch"] == branch].pivot(index="replicate", columns="round", values=verdicts.MEASURE)
+    note = "Test accuracy on the other data, not to be compared with the tables above; the mean over n replicates."
+    return Grid.of(lines, note) if lines else None
 
 
 def by_weight(one: Facts) -> Grid:
-    """Every layer: a row for each weight, columns for some rounds."""
+    """The layers: a row for each weight, and a column for each of some rounds."""
     table = one.layers[one.layers["branch"] == store.TICKET]
-    rounds = results.chosen(table["round"], FEW_ROUNDS)
+    rounds = results.chosen(table["round"], MOST)
     means = table.groupby(["weight", "round"], sort=False)[["weight_density", "dead_units", "dead_inputs"]].mean()
-    rows = []
+    lines = []
     for name, part in table[table["round"] == 0].groupby("weight", sort=False):
         first = part.iloc[0]
-        row = [str(name), f"{first['inputs']:,.0f} x {first['units']:,.0f}", f"{first['size']:,}"]
+        cells = {"weight": str(name), "inputs x units": f"{first['inputs']:,.0f} x {first['units']:,.0f}"}
+        cells["entries"] = f"{first['size']:,}"
         for index in rounds:
-            at = means.loc[(name, index)]
-            row.append(f"{number(at['weight_density'])} ({_short(at['dead_inputs'])}, {_short(at['dead_units'])})")
-        rows.append(row)
-    return Grid(
-        ["weight", "inputs x units", "entries", *(f"round {index}" for index in rounds)],
-        rows,
-        "Density of the weight, and how many of its inputs nothing reads and how many of its units nothing reaches, "
-        "means over replicates.",
+            density, units, inputs = means.loc[(name, index)]
+            dead = ", ".join(f"{num:,.1f}".removesuffix(".0") for num in (inputs, units))
+            cells[f"round {index}"] = f"{number(density)} ({dead})"
+        lines.append(cells)
+    return Grid.of(
+        lines,
+        "Density of the weight, and in brackets its dead inputs, which no unit reads, and its dead units, which read "
+        "no input; means over replicates.",
     )
 
 
 def barriers(one: Facts) -> Grid | None:
-    """Error barriers; None where connectivity was not measured."""
-    if one.paths.empty:
-        return None
-    table = connectivity.barriers(one.paths)
-    keys = ["round", "step", "density", "batch_norm", "split"]
-    rows = []
-    for key, part in table.groupby(keys, sort=True):
-        words = dict(zip(keys, key, strict=True))
-        rows.append(
-            [
-                str(words["round"]),
-                f"{words['density']:.4f}",
-                str(words["step"]),
-                str(words["split"]),
-                str(words["batch_norm"]),
-                str(len(part)),
-                f"{100 * part['ends'].mean():.2f} %",
-                f"{100 * part['highest'].mean():.2f} %",
-                f"{100 * part['barrier'].mean():.2f} %",
-                "stable" if part["barrier"].mean() < connectivity.STABLE else "not stable",
-            ]
+    """The error barriers of linear mode connectivity."""
+    lines = []
+    for key, part in one.barriers.groupby(["round", "step", "density", "batch_norm", "split"], sort=True):
+        index, step, density, batch_norm, split = key
+        ends, highest, barrier = (part[column].mean() for column in ("ends", "highest", "barrier"))
+        lines.append(
+            {
+                "round": str(index),
+                "density": f"{density:.4f}",
+                "step": str(step),
+                "split": split,
+                "BatchNorm": batch_norm,
+                "replicates": str(len(part)),
+                "error at the ends": f"{100 * ends:.2f} %",
+                "highest": f"{100 * highest:.2f} %",
+                "barrier": f"{100 * barrier:.2f} %",
+                "under 2 %": "stable" if barrier < connectivity.STABLE else "not stable",
+            }
         )
-    heads = [
-        "round", "density", "step", "split", "BatchNorm", "replicates", "error at the ends", "highest", "barrier",
-        "under 2 %",
-    ]  # fmt: skip
-    return Grid(
-        heads,
-        rows,
+    note = (
         "Two networks trained from the same weights with two orders of the data. Barrier: the highest error on the "
-        "straight line between them, less the mean of its ends.",
+        "straight line between them − the mean of its ends."
     )
+    return Grid.of(lines, note) if lines else None
 
 
-def published(one: Facts) -> Grid | None:
-    """The run against the published numbers of its protocol; None if there are none."""
+def published_results(one: Facts) -> Grid | None:
+    """Compare the run with the published numbers of its protocol, if there are any."""
     try:
-        lines, notes = compare_published(one.path)
+        return tables.published(*published.compare(one.path))
     except LotteryError:
         return None
-    heads = ["claim", "published", "measured", "verdict"]
-    return Grid(heads, [[line[head] for head in heads] for line in lines], " ".join(notes))
 
 
 def costs_by_branch(one: Facts) -> Grid:
-    """What was spent, a row for each branch."""
-    rows = []
+    """Sum up steps and time, a row for each branch."""
+    lines = []
     for branch, part in [*one.costs.groupby("branch", sort=False), ("all", one.costs)]:
         steps, seconds = part["steps"].sum(), part["seconds"].sum()
-        rows.append([str(branch), str(len(part)), f"{steps:,.0f}", duration(seconds), _each(seconds, steps)])
+        lines.append(
+            {
+                "branch": str(branch),
+                "networks": str(len(part)),
+                "steps": f"{steps:,.0f}",
+                "time": duration(seconds),
+                "ms a step": f"{1000 * seconds / steps:.2f}" if steps else "",
+            }
+        )
     seen = costs.total(one.path)["examples"]
-    said = f" In all, {seen:,} examples were seen, the same ones again in each epoch." if seen else ""
-    heads = ["branch", "networks", "steps", "time", "ms a step"]
-    return Grid(heads, rows, f"Time in training, evaluations along the way included.{said}")
+    examples = f"In all, {seen:,} examples were seen, the same examples again in each epoch." if seen else ""
+    return Grid.of(lines, "Time of training, with the evaluations along the way.", examples)
 
 
 def environment(one: Facts) -> Grid:
-    """What the run was made with."""
-    shown = {key: value for key, value in one.environment.items() if key not in ("versions", "architecture")}
-    versions = one.environment.get("versions", {})
+    """List the data, the machine and the versions that the run was made with."""
+    values = {key: value for key, value in one.environment.items() if key not in ("versions", "architecture")}
     architecture = one.environment.get("architecture") or {}
     rows = [["network", plain({key: value for key, value in architecture.items() if key != "keras"})]]
-    rows += [[key.replace("_", " "), plain(value)] for key, value in shown.items() if value not in (None, {}, "")]
-    rows += [[name, version] for name, version in versions.items()]
+    rows += [[key.replace("_", " "), plain(value)] for key, value in values.items() if value not in (None, {}, "")]
+    rows += [[name, version] for name, version in one.environment.get("versions", {}).items()]
     return Grid(["what", "value"], rows)
 
 
 def collapsed(one: Facts) -> list[str]:
-    """A sentence for each weight of which nothing is left in some network."""
+    """Write a sentence for each weight that lost all of its entries in some network."""
     empty = one.layers[one.layers["collapsed"]]
     return [
         f"Nothing is left of {name} in {len(part)} network{'s' * (len(part) > 1)}, from round {part['round'].min()} on."
@@ -309,88 +268,39 @@ def collapsed(one: Facts) -> list[str]:
     ]
 
 
-def number(value: float, form: str = ".4f") -> str:
-    """A number, or nothing where there is none; one that is too small for its form in another."""
-    if value is None or value != value:
-        return ""
-    return f"{value:.1e}" if form == ".4f" and 0 < abs(value) < 5e-5 else f"{value:{form}}"
-
-
-def duration(seconds: float) -> str:
-    """A time in hours, minutes or seconds, whichever says it."""
-    if seconds >= 3600:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s"
-
-
-def _short(value: float) -> str:
-    return f"{value:,.1f}".removesuffix(".0")
-
-
-def _each(seconds: float, steps: float) -> str:
-    return f"{1000 * seconds / steps:.2f}" if steps else ""
-
-
-def difference(line: Mapping[str, Any]) -> list[str]:
-    """A mean difference and its interval."""
-    known = abs(line["low"]) != float("inf")
-    ends = f"{line['low']:+.4f} to {line['high']:+.4f}" if known else "not known"
-    return [f"{round(line['mean'], 4) + 0.0:+.4f}", ends]
-
-
-def _verdict(line: dict[str, Any]) -> str:
-    needed = line["needed"]
-    return line["verdict"] if needed != needed else f"{line['verdict']} {needed:.0f}"
-
-
-def plain(value: Any) -> str:
-    """Any value of a record in words."""
-    if value is None:
-        return ""
-    if isinstance(value, dict):
-        return "; ".join(f"{key}: {plain(one)}" for key, one in value.items())
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return ", ".join(map(plain, value))
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
 def side_by_side(runs: Sequence[Facts]) -> Grid:
-    """The key facts of several runs, and in what their experiments differ, a column for each."""
+    """The key facts of several runs and the settings in which they differ, a column for each run."""
     facts = [key_facts(one) for one in runs]
-    names = list(dict.fromkeys(name for one in facts for name in one))
-    rows = [[name, *(one.get(name, "") for one in facts)] for name in names]
+    rows = [[name, *(one[name] for one in facts)] for name in facts[0]]
     settings = [config.flat(one.experiment.model_dump(mode="json")) for one in runs]
-    for key in dict.fromkeys(key for one in settings for key in one):
+    for key in _names(settings):
         values = [plain(one.get(key)) for one in settings]
         if len(set(values)) > 1 and key != "name":
             rows.append([key, *values])
-    return Grid(["", *(one.label for one in runs)], rows, "Below the key facts: every setting in which they differ.")
+    return Grid(["", *(one.label for one in runs)], rows, ["Below the key facts: every setting in which they differ."])
 
 
 def same_rounds(runs: Sequence[Facts]) -> list[Grid | str]:
-    """The tickets of several runs round by round, those together that have pairs; or why they cannot be compared."""
+    """Compare the tickets of runs round by round, among those with the same data and seed; or say why not."""
     groups: dict[tuple[Any, ...], list[Facts]] = {}
     for one in runs:
         groups.setdefault((one.environment.get("data_sha256"), one.experiment.run.seed), []).append(one)
-    found: list[Grid | str] = [_contest(group) for group in groups.values() if len(group) > 1]
+    found: list[Grid | str] = []
+    for group in groups.values():
+        try:
+            if len(group) > 1:
+                rows = comparison.compared({one.label: one.rows for one in group})
+                found.append(tables.compared(rows, group[0].label))
+        except LotteryError as error:
+            found.append(str(error))
     if len(groups) > 1:
-        found.append("Runs on other data, or from another seed, have no pairs to be compared by.")
+        found.append("Runs with other data or another seed have no pairs to compare.")
     return found
 
 
-def _contest(runs: Sequence[Facts]) -> Grid | str:
-    try:
-        found = comparison.compared({one.label: one.rows for one in runs})
-    except LotteryError as error:
-        return str(error)
-    rows = []
-    for line in found.to_dict("records"):
-        less = {"mean": line["difference"], "low": line["difference_low"], "high": line["difference_high"]}
-        empty = line["difference"] != line["difference"]
-        where = [line["run"], str(line["round"]), f"{line['density']:.4f}", number(line["accuracy"])]
-        rows.append([*where, *(["", ""] if empty else difference(less))])
-    heads = ["run", "round", "density", "test accuracy", f"less {runs[0].label}", "95 % interval"]
-    return Grid(heads, rows, "Paired by replicate; within a round the best first.")
+def _by_replicate(rows: Table, branch: str) -> Table:
+    return rows[rows["branch"] == branch].pivot(index="replicate", columns="round", values=verdicts.MEASURE)
 
 
-FEW_ROUNDS = 6  # columns of a table by round
+def _names(settings: Iterable[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for one in settings for key in one))

@@ -1,4 +1,4 @@
-"""Runs to one tidy table, a row for each trained network, and its summary over replicates."""
+"""One tidy table of a run, a row for each trained network, and its summary over replicates."""
 
 import html
 from collections.abc import Iterable
@@ -8,6 +8,7 @@ from typing import Any
 
 from lottery import config
 from lottery.runs import intervals, store, verdicts
+from lottery.runs.store import StoredRound
 from lottery.runs.verdicts import TOLERANCE, Table
 
 COLUMNS = (
@@ -43,10 +44,7 @@ class Run:
 
 
 def table(run: Path) -> Table:
-    """One row for each trained network of a run, branches included.
-
-    Args:
-        run: The run's folder.
+    """Gather one row for each trained network of a run, branches included.
 
     Returns:
         A data frame with the columns `COLUMNS`, sorted by replicate, branch (the ticket first) and round. Densities and
@@ -57,31 +55,35 @@ def table(run: Path) -> Table:
     Raises:
         LotteryError: It is not a run, or a record is damaged.
     """
+    return rows_of(store.rounds(run))
+
+
+def rows_of(networks: Iterable[StoredRound]) -> Table:
+    """Gather the rows of `table` for some networks of a run, in their order."""
     import pandas as pd
 
-    rows = [
-        {column: record[column] for column in COLUMNS} for record in (stored.record for stored in store.rounds(run))
-    ]
+    rows = [{column: stored.record[column] for column in COLUMNS} for stored in networks]
     measured = [column for column in COLUMNS if column.endswith(("loss", "accuracy"))]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(measured, float))
 
 
 def collapsed(run: Path) -> list[str]:
-    """A sentence for each network of which a whole weight was pruned: it trains on, at chance or near it."""
-    return [
-        f"Replicate {one['replicate']}, round {one['round']}{'' if one['branch'] == store.TICKET else ', '}"
-        f"{one['branch'].removeprefix(store.TICKET)}: nothing is left of {', '.join(one['collapsed'])}."
-        for one in (stored.record for stored in store.rounds(run))
-        if one["collapsed"]
-    ]
+    """Name each network in which a whole weight was pruned, in a sentence: it trains on, at chance or near it."""
+    found = []
+    for stored in store.rounds(run):
+        branch = "" if stored.branch == store.TICKET else f", {stored.branch}"
+        if names := stored.record["collapsed"]:
+            place = f"Replicate {stored.replicate}, round {stored.index}{branch}"
+            found.append(f"{place}: nothing is left of {', '.join(names)}.")
+    return found
 
 
 def summary(rows: Table, num_steps: int | None = None) -> Table:
-    """Mean and spread over replicates, by branch and round.
+    """Compute mean and spread over replicates, by branch and round.
 
     Args:
         rows: What `table` returns.
-        num_steps: The experiment's ``train.num_steps``, without which ``censored`` is unknown.
+        num_steps: ``train.num_steps`` of the experiment, for ``censored``.
 
     Returns:
         A data frame with ``branch, round, density, num_kept, replicates`` and, for the test accuracy at the early-stop
@@ -89,13 +91,13 @@ def summary(rows: Table, num_steps: int | None = None) -> Table:
         ``accuracy_max``, ``accuracy_low`` and ``accuracy_high`` (95 % t interval for the mean, see `intervals`;
         NaN where an accuracy is); then ``final_accuracy_mean``, ``early_stop_step_mean``, and ``censored``: in how many
         replicates the lowest validation loss is that of the very last evaluation, so that a longer training might have
-        found a lower one (NaN if unknown; transfers, which may have a length of their own, do not count). Branches are
-        in their order in the table.
+        found a lower one (NaN without `num_steps`; transfers, which may have another length, do not count). Branches
+        are in their order in the table.
     """
     import numpy as np
 
     order = {branch: place for place, branch in enumerate(dict.fromkeys(rows["branch"]))}
-    # What was not trained has nothing to go on from, and a transfer may end at a step of its own.
+    # What was not trained cannot be trained longer, and a transfer may end at another step.
     trained = rows["final_train_loss"].notna() & ~verdicts.transferred(rows)
     last = (rows["early_stop_step"] == num_steps) & trained if num_steps else np.nan
     return (
@@ -124,7 +126,7 @@ def summary(rows: Table, num_steps: int | None = None) -> Table:
 
 
 def chosen(rounds: Iterable[int], most: int) -> list[int]:
-    """At most so many of the rounds, evenly apart, the first and the last among them: what a figure has room for."""
+    """Choose rounds for a figure: at most so many, evenly apart, the first and the last among them."""
     import numpy as np
 
     there = sorted(set(rounds))

@@ -20,7 +20,7 @@ from lottery import masks as masks_module
 from lottery import weights as weights_module
 from lottery.errors import LotteryError, StorageError
 from lottery.masks import Masks
-from lottery.pruning.rewinding import REWINDS
+from lottery.pruning.rewinding import REWINDS, to_trained
 
 FORMAT = 1  # of round.json
 TICKET = "ticket"  # the branch of the main chain
@@ -48,7 +48,7 @@ class StoredRound:
 
     @property
     def folder(self) -> Path:
-        """The folder that holds its files."""
+        """The folder of its files."""
         return round_path(self.run, self.replicate, self.index, self.branch)
 
     @property
@@ -84,9 +84,14 @@ class StoredRound:
         if not self.index:
             return files.read_arrays(start_path(self.run, self.replicate))
         rewind = read_experiment(self.run).rewind
+        set_back = REWINDS[rewind.mode]
         start = files.read_arrays(start_path(self.run, self.replicate, rewind.step))
-        before = StoredRound(self.run, self.replicate, self.index - 1)
-        return REWINDS[rewind.mode](start, before.weights, self.masks)
+        return set_back(start, self.before.weights if set_back is to_trained else {}, self.masks)
+
+    @cached_property
+    def before(self) -> "StoredRound":
+        """The round before it in the main chain."""
+        return StoredRound(self.run, self.replicate, self.index - 1)
 
     @cached_property
     def masked_start(self) -> dict[str, np.ndarray]:
@@ -119,26 +124,35 @@ def rounds(run: Path, indices: Iterable[int] | None = None, branches: bool = Tru
         LotteryError: It is not a run, or no replicate has one of the rounds.
     """
     experiment = read_experiment(run)
-    found = []
+    found: list[StoredRound] = []
     for replicate in range(1, experiment.run.num_replicates + 1):
         complete = complete_rounds(run, replicate)[: experiment.prune.num_rounds + 1]
-        found += [StoredRound(run, replicate, index) for index in complete]
-        if branches:
-            found += sorted(
-                (
-                    StoredRound(run, replicate, index, path.parent.name.removeprefix("branch-"))
-                    for index in complete
-                    for path in round_path(run, replicate, index).glob("branch-*/round.json")
-                ),
-                key=lambda stored: (stored.branch, stored.index),
-            )
+        chain = [StoredRound(run, replicate, index) for index in complete]
+        labels = {
+            path.parent.name.removeprefix("branch-")
+            for stored in chain if branches for path in stored.folder.glob("branch-*/round.json")
+        }  # fmt: skip
+        branched = [StoredRound(run, replicate, index, label) for label in sorted(labels) for index in complete]
+        found += chain + [stored for stored in branched if (stored.folder / "round.json").exists()]
     if indices is None:
-        return iter(found)
-    wanted, complete = set(indices), {stored.index for stored in found}
-    for index in sorted(wanted - complete):
-        there = f"are 0 to {max(complete)}" if complete else "is none yet"
+        return _one_by_one(found)
+    chosen, last = set(indices), max((stored.index for stored in found), default=-1)
+    for index in sorted(chosen - set(range(last + 1))):
+        there = f"are 0 to {last}" if found else "is none yet"
         raise LotteryError(f"round: received {index!r}, stored in {str(run)!r} {there}.")
-    return (stored for stored in found if stored.index in wanted)
+    return _one_by_one([stored for stored in found if stored.index in chosen])
+
+
+def _one_by_one(found: list[StoredRound]) -> Iterator[StoredRound]:
+    """Yield rounds that know the one before, so that its files are read once, and let go of all others."""
+    before = None
+    while found:
+        stored = found.pop(0)
+        if before == StoredRound(stored.run, stored.replicate, stored.index - 1):
+            vars(stored)["before"] = before
+        yield stored
+        vars(stored).pop("before", None)
+        before = stored
 
 
 def run_path(out: str | Path, experiment: config.Experiment) -> Path:
@@ -367,7 +381,8 @@ def is_stored(run: Path, replicate: int, index: int, branch: str = TICKET) -> bo
 
 def progress(run: Path, experiment: config.Experiment) -> tuple[int, int]:
     """Count the networks of an experiment that are stored, and all of them."""
-    networks = [(number, *one) for number in range(1, experiment.run.num_replicates + 1) for one in wanted(experiment)]
+    replicates = range(1, experiment.run.num_replicates + 1)
+    networks = [(replicate, *place) for replicate in replicates for place in wanted(experiment)]
     return sum(is_stored(run, *network) for network in networks), len(networks)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from lottery import config
 from lottery.errors import unknown
+from lottery.formatting import replicates, signed
 from lottery.pruning import branches
 from lottery.runs import intervals
 
@@ -177,7 +178,7 @@ def sentences(
         unsure = f"; {cannot_tell(line)}" if line["verdict"] == CANNOT_TELL else ""
         found.append(
             f"Smallest density that matches dense within {tolerance:g} by the mean alone: {by_mean['density']:.4f} "
-            f"(round {by_mean['round']}, {_signed(by_mean['difference'])} against {by_mean['dense']:.4f}){unsure}."
+            f"(round {by_mean['round']}, {signed(by_mean['difference'])} against {by_mean['dense']:.4f}){unsure}."
         )
     refuted = lines[lines["verdict"] == f"not {word}"]["round"]
     if len(refuted):
@@ -204,7 +205,7 @@ def controls(rows: Table) -> list[str]:
 def cannot_tell(line: dict[str, Any]) -> str:
     """Say of a line of `judged` without a verdict how many replicates would give one."""
     num, needed = int(line["replicates"]), line["needed"]
-    why = f"cannot tell from {_replicates(num)}"
+    why = f"cannot tell from {replicates(num)}"
     if num == 1:
         return why
     return why + (f", about {needed:.0f} would be needed" if needed == needed else f", nor from {intervals.MOST}")
@@ -242,20 +243,12 @@ def _where(line: dict[str, Any]) -> str:
 def _measured(line: dict[str, Any], confidence: float, method: str) -> str:
     num = int(line["replicates"])
     if num == 1:
-        return f"{_signed(line['mean'])} from 1 replicate"
+        return f"{signed(line['mean'])} from 1 replicate"
     if abs(line["low"]) == math.inf:
-        return f"{_signed(line['mean'])} in each of {_replicates(num)}"
+        return f"{signed(line['mean'])} in each of {replicates(num)}"
     kind = "interval" if method == "t" else f"{method} interval"
-    ends = f"{100 * confidence:g} % {kind} {_signed(line['low'])} to {_signed(line['high'])}"
-    return f"{_signed(line['mean'])}, {ends}, {_replicates(num)}"
-
-
-def _replicates(num: int) -> str:
-    return f"{num} replicate{'s' if num > 1 else ''}"
-
-
-def _signed(value: float) -> str:
-    return f"{round(value, 4) + 0.0:+.4f}"  # no minus before a zero
+    ends = f"{100 * confidence:g} % {kind} {signed(line['low'])} to {signed(line['high'])}"
+    return f"{signed(line['mean'])}, {ends}, {replicates(num)}"
 
 
 def _sparsest(lines: Table) -> dict[str, Any] | None:

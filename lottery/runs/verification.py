@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import config, files, masks, weights
+from lottery import config, files, masks, randomness, weights
 from lottery.errors import LotteryError
 from lottery.pruning import branches, criteria, plan
 from lottery.runs import store
@@ -186,9 +186,10 @@ def _wrong_round(
     if not masks.is_nested(kept, before.masks):
         yield "An entry that was pruned before has come back."
     if plan.is_repeatable(experiment.prune):
-        settings, seed = experiment.prune, experiment.run.seed
+        settings = experiment.prune
+        rng = randomness.generator(experiment.run.seed, replicate, randomness.SCORES, index)
         scored = (before if settings.iterative else dense).weights
-        inputs = plan.criterion_inputs(settings, seed, replicate, index, dense.start, scored, before.masks)
+        inputs = plan.criterion_inputs(settings, index, dense.start, scored, before.masks, rng)
         scores = criteria.CRITERIA[settings.criterion](inputs)
         again = plan.round_masks(settings, index, scores, before.masks)
         if any(np.any(again[name] != kept[name]) for name in kept):

@@ -1,14 +1,13 @@
-"""A ticket as a file that others' programs load: written, opened again, and compared before it is in place."""
+"""Export a ticket: write a file that other programs load, open it again, and compare before it takes its place."""
 
 import contextlib
 import io
 import math
-import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,56 +18,13 @@ from lottery.errors import LotteryError, unknown
 from lottery.masks import Masks
 from lottery.models import outputs
 from lottery.models.library import evaluating
-from lottery.tickets import formats
-from lottery.tickets.reopened import Opened, zeros_kept
-
-_CLOSE = 1e-5
-
-
-# Writes a ticket to a path where nothing is, in a folder that is there: (model, masks, path, inputs). The model is a
-# built one of Keras 3 or tf_keras whose masked entries are zero, and is left as it is; masks are boolean arrays by
-# weight; inputs are examples as the model takes them, in its types. Each form uses of these what it needs. It raises a
-# LotteryError where it does not take the model; what its library raises becomes one here.
-Export = Callable[[Any, Masks, Path, Any], None]
-
-
-# Opens what was written, as those who get it do: (path, model). The model that was written serves only to tell what a
-# file does not: its library, or the structure of inputs.
-Open = Callable[[Path, Any], Opened]
-
-
-class Form(NamedTuple):
-    """A kind of file.
-
-    Attributes:
-        write: The function that writes it.
-        opened: The function that opens it again.
-        suffix: How its name ends; nothing for a folder.
-        tolerance: How far outputs may be from the model's, of the largest; infinite where any finite difference may be.
-    """
-
-    write: Export
-    opened: Open
-    suffix: str
-    tolerance: float = _CLOSE
-
-
-# Where two have the same suffix, it means the first.
-EXPORTS: dict[str, Form] = {
-    "keras": Form(formats.keras, formats.keras_opened, ".keras"),
-    "saved_model": Form(formats.saved_model, formats.saved_model_opened, ""),
-    "tflite": Form(formats.plain, formats.opened, ".tflite"),
-    "tflite_sparse": Form(formats.sparse, formats.opened, ".tflite"),
-    "tflite_int8": Form(formats.int8, formats.opened, ".tflite", math.inf),
-    "onnx": Form(formats.onnx, formats.onnx_opened, ".onnx"),
-    "npz": Form(formats.npz, formats.npz_opened, ".npz"),
-    "tfmot": Form(formats.tfmot, formats.tfmot_opened, ".keras"),
-}
+from lottery.tickets.formats import EXPORTS
+from lottery.tickets.reopened import zeros_kept
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and what was seen when it was opened again.
+    """An exported file, and the comparison after it was opened again.
 
     Attributes:
         path: The file, or the folder of a SavedModel.
@@ -78,8 +34,8 @@ class Exported:
         difference: The largest difference of an output from the model's, over the model's largest output.
         agreement: Share of inputs for which the same entry of the output is the largest, at every place of every output
             (1 where an output has one entry).
-        zeros_checked: Whether every masked entry was seen to be zero in what was opened. False where a converter took a
-            weight apart so that it cannot be told; a masked entry seen not to be zero is an error.
+        zeros_checked: True if every masked entry was seen to be zero in the file. False where a converter took a weight
+            apart so that it cannot be found; a masked entry that is not zero is an error.
     """
 
     path: Path
@@ -92,17 +48,17 @@ class Exported:
 
 
 def export(model: Any, masks: Masks, path: str | Path, form: str | None = None, inputs: Any = None) -> Exported:
-    """Write a ticket to a file that is loaded without this package, after it was opened again and compared.
+    """Write a ticket to a file that can be loaded without this package, and compare it with the model.
 
-    A file of this name is replaced, as is a SavedModel; a folder that is none is not. Until the new one is complete and
-    has passed, the old one stays. While a file is written and opened, what the process prints to its standard output
-    and errors, other threads included, is thrown away, for converters print from below Python.
+    A file of this name is replaced, as is a SavedModel; another folder is not. Until the new one is complete and has
+    passed the comparison, the old one stays. Converters print from below Python; meanwhile, all that the process prints
+    to its standard output and errors is thrown away, that of other threads included.
 
     Args:
         model: A built Keras 3 or tf_keras model whose masked entries are zero. It is left as it is.
         masks: Boolean arrays by weight, True where the entry is kept.
-        path: Where to; its folder is made.
-        form: A key of `EXPORTS`. By default what the path's suffix says: ``.keras``, ``.tflite``, ``.onnx``, ``.npz``;
+        path: The file to write; its folder is made.
+        form: A key of `EXPORTS`. By default the path's suffix decides: ``.keras``, ``.tflite``, ``.onnx``, ``.npz``;
             without one, a SavedModel.
         inputs: Real examples as the network takes them, to compare on; ``"tflite_int8"`` takes the ranges of its
             integers from them too. By default a few random ones, where they can be made.
@@ -118,8 +74,7 @@ def export(model: Any, masks: Masks, path: str | Path, form: str | None = None, 
     """
     path = Path(path)
     form = _form(path, form)
-    one = EXPORTS[form]
-    state = weights.read_state(model)
+    how, state = EXPORTS[form], weights.read_state(model)
     _check_ticket(model, masks, state, form)
     if inputs is None:
         if form == "tflite_int8":
@@ -134,14 +89,14 @@ def export(model: Any, masks: Masks, path: str | Path, form: str | None = None, 
         computed = outputs.evaluate(model, inputs, training=False)
     expected = outputs.comparable(computed, of=f"the model {model.name!r}")
     with files.replacing(path) as temporary:
-        with _sentence(f"The model {model.name!r} cannot be exported as {form!r}", path):
-            one.write(model, masks, temporary, inputs)
-        with _sentence(f"What was exported as {form!r} does not work when it is opened again", path):
-            again = one.opened(temporary, model)
+        with _silent(f"The model {model.name!r} cannot be exported as {form!r}", path):
+            how.write(model, masks, temporary, inputs)
+        with _silent(f"What was exported as {form!r} does not work when it is opened again", path):
+            again = how.opened(temporary, model)
             exported = outputs.evaluate(again.outputs, inputs)
             difference = outputs.between(expected, exported)
-        if not (math.isfinite(difference) and difference <= one.tolerance):
-            allowed = f"at most {one.tolerance:g}" if math.isfinite(one.tolerance) else "any finite difference"
+        if not (math.isfinite(difference) and difference <= how.tolerance):
+            allowed = f"at most {how.tolerance:g}" if math.isfinite(how.tolerance) else "any finite difference"
             raise LotteryError(
                 f"What was exported as {form!r} gives outputs that are {difference:.2g} of the largest away from those "
                 f"of the model {model.name!r}, allowed is {allowed}, so nothing was written; export another form."
@@ -152,9 +107,9 @@ def export(model: Any, masks: Masks, path: str | Path, form: str | None = None, 
 
 
 def _form(path: Path, form: str | None) -> str:
-    """The form of a path, after a look at what is there."""
+    """Return the form for a path, or raise if the path, or what is there, does not fit."""
     if form is None:
-        suffixes = {one.suffix: name for name, one in reversed(EXPORTS.items())}
+        suffixes = {how.suffix: name for name, how in reversed(EXPORTS.items())}
         if path.suffix not in suffixes:
             raise unknown("The suffix of an exported file", path.suffix, sorted(suffixes))
         form = suffixes[path.suffix]
@@ -174,70 +129,49 @@ def _form(path: Path, form: str | None) -> str:
 
 def _check_ticket(model: Any, masks: Masks, state: dict[str, np.ndarray], form: str) -> None:
     masks_module.check(masks, state)
-    for name, mask in masks.items():
-        if count := np.count_nonzero(state[name][~mask]):
-            raise LotteryError(
-                f"{count} masked entries of {name!r} are not zero in the model {model.name!r}, received a ticket that "
-                "is not sparse; set them with lottery.weights.assign(model, lottery.masks.apply(lottery.weights.read("
-                "model), masks))."
-            )
+    for name, count in masks_module.leaks(state, masks).items():
+        raise LotteryError(
+            f"{count} masked entries of {name!r} are not zero in the model {model.name!r}; set them to zero with "
+            "lottery.weights.assign(model, lottery.masks.apply(lottery.weights.read(model), masks))."
+        )
     if form != "tfmot" and wrappers.find(model):
         raise LotteryError(
             f"The model {model.name!r} is wrapped by tfmot, without which {form!r} cannot be loaded; "
-            'take the wrappers off with lottery.wrappers.strip, or export the form "tfmot".'
+            'take the wrappers off with lottery.enforcement.wrappers.strip, or export the form "tfmot".'
         )
 
 
 def _in_types(model: Any, inputs: Any) -> Any:
-    """Inputs in the types that a model is built for: Keras converts them, as other libraries do not."""
+    """Convert inputs to the types that a model is built for: Keras does so itself, other libraries do not."""
     import tensorflow as tf
 
-    taken, given = getattr(model, "inputs", None) or (), tf.nest.flatten(inputs)
-    if len(taken) != len(given):
+    specs, arrays = getattr(model, "inputs", None) or (), tf.nest.flatten(inputs)
+    if len(specs) != len(arrays):
         return inputs
-    cast = [np.asarray(one, tf.as_dtype(spec.dtype).as_numpy_dtype) for one, spec in zip(given, taken, strict=True)]
+    cast = [
+        np.asarray(array, tf.as_dtype(spec.dtype).as_numpy_dtype) for array, spec in zip(arrays, specs, strict=True)
+    ]
     return tf.nest.pack_sequence_as(inputs, cast)
 
 
-def _agreement(expected: list[np.ndarray], outputs: list[np.ndarray]) -> float:
+def _agreement(expected: list[np.ndarray], exported: list[np.ndarray]) -> float:
     same = np.ones(len(expected[0]), bool)
-    for one, other in zip(expected, outputs, strict=True):
+    for one, other in zip(expected, exported, strict=True):
         if one.ndim > 1:
             same &= (one.argmax(-1) == other.argmax(-1)).reshape(len(same), -1).all(1)
     return float(same.mean())
 
 
 @contextlib.contextmanager
-def _sentence(what: str, path: Path) -> Iterator[None]:
-    """What a converter raises as one sentence, and what it prints, by Python or below it, kept to ourselves."""
+def _silent(what: str, path: Path) -> Iterator[None]:
+    """Throw away what a converter prints, by Python or below it, and raise its errors as one sentence."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(evaluating(what))
         stack.enter_context(files.readable_errors(path))
         for number, stream in ((1, sys.stdout), (2, sys.stderr)):
             with contextlib.suppress(AttributeError, ValueError, OSError):  # there is none, or it is closed
                 stream.flush()
-            stack.enter_context(_thrown_away(number))
+            stack.enter_context(files.redirected(number))
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         yield
-
-
-@contextlib.contextmanager
-def _thrown_away(descriptor: int) -> Iterator[None]:
-    """What is written to a descriptor of the process goes nowhere; if it is closed, it is so again afterwards."""
-    try:
-        saved = os.dup(descriptor)
-    except OSError:
-        saved = None
-    nowhere = os.open(os.devnull, os.O_WRONLY)  # may have become the descriptor itself
-    if nowhere != descriptor:
-        os.dup2(nowhere, descriptor)
-        os.close(nowhere)
-    try:
-        yield
-    finally:
-        if saved is None:
-            os.close(descriptor)
-        else:
-            os.dup2(saved, descriptor)
-            os.close(saved)

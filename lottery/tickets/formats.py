@@ -1,36 +1,108 @@
-"""Tickets as TFLite files: plain, sparse, in whole numbers (see `exporting.Export`), and opened (`exporting.Open`)."""
+"""The formats of exported tickets: how each is written, and how it is opened again as its users open it.
+
+A function that writes takes ``(model, masks, path, inputs)``: a built Keras 3 or tf_keras model whose masked entries
+are zero, and which it must leave as it is; boolean arrays by weight; a path where nothing is, in a folder that exists;
+examples as the model takes them, in its types. It raises a `LotteryError` where it does not take the model; errors of
+its library become one in `exporting`. A function that opens takes ``(path, model)``; the model only tells what a file
+does not: its library, or the structure of inputs.
+
+A new format is two such functions and a line in `EXPORTS`.
+"""
 
 import importlib.util
 import io
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lottery import weights
 from lottery.enforcement import wrappers
-from lottery.enforcement.wrappers import check_library
 from lottery.errors import LotteryError
 from lottery.masks import Masks
 from lottery.models.library import is_compiled, keras_of
 from lottery.tickets.reopened import Opened, Stored
 
-# Calibration asks for the range of each layer's outputs, which more inputs hardly widen.
-_NUM_CALIBRATED = 500
+
+class Form(NamedTuple):
+    """A format.
+
+    Attributes:
+        write: The function that writes it.
+        opened: The function that opens it again.
+        file: The name of the file or folder where all formats are written to one folder.
+        tolerance: Largest difference of outputs allowed, over the model's largest; infinite for any finite difference.
+    """
+
+    write: Callable[[Any, Masks, Path, Any], None]
+    opened: Callable[[Path, Any], Opened]
+    file: str
+    tolerance: float = 1e-5
+
+    @property
+    def suffix(self) -> str:
+        """The end of its file names; empty for a folder."""
+        return Path(self.file).suffix
 
 
-def plain(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
+# Keras, by Keras' own `save`, and SavedModel
+
+
+def keras(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
+    """Write a model as Keras saves it, not compiled: without optimiser, loss and metrics.
+
+    ``models.load_model`` of the library that made the model loads it, without this package. Layers of the user's must
+    be registered where it is loaded, as Keras demands.
+    """
+    # Keras also saves what a model was compiled with, the slots of its optimiser included.
+    (_copy(model) if is_compiled(model) else model).save(path)
+
+
+def keras_opened(path: Path, model: Any) -> Opened:
+    """Load a file of `keras`."""
+    return _of_model(keras_of(model).models.load_model(path))
+
+
+def saved_model(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
+    """Write a TensorFlow SavedModel with Keras' ``export``; it has an endpoint ``serve``.
+
+    Keras 3 (seen in 3.15) writes each variable twice, so that its folder has twice the bytes of tf_keras'.
+    """
+    model.export(str(path))
+
+
+def saved_model_opened(path: Path, model: Any) -> Opened:
+    """Load a SavedModel with TensorFlow alone."""
+    import tensorflow as tf
+
+    loaded: Any = tf.saved_model.load(str(path))
+    tensors = {f"{variable.name}:{index}": Stored(variable.numpy()) for index, variable in enumerate(loaded.variables)}
+    is_flat = keras_of(model).__name__ == "tf_keras"
+
+    def outputs(inputs: Any) -> Any:
+        # tf_keras takes several inputs as a list, whatever structure the model has.
+        flat = tf.nest.flatten(inputs)
+        return loaded.serve(flat if is_flat and len(flat) > 1 else inputs)
+
+    return Opened(outputs, tensors, named=False)
+
+
+# TFLite
+
+
+def tflite(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """Write a TFLite file of 32-bit numbers, zeros among them: it is no smaller than the dense network's.
 
     Raises:
-        LotteryError: The model has not one input and one output.
+        LotteryError: The model has not one input and one output; as for the other forms of TFLite.
     """
     path.write_bytes(_converter(model).convert())
 
 
-def sparse(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
+def tflite_sparse(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """Write a TFLite file whose weights are encoded without their zeros (``Optimize.EXPERIMENTAL_SPARSITY``).
 
     The converter decides weight by weight, for kernels of Dense layers and of convolutions, of any shape. As measured
@@ -44,10 +116,7 @@ def sparse(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
       zeros: the file is then up to three times as large as at a slightly higher density (LeNet-300-100: 61 kB at 3.6 %,
       139 kB at 3.4 %, 91 kB at 2 %), but the interpreter computes with the blocks (at 2 % in 0.54 of the time).
 
-    What is encoded are zeros, whether masked or not.
-
-    Raises:
-        LotteryError: The model has not one input and one output.
+    All zeros are encoded, masked or not.
     """
     import tensorflow as tf
 
@@ -56,49 +125,32 @@ def sparse(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     path.write_bytes(converter.convert())
 
 
-def int8(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
+def tflite_int8(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """Write a TFLite file that computes in 8-bit integers, and takes and returns 32-bit numbers.
 
     Weights are quantised symmetrically, by output channel: zero is the integer 0, so masked entries stay zero. Layers'
-    outputs are quantised by the ranges that they have on the inputs, which should be real examples; at most 500 of them
-    are used, evenly spread.
-
-    Raises:
-        LotteryError: The model has not one input and one output.
+    outputs are quantised by their ranges on the inputs, which should be real examples; at most 500 of them are used,
+    evenly spread, because more hardly widen the ranges.
     """
     import tensorflow as tf
 
-    def calibration() -> Iterator[list[np.ndarray]]:
-        for one in chosen:
-            yield [one[None]]
-
     inputs = np.asarray(inputs)
-    chosen = inputs[np.linspace(0, len(inputs) - 1, min(len(inputs), _NUM_CALIBRATED)).astype(int)]
+    chosen = inputs[np.linspace(0, len(inputs) - 1, min(len(inputs), 500)).astype(int)]
     converter = _converter(model)
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    converter.representative_dataset = calibration
+    converter.representative_dataset = lambda: ([example[None]] for example in chosen)
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
     with warnings.catch_warnings():
-        # Said of every model whose inputs stay floating, though the examples do give the statistics.
+        # A warning for every model whose inputs stay floating, though the examples do give the statistics.
         warnings.filterwarnings("ignore", "Statistics for quantized inputs were expected", UserWarning)
         path.write_bytes(converter.convert())
-
-
-def opened(path: Path, model: Any) -> Opened:
-    """Open a TFLite file with the interpreter that others have, on one thread.
-
-    Its constants are decoded where they are sparse, and of integers they are the real values.
-    """
-    interpreter = _interpreter(path)
-    constants = dict(_constants(interpreter))
-    return Opened(_outputs(interpreter), constants, named=False)
 
 
 def _converter(model: Any) -> Any:
     import tensorflow as tf
 
-    sides = (("inputs", getattr(model, "inputs", None)), ("outputs", getattr(model, "outputs", None)))
-    for what, tensors in sides:
+    for what in ("inputs", "outputs"):
+        tensors = getattr(model, what, None)
         if tensors is None or len(tensors) != 1:
             found = "no fixed" if tensors is None else len(tensors)
             raise LotteryError(
@@ -108,16 +160,15 @@ def _converter(model: Any) -> Any:
     return tf.lite.TFLiteConverter.from_keras_model(model)
 
 
-def _interpreter(path: Path) -> Any:
+def tflite_opened(path: Path, model: Any) -> Opened:
+    """Open a TFLite file with TensorFlow's interpreter, on one thread; its constants are decoded and dequantised."""
     import tensorflow as tf
 
     with warnings.catch_warnings():
-        # It names a package to use in its place, which is not among TensorFlow's dependencies.
+        # It recommends a package that is not among TensorFlow's dependencies.
         warnings.filterwarnings("ignore", r"\s*Warning: tf\.lite\.Interpreter is deprecated", UserWarning)
-        return tf.lite.Interpreter(model_content=path.read_bytes(), num_threads=1)
+        interpreter = tf.lite.Interpreter(model_content=path.read_bytes(), num_threads=1)
 
-
-def _outputs(interpreter: Any) -> Callable[[Any], np.ndarray]:
     def outputs(inputs: Any) -> np.ndarray:
         taken = interpreter.get_input_details()[0]
         inputs = np.asarray(inputs, taken["dtype"])
@@ -128,19 +179,19 @@ def _outputs(interpreter: Any) -> Callable[[Any], np.ndarray]:
         interpreter.invoke()
         return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
 
-    return outputs
+    return Opened(outputs, dict(_constants(interpreter)), named=False)
 
 
 def _constants(interpreter: Any) -> Iterator[tuple[str, Stored]]:
-    """The constants of an interpreter that has allocated nothing yet: so only they can be read."""
-    for one in interpreter.get_tensor_details():
+    """Yield the constants of an interpreter, which can be read only until it allocates its tensors."""
+    for tensor in interpreter.get_tensor_details():
         try:
-            values = interpreter.get_tensor(one["index"])
+            values = interpreter.get_tensor(tensor["index"])
         except ValueError:
             continue
-        if one["sparsity_parameters"]:
-            values = decoded(values, one["shape"], one["sparsity_parameters"])
-        quantised = one["quantization_parameters"]
+        if tensor["sparsity_parameters"]:
+            values = decoded(values, tensor["shape"], tensor["sparsity_parameters"])
+        quantised = tensor["quantization_parameters"]
         step: Any = 0.0
         if quantised["scales"].size:
             along = [1] * values.ndim
@@ -149,23 +200,20 @@ def _constants(interpreter: Any) -> Iterator[tuple[str, Stored]]:
             step, zero = (quantised[key].reshape(along) for key in ("scales", "zero_points"))
             values = (values.astype(np.int32) - zero) * step
         if values.dtype.kind == "f":
-            yield f"{one['name']}:{one['index']}", Stored(values, step)
+            yield f"{tensor['name']}:{tensor['index']}", Stored(values, step)
 
 
 def decoded(values: np.ndarray, shape: Any, encoding: Mapping[str, Any]) -> np.ndarray:
-    """The dense array of a sparsely encoded one.
+    """Decode an array that TFLite encodes sparsely; zero where nothing is stored.
 
-    TFLite stores it as a tree of dimensions, after Chou, Kjolstad & Amarasinghe 2018, https://arxiv.org/abs/1804.10112:
-    under each entry of one dimension all places of the next (a dense dimension), or a list of some (a sparse one). A
-    dimension that is cut into blocks comes a second time, for the place within the block.
+    It is a tree of dimensions, after Chou, Kjolstad & Amarasinghe 2018, https://arxiv.org/abs/1804.10112: under each
+    entry of one dimension all places of the next (a dense dimension), or a list of some (a sparse one). A dimension
+    that is cut into blocks comes a second time, for the place within the block.
 
     Args:
-        values: The values that are stored, in the order of the tree.
+        values: The stored values, in the order of the tree.
         shape: The shape of the dense array.
-        encoding: ``traversal_order``, ``block_map`` and ``dim_metadata`` as the interpreter gives them.
-
-    Returns:
-        The array, zero where nothing is stored.
+        encoding: ``traversal_order``, ``block_map`` and ``dim_metadata`` as the interpreter returns them.
     """
     places = np.zeros((1, 0), np.int64)  # one row for each entry so far, one column for each dimension passed
     for level in encoding["dim_metadata"]:
@@ -189,49 +237,9 @@ def decoded(values: np.ndarray, shape: Any, encoding: Mapping[str, Any]) -> np.n
     return dense
 
 
+# NumPy
+
 _MASK = "mask:"
-
-
-_ONNX = ("onnx", "onnxruntime", "tf2onnx")
-
-
-def keras(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
-    """Write a model as Keras saves it, not compiled: without optimiser, loss and metrics.
-
-    The library that made the model loads it by ``models.load_model``, without this package. Layers of your own must be
-    known where it is loaded, as Keras wants it.
-    """
-    # What a model was compiled with is saved too, the slots of its optimiser included.
-    (_copy(model) if is_compiled(model) else model).save(path)
-
-
-def keras_opened(path: Path, model: Any) -> Opened:
-    """Load what `keras` wrote."""
-    return _of_model(keras_of(model).models.load_model(path))
-
-
-def saved_model(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
-    """Write a TensorFlow SavedModel with Keras' ``export``; it has an endpoint ``serve``.
-
-    Keras 3 (seen in 3.15) writes each variable twice, so that its folder has twice the bytes of tf_keras'.
-    """
-    model.export(str(path))
-
-
-def saved_model_opened(path: Path, model: Any) -> Opened:
-    """Load a SavedModel with TensorFlow alone."""
-    import tensorflow as tf
-
-    loaded: Any = tf.saved_model.load(str(path))
-    tensors = {f"{one.name}:{index}": Stored(one.numpy()) for index, one in enumerate(loaded.variables)}
-    is_flat = keras_of(model).__name__ == "tf_keras"
-
-    def outputs(inputs: Any) -> Any:
-        # tf_keras takes several inputs as a list, whatever structure the model has.
-        flat = tf.nest.flatten(inputs)
-        return loaded.serve(flat if is_flat and len(flat) > 1 else inputs)
-
-    return Opened(outputs, tensors, named=False)
 
 
 def npz(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
@@ -244,12 +252,11 @@ def npz(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     for name, value in arrays.items():
         if value.dtype.kind not in "biufc":
             raise LotteryError(f"The variable {name!r} is of type {value.dtype}, which an .npz file cannot hold.")
-    arrays |= {_MASK + name: mask for name, mask in masks.items()}
-    np.savez_compressed(path, **arrays)
+    np.savez_compressed(path, **arrays, **{_MASK + name: mask for name, mask in masks.items()})
 
 
 def npz_opened(path: Path, model: Any) -> Opened:
-    """Read what `npz` wrote; its outputs are the model's with the variables from the file in place of its own."""
+    """Read a file of `npz`; its outputs are the model's, with the variables from the file in place of its own."""
     with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files if not name.startswith(_MASK)}
     if missing := sorted(weights.variables(model).keys() ^ arrays.keys()):
@@ -266,6 +273,9 @@ def npz_opened(path: Path, model: Any) -> Opened:
     return Opened(outputs, {name: Stored(value) for name, value in arrays.items()}, named=True)
 
 
+# tfmot
+
+
 def tfmot(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """Write a tf_keras model in pruning wrappers of tfmot that hold the masks and never recompute them.
 
@@ -275,17 +285,20 @@ def tfmot(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     Raises:
         LotteryError: It is a Keras 3 model or a subclassed one, or tfmot cannot hold a mask.
     """
-    check_library(model)
-    # A copy: the wrappers would share the layers of the caller's model.
+    wrappers.check_library(model)
+    # A copy, because the wrappers would share the layers of the caller's model.
     wrappers.wrap(_copy(model), masks).save(path)
 
 
 def tfmot_opened(path: Path, model: Any) -> Opened:
-    """Load what `tfmot` wrote, as tfmot says."""
+    """Load a file of `tfmot`, as tfmot's documentation says."""
     import tensorflow_model_optimization as library
 
     with library.sparsity.keras.prune_scope():
-        return _of_model(keras_of(model).models.load_model(path))
+        return keras_opened(path, model)
+
+
+# ONNX
 
 
 def onnx(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
@@ -294,7 +307,7 @@ def onnx(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     Raises:
         LotteryError: The packages are not installed, or the model has not one input.
     """
-    if missing := [name for name in _ONNX if importlib.util.find_spec(name) is None]:
+    if missing := [name for name in ("onnx", "onnxruntime", "tf2onnx") if importlib.util.find_spec(name) is None]:
         raise LotteryError(f"ONNX needs {', '.join(missing)}; install them by: pip install 'lottery[onnx]'.")
     if len(getattr(model, "inputs", None) or ()) != 1:
         raise LotteryError(
@@ -303,7 +316,7 @@ def onnx(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
         )
     if keras_of(model).__name__ == "keras":
         with warnings.catch_warnings():
-            # Keras looks whether NumPy has a name that it took away, and NumPy 2 says that it may come back.
+            # Keras checks for a name that NumPy removed, and NumPy 2 warns that it may come back.
             warnings.filterwarnings("ignore", r"In the future `np\.object` will be defined", FutureWarning)
             model.export(str(path), format="onnx")
     else:
@@ -323,12 +336,25 @@ def onnx_opened(path: Path, model: Any) -> Opened:
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     (taken,) = session.get_inputs()
     graph = library.load_model_from_string(content).graph
-    tensors = {one.name: Stored(library.numpy_helper.to_array(one)) for one in graph.initializer}
+    tensors = {tensor.name: Stored(library.numpy_helper.to_array(tensor)) for tensor in graph.initializer}
     return Opened(lambda inputs: session.run(None, {taken.name: np.asarray(inputs)}), tensors, named=False)
 
 
+# Where two have the same suffix, it means the first.
+EXPORTS: dict[str, Form] = {
+    "keras": Form(keras, keras_opened, "model.keras"),
+    "saved_model": Form(saved_model, saved_model_opened, "saved_model"),
+    "tflite": Form(tflite, tflite_opened, "model.tflite"),
+    "tflite_sparse": Form(tflite_sparse, tflite_opened, "model-sparse.tflite"),
+    "tflite_int8": Form(tflite_int8, tflite_opened, "model-int8.tflite", math.inf),
+    "onnx": Form(onnx, onnx_opened, "model.onnx"),
+    "npz": Form(npz, npz_opened, "model.npz"),
+    "tfmot": Form(tfmot, tfmot_opened, "model-tfmot.keras"),
+}
+
+
 def _copy(model: Any) -> Any:
-    """The same network, not compiled, in layers of its own."""
+    """Make the same network, not compiled, in new layers."""
     library = keras_of(model)
     compiled = library.__name__ == "keras" and model.compiled
     try:

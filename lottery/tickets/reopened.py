@@ -1,4 +1,4 @@
-"""What an exported file holds when it is opened again, and whether masked entries are zero there."""
+"""An exported file that was opened again, and a check that masked entries are zero in it."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -7,26 +7,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lottery import masks as masks_module
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
 
-# Of the largest value: what a converter's own arithmetic changes where it folds a scale into a weight.
+# Of the largest value: the error of a converter's own arithmetic where it folds a scale into a weight.
 _ROUNDING = 1e-5
-
-
 # A tensor is known by how its values follow a weight's, so there must be some that no scale explains by itself.
 _ENOUGH = 3
-
-
-Arrangement = Callable[[np.ndarray], np.ndarray]
 
 
 class Stored(NamedTuple):
     """An array in a file.
 
     Attributes:
-        values: What it stands for, integers turned back into real numbers: exactly zero where the integer is the zero
-            point.
+        values: The real numbers that it stands for: exactly zero where a stored integer is the zero point.
         step: The distance between neighbouring values where they were rounded to integers, of a shape that broadcasts
             to the values'; 0 where they were not.
     """
@@ -40,8 +35,8 @@ class Opened(NamedTuple):
 
     Attributes:
         outputs: A function from inputs, as the model takes them, to outputs in the model's structure.
-        tensors: The arrays in the file, by the name that they have there.
-        named: Whether those are the stable names of `lottery.weights`. Otherwise a library chose them, and a weight is
+        tensors: The arrays in the file, by their names there.
+        named: True if those are the stable names of `lottery.weights`. Otherwise a library chose them, and a weight is
             found by its values.
     """
 
@@ -53,9 +48,9 @@ class Opened(NamedTuple):
 def zeros_kept(opened: Opened, weights: Weights, masks: Masks) -> bool:
     """Check that masked entries are zero in an opened file.
 
-    Where names do not tell, a weight is found by the values that it keeps: some tensor must hold them, in any order of
-    dimensions and each output channel times a number of its own (converters transpose, merge dimensions, fold a
-    normalisation into the layer before it, and round to integers).
+    Without stable names, a weight is found by its kept values: some tensor must hold them, in any order of dimensions
+    and each output channel times a number of its own (converters transpose, merge dimensions, fold a normalisation into
+    the layer before it, and round to integers).
 
     Args:
         opened: The file.
@@ -63,8 +58,8 @@ def zeros_kept(opened: Opened, weights: Weights, masks: Masks) -> bool:
         masks: Boolean arrays by name, True where the entry is kept.
 
     Returns:
-        True if every masked entry was seen to be zero; False if some weight with masked entries cannot be told in the
-        file, as where a converter takes it apart, and no other has failed.
+        True if every masked entry was seen to be zero; False if some weight with masked entries cannot be found in the
+        file, because a converter took it apart, for example, and no other has failed.
 
     Raises:
         LotteryError: A masked entry is not zero in the file, or a weight is missing there.
@@ -73,7 +68,12 @@ def zeros_kept(opened: Opened, weights: Weights, masks: Masks) -> bool:
     for name, mask in masks.items():
         if mask.all():
             continue
-        leaks = _named(opened, name, mask) if opened.named else _leaks(opened, weights[name], mask)
+        if not opened.named:
+            leaks = _leaks(opened, weights[name], mask)
+        elif name in opened.tensors and opened.tensors[name].values.shape == mask.shape:
+            leaks = masks_module.leaks({name: opened.tensors[name].values}, {name: mask}).get(name, 0)
+        else:
+            raise LotteryError(f"The weight {name!r} is not in what was exported, so nothing was written.")
         if leaks:
             raise LotteryError(
                 f"{leaks} masked entries of {name!r} are not zero in what was exported, so nothing was written; "
@@ -83,39 +83,33 @@ def zeros_kept(opened: Opened, weights: Weights, masks: Masks) -> bool:
     return seen
 
 
-def _named(opened: Opened, name: str, mask: np.ndarray) -> int:
-    if name not in opened.tensors or opened.tensors[name].values.shape != mask.shape:
-        raise LotteryError(f"The weight {name!r} is not in what was exported, so nothing was written.")
-    return int(np.count_nonzero(opened.tensors[name].values[~mask]))
-
-
 def _leaks(opened: Opened, weight: np.ndarray, mask: np.ndarray) -> int | None:
-    """Masked entries that are not zero, in the tensor that fits the weight best; None if no tensor does."""
+    """Count masked entries that are not zero, in the tensor that fits the weight best; None if no tensor does."""
     found = None
     for values, step in opened.tensors.values():
         step = np.broadcast_to(step, values.shape)
-        for arranged in _arrangements(values.shape, weight.shape):
-            here = arranged(values)
+        for arrange in _arrangements(values.shape, weight.shape):
+            here = arrange(values)
             leaks = int(np.count_nonzero(here[~mask]))
-            if (found is None or leaks < found) and _carries(here, arranged(step), weight, mask):
+            if (found is None or leaks < found) and _carries(here, arrange(step), weight, mask):
                 found = leaks
                 if not found:
                     return 0
     return found
 
 
-def _arrangements(shape: tuple[int, ...], wanted: tuple[int, ...]) -> Iterator[Arrangement]:
-    """The ways in which a tensor of one shape may be a weight of another."""
+def _arrangements(shape: tuple[int, ...], wanted: tuple[int, ...]) -> Iterator[Callable[[np.ndarray], np.ndarray]]:
+    """Yield the ways in which a tensor of one shape may be a weight of another."""
 
-    def without_ones(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    def without_ones(*sizes: int) -> tuple[int, ...]:
         return tuple(size for size in sizes if size != 1)
 
-    short = without_ones(shape)
-    merged = {without_ones(wanted): None}  # a dict, for a set would try them in an order of chance
+    short = without_ones(*shape)
+    merged = {without_ones(*wanted): None}  # a dict, because a set would try them in a random order
     if len(wanted) > 2:
-        merged |= {without_ones((*wanted[:-2], math.prod(wanted[-2:]))): None}
-        merged |= {without_ones((wanted[0], math.prod(wanted[1:]))): None}
-        merged |= {without_ones((math.prod(wanted[:-1]), wanted[-1])): None}
+        merged |= {without_ones(*wanted[:-2], math.prod(wanted[-2:])): None}
+        merged |= {without_ones(wanted[0], math.prod(wanted[1:])): None}
+        merged |= {without_ones(math.prod(wanted[:-1]), wanted[-1]): None}
     for sizes in merged:
         if sorted(sizes) != sorted(short):
             continue
@@ -125,7 +119,7 @@ def _arrangements(shape: tuple[int, ...], wanted: tuple[int, ...]) -> Iterator[A
 
 
 def _carries(values: np.ndarray, step: np.ndarray, weight: np.ndarray, mask: np.ndarray) -> bool:
-    """Whether values follow a weight's where it is kept, but for a scale of each output channel."""
+    """Check if values follow a weight's where it is kept, but for a scale of each output channel."""
     there, kept, rounded = (array[mask].astype(np.float64) for array in (values, weight, step))
     if np.count_nonzero(there) < max(1, np.count_nonzero(kept) / 2):
         return False

@@ -1,4 +1,4 @@
-"""Tickets: masks and the weights to start from, out of a run or a file, into any model or a file of their own."""
+"""Tickets: masks and the weights to start from, out of a run or a file, into a model or a file."""
 
 import copy
 from collections.abc import Mapping
@@ -20,16 +20,16 @@ from lottery.tickets import from_run, ticket_file
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Ticket:
-    """A ticket, and what is known of it.
+    """A ticket: masks, start weights, and where they are from.
 
     Attributes:
-        masks: By weight, boolean arrays, True where the entry is kept.
-        weights: Every variable of the network at the ticket's start, by stable name; masked entries are zero. States
-            of random layers are not among them.
-        trained: The same as trained under the masks, or None.
+        masks: Boolean arrays by weight, True where the entry is kept.
+        weights: Every variable of the network at the start, by stable name; masked entries are zero. States of random
+            layers are left out.
+        trained: The same variables after training under the masks, or None.
         architecture: The network as plain data; see `lottery.models.architecture`.
-        metrics: What was measured of the trained network (losses in nats, accuracies in [0, 1]), under ``dense`` of its
-            dense network, under ``replicates`` over how many; empty if nobody did.
+        metrics: Measures of the trained network (losses in nats, accuracies in [0, 1]), of its dense network under
+            ``dense``, and over replicates under ``replicates``; may be empty.
         provenance: Run, round, replicate, rewind step, data and their digest, protocol, versions.
     """
 
@@ -47,28 +47,25 @@ class Ticket:
 
     @property
     def density(self) -> float:
-        """Fraction of the prunable weights that is kept, in [0, 1]."""
+        """Fraction of the prunable weights that are kept, in [0, 1]."""
         return masks.density(self.masks)
 
     @property
     def num_kept(self) -> int:
-        """How many weights are kept."""
+        """Number of weights that are kept."""
         return sum(masks.num_kept(self.masks).values())
 
     def model(self, trained: bool = False, library: str | None = None) -> Any:
-        """The network, built, with the ticket's weights and its masked entries at zero; not compiled.
+        """Build the network and set its weights, masked entries at zero. It is not compiled.
 
-        Nothing that a file says is imported or run: it is a built-in network, or layers of Keras' own.
+        No code that a file names is imported or run: the model is a built-in network, or consists of Keras' own layers.
 
         Args:
-            trained: Take the trained weights instead of those at the start.
+            trained: Set the trained weights instead of the start weights.
             library: ``"keras"`` or ``"tf_keras"``; by default the one that the ticket was found in.
 
-        Returns:
-            The model.
-
         Raises:
-            TicketError: Only code that the ticket does not hold can build it; or there are no trained weights.
+            TicketError: Building it takes code that the ticket does not hold; or there are no trained weights.
         """
         values = self._values(trained)
         built = architecture.build(self.architecture, shapes(values), library)
@@ -76,19 +73,18 @@ class Ticket:
         return built
 
     def apply(self, model: Any, trained: bool = False) -> None:
-        """Set the weights of a model with the same names and shapes; its masked entries become zero.
+        """Set the weights of a model with the same names and shapes; masked entries become zero.
 
-        Values are rounded where the model's variables are of a smaller type.
-
-        That the masks stay is for one of `lottery.enforcement` to see to; wrappers of tfmot that the model has get
-        them here, keep everything where the ticket has no mask, and stop computing masks of their own.
+        Values are rounded where variables of the model have a smaller type. Use `lottery.enforcement` to hold the masks
+        while training. Wrappers of tfmot in the model get the masks here, keep everything where the ticket has none,
+        and stop computing masks.
 
         Args:
             model: A built model of either Keras.
-            trained: Take the trained weights instead of those at the start.
+            trained: Set the trained weights instead of the start weights.
 
         Raises:
-            TicketError: Names or shapes differ, which both sides are listed for. Nothing was changed then.
+            TicketError: Names or shapes differ; it lists both sides. The model is unchanged.
         """
         from lottery.enforcement import wrappers
 
@@ -101,16 +97,16 @@ class Ticket:
         wrapped = wrappers.find(model)
         _assign(model, values)
         if wrapped:
-            # A mask of the wrapper's own would prune what the ticket keeps.
+            # A mask that the wrapper computes would prune what the ticket keeps.
             wrappers.wrap(
                 model, {name: self.masks.get(name, np.ones(one.mask.shape, bool)) for name, one in wrapped.items()}
             )
 
     def save(self, path: str | Path, trained: bool = True) -> Path:
-        """Write the ticket to one file that `load` reads, and so does anything that reads safetensors.
+        """Write the ticket to one file, whole or not at all. `load` and every reader of safetensors can open it.
 
         Args:
-            path: The file, ending in ``.safetensors``; it is written whole or not at all.
+            path: The file, ending in ``.safetensors``.
             trained: Write the trained weights too, if there are any.
 
         Returns:
@@ -150,25 +146,25 @@ def load(
     density: float | None = None,
     replicate: int = 1,
 ) -> Ticket:
-    """A ticket from a file, or from a round of a run.
+    """Load a ticket from a file, or from a round of a run.
 
     Args:
-        source: A ``.safetensors`` file that `Ticket.save` wrote, or a run's folder.
-        round: Of a run: the number; ``"best"``, the pruned round with the highest mean validation accuracy; or
+        source: A ``.safetensors`` file that `Ticket.save` wrote, or the folder of a run.
+        round: For a run: the number; ``"best"``, the pruned round with the highest mean validation accuracy; or
             ``"smallest_matching"``, the sparsest that matches dense within 0.002 of test accuracy by the mean.
-        density: Of a run, instead: a density in (0, 1]. The nearest round is taken, and is in the ticket's provenance.
-        replicate: Of a run: which replicate, from 1.
+        density: For a run, instead of a round: a density in (0, 1]. The nearest round is taken; provenance has it.
+        replicate: For a run: the replicate, from 1.
 
     Returns:
-        The ticket. Every checksum was compared, nothing was unpickled, imported or run.
+        The ticket. Every checksum was compared; nothing was unpickled, imported or run.
 
     Raises:
-        TicketError: Nothing is there, or no such round; or the file is no ticket, or not as it was written.
+        TicketError: There is no such file, run or round; or the file is not a ticket as it was written.
         LotteryError: The run is damaged.
     """
     path = Path(source)
     if files.is_folder(path):
-        parts = from_run.contents(path, from_run.pick(path, round, density, replicate), replicate)
+        parts = from_run.contents(path, round, density, replicate)
     else:
         if round is not None or density is not None or replicate != 1:
             raise TicketError(f"{str(path)!r} is not a run's folder, so it has no rounds or replicates to choose from.")
@@ -184,23 +180,20 @@ def of(
     metrics: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Ticket:
-    """A ticket of one's own: a model's present weights as the start, under any masks.
+    """Make a ticket of any model and masks: the start is the present weights of the model.
 
     Args:
         model: A built model of either Keras. It is not changed.
-        kept: By weight, boolean arrays of its shape, True where the entry is kept.
-        trained: Every variable after training, as `lottery.weights.read_state` gives them, if there are any.
-        metrics, provenance: Whatever is to travel with it, as plain values that JSON holds.
-
-    Returns:
-        The ticket.
+        kept: Boolean arrays by weight, of its shape, True where the entry is kept.
+        trained: Every variable after training, as `lottery.weights.read_state` returns them.
+        metrics, provenance: Plain JSON values to travel with the ticket.
 
     Raises:
         LotteryError: There is no mask, or a mask or a trained weight does not fit the model.
     """
     keras_of(model)
     if not kept:
-        raise TicketError("A ticket of no masks: received {}, allowed is at least one weight's.")
+        raise TicketError("A ticket without masks: received {}, allowed is a mask for one weight or more.")
     named = weights.portable(model)
     start = {name: value for name, value in weights.read_state(model).items() if name in named}
     masks.check(dict(kept), start)
@@ -222,7 +215,7 @@ def of(
 
 
 def shapes(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shape of each array, by name."""
+    """Return the shape of each array, by name."""
     return {name: tuple(np.shape(value)) for name, value in values.items()}
 
 
@@ -231,6 +224,6 @@ def _assign(model: Any, values: Mapping[str, np.ndarray]) -> None:
     kind = keras_of(model).layers.Normalization
     for layer in model._flatten_layers():
         if isinstance(layer, kind):
-            # It computes with constants that it made of its variables, and so does whatever was traced.
+            # The layer computes with constants made of its variables, and so do functions traced before.
             layer.finalize_state()
             patching.retrace(model)

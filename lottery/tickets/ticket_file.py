@@ -1,4 +1,4 @@
-"""A ticket as one file: what is written, and everything that is checked before anything of it is used."""
+"""A ticket as one file: how it is written, and everything that is checked before it is used."""
 
 import hashlib
 import json
@@ -17,36 +17,20 @@ from lottery.errors import TicketError
 from lottery.masks import Masks
 
 FORMAT = 1
-
-
-KEY = "ticket"  # the one entry of the metadata: safetensors writes several in an order of chance
-
-
-MOST_HEADER = 100_000_000  # bytes; safetensors' own bound
-
-
+KEY = "ticket"  # the one entry of the metadata, for the order of several varies
+MOST_HEADER = 100_000_000  # bytes, the bound of safetensors itself
 MOST_NESTED = 200  # lists and records in each other; Python itself ends at about a thousand
-
 
 # NumPy's types by safetensors' names. The record has NumPy's: nothing else says that a header's was not changed.
 _TYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "F16": "float16", "U32": "uint32",
     "I32": "int32", "F32": "float32", "U64": "uint64", "I64": "int64", "F64": "float64",
 }  # fmt: skip
-
-
 _SHA = r"^[0-9a-f]{64}$"
 
 
 class Contents(NamedTuple):
-    """What a ticket file holds.
-
-    Attributes:
-        masks: Boolean arrays by weight.
-        weights: Every variable of the start, by name; masked entries are zero.
-        trained: The same after training, or None.
-        about: Architecture, metrics and provenance, plain values by those names.
-    """
+    """The parts of a ticket; see `lottery.tickets.Ticket`, whose other attributes are in `about` by name."""
 
     masks: Masks
     weights: dict[str, np.ndarray]
@@ -78,11 +62,11 @@ class _Record(BaseModel):
 
 
 def pack(contents: Contents) -> bytes:
-    """A ticket as the bytes of a safetensors file: the same ticket, the same bytes.
+    """Pack a ticket as the bytes of a safetensors file; the same ticket gives the same bytes.
 
     ``mask/NAME`` is a mask at one bit an entry, in row-major order, the first in the highest bit. ``start/NAME`` and
-    ``trained/NAME`` are the kept entries of a masked weight in the same order, or the whole of another variable.
-    The metadata's ``ticket`` is the record, as JSON.
+    ``trained/NAME`` are the kept entries of a masked weight in the same order, or the whole of another variable. The
+    record is JSON, under ``ticket`` in the metadata.
 
     Raises:
         TicketError: A name or type cannot be written.
@@ -114,22 +98,22 @@ def pack(contents: Contents) -> bytes:
         if value.dtype.name not in _TYPES.values():
             raise TicketError(f"{name} has the type {value.dtype}, allowed is one of {', '.join(_TYPES.values())}.")
     packed = format_arrays(tensors, {KEY: json.dumps(record)})
-    unpack(packed, "what would be written")  # nothing leaves that would not be let in
+    unpack(packed, "what would be written")  # refuse to write what could not be read
     return packed
 
 
 def unpack(content: bytes, where: str) -> Contents:
-    """What the bytes of a ticket file hold, if they are whole and true.
+    """Unpack the bytes of a ticket file, once they are seen to be whole and true.
 
-    Sizes, counts, names and checksums are checked on the bytes as they are. What is made of them takes at most 160
-    times the memory of the file: a bit of a mask becomes a number of eight bytes, twice with trained weights.
+    Sizes, counts, names and checksums are checked first. The arrays take at most 160 times the memory of the file: a
+    bit of a mask becomes a number of eight bytes, twice with trained weights.
 
     Args:
         content: The file.
-        where: How an error calls it.
+        where: Its name in errors.
 
     Raises:
-        TicketError: It is not a ticket, or not what was written. Nothing else is raised, whatever the bytes.
+        TicketError: It is not a ticket as it was written. Nothing else is raised, whatever the bytes.
     """
     try:
         return _unpacked(content)
@@ -174,7 +158,7 @@ def _unpacked(content: bytes) -> Contents:
 
 
 def _header(content: bytes) -> tuple[dict[str, Any], int]:
-    """The header, and how many bytes of tensors follow."""
+    """Parse the header, and count the bytes of tensors behind it. The library forgives what must not pass here."""
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 or length > min(len(content) - 8, MOST_HEADER):
         raise TicketError("it ends before its header does, or has none.")
@@ -182,7 +166,7 @@ def _header(content: bytes) -> tuple[dict[str, Any], int]:
 
 
 def _parsed(text: Any) -> dict[str, Any]:
-    """JSON in which every name is there once and every number is one."""
+    """Parse JSON strictly: no name twice, no NaN, no deep nesting."""
     if not isinstance(text, str | bytes):
         raise TicketError("its record is not text.")
 
@@ -208,7 +192,7 @@ def _parsed(text: Any) -> dict[str, Any]:
 
 
 def _check_tensors(record: _Record, header: Mapping[str, Any], size: int) -> None:
-    """See that the header lists the tensors that the record needs, of their sizes, before any is looked at."""
+    """Check that the header lists exactly the tensors of the record with their sizes, before reading any."""
     if not any(variable.masked for variable in record.variables.values()):
         raise TicketError("it has no masks.")
     parts = ("start", "trained") if any(name.startswith("trained/") for name in header) else ("start",)
@@ -221,7 +205,7 @@ def _check_tensors(record: _Record, header: Mapping[str, Any], size: int) -> Non
         part, _, own = name.partition("/")
         _check_name(own)
         shape, variable = entry["shape"], record.variables[own]
-        # Before they are multiplied: thousands of numbers of thousands of digits take minutes.
+        # Before multiplying them: thousands of numbers of thousands of digits take minutes.
         if not isinstance(shape, list) or len(shape) > 32 or not all(_is_size(length) for length in shape):
             raise TicketError(f"{name} has the shape {repr(shape)[:80]}, allowed are up to 32 sizes.")
         dtype, num = _TYPES.get(entry["dtype"], ""), math.prod(variable.shape)
@@ -243,7 +227,7 @@ def _is_size(length: Any) -> bool:
 
 
 def _check_name(name: str) -> None:
-    """A name that some program may take for a path must not lead anywhere."""
+    """Refuse a name that some program may take for a path that leads elsewhere."""
     parts = name.split("/")
     odd = not name.isprintable() or {":", "\\"} & set(name)
     if odd or len(name) > 1000 or not all(parts) or {".", ".."} & set(parts):
@@ -251,28 +235,24 @@ def _check_name(name: str) -> None:
 
 
 def _whole(part: str, record: _Record, masks: Masks, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every variable, with zeros where a mask does not keep."""
-    values = {}
-    for name in record.variables:
-        value = tensors[f"{part}/{name}"]
-        if name in masks:
-            values[name] = np.zeros(masks[name].shape, value.dtype)
-            values[name][masks[name]] = value
-        else:
-            values[name] = value.copy()  # of its own, and not the file's memory
+    """Unfold every variable, with zeros where a mask does not keep."""
+    values = {name: tensors[f"{part}/{name}"].copy() for name in record.variables}  # not a view of the file
+    for name, mask in masks.items():
+        kept, values[name] = values[name], np.zeros(mask.shape, values[name].dtype)
+        values[name][mask] = kept
     return values
 
 
 def _digest(record: Mapping[str, Any]) -> str:
     rest = {key: value for key, value in record.items() if key != "record_sha256"}
-    # In its own order, which is that of the weights; as text rather than escaped, so that half a character is refused.
+    # In its order, which is that of the weights; as text rather than escaped, so that half a character is refused.
     return hashlib.sha256(json.dumps(rest, allow_nan=False, ensure_ascii=False).encode()).hexdigest()
 
 
 def _first(error: Exception) -> str:
-    """What an exception says, in one line of bounded length."""
+    """Shorten the message of an exception to one line of bounded length."""
     if isinstance(error, ValidationError):
-        one = error.errors(include_url=False, include_input=False)[0]
-        return f"its record has {'.'.join(map(str, one['loc']))[:80]!r} wrong: {one['msg']}."
-    said = str(error).strip().splitlines()
-    return f"{said[0][:200]}." if said else f"{type(error).__name__}."
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"its record has {'.'.join(map(str, first['loc']))[:80]!r} wrong: {first['msg']}."
+    lines = str(error).strip().splitlines()
+    return f"{lines[0][:200]}." if lines else f"{type(error).__name__}."

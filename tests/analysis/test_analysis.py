@@ -1,14 +1,18 @@
 """Every entry of the dict of analyses keeps the same contract."""
 
+import collections
+import json
 import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from lottery import analysis
+from lottery import analysis, files, plots
+from lottery.analysis.record import Analysis
 from lottery.errors import LotteryError
-from lottery.runs import store
+from lottery.report import page
+from lottery.runs import results, store
 from tests.conftest import checksum
 
 MORE = {"overlap": (2,)}  # what an analysis takes besides the run
@@ -19,10 +23,10 @@ def test_an_analysis_gives_a_tidy_table_and_only_reads(name, small_run, tmp_path
     path = tmp_path / "run"
     shutil.copytree(small_run.path, path)
     before = {one: checksum(one) for one in path.rglob("*") if one.is_file()}
-    found = analysis.ANALYSES[name](path, *MORE.get(name, ()))
+    found = analysis.ANALYSES[name].table(path, *MORE.get(name, ()))
     assert isinstance(found, pd.DataFrame) and found.columns.is_unique
     assert {one: checksum(one) for one in path.rglob("*") if one.is_file()} == before
-    if name == "connectivity":
+    if name in ("connectivity", "barrier", "instability"):
         assert found.empty  # nothing was measured
         return
     whose = ["one", "other"] if name == "overlap" else ["replicate"]
@@ -30,13 +34,13 @@ def test_an_analysis_gives_a_tidy_table_and_only_reads(name, small_run, tmp_path
     for column in ("density", "weight_density", "overlap", "chance", "sign_changes", "accuracy"):
         if column in found:
             assert found[column].dropna().between(0, 1).all()
-    pd.testing.assert_frame_equal(found, analysis.ANALYSES[name](small_run.path, *MORE.get(name, ())))
+    pd.testing.assert_frame_equal(found, analysis.ANALYSES[name].table(small_run.path, *MORE.get(name, ())))
 
 
 @pytest.mark.parametrize("name", analysis.ANALYSES)
 def test_what_is_no_run_is_refused(name, tmp_path):
     with pytest.raises(LotteryError, match=r"is not a run: it has no experiment\.toml"):
-        analysis.ANALYSES[name](tmp_path, *MORE.get(name, ()))
+        analysis.ANALYSES[name].table(tmp_path, *MORE.get(name, ()))
 
 
 @pytest.mark.parametrize("name", analysis.ANALYSES)
@@ -45,7 +49,7 @@ def test_a_run_without_a_round_gives_no_rows_or_a_sentence(name, small_run, tmp_
     path.mkdir()
     (path / "experiment.toml").write_bytes((small_run.path / "experiment.toml").read_bytes())
     try:
-        found = analysis.ANALYSES[name](path, *MORE.get(name, ()))
+        found = analysis.ANALYSES[name].table(path, *MORE.get(name, ()))
     except LotteryError as error:
         assert str(error).endswith(".") and "\n" not in str(error)
     else:
@@ -54,17 +58,75 @@ def test_a_run_without_a_round_gives_no_rows_or_a_sentence(name, small_run, tmp_
 
 def test_densities_agree_between_analyses(small_run):
     """Four readers of the same masks."""
-    layers = analysis.ANALYSES["layers"](small_run.path)
+    layers = analysis.ANALYSES["layers"].table(small_run.path)
     kept = layers.groupby(["replicate", "branch", "round"])["kept"].sum()
-    costs = analysis.ANALYSES["costs"](small_run.path).set_index(["replicate", "branch", "round"])["num_kept"]
+    costs = analysis.ANALYSES["costs"].table(small_run.path).set_index(["replicate", "branch", "round"])["num_kept"]
     pd.testing.assert_series_equal(kept.sort_index(), costs.sort_index(), check_names=False)
-    degrees = analysis.ANALYSES["degrees"](small_run.path)
+    degrees = analysis.ANALYSES["degrees"].table(small_run.path)
     entries = degrees.assign(entries=degrees["degree"] * degrees["count"])
     by_side = entries.groupby(["replicate", "branch", "round", "side"])["entries"].sum().unstack("side")
     np.testing.assert_array_equal(by_side["in"], kept.sort_index())
     np.testing.assert_array_equal(by_side["out"], kept.sort_index())
-    starts = analysis.ANALYSES["survivors"](small_run.path).groupby(["replicate", "round"])["count"].sum()
+    starts = analysis.ANALYSES["initial_weights"].table(small_run.path).groupby(["replicate", "round"])["count"].sum()
     np.testing.assert_array_equal(starts, kept.sort_index())
     first = layers[layers["weight"] == "dense/kernel"].set_index(["replicate", "round"])["kept"]
-    read = analysis.ANALYSES["inputs"](small_run.path).groupby(["replicate", "round"])["kept"].sum()
+    read = analysis.ANALYSES["inputs"].table(small_run.path).groupby(["replicate", "round"])["kept"].sum()
     np.testing.assert_array_equal(read, first.sort_index())
+
+
+# ---- an analysis of a user's own: all that adding one takes
+
+
+def seconds(run):
+    return results.table(run)[["replicate", "branch", "round", "density", "seconds"]]
+
+
+def draw_seconds(table, ax=None, marker="o"):
+    ax.plot(table["density"], table["seconds"], marker)
+    ax.set_title("seconds by density")
+    return ax
+
+
+SECONDS = Analysis(
+    seconds,
+    draw_seconds,
+    "Seconds of training by density.",
+    columns=("seconds",),
+    caption="Sparse networks take as long.",
+)
+
+
+def test_a_new_analysis_is_one_record_and_its_entry(small_run, tmp_path, monkeypatch, lottery_command):
+    monkeypatch.setitem(analysis.ANALYSES, "seconds", SECONDS)
+    run = small_run.path
+    assert "seconds" in lottery_command("analyze", "--help").stdout
+    assert "Seconds of training by density." in lottery_command("analyze", "seconds", "--help").stdout
+    lines = [line.split() for line in lottery_command("analyze", "seconds", run).stdout.splitlines()]
+    assert lines[0] == ["branch", "round", "density", "replicates", "seconds"] and len(lines) == 6
+    mean = seconds(run).query("round == 2")["seconds"].mean()
+    assert lines[4][:2] == ["ticket", "2"] and float(lines[4][4]) == pytest.approx(mean, abs=1e-4)
+    rows = json.loads(lottery_command("analyze", "seconds", run, "--json").stdout)
+    assert [row["seconds"] for row in rows] == seconds(run)["seconds"].tolist()
+    kinds = lottery_command("plot", "--help").stdout
+    assert "seconds" in kinds and "Seconds of training by density." in kinds
+    out = tmp_path / "seconds.svg"
+    assert lottery_command("plot", run, "--kind", "seconds", "--out", out).stdout.strip() == str(out)
+    assert "seconds by density" in out.read_text()
+    refused = lottery_command("plot", run, "--kind", "second")
+    assert refused.returncode == 2 and "'seconds'" in refused.stderr and "did you mean 'seconds'" in refused.stderr
+    assert plots.seconds is draw_seconds and "seconds" in dir(plots)
+    text = page.write([run], tmp_path / "page.html").read_text()
+    assert "Sparse networks take as long." in text and "seconds by density" in text
+
+
+@pytest.mark.parametrize("kind", plots.kinds())
+def test_a_figure_opens_each_file_of_a_round_once(kind, small_run, tmp_path, monkeypatch, lottery_command):
+    opened, read = collections.Counter(), files.read
+    monkeypatch.setattr(files, "read", lambda path: opened.update([path]) or read(path))
+    done = lottery_command("plot", small_run.path, "--kind", kind, "--out", tmp_path / "a.svg")
+    if kind in ("barrier", "instability"):
+        assert "no path between two networks" in done.stderr
+    else:
+        assert done.returncode == 0 and (tmp_path / "a.svg").exists()
+        of_rounds = {path: num for path, num in opened.items() if path.parent.name.startswith("round-")}
+        assert of_rounds and max(of_rounds.values()) == 1, opened

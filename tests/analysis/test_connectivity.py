@@ -60,8 +60,9 @@ def go(out, overrides=None):
     return lottery.run(TABLES, overrides, model=build, data=arrays(), out=out, report=quietly)
 
 
-def connect(run, *arguments, **options):
-    options = {"num_points": POINTS, "model": build, "data": arrays(), "report": quietly} | options
+def connect(run, *arguments, num_points=POINTS, recompute=False, **options):
+    line = interpolation.Line(num_points, recompute)
+    options = {"line": line, "model": build, "data": arrays(), "report": quietly} | options
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(preparing, "prepare", prepared_once)
         own = Ingredients(options.pop("model"), options.pop("data"))
@@ -191,7 +192,7 @@ def test_a_barrier_is_seen_where_there_is_one():
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
-def test_statistics_are_those_of_the_weights_at_hand(library, rng):
+def test_statistics_are_those_of_the_weights(library, rng):
     """Against NumPy: means and variances by batch, then their mean; nothing else of the model is changed."""
     import importlib
 
@@ -257,7 +258,7 @@ def test_the_table_of_the_run_is_as_it_was(connected):
 
 
 def test_order_one_is_the_runs_own_and_two_is_another(connected):
-    """Trained with order 1 from step 0, the copy has the bits of the run's network: so it need not be trained."""
+    """Trained with order 1 from step 0, a sibling has the bits of the run's network, so it need not be trained."""
     run, _ = connected
     prepared = prepared_once(run.experiment)
     words = [connectivity_files.seed_words(run.experiment, 1, number) for number in (1, 2)]
@@ -277,8 +278,8 @@ def test_order_one_is_the_runs_own_and_two_is_another(connected):
         assert any(np.any(other[name] != trained[name]) for name in kept)
 
 
-def test_copies_start_where_a_run_that_rewinds_would(connected, tmp_path):
-    """W_k has the bits of another run's, and that run's round is its own first copy."""
+def test_siblings_start_where_a_run_that_rewinds_would(connected, tmp_path):
+    """W_k has the bits of another run's, and that run's round is its first sibling."""
     run, _ = connected
     late = go(tmp_path, {"rewind": {"step": K}, "run": {"num_replicates": 1}})
     made, there = (siblings(each, 1, 0).state_file for each in (run, late))
@@ -288,7 +289,7 @@ def test_copies_start_where_a_run_that_rewinds_would(connected, tmp_path):
     there = sorted(path.name for path in (late.path / "connectivity").rglob("branch-*"))
     assert there == [f"branch-step_{K}_order_1", f"branch-step_{K}_order_2", f"branch-step_{K}_order_2"]
     names = (f"replicate-1/round-00/branch-step_{K}_order_{n}/weights.safetensors" for n in (1, 2))
-    for name in names:  # the dense copies are the same, whichever run they are of
+    for name in names:  # the dense siblings are the same in both runs
         assert checksum(late.path / "connectivity" / name) == checksum(run.path / "connectivity" / name)
 
 
@@ -379,7 +380,7 @@ def tamper(run, what):
 
 
 def masks_of_the_run_applied(run):
-    """What the start of a copy would be if its random layers began as those of the first copy do."""
+    """Fingerprint of the second sibling's start if its random layers started as those of the first sibling."""
     start = files.read_arrays(siblings(run, 1, 1).state_file)
     kept = files.read_masks(store.round_path(run.path, 1, 1) / "masks.safetensors")
     return weights.fingerprint(masks.apply(start, kept))
@@ -432,7 +433,7 @@ def test_damage_is_seen(copied, what, where, found):
         ("middle", "path-step_15.csv' is damaged .* delete it to have it computed again"),
     ],
 )  # fmt: skip
-def test_what_is_damaged_or_of_other_masks_is_not_called_complete(copied, what, found):
+def test_damage_and_other_masks_are_refused(copied, what, found):
     tamper(copied, what)
     before = stored(copied.path / "connectivity")
     with pytest.raises(LotteryError, match=found):
@@ -440,7 +441,7 @@ def test_what_is_damaged_or_of_other_masks_is_not_called_complete(copied, what, 
     assert stored(copied.path / "connectivity") == before
 
 
-def test_paths_that_fit_no_more_are_left_out_and_measured_again(copied):
+def test_outdated_paths_are_left_out_and_measured_again(copied):
     """A network was trained again, a record is missing as after a kill, a round was deleted as `store` advises."""
     tamper(copied, "again")
     connectivity_files.record_file(siblings(copied, 2, 1).path_file()).unlink()
@@ -457,7 +458,7 @@ def test_paths_that_fit_no_more_are_left_out_and_measured_again(copied):
     assert wrong == ["Its round is not stored, or one before it is not."] * 2
 
 
-def test_the_second_copy_has_other_dropout(connected):
+def test_the_second_sibling_has_other_dropout(connected):
     """In the states of random layers, and in generators that a model does not hold; nothing else is another."""
     import keras
     import tensorflow as tf
@@ -501,7 +502,7 @@ def test_the_second_copy_has_other_dropout(connected):
     assert np.any(one != other) and np.array_equal(one, trained(1)) and np.array_equal(other, trained(2))
 
 
-def test_copies_of_other_weights_are_not_put_beside(copied):
+def test_siblings_of_other_weights_are_refused(copied):
     tamper(copied, "state")
     for number in (1, 2):
         shutil.rmtree(siblings(copied, 1, 1).network(number).folder)
@@ -520,7 +521,7 @@ def test_copies_of_other_weights_are_not_put_beside(copied):
         ((), {"data": toy_arrays(np.random.default_rng(4), 200, 40)}, "data are not those"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_connected_is_refused(connected, arguments, options, message):
+def test_a_wrong_call_is_refused(connected, arguments, options, message):
     with pytest.raises(LotteryError, match=message):
         connect(connected[0], *arguments, **options)
 
@@ -586,7 +587,7 @@ def test_batches_for_statistics_are_whole_and_few():
         assert abs(np.mean(values) - np.mean(data.train.x)) < 0.05 * size, "labels may come sorted"
 
 
-def test_a_dense_network_of_other_bits_is_told(copied):
+def test_a_dense_network_of_other_bits_is_reported(copied):
     shutil.rmtree(copied.path / "connectivity")
     folder = store.round_path(copied.path, 1, 0)
     text, said = (folder / "metrics.csv").read_text(), []
@@ -627,7 +628,7 @@ def test_barriers_against_another_way(connected):
         assert row["stable"] == (row["barrier"] < 0.02)
 
 
-def test_what_is_said_of_barriers():
+def test_sentences_about_barriers():
     def said(*barriers):
         return connectivity.sentences(connectivity.barriers(rows(barriers)))
 

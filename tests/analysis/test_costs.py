@@ -156,13 +156,12 @@ def test_the_table_of_a_run(small_run):
 
 
 def changed(run, copy, per_entry=None):
-    """A copy of a run whose environment has other multiply-adds for each entry, or none, as an older one."""
+    """A copy of a run, whose environment may have other multiply-adds for each entry."""
     shutil.copytree(run.path, copy, ignore=shutil.ignore_patterns("replicate-2", tensorboard.FOLDER))
     environment = json.loads((copy / "environment.json").read_text())
-    assert environment.pop("uses") == {"dense/kernel": 1, "dense_1/kernel": 1, "dense_2/kernel": 1}
-    store.write_record(
-        copy / "environment.json", environment if per_entry is None else {**environment, "uses": per_entry}
-    )
+    assert environment["uses"] == {"dense/kernel": 1, "dense_1/kernel": 1, "dense_2/kernel": 1}
+    if per_entry:
+        store.write_record(copy / "environment.json", environment | {"uses": per_entry})
     return copy
 
 
@@ -174,9 +173,7 @@ def test_multiply_adds_per_entry_weigh_the_weights(small_run, tmp_path):
     assert table["speedup"][3] == dense / last != table["compression"][3]
 
 
-def test_a_run_without_multiply_adds_per_entry_has_what_follows_from_its_network(small_run, tmp_path):
-    older = changed(small_run, tmp_path / "run")
-    pd.testing.assert_frame_equal(costs.table(older), costs.table(small_run.path)[:4])
+def test_unknown_multiply_adds_per_entry_leave_the_compression(small_run, tmp_path):
     unknown = costs.table(changed(small_run, tmp_path / "other", {"dense/kernel": None}))
     assert unknown[["multiply_adds", "speedup"]].isna().all(axis=None) and unknown["compression"].notna().all()
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from lottery import files, plots
-from lottery.analysis import connectivity, connectivity_files, distances, landscapes, pictures, styles
+from lottery.analysis import ANALYSES, connectivity, connectivity_files, curves, distances, inputs, style
 from lottery.runs import store
 from tests.scripts.figures_from_files import compared, evenly, spread
 
@@ -59,7 +59,7 @@ def run(small_run, tmp_path_factory):
 
 def test_every_number_of_a_run_is_the_files(small_run):
     rows = compared(small_run.path)
-    assert [row["kind"] for row in rows] == list(plots.PLOTS)
+    assert [row["kind"] for row in rows] == list(plots.kinds())
     assert [row["wrong"] for row in rows] == [[]] * len(rows)
     assert {row["kind"]: row["why"] for row in rows if row["why"]} == dict.fromkeys(MEASURED, "no path is measured")
     assert all(row["numbers"] > FEWEST and row["artists"] > 4 for row in rows if not row["why"])
@@ -89,9 +89,9 @@ def _reading(change):
     """Plant a change of the table that a figure is drawn from."""
 
     def plant(patch, kind):
-        plot = plots.PLOTS[kind]
-        changed = dataclasses.replace(plot, read=lambda run, **options: change(plot.read(run, **options)))
-        patch.setitem(plots.PLOTS, kind, changed)
+        one = ANALYSES[kind]
+        table = functools.wraps(one.table)(lambda *args, **options: change(one.table(*args, **options)))
+        patch.setitem(ANALYSES, kind, dataclasses.replace(one, table=table))
 
     return plant
 
@@ -100,8 +100,8 @@ def _spread(**columns):
     """Plant a change of what is said over replicates."""
 
     def plant(patch, kind):
-        original = styles.spread
-        patch.setattr(styles, "spread", lambda *args, **options: original(*args, **options).assign(**columns))
+        original = style.spread
+        patch.setattr(style, "spread", lambda *args, **options: original(*args, **options).assign(**columns))
 
     return plant
 
@@ -129,24 +129,24 @@ def _of_the_network(table):
 
 
 def _transposed(patch, kind):
-    original = pictures._image
-    patch.setattr(pictures, "_image", lambda *args: original(*args).T)
+    original = inputs._image
+    patch.setattr(inputs, "_image", lambda *args: original(*args).T)
 
 
 def _upside_down(patch, kind):
-    original = pictures._image
-    patch.setattr(pictures, "_image", lambda *args: original(*args)[::-1])
+    original = inputs._image
+    patch.setattr(inputs, "_image", lambda *args: original(*args)[::-1])
 
 
 def _at_the_last_step(patch, kind):
     """Averages of evaluations that stand where the last of them was made."""
-    original = landscapes._averaged
+    original = curves._averaged
 
     def averaged(curves, measure, most):
         found, together = original(curves, measure, most)
         return found.assign(step=found["step"] + 20 * (found["step"] > 0) * (together > 1)), together
 
-    patch.setattr(landscapes, "_averaged", averaged)
+    patch.setattr(curves, "_averaged", averaged)
 
 
 def _from_where_it_ended(patch, kind):
@@ -167,11 +167,11 @@ def _above_the_first_end(patch, kind):
 def _short_ticks(patch, kind):
     from matplotlib.ticker import FuncFormatter
 
-    patch.setattr(styles, "plain", lambda axis: axis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:.0f}")))
+    patch.setattr(style, "plain", lambda axis: axis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:.0f}")))
 
 
 def _without_marks(patch, kind):
-    patch.setattr(styles, "view", functools.partial(_view_below, styles.view))
+    patch.setattr(style, "view", functools.partial(_view_below, style.view))
 
 
 def _view_below(view, *args):

@@ -95,7 +95,7 @@ def test_the_table_counts_planted_dead_units(tmp_path, rng):
     assert rows["weight_density"].tolist() == [1, 1, 0.5, 0.5, 0, 0.5]
     assert rows["density"].tolist() == [1, 1, 123 / 246, 123 / 246, 15 / 246, 15 / 246]
     degrees = layers.degrees(run, [1])
-    assert set(degrees["round"]) == {1} and list(degrees) == list(layers.DEGREES)
+    assert set(degrees["round"]) == {1} and list(degrees) == list(layers.DEGREE_COLUMNS)
     ticket = degrees[(degrees["branch"] == "ticket") & (degrees["weight"] == "conv2d/kernel")]
     assert ticket[["side", "degree", "count"]].values.tolist() == [
         ["in", 0, 2],
@@ -130,7 +130,7 @@ def test_rounds_are_chosen_and_refused(small_run):
 def test_a_run_without_rounds_gives_empty_tables(tmp_path):
     run = made_run(tmp_path, {1: {}})
     for found, columns in (
-        (layers.table(run), layers.COLUMNS), (layers.degrees(run), layers.DEGREES), (curves.table(run), curves.COLUMNS)
+        (layers.table(run), layers.COLUMNS), (layers.degrees(run), layers.DEGREE_COLUMNS), (curves.table(run), curves.COLUMNS)
     ):  # fmt: skip
         assert len(found) == 0 and tuple(found) == columns
     with pytest.raises(LotteryError, match="round: received 0, stored in .* is none yet"):

@@ -55,14 +55,14 @@ def test_overlap_is_that_of_sets(seed, first, second):
     assert math.isnan(overlaps.chance(one, other)) == (not mine | theirs)
 
 
-def test_overlap_of_what_is_equal_apart_and_whole():
+def test_overlap_of_equal_disjoint_and_full_masks():
     one = np.array([[True, False], [True, False]])
     assert overlaps.iou(one, one) == 1 and overlaps.iou(one, ~one) == 0
     assert overlaps.chance(one, ~one) == pytest.approx(1 / 3)  # 1 of 3 entries, on average
     assert overlaps.chance(one | True, one | True) == 1 and overlaps.chance(one, one & False) == 0
 
 
-def test_chance_is_what_random_masks_have(rng):
+def test_chance_is_the_overlap_of_random_masks(rng):
     # Another density in each weight, so that counting all entries together would be noticed.
     counts = {"a": (400, 300, 40), "b": (100, 20, 90)}
     one, other = ({name: np.arange(row[0]) < row[side] for name, row in counts.items()} for side in (1, 2))
@@ -155,7 +155,7 @@ def test_permuted_weights_compute_the_same(rng):
     assert computed(matching.permuted(weights, orders), x) == pytest.approx(computed(weights, x))
 
 
-def test_units_are_matched_by_weights_where_they_are_given(rng):
+def test_units_are_matched_by_weights(rng):
     one = {name: np.ones(shape, bool) for name, shape in CONVOLUTIONAL.items()}  # masks that say nothing
     weights = {name: rng.normal(size=shape) for name, shape in CONVOLUTIONAL.items()}
     permuted, orders = shuffled(rng, weights)
@@ -186,7 +186,7 @@ def test_random_masks_overlap_more_once_matched(rng):
         ({"a": (20, 16), "a/bias": (16,)}, r"a/bias has the shape \(16,\)"),
     ],
 )
-def test_what_is_no_chain_is_refused(rng, shapes, why):
+def test_other_networks_than_chains_are_refused(rng, shapes, why):
     with pytest.raises(LotteryError, match=f"Matching needs a chain of dense and convolutional layers; {why}"):
         matching.matched(drawn(rng, shapes), drawn(rng, shapes))
 
@@ -277,7 +277,7 @@ def test_a_real_run(small_run):
     assert (overlaps.table(small_run.path, 0)["overlap"] == 1).all()
 
 
-def test_rows_of_several_runs_say_what_their_masks_are_of():
+def test_pairs_of_several_runs():
     labels = [("a:1", "a:2"), ("a:1", "b:1"), ("a:1", "b:2"), ("x:y:1", "x:z:1")]
     found = pd.DataFrame(labels, columns=["one", "other"])
     expected = ["one run", "two runs, one replicate", "two runs", "two runs, one replicate"]

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.collections import FillBetweenPolyCollection
 
 from lottery import plots
-from lottery.analysis import connectivity, landscapes, overlaps, pictures, styles
+from lottery.analysis import connectivity, distances, style
 from lottery.errors import LotteryError
 from lottery.runs import store
 from tests.runs.test_results import made_up
@@ -29,7 +29,7 @@ OWN_TITLES = {"inputs": "replicate 1", "overlap": "3 masks"}
 def figures():
     """A figure of each kind, and its SVG."""
     drawn = {kind: plots.drawn(make(np.random.default_rng(12)), kind, "a < b") for kind, make in TABLES.items()}
-    return {kind: (figure, styles.as_svg(figure, "of & for")) for kind, figure in drawn.items()}
+    return {kind: (figure, style.as_svg(figure, "of & for")) for kind, figure in drawn.items()}
 
 
 def axes():
@@ -122,7 +122,7 @@ def degrees_table(rng):
 
 
 def distances_table(rng):
-    measures = tuple(landscapes.DISTANCES)
+    measures = tuple(distances.DISTANCES)
     return tidy(
         f"replicate branch round density weight {' '.join(measures)}",
         (
@@ -186,13 +186,13 @@ def lines(ax):
 
 
 def test_every_kind_has_a_table_here():
-    assert TABLES.keys() == plots.PLOTS.keys()
+    assert TABLES.keys() == plots.kinds().keys()
 
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_axes_go_in_and_out_with_labels_and_a_title_that_says_of_what(kind, rng):
     ax = axes()
-    assert plots.PLOTS[kind].draw(TABLES[kind](rng), ax) is ax
+    assert plots.kinds()[kind].figure(TABLES[kind](rng), ax) is ax
     if kind == "inputs":
         assert not ax.axison and all("round" in text.get_text() for text in ax.texts)
     else:
@@ -212,16 +212,16 @@ def test_an_empty_table_and_an_unknown_option_are_refused(kind, rng):
 @pytest.mark.parametrize("kind", sorted(TABLES.keys() - OWN_TITLES.keys()))
 def test_one_replicate_has_neither_bars_nor_bands(kind, rng):
     table = TABLES[kind](rng)
-    ax = plots.PLOTS[kind].draw(table[table["replicate"] == 1], axes())
+    ax = plots.kinds()[kind].figure(table[table["replicate"] == 1], axes())
     assert "one replicate" in ax.get_title() and "lowest" not in ax.get_title()
     assert not bands(ax) and not any(one.has_yerr for one in ax.containers)
-    several = plots.PLOTS[kind].draw(table, axes())
+    several = plots.kinds()[kind].figure(table, axes())
     assert bands(several) or any(one.has_yerr for one in several.containers)
 
 
 @pytest.mark.parametrize("kind", sorted(TABLES.keys() - OWN_TITLES.keys()))
 def test_every_line_can_be_told_apart_in_grey(kind, rng):
-    ax = plots.PLOTS[kind].draw(TABLES[kind](rng), axes())
+    ax = plots.kinds()[kind].figure(TABLES[kind](rng), axes())
     handles, labels = ax.get_legend_handles_labels()
     looks = set()
     for handle in handles:
@@ -279,7 +279,7 @@ def test_kinds_are_read_from_a_run(small_run):
             continue
         table = plots.read(small_run.path, kind)
         ax = axes()
-        assert plots.PLOTS[kind].draw(table, ax) is ax and len(table)
+        assert plots.kinds()[kind].figure(table, ax) is ax and len(table)
     assert plots.last_common_round(small_run.path) == 3
     assert set(plots.read(small_run.path, "overlap")["round"]) == {3}
     assert set(plots.read(small_run.path, "overlap", round=1)["round"]) == {1}
@@ -351,7 +351,7 @@ def test_a_model_without_an_accuracy_can_be_drawn():
 
 def test_learning_curves_are_means_in_a_band(rng):
     curves = curves_table(rng)
-    ax = landscapes.learning_curves(curves, axes(), measure="loss", split="train", rounds=[2, 5], branch="random_mask")
+    ax = plots.learning_curves(curves, axes(), measure="loss", split="train", rounds=[2, 5], branch="random_mask")
     part = curves[(curves["branch"] == "random_mask") & (curves["split"] == "train")]
     for line, band, index in zip(lines(ax), bands(ax), (2, 5), strict=True):
         loss = part[part["round"] == index]["loss"].to_numpy().reshape(3, 11)
@@ -361,14 +361,14 @@ def test_learning_curves_are_means_in_a_band(rng):
     assert ax.get_ylabel() == "train loss" and "random_mask" in ax.get_title()
     for wrong in ({"measure": "los"}, {"split": "trian"}, {"branch": "tickets"}):
         with pytest.raises(LotteryError, match="did you mean"):
-            landscapes.learning_curves(curves, axes(), **wrong)
+            plots.learning_curves(curves, axes(), **wrong)
     with pytest.raises(LotteryError, match=r"received 9, the table has \[0, 1, 2"):
-        landscapes.learning_curves(curves, axes(), rounds=[9])
+        plots.learning_curves(curves, axes(), rounds=[9])
 
 
 def test_many_evaluations_are_averaged_and_the_title_says_so(rng):
     curves = curves_table(rng, num=102)
-    ax = landscapes.learning_curves(curves, axes(), rounds=[4], most=34)
+    ax = plots.learning_curves(curves, axes(), rounds=[4], most=34)
     part = curves[(curves["branch"] == "ticket") & (curves["split"] == "validation") & (curves["round"] == 4)]
     values = part["accuracy"].to_numpy().reshape(3, 102).mean(0)
     (line,) = lines(ax)
@@ -378,7 +378,7 @@ def test_many_evaluations_are_averaged_and_the_title_says_so(rng):
     assert "each point after step 0 the mean of up to 3 evaluations" in ax.get_title()
     # The training loss is not measured at step 0: its first point is a mean like the others.
     steps = curves.assign(step=curves["step"] + 100)
-    (line,) = lines(landscapes.learning_curves(steps, axes(), rounds=[4], most=34))
+    (line,) = lines(plots.learning_curves(steps, axes(), rounds=[4], most=34))
     np.testing.assert_allclose(line.get_ydata(), values.reshape(34, 3).mean(1))
 
 
@@ -389,15 +389,15 @@ def test_the_start_of_training_may_leave_the_axes():
         {"replicate": 1, "branch": "ticket", "round": 0, "density": 1.0, "step": steps, "split": "validation",
          "loss": 1.0, "accuracy": accuracy}
     )  # fmt: skip
-    ax = landscapes.learning_curves(curves, axes())
+    ax = plots.learning_curves(curves, axes())
     assert ax.get_ylim()[0] > 0.89 and "the first 5 %" in ax.get_title()
-    whole = landscapes.learning_curves(curves, axes(), full=True)
+    whole = plots.learning_curves(curves, axes(), full=True)
     assert whole.get_ylim()[0] <= 0.1 and "5 %" not in whole.get_title()
 
 
 def test_layers_and_what_collapsed(rng):
     table = layers_table(rng)
-    ax = pictures.layers(table, axes())
+    ax = plots.layers(table, axes())
     for container, weight in zip(ax.containers, WEIGHTS, strict=False):
         found = table[table["weight"] == weight].pivot(index="round", columns="replicate", values="weight_density")
         found = found[found.mean(axis=1) > 0]
@@ -409,21 +409,21 @@ def test_layers_and_what_collapsed(rng):
     network = next(line for line in ax.lines if line.get_label() == "the network")
     np.testing.assert_allclose(data(network)[1], 0.5 ** np.arange(8))
     assert ax.get_yscale() == "log" and "nothing is left" in ax.get_legend_handles_labels()[1]
-    alive = pictures.layers(table[~table["collapsed"]], axes())
+    alive = plots.layers(table[~table["collapsed"]], axes())
     assert "nothing is left" not in alive.get_legend_handles_labels()[1]
 
 
 def test_deep_networks_have_a_style_for_each_weight():
-    looks = {style[1:] for style in styles.in_order(132)}
+    looks = {look[1:] for look in style.in_order(132)}
     assert len(looks) == 132
-    greys = [np.dot(matplotlib.colors.to_rgb(color), (0.299, 0.587, 0.114)) for color, _, _ in styles.in_order(30)]
+    greys = [np.dot(matplotlib.colors.to_rgb(color), (0.299, 0.587, 0.114)) for color, _, _ in style.in_order(30)]
     assert all(one < other for one, other in itertools.pairwise(greys)) and greys[-1] < 0.8
-    assert styles.by_name([str(one) for one in range(20)]).keys() == {str(one) for one in range(20)}
+    assert style.by_name([str(one) for one in range(20)]).keys() == {str(one) for one in range(20)}
 
 
 def test_start_weights_are_probability_densities(rng):
     table = survivors_table(rng)
-    ax = pictures.initial_weights(table, axes(), rounds=[0, 7])
+    ax = plots.initial_weights(table, axes(), rounds=[0, 7])
     for line, band, index in zip(lines(ax), bands(ax), (0, 7), strict=True):
         counts = table[(table["weight"] == WEIGHTS[0]) & (table["round"] == index)]["count"].to_numpy().reshape(3, 20)
         found = counts / counts.sum(1, keepdims=True) / 0.06
@@ -432,16 +432,16 @@ def test_start_weights_are_probability_densities(rng):
         np.testing.assert_allclose(y, [*found.mean(0), found.mean(0)[-1]])
         assert np.sum(y[:-1] * np.diff(x)) == pytest.approx(1) and line.get_drawstyle() == "steps-post"
         assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(found.max())
-    other = lines(pictures.initial_weights(table, axes(), weight=WEIGHTS[1], rounds=[0]))[0]
+    other = lines(plots.initial_weights(table, axes(), weight=WEIGHTS[1], rounds=[0]))[0]
     assert not np.allclose(other.get_ydata(), lines(ax)[0].get_ydata())
     with pytest.raises(LotteryError, match="weight to plot: received 'dense_2/kernel'"):
-        pictures.initial_weights(table, axes(), weight="dense_2/kernel")
+        plots.initial_weights(table, axes(), weight="dense_2/kernel")
 
 
 def test_bins_of_few_weights_are_run_together_and_still_sum_to_one(rng):
     table = survivors_table(rng, low=2, num_bins=80)
     table = table[table["weight"] == WEIGHTS[0]]
-    (line,) = lines(pictures.initial_weights(table, axes(), rounds=[5]))
+    (line,) = lines(plots.initial_weights(table, axes(), rounds=[5]))
     counts = table[table["round"] == 5]["count"].to_numpy().reshape(3, 20, 4).sum(2)
     found = (counts / counts.sum(1, keepdims=True) / (1.2 / 20)).mean(0)
     np.testing.assert_allclose(line.get_ydata()[:-1], found)
@@ -451,7 +451,7 @@ def test_bins_of_few_weights_are_run_together_and_still_sum_to_one(rng):
 def test_inputs_are_images_of_counts(what, channels, rng):
     table = inputs_table(rng, what, channels)
     table.loc[(table["row"] == 1) & (table["column"] == 2), "kept"] = 0
-    ax = pictures.inputs(table, axes(), replicate=2, rounds=[0, 7])
+    ax = plots.inputs(table, axes(), replicate=2, rounds=[0, 7])
     assert len(ax.images) == 2 and len({image.norm.vmax for image in ax.images}) == 1
     for image, index in zip(ax.images, (0, 7), strict=True):
         kept = table[(table["replicate"] == 2) & (table["round"] == index)]["kept"].to_numpy().reshape(4, 6, channels)
@@ -471,7 +471,7 @@ def test_inputs_are_images_of_counts(what, channels, rng):
         channels == 3 and what == "kernel",
     )
     with pytest.raises(LotteryError, match=r"replicate to plot: received 4, the table has \[1, 2, 3\]"):
-        pictures.inputs(table, axes(), replicate=4)
+        plots.inputs(table, axes(), replicate=4)
 
 
 def test_inputs_that_are_no_image_are_strips_that_can_be_seen(rng):
@@ -495,7 +495,7 @@ def test_inputs_that_are_no_image_are_strips_that_can_be_seen(rng):
 )
 def test_overlaps_say_what_chance_would_give(matched, value, chance, rng):
     table = overlaps_table(rng)
-    ax = overlaps.overlap(table, axes(), weight=WEIGHTS[1], matched=matched)
+    ax = plots.overlap(table, axes(), weight=WEIGHTS[1], matched=matched)
     cells, part = ax.images[0].get_array(), table[table["weight"] == WEIGHTS[1]]
     said = {text.get_position(): text.get_text() for text in ax.texts}
     for _, row in part.iterrows():
@@ -505,40 +505,40 @@ def test_overlaps_say_what_chance_would_give(matched, value, chance, rng):
     assert [said[place, place] for place in range(3)] == [f"density\n{one / 10}" for one in REPLICATES]
     assert np.ma.getmaskarray(cells).diagonal().all() and len(said) == 9
     with pytest.raises(LotteryError, match="matched=True"):
-        overlaps.overlap(table.assign(matched_overlap=np.nan), axes(), matched=True)
-    assert styles.contrasting((1, 1, 0.2)) == "black" and styles.contrasting((0, 0, 0.4)) == "white"
+        plots.overlap(table.assign(matched_overlap=np.nan), axes(), matched=True)
+    assert style.contrasting((1, 1, 0.2)) == "black" and style.contrasting((0, 0, 0.4)) == "white"
 
 
 def test_degrees_are_cumulative_fractions(rng):
     table, state = degrees_table(rng), np.random.default_rng(12)
     units = drawn_degrees(state)  # the same numbers, as the fixture begins with the same seed
-    ax = pictures.degrees(table, axes(), rounds=[0, 5])
+    ax = plots.degrees(table, axes(), rounds=[0, 5])
     for line, index in zip(lines(ax), (0, 5), strict=True):
         x, y = data(line)
         for degree in range(int(x[-1]) + 1):
             expected = np.mean([np.mean(units[one, index, WEIGHTS[0]] <= degree) for one in REPLICATES])
             assert y[np.searchsorted(x, degree, side="right") - 1] == pytest.approx(expected)
     assert "(dense/kernel)" in ax.get_xlabel()
-    assert "inputs" in pictures.degrees(table, axes(), side="out").get_ylabel()
+    assert "inputs" in plots.degrees(table, axes(), side="out").get_ylabel()
     with pytest.raises(LotteryError, match="side to plot: received 'up'"):
-        pictures.degrees(table, axes(), side="up")
+        plots.degrees(table, axes(), side="up")
 
 
-@pytest.mark.parametrize("measure", landscapes.DISTANCES)
+@pytest.mark.parametrize("measure", distances.DISTANCES)
 def test_distances(measure, rng):
     table = distances_table(rng)
-    ax = landscapes.distance(table, axes(), measure)
+    ax = plots.distance(table, axes(), measure)
     for container, weight in zip(ax.containers, ("all", *WEIGHTS), strict=True):
         found = table[table["weight"] == weight][measure].to_numpy().reshape(3, 8)
         np.testing.assert_allclose(data(container.lines[0]), [0.8 ** np.arange(8), found.mean(0)])
         np.testing.assert_allclose(bars(container), np.stack([found.min(0), found.max(0)], 1))
     with pytest.raises(LotteryError, match="did you mean 'cosine'"):
-        landscapes.distance(table, axes(), "cosin")
+        plots.distance(table, axes(), "cosin")
 
 
 def test_paths_and_their_barriers(rng):
     points = points_table(rng)
-    ax = connectivity.barrier(points, axes(), rounds=[7], steps=[500])
+    ax = plots.barrier(points, axes(), rounds=[7], steps=[500])
     paths = [line for line in ax.lines if line.get_label() == "_path"]
     assert [line.get_linestyle() for line in paths] == ["-", "--"]
     heights = {}
@@ -550,10 +550,10 @@ def test_paths_and_their_barriers(rng):
         heights[split] = np.mean(errors.max(1) - errors[:, [0, -1]].mean(1))
     expected = f"round 7, step 500\nbarrier: test {heights['test']:.4f}, train {heights['train']:.4f}"
     assert ax.get_legend_handles_labels()[1] == [expected]
-    assert "train" not in connectivity.barrier(points, axes(), split="test").get_title()
+    assert "train" not in plots.barrier(points, axes(), split="test").get_title()
     for wrong in ({"split": "validation"}, {"batch_norm": "recomputed"}, {"rounds": [3]}, {"steps": [3]}):
         with pytest.raises(LotteryError, match="to plot: received"):
-            connectivity.barrier(points, axes(), **wrong)
+            plots.barrier(points, axes(), **wrong)
 
 
 def test_replicates_with_other_points_are_drawn_at_all_of_them(rng):
@@ -561,7 +561,7 @@ def test_replicates_with_other_points_are_drawn_at_all_of_them(rng):
     one, rest = points[points["replicate"] == 1], points[points["replicate"] > 1]
     more = one.iloc[[0] * 11].assign(alpha=np.linspace(0, 1, 11), error=rng.random(11))
     table = pd.concat([rest, more], ignore_index=True).sample(frac=1, random_state=1)
-    ax = connectivity.barrier(table, axes())
+    ax = plots.barrier(table, axes())
     (path,) = (line for line in ax.lines if line.get_label() == "_path")
     values = [more["error"].to_numpy()]
     for replicate in (2, 3):
@@ -582,7 +582,7 @@ def test_stored_statistics_are_drawn_unless_others_are_asked_for(rng):
     heights = {"barrier": both, "instability": connectivity.barriers(both)}
     assert heights["instability"]["batch_norm"].iloc[0] == "recomputed"
     for kind, table in heights.items():
-        draw = plots.PLOTS[kind].draw
+        draw = plots.kinds()[kind].figure
         stored, other = draw(table, axes()), draw(table, axes(), batch_norm="recomputed")
         assert "recomputed" not in stored.get_title() and "BatchNorm recomputed" in other.get_title()
         line = stored.lines[0] if kind == "barrier" else stored.containers[0].lines[0]
@@ -593,7 +593,7 @@ def test_stored_statistics_are_drawn_unless_others_are_asked_for(rng):
 
 def test_rounds_that_are_named_are_all_drawn(rng):
     points = pd.concat([points_table(rng).query("round == 7").assign(round=index) for index in range(6)])
-    labels = [connectivity.barrier(points, axes(), **options).get_legend_handles_labels()[1]
+    labels = [plots.barrier(points, axes(), **options).get_legend_handles_labels()[1]
               for options in ({"steps": [0]}, {"steps": [0], "rounds": range(6)})]  # fmt: skip
     assert [len(one) for one in labels] == [3, 6]
 
@@ -601,7 +601,7 @@ def test_rounds_that_are_named_are_all_drawn(rng):
 @pytest.mark.parametrize(("over", "line", "label"), [("density", "step", "step 500"), ("step", "round", "round 7")])
 def test_instability_against_density_and_step(over, line, label, rng):
     barriers = connectivity.barriers(points_table(rng))
-    ax = connectivity.instability(barriers, axes(), over)
+    ax = plots.instability(barriers, axes(), over)
     container = next(one for one in ax.containers if one.get_label() == f"{label}, test")
     value = int(label.split()[1])
     part = barriers[(barriers[line] == value) & (barriers["split"] == "test")].sort_values([over, "replicate"])
@@ -614,20 +614,20 @@ def test_instability_against_density_and_step(over, line, label, rng):
     stable = next(one for one in ax.lines if one.get_label() == "stable under 2 %")
     np.testing.assert_allclose(stable.get_ydata(), 0.02)
     with pytest.raises(LotteryError, match="allowed is 'density', 'step'"):
-        connectivity.instability(barriers, axes(), "round")
+        plots.instability(barriers, axes(), "round")
 
 
 def test_spread_equals_numpy(rng):
     values = rng.random((3, 4))
     table = made_up(values)
-    found = styles.spread(table.sample(frac=1, random_state=1), ("branch", "round"), "early_stop_test_accuracy", "t")
+    found = style.spread(table.sample(frac=1, random_state=1), ("branch", "round"), "early_stop_test_accuracy", "t")
     half = 4.302652729911275 * values.std(0, ddof=1) / np.sqrt(3)  # of Student's t with two degrees of freedom
     np.testing.assert_allclose(found["low"], values.mean(0) - half)
     np.testing.assert_allclose(found["high"], values.mean(0) + half)
     np.testing.assert_allclose(found["density"], 0.8 ** np.arange(4))
     assert list(found["replicates"]) == [3] * 4
-    fewer = styles.spread(table[:-1], ("branch", "round"), "early_stop_test_accuracy")
-    assert styles.said(fewer, "bars") == "mean of 2 to 3 replicates, bars: lowest to highest"
+    fewer = style.spread(table[:-1], ("branch", "round"), "early_stop_test_accuracy")
+    assert style.over_replicates(fewer, "bars") == "mean of 2 to 3 replicates, bars: lowest to highest"
 
 
 # ---- odd runs
@@ -635,7 +635,7 @@ def test_spread_equals_numpy(rng):
 
 def test_without_an_accuracy_the_loss_is_drawn_and_replicates_are_counted(rng):
     curves = curves_table(rng).assign(accuracy=np.nan)
-    ax = landscapes.learning_curves(curves, axes(), rounds=[2])
+    ax = plots.learning_curves(curves, axes(), rounds=[2])
     loss = curves.query("branch == 'ticket' and split == 'validation' and round == 2")["loss"].to_numpy()
     np.testing.assert_allclose(lines(ax)[0].get_ydata(), loss.reshape(3, 11).mean(0))
     assert ax.get_ylabel() == "validation loss" and "no accuracy is measured: the loss" in ax.get_title()
@@ -647,13 +647,13 @@ def test_without_an_accuracy_the_loss_is_drawn_and_replicates_are_counted(rng):
 def test_a_point_without_a_value_is_not_a_mean_of_no_replicates(rng):
     table = distances_table(rng)
     table.loc[(table["round"] == 7) & (table["weight"] == WEIGHTS[0]), "relative_distance"] = np.nan
-    assert landscapes.distance(table, axes()).get_title().startswith("mean of 3 replicates")
+    assert plots.distance(table, axes()).get_title().startswith("mean of 3 replicates")
 
 
 @pytest.mark.parametrize("low", [0.97, 0.8, 0.5, 0.2, 0.05, 1e-4])
 def test_a_logarithmic_axis_has_ticks_that_can_be_read(low):
     ax = axes()
-    styles.density_axis(ax, pd.Series([1.0, low]))
+    style.density_axis(ax, pd.Series([1.0, low]))
     right, left = ax.get_xlim()[1], ax.get_xlim()[0]
     shown = [place for place in ax.xaxis.get_majorticklocs() if right <= place <= left]
     said = ax.xaxis.get_major_formatter().format_ticks(shown)
@@ -661,7 +661,7 @@ def test_a_logarithmic_axis_has_ticks_that_can_be_read(low):
     np.testing.assert_allclose([float(one) for one in said], shown)
     rows = [(1, "ticket", index, density, "a/kernel", density, False) for index, density in enumerate((1.0, low))]
     table = tidy("replicate branch round density weight weight_density collapsed", rows)
-    ax = pictures.layers(table, axes())
+    ax = plots.layers(table, axes())
     low_end, high_end = ax.get_ylim()
     assert sum(low_end <= place <= high_end for place in ax.yaxis.get_majorticklocs()) >= 3
 
@@ -693,7 +693,7 @@ def test_a_branch_that_is_a_little_below_is_shown(fallen, shown):
 )
 def test_colours_of_inputs_are_for_the_counts_that_there_are(counts, scale):
     rows = [(1, 0, 1.0, "dense/kernel", "input", 0, place, 0, kept, 300) for place, kept in enumerate((0, *counts))]
-    ax = pictures.inputs(tidy("replicate round density weight what row column channel kept of", rows), axes())
+    ax = plots.inputs(tidy("replicate round density weight what row column channel kept of", rows), axes())
     (bar,) = ax.child_axes
     ends = (min(counts), max(counts)) if len(set(counts)) > 1 else (6, 7)
     assert ax.images[0].get_clim() == ends and bar.get_xlim() == pytest.approx(ends)
@@ -727,7 +727,7 @@ def test_inputs_fill_their_figure(panels, rows, columns, channels):
 )
 def test_the_axis_of_degrees_is_for_the_degrees_that_there_are(found, scale, low):
     rows = [(1, "ticket", 0, 1.0, "dense/kernel", "in", degree, 5) for degree in found]
-    ax = pictures.degrees(tidy("replicate branch round density weight side degree count", rows), axes())
+    ax = plots.degrees(tidy("replicate branch round density weight side degree count", rows), axes())
     assert ax.get_xscale() == scale and ax.get_xlim() == pytest.approx((low, 1.1 * max(found)))
     ticks = [place for place in ax.xaxis.get_majorticklocs() if low <= place <= max(found)]
     assert len(ticks) >= 3 and all(place == round(place) for place in ticks)

@@ -50,7 +50,7 @@ def test_a_run_from_nothing_and_again(lottery, tmp_path):
     assert "\x1b" not in done.stdout + done.stderr
     figure = Path(re.search(r"Figure: (.*)", done.stdout)[1])
     assert figure.read_bytes().startswith(b"\x89PNG")
-    assert re.search(r"2 +0\.6434 +32298 +0\.\d{4} ± 0\.\d{4}", done.stdout)
+    assert re.search(r"2 +0\.6434 +32,298 +0\.\d{4} ± 0\.\d{4}", done.stdout)
     assert "matches dense within 0.002" in done.stdout
     started = time.monotonic()
     again = lottery(*words, cwd=tmp_path)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from lottery import tickets
-from lottery.cli import tickets as ticket_commands
 from lottery.tickets import exporting
 from tests.scripts.fuzz_tickets import forge
 
@@ -26,9 +25,11 @@ def file(small_run, tmp_path_factory):
     return tickets.load(small_run.path, round=3, replicate=2).save(tmp_path_factory.mktemp("t") / "t.safetensors")
 
 
-def test_formats_are_those_of_the_module():
-    assert set(ticket_commands.FORMATS) == set(exporting.EXPORTS)
-    assert set(ticket_commands.NAMES) == {"safetensors", *exporting.EXPORTS}
+def test_formats_are_those_of_the_module(lottery):
+    names = ["safetensors", *exporting.EXPORTS]
+    assert f"The format: {', '.join(names)}, or all" in " ".join(lottery("export", "--help")[1].split())
+    files = [one.file for one in exporting.EXPORTS.values()]
+    assert len({"ticket.safetensors", *files}) == len(names)  # `--format all` writes them to one folder
 
 
 def test_ls_lists_every_ticket_and_what_the_words_choose(lottery, small_run):
@@ -109,7 +110,7 @@ def test_a_network_becomes_smaller(lottery, small_run, tmp_path):
     status, printed, _ = lottery("compact", path, "--out", out, "--drop-inputs")
     assert status == 0 and "multiply-adds" in printed and "not taken any more" in printed
     small, positions = keras.saving.load_model(out), np.load(tmp_path / "small.inputs.npy")
-    inputs = from_run.found(path, ticket.provenance)
+    inputs = from_run.examples(path, ticket.provenance)
     expected = np.asarray(tickets.load(path).model(trained=True)(inputs, training=False))
     found = np.asarray(small(inputs.reshape(len(inputs), -1)[:, positions], training=False))
     assert small.count_params() < 10_000 and np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()

@@ -54,8 +54,8 @@ def turns(values=None, shift=0, always=()):
     return cases
 
 
-def network(library, optimizer="adam", seed=0, dtype=None, **compile_arguments):
-    """A small classifier, compiled."""
+def network(library, optimizer="adam", seed=0, dtype=None, built=True, **compile_arguments):
+    """A small classifier, compiled; a train function that has to make the optimiser's slots is traced twice."""
     library.utils.set_random_seed(seed)
     layers = library.layers
     model = library.Sequential(
@@ -68,6 +68,8 @@ def network(library, optimizer="adam", seed=0, dtype=None, **compile_arguments):
     make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
     loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(make(library), loss, **compile_arguments)
+    if built:
+        model.optimizer.build(model.trainable_variables)
     return model
 
 
@@ -249,7 +251,7 @@ def test_moving_averages_of_weights_that_take_their_place(library, rng):
 def test_a_weight_can_be_frozen_before_any_optimiser_is_built(library, rng):
     library = importlib.import_module(library)
     x, y = examples(rng)
-    model = network(library)
+    model = network(library, built=False)
     kept = {"dense/kernel": np.zeros((6, 8), bool)}
     with enforcement.constraint(model, kept, "present"):
         model.compile(library.optimizers.Adam(0.01), model.loss)
@@ -353,7 +355,7 @@ def test_a_weight_that_is_masked_whole_is_frozen_and_costs_no_gradient(mode, lib
 def survivors(mode, library, optimizer, held=False):
     """Weights after three epochs under a mode, with values held in one weight or without."""
     rng = np.random.default_rng(3)
-    model = network(library, optimizer)
+    model = network(library, optimizer, built=False)
     held_at = {"dense_1/kernel": 0.125} if held else None
     kept = random_masks(model)
     x, y = examples(rng)
@@ -641,6 +643,7 @@ def with_layers(kind, mode, library):
         [library.layers.InputLayer((6,)), *LAYERS[kind](library.layers), library.layers.Dense(3)]
     )
     model.compile(library.optimizers.Adam(0.01), library.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.optimizer.build(model.trainable_variables)
     kept = random_masks(model)
     callbacks = [enforcement.EnforceMasks(kept, mode), enforcement.AuditMasks(kept)]
     library.utils.set_random_seed(2)

@@ -92,6 +92,7 @@ def train(model, num_steps, optimizer="adam", callbacks=()):
     x, y = example(model, 8 * num_steps)
     if getattr(model, "optimizer", None) is None:
         model.compile(OPTIMIZERS[optimizer](), "mse")
+        model.optimizer.build(model.trainable_variables)  # later, the train function would be traced twice
     history = model.fit(x, y, batch_size=8, verbose=0, callbacks=list(callbacks))
     assert np.isfinite(history.history["loss"]).all()
     return x

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 from lottery import plots
+from lottery.analysis import style
 from lottery.errors import LotteryError
 from lottery.report import checklist, figures, tables
 from lottery.report.page import render, write
@@ -108,7 +109,7 @@ def test_the_rounds_are_those_of_the_table(page, small_run):
         accuracy = part.set_index("replicate")["early_stop_test_accuracy"]
         assert cells[1] == f"{part['density'].iloc[0]:.4f}"
         assert cells[2] == f"{int(part['num_kept'].iloc[0]):,}"
-        assert f"{np.mean(accuracy):.4f}" in cells and f"{np.std(accuracy, ddof=1):.4f}" in cells
+        assert f"{np.mean(accuracy):.4f} ± {np.std(accuracy, ddof=1):.4f}" in cells
         if index:
             assert f"{(accuracy - dense).mean():+.4f}" in [cell.replace("-0.0000", "+0.0000") for cell in cells]
 
@@ -262,7 +263,8 @@ def test_what_stands_beside_each_other_is_of_the_same_replicates(small_run):
     ticket = rows[(rows["round"] == 2) & (rows["replicate"] == 2)]["early_stop_test_accuracy"].iloc[0]
     assert line[3:7] == ["1", "0.5000", f"{ticket:.4f}", f"{ticket - 0.5:+.4f}"] and line[7] == "not known"
     fewer = made(small_run, rows=rows[(rows["replicate"] == 1) | (rows["round"] < 2)])
-    counts = [row[tables.by_round(fewer).heads.index("n")] for row in tables.by_round(fewer).rows]
+    rounds = tables.of_run(fewer)["rounds"]
+    counts = [row[rounds.heads.index("n")] for row in rounds.rows]
     assert counts == ["2", "2", "1", "1"]
     assert not states([fewer])["Several runs from separate initialisations and seeds"]
     assert not states([fewer])["A mean, and error bars of which it is said what they are"]
@@ -272,8 +274,8 @@ def test_more_branches_than_styles_are_said_to_be_left_out(small_run, undrawn):
     one = made(small_run)
     pruned = one.rows[one.rows["round"] > 0]
     many = pd.concat([one.rows, *(pruned.assign(branch=f"mine_{place}") for place in range(20))], ignore_index=True)
-    _, missing = figures.pictures(made(small_run, rows=many))
-    assert missing["accuracy"] == f"The figures have room for {len(plots.STYLES)} of 21 branches."
+    _, missing = figures.drawn(made(small_run, rows=many))
+    assert missing["Accuracy"] == [f"The figures have room for {len(style.STYLES)} of 21 branches."]
 
 
 def test_replicates_that_start_alike_are_no_separate_initialisations(small_run, tmp_path):

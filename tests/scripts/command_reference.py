@@ -20,8 +20,8 @@ def helps() -> Iterator[tuple[str, str]]:
         command, parent, name = waiting.pop(0)
         context = type(command).context_class(command, parent=parent, info_name=name, terminal_width=WIDTH)
         yield context.command_path, command.get_help(context)
-        for child in getattr(command, "commands", {}).values():
-            waiting.append((child, context, child.name))
+        for child in command.list_commands(context) if hasattr(command, "list_commands") else ():
+            waiting.append((command.get_command(context, child), context, child))
 
 
 def page() -> str:

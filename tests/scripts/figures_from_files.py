@@ -2,7 +2,7 @@
 
     python -m tests.scripts.figures_from_files runs/digits-0d51709e
 
-Each kind of `lottery.plots.PLOTS` is drawn as `lottery plot` draws it, with its options too. Every number is taken out
+Each kind of `lottery.plots.kinds` is drawn as `lottery plot` draws it, with its options too. Every number is taken out
 of what was drawn (lines, bars and their caps, bands, images, texts, ticks) and compared with one that is computed from
 ``round.json``, ``metrics.csv``, ``path-*.csv``, masks and weights by json, pandas and NumPy. `lottery` only draws.
 Not looked at: overlaps after hidden units are matched; start weights where the mode of rewinding is not "weights".
@@ -799,7 +799,7 @@ def compared(
 
     Args:
         run: The run's folder.
-        kinds: Which; every one of `lottery.plots.PLOTS` if None.
+        kinds: Which; every one of `lottery.plots.kinds` if None.
         options: What each is drawn with, once; a figure for each of its `variants` if None.
 
     Returns:
@@ -809,7 +809,7 @@ def compared(
     """
     files = Files(Path(run))
     rows = []
-    for kind in plots.PLOTS if kinds is None else kinds:
+    for kind in plots.kinds() if kinds is None else kinds:
         row: dict[str, Any] = {"kind": kind, "figures": 0, "artists": 0, "numbers": 0, "texts": 0, "difference": 0.0}
         row |= {"wrong": [], "why": _nothing(kind, files)}
         rows.append(row)

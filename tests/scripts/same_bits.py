@@ -138,16 +138,16 @@ ADDED_TO = {"branches": "digits", "early bird": "digits", "connectivity": "late"
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """The checksums of compared files below a folder, by their places; of arrays, of their bytes and not their headers."""
-    return {
-        "/".join(
-            ["RUN", *path.relative_to(folder).parts[1:]]
-            if len(list(folder.iterdir())) == 1
-            else [path.relative_to(folder).parts[0].rpartition("-")[0], *path.relative_to(folder).parts[1:]]
-        ): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name.startswith(COMPARED) and path.suffix in (".safetensors", ".csv")
-    }
+    """The checksum of each compared file below a folder, by its path without the digest in the name of its run."""
+    names = {run.name: run.name.rpartition("-")[0] for run in folder.iterdir()}
+    if len(names) == 1:
+        names = dict.fromkeys(names, "RUN")
+    sums = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name.startswith(COMPARED) and path.suffix in (".safetensors", ".csv"):
+            run, *rest = path.relative_to(folder).parts
+            sums["/".join([names[run], *rest])] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return sums
 
 
 def trained(package: Path, names: list[str]) -> Iterator[tuple[str, dict[str, str]]]:

@@ -194,7 +194,11 @@ def test_sparse_files_decode_to_the_weights(tmp_path, density, blocks):
     assert sparse.zeros_checked and plain.difference < 1e-6 and sparse.difference < 1e-6
     details = interpret(sparse.path).get_tensor_details()
     encoded = [one["sparsity_parameters"] for one in details if one["sparsity_parameters"]]
-    found = [one.values for one in formats.opened(sparse.path, model).tensors.values() if one.values.shape == (50, 160)]
+    found = [
+        one.values
+        for one in formats.tflite_opened(sparse.path, model).tensors.values()
+        if one.values.shape == (50, 160)
+    ]
     assert any(np.array_equal(one, weights.read(model)["dense/kernel"].T) for one in found)
     if blocks is None:
         assert not encoded and abs(sparse.num_bytes - plain.num_bytes) < 100

@@ -1,13 +1,17 @@
 """Tickets: what comes out of a run or a model is what goes into another, bit by bit, in both Kerases."""
 
+import builtins
 import contextlib
 import importlib
+import io
 import itertools
 import math
 import shutil
 import subprocess
 import sys
 import warnings
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -437,7 +441,7 @@ def test_a_round_is_chosen_by_density_and_by_word(small_run):
     own = rows[rows["replicate"] == 2].set_index("round")["density"]
     for wanted in (1, 0.9, 0.71, 0.6, 0.1, 1e-9, *own, *(own * 1.05).clip(upper=1)):
         nearest = int((np.log(own) - math.log(wanted)).abs().idxmin())
-        assert from_run.pick(small_run.path, density=wanted, replicate=2) == nearest
+        assert from_run.pick(small_run.table(), density=wanted, replicate=2) == nearest
         found = tickets.load(small_run.path, density=wanted, replicate=2)
         assert (found.provenance["round"], found.provenance["replicate"]) == (nearest, 2)
 
@@ -445,13 +449,13 @@ def test_a_round_is_chosen_by_density_and_by_word(small_run):
     best = max(means.index, key=lambda index: (means[index], index))
     assert tickets.load(small_run.path, round="best").provenance["round"] == best
     of_numpy: tuple[dict[str, Any], ...] = {"round": np.int64(2)}, {"density": np.float32(0.64)}  # as tables hold
-    assert [from_run.pick(small_run.path, **one) for one in of_numpy] == [2, 2]
+    assert [from_run.pick(small_run.table(), **one) for one in of_numpy] == [2, 2]
     matching = lottery.runs.verdicts.smallest_matching(small_run.table())
     if matching:
         assert tickets.load(small_run.path, round="smallest_matching").provenance["round"] == matching["round"]
 
 
-def made_up(monkeypatch, val, test, density=(1, 0.5, 0.25, 0.125)):
+def made_up(val, test, density=(1, 0.5, 0.25, 0.125)):
     """The table of a run of which only these are known, by round and replicate."""
     rows = [
         {"replicate": replicate + 1, "branch": branch, "round": index, "density": density[index],
@@ -461,29 +465,58 @@ def made_up(monkeypatch, val, test, density=(1, 0.5, 0.25, 0.125)):
         for replicate, one in enumerate(each)
         if index or branch == "ticket"
     ]  # fmt: skip
-    monkeypatch.setattr(from_run.results, "table", lambda run: pd.DataFrame(rows))
+    return pd.DataFrame(rows)
 
 
-def test_choices_among_equals_and_of_nothing(monkeypatch, tmp_path):
+def test_choices_among_equals_and_of_nothing():
     def chosen(**how):
-        return from_run.pick(tmp_path, **how)
+        return from_run.pick(rows, **how)
 
     same = [(0.9, 0.9)] * 4
     # Rounds 1 and 2 have equal means, round 0 is higher and no pruned one, round 3 is the best of replicate 1 alone.
-    made_up(monkeypatch, [(0.99, 0.99), (0.75, 0.875), (0.875, 0.75), (0.95, 0.5)], same)
+    rows = made_up([(0.99, 0.99), (0.75, 0.875), (0.875, 0.75), (0.95, 0.5)], same)
     assert chosen(round="best") == chosen(round="best", replicate=2) == 2
     assert chosen(round="smallest_matching") == 3
-    made_up(monkeypatch, same, [(0.9, 0.8), (0.9, 0.79), (0.897, 0.8), (0.9, 0.79)])
+    rows = made_up(same, [(0.9, 0.8), (0.9, 0.79), (0.897, 0.8), (0.9, 0.79)])
     assert chosen(round="best") == 3 and chosen(round="smallest_matching") == 2  # lost: 0.005, 0.0015, 0.005
-    made_up(monkeypatch, [(0.9, 0.9)] * 2 + [(math.nan, math.nan), (0.8, 0.8)], [(0.9, 0.9), *[(0.8, 0.8)] * 3])
+    rows = made_up([(0.9, 0.9)] * 2 + [(math.nan, math.nan), (0.8, 0.8)], [(0.9, 0.9), *[(0.8, 0.8)] * 3])
     assert chosen(round="best") == 1
     with pytest.raises(TicketError, match=r"No pruned round of .* matches dense within 0\.002"):
         chosen(round="smallest_matching")
-    made_up(monkeypatch, [(math.nan, math.nan)] * 4, same, density=(1, 0.5, 0.5, 0.125))
+    rows = made_up([(math.nan, math.nan)] * 4, same, density=(1, 0.5, 0.5, 0.125))
     assert chosen(density=0.5) == chosen(density=0.49) == 1 and chosen(density=0.25) == 1  # in ratio: as near as 0.125
     assert chosen(density=0.24) == 3
     with pytest.raises(TicketError, match="no pruned round with a validation accuracy"):
         chosen(round="best")
+
+
+@pytest.mark.parametrize(
+    "how", [{"round": 2}, {"density": 0.5, "replicate": 2}, {"round": "best"}, {"round": "smallest_matching"}], ids=str
+)
+def test_each_file_of_a_round_is_opened_once(small_run, monkeypatch, how):
+    monkeypatch.setattr(lottery.runs.verdicts.smallest_matching, "__defaults__", (1.0,))  # some round matches
+    opened = Counter()
+
+    def counting(function):
+        def count(path, *arguments, **named):
+            if isinstance(path, (str, Path)) and Path(path).is_relative_to(small_run.path):
+                opened[Path(path).relative_to(small_run.path).as_posix()] += 1
+            return function(path, *arguments, **named)
+
+        return count
+
+    for module, name in ((io, "open"), (builtins, "open"), (files, "safe_open")):
+        monkeypatch.setattr(module, name, counting(getattr(module, name)))
+    ticket = tickets.load(small_run.path, **how)
+    monkeypatch.undo()
+    replicate, index = (ticket.provenance[key] for key in ("replicate", "round"))
+    ours = f"replicate-{replicate}/round-{index:02d}"
+    read = {name: count for name, count in opened.items() if name.startswith("replicate-")}
+    assert set(read.values()) == {1}
+    assert {name for name in read if not name.endswith("round.json")} == {
+        f"{ours}/masks.safetensors", f"{ours}/weights.safetensors", f"replicate-{replicate}/initial.safetensors"
+    }  # fmt: skip
+    assert sum(name.endswith("round.json") for name in read) == 8
 
 
 @pytest.fixture(scope="module")
@@ -648,7 +681,7 @@ def test_what_cannot_be_loaded_built_or_saved_says_why(small, small_run, tmp_pat
     refused("round: received 4, stored for replicate 1 are 0 to 3", load, run, round=4)
     refused("round: received -1, stored", load, run, round=-1)
     refused("round: received 'bets', .*did you mean 'best'", load, run, round="bets")
-    refused(r"replicate: received 3, .* has \[1, 2\]", load, run, round=1, replicate=3)
+    refused(r"replicate: received 3, the run has \[1, 2\]", load, run, round=1, replicate=3)
     for wrong in (0, -0.5, 1.5, math.nan, math.inf, "0.2"):
         refused(r"density: received .*, allowed is a fraction in \(0, 1\]", load, run, density=wrong)
     refused("is not a run's folder", load, path, round=1)
@@ -782,9 +815,10 @@ def test_choices_are_among_the_rounds_that_all_replicates_have(small_run, tmp_pa
     shutil.copytree(small_run.path, run)
     for index in (2, 3):
         shutil.rmtree(run / "replicate-2" / f"round-{index:02d}")
-    chosen = {word: from_run.pick(run, word, replicate=2) for word in from_run.CHOICES[:1]}
+    rows = lottery.runs.results.table(run)
+    chosen = {word: from_run.pick(rows, word, replicate=2) for word in from_run.CHOICES[:1]}
     for replicate in (1, 2):
-        assert {word: from_run.pick(run, word, replicate=replicate) for word in chosen} == chosen
+        assert {word: from_run.pick(rows, word, replicate=replicate) for word in chosen} == chosen
     rows = from_run.listed(run)
     assert set(rows[rows["choice"].str.contains("best")]["round"]) == {chosen["best"]} == {1}
 

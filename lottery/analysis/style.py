@@ -1,4 +1,4 @@
-"""How figures look: colours, markers and lines, axes, legends, what is said of replicates. No TensorFlow."""
+"""The style of figures: colours, markers and lines, axes, legends, titles, and SVG for a page."""
 
 import hashlib
 import io
@@ -7,48 +7,37 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
+from lottery.analysis.record import NothingToDraw
 from lottery.errors import LotteryError, unknown
 from lottery.runs import intervals, results
 from lottery.runs.results import Table
 
-Style = tuple[Any, str, Any]  # colour, marker, line
+Look = tuple[Any, str, Any]  # colour, marker, line
 
-
-# The ticket, then the other branches: Okabe and Ito's colours, which the colour-blind can tell apart, and two greys; a
-# marker and a line style each, so that they can be told apart in print as well.
-STYLES: tuple[Style, ...] = (
+# The ticket, then the other branches: Okabe and Ito's colours, which colour-blind people can distinguish, and two
+# greys. Each has its own marker and line style, which distinguish it in black and white.
+STYLES: tuple[Look, ...] = (
     ("#0072B2", "o", "-"), ("#D55E00", "s", "--"), ("#009E73", "^", "-."), ("#CC79A7", "D", ":"),
     ("#E69F00", "v", (0, (5, 1))), ("#56B4E9", "P", (0, (3, 1, 1, 1))), ("#000000", "X", (0, (1, 1))),
     ("#B8A800", "<", (0, (7, 2, 1, 2))), ("#7F7F7F", ">", (0, (3, 3))), ("#8C510A", "*", (0, (5, 1, 1, 1, 1, 1))),
     ("#542788", "p", (0, (10, 3))), ("#A6611A", "h", (0, (1, 3))),
 )  # fmt: skip
 
-
-# What bars and bands can be, and how the title calls them.
+# The bars and bands of a figure, and their names in its title.
 INTERVALS = {"range": "lowest to highest", "t": "95 % t interval for the mean"}
 
-
-DENSITY = "density (fraction of prunable weights kept)"
-
-
 NO_ROUND = "no round is complete yet"
+MOST = 6  # rounds in one figure by default
 
 
-MOST = 6  # rounds in one figure, unless they are named
+def in_order(num: int) -> list[Look]:
+    """Return styles for items in an order, such as rounds: from dark violet to green, lighter and lighter in grey.
 
-
-def in_order(num: int) -> list[Style]:
-    """Styles for things that have an order, such as rounds: from dark violet to green, ever lighter in grey.
-
-    Args:
-        num: How many.
-
-    Returns:
-        Colour, marker and line of each; marker and line together differ up to 132.
+    Markers and lines together are different for up to 132 items.
     """
     from matplotlib import colormaps
 
-    # Not up to its end, which is a yellow that cannot be seen on white.
+    # The end of the colour map is a yellow that is invisible on white.
     places = [0.85 * place / max(num - 1, 1) for place in range(num)]
     several = len(STYLES)
     return [
@@ -57,14 +46,14 @@ def in_order(num: int) -> list[Style]:
     ]
 
 
-def by_name(names: Sequence[str]) -> dict[str, Style]:
-    """A style for each of some names, in order: `STYLES` while they last, otherwise `in_order`."""
+def by_name(names: Sequence[str]) -> dict[str, Look]:
+    """Return a style for each name: from `STYLES` if they are enough, otherwise from `in_order`."""
     styles = STYLES if len(names) <= len(STYLES) else in_order(len(names))
     return dict(zip(names, styles, strict=False))
 
 
 def new_or(ax: Any) -> Any:
-    """The axes, or pyplot's current ones if None: the only place that touches pyplot."""
+    """Return the axes, or pyplot's current axes if None. Nothing else uses pyplot."""
     if ax is not None:
         return ax
     import matplotlib.pyplot as plt
@@ -73,30 +62,30 @@ def new_or(ax: Any) -> Any:
 
 
 def check(table: Table, why: str = NO_ROUND) -> None:
-    """Raise `LotteryError`, with the reason, if a table has no rows."""
+    """Raise `NothingToDraw`, with the reason, if a table has no rows."""
     if len(table) == 0:
-        raise LotteryError(f"There is nothing to plot: {why}.")
+        raise NothingToDraw(f"There is nothing to plot: {why}.")
 
 
 def only(table: Table, column: str, value: Any) -> Table:
-    """The rows in which a column has a value.
+    """Return the rows in which a column has a value.
 
     Raises:
         LotteryError: No row has it.
     """
-    there = list(dict.fromkeys(table[column]))
-    if value not in there:
-        if all(isinstance(one, str) for one in there):
-            raise unknown(f"The {column.replace('_', ' ')} to plot", value, there)
-        raise LotteryError(f"The {column} to plot: received {value!r}, the table has {sorted(map(int, there))}.")
+    values = list(dict.fromkeys(table[column]))
+    if value not in values:
+        if all(isinstance(known, str) for known in values):
+            raise unknown(f"The {column.replace('_', ' ')} to plot", value, values)
+        raise LotteryError(f"The {column} to plot: received {value!r}, the table has {sorted(map(int, values))}.")
     return table[table[column] == value]
 
 
 def of_rounds(table: Table, rounds: Iterable[int] | None, most: int = MOST, column: str = "round") -> Table:
-    """The rows of some rounds: those asked for, or at most so many, evenly, the first and the last among them.
+    """Return the rows of some rounds, by default of at most `most`, evenly apart, with the first and the last.
 
     Raises:
-        LotteryError: A round that was asked for is not in the table.
+        LotteryError: The table lacks a round.
     """
     wanted = results.chosen(table[column], most) if rounds is None else list(rounds)
     for index in wanted:
@@ -104,19 +93,32 @@ def of_rounds(table: Table, rounds: Iterable[int] | None, most: int = MOST, colu
     return table[table[column].isin(wanted)]
 
 
+def of_weight(table: Table, weight: str | None) -> tuple[Table, str]:
+    """Return the rows of a weight, by default of the first, and its name."""
+    check(table)
+    weight = table["weight"].iloc[0] if weight is None else weight
+    return only(table, "weight", weight), str(weight)
+
+
+def some_weights(table: Table, most: int = 8) -> list[str]:
+    """Return the names of at most `most` weights of a table, evenly apart, with the first and the last."""
+    names = list(dict.fromkeys(table["weight"]))
+    return [names[place] for place in results.chosen(range(len(names)), most)]
+
+
 def spread(table: Table, by: Sequence[str], column: str, interval: str = "range") -> Table:
-    """Mean over replicates and the ends of its bar.
+    """Average a column over replicates.
 
     Args:
         table: A tidy table.
-        by: The columns that stay; the last is what runs along the x axis, and is sorted.
-        column: What is averaged.
-        interval: A key of `INTERVALS`.
+        by: The columns to group by; the last is the x axis, and is sorted.
+        column: The column to average.
+        interval: The bar of each mean, a key of `INTERVALS`.
 
     Returns:
-        A data frame with the columns of `by`, ``mean``, ``low``, ``high``, ``replicates`` (how many values are not
-        NaN), ``of`` (how many there are) and, if the table has one, the mean ``density``. An interval that is infinite,
-        as one value's is, has no length here.
+        A data frame with the columns of `by`, ``mean``, ``low`` and ``high`` (the ends of the bar), ``replicates``
+        (the number of values that are not NaN), ``of`` (the number of values) and, if the table has it, the mean
+        ``density``. An infinite interval, as of a single value, has no length here.
 
     Raises:
         LotteryError: The interval is unknown.
@@ -124,15 +126,15 @@ def spread(table: Table, by: Sequence[str], column: str, interval: str = "range"
     if interval not in INTERVALS:
         raise unknown("The interval of a plot", interval, INTERVALS)
     measures = {"mean": "mean", "low": "min", "high": "max", "replicates": "count", "of": "size"}
-    what = {name: (column, measure) for name, measure in measures.items()}
+    columns = {name: (column, measure) for name, measure in measures.items()}
     if "density" in table and "density" not in by:
-        what["density"] = ("density", "mean")
+        columns["density"] = ("density", "mean")
     groups = table.groupby(list(by), as_index=False, sort=False)
-    found = groups.agg(**what)
+    found = groups.agg(**columns)
     if interval == "t":
         lists = groups[column].agg(lambda values: values.dropna().tolist())[column]
         every = [intervals.mean_interval(values) if values else (0.0, 0.0, 0.0) for values in lists]
-        found = found.assign(low=[one[1] for one in every], high=[one[2] for one in every])
+        found = found.assign(low=[low for _, low, _ in every], high=[high for _, _, high in every])
     ends = found[["low", "high"]].astype(float)
     ends = ends.where(ends.abs() < float("inf"), found["mean"], axis=0)
     # The mean of equal values may be off by a unit in the last place.
@@ -140,21 +142,21 @@ def spread(table: Table, by: Sequence[str], column: str, interval: str = "range"
     return found.assign(low=low, high=high).sort_values(by[-1], kind="stable", ignore_index=True)
 
 
-def said(points: Table, what: str, interval: str = "range") -> str:
-    """What a title says of replicates: how many the mean is of where there is one, and what its bars or band are."""
+def over_replicates(points: Table, shape: str, interval: str = "range") -> str:
+    """Describe a mean for a title: the number of replicates, and the meaning of its bars or its band."""
     known = points[points["replicates"] > 0]["replicates"]
     if known.empty:
         return "one replicate" if points["of"].max() == 1 else f"{points['of'].max()} replicates"
     fewest, most = int(known.min()), int(known.max())
     if most == 1:
         return "one replicate"
-    return f"mean of {most if fewest == most else f'{fewest} to {most}'} replicates, {what}: {INTERVALS[interval]}"
+    return f"mean of {most if fewest == most else f'{fewest} to {most}'} replicates, {shape}: {INTERVALS[interval]}"
 
 
 def aside(ax: Any, place: int, num: int, num_x: int) -> Any:
-    """A shift for the lines of such a place among several, lest equal points hide one another: the first stays.
+    """Shift the line at a place among several to the side, so that equal points do not hide each other.
 
-    It is at most 3 points (1/72 inch) from one to the next; with `num_x` places on the x axis, each stays nearest its.
+    The first stays. Neighbours are at most 3 points (1/72 inch) apart, and closer the more places the x axis has.
     """
     from matplotlib.transforms import ScaledTranslation
 
@@ -162,9 +164,9 @@ def aside(ax: Any, place: int, num: int, num_x: int) -> Any:
     return ScaledTranslation(step * ((place + 1) // 2) / 72, 0, ax.figure.dpi_scale_trans)
 
 
-def bars(ax: Any, x: Any, part: Table, style: Style, label: str, first: bool = False, **options: Any) -> Any:
-    """Means with their bars (see `spread`), the first of several a little stronger."""
-    color, marker, line = style
+def bars(ax: Any, x: Any, part: Table, look: Look, label: str, first: bool = False, **options: Any) -> Any:
+    """Draw means with the bars of `spread`, the first of several lines a little stronger."""
+    color, marker, line = look
     return ax.errorbar(
         x, part["mean"],
         yerr=[part["mean"] - part["low"], part["high"] - part["mean"]] if part["replicates"].max() > 1 else None,
@@ -173,9 +175,9 @@ def bars(ax: Any, x: Any, part: Table, style: Style, label: str, first: bool = F
     )  # fmt: skip
 
 
-def band(ax: Any, x: Any, part: Table, style: Style, label: str, **options: Any) -> None:
-    """A line of means with a band between the ends of `spread`; a few markers, evenly apart to the eye."""
-    color, marker, line = style
+def band(ax: Any, x: Any, part: Table, look: Look, label: str, **options: Any) -> None:
+    """Draw a line of means with a band between the ends of `spread`, and a few markers evenly apart."""
+    color, marker, line = look
     options = {"linestyle": line, "linewidth": 1.2, "markersize": 4, "markevery": 0.12} | options
     step = {"steps-post": "post"}.get(options.get("drawstyle", ""))
     ax.plot(x, part["mean"], color=color, marker=marker, label=label, **options)
@@ -183,15 +185,15 @@ def band(ax: Any, x: Any, part: Table, style: Style, label: str, **options: Any)
         ax.fill_between(x, part["low"], part["high"], color=color, alpha=0.15, linewidth=0, step=step)
 
 
-def by_round(points: Table) -> list[tuple[int, Table, Style]]:
-    """Each round of a table, in order, with its rows and a style."""
-    there = sorted(set(points["round"]))
-    rounds = zip(there, in_order(len(there)), strict=True)
-    return [(int(index), points[points["round"] == index].reset_index(drop=True), style) for index, style in rounds]
+def by_round(points: Table) -> list[tuple[int, Table, Look]]:
+    """List the rounds of a table in order, each with its rows and a style."""
+    indices = sorted(set(points["round"]))
+    looks = zip(indices, in_order(len(indices)), strict=True)
+    return [(int(index), points[points["round"] == index].reset_index(drop=True), look) for index, look in looks]
 
 
 def view(ax: Any, points: Table, full: bool = False) -> float:
-    """Give accuracies of the first branch of a spread, with its bars, two fifths of the height or more, unless full.
+    """Give the accuracies of the first branch, with their bars, at least two fifths of the height, unless `full`.
 
     Returns:
         The accuracy at the bottom.
@@ -200,12 +202,12 @@ def view(ax: Any, points: Table, full: bool = False) -> float:
     known = points[points["mean"].notna()]
     main = known if full else known[known["branch"] == points["branch"].iloc[0]]
     main = known if main.empty else main
-    # A bar may reach beyond what an accuracy can be, and no accuracy may be known.
+    # A bar may reach beyond [0, 1], and all accuracies may be unknown.
     low, high = (max(main["low"].min(), 0), min(known["high"].max(), 1)) if len(known) else (0, 1)
     deepest = low - 1.5 * (high - low)
     ends = known[["low", "mean"]].clip(lower=0).to_numpy()
     low = min(low, ends[ends >= deepest].min(initial=low))
-    # A fiftieth at least, lest a difference of a few examples look like one that matters.
+    # At least a fiftieth, so that a difference of a few examples looks small.
     middle, half = (low + high) / 2, max(high - low, 0.02) / 2
     middle = min(max(middle, half), 1 - half)
     ax.set_ylim(middle - 1.1 * half, middle + 1.1 * half)
@@ -213,19 +215,19 @@ def view(ax: Any, points: Table, full: bool = False) -> float:
 
 
 def density_axis(ax: Any, densities: Any) -> None:
-    """A logarithmic x axis with the dense network on the left, as the papers draw it."""
+    """Make a logarithmic x axis with the dense network on the left, as in the papers."""
     ax.set_xscale("log")
     ax.set_xlim(densities.max() * 1.15, densities.min() / 1.15)
     log_ticks(ax.xaxis)
-    ax.set_xlabel(DENSITY)
+    ax.set_xlabel("density (fraction of prunable weights kept)")
 
 
 def log_ticks(axis: Any) -> None:
-    """Ticks of a logarithmic axis between its limits, three or more: at 1, 2 and 5, or finer where that is too few."""
+    """Set at least three ticks between the limits of a logarithmic axis: at 1, 2 and 5, or closer."""
     from matplotlib.ticker import LogLocator
 
     low, high = sorted(axis.get_view_interval())
-    for subs in ((1, 2, 5), range(1, 10), [one / 2 for one in range(2, 20)], [one / 10 for one in range(10, 100)]):
+    for subs in ((1, 2, 5), range(1, 10), [num / 2 for num in range(2, 20)], [num / 10 for num in range(10, 100)]):
         locator = LogLocator(subs=subs)
         if sum(low <= place <= high for place in locator.tick_values(low, high)) > 2:
             break
@@ -234,7 +236,7 @@ def log_ticks(axis: Any) -> None:
 
 
 def plain(axis: Any) -> None:
-    """Ticks as plain numbers: 0.05, not a power of ten."""
+    """Label ticks with plain numbers such as 0.05, not with powers of ten."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -242,7 +244,7 @@ def plain(axis: Any) -> None:
 
 
 def finish(ax: Any, title: str) -> Any:
-    """A small title, a faint grid, and a legend beside the axes, where it cannot lie on a curve or on a bar."""
+    """Add a small title, a faint grid, and a legend beside the axes, where it covers no curve and no bar."""
     ax.set_title(title, fontsize=9)
     ax.grid(alpha=0.25, linewidth=0.6)
     _, labels = ax.get_legend_handles_labels()
@@ -252,21 +254,21 @@ def finish(ax: Any, title: str) -> Any:
 
 
 def contrasting(color: Any) -> str:
-    """Black or white, whichever can be read on a colour (red, green, blue in [0, 1])."""
+    """Return black or white, the one that is readable on a colour (red, green, blue in [0, 1])."""
     red, green, blue = color[:3]
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
 
 
 def as_svg(figure: Any, label: str) -> str:
-    """A figure as SVG to be put into an HTML page: small, the same bits each time, and its ids like no other figure's.
+    """Convert a figure to SVG for an HTML page: small, the same bits each time, with ids that no other figure has.
 
     Args:
         figure: A Matplotlib figure.
-        label: What a screen reader says of it.
+        label: The description that a screen reader reads.
 
     Returns:
-        One ``<svg>`` element: no XML declaration, no metadata, no link to anywhere, text as text in the page's
-        sans-serif font, lengths in points to two places.
+        One ``<svg>`` element without XML declaration, metadata and external links, with text as text in the page's
+        sans-serif font, and lengths in points to two decimals.
     """
     text = saved(figure, "svg").decode()
     text = text[text.index("<svg") :]
@@ -278,7 +280,7 @@ def as_svg(figure: Any, label: str) -> str:
     text = re.sub(r"(?:'[^'\"]*', )+sans-serif", "sans-serif", text)
     text = text.replace("xlink:href", "href").replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "")
     names = dict.fromkeys(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
-    # Matplotlib gives the same names in every figure; equal figures alone may share theirs.
+    # Matplotlib's ids depend on a part of a figure only, so they are made to depend on all of it.
     salt = "f" + hashlib.sha256((label + text).encode()).hexdigest()[:8]
     ids = {name: f"{salt}-{place}" for place, name in enumerate(names)}
     text = re.sub(r' id="([^"]*)"', lambda found: f' id="{ids[found[1]]}"' if found[1] in ids else "", text)
@@ -287,16 +289,16 @@ def as_svg(figure: Any, label: str) -> str:
 
 
 def saved(figure: Any, ending: str) -> bytes:
-    """A figure as a file of a kind (png, svg, pdf), the same bits each time: without the date."""
+    """Return the content of a figure's file (png, svg, pdf), the same bits each time: without the date."""
     from matplotlib import rc_context
 
-    nothing = {"svg": ("Date", "Creator", "Format", "Type"), "pdf": ("CreationDate",)}.get(ending, ())
-    picture = io.BytesIO()
-    # Images stay of their own size, each, so that they are small and their pixels sharp.
+    dated = {"svg": ("Date", "Creator", "Format", "Type"), "pdf": ("CreationDate",)}.get(ending, ())
+    file = io.BytesIO()
+    # Images that are not merged stay small, with sharp pixels.
     settings: Any = {"svg.hashsalt": "lottery", "svg.fonttype": "none", "image.composite_image": False}
     with rc_context(settings):
-        figure.savefig(picture, format=ending, dpi=150, metadata=dict.fromkeys(nothing) or None)
-    return picture.getvalue()
+        figure.savefig(file, format=ending, dpi=150, metadata=dict.fromkeys(dated) or None)
+    return file.getvalue()
 
 
 def _rounded(attribute: str) -> str:

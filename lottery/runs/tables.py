@@ -1,0 +1,125 @@
+"""Tables of a run as texts, which the terminal prints and the report shows."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from lottery import formatting
+from lottery.runs import store, verdicts
+from lottery.runs.verdicts import Table
+
+
+class Grid(NamedTuple):
+    """A table of texts.
+
+    Attributes:
+        heads: The names of the columns.
+        rows: A text for each column, row by row; the first column names the row.
+        notes: Sentences to show below it.
+    """
+
+    heads: list[str]
+    rows: list[list[str]]
+    notes: list[str] = []  # noqa: RUF012 (a tuple's default, which nobody changes)
+
+    @classmethod
+    def of(cls, lines: list[dict[str, str]], *notes: str) -> "Grid":
+        """Make a table from rows by head, of which there is at least one."""
+        return cls(list(lines[0]), [list(line.values()) for line in lines], list(filter(None, notes)))
+
+
+def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None = None) -> Grid:
+    """The tickets, a row for each round.
+
+    Args:
+        points: The table of `lottery.runs.results.summary`.
+        judged: The table of `lottery.runs.verdicts.judged`.
+        num_steps: The experiment's ``train.num_steps``.
+        costs: The table of `lottery.analysis.costs.table`. It adds columns that a terminal has no room for.
+    """
+    judgements = {line["round"]: line for line in judged.to_dict("records")}
+    points = points[points["branch"] == store.TICKET]
+    several, lines = points["replicates"].max() > 1, []
+    for line in points.to_dict("records"):
+        verdict, measured = judgements.get(line["round"]), line["accuracy_mean"] == line["accuracy_mean"]
+        spread = f" ± {line['accuracy_std']:.4f}" if measured and line["replicates"] > 1 else ""
+        cells = {
+            "round": str(line["round"]),
+            "density": f"{line['density']:.4f}",
+            "kept": f"{line['num_kept']:,.0f}",
+            "test accuracy": f"{line['accuracy_mean']:.4f}{spread}" if measured else "",
+            "early stop": f"{'≥ ' if line['censored'] else ''}{line['early_stop_step_mean']:,.0f}",
+            "at the end": formatting.number(line["final_accuracy_mean"]),
+            "− dense": formatting.signed(verdict["mean"]) if verdict else "",
+            "verdict": _verdict(verdict) if verdict else "",
+        }
+        if costs is not None:
+            own = costs[(costs["branch"] == store.TICKET) & (costs["round"] == line["round"])]
+            cells |= {
+                "95 % interval": formatting.ends(verdict["low"], verdict["high"]) if verdict else "",
+                "n": str(line["replicates"]),
+                "compression": f"{own['compression'].mean():.1f}",
+                "multiply-adds": formatting.number(own["multiply_adds"].mean(), ",.0f"),
+                "speed-up": formatting.number(own["speedup"].mean(), ".1f"),
+            }
+        lines.append(cells)
+    of = f"mean ± standard deviation over {'n' if costs is not None else points['replicates'].max()} replicates"
+    open_ = judged[judged["verdict"] == verdicts.CANNOT_TELL]
+    needed = "; the number beside it: about how many would tell" if open_["needed"].notna().any() else ""
+    return Grid.of(
+        lines,
+        f"Test accuracy: at the early-stop step, {of if several else 'of one replicate'}; and at the end of training."
+        if points["accuracy_mean"].notna().any()
+        else "",
+        "− dense: ticket − the dense network of the same replicate, the mean"
+        + ("." if costs is None else " and its t interval."),
+        f"≥: in some replicate the validation loss was lowest at the last step, {num_steps}; longer training may stop "
+        "later."
+        if points["censored"].any()
+        else "",
+        f"{verdicts.CANNOT_TELL}: cannot tell from {formatting.replicates(int(points['replicates'].max()))}{needed}."
+        if len(open_)
+        else "",
+        "n: replicates. Compression: 1 / density. Multiply-adds: for one example, with prunable weights; speed-up: of "
+        "the dense network by these, in theory."
+        if costs is not None
+        else "",
+    )
+
+
+def compared(found: Table, first: str) -> Grid:
+    """Several runs at the same rounds, each beside the first.
+
+    Args:
+        found: The table of `lottery.runs.comparison.compared`.
+        first: The name of the first run.
+    """
+    lines = []
+    for _, part in found.groupby("round", sort=True):
+        for place, line in enumerate(part.to_dict("records")):
+            paired = line["difference"] == line["difference"]
+            lines.append(
+                {
+                    "round": "" if place else str(line["round"]),
+                    "density": "" if place else f"{line['density']:.4f}",
+                    "run": line["run"],
+                    "replicates": str(line["replicates"]),
+                    "test accuracy": formatting.number(line["accuracy"]),
+                    "95 % interval": formatting.ends(line["low"], line["high"], ".4f"),
+                    f"− {first}": formatting.signed(line["difference"]) if paired else "",
+                    "its 95 % interval": formatting.ends(line["difference_low"], line["difference_high"])
+                    if paired
+                    else "",
+                }
+            )
+    note = f"Test accuracy at the early-stop step: mean and t interval, then run − {first}, paired by replicate."
+    return Grid.of(lines, note, "Within a round the best comes first.")
+
+
+def published(lines: Iterable[Mapping[str, str]], notes: Iterable[str]) -> Grid:
+    """A run beside published numbers, as `lottery.runs.published.compare` returns them."""
+    return Grid.of([dict(line) for line in lines], *notes)
+
+
+def _verdict(line: Mapping[str, Any]) -> str:
+    """A verdict, and how many replicates would tell where it is open and that is known."""
+    return line["verdict"] + ("" if line["needed"] != line["needed"] else f" {line['needed']:.0f}")
