@@ -171,7 +171,7 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
         **_versions(),
         "platform": platform.platform(),
         "commit": _commit(),
-        "architecture": architecture.described(model, name if networks.is_built_in(name) else None),
+        "architecture": architecture.describe(model, name if networks.is_built_in(name) else None),
         "not_pruned": weights.unprunable(model),
         "uses": multiply_adds.per_entry(model),
     }
