@@ -94,7 +94,7 @@ class Run:
         """Draw a Matplotlib figure, which a notebook shows; ``savefig`` writes it to a file.
 
         Args:
-            kind: A key of `lottery.plots.PLOTS`.
+            kind: A key of `lottery.plots.kinds`.
             options: Options of that kind, and what it reads by: ``rounds``, or ``round`` and ``matched`` of an overlap.
 
         Raises:

@@ -181,9 +181,7 @@ def merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
             continue
         inner = dict(merged[section]) if isinstance(merged.get(section), Mapping) else {}
         if section == "prune":
-            if (
-                "densities" in values
-            ):  # they replace everything that says how many rounds there are, and how much to prune
+            if "densities" in values:  # they replace the other keys of rounds and rates
                 inner = {key: value for key, value in inner.items() if key not in ("num_rounds", "rates", "rate")}
             if {"final_density", "num_rounds"} & set(values) and (inner | dict(values)).get("final_density"):
                 inner.pop("rate", None)  # it follows from the two
@@ -200,7 +198,7 @@ def merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
 
 
 def _drop_later_controls(merged: dict[str, Any], overrides: Mapping[str, Any]) -> None:
-    """If an override leaves fewer rounds than the file has, keep the file's control rounds that are left, or the last."""
+    """Keep the file's control rounds that are left, or the last round, if an override leaves fewer rounds."""
     prune, run = (overrides.get(section) for section in ("prune", "run"))
     if not isinstance(prune, Mapping) or not isinstance(merged.get("run"), Mapping):
         return

@@ -1,4 +1,4 @@
-"""A grid of experiments, trained as one: what several of them have in common is trained once."""
+"""A grid of experiments: networks that several of them share are trained once."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.preparing import Ingredients
 from lottery.runs import results, store, tensorboard, verdicts
 
-# What a grid may not change: it would be another sweep for each value.
+# Keys that a grid may not change: each value would be another sweep.
 FIXED = ("sweep", "run.num_threads")
 
 
@@ -26,7 +26,7 @@ class Point:
     """One experiment of a sweep.
 
     Attributes:
-        values: What the grid sets, by key such as ``prune.rate``.
+        values: The values that the grid sets, by key such as ``prune.rate``.
         settings: The experiment.
     """
 
@@ -35,13 +35,12 @@ class Point:
 
 
 def points(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> list[Point]:
-    """The experiments of a sweep, in the order of its grid, the last key changing fastest.
+    """List the experiments of a sweep in the order of its grid, the last key changing fastest.
 
     Args:
-        source: A TOML file, or its tables: those of an experiment and ``[sweep]``, in which each key of the experiment
-            that varies, such as ``"prune.rate"``, has a list of values. ``experiment``, at the top, is a file or a name
-            that ships with the package, to start from.
-        overrides: Tables that replace single values in all of them.
+        source: A TOML file or its tables: an experiment's, and ``[sweep]`` with a list of values for each key that
+            varies, such as ``"prune.rate"``. ``experiment``, at the top, is a file or a preset to start from.
+        overrides: Tables that replace single values in all experiments.
 
     Raises:
         LotteryError: The file cannot be read, or a key or a value is wrong.
@@ -131,17 +130,17 @@ def sweep(
 
 
 def table(runs: Sequence[Path], found: Sequence[Point], tolerance: float = verdicts.TOLERANCE) -> Any:
-    """What came of a sweep: a data frame with a row for each experiment.
+    """Make a data frame with a row for each experiment of a sweep.
 
     Args:
-        runs: What `sweep` returns.
-        found: What `points` returns for it.
+        runs: The result of `sweep`.
+        found: The result of `points`.
         tolerance: Accuracy that a matching ticket may lose, in [0, 1].
 
     Returns:
         Columns: the keys of the grid; ``dense_accuracy``, the mean test accuracy of the dense networks at their
-        early-stop step; ``smallest_matching_density`` and ``smallest_matching_difference``, of the sparsest round whose
-        tickets match it, its density and its accuracy less the dense, None where none does; ``run``, the folder.
+        early-stop step; ``smallest_matching_density`` and ``smallest_matching_difference``, density and difference from
+        dense of the sparsest round whose tickets match it, None if none does; ``run``, the folder.
     """
     import pandas as pd
 
@@ -174,14 +173,14 @@ def _completed(experiment: config.Experiment) -> config.Experiment:
 
 
 def _written(settings: Mapping[Path, config.Experiment], report: progress.Report) -> progress.Report:
-    """Write what TensorBoard shows, each event with its run."""
+    """Write for TensorBoard, each event into its run."""
     writers = {path: tensorboard.writer(path, experiment, report) for path, experiment in settings.items()}
 
-    def told(event: progress.Event) -> None:
+    def write(event: progress.Event) -> None:
         where = event.where if isinstance(event, progress.Done) else event
         writers.get(getattr(where, "run", Path()), report)(event)
 
-    return told
+    return write
 
 
 def _size(settings: Mapping[Path, Any], tasks: Sequence[Task], copies: Mapping[Task, Task]) -> str:
@@ -200,7 +199,7 @@ def _as_overrides(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name(name: str, chosen: Mapping[str, Any]) -> str:
-    """A name that says what is different, as far as a folder's name can."""
+    """Name an experiment by what is different, as far as a folder's name can."""
     words = [name, *(f"{key.rpartition('.')[2]}-{value}" for key, value in chosen.items())]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words))[:100].rstrip(".-_")
 

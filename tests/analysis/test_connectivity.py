@@ -125,7 +125,7 @@ def connected(tmp_path_factory):
 
 @pytest.fixture
 def copied(connected, tmp_path):
-    run = lottery.runs.results.Run(tmp_path / connected[0].path.name)
+    run = lottery.load(tmp_path / connected[0].path.name)
     shutil.copytree(connected[0].path, run.path)
     return run
 
