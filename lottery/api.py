@@ -227,8 +227,14 @@ def branch(
     """Train branches from stored rounds, or find them complete.
 
     Args:
-        run, kind, rounds, overrides, replicate: As for `lottery.pipeline.branching.branch`.
-        model, data: What was passed to `lottery.run`; for ``"transfer"``, `data` may be the other data.
+        run: The run's folder.
+        kind: A key of `lottery.pruning.branches.BRANCHES`, or a function from `StoredTicket` to `BranchStart` there,
+            whose name is the branch's.
+        rounds: The rounds to branch from; every complete pruned round by default.
+        overrides: For ``"transfer"`` only: the ``[data]`` of the other data set, and values of ``[train]`` that
+            differ, such as ``{"data": {"name": "fashion_mnist"}}``.
+        replicate: The replicate; all by default.
+        model, data: The objects passed to `lottery.run`; for ``"transfer"``, `data` may be the other data.
         options: See `Options`.
 
     Returns:

@@ -27,23 +27,7 @@ def branch(
     ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
     execution: Execution = Execution(),  # noqa: B008 (frozen)
 ) -> None:
-    """Train branches from stored rounds, or find them complete.
-
-    Args:
-        run: The run's folder.
-        kind: A key of `branches.BRANCHES`, or a function from `branches.StoredTicket` to `branches.BranchStart`, whose
-            name is the branch's.
-        rounds: The rounds to branch from; every complete pruned round by default.
-        overrides: For ``"transfer"`` only: the ``[data]`` of the other data set, and values of ``[train]`` that
-            differ, such as ``{"data": {"name": "fashion_mnist"}}``.
-        replicate: The replicate; all by default.
-        ingredients: The objects that were passed to the run. For ``"transfer"`` the data may be the other data.
-        execution: How to train.
-
-    Raises:
-        LotteryError: There is no such run, round, replicate or branch; or the ticket does not fit the other data.
-        Stopped: A stop was requested.
-    """
+    """Train branches from stored rounds, or find them complete; see `lottery.branch`."""
     path, overrides = Path(run), dict(overrides or {})
     experiment = store.read_experiment(path)
     if isinstance(kind, str) and kind not in branches.BRANCHES:

@@ -21,23 +21,7 @@ def run(
     out: str | Path = "runs",
     execution: Execution = Execution(),  # noqa: B008 (frozen)
 ) -> Path:
-    """Run an experiment, resume it, or find it complete.
-
-    Args:
-        source: A TOML file, the tables themselves, or None: the embedded default experiment, or the defaults of every
-            key where a model or data are passed.
-        overrides: Tables that replace single values.
-        ingredients: Objects that take the place of names in the experiment.
-        out: The folder that holds runs.
-        execution: How to train.
-
-    Returns:
-        The run's folder.
-
-    Raises:
-        LotteryError: See `lottery.run`.
-        Stopped: A stop was requested.
-    """
+    """Run an experiment, resume it, or find it complete, and return its folder; see `lottery.run`."""
     own = ingredients.model is not None or ingredients.data is not None
     experiment = config.load({} if source is None and own else source, overrides)
     experiment = preparing.with_functions(experiment, ingredients)

@@ -77,22 +77,10 @@ def sweep(
     out: str | Path = "runs",
     execution: Execution = Execution(),  # noqa: B008 (frozen)
 ) -> list[Path]:
-    """Run a grid of experiments, resume it, or find it complete. Each experiment is a run of its own.
+    """Run a grid of experiments, resume it, or find it complete, and return the folders of its runs.
 
     Networks that experiments share are trained once and copied: the same dense network where experiments differ in
-    pruning or rewinding alone, the same rounds where they differ in later rounds.
-
-    Args:
-        source, overrides: As for `points`.
-        out: The folder that holds runs.
-        execution: How to train.
-
-    Returns:
-        The folders of the runs, complete, in the order of `points`.
-
-    Raises:
-        LotteryError: As for `lottery.run`; before any training if an experiment is wrong.
-        Stopped: A stop was requested.
+    pruning or rewinding alone, the same rounds where they differ in later rounds. See `lottery.sweep`.
     """
     found = points(source, overrides)
     with execution.begun() as (report, asked), contextlib.ExitStack() as stack:
