@@ -1,16 +1,16 @@
 """What compaction makes of the tickets of a run: units, parameters, file size, multiply-adds and latency.
 
-Takes the rounds of a run whose densities are nearest to those asked for (replicate 1), builds the trained network with
-its masked weights at zero, and lets `lottery.tickets.compaction` make it smaller, with and without dropping the
+Takes the rounds of a run with the densities nearest to the requested ones (replicate 1), builds the trained network
+with its masked weights at zero, and lets `lottery.tickets.compaction` make it smaller, with and without dropping the
 pixels that no weight reads. For each it prints
 
-- what is left: units by layer, parameters, multiply-adds for one image, bytes of the saved `.keras` file, pixels that
+- its size: units by layer, parameters, multiply-adds for one image, bytes of the saved `.keras` file, pixels that
   nothing reads, the largest difference of the outputs on all test images relative to the largest output, and how many
   of these images are put into another class;
 - the latency of a compiled forward pass (`tf.function`, no XLA) for a batch of 1 and of 1000 images; then the same in
   the time that the processor has worked, which is nearly that on one thread, and stays so where other programs
   interfere. Each network takes turns with the masked one, and its factor is how many times longer that one took beside
-  it; times are medians over the turns. `empty` is a network of one weight that reads one pixel: what a call costs in
+  it; times are medians over the turns. `empty` is a network of one weight that reads one pixel: the cost of a call in
   itself, below which no network of Keras can come.
 
 Command, after `lottery run experiments/lenet_mnist.toml`:
@@ -34,7 +34,7 @@ import typer
 from benchmark_training import print_table
 from rich.console import Console
 
-from lottery import config, data, files, weights
+from lottery import config, data, masks, weights
 from lottery.models import library, networks, outputs
 from lottery.pipeline import environment
 from lottery.runs import store
@@ -70,14 +70,12 @@ def main(
     images = np.asarray(loop.scaler(splits)(splits.test.x))
     console = Console(highlight=False, width=130)
     console.print(f"{run.name}, {experiment.model.name}, {len(images)} test images, {threads} thread(s).\n")
-    stored = {
-        index: store.read_record(store.round_path(run, 1, index))["density"] for index in store.complete_rounds(run, 1)
-    }
+    rounds = [store.StoredRound(run, 1, index) for index in store.complete_rounds(run, 1)]
     found = []
     for wanted in map(float, densities.split(",")):
-        index = min(stored, key=lambda one: abs(math.log(stored[one] / wanted)))
-        model = ticket(run, experiment, index, splits)
-        found.append({"density": stored[index], "round": index, **measure(model, images, turns)})
+        nearest = min(rounds, key=lambda stored: abs(math.log(stored.record["density"] / wanted)))
+        model = ticket(nearest, experiment, splits)
+        found.append({"density": nearest.record["density"], "round": nearest.index, **measure(model, images, turns)})
     print_sizes(console, found)
     for clock, batch in itertools.product(CLOCKS, BATCHES):
         print_latency(console, found, clock, batch)
@@ -85,43 +83,39 @@ def main(
         json_file.write_text(json.dumps({"run": run.name, "threads": threads, "tickets": found}, indent=1) + "\n")
 
 
-def ticket(run: Path, experiment: config.Experiment, index: int, splits: data.Splits) -> Any:
-    """The trained network of a round; its masked weights must be zero."""
-    folder = store.round_path(run, 1, index)
-    trained = files.read_arrays(folder / "weights.safetensors")
-    masks = files.read_masks(folder / "masks.safetensors")
-    for name, mask in masks.items():
-        if np.any(trained[name][~mask]):
-            raise AssertionError(f"Masked entries of {name!r} are not zero in {folder}.")
+def ticket(stored: store.StoredRound, experiment: config.Experiment, splits: data.Splits) -> Any:
+    """Build the trained network of a round; its masked weights must be zero."""
+    if leaks := masks.leaks(stored.weights, stored.masks):
+        raise AssertionError(f"Masked entries of {', '.join(leaks)} are not zero in {stored.folder}.")
     num_classes = int(splits.train.y.max()) + 1
     model = networks.builder(experiment.model.name, splits.train.x.shape[1:], num_classes)()
-    weights.assign(model, trained)
+    weights.assign(model, stored.weights)
     return model
 
 
 def measure(model: Any, images: np.ndarray, turns: int) -> dict[str, Any]:
-    """Sizes, differences, and seconds a call of a network: of the masked one beside it, and its own."""
+    """Measure sizes, differences, and seconds a call, of the compacted networks and of the masked one beside each."""
     sizes, unread, before = {"masked": size(model)}, 0, classes(model, images)
     seconds = {clock: {batch: {} for batch in BATCHES} for clock in CLOCKS}
     for name, drop in DROPS_INPUTS.items():
-        found = {clock: compaction.benchmark(model, images, drop, turns, told) for clock, told in CLOCKS.items()}
-        for clock, one in found.items():
-            for batch, pair in zip(BATCHES, one.seconds.values(), strict=True):
-                seconds[clock][batch][name] = pair
+        found = {how: compaction.benchmark(model, images, drop, turns, clock) for how, clock in CLOCKS.items()}
+        for how, benchmark in found.items():
+            for batch, pair in zip(BATCHES, benchmark.seconds.values(), strict=True):
+                seconds[how][batch][name] = pair
         first, *_ = found.values()
         small, unread = first.compacted, int(first.compacted.unread.sum())
         other = int(np.count_nonzero(classes(small.model, small.select(images)) != before))
         sizes[name] = size(small.model) | {"difference": first.difference, "other class": other}
-    networks = {"masked": model, "empty": empty()}
-    for (clock, told), batch in itertools.product(CLOCKS.items(), BATCHES):
+    pair = {"masked": model, "empty": empty()}
+    for (how, clock), batch in itertools.product(CLOCKS.items(), BATCHES):
         taken = {"masked": images[:batch], "empty": np.zeros((batch, 1), np.float32)}
-        times = compaction.latency(networks, taken, turns, told)
-        seconds[clock][batch]["empty"] = times["masked"], times["empty"]
+        times = compaction.latency(pair, taken, turns, clock)
+        seconds[how][batch]["empty"] = times["masked"], times["empty"]
     return {"unread": unread, "sizes": sizes, "seconds": seconds}
 
 
 def size(model: Any) -> dict[str, Any]:
-    """What a network consists of."""
+    """Count the parts of a network."""
     links = chain.take_apart(model)
     return {
         "inputs": int(np.prod(links[0].before)),
@@ -133,19 +127,19 @@ def size(model: Any) -> dict[str, Any]:
 
 
 def classes(model: Any, inputs: np.ndarray) -> np.ndarray:
-    """The class that a network puts each input into."""
+    """Predict the class of each input."""
     return outputs.evaluate(model, inputs, training=False)[0].argmax(1)
 
 
 def empty() -> Any:
-    """A network of one weight."""
+    """Build a network of one weight."""
     import keras
 
     return keras.Sequential([keras.layers.InputLayer((1,)), keras.layers.Dense(1, use_bias=False)])
 
 
 def file_size(model: Any) -> int:
-    """Bytes of a model as Keras saves it."""
+    """Count the bytes of a model as Keras saves it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.keras")
         model.save(path)
@@ -153,7 +147,7 @@ def file_size(model: Any) -> int:
 
 
 def print_sizes(console: Console, found: list[dict[str, Any]]) -> None:
-    """What is left of each ticket."""
+    """Print the sizes of each ticket."""
     lines = []
     for one in found:
         for name, size in one["sizes"].items():
@@ -173,11 +167,11 @@ def print_sizes(console: Console, found: list[dict[str, Any]]) -> None:
                 ]
             )
     heads = ["density", "round", "network", "inputs and units", "parameters", "multiply-adds", "file kB", "unread"]
-    print_table(console, "What is left", [*heads, "difference", "other class"], lines)
+    print_table(console, "Sizes", [*heads, "difference", "other class"], lines)
 
 
 def print_latency(console: Console, found: list[dict[str, Any]], clock: str, batch: int) -> None:
-    """Milliseconds a call, and how many times faster than the masked network."""
+    """Print milliseconds a call, and how many times faster than the masked network."""
     lines = []
     for one in found:
         seconds = one["seconds"][clock][batch]

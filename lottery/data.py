@@ -1,4 +1,4 @@
-"""Data sets by name to arrays in memory, split once and for all into training, validation and test."""
+"""Data sets by name or from the caller, split into training, validation and test."""
 
 import hashlib
 import os
@@ -18,13 +18,13 @@ KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """The four arrays of a file with the keys that Keras uses.
+    """Read the four arrays of a file with the keys that Keras uses; nothing is unpickled.
 
     Raises:
-        LotteryError: The file is missing, truncated, or lacks an array. Nothing in it is ever unpickled.
+        LotteryError: The file is missing, truncated, or lacks an array.
     """
     try:
-        # Opened here, for np.load leaves a file open that it cannot read.
+        # Opened here, because np.load leaves a file open that it cannot read.
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             missing = [key for key in KEYS if key not in file.files]
             if missing:
@@ -37,16 +37,16 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         raise
     except FileNotFoundError:
         raise LotteryError(f"There is no data file {str(path)!r}.") from None
-    # A truncated file fails in as many ways as there are layers that read it.
+    # A truncated file can fail in each of the libraries that read it.
     except (OSError, ValueError, EOFError, BadZipFile, KeyError, AttributeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise LotteryError(f"The data file {str(path)!r} cannot be read ({reason}); is it complete?") from None
-    except Exception as error:  # zlib.error, and whatever a decompressor thinks of next
+    except Exception as error:  # such as zlib.error, from decompression
         raise LotteryError(f"The data file {str(path)!r} is damaged ({error}).") from None
 
 
 def _digits() -> dict[str, np.ndarray]:
-    """1,797 real handwritten digits of 8 x 8 pixels, which scikit-learn ships; a fifth, drawn once, is the test set."""
+    """Load scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; a fifth, always the same, is the test set."""
     from sklearn.datasets import load_digits
 
     images, labels = (np.asarray(part) for part in load_digits(return_X_y=True))
@@ -87,7 +87,7 @@ DATASETS: dict[str, Callable[[], dict[str, np.ndarray]]] = {
 
 
 class Data(Section):
-    """What is trained on."""
+    """The ``[data]`` section of an experiment."""
 
     name: Annotated[str, one_of("data.name", DATASETS, also=is_given)] = "mnist"
     path: str = ""
@@ -103,11 +103,9 @@ class Data(Section):
         return self
 
 
-# Which images are for validation does not depend on an experiment's seed: replicates differ in nothing but chance.
+# The split does not depend on an experiment's seed, so that replicates train on the same examples.
 SPLIT_SEED = 20_190_304
-
-
-NUM_PEEKED = 4  # batches of a tf.data.Dataset that its fingerprint is taken from
+NUM_PEEKED = 4  # batches of a tf.data.Dataset in its fingerprint
 
 
 @dataclass(frozen=True)
@@ -126,9 +124,9 @@ class Splits:
     """A data set, in memory.
 
     Attributes:
-        train, validation, test: The three parts. Images stay in the type they came in (uint8 stays uint8).
-        mean, deviation: What the network's input is made with, (x - mean) / deviation, one value or one for each
-            channel; statistics of the training part only.
+        train, validation, test: The three parts. Images keep their type (uint8 stays uint8).
+        mean, standard_deviation: Statistics of the training part, a number or one for each channel. The network's
+            input is (x - mean) / standard_deviation.
         fingerprint: Digest of every example and of the split.
     """
 
@@ -136,15 +134,15 @@ class Splits:
     validation: Split
     test: Split
     mean: np.ndarray
-    deviation: np.ndarray
+    standard_deviation: np.ndarray
     fingerprint: str
 
 
 @dataclass(frozen=True)
 class Streams:
-    """A data set that does not fit in memory: functions that make batched ``tf.data.Dataset`` afresh.
+    """A data set that does not fit in memory: functions that make a new batched ``tf.data.Dataset`` at each call.
 
-    Its fingerprint is that of the first batches, for reading all of it would take as long as training.
+    The fingerprint is of the first batches, since reading all of them would take as long as training.
     """
 
     train: Callable[[], Any]
@@ -154,19 +152,13 @@ class Streams:
 
 
 def load(settings: Data) -> Splits:
-    """The data set that an experiment names.
+    """Load the data set that an experiment names, with `settings.validation` examples split off the training part.
 
-    Looked for in this order: ``data.path``; ``$LOTTERY_DATA/<name>.npz``; Keras' cache; a download by
-    ``keras.datasets``. The digits ship with scikit-learn.
-
-    Args:
-        settings: The ``[data]`` section of an experiment.
-
-    Returns:
-        The data set, with `settings.validation` examples split off the training part.
+    The places are, in this order: ``data.path``; ``$LOTTERY_DATA/<name>.npz``; Keras' cache; a download by
+    ``keras.datasets``. The digits come with scikit-learn.
 
     Raises:
-        LotteryError: The data cannot be found or read, or are not what they should be.
+        LotteryError: The data cannot be found or read, or do not fit together.
     """
     if settings.name == GIVEN:
         raise LotteryError(
@@ -191,12 +183,9 @@ def split(arrays: Mapping[str, Any], settings: Data, where: str = "data") -> Spl
 
     Args:
         arrays: ``x_train``, ``y_train``, ``x_test``, ``y_test``.
-        settings: How many examples to split off, and how pixels (uint8) are scaled. Inputs of any other type
-            are used as they are.
-        where: Named in errors.
-
-    Returns:
-        The data set.
+        settings: How many examples to split off, and how pixels (uint8) are scaled. Inputs of other types are not
+            scaled.
+        where: The name of the data in errors.
 
     Raises:
         LotteryError: The arrays do not fit together, hold NaN, or are too few.
@@ -223,32 +212,31 @@ def split(arrays: Mapping[str, Any], settings: Data, where: str = "data") -> Spl
     order = np.random.default_rng(SPLIT_SEED).permutation(len(x_train))
     chosen, rest = np.sort(order[: settings.validation]), np.sort(order[settings.validation :])
     train = Split(x_train[rest], y_train[rest])
-    mean, deviation = _scaling(train.x, settings.pixels)
     parts = (train, Split(x_train[chosen], y_train[chosen]), Split(x_test, y_test))
-    return Splits(*parts, mean, deviation, _fingerprint(parts))
+    return Splits(*parts, *_scaling(train.x, settings.pixels), _fingerprint(parts))
 
 
 def given(data: Any, settings: Data) -> Splits | Streams:
-    """A data set from what a caller passes.
+    """Make a data set of arrays or ``tf.data.Dataset`` that a caller passes.
 
     Args:
         data: ``(x_train, y_train, x_test, y_test)``, or the pairs that ``keras.datasets`` returns, or
-            ``(train, validation, test)`` where each is a batched ``tf.data.Dataset`` or a function without
-            arguments that returns one.
+            ``(train, validation, test)``, each a batched ``tf.data.Dataset`` or a function without arguments that
+            returns one.
         settings: The ``[data]`` section of the experiment.
 
     Returns:
         `Splits` for arrays, `Streams` for data sets.
 
     Raises:
-        LotteryError: It is none of these, or the arrays are not what they should be.
+        LotteryError: It is none of these, or the arrays do not fit together.
     """
     parts = tuple(data) if isinstance(data, (tuple, list)) else ()
     if len(parts) == 2 and all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in parts):
         parts = (*parts[0], *parts[1])
     if len(parts) == 4:
         if "validation" not in settings.model_fields_set and hasattr(parts[0], "__len__"):
-            tenth = max(1, len(parts[0]) // 10)  # where nobody asked for as many as MNIST has
+            tenth = max(1, len(parts[0]) // 10)  # the default number is for MNIST
             settings = settings.model_copy(update={"validation": min(settings.validation, tenth)})
         return split(dict(zip(KEYS, parts, strict=True)), settings)
     if len(parts) == 3 and all(hasattr(part, "element_spec") or callable(part) for part in parts):
@@ -265,7 +253,7 @@ def _checked(value: Any, key: str, where: str) -> np.ndarray:
         array = np.asarray(value)
     except ValueError:
         raise LotteryError(
-            f"{where}: {key} is no single array; several inputs can be given as tf.data.Dataset."
+            f"{where}: {key} is no single array; several inputs can be passed as tf.data.Dataset."
         ) from None
     if array.dtype.kind not in "biuf":
         raise LotteryError(f"{where}: {key} has type {array.dtype}, allowed are numbers.")
@@ -276,7 +264,7 @@ def _checked(value: Any, key: str, where: str) -> np.ndarray:
     if key.startswith("y") and array.dtype.kind in "biu":
         if array.size and int(array.max()) >= 2**31:
             raise LotteryError(f"{where}: {key} holds the label {array.max()}, allowed is at most {2**31 - 1}.")
-        array = array.astype(np.int32)  # what TensorFlow's losses take everywhere
+        array = array.astype(np.int32)  # accepted by all losses of TensorFlow
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
@@ -288,7 +276,7 @@ def _scaling(x: np.ndarray, pixels: str) -> tuple[np.ndarray, np.ndarray]:
         return zero, 255 * one
     channels = x.shape[-1] if x.ndim == 4 and x.shape[-1] <= 4 else 1
     counts = np.zeros((channels, 256), np.int64)
-    for some in np.array_split(x, 1 + x.size // 2**20):  # the whole in float64 would be eight times the data
+    for some in np.array_split(x, 1 + x.size // 2**20):  # float64 would take eight times the memory
         for channel, values in enumerate(some.reshape(-1, channels).T):
             counts[channel] += np.bincount(values, minlength=256)
     fractions, levels = counts / counts.sum(axis=1, keepdims=True), np.arange(256)
@@ -322,7 +310,7 @@ def _digest_of_first_batches(makers: list[Callable[[], Any]]) -> str:
 
     digest = hashlib.sha256()
     for part, make in zip(("training", "validation", "test"), makers, strict=True):
-        keras.utils.set_random_seed(SPLIT_SEED)  # a shuffle without a seed of its own takes this one
+        keras.utils.set_random_seed(SPLIT_SEED)  # used by a shuffle without a seed
         dataset: Any = make()
         if not hasattr(dataset, "element_spec"):
             raise LotteryError(f"data: a function returned {type(dataset).__name__}, allowed is a tf.data.Dataset.")
@@ -339,9 +327,7 @@ def _digest_of_first_batches(makers: list[Callable[[], Any]]) -> str:
 
 
 def _same(dataset: Any) -> Callable[[], Any]:
-    """A function that returns `dataset`, unless its order would differ from one pass to the next in a way that
-    stopping and going on cannot repeat: its shuffle counts the passes made so far in the process.
-    """
+    """Make a function that returns `dataset`; refuse a shuffle that counts the passes made in this process."""
     waiting = [dataset]
     while waiting:
         one = waiting.pop()

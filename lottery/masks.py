@@ -1,4 +1,4 @@
-"""What is kept: plain dicts from a weight's name to a boolean array, True where the entry is kept."""
+"""Masks: plain dicts from a weight's name to a boolean array, True where the entry is kept."""
 
 from collections.abc import Mapping
 
@@ -7,49 +7,40 @@ import numpy as np
 from lottery.errors import LotteryError, unknown
 
 Masks = dict[str, np.ndarray]
-
-
-Weights = Mapping[str, np.ndarray]
+Weights = Mapping[str, np.ndarray]  # arrays by the name of a weight
 
 
 def ones_like(weights: Weights) -> Masks:
-    """Masks that keep everything.
-
-    Args:
-        weights: Arrays by name; only their shapes matter.
-
-    Returns:
-        A boolean array of True for every weight.
-    """
+    """Make masks of the weights' shapes that keep everything."""
     return {name: np.ones(np.shape(value), dtype=bool) for name, value in weights.items()}
 
 
 def num_kept(masks: Masks) -> dict[str, int]:
-    """How many entries of each weight are kept."""
+    """Count the kept entries of each weight."""
     return {name: int(np.count_nonzero(mask)) for name, mask in masks.items()}
 
 
 def density(masks: Masks) -> float:
-    """Fraction of all entries that are kept, in [0, 1]."""
+    """Return the fraction of all entries that are kept, in [0, 1]."""
     return sum(num_kept(masks).values()) / sum(mask.size for mask in masks.values())
 
 
 def density_by_weight(masks: Masks) -> dict[str, float]:
-    """Fraction of the entries of each weight that are kept, in [0, 1]."""
+    """Return the fraction of each weight's entries that are kept, in [0, 1]."""
     return {name: kept / masks[name].size for name, kept in num_kept(masks).items()}
 
 
 def apply(weights: Weights, masks: Masks, held_at: Weights | None = None) -> dict[str, np.ndarray]:
-    """Weights with every masked entry at its held value.
+    """Set every masked entry to its held value.
 
     Args:
-        weights: Arrays by name. Those without a mask are returned as they are.
-        masks: Boolean arrays by name, True where the weight is kept.
-        held_at: What masked entries become, by name, of the weight's shape; zero where it says nothing.
+        weights: Arrays by name. Those without a mask are returned unchanged.
+        masks: Boolean arrays by name, True where the entry is kept.
+        held_at: The values of masked entries, arrays of the weights' shapes by name; zero if missing.
 
     Returns:
-        New arrays for the masked weights. A masked entry is exactly its held value (zero is positive zero),
-        whatever was there before, infinities and NaN included.
+        New arrays for the masked weights. A masked entry is exactly its held value (positive zero for zero), even if
+        it was infinite or NaN before.
 
     Raises:
         LotteryError: A mask does not fit.
@@ -64,21 +55,21 @@ def apply(weights: Weights, masks: Masks, held_at: Weights | None = None) -> dic
 
 
 def intersection(first: Masks, second: Masks) -> Masks:
-    """What both keep. Both must name the same weights."""
+    """Make the masks of the entries that both keep. Both must name the same weights."""
     if first.keys() != second.keys():
         raise LotteryError(f"The masks name different weights: {sorted(first)} and {sorted(second)}.")
     return {name: first[name] & second[name] for name in first}
 
 
 def distance(first: Masks, second: Masks) -> float:
-    """Fraction of all entries that one keeps and the other does not, in [0, 1]. Both must name the same weights."""
+    """Return the fraction of all entries that only one of two masks keeps, in [0, 1]."""
     kept, counts = num_kept(intersection(first, second)), (num_kept(first), num_kept(second))
     differing = sum(counts[0][name] + counts[1][name] - 2 * kept[name] for name in kept)
     return differing / sum(mask.size for mask in first.values())
 
 
 def is_nested(inner: Masks, outer: Masks) -> bool:
-    """Whether everything that `inner` keeps is kept by `outer` too."""
+    """Return True if `outer` keeps every entry that `inner` keeps."""
     return inner.keys() == outer.keys() and not any(np.any(inner[name] & ~outer[name]) for name in inner)
 
 

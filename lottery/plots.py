@@ -20,7 +20,7 @@ def kinds() -> dict[str, Analysis]:
 
 def __getattr__(name: str) -> Callable[..., Any]:
     if name in kinds():
-        return _drawing(name)
+        return _figure(name)
     raise AttributeError(f"module 'lottery.plots' has no attribute {name!r}")
 
 
@@ -43,7 +43,8 @@ def read(run: Path, kind: str, **options: Any) -> Table:
     Raises:
         LotteryError: An unknown kind, or it is not a run, or it lacks what the kind needs.
     """
-    table = _kind(kind).table
+    _figure(kind)
+    table = ANALYSES[kind].table
     known = inspect.signature(table).parameters
     options = {name: value for name, value in options.items() if name in known and value is not None}
     if "rounds" in known and "rounds" not in options:
@@ -71,14 +72,14 @@ def drawn(source: Table, kind: str = "accuracy", title: str = "", **options: Any
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    one, allowed = _kind(kind), list(options_of(kind))
+    draw = _figure(kind)
     for option in options:
-        if option not in allowed:
-            raise unknown(f"An option of {kind}", option, allowed)
+        if option not in options_of(kind):
+            raise unknown(f"An option of {kind}", option, options_of(kind))
     figure = Figure(layout="constrained")
     FigureCanvasAgg(figure)
-    _drawing(kind)(source, figure.subplots(), **options)
-    figure.set_size_inches(one.size(source))
+    draw(source, figure.subplots(), **options)
+    figure.set_size_inches(ANALYSES[kind].size(source))
     figure.suptitle(title, fontsize=11)
     return figure
 
@@ -107,7 +108,7 @@ def save(source: Table, path: str | Path, kind: str = "accuracy", title: str = "
 
     path = Path(path)
     ending = path.suffix.lstrip(".")
-    _kind(kind)
+    _figure(kind)
     if ending not in FigureCanvasAgg.get_supported_filetypes():
         raise unknown("The ending of --out", ending, ("png", "svg", "pdf"))
     files.write(path, style.saved(drawn(source, kind, title, **options), ending))
@@ -116,7 +117,7 @@ def save(source: Table, path: str | Path, kind: str = "accuracy", title: str = "
 
 def options_of(kind: str) -> tuple[str, ...]:
     """The names of the options of a kind's function, after its table and axes."""
-    return tuple(inspect.signature(_drawing(kind)).parameters)[2:]
+    return tuple(inspect.signature(_figure(kind)).parameters)[2:]
 
 
 def last_common_round(run: Path) -> int:
@@ -128,15 +129,11 @@ def last_common_round(run: Path) -> int:
     return min(_last_rounds(run))
 
 
-def _kind(kind: str) -> Analysis:
-    if kind not in kinds():
+def _figure(kind: str) -> Callable[..., Any]:
+    """Return the function of a kind."""
+    figure = ANALYSES[kind].figure if kind in ANALYSES else None
+    if figure is None:
         raise unknown("--kind", kind, kinds())
-    return ANALYSES[kind]
-
-
-def _drawing(kind: str) -> Callable[..., Any]:
-    figure = _kind(kind).figure
-    assert figure is not None
     return figure
 
 
@@ -144,5 +141,5 @@ def _last_rounds(run: Path) -> list[int]:
     """The last complete round of each replicate that has one."""
     num = store.read_experiment(run).run.num_replicates
     lengths = [len(store.complete_rounds(run, replicate)) for replicate in range(1, num + 1)]
-    style.check([length for length in lengths if length])
-    return [length - 1 for length in lengths if length]
+    style.check(lasts := [length - 1 for length in lengths if length])
+    return lasts

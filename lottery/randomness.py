@@ -1,40 +1,40 @@
-"""The order of the batches: a pure function of (seed, replicate, epoch), so that a run can stop and go on anywhere."""
+"""Seeds and generators by purpose, and the order of batches: functions of the seed, so that a run can be resumed."""
 
 from collections.abc import Callable
 
 import numpy as np
 
-# What a random number is for is part of its seed: no two purposes ever share a stream.
+# The purpose of a random number is part of its seed, so that no two purposes share a stream.
 INITIALISATION, BATCHES, AUGMENTATION, SCORES, BRANCH, SIBLINGS = 1, 2, 3, 4, 5, 6
 
 
 def seed_for(*words: int) -> int:
-    """A seed of 31 bits from words such as (seed, replicate, purpose)."""
+    """Make a seed of 31 bits from words such as (seed, replicate, purpose)."""
     return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
 
 
 def generator(*words: int) -> np.random.Generator:
-    """A source of random numbers from words such as (seed, replicate, purpose)."""
+    """Make a generator from words such as (seed, replicate, purpose)."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
 
 
 def batches(
     num_examples: int, batch_size: int, seed: tuple[int, ...], first_step: int = 0
 ) -> Callable[[int], np.ndarray]:
-    """The batches of a training run, piece by piece.
+    """Iterate over the batches of a training run in pieces.
 
-    Every epoch is a permutation of its own, and the epochs follow one another without a gap: a batch may hold the
-    end of one and the beginning of the next, every batch is full, and every example is seen once an epoch.
+    Every epoch has a permutation of its own, and epochs follow one another without a gap: a batch may hold the end of
+    an epoch and the beginning of the next, every batch is full, and every example is seen once an epoch.
 
     Args:
         num_examples: Examples in the training split.
         batch_size: Examples in a batch.
-        seed: Words that decide the order.
-        first_step: The step that the first batch is for.
+        seed: Words that determine the order.
+        first_step: The step of the first batch.
 
     Returns:
         A function from a number of steps to the positions of their examples, of type int32 and shape (steps,
-        batch_size); each call goes on where the last one ended.
+        batch_size); each call continues after the last.
     """
     permutations: dict[int, np.ndarray] = {}
     position = first_step * batch_size

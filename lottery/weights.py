@@ -1,4 +1,4 @@
-"""The bridge to Keras: stable names for variables, which of them are prunable, reading and assigning them."""
+"""The bridge to Keras: stable names of variables, prunable weights, reading and assigning."""
 
 import hashlib
 import re
@@ -13,8 +13,7 @@ from lottery.errors import LotteryError, unknown
 
 _BIAS = "a bias"
 
-
-# What tf_keras calls otherwise than Keras 3, by the layer's class.
+# Variables that tf_keras names differently from Keras 3, by the layer's class.
 _KERAS_3_NAMES = {
     ("DepthwiseConv1D", "depthwise_kernel"): "kernel",
     ("DepthwiseConv2D", "depthwise_kernel"): "kernel",
@@ -22,12 +21,12 @@ _KERAS_3_NAMES = {
 
 
 def variables(model: Any) -> dict[str, Any]:
-    """Every variable of a model by its stable name: weights, statistics, and the states of its random layers.
+    """Return every variable of a model by its stable name: weights, statistics, and states of random layers.
 
-    A name is the path of layers below the model and the variable's own name, such as ``dense_1/kernel``. Layers
-    that Keras named are numbered by their position among their siblings, so that a name does not depend on how
-    many models the process has built; layers that were given a name keep it, unless Keras could have given it too
-    (``dense_3`` to a Dense).
+    A name is the path of layers below the model and the variable's own name, such as ``dense_1/kernel``. Layers that
+    Keras named are numbered by their position among their siblings, so that a name does not depend on how many models
+    the process has built. Layers that you named keep their names, unless Keras could have chosen the name too
+    (``dense_3`` for a Dense).
 
     Args:
         model: A built Keras 3 or tf_keras model.
@@ -48,14 +47,14 @@ def variables(model: Any) -> dict[str, Any]:
 
 
 def is_random_state(name: str) -> bool:
-    """Whether a variable of this name is the state of a random layer, which only the process that made it needs."""
+    """Return True for the name of a random layer's state, which has no meaning in another process."""
     return name.rsplit("/", 1)[-1].startswith("seed_generator_state")
 
 
 def portable(model: Any) -> dict[str, Any]:
-    """The `variables` that mean the same in another process and in the other Keras, by name.
+    """Return the `variables` that mean the same in another process and in the other Keras.
 
-    Not among them are the states of random layers, and what wrappers of tfmot hold besides the weights that they wrap.
+    States of random layers are left out, and all variables of tfmot's wrappers but the weights that they wrap.
     """
     wrappers = [layer for layer in model._flatten_layers() if inside(layer) is not layer]
     wrapped = {id(value) for layer in wrappers for value in inside(layer).variables}
@@ -65,31 +64,31 @@ def portable(model: Any) -> dict[str, Any]:
 
 
 def prunable(model: Any, biases: bool = False) -> dict[str, Any]:
-    """The variables that pruning applies to, by name, in the order of `variables`.
+    """Return the variables that can be pruned, by name, in the order of `variables`.
 
-    They are trainable and floating, and of two or more dimensions or named by their layer. Biases, and the scales and
-    shifts of normalisation (``gamma``, ``beta``), are not among them whatever their dimensions.
+    They are trainable and floating, and have two or more dimensions or are named by their layer. Biases and the scales
+    and shifts of normalisation (``gamma``, ``beta``) are left out, whatever their dimensions.
 
-    A layer names its weights as tfmot's ``PrunableLayer`` does, by a method ``get_prunable_weights`` of its class. Then
-    what it returns is prunable, and nothing else that the layer or a layer inside it holds.
+    A layer names its prunable weights as tfmot's ``PrunableLayer`` does, by a method ``get_prunable_weights`` of its
+    class. Then nothing else in the layer, or in a layer inside it, is prunable.
 
     Args:
         model: A built Keras 3 or tf_keras model.
-        biases: Whether biases are prunable too, of any dimensions: trainable, floating variables whose own name is
-            ``bias``, except where their layer names its weights and leaves them out.
+        biases: Include biases, of any dimensions: trainable, floating variables whose own name is ``bias``, except
+            where their layer names its weights and leaves them out.
 
     Returns:
         Variables by name.
 
     Raises:
-        LotteryError: The model is not built, or a layer names what is not a variable of its own.
+        LotteryError: The model is not built, or a layer names something that is not a variable of its own.
     """
     without = unprunable(model, biases)
     return {name: value for name, value in variables(model).items() if name not in without}
 
 
 def unprunable(model: Any, biases: bool = False) -> dict[str, str]:
-    """The variables that are never pruned, by name, each with the reason; the others are `prunable`."""
+    """Return the variables that cannot be pruned, by name, each with the reason; the others are `prunable`."""
     targets, named = variables(model), _named_by_layers(model)
     # A variable of tf_keras calls itself trainable even where its layer is frozen.
     trained = {id(value) for value in model.trainable_variables}
@@ -107,21 +106,21 @@ def unprunable(model: Any, biases: bool = False) -> dict[str, str]:
 
 
 def is_trained(model: Any, variable: Any) -> bool:
-    """Whether a variable is one that an optimiser moves, or would if its layer were not frozen; and no state."""
+    """Return True if an optimiser updates the variable, or would if its layer were not frozen."""
     if "float" not in str(variable.dtype):
         return False
     states = "_non_trainable_weights" if hasattr(model, "_non_trainable_weights") else "_non_trainable_variables"
     layers = model._flatten_layers()
-    return not any(one is variable for layer in layers for one in getattr(layer, states, None) or ())
+    return not any(state is variable for layer in layers for state in getattr(layer, states, None) or ())
 
 
 def read(model: Any, biases: bool = False) -> dict[str, np.ndarray]:
-    """The `prunable` weights, by name, as arrays of their own."""
+    """Copy the `prunable` weights to arrays, by name."""
     return {name: _array(value) for name, value in prunable(model, biases).items()}
 
 
 def read_state(model: Any) -> dict[str, np.ndarray]:
-    """Every variable of the model, by name, as arrays of their own: what `assign` needs to bring it back."""
+    """Copy every variable of the model to arrays, by name; `assign` restores them."""
     return {name: _array(value) for name, value in variables(model).items()}
 
 
@@ -130,10 +129,10 @@ def assign(model: Any, values: Mapping[str, np.ndarray], only: Mapping[str, np.n
 
     Args:
         model: A built Keras 3 or tf_keras model.
-        values: Arrays by stable name; variables that are not named keep their values.
-        only: Boolean arrays by name: where a weight has one, only the entries that are True are set, and the others
-            keep their bits. So ``only=masks`` sets the free entries of a tensor, those that the masks keep, and
-            ``only={name: ~mask for name, mask in masks.items()}`` the locked ones.
+        values: Arrays by stable name; other variables keep their values.
+        only: Boolean arrays by name: of a weight that has one, only the entries that are True are set, and the others
+            keep their bits. So ``only=masks`` sets the entries that the masks keep, and
+            ``only={name: ~mask for name, mask in masks.items()}`` the masked ones.
 
     Raises:
         LotteryError: A name does not exist or a shape differs. Nothing has been assigned then.
@@ -155,14 +154,14 @@ def assign(model: Any, values: Mapping[str, np.ndarray], only: Mapping[str, np.n
 
 
 def inside(layer: Any) -> Any:
-    """The layer that a pruning wrapper of tfmot wraps; any other layer is given back."""
+    """Return the layer inside a pruning wrapper of tfmot; any other layer is returned itself."""
     return layer.layer if type(layer).__name__ == "PruneLowMagnitude" and hasattr(layer, "layer") else layer
 
 
 def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> None:
     children = list(layer._flatten_layers(include_self=False, recursive=False))
     if inside(layer) is not layer:
-        # First, and under the same prefix, so that its weights have the names that they have without the wrapper.
+        # First and under the same prefix, so that its weights are named as without the wrapper.
         seen.add(id(inside(layer)))
         _collect(inside(layer), prefix, named, seen)
     below = {id(value) for child in children for value in child.variables}
@@ -177,13 +176,13 @@ def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> 
         stem = _stem(inside(child))
         name = f"{stem}_{taken[stem]}" if taken[stem] else stem
         taken[stem] += 1
-        if id(child) not in seen:  # a shared layer is named where it comes first
+        if id(child) not in seen:  # a shared layer is named at its first place
             seen.add(id(child))
             _collect(child, f"{prefix}{name}/", named, seen)
 
 
 def _stem(layer: Any) -> str:
-    """The layer's name without the number that Keras gave it."""
+    """Return the layer's name without the number that Keras added."""
     snake = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", type(layer).__name__))
     snake = re.sub(r"([a-z])([A-Z])", r"\1_\2", snake).lower()
     # tf_keras calls functional models "model", and puts "private" before the name of a class that begins with "_";
@@ -202,7 +201,7 @@ def _unique(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def _reason(name: str, variable: Any) -> str | None:
-    """Why a trainable, floating variable is not pruned, if its layer does not say."""
+    """Return why a trainable, floating variable is not pruned, if its layer does not name its weights."""
     own = re.sub(r"_\d+$", "", name.rsplit("/", 1)[-1])
     if own == "bias":
         return _BIAS
@@ -212,7 +211,7 @@ def _reason(name: str, variable: Any) -> str | None:
 
 
 def _named_by_layers(model: Any) -> dict[int, bool]:
-    """Whether its layer names it, for the identity of each variable in a layer that names its prunable weights."""
+    """Map each variable in a layer that names its prunable weights, by identity, to True if the layer names it."""
     named: dict[int, bool] = {}
     waiting, seen = [model], set()
     while waiting:
@@ -220,7 +219,7 @@ def _named_by_layers(model: Any) -> dict[int, bool]:
         if id(layer) in seen:
             continue
         seen.add(id(layer))
-        # A method of the class: tfmot gives one to each built-in layer that it wraps, which is not the user's word.
+        # Only a method of the class is the user's: tfmot adds one to each built-in layer object that it wraps.
         if not hasattr(type(layer), "get_prunable_weights"):
             waiting.extend(layer._flatten_layers(include_self=False, recursive=False))
             continue
@@ -239,12 +238,12 @@ def _named_by_layers(model: Any) -> dict[int, bool]:
 
 
 def _array(variable: Any) -> np.ndarray:
-    # A copy: what a variable's numpy() returns may be the memory that the next step writes to.
+    # A copy, since numpy() may return the memory that the next step writes to.
     return np.array(variable.numpy())
 
 
 def components(variable: Any) -> list[Any]:
-    """The plain variables in one that Keras may wrap and a strategy may have spread; one for each device."""
+    """Return the plain TensorFlow variables inside a variable of Keras, one for each device of a strategy."""
     import tensorflow as tf
 
     if not isinstance(variable, tf.distribute.DistributedValues):
@@ -254,7 +253,7 @@ def components(variable: Any) -> list[Any]:
 
 
 def fingerprint(state: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 over names, shapes and bits: recorded of what the model really held when a round began."""
+    """Return the SHA-256 of names, shapes and bits."""
     digest = hashlib.sha256()
     for name in sorted(state):
         value = np.ascontiguousarray(state[name])

@@ -14,14 +14,19 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # TensorFlow keeps a million objects alive: walking them as often as by default takes a tenth of the time.
 gc.set_threshold(20_000, 20, 20)
 
+# A flush to disk guards against a power cut, which no test makes, and takes longer than many a test.
+os.fsync = lambda file: None
+
 # The default run is the same each time; `--hypothesis-profile=explore` looks at other examples.
-settings.register_profile("same", derandomize=True)
-settings.register_profile("explore", derandomize=False, max_examples=1000)
+# However slow the machine is, no example takes too long.
+patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("same", derandomize=True, **patient)
+settings.register_profile("explore", derandomize=False, max_examples=1000, **patient)
 settings.load_profile("same")
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"

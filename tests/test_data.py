@@ -37,23 +37,25 @@ def test_scaling_is_the_training_parts_own(shape, rng):
     loaded = data.split(given, data.Data(validation=100))
     axes = tuple(range(len(shape))) if len(shape) == 3 else None
     np.testing.assert_allclose(loaded.mean, loaded.train.x.mean(axis=axes).reshape(loaded.mean.shape), rtol=1e-5)
-    np.testing.assert_allclose(loaded.deviation, loaded.train.x.std(axis=axes).reshape(loaded.mean.shape), rtol=1e-5)
+    np.testing.assert_allclose(
+        loaded.standard_deviation, loaded.train.x.std(axis=axes).reshape(loaded.mean.shape), rtol=1e-5
+    )
     assert not np.allclose(loaded.mean, x_train.mean(axis=axes))  # validation does not leak into it
     assert loaded.train.x.dtype == np.uint8
     unit = data.split(given, data.Data(validation=100, pixels="unit"))
-    assert (unit.mean, unit.deviation) == (0, 255)
+    assert (unit.mean, unit.standard_deviation) == (0, 255)
 
 
 def test_floats_are_taken_as_they_are():
     loaded = data.split(arrays(), data.Data(validation=20))
-    assert (loaded.mean, loaded.deviation) == (0, 1)
+    assert (loaded.mean, loaded.standard_deviation) == (0, 1)
 
 
 def test_mnist_has_the_published_statistics(mnist_path):
     loaded = data.load(data.Data(name="mnist", path=str(mnist_path)))
     assert [len(part) for part in (loaded.train, loaded.validation, loaded.test)] == [55000, 5000, 10000]
     assert float(loaded.mean[0]) / 255 == pytest.approx(0.1307, abs=5e-4)
-    assert float(loaded.deviation[0]) / 255 == pytest.approx(0.3081, abs=5e-4)
+    assert float(loaded.standard_deviation[0]) / 255 == pytest.approx(0.3081, abs=5e-4)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_tickets_are_found_in_it(dtype, tmp_path):
         {
             "name": "question",
             "data": {"validation": 100},
-            "train": {"num_steps": 60, "eval_every": 20, "batch_size": 32},
+            "train": {"num_steps": 60, "eval_every": 20, "batch_size": 32, "jit_compile": False},
             "prune": {"num_rounds": 3},
             "run": {"num_replicates": 1, "seed": 3},  # some seeds begin with all outputs below 0, and never learn
         },

@@ -192,13 +192,18 @@ def the_command():
     return typer.main.get_command(cli.app)
 
 
+def below(command, name):
+    """The command of that name below a command, or None."""
+    return command.get_command(None, name) if hasattr(command, "get_command") else None
+
+
 def parsed(words):
     """What the command line makes of a command: its name, and its arguments and options by name."""
     command, rest, names = the_command(), list(words[1:]), []
-    while hasattr(command, "commands") and rest and rest[0] in command.commands:
-        names.append(rest[0])
-        command = command.commands[rest.pop(0)]
-    assert not hasattr(command, "commands"), f"no such command: {' '.join(words)}"
+    while rest and (found := below(command, rest[0])):
+        command = found
+        names.append(rest.pop(0))
+    assert not hasattr(command, "list_commands"), f"no such command: {' '.join(words)}"
     try:
         return " ".join(names), command.make_context("lottery", rest).params
     except Exception as error:  # of the library's own, which it may keep to itself
@@ -252,12 +257,13 @@ def test_commands_within_sentences_exist(page):
     for text in re.findall(r"`lottery\s([^`]+)`", prose):
         words = re.sub(r"[\[\]|]", " ", text).split()
         command, rest = the_command(), list(words)
-        while hasattr(command, "commands") and rest and rest[0] in command.commands:
-            command = command.commands[rest.pop(0)]
+        while rest and (found := below(command, rest[0])):
+            command = found
+            rest.pop(0)
         known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         used = {word.partition("=")[0] for word in words if word.startswith("--")}
         assert used <= known, (text, used - known)
-        assert not hasattr(command, "commands") or not rest or rest[0] in known or rest[0].isupper(), text
+        assert not hasattr(command, "list_commands") or not rest or rest[0] in known or rest[0].isupper(), text
         if words[0] == "run" and rest and words == text.split() and not any(word.isupper() for word in words):
             check_run(parsed(["lottery", *words])[1])
     for text in re.findall(r"`(python\s[^`]+)`", prose):

@@ -16,7 +16,10 @@ from lottery.training.settings import Train
 from tests.conftest import quietly, toy_arrays
 from tests.pipeline.test_running import build_dropout, final_bits
 
-TINY = {"data": {"validation": 40}, "train": {"num_steps": 30, "eval_every": 15, "batch_size": 20}}
+TINY = {
+    "data": {"validation": 40},
+    "train": {"num_steps": 30, "eval_every": 15, "batch_size": 20, "jit_compile": False},
+}
 TINY |= {"prune": {"num_rounds": 2}, "run": {"num_replicates": 1}}
 ARRAYS = toy_arrays(np.random.default_rng(3))
 
@@ -77,10 +80,11 @@ def convolution():
     ],
 )
 def test_models_of_every_make_train_and_resume_with_the_same_bits(build, tmp_path):
-    whole = run(build, tmp_path / "whole").path
-    part = run(build, tmp_path / "part").path
+    with_xla = {"train": {"jit_compile": "auto"}}
+    whole = run(build, tmp_path / "whole", overrides=with_xla).path
+    part = run(build, tmp_path / "part", overrides=with_xla).path
     (store.round_path(part, 1, 1) / "round.json").unlink()
-    run(build, tmp_path / "part")
+    run(build, tmp_path / "part", overrides=with_xla)
     assert final_bits(part) == final_bits(whole)
     assert all(not wrong for _, wrong in lottery.runs.verification.verify(whole))
 
@@ -472,7 +476,7 @@ def test_python_in_a_step_keeps_xla_away(tmp_path):
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy", metric])
         return model
 
-    done = run(build, tmp_path)
+    done = run(build, tmp_path, overrides={"train": {"jit_compile": "auto"}})
     assert store.read_record(store.round_path(done.path, 1, 0))["jit_compile"] is False
     with pytest.raises(LotteryError, match="which XLA cannot compile"):
         run(build, tmp_path, overrides={"train": {"jit_compile": True}})

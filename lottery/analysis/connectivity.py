@@ -95,19 +95,16 @@ def sentences(barriers: Table, confidence: float = 0.95) -> list[str]:
         For the dense network, and each round that several steps were tried of, the earliest step from which it is
         stable; for each step, the smallest density down to which pruned networks are.
     """
-    tested, said = barriers[barriers["split"] == "test"], []
-    for kind in (STORED, RECOMPUTED):
-        lines, found = _means(tested[tested["batch_norm"] == kind], confidence), []
+    tested, found = barriers[barriers["split"] == "test"], []
+    for kind, prefix in ((STORED, ""), (RECOMPUTED, "With the statistics of batches recomputed, ")):
+        lines = _means(tested[tested["batch_norm"] == kind], confidence)
         for index in sorted({line["round"] for line in lines}):
             tried = [line for line in lines if line["round"] == index]
             if index == 0 or len(tried) > 1:
-                found.append(_by_step(tried, index))
+                found.append(prefix + _by_step(tried, index))
         for step in sorted({line["step"] for line in lines if line["round"]}):
-            found.append(_by_round([line for line in lines if line["round"] and line["step"] == step], step))
-        if kind == RECOMPUTED:
-            found = [f"With the statistics of batches recomputed, {text[0].lower()}{text[1:]}" for text in found]
-        said += [f"{text}." for text in found]
-    return said
+            found.append(prefix + _by_round([line for line in lines if line["round"] and line["step"] == step], step))
+    return [f"{text[0].upper()}{text[1:]}." for text in found]
 
 
 def wrong(run: Path) -> Iterator[tuple[str, list[str]]]:
@@ -313,7 +310,7 @@ def _means(part: Table, confidence: float) -> list[dict[str, Any]]:
 
 
 def _by_step(tried: list[dict[str, Any]], index: int) -> str:
-    who = "The dense network" if index == 0 else _where(tried[0]).capitalize()
+    who = "the dense network" if index == 0 else _where(tried[0])
     first = next((line for line in tried if line["stable"]), None)
     if first is None:
         lowest = min(tried, key=lambda line: line["mean"])
@@ -330,11 +327,11 @@ def _by_round(pruned: list[dict[str, Any]], step: int) -> str:
     if best is None:
         lowest = min(pruned, key=lambda line: line["mean"])
         shown = f"{_where(lowest)} has the lowest test-error barrier, {lowest['text']}"
-        return f"Rewound to step {step}, no pruned network tried is stable: {shown}"
+        return f"rewound to step {step}, no pruned network tried is stable: {shown}"
     unstable = [str(line["round"]) for line in pruned if not line["stable"]]
     but = f"; not stable: round{'s' if len(unstable) > 1 else ''} {', '.join(unstable)}" if unstable else ""
     shown = f"at {_where(best)} the test-error barrier is {best['text']}"
-    return f"Rewound to step {step}, networks are stable down to density {best['density']:.4f}: {shown}{but}"
+    return f"rewound to step {step}, networks are stable down to density {best['density']:.4f}: {shown}{but}"
 
 
 def _where(line: Mapping[str, Any]) -> str:

@@ -15,8 +15,6 @@ COLUMNS = (
     "replicate", "branch", "round", "density", "weight", "start_norm", "distance", "relative_distance", "cosine",
     "sign_changes",
 )  # fmt: skip
-
-
 ALL = "all"  # the row of all weights together
 
 

@@ -8,20 +8,16 @@ import numpy as np
 
 from lottery.analysis import style
 from lottery.analysis.record import Analysis
+from lottery.models import library
 from lottery.runs import store
 from lottery.runs.results import Table
 
 COLUMNS = ("replicate", "round", "density", "weight", "what", "row", "column", "channel", "kept", "of")
-
-
 INPUT, KERNEL = "input", "kernel"
 
 
-# Layers that leave the entries of an example in their order, up to the first weights.
-_IN_ORDER = (
-    "InputLayer", "Flatten", "Reshape", "Rescaling", "Normalization", "Dropout", "GaussianNoise", "Activation",
-    "BatchNormalization",
-)  # fmt: skip
+# The effects of layers that leave the entries of an example in their order, up to the first weights.
+_IN_ORDER = (library.START, library.FLAT, library.ENTRYWISE, library.IDLE)
 
 
 def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
@@ -93,7 +89,7 @@ def image_shape(architecture: Mapping[str, Any]) -> tuple[int, ...]:
         settings = layer.get("config") or {}
         if ("units" in settings or "filters" in settings) and settings.get("trainable", True):
             break
-        if layer.get("class_name") not in _IN_ORDER:
+        if library.EFFECTS.get(layer.get("class_name")) not in _IN_ORDER:
             return ()
         if layer["class_name"] == "InputLayer":
             # Keras 3 and tf_keras have different names for it.

@@ -15,8 +15,6 @@ COLUMNS = (
     "replicate", "branch", "round", "density", "weight", "size", "kept", "weight_density", "inputs", "units",
     "dead_inputs", "dead_units", "collapsed",
 )  # fmt: skip
-
-
 DEGREE_COLUMNS = ("replicate", "branch", "round", "density", "weight", "side", "degree", "count")
 
 

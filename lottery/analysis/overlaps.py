@@ -220,10 +220,8 @@ def _counts(one: Masks | np.ndarray, other: Masks | np.ndarray) -> list[tuple[in
         )
     masks.check(mine, mine)
     masks.check(theirs, theirs)
-    return [
-        (*(int(np.count_nonzero(each)) for each in (mask & theirs[name], mask, theirs[name])), mask.size)
-        for name, mask in mine.items()
-    ]
+    both, kept_one, kept_other = (masks.num_kept(each) for each in (masks.intersection(mine, theirs), mine, theirs))
+    return [(both[name], kept_one[name], kept_other[name], mask.size) for name, mask in mine.items()]
 
 
 def _ratio(common: float, counts: list[tuple[int, int, int, int]]) -> float:

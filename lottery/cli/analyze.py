@@ -35,11 +35,11 @@ class Analyses(typer.core.TyperGroup):
     """A command for each analysis, made when it is needed: their files would slow down ``lottery --help``."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names of the commands."""
+        """Return the names of the commands."""
         return list(_commands())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A command by its name, or None."""
+        """Return a command by its name, or None."""
         return _commands().get(cmd_name)
 
 
@@ -58,7 +58,7 @@ analyze = typer.Typer(
     cls=Analyses,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look into masks, weights and solutions.",
+    help="Analyze masks, weights, training and costs.",
 )
 
 
@@ -73,7 +73,7 @@ def _commands() -> dict[str, Any]:
 
 
 def _printing(name: str, one: "Analysis") -> Callable[..., None]:
-    """The command of an analysis: every row as JSON or CSV; or the means over replicates, as a table."""
+    """Make the command of an analysis: every row as JSON or CSV, or the means over replicates as a table."""
 
     def command(
         run: RunPath, replicate: Replicate = None, round: Round = None, as_json: Json = False, as_csv: Csv = False

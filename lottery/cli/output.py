@@ -1,4 +1,4 @@
-"""Tables and sentences, printed to the terminal or to a pipe."""
+"""Print tables and sentences to a terminal or a pipe."""
 
 import json
 import sys
@@ -19,8 +19,8 @@ def rows(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
 
     Args:
         frame: Any data frame.
-        as_json: A list of objects, one for each row.
-        as_csv: Comma-separated values with a heading.
+        as_json: Print a list of objects, one for each row.
+        as_csv: Print comma-separated values with a heading.
     """
     if as_json:
         print(frame.to_json(orient="records", indent=1, double_precision=15))
@@ -100,10 +100,10 @@ def compared(found: Any, first: str, as_json: bool = False, as_csv: bool = False
 
 
 def table(heads: list[str], lines: list[list[str]]) -> None:
-    """Print a table, words to the left and numbers to the right.
+    """Print a table with words to the left and numbers to the right.
 
     Args:
-        heads: The columns' names.
+        heads: The names of the columns.
         lines: A text for each column, line by line.
     """
     from rich.box import SIMPLE_HEAD
@@ -119,13 +119,13 @@ def table(heads: list[str], lines: list[list[str]]) -> None:
         printed.add_column(head, justify="left" if head in words else "right", overflow="fold")
     for line in lines:
         printed.add_row(*map(printable, line))
-    # On a pipe nothing is wrapped: the reader is a program, or a file.
+    # A pipe, read by a program or into a file, wraps nothing.
     console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=10_000)
     console.print(printed, markup=False, highlight=False)
 
 
 def _branches(points: Any) -> None:
-    """Print a column for each branch, where there are any beside the ticket."""
+    """Print the mean accuracies of the branches beside those of the ticket, if there are branches."""
     means = points.pivot(index=["round"], columns="branch", values="accuracy_mean")[
         list(dict.fromkeys(points["branch"]))
     ]
@@ -139,11 +139,11 @@ def _branches(points: Any) -> None:
     ]
     print()
     table(["round", "density", *(branch.replace("_", "_\n") for branch in means.columns)], lines)
-    print("Beside the ticket, branches from its rounds: mean test accuracy at the early-stop step.")
+    print("The ticket and the branches from its rounds: mean test accuracy at the early-stop step.")
 
 
 def tickets(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
-    """Print what `lottery.tickets.from_run.listed` returns; see `output.rows`."""
+    """Print the table of `lottery.tickets.from_run.listed`; see `rows`."""
     if not (as_json or as_csv):
         if frame.empty:
             print("No pruned round is complete yet.")
@@ -154,28 +154,25 @@ def tickets(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
 
 
 def ticket(one: Any, as_json: bool = False) -> None:
-    """Print what a ticket holds and where it is from.
+    """Print the content and the origin of a ticket.
 
     Args:
         one: A `lottery.tickets.Ticket`.
-        as_json: Everything that it says, as one object.
+        as_json: Print everything as one object.
     """
     from lottery import masks
 
     counts, of = masks.num_kept(one.masks), one.provenance
     if as_json:
         about = {"density": one.density, "num_kept": one.num_kept, "kept": counts, "has_trained": bool(one.trained)}
-        print(
-            json.dumps(about | {key: getattr(one, key) for key in ("architecture", "metrics", "provenance")}, indent=1)
-        )
+        about |= {key: getattr(one, key) for key in ("architecture", "metrics", "provenance")}
+        print(json.dumps(about, indent=1))
         return
-    table(
-        ["weight", "shape", "kept", "of", "density"],
-        [
-            [name, " x ".join(map(str, mask.shape)), str(counts[name]), str(mask.size), f"{mask.mean():.4f}"]
-            for name, mask in one.masks.items()
-        ],
-    )
+    lines = [
+        [name, " x ".join(map(str, mask.shape)), str(counts[name]), str(mask.size), f"{mask.mean():.4f}"]
+        for name, mask in one.masks.items()
+    ]
+    table(["weight", "shape", "kept", "of", "density"], lines)
     architecture, data = one.architecture, of.get("data")
     data = data if isinstance(data, dict) else {}
     network = architecture.get("name") or architecture.get("class") or "layers of Keras' own"
@@ -189,18 +186,18 @@ def ticket(one: Any, as_json: bool = False) -> None:
         "data": data.get("name") and f"{data['name']}, digest {data.get('digest')}",
         "test accuracy": isinstance(accuracy, float) and f"{accuracy:.4f} at the early-stop step",
     }
-    for name, said in facts.items():
-        if said:
-            print(printable(f"{name + ':':14} {said}"))
+    for name, text in facts.items():
+        if text:
+            print(printable(f"{name + ':':14} {text}"))
 
 
 def exports(saved: Path | None, done: Iterable[Any], failed: Mapping[str, Exception]) -> None:
-    """Print what a ticket was written to.
+    """Print the files that a ticket was written to.
 
     Args:
-        saved: The ticket file, if there is one.
-        done: What `lottery.tickets.exporting.export` returned.
-        failed: Why others were not written, by form.
+        saved: The ticket file, if any.
+        done: The results of `lottery.tickets.exporting.export`.
+        failed: Why others were not written, by format.
     """
     from lottery import files
 
@@ -210,27 +207,19 @@ def exports(saved: Path | None, done: Iterable[Any], failed: Mapping[str, Except
         return
     lines = [["safetensors", str(saved), *map(str, files.sizes(saved)), "", ""]] if saved else []
     for one in done:
-        lines.append(
-            [
-                one.form,
-                str(one.path),
-                str(one.num_bytes),
-                str(one.num_gzipped),
-                f"{one.difference:.1g}",
-                f"{one.agreement:.4f}",
-            ]
-        )
+        sizes, close = [str(one.num_bytes), str(one.num_gzipped)], [f"{one.difference:.1g}", f"{one.agreement:.4f}"]
+        lines.append([one.form, str(one.path), *sizes, *close])
     table(["format", "file", "bytes", "gzipped", "difference", "same class"], lines)
-    print("Loaded again and compared: the largest difference of outputs, of the largest output; share of inputs that")
-    print("are put into the same class. Masked entries are zero in each file.")
+    print("Each file was loaded again and compared. Difference: the largest of an output, relative to the largest")
+    print("output. Same class: the share of inputs with the same class. Masked entries are zero in each file.")
     if unseen := [one.form for one in done if not one.zeros_checked]:
-        print(f"But whether they are could not be seen in: {', '.join(unseen)}.")
+        print(f"But the zeros could not be checked in: {', '.join(unseen)}.")
     for form, error in failed.items():
         print(f"Not written: {form}. {printable(error)}")
 
 
 def compacted(found: Any) -> None:
-    """Print what has become smaller.
+    """Print the sizes and times of a network before and after compaction.
 
     Args:
         found: A `lottery.tickets.compaction.Benchmark`.
@@ -238,16 +227,10 @@ def compacted(found: Any) -> None:
     small = found.compacted
     pairs = {f"units of {name}": pair for name, pair in small.units.items()}
     pairs |= {"parameters": small.num_parameters, "multiply-adds": small.multiply_adds}
-    lines = [[what, str(before), str(after), f"{after / before:.4f}"] for what, (before, after) in pairs.items()]
+    lines = [[name, str(before), str(after), f"{after / before:.4f}"] for name, (before, after) in pairs.items()]
     for num, (before, after) in found.seconds.items():
-        lines.append(
-            [
-                f"ms for {num} example{'s' * (num > 1)}",
-                f"{1e3 * before:.3f}",
-                f"{1e3 * after:.3f}",
-                f"{after / before:.4f}",
-            ]
-        )
+        times = [f"{1e3 * before:.3f}", f"{1e3 * after:.3f}", f"{after / before:.4f}"]
+        lines.append([f"ms for {num} example{'s' * (num > 1)}", *times])
     table(["what", "before", "after", "ratio"], lines)
     unread, taken = int(small.unread.sum()), small.inputs.size
     dropped = ", not taken any more" if taken < small.unread.size else "; --drop-inputs leaves them out"

@@ -1,8 +1,7 @@
 """Hold masked entries of any Keras model while it trains, in any loop.
 
-`ENFORCEMENTS` are the modes, context managers for any loop; `EnforceMasks` makes a callback of ``fit`` of each;
-`mask_gradients` and `project` are for loops written by hand; `audit` and `AuditMasks` check whether a loop holds what
-it should.
+`ENFORCEMENTS` has the modes, context managers for any loop; `EnforceMasks` makes a callback of ``fit`` of each;
+`mask_gradients` and `project` are for loops written by hand; `audit` and `AuditMasks` check what a loop holds.
 """
 
 from typing import TYPE_CHECKING, Any

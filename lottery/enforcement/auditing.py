@@ -1,4 +1,4 @@
-"""See whether masked entries are held: by our enforcement, or in anybody's loop."""
+"""Check if masked entries are held, by our enforcement or in any other loop."""
 
 import contextlib
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery.enforcement import callbacks
+from lottery.enforcement.callbacks import FitCallback
 from lottery.enforcement.holding import PRESENT, Held, HeldAt, held, slots, words
 from lottery.enforcement.patching import Method, replaced
 from lottery.errors import LotteryError
@@ -15,16 +15,15 @@ from lottery.errors import LotteryError
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found of the masked entries of one weight.
+    """The state of the masked entries of one weight.
 
     Attributes:
         num_masked: How many entries are masked.
-        deviation: The largest distance of one from its held value, infinite if one is not a finite number. It is 0
-            where everything is held.
-        index: Where that is, and `held_at` and `found` the held value there and what was found; None if nothing
-            deviates.
+        deviation: The largest distance of a masked entry from its held value; infinite if it is not a finite number,
+            0 if everything is held.
+        index, held_at, found: The place of that entry, its held value and its value; None if nothing deviates.
         num_nonzero_slots: Entries of the optimiser's slots that belong to a masked entry and are not zero.
-        gradient: The largest absolute gradient of a masked entry, as the loss has it; None if no batch was given.
+        gradient: The largest absolute gradient of the loss for a masked entry; None without a batch.
     """
 
     num_masked: int
@@ -37,81 +36,77 @@ class Audit:
 
 
 def audit(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None, batch: Any = None) -> dict[str, Audit]:
-    """Look at every masked entry of a model, at its optimiser's slots and at its gradients.
+    """Examine every masked entry of a model, its optimiser's slots and its gradients.
 
-    A deviation is a broken promise. Slots and gradients that are not zero are not, where something puts the entries
-    back after each update; they tell how an entry would move if nothing did.
+    A deviation is a broken promise. Slots and gradients that are not zero only show how an entry would move if nothing
+    reset it after each update.
 
     Args:
         model: A built Keras 3 or tf_keras model.
-        masks: By weight, boolean arrays, True where the entry is kept.
-        held_at: By weight, the values that masked entries should have; zero where it says nothing.
+        masks: Boolean arrays by weight, True where the entry is kept.
+        held_at: The values that masked entries should have, by weight; zero if missing.
         batch: Inputs and labels, for the gradients of the compiled model's loss.
 
     Returns:
-        By weight, what was found.
+        A record by weight.
 
     Raises:
-        LotteryError: A mask or value does not fit, or a batch is given for a model that is not compiled.
+        LotteryError: A mask or value does not fit, or there is a batch for a model that is not compiled.
     """
     if PRESENT in words(held_at):
         raise LotteryError('audit: received held_at="present", from which nothing deviates; pass the values by weight.')
     entries = held(model, masks, held_at)
     gradients = None if batch is None else _gradients(model, batch)
-    return {one.name: _audited(one, getattr(model, "optimizer", None), gradients) for one in entries}
+    return {entry.name: _audited(entry, getattr(model, "optimizer", None), gradients) for entry in entries}
 
 
-class AuditMasks(callbacks.FitCallback):
-    """Raises at the step at which a masked entry moved, whatever it is that should have held it.
+class AuditMasks(FitCallback):
+    """Raise at the step at which a masked entry moves, whatever should have held it.
 
     Looks at the beginning of each training step, inside the compiled function and so also between the steps of
-    ``steps_per_execution``, and at the end of each batch. Put it behind what enforces the masks.
+    ``steps_per_execution``, and at the end of each batch. Put it behind the callback that enforces the masks.
 
     Args:
-        masks: By weight, boolean arrays, True where the entry is kept.
-        held_at: By weight, the values that masked entries should have; zero where it says nothing; or ``"present"``
-            for those that they have when training begins.
+        masks: Boolean arrays by weight, True where the entry is kept.
+        held_at: The values that masked entries should have, by weight; zero if missing; or ``"present"`` for the
+            values at the beginning of training.
 
     Raises:
-        LotteryError: From `fit`, with the weight, the entry's index, what it was held at and what was found.
+        LotteryError: From `fit`, with the weight, the entry's index, its held value and the value found.
     """
 
     def __init__(self, masks: Mapping[str, Any], held_at: HeldAt = None) -> None:
         super().__init__()
         self._masks, self._held_at = masks, held_at
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Begin to watch, from the first step on."""
+    def install(self, stack: contextlib.ExitStack, logs: Any) -> None:
+        """Watch from the first step on."""
         import tensorflow as tf
 
-        super().on_train_begin(logs)
         self._entries = held(self.model, self._masks, self._held_at)
         self._step = tf.Variable(tf.zeros((), tf.int64), trainable=False)
-        # Of each weight: the first step after which an entry was found off, -1 for none; where, and what was there.
+        # By weight: the first step after which an entry had moved, -1 for none; its place, and its value.
         self._first = tf.Variable(tf.fill([len(self._entries)], np.int64(-1)), trainable=False)
         self._where = tf.Variable(tf.zeros_like(self._first), trainable=False)
         self._found = tf.Variable(tf.zeros([len(self._entries)], tf.float64), trainable=False)
         self._looking = tf.function(self._look, autograph=False)  # op by op it would take longer than a step
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(replaced(self.model, "train_step", self._watching))
-            callbacks.guard(stack, self.model, self._container, self._fit, self._take_off)
-            self._installed = stack.pop_all()
+        stack.enter_context(replaced(self.model, "train_step", self._watching))
 
     def on_train_batch_end(self, batch: Any, logs: Any = None) -> None:
-        """Look, and raise if anything has moved."""
+        """Raise if anything has moved."""
         self._looking()
         firsts = self._first.numpy()
         moved = [index for index in range(len(firsts)) if firsts[index] >= 0]
         if not moved:
             return
-        index = min(moved, key=lambda one: firsts[one])
-        one = self._entries[index]
-        place = np.unravel_index(int(self._where.numpy()[index]), tuple(one.variable.shape))
+        index = min(moved, key=lambda place: firsts[place])
+        entry = self._entries[index]
+        place = np.unravel_index(int(self._where.numpy()[index]), tuple(entry.variable.shape))
         place = tuple(int(axis) for axis in place)
-        value = np.broadcast_to(np.asarray(one.value), tuple(one.variable.shape))[place]
+        value = np.broadcast_to(np.asarray(entry.value), tuple(entry.variable.shape))[place]
         when = f"after step {firsts[index]}" if firsts[index] else "before the first step"
         raise LotteryError(
-            f"{one.name}{list(place)} is masked and held at {value:.9g}, and was found at "
+            f"{entry.name}{list(place)} is masked and held at {value:.9g}, and was found at "
             f"{self._found.numpy()[index]:.9g} {when}: what trains this model does not hold its masks."
         )
 
@@ -127,10 +122,10 @@ class AuditMasks(callbacks.FitCallback):
     def _look(self) -> None:
         import tensorflow as tf
 
-        for index, one in enumerate(self._entries):
-            value = tf.convert_to_tensor(one.variable)
-            # Not "unequal to": NaN is unequal to itself, and so is found.
-            off = tf.reshape(tf.logical_not(tf.equal(value, one.projected(value))), [-1])
+        for index, entry in enumerate(self._entries):
+            value = tf.convert_to_tensor(entry.variable)
+            # NaN is unequal to itself, so it counts as moved.
+            off = tf.reshape(tf.logical_not(tf.equal(value, entry.projected(value))), [-1])
             is_first = tf.reduce_any(off) & (self._first[index] < 0)
             at = tf.argmax(tf.cast(off, tf.int32))
             found = tf.cast(tf.reshape(value, [-1])[at], tf.float64)
@@ -139,28 +134,30 @@ class AuditMasks(callbacks.FitCallback):
                 variable.assign(tf.where(chosen, tf.cast(new, variable.dtype), variable))
 
 
-def _audited(one: Held, optimizer: Any, gradients: Mapping[int, np.ndarray] | None) -> Audit:
-    shape = tuple(one.variable.shape)
-    masked = ~np.asarray(one.mask.numpy() if hasattr(one.mask, "numpy") else one.mask)
-    value, should = np.asarray(one.variable.numpy()), np.broadcast_to(np.asarray(one.value), shape)
+def _audited(entry: Held, optimizer: Any, gradients: Mapping[int, np.ndarray] | None) -> Audit:
+    shape = tuple(entry.variable.shape)
+    masked = ~np.asarray(entry.mask.numpy() if hasattr(entry.mask, "numpy") else entry.mask)
+    value, should = np.asarray(entry.variable.numpy()), np.broadcast_to(np.asarray(entry.value), shape)
     off = np.where(masked, np.abs(value.astype(np.float64) - should.astype(value.dtype)), 0.0)
     off = np.where(np.isfinite(off), off, np.inf)
     place = np.unravel_index(int(np.argmax(off)), shape) if off.any() else None
-    forgotten = [np.asarray(slot)[masked] for slot in slots(optimizer, one.variable)] if optimizer is not None else []
-    gradient = gradients.get(id(one.variable)) if gradients is not None else None
+    remembered = (
+        [np.asarray(slot)[masked] for slot in slots(optimizer, entry.variable)] if optimizer is not None else []
+    )
+    gradient = gradients.get(id(entry.variable)) if gradients is not None else None
     return Audit(
         num_masked=int(masked.sum()),
         deviation=float(off.max(initial=0.0)),
         index=None if place is None else tuple(int(axis) for axis in place),
         held_at=None if place is None else float(should[place]),
         found=None if place is None else float(value[place]),
-        num_nonzero_slots=sum(int(np.count_nonzero(values)) for values in forgotten),
+        num_nonzero_slots=sum(int(np.count_nonzero(values)) for values in remembered),
         gradient=None if gradient is None else float(np.abs(gradient[masked]).max(initial=0.0)),
     )
 
 
 def _gradients(model: Any, batch: Any) -> dict[int, np.ndarray]:
-    """The loss's gradients by variable, computed as a step of the model would, dropout included."""
+    """Compute the loss's gradients by variable as a training step of the model would, dropout included."""
     import tensorflow as tf
 
     if getattr(model, "optimizer", None) is None:
@@ -173,7 +170,7 @@ def _gradients(model: Any, batch: Any) -> dict[int, np.ndarray]:
     variables = model.trainable_variables
     gradients = tape.gradient(loss, variables)
     dense = (
-        np.zeros(one.shape) if value is None else np.asarray(tf.convert_to_tensor(value))
-        for one, value in zip(variables, gradients, strict=True)
+        np.zeros(variable.shape) if value is None else np.asarray(tf.convert_to_tensor(value))
+        for variable, value in zip(variables, gradients, strict=True)
     )
     return {id(variable): value for variable, value in zip(variables, dense, strict=True)}

@@ -4,24 +4,87 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from lottery.enforcement.fit_callback import FitCallback, guard
+import keras
+
 from lottery.enforcement.holding import HeldAt
 from lottery.enforcement.modes import ENFORCEMENTS
-from lottery.errors import unknown
+from lottery.enforcement.patching import Method, replaced
+from lottery.errors import LotteryError, unknown
+
+
+class FitCallback(keras.callbacks.Callback):
+    """A callback of ``fit`` of both libraries that installs something in the model and removes it again."""
+
+    _supports_tf_logs = True  # tf_keras reads this, and the methods `_implements_...`
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._installed: contextlib.ExitStack | None = None
+
+    def install(self, stack: contextlib.ExitStack, logs: Any) -> None:
+        """Install what training needs; `stack` removes it. Subclasses define this."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Install, also in a model whose training step was traced before."""
+        self.close()
+        with contextlib.ExitStack() as stack:
+            self.install(stack, logs)
+            stack.callback(setattr, self.model, "train_function", None)
+            self.model.train_function = None
+            # Keras 3 sets the function, tf_keras returns it.
+            self.model.train_function = self.model.make_train_function() or self.model.train_function
+            stack.enter_context(replaced(self.model, "fit", self._closed_before))
+            self._installed = stack.pop_all()
+
+    def on_train_batch_begin(self, batch: Any, logs: Any = None) -> None:
+        """Refuse to train on once a ``fit`` inside this one has removed the callback."""
+        if self._installed is None:
+            raise LotteryError(
+                f"This {type(self).__name__} is in a fit that has not ended, and was closed or used inside it; use "
+                "another callback, or a context manager of lottery.enforcement around both."
+            )
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Remove everything: the model is as before, except for its values."""
+        self.close()
+
+    def close(self) -> None:
+        """Remove everything from the model; does nothing if that is done already."""
+        installed, self._installed = self._installed, None
+        if installed is not None:
+            installed.close()
+
+    def _closed_before(self, fit: Method) -> Method:
+        def starting(*arguments: Any, **named: Any) -> Any:
+            self.close()
+            return fit(*arguments, **named)
+
+        return starting
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
 
 
 class EnforceMasks(FitCallback):
-    """Holds masked entries of a model while ``fit`` trains it.
+    """Hold masked entries of a model while ``fit`` trains it.
 
-    ``model.fit(x, y, callbacks=[EnforceMasks(masks)])`` is all there is to do: it installs itself when training
-    begins, also in a model that was fitted before, and takes itself off when training ends, by an exception too. It
-    can be used again, for the same model or another. Callbacks that read the weights after a batch come behind it.
+    ``model.fit(x, y, callbacks=[EnforceMasks(masks)])`` is all that is needed, also for a model that was fitted
+    before. When training ends, the model is as before, except for its values. If ``fit`` raises, Keras does not tell
+    its callbacks, so entries stay held until the next ``fit`` of the model begins or `close` is called. (The context
+    managers of `lottery.enforcement` release entries at once.) A callback can be used again, for the same model or
+    another. Put callbacks that read the weights after a batch behind it.
 
     Args:
-        masks: By weight, boolean arrays, True where the entry is kept.
+        masks: Boolean arrays by weight, True where the entry is kept.
         mode: A key of ``lottery.enforcement.ENFORCEMENTS``, or a function like its entries.
-        held_at: By weight, the values that masked entries are held at; zero where it says nothing; or ``"present"``
-            for the values that the weights have when training begins.
+        held_at: The values of masked entries by weight, zero if missing; or ``"present"`` for the values that the
+            weights have when training begins.
 
     Raises:
         LotteryError: Here, the mode does not exist; when training begins, masks or values do not fit the model.
@@ -35,22 +98,14 @@ class EnforceMasks(FitCallback):
         self._masks, self._held_at = masks, held_at
         self._inner: list[Any] = []
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Install: masked entries are at their held values from here on."""
-        super().on_train_begin(logs)
-        with contextlib.ExitStack() as stack:
-            self._inner = stack.enter_context(self._hold(self.model, self._masks, self._held_at))
-            for one in self._inner:
-                one.set_model(self.model)
-                one.on_train_begin(logs)
-            guard(stack, self.model, self._container, self._fit, self._take_off)
-            self._installed = stack.pop_all()
+    def install(self, stack: contextlib.ExitStack, logs: Any) -> None:
+        """Hold masked entries at their values from here on."""
+        self._inner = stack.enter_context(self._hold(self.model, self._masks, self._held_at))
+        for callback in self._inner:
+            callback.set_model(self.model)
+            callback.on_train_begin(logs)
 
     def on_train_batch_end(self, batch: Any, logs: Any = None) -> None:
-        """Do what the mode does at the end of a batch, if anything."""
-        for one in self._inner:
-            one.on_train_batch_end(batch, logs)
-
-    def _take_off(self) -> None:
-        self._inner = []
-        super()._take_off()
+        """Pass the end of a batch on to the callbacks of the mode, if it has any."""
+        for callback in self._inner:
+            callback.on_train_batch_end(batch, logs)

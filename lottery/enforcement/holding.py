@@ -1,4 +1,4 @@
-"""What is held, and at which values: the plain functions that every enforcement is made of."""
+"""Weights with held entries, and the plain functions that every mode of enforcement is made of."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +12,8 @@ from lottery import weights
 from lottery.errors import LotteryError, unknown
 from lottery.models.library import keras_of
 
-# By weight, or the word for the values that the weights have when they begin to be held.
+# Values by weight, or the word for the values that the weights have when holding begins.
 HeldAt = Mapping[str, Any] | str | None
-
-
 PRESENT = "present"
 
 
@@ -26,8 +24,8 @@ class Held:
     Attributes:
         name: Its stable name.
         variable: The model's variable.
-        mask: Which entries are kept: a boolean array, or a boolean ``tf.Variable`` that can be assigned.
-        value: What the others are held at: an array of the weight's shape, or a number.
+        mask: The entries that are kept: a boolean array, or a boolean ``tf.Variable`` that can be assigned.
+        value: The held values of the others: an array of the weight's shape, or a number.
     """
 
     name: str
@@ -37,19 +35,19 @@ class Held:
 
     @property
     def frozen(self) -> bool:
-        """Whether no entry is kept, and that for good."""
+        """True if no entry is kept, and none can be later."""
         return not hasattr(self.mask, "assign") and not np.any(self.mask)
 
     def projected(self, value: Any) -> Any:
-        """A tensor of the weight's shape with every masked entry at its held value."""
+        """Return a tensor of the weight's shape with every masked entry at its held value."""
         import tensorflow as tf
 
         value = tf.convert_to_tensor(value)
-        # A choice and not a product: the held value is exact, and zero is never negative zero or NaN.
+        # A choice, not a product: held values are exact, and zero is never negative zero or NaN.
         return tf.where(self.mask, value, tf.cast(self.value, value.dtype))
 
     def masked_gradient(self, gradient: Any) -> Any:
-        """A gradient of the weight, dense or of single rows, with zero for every masked entry."""
+        """Return a gradient of the weight, dense or of single rows, with zero for every masked entry."""
         import tensorflow as tf
 
         if gradient is None:
@@ -62,13 +60,13 @@ class Held:
 
 
 def held(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> list[Held]:
-    """What masks and held values mean for a model, checked.
+    """Check masks and held values against a model.
 
     Args:
         model: A built Keras 3 or tf_keras model.
-        masks: By weight, boolean arrays or boolean ``tf.Variable``, True where the entry is kept.
-        held_at: By weight, an array of its shape or a number that masked entries are held at, or ``"present"`` for
-            the values that it has now; zero where it says nothing. ``"present"`` alone is for all of them.
+        masks: Boolean arrays or boolean ``tf.Variable`` by weight, True where the entry is kept.
+        held_at: The values of masked entries by weight: an array of the weight's shape, a number, or ``"present"`` for
+            the values that it has now; zero if missing. ``"present"`` alone is for all weights.
 
     Returns:
         A record for each mask.
@@ -80,7 +78,7 @@ def held(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> list[H
         raise LotteryError(f"masks: received {type(masks).__name__}, allowed is a dict from weights' names to masks.")
     keras_of(model)
     targets = weights.variables(model)
-    # A variable may come to mask any entry, and in a graph nobody knows what it holds.
+    # A variable can be assigned any mask, so all of its entries count as masked.
     arrays = {
         name: np.zeros(mask.shape, bool) if hasattr(mask, "assign") and mask.dtype == "bool" else mask
         for name, mask in masks.items()
@@ -94,14 +92,14 @@ def held(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> list[H
 
 
 def project(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> None:
-    """Set every masked entry of a model to its held value, now; for loops written by hand, after each update.
+    """Set every masked entry of a model to its held value, once; for loops written by hand, after each update.
 
-    Works in a ``tf.function`` too. Under ``held_at="present"`` nothing would change, so it is refused.
+    Works in a ``tf.function`` too. ``held_at="present"`` would change nothing, so it is refused.
 
     Args:
         model: A built Keras 3 or tf_keras model.
-        masks: By weight, boolean arrays or boolean ``tf.Variable``, True where the entry is kept.
-        held_at: By weight, the values that masked entries get; zero where it says nothing.
+        masks: Boolean arrays or boolean ``tf.Variable`` by weight, True where the entry is kept.
+        held_at: The values of masked entries by weight; zero if missing.
 
     Raises:
         LotteryError: A mask or a held value does not fit. Nothing has been changed then.
@@ -114,16 +112,15 @@ def project(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Non
 def mask_gradients(
     model: Any, masks: Mapping[str, Any], gradients: Sequence[Any], variables: Sequence[Any] | None = None
 ) -> list[Any]:
-    """Gradients with zero for every masked entry; for loops written by hand, before the optimiser sees them.
+    """Set the gradients of masked entries to zero; for loops written by hand, before the optimiser sees them.
 
-    An optimiser with decoupled weight decay, or with momentum from before, moves entries whose gradient is zero; so
-    `project` afterwards.
+    Call `project` after the update, too: decoupled weight decay and old momentum move entries without a gradient.
 
     Args:
         model: A built Keras 3 or tf_keras model.
-        masks: By weight, boolean arrays or boolean ``tf.Variable``, True where the entry is kept.
-        gradients: One for each of `variables`: tensors, ``tf.IndexedSlices`` or None.
-        variables: What they are gradients of; the model's ``trainable_variables`` unless given.
+        masks: Boolean arrays or boolean ``tf.Variable`` by weight, True where the entry is kept.
+        gradients: A gradient for each of `variables`: tensors, ``tf.IndexedSlices`` or None.
+        variables: The variables that were differentiated; the model's ``trainable_variables`` by default.
 
     Returns:
         As many gradients, in the same order.
@@ -141,35 +138,35 @@ def mask_gradients(
 
 
 def masked(entries: Sequence[Held], gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Gradients of variables, with zero for every masked entry."""
-    of = {id(one.variable): one for one in entries}
+    """Set the gradients of masked entries to zero."""
+    by_variable = {id(entry.variable): entry for entry in entries}
     return [
-        of[id(variable)].masked_gradient(gradient) if id(variable) in of else gradient
+        by_variable[id(variable)].masked_gradient(gradient) if id(variable) in by_variable else gradient
         for gradient, variable in zip(gradients, variables, strict=True)
     ]
 
 
 def put(entries: Sequence[Held]) -> None:
     """Set every masked entry to its held value."""
-    for one in entries:
-        one.variable.assign(one.projected(one.variable))
+    for entry in entries:
+        entry.variable.assign(entry.projected(entry.variable))
 
 
 def clear_slots(optimizer: Any, entries: Sequence[Held]) -> None:
-    """Let an optimiser forget masked entries: slots become zero there, moving averages of weights the held value."""
+    """Set an optimiser's slots of masked entries to zero, and moving averages of them to the held values."""
     import tensorflow as tf
 
-    averages = {id(one) for one in getattr(optimizer, "_model_variables_moving_average", None) or []}
-    for one in entries:
-        for slot in slots(optimizer, one.variable):
+    averages = {id(average) for average in getattr(optimizer, "_model_variables_moving_average", None) or []}
+    for entry in entries:
+        for slot in slots(optimizer, entry.variable):
             value = tf.convert_to_tensor(slot)
-            slot.assign(one.projected(value) if id(slot) in averages else one.masked_gradient(value))
+            slot.assign(entry.projected(value) if id(slot) in averages else entry.masked_gradient(value))
 
 
 def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
-    """What an optimiser remembers of each single entry of a variable: its slots of the variable's shape.
+    """Iterate over an optimiser's slots of a variable's shape, which hold a number for each of its entries.
 
-    Statistics of rows and columns, as Adafactor's, are of another shape and not among them.
+    Statistics of rows and columns, such as Adafactor's, are of another shape and are left out.
     """
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:  # of a LossScaleOptimizer
@@ -191,7 +188,7 @@ def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
 
 
 def _index(optimizer: Any, variable: Any) -> int | None:
-    """The position of a variable among those that an optimiser was built with; None where it does not know it."""
+    """Return the position of a variable among those that an optimiser was built with, or None."""
     positions = getattr(optimizer, "_trainable_variables_indices", None)  # Keras 3
     if positions is None:
         positions = getattr(optimizer, "_index_dict", None)  # tf_keras
@@ -212,7 +209,7 @@ def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at
     for name, value in held_at.items():
         if name not in targets:
             raise unknown("held_at names a weight that does not exist", name, targets)
-        if name not in masks:  # a whole state may be passed
+        if name not in masks:  # a whole state is allowed
             continue
         if isinstance(value, str):
             if value != PRESENT:
@@ -239,6 +236,6 @@ def _are_finite(values: np.ndarray, variable: Any) -> bool:
 
 
 def words(held_at: HeldAt) -> list[str]:
-    """The words among held values."""
-    given = held_at.values() if isinstance(held_at, Mapping) else [held_at]
-    return [one for one in given if isinstance(one, str)]
+    """Return the words among held values."""
+    values = held_at.values() if isinstance(held_at, Mapping) else [held_at]
+    return [value for value in values if isinstance(value, str)]

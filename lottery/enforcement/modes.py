@@ -3,44 +3,43 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from lottery.enforcement import wrappers
 from lottery.enforcement.holding import Held, HeldAt, clear_slots, held, masked, put
-from lottery.enforcement.patching import computing_with, constrained, frozen, replaced, retrace, sweep, undone
+from lottery.enforcement.patching import applying, computing_with, constrained, frozen, replaced, retrace, undone
 from lottery.errors import LotteryError
 from lottery.models.library import keras_of
 
 Enforcement = Callable[..., AbstractContextManager[list[Any]]]
 
-
-# Variables of which entries are held at this moment, by identity, with the mode that holds them.
+# The variables of which entries are held now, by identity, with the mode that holds them.
 _HOLDING: dict[int, str] = {}
 
 
 @contextlib.contextmanager
 def constraint(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Iterator[list[Any]]:
-    """Hold masked entries through the constraints of their variables.
+    """Hold masked entries by the constraints of their variables.
 
     The optimiser applies a variable's constraint after each update, inside the compiled step, so a masked entry is
-    exactly its held value after every single step, under any ``steps_per_execution``. A constraint that the
-    variable has already is applied first.
+    exactly its held value after every single step, under any ``steps_per_execution``. A constraint that the variable
+    has already is applied first.
 
-    What the optimiser computes from whole gradients still sees those of masked entries: with ``global_clipnorm`` they
-    count in the norm, so survivors are clipped a little more than if only they had gradients.
+    The optimiser still sees the gradients of masked entries: with ``global_clipnorm`` they count in the norm, so
+    survivors are clipped a little more than if only they had gradients.
 
-    A weight whose mask is an array of nothing but False is frozen whole, and its gradient is not computed; this and
-    what follows goes for every mode.
+    In every mode, a weight whose mask is an array of nothing but False is frozen whole: its gradient is not computed.
 
     Args:
         model: A built Keras 3 or tf_keras model.
-        masks: By weight, boolean arrays, True where the entry is kept; or boolean ``tf.Variable``, which may be
-            assigned other masks while they are held without anything being traced again (`mask_variables`).
-        held_at: By weight, the values that masked entries are held at: an array of the weight's shape, a number, or
-            ``"present"`` for the values that it has now; zero where it says nothing. ``"present"`` alone is for all.
+        masks: Boolean arrays by weight, True where the entry is kept; or boolean ``tf.Variable``, which can be
+            assigned other masks while they are held without tracing anything again (`mask_variables`).
+        held_at: The values of masked entries by weight: an array of the weight's shape, a number, or ``"present"`` for
+            the values that it has now; zero if missing. ``"present"`` alone is for all weights.
 
     Yields:
-        The callbacks that ``fit`` needs: none, but for the mode `callback`.
+        The callbacks that ``fit`` needs: none, except in the mode `callback`.
 
     Raises:
         LotteryError: A mask does not fit the model, or the weight is held already. Nothing has been changed then.
@@ -53,11 +52,11 @@ def constraint(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> 
 def gradient(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Iterator[list[Any]]:
     """Hold masked entries by masking their gradients before the model's optimiser sees them.
 
-    The optimiser's slots of masked entries are set to zero when this begins and stay zero. What moves an entry that
-    has no gradient (decoupled weight decay of a held value that is not zero, for one) is undone within the same step.
+    The optimiser's slots of masked entries are set to zero at the beginning and stay zero. A change of an entry
+    without a gradient (such as decoupled weight decay of a held value that is not zero) is undone in the same step.
 
     Args:
-        model: A built Keras 3 or tf_keras model that is compiled; its own optimiser must be the one that trains it.
+        model: A built and compiled Keras 3 or tf_keras model; its own optimiser must be the one that trains it.
         masks, held_at: As for `constraint`.
 
     Yields:
@@ -72,27 +71,10 @@ def gradient(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
             f"The model {model.name!r} has no optimiser whose gradients could be masked; compile it, or use "
             "enforcement.mask_gradients in a loop of your own."
         )
-
-    def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
-        def apply_masked(grads: Any, trainable_variables: Any = None, **arguments: Any) -> Any:
-            variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
-            return apply(masked(entries, list(grads), variables), trainable_variables, **arguments)
-
-        return apply_masked
-
-    def wrapped_pairs(apply_gradients: Callable[..., Any]) -> Callable[..., Any]:  # of tf_keras
-        def apply_masked(grads_and_vars: Any, *arguments: Any, **named: Any) -> Any:
-            gradients, variables = zip(*grads_and_vars, strict=True)
-            pairs = zip(masked(entries, gradients, variables), variables, strict=True)
-            return apply_gradients(list(pairs), *arguments, **named)
-
-        return apply_masked
-
-    which = ("apply", wrapped) if hasattr(optimizer, "apply") else ("apply_gradients", wrapped_pairs)
     with (
         _holding(model, masks, held_at, "gradient") as entries,
         constrained(entries),
-        replaced(optimizer, *which),
+        applying(optimizer, lambda gradients, variables: (masked(entries, gradients, variables), variables)),
     ):
         clear_slots(optimizer, entries)
         yield []
@@ -103,7 +85,7 @@ def reparameterization(model: Any, masks: Mapping[str, Any], held_at: HeldAt = N
     """Hold masked entries by computing the network from m * w + stop_gradient((1 - m) * held) in place of w.
 
     So a masked entry has no gradient, whatever the optimiser. Its hidden copy, which decoupled weight decay and old
-    momentum would move, is put back after each update, so that what is read or saved is what the network computes.
+    momentum would move, is reset after each update, so that a weight that is read or saved is the one computed with.
 
     Args:
         model: A built Keras 3 model.
@@ -140,9 +122,9 @@ def reparameterization(model: Any, masks: Mapping[str, Any], held_at: HeldAt = N
 def callback(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Iterator[list[Any]]:
     """Hold masked entries by a Keras callback that sets them at the end of each batch.
 
-    For people who want just that. Between an update and the end of its batch the entries are off; so it refuses
-    ``steps_per_execution > 1``, where a batch's end comes only after several updates (Keras calls it once for all of
-    them). In a loop of your own, call the callback's ``on_train_batch_end(step)`` after each update.
+    Between an update and the end of its batch the entries are not held, so ``steps_per_execution > 1`` is refused:
+    Keras then ends a batch only after several updates. In a loop of your own, call the callback's
+    ``on_train_batch_end(step)`` after each update.
 
     Args:
         model: A built Keras 3 or tf_keras model.
@@ -156,18 +138,26 @@ def callback(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
     """
     _refuse_several_steps(model)
     with _holding(model, masks, held_at, "callback") as entries:
-        yield [_projection(entries)]
+
+        def project_after_batch(batch: Any, logs: Any = None) -> None:
+            put(entries)
+
+        made: Any = keras_of(model).callbacks.LambdaCallback(
+            on_train_begin=lambda logs: _refuse_several_steps(made.model), on_train_batch_end=project_after_batch
+        )
+        made._supports_tf_logs = True  # or tf_keras copies logs from the device for it
+        yield [made]
 
 
 @contextlib.contextmanager
 def tfmot(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Iterator[list[Any]]:
-    """Hold masked entries by the pruning wrappers of tensorflow_model_optimization, with our masks in them.
+    """Hold masked entries by the pruning wrappers of tensorflow_model_optimization, with these masks in them.
 
-    The wrappers multiply by their masks before each forward pass, and by themselves would leave entries one step away
-    from zero after the last; so entries are also set to zero after each update. Masks are never recomputed.
+    The wrappers multiply by their masks before each forward pass, which leaves entries one update away from zero after
+    the last step; so entries are also set to zero after each update. Masks are never recomputed.
 
     Args:
-        model: A built tf_keras model: as it is, or wrapped by tfmot or by `wrappers.wrap`.
+        model: A built tf_keras model: plain, or wrapped by tfmot or by `wrappers.wrap`.
         masks: As for `constraint`.
         held_at: None: tfmot holds zeros only.
 
@@ -197,7 +187,7 @@ ENFORCEMENTS: dict[str, Enforcement] = {
 
 
 def mask_variables(masks: Mapping[str, Any]) -> dict[str, Any]:
-    """Masks as boolean ``tf.Variable``, so that one trace serves every mask that is assigned to them."""
+    """Make boolean ``tf.Variable`` of masks, so that a trace stays valid when other masks are assigned to them."""
     import tensorflow as tf
 
     return {name: tf.Variable(mask, trainable=False, dtype=tf.bool) for name, mask in masks.items()}
@@ -205,22 +195,22 @@ def mask_variables(masks: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -> Iterator[list[Held]]:
-    """What all modes have in common: checks, held values put in place, frozen weights, functions traced anew."""
-    sweep()
+    """Do what all modes have in common: check, set held values, freeze whole weights, have functions traced again."""
     entries = held(model, masks, held_at)
-    for one in entries:
-        if id(one.variable) in _HOLDING:
+    for entry in entries:
+        if id(entry.variable) in _HOLDING:
             raise LotteryError(
-                f"{one.name!r} is held by {_HOLDING[id(one.variable)]!r} already; leave that before {mode!r} begins."
+                f"{entry.name!r} is held by {_HOLDING[id(entry.variable)]!r} already; leave that context, or close() "
+                f"that callback, before {mode!r} begins."
             )
-    own = {id(one.variable): mode for one in entries}
+    own = {id(entry.variable): mode for entry in entries}
     _HOLDING.update(own)
     try:
-        with frozen(model, [one for one in entries if one.frozen]), _held_at_the_end(model, entries):
+        with frozen(model, [entry for entry in entries if entry.frozen]), _held_at_the_end(model, entries):
             put(entries)
             retrace(model)
-            # What `fit` does after its last step, such as weights from moving averages, may move them.
-            with undone(lambda: put(entries)):
+            # The end of `fit` may move entries, for example by putting averages in the place of weights.
+            with undone(partial(put, entries)):
                 yield entries
     finally:
         retrace(model)
@@ -230,7 +220,7 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
 
 @contextlib.contextmanager
 def _held_at_the_end(model: Any, entries: Sequence[Held]) -> Iterator[None]:
-    """Hold entries where `fit` ends by putting moving averages in the place of all weights."""
+    """Hold entries when `fit` ends by putting moving averages in the place of all weights."""
     optimizer = getattr(model, "optimizer", None)
 
     def wrapped(finalize: Callable[..., Any]) -> Callable[..., Any]:
@@ -245,21 +235,6 @@ def _held_at_the_end(model: Any, entries: Sequence[Held]) -> Iterator[None]:
         return
     with replaced(optimizer, "finalize_variable_values", wrapped):
         yield
-
-
-def _projection(entries: Sequence[Held]) -> Any:
-    from lottery.enforcement.fit_callback import FitCallback  # derives from a class of Keras, so it imports TensorFlow
-
-    class ProjectAfterBatch(FitCallback):
-        """Sets masked entries to their held values at the end of each batch."""
-
-        def on_train_begin(self, logs: Any = None) -> None:
-            _refuse_several_steps(self.model)
-
-        def on_train_batch_end(self, batch: Any, logs: Any = None) -> None:
-            put(entries)
-
-    return ProjectAfterBatch()
 
 
 def _refuse_several_steps(model: Any) -> None:

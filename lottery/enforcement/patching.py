@@ -1,7 +1,6 @@
-"""Change one model or optimiser for a while, and leave it as it was: methods, constraints, what is trained."""
+"""Change methods, constraints and trainable variables of one model or optimiser for a while, and restore them."""
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,7 @@ Method = Callable[..., Any]
 
 @dataclass(frozen=True)
 class _Replaced:
-    """A method that the object itself had before, if any, and what has replaced it since, first to last."""
+    """A method that the object itself had before, if any, and the layers around it now, first to last."""
 
     own: Method | None
     layers: list[Callable[[Method], Method]] = field(default_factory=list)
@@ -23,25 +22,16 @@ class _Replaced:
 _REPLACED: dict[tuple[int, str], _Replaced] = {}
 
 
-# Frames of `fit` in which something is installed, with what takes it off.
-_FITS: list[tuple[Any, Callable[[], None]]] = []
-
-
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Method], Method]) -> Iterator[None]:
-    """Within, a method of an object is what `make` makes of it.
+    """Replace a method of one object by `make(method)`, for a while.
 
-    Several may replace the same method and may leave in any order, as callbacks do, which begin and end in the same.
-
-    Args:
-        owner: The object; others of its class are left alone.
-        name: The method's name.
-        make: From the method to what takes its place.
+    Several contexts may replace the same method and may end in any order: callbacks begin and end in the same order.
     """
     key = (id(owner), name)
     now = _REPLACED.setdefault(key, _Replaced(vars(owner).get(name)))
 
-    def layer(method: Method) -> Method:  # one of its own, so that the same `make` can be in place twice
+    def layer(method: Method) -> Method:  # a new function, so that the same `make` can be used twice
         return make(method)
 
     now.layers.append(layer)
@@ -57,10 +47,10 @@ def replaced(owner: Any, name: str, make: Callable[[Method], Method]) -> Iterato
 
 @contextlib.contextmanager
 def undone(undo: Callable[[], Any]) -> Iterator[None]:
-    """At the end, call what computes with TensorFlow; but not where all this was abandoned and is being collected.
+    """Call a function that computes with TensorFlow at the end, but not if the context is abandoned and collected.
 
-    The collector may come in the midst of anything: what is computed then would become part of a graph that is just
-    being traced, or wait for a lock of that graph for ever.
+    Python may collect at any moment: the computation would become part of a graph that is being traced at that moment,
+    or wait for a lock of that graph for ever.
     """
     abandoned = False
     try:
@@ -73,79 +63,76 @@ def undone(undo: Callable[[], Any]) -> Iterator[None]:
             undo()
 
 
-def during(stack: contextlib.ExitStack, fit: Any, take_off: Callable[[], None]) -> None:
-    """Have `sweep` call `take_off` once a frame has ended, unless `stack` is closed before."""
-    entry = (fit, take_off)
-    _FITS.append(entry)
-    stack.callback(lambda: _FITS.remove(entry) if entry in _FITS else None)
-
-
-def sweep() -> None:
-    """Take off what a `fit` that broke off has left, in the rare case that nobody noticed when it did."""
-    for fit, take_off in list(_FITS):
-        if not is_running(fit):
-            take_off()
-
-
-def is_running(frame: Any) -> bool:
-    """Whether some thread is still in a frame."""
-    for current in sys._current_frames().values():
-        while current is not None:
-            if current is frame:
-                return True
-            current = current.f_back
-    return False
-
-
 @contextlib.contextmanager
 def constrained(entries: Sequence[Held]) -> Iterator[None]:
-    """Within, constraints hold entries, each after the one that its variable has already."""
-    before = [one.variable.constraint for one in entries]
-    for one, previous in zip(entries, before, strict=True):
-        _set_constraint(one.variable, _hold(one, previous))
+    """Hold entries by constraints, each applied after the constraint that its variable has already."""
+    before = [entry.variable.constraint for entry in entries]
+    for entry, previous in zip(entries, before, strict=True):
+        _set_constraint(entry.variable, _hold(entry, previous))
     try:
         yield
     finally:
-        for one, previous in zip(entries, before, strict=True):
-            _set_constraint(one.variable, previous)
+        for entry, previous in zip(entries, before, strict=True):
+            _set_constraint(entry.variable, previous)
+
+
+@contextlib.contextmanager
+def applying(
+    optimizer: Any, change: Callable[[Sequence[Any], Sequence[Any]], tuple[Sequence[Any], Sequence[Any]]]
+) -> Iterator[None]:
+    """Have an optimiser apply `change(gradients, variables)` in place of gradients and variables."""
+
+    def of_keras_3(apply: Method) -> Method:
+        def changed(grads: Any, trainable_variables: Any = None, **arguments: Any) -> Any:
+            variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
+            return apply(*change(list(grads), list(variables)), **arguments)
+
+        return changed
+
+    def of_tf_keras(apply_gradients: Method) -> Method:
+        def changed(grads_and_vars: Any, *arguments: Any, **named: Any) -> Any:
+            gradients, variables = zip(*grads_and_vars, strict=True)
+            return apply_gradients(list(zip(*change(gradients, variables), strict=True)), *arguments, **named)
+
+        return changed
+
+    which = ("apply", of_keras_3) if hasattr(optimizer, "apply") else ("apply_gradients", of_tf_keras)
+    with replaced(optimizer, *which):
+        yield
 
 
 @contextlib.contextmanager
 def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
-    """Within, whole weights are not differentiated; they stay among the model's trainable variables."""
+    """Do not differentiate whole weights; they stay among the model's trainable variables."""
     if not entries:
         yield
         return
     optimizer: Any = getattr(model, "optimizer", None)
-    own = {id(one.variable) for one in entries}
+    own = {id(entry.variable) for entry in entries}
 
-    def without(apply: Method) -> Method:
+    def without(gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         # Keras would warn of gradients that do not exist.
-        def apply_rest(grads: Any, trainable_variables: Any = None, **arguments: Any) -> Any:
-            variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
-            pairs = [pair for pair in zip(grads, variables, strict=True) if id(pair[1]) not in own]
-            result = apply([pair[0] for pair in pairs], [pair[1] for pair in pairs], **arguments)
+        rest = [place for place, variable in enumerate(variables) if id(variable) not in own]
+        return [gradients[place] for place in rest], [variables[place] for place in rest]
+
+    def held(apply: Method) -> Method:
+        def apply_and_hold(*arguments: Any, **named: Any) -> Any:
+            result = apply(*arguments, **named)
             if optimizer.use_ema:  # Keras 3 may overwrite all weights with averages, and constrain those with gradients
                 put(entries)
             return result
 
-        return apply_rest
-
-    def without_pairs(apply_gradients: Method) -> Method:  # of tf_keras
-        def apply_rest(grads_and_vars: Any, *arguments: Any, **named: Any) -> Any:
-            pairs = [pair for pair in grads_and_vars if id(pair[1]) not in own]
-            return apply_gradients(pairs, *arguments, **named)
-
-        return apply_rest
+        return apply_and_hold
 
     with contextlib.ExitStack() as stack:
         if optimizer is not None:
             if hasattr(optimizer, "build"):
-                optimizer.build(model.trainable_variables)  # made later, it would not know the frozen ones
-            which = ("apply", without) if hasattr(optimizer, "apply") else ("apply_gradients", without_pairs)
-            stack.enter_context(replaced(optimizer, *which))
-        for inner in (inner for one in entries for inner in weights.components(one.variable)):
-            # A tape asks this; there is no setter for it.
+                optimizer.build(model.trainable_variables)  # built later, it would not know the frozen weights
+            if hasattr(optimizer, "apply"):
+                stack.enter_context(replaced(optimizer, "apply", held))
+            stack.enter_context(applying(optimizer, without))
+        for inner in (inner for entry in entries for inner in weights.components(entry.variable)):
+            # A gradient tape reads this attribute, which has no setter.
             stack.callback(setattr, inner, "_trainable", inner._trainable)
             inner._trainable = False
         yield
@@ -153,36 +140,36 @@ def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def computing_with(entries: Sequence[Held]) -> Iterator[None]:
-    """Within, whoever reads a variable gets it with held values in place, and a gradient for kept entries only.
+    """Let everything that reads a variable see held values, with a gradient for kept entries only.
 
-    A ``keras.StatelessScope`` would do the same for reading, and lose what layers write and the losses they add.
+    A ``keras.StatelessScope`` would do the same for reading, and lose the updates and losses of layers.
     """
-    before = [one.variable._value for one in entries]
-    for one, value in zip(entries, before, strict=True):
-        one.variable._value = one.projected(value)
+    before = [entry.variable._value for entry in entries]
+    for entry, value in zip(entries, before, strict=True):
+        entry.variable._value = entry.projected(value)
     try:
         yield
     finally:
-        for one, value in zip(entries, before, strict=True):
-            one.variable._value = value
+        for entry, value in zip(entries, before, strict=True):
+            entry.variable._value = value
 
 
 def retrace(model: Any) -> None:
-    """Let `fit`, `evaluate` and `predict` make their functions again: what was traced earlier, or within, differs."""
+    """Let `fit`, `evaluate` and `predict` make their functions again."""
     for name in ("train_function", "test_function", "predict_function"):
         if getattr(model, name, None) is not None:
             setattr(model, name, None)
 
 
-def _hold(one: Held, before: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-    return lambda variable: one.projected(variable if before is None else before(variable))
+def _hold(entry: Held, before: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    return lambda variable: entry.projected(variable if before is None else before(variable))
 
 
 def _set_constraint(variable: Any, value: Callable[[Any], Any] | None) -> None:
     import keras
 
     if not isinstance(variable, keras.Variable):
-        # A tf.Variable, as in tf_keras: it is meant to be given a constraint only when it is made.
+        # A tf.Variable, as in tf_keras, has no setter for its constraint.
         for inner in weights.components(variable):
             inner._constraint = value
     elif value is None or isinstance(value, keras.constraints.Constraint):
@@ -195,7 +182,7 @@ def _as_constraint(function: Callable[[Any], Any]) -> Any:
     import keras
 
     class Constraint(keras.constraints.Constraint):
-        """Keras asked for an instance of this class up to version 3.14; a function alone would do since."""
+        """Keras needs an instance of this class up to version 3.14, and takes a function since."""
 
         def __call__(self, weight: Any) -> Any:
             return function(weight)
@@ -204,7 +191,7 @@ def _as_constraint(function: Callable[[Any], Any]) -> Any:
 
 
 def _rebuild(owner: Any, name: str, now: _Replaced) -> None:
-    # Past Keras' __setattr__, which keeps track of what is assigned.
+    # Not through Keras' __setattr__, which tracks every value.
     attributes = vars(owner)
     attributes.pop(name, None)
     if now.own is not None:

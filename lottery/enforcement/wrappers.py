@@ -1,4 +1,4 @@
-"""Which layers pruning wrappers of tensorflow_model_optimization (tfmot) can take the place of, and why not others."""
+"""A bridge to the pruning wrappers of tensorflow_model_optimization (tfmot): wrap, read masks, strip."""
 
 import contextlib
 import inspect
@@ -17,9 +17,30 @@ from lottery.models.library import keras_of, reason
 
 _OTHERWISE = 'or use another mode of enforcement, such as "constraint"'
 
+# A step that no training reaches. A schedule of tfmot that begins there never updates a mask, and a saved model with it
+# never does either, wherever it is loaded; a schedule of ours would have to be known there.
+_NEVER = 2**62
+
+# Allowed difference of outputs with and without wrappers, relative to the largest output.
+_TOLERANCE = 1e-5
+
+
+class Wrapped(NamedTuple):
+    """A weight that a wrapper of tfmot prunes.
+
+    Attributes:
+        variable: The weight's variable.
+        mask: The variable that it is multiplied by, of the same shape and type: 1 keeps, 0 prunes.
+        wrapper: The wrapper.
+    """
+
+    variable: Any
+    mask: Any
+    wrapper: Any
+
 
 def check_library(model: Any) -> None:
-    """Raise `LotteryError` unless it is a tf_keras model: of Keras 3, tfmot only says that it cannot prune it."""
+    """Raise `LotteryError` unless it is a tf_keras model."""
     if keras_of(model).__name__ != "tf_keras":
         raise LotteryError(
             f"The model {model.name!r} is a Keras 3 {type(model).__name__}, and tfmot wraps tf_keras models only; "
@@ -28,14 +49,14 @@ def check_library(model: Any) -> None:
 
 
 def hosts(layers: Sequence[Any], entries: Sequence[Held]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Which layer a wrapper has to wrap for each weight.
+    """Find the layer that a wrapper has to wrap for each weight.
 
     Args:
-        layers: Layers that may be wrapped, outer ones before those inside them.
+        layers: Layers that may be wrapped, outer layers before those inside them.
         entries: The weights.
 
     Returns:
-        The layer for each weight that tfmot prunes, by the weight's name; and for each other weight the reason.
+        By the weight's name, the layer for each weight that tfmot prunes, and the reason for each other weight.
     """
     found, reasons = {}, {}
     pruned = {id(layer): _pruned(weights.inside(layer)) for layer in layers if layer.variables}
@@ -57,13 +78,10 @@ def hosts(layers: Sequence[Any], entries: Sequence[Held]) -> tuple[dict[str, Any
 
 
 def leaves(model: Any) -> dict[Any, bool]:
-    """The layers of a model and of those inside it that can be replaced, each with whether it has masks of Keras.
+    """Return the layers that can be replaced in a tf_keras model and in models inside it.
 
-    Args:
-        model: A tf_keras model.
-
-    Returns:
-        By layer, whether Keras passes masks of inputs on from it, such as those of ``Embedding(..., mask_zero=True)``.
+    The value of a layer is True if Keras passes masks of inputs on from it, such as those of
+    ``Embedding(..., mask_zero=True)``.
     """
     found: dict[Any, bool] = {}
     for layer, masked in _walk(model, False):
@@ -72,13 +90,10 @@ def leaves(model: Any) -> dict[Any, bool]:
 
 
 def difference(layer: Any, masked: bool) -> str | None:
-    """What a wrapper around a layer would change besides its pruned weights, if anything.
+    """Return what a wrapper around a tf_keras layer would change besides its pruned weights, or None.
 
-    A wrapper calls the layer's ``call``, past what Keras does around it.
-
-    Args:
-        layer: A tf_keras layer.
-        masked: Whether Keras passes masks of inputs on from it.
+    A wrapper calls the layer's ``call`` directly, without the work that Keras does around it. `masked` is a value of
+    `leaves`.
     """
     if masked:
         return "its wrapper would drop the masks that Keras passes on for padded inputs"
@@ -92,21 +107,21 @@ def difference(layer: Any, masked: bool) -> str | None:
 
 
 def refuse(reasons: Mapping[str, str]) -> None:
-    """Raise `LotteryError` with the weights that tfmot cannot hold, if there are any."""
+    """Raise `LotteryError` if there are weights that tfmot cannot hold."""
     if reasons:
         each = ", ".join(f"{name!r} ({reason})" for name, reason in reasons.items())
         raise LotteryError(f"tfmot cannot hold the masks of {each}; leave them out, {_OTHERWISE}.")
 
 
 def with_layers(model: Any, new: dict[int, Any]) -> Any:
-    """A model over the same layers but for some, which are replaced.
+    """Copy a model over the same layers, except for some that are replaced.
 
     Args:
-        model: A Sequential or functional tf_keras model.
-        new: By identity of a layer, wherever it is in the model or in those inside it, what takes its place.
+        model: A Sequential or functional tf_keras model; it is not changed.
+        new: The replacements, by identity of a layer in the model or in models inside it.
 
     Returns:
-        The new model, not compiled; `model` is left as it is.
+        The new model, not compiled.
 
     Raises:
         LotteryError: Keras cannot build it.
@@ -115,7 +130,7 @@ def with_layers(model: Any, new: dict[int, Any]) -> Any:
 
     def layer_of(layer: Any) -> Any:
         if isinstance(layer, tf_keras.Model) and any(id(inner) in new for inner in layer._flatten_layers()):
-            new.setdefault(id(layer), with_layers(layer, new))  # once, for it may be shared
+            new.setdefault(id(layer), with_layers(layer, new))  # once, since it may be shared
         return new.get(id(layer), layer)
 
     try:
@@ -135,7 +150,7 @@ def with_layers(model: Any, new: dict[int, Any]) -> Any:
 
 
 def _pruned(layer: Any) -> Sequence[Any] | None:
-    """The variables that a wrapper around a layer would prune; None where tfmot refuses it."""
+    """Return the variables that a wrapper around a layer would prune; None if tfmot refuses the layer."""
     from tensorflow_model_optimization.python.core.sparsity.keras import prune_registry
 
     if hasattr(layer, "get_prunable_weights"):
@@ -145,7 +160,7 @@ def _pruned(layer: Any) -> Sequence[Any] | None:
     try:
         return prune_registry.PruneRegistry.make_prunable(layer).get_prunable_weights()
     finally:
-        del layer.get_prunable_weights  # asking must leave no trace
+        del layer.get_prunable_weights  # leave the layer as it was
 
 
 def _holds(variables: Sequence[Any], one: Held) -> bool:
@@ -170,37 +185,11 @@ def _has_mask(tensors: Any) -> bool:
     return any(getattr(tensor, "_keras_mask", None) is not None for tensor in tf.nest.flatten(tensors))
 
 
-# A step that no training reaches. A schedule of tfmot's own that begins there never updates a mask, and a model saved
-# with it never does either, wherever it is loaded; one of ours would have to be known there.
-_NEVER = 2**62
-
-
-# Of the largest output, between a model with and without wrappers.
-_TOLERANCE = 1e-5
-
-
-class Wrapped(NamedTuple):
-    """A weight that a wrapper of tfmot prunes.
-
-    Attributes:
-        variable: The weight's variable.
-        mask: The variable of the same shape and type that it is multiplied by: one keeps, zero prunes.
-        wrapper: The layer of tfmot that does so.
-    """
-
-    variable: Any
-    mask: Any
-    wrapper: Any
-
-
 def find(model: Any) -> dict[str, Wrapped]:
-    """The weights that wrappers of tfmot prune, by the name that they have in the model without wrappers too.
-
-    Args:
-        model: A built model, of tf_keras if there are to be any.
+    """Find the weights that wrappers of tfmot prune, by their names in the model without wrappers.
 
     Returns:
-        Records by name, in the order of `weights.variables`.
+        Records by name, in the order of `weights.variables`; none for a model of Keras 3.
 
     Raises:
         LotteryError: The model is not built, or two wrappers prune the same weight.
@@ -211,7 +200,7 @@ def find(model: Any) -> dict[str, Wrapped]:
             if id(variable) in pruned:
                 raise LotteryError(
                     f"The model {model.name!r} has two wrappers of tfmot for the same weight, {variable.name!r}, each "
-                    "with a mask of its own; strip the model with tfmot, and wrap it with lottery.wrappers.wrap."
+                    "with a mask of its own; strip the model with tfmot, and use lottery.enforcement.wrappers.wrap."
                 )
             pruned[id(variable)] = Wrapped(variable, mask, wrapper)
     named = weights.variables(model)
@@ -219,43 +208,37 @@ def find(model: Any) -> dict[str, Wrapped]:
 
 
 def read_masks(model: Any) -> dict[str, np.ndarray]:
-    """The masks of a model that tfmot has wrapped, whoever computed them.
+    """Read the masks of a model with wrappers of tfmot, from `wrap` or not.
 
     The weights may disagree: tfmot leaves pruned entries one update away from zero until the next forward pass.
 
-    Args:
-        model: A model with wrappers of tfmot.
-
     Returns:
-        By name, boolean arrays, True where the entry is kept; for every weight that is wrapped, pruned or not.
+        Boolean arrays by name, True where the entry is kept; for every weight that is wrapped, pruned or not.
 
     Raises:
-        LotteryError: The model holds no wrappers of tfmot.
+        LotteryError: The model has no wrappers of tfmot.
     """
     return {name: one.mask.numpy() != 0 for name, one in _found(model).items()}
 
 
 def wrap(model: Any, masks: Mapping[str, Any]) -> Any:
-    """A model whose masks are held by wrappers of tfmot, which never recompute them, whatever is trained.
+    """Wrap the layers of a model with tfmot's wrappers, which hold these masks and never recompute them.
 
-    As in tfmot itself, the layers are shared: the new model trains the same variables as `model`, whose masked entries
-    are zero at once too. Layers that have no mask are not wrapped. The new model is not compiled, and it trains without
-    tfmot's ``UpdatePruningStep``. After each update tfmot leaves masked entries one step away from zero until the next
-    forward pass; `strip`, or ``enforcement.tfmot`` around the training, makes them exactly zero.
+    As in tfmot itself, the layers are shared: the new model trains the variables of `model`, whose masked entries are
+    set to zero at once. Layers without a mask are not wrapped. The new model is not compiled, and needs no
+    ``UpdatePruningStep``. After each update tfmot leaves masked entries one step away from zero until the next forward
+    pass; `strip`, or ``enforcement.tfmot`` around the training, makes them exactly zero.
 
-    In a model that has wrappers already, these get the masks, keep those that `masks` does not name, and all stop
-    updating; if they hold everything, that model is returned as it is, compiled or not.
+    Wrappers that the model has already get these masks, keep their own for weights that `masks` does not name, and
+    stop updating. If they hold everything, that model itself is returned, compiled or not.
 
     Args:
         model: A built tf_keras model, Sequential or functional, also with models inside.
-        masks: By weight, boolean arrays, True where the entry is kept.
-
-    Returns:
-        The wrapped model.
+        masks: Boolean arrays by weight, True where the entry is kept.
 
     Raises:
-        LotteryError: It is a Keras 3 model, a mask does not fit, or tfmot cannot hold a mask that prunes anything (one
-            that keeps everything is left out then). No weight has been changed then.
+        LotteryError: It is a Keras 3 model, a mask does not fit, or tfmot cannot hold a mask that prunes anything
+            (masks that keep everything are left out then). No weight has been changed then.
     """
     check_library(model)
     entries, found = held(model, masks), find(model)
@@ -278,15 +261,15 @@ def wrap(model: Any, masks: Mapping[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
-    """Within, wrappers of tfmot with these masks act on a model that stays the same object, compiled and all.
+    """Have wrappers of tfmot with these masks act on a model for a while, which stays the same object and compiled.
 
-    Wrappers that it has already get the masks, and stop updating; other layers that have masks, wherever they are in
-    the model, multiply by them before each call as a wrapper would. Afterwards all is as it was: masks, schedules and
-    counts of steps included. The weights are not touched before the first forward pass.
+    Wrappers that it has already get the masks, and stop updating; other layers with masks, wherever they are in the
+    model, multiply by them before each call as a wrapper would. Afterwards everything is restored, masks, schedules and
+    counts of steps included. Weights do not change before the first forward pass.
 
     Args:
         model: A built tf_keras model of any kind.
-        masks: By weight, boolean arrays, or boolean ``tf.Variable`` that may be assigned within.
+        masks: Boolean arrays by weight, or boolean ``tf.Variable`` that can be assigned other masks.
 
     Raises:
         LotteryError: It is a Keras 3 model, a mask does not fit, or tfmot cannot hold a mask that prunes anything or
@@ -304,7 +287,7 @@ def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
             if "get_prunable_weights" in set(vars(layer)) - before:
                 stack.callback(delattr, layer, "get_prunable_weights")
             wrapper.build(None)
-            # Where Keras casts variables to half precision, tfmot would put back rounded ones.
+            # If Keras casts variables to half precision, tfmot would assign rounded values.
             wrapper.pruning_obj._pruning_vars = [tuple(map(_raw, triple)) for triple in wrapper.pruning_vars]
             pruned = {id(variable): mask for variable, mask, _ in wrapper.pruning_vars}
             own = [(pruned[id(one.variable)], one.mask) for one in entries if id(one.variable) in pruned]
@@ -322,23 +305,20 @@ def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
 def silence(model: Any) -> list[tuple[Any, Any, int]]:
     """Stop the wrappers of a model from recomputing their masks, and let them train without ``UpdatePruningStep``.
 
-    Args:
-        model: A built model.
-
     Returns:
-        What `restore` needs: each wrapper with its schedule and its count of steps.
+        Each wrapper with its schedule and its count of steps, for `restore`.
     """
     before = [(one, one.pruning_schedule, int(one.pruning_step.numpy())) for one in _wrappers(model)]
     for wrapper, _, step in before:
         _set_schedule(wrapper, _never())
-        # A wrapper refuses to train from -1; and one for m of n entries looks at no schedule, but updates at step 1.
+        # A wrapper refuses to train from step -1, and one for m of n entries ignores schedules and updates at step 1.
         wrapper.pruning_step.assign(max(step, 1))
     retrace(model)
     return before
 
 
 def restore(model: Any, before: Sequence[tuple[Any, Any, int]]) -> None:
-    """Give the wrappers of a model back what `silence` took: their schedules and counts of steps."""
+    """Restore the schedules and counts of steps that `silence` returned."""
     for wrapper, schedule, step in before:
         _set_schedule(wrapper, schedule)
         wrapper.pruning_step.assign(step)
@@ -346,23 +326,22 @@ def restore(model: Any, before: Sequence[tuple[Any, Any, int]]) -> None:
 
 
 def strip(model: Any, example: Any = None) -> Any:
-    """The plain model out of one that tfmot has wrapped, with every masked entry exactly zero.
+    """Take the wrappers of tfmot out of a model, with every masked entry exactly zero.
 
-    The layers are shared: masked entries are set to zero in `model` too, before anything is compared. Then the outputs
-    of both must agree, to 1e-5 of the largest (on a CPU they have been the same bits). They differ where a wrapper
-    changes what the network computes, as it does after ``Embedding(..., mask_zero=True)``; and in a model that draws
-    random numbers at inference, which cannot be stripped here.
+    The layers are shared: masked entries are set to zero in `model` too. Then the outputs of both must agree, to 1e-5
+    of the largest (on a CPU they have been the same bits). They differ if a wrapper changes what the network computes,
+    as after ``Embedding(..., mask_zero=True)``, and in a model that draws random numbers at inference.
 
     Args:
         model: A model with wrappers of tfmot, from `wrap` or not.
-        example: Inputs to compare on, as the model takes them; random ones by default, where they can be made.
+        example: Inputs to compare on, as the model takes them; random inputs by default, if they can be made.
 
     Returns:
         The model without wrappers, not compiled.
 
     Raises:
-        LotteryError: The model holds no wrappers, or some where they cannot be taken out, or gives other outputs
-            without them; or an example is needed.
+        LotteryError: The model has no wrappers, or some that cannot be taken out, or gives other outputs without
+            them; or an example is needed.
     """
     found = _found(model)
     plain = with_layers(model, {id(wrapper): wrapper.layer for wrapper in _wrappers(model)})
@@ -376,7 +355,7 @@ def strip(model: Any, example: Any = None) -> Any:
     if apart > _TOLERANCE:
         raise LotteryError(
             f"Without its wrappers the model {model.name!r} gives other outputs, {apart:.2g} of the largest away, "
-            f"allowed is {_TOLERANCE:g}; train it by another mode of enforcement, for tfmot changes what it computes."
+            f"allowed is {_TOLERANCE:g}; train it by another mode of enforcement, since tfmot changes what it computes."
         )
     return plain
 
@@ -385,8 +364,8 @@ def _found(model: Any) -> dict[str, Wrapped]:
     found = find(model)
     if not found:
         raise LotteryError(
-            f"The model {model.name!r} has no weights under pruning wrappers of tfmot; pass one that "
-            "lottery.wrappers.wrap or tfmot's prune_low_magnitude made."
+            f"The model {model.name!r} has no weights under pruning wrappers of tfmot; pass a model made by "
+            "lottery.enforcement.wrappers.wrap or tfmot's prune_low_magnitude."
         )
     return found
 
@@ -416,7 +395,7 @@ def _set_schedule(wrapper: Any, schedule: Any) -> None:
 def _apply(found: Mapping[str, Wrapped]) -> None:
     for one in found.values():
         value = one.variable.numpy()
-        # A choice, where tfmot multiplies: a negative weight would become negative zero.
+        # A choice, not a product as in tfmot, which would make a negative weight negative zero.
         one.variable.assign(np.where(one.mask.numpy() != 0, value, np.zeros((), value.dtype)))
 
 
@@ -431,7 +410,7 @@ def _raw(variable: Any) -> Any:
 
 
 def _preceded(masks: Sequence[tuple[Any, Any]], then: Callable[[], Any] | None, call: Callable[..., Any]) -> Any:
-    """A layer's ``call`` that first brings wrappers' masks up to date with variables, and then does what they do."""
+    """Make a layer's ``call`` that first copies mask variables to the wrappers' masks, and then applies them."""
     following = [(variable, mask) for variable, mask in masks if hasattr(mask, "assign")]
 
     def call_masked(*arguments: Any, **named: Any) -> Any:

@@ -176,20 +176,19 @@ def _short(text: object, most: int = _LONGEST) -> str:
 # StringLookup, ...), functions, and classes of the file's author.
 _LAYERS = frozenset({
     "Activation", "ActivityRegularization", "Add", "AdditiveAttention", "AlphaDropout", "Attention", "Average",
-    "AveragePooling1D", "AveragePooling2D", "AveragePooling3D", "BatchNormalization", "Bidirectional", "CenterCrop",
-    "Concatenate", "Conv1D", "Conv1DTranspose", "Conv2D", "Conv2DTranspose", "Conv3D", "Conv3DTranspose",
-    "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D", "Cropping1D", "Cropping2D", "Cropping3D", "Dense", "DepthwiseConv1D",
-    "DepthwiseConv2D", "Dot", "Dropout", "ELU", "EinsumDense", "Embedding", "Flatten", "GRU", "GRUCell",
-    "GaussianDropout", "GaussianNoise", "GlobalAveragePooling1D", "GlobalAveragePooling2D",
-    "GlobalAveragePooling3D", "GlobalMaxPooling1D", "GlobalMaxPooling2D", "GlobalMaxPooling3D",
-    "GroupNormalization", "GroupQueryAttention", "Identity", "InputLayer", "LSTM", "LSTMCell", "LayerNormalization",
-    "LeakyReLU", "Masking", "MaxPooling1D", "MaxPooling2D", "MaxPooling3D", "Maximum", "Minimum",
-    "MultiHeadAttention", "Multiply", "Normalization", "PReLU", "Permute", "RMSNormalization", "RNN",
-    "RandomContrast", "RandomCrop", "RandomFlip", "RandomRotation", "RandomTranslation", "RandomZoom", "ReLU",
+    "BatchNormalization", "Bidirectional", "CenterCrop", "Concatenate", "Conv1DTranspose", "Conv2DTranspose",
+    "Conv3DTranspose", "Dense", "DepthwiseConv1D", "DepthwiseConv2D", "Dot", "Dropout", "ELU", "EinsumDense",
+    "Embedding", "Flatten", "GRU", "GRUCell", "GaussianDropout", "GaussianNoise", "GroupNormalization",
+    "GroupQueryAttention", "Identity", "InputLayer", "LSTM", "LSTMCell", "LayerNormalization", "LeakyReLU", "Masking",
+    "Maximum", "Minimum", "MultiHeadAttention", "Multiply", "Normalization", "PReLU", "Permute", "RMSNormalization",
+    "RNN", "RandomContrast", "RandomCrop", "RandomFlip", "RandomRotation", "RandomTranslation", "RandomZoom", "ReLU",
     "RepeatVector", "Rescaling", "Reshape", "Resizing", "SeparableConv1D", "SeparableConv2D", "SimpleRNN",
-    "SimpleRNNCell", "Softmax", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D", "SpectralNormalization",
-    "StackedRNNCells", "Subtract", "ThresholdedReLU", "TimeDistributed", "UnitNormalization", "UpSampling1D",
-    "UpSampling2D", "UpSampling3D", "ZeroPadding1D", "ZeroPadding2D", "ZeroPadding3D",
+    "SimpleRNNCell", "Softmax", "SpectralNormalization", "StackedRNNCells", "Subtract", "ThresholdedReLU",
+    "TimeDistributed", "UnitNormalization",
+    *(f"{name}{rank}D" for rank in (1, 2, 3) for name in (
+        "AveragePooling", "Conv", "ConvLSTM", "Cropping", "GlobalAveragePooling", "GlobalMaxPooling", "MaxPooling",
+        "SpatialDropout", "UpSampling", "ZeroPadding",
+    )),
 })  # fmt: skip
 _INITIALIZERS = frozenset({
     "Constant", "GlorotNormal", "GlorotUniform", "HeNormal", "HeUniform", "Identity", "LecunNormal", "LecunUniform",
@@ -216,15 +215,12 @@ _PARTS = ("layer", "layers", "backward_layer", "cell", "cells")  # by a name alo
 
 
 def refused(value: Any, library: str, depth: int = 0) -> Iterator[str]:
-    """Find what a configuration names or needs and may not.
+    """Yield, in words, what a configuration names or needs and may not; nothing if it is harmless.
 
     Args:
         value: The configuration, or a part of it.
         library: ``"keras"`` or ``"tf_keras"``, which will read it.
         depth: How many records and lists it lies in.
-
-    Yields:
-        Each finding, in words; nothing for a configuration of Keras' own layers without code.
     """
     if depth > _DEEPEST:
         yield f"parts nested more than {_DEEPEST} deep"
@@ -276,15 +272,12 @@ class Stopped(BaseException):
 
 
 def traced(library: str, make: Callable[[], Any], expected: Shapes) -> Shapes:
-    """Trace a model in a bounded number of calls, without memory for other variables than the expected ones.
+    """Return the shapes of a model's variables, in a bounded number of calls and with memory only for expected ones.
 
     Args:
         library: ``"keras"`` or ``"tf_keras"``, which makes the model.
         make: Makes the model.
-        expected: The variables that it should have, by name.
-
-    Returns:
-        The shape of each variable of `weights.portable`, by name.
+        expected: The shape of each variable of `weights.portable` that it should have, by name.
 
     Raises:
         Exception, Stopped: Whatever Keras raises; or the trace takes too long, or makes too many variables.

@@ -14,13 +14,7 @@ def of_model(model: Any) -> str:
     """Compute a digest of a model: its layers, their arguments and wiring, its weights, and how it was compiled.
 
     Names that Keras numbers count by position, so that building a model twice gives the same digest. Of classes that
-    are not Keras' own, the source counts.
-
-    Args:
-        model: A built Keras 3 or tf_keras model.
-
-    Returns:
-        Sixteen hexadecimal digits.
+    are not Keras' own, the source counts. The digest has sixteen hexadecimal digits.
     """
     layers = list(model._flatten_layers())
     positions = {layer.name: f"layer {index}" for index, layer in enumerate(layers)}

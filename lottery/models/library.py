@@ -14,34 +14,23 @@ LIBRARIES = ("keras", "tf_keras")
 # often a weight is multiplied, what XLA has been measured to make faster.)
 #
 # WEIGHTED layers make units, ENTRYWISE ones act on each entry by itself, IDLE ones do nothing at inference, SPATIAL
-# ones act on each channel by itself, FLAT ones make one dimension of all, MIXING ones compute units from other units;
+# ones act on each channel by itself, FLAT ones flatten an example, MIXING ones compute units from other units;
 # START marks layers that are known in front of the first weights only, where there are no units yet.
-WEIGHTED, ENTRYWISE, IDLE, SPATIAL, FLAT, MIXING, START = (
-    "weighted", "entrywise", "idle", "spatial", "flat", "mixing", "start",
-)  # fmt: skip
-
-_RANKS = ("1D", "2D", "3D")
+WEIGHTED, ENTRYWISE, IDLE, SPATIAL = "weighted", "entrywise", "idle", "spatial"
+FLAT, MIXING, START = "flat", "mixing", "start"
 _NAMES = {
-    WEIGHTED: ("Dense", *(f"Conv{rank}" for rank in _RANKS)),
-    ENTRYWISE: (
-        "Activation", "ReLU", "LeakyReLU", "ELU", "PReLU", "ThresholdedReLU", "BatchNormalization", "Rescaling",
-    ),
-    IDLE: (
-        "Dropout", "GaussianNoise", "GaussianDropout", "AlphaDropout", "ActivityRegularization", "Identity",
-        *(f"SpatialDropout{rank}" for rank in _RANKS),
-    ),
-    SPATIAL: tuple(
-        f"{name}{rank}"
-        for rank in _RANKS
-        for name in (
-            "MaxPooling", "AveragePooling", "GlobalMaxPooling", "GlobalAveragePooling", "ZeroPadding", "Cropping",
-        )
-    ),
-    FLAT: ("Flatten",),
-    MIXING: ("Softmax",),
-    START: ("InputLayer", "Reshape", "Normalization"),
-}  # fmt: skip
-EFFECTS = {name: effect for effect, names in _NAMES.items() for name in names}
+    WEIGHTED: "Dense Conv1D Conv2D Conv3D",
+    ENTRYWISE: "Activation ReLU LeakyReLU ELU PReLU ThresholdedReLU BatchNormalization Rescaling",
+    IDLE: "Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianNoise GaussianDropout AlphaDropout "
+    "ActivityRegularization Identity",
+    SPATIAL: "MaxPooling1D MaxPooling2D MaxPooling3D AveragePooling1D AveragePooling2D AveragePooling3D "
+    "GlobalMaxPooling1D GlobalMaxPooling2D GlobalMaxPooling3D GlobalAveragePooling1D GlobalAveragePooling2D "
+    "GlobalAveragePooling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D Cropping1D Cropping2D Cropping3D",
+    FLAT: "Flatten",
+    MIXING: "Softmax",
+    START: "InputLayer Reshape Normalization",
+}
+EFFECTS = {name: effect for effect, names in _NAMES.items() for name in names.split()}
 
 
 def obstacle(layer: str, settings: Mapping[str, Any], has_units: bool) -> str:

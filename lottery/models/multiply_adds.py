@@ -19,7 +19,7 @@ def per_entry(model: Any) -> dict[str, int | None]:
     several times counts each call.
 
     Args:
-        model: A built Keras 3 or tf_keras model; layers may be under pruning wrappers of tfmot.
+        model: A built Keras 3 or tf_keras model, with pruning wrappers of tfmot or without.
 
     Returns:
         By stable name, in the order of `weights.prunable`, a number; or None where it is unknown: the layer or the
@@ -33,7 +33,7 @@ def per_entry(model: Any) -> dict[str, int | None]:
             for value in layer.variables:
                 if name := names.get(id(value)):
                     found[name].append(_in_one_call(layer, name, taken[0], returned[0]))
-    except Exception:  # Keras may keep its graphs in another way, and no run shall stop for a number
+    except Exception:  # Keras may keep its graphs in another way, and no run should stop for a number
         return dict.fromkeys(prunable)
     return {
         name: sum(count for count in counts if count is not None) if counts and None not in counts else None

@@ -197,34 +197,29 @@ MODELS: dict[str, Callable[..., Any]] = {
 
 def is_built_in(name: str) -> bool:
     """Check if a name is a key of `MODELS`, or ``resnet_N`` of another depth: N = 6 n + 2."""
-    return name in MODELS or bool(_resnet_depth(name))
+    depth = re.fullmatch(r"resnet_(\d{1,4})", name)
+    return name in MODELS or bool(depth and int(depth[1]) > 2 and int(depth[1]) % 6 == 2)
 
 
 def named(name: str) -> Callable[..., Any]:
     """Look up the function that builds a network, ``(input_shape, num_classes, keras) -> model``.
 
-    Args:
-        name: A key of `MODELS`, or ``resnet_N``, N = 6 n + 2.
-
     Raises:
-        LotteryError: There is no such network.
+        LotteryError: The name is not `is_built_in`.
     """
-    if name in MODELS:
-        return MODELS[name]
-    if depth := _resnet_depth(name):
-        return partial(resnet, depth)
-    raise unknown("The network", name, MODELS)
+    if not is_built_in(name):
+        raise unknown("The network", name, MODELS)
+    return MODELS.get(name) or partial(resnet, int(name.removeprefix("resnet_")))
 
 
 def builder(name: str, input_shape: tuple[int, ...], num_classes: int, library: str = "keras") -> Callable[[], Any]:
     """Return a function without arguments that builds the model of an experiment.
 
     Args:
-        name: The name of a built-in network, or ``"package.module:function"``, a function without arguments that
-            returns a Keras model. The current folder is searched for its module first.
-        input_shape, num_classes: For a built-in network, as at the top.
-        library: For a built-in network, ``"keras"`` or ``"tf_keras"``; in both it starts from the weights that Keras 3
-            draws.
+        name: A built-in network, or ``"package.module:function"``, a function without arguments that returns a Keras
+            model. The current folder is searched for its module first.
+        input_shape, num_classes, library: Of a built-in network. With ``"tf_keras"`` it starts from the weights that
+            Keras 3 draws, as with ``"keras"``.
 
     Raises:
         LotteryError: The module or the function does not exist.
@@ -248,12 +243,7 @@ def _built(function: Callable[..., Any], input_shape: tuple[int, ...], num_class
     model = function(input_shape, num_classes)
     if library == "keras":
         return model
-    # The two draw other numbers from the same seed; the same network shall start from the same weights.
+    # The libraries draw other numbers from the same seed; the same network should start from the same weights.
     other = function(input_shape, num_classes, importlib.import_module(library))
     weights.assign(other, weights.read_state(model))
     return other
-
-
-def _resnet_depth(name: str) -> int | None:
-    depth = re.fullmatch(r"resnet_(\d{1,4})", name)
-    return int(depth[1]) if depth and int(depth[1]) > 2 and int(depth[1]) % 6 == 2 else None

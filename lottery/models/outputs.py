@@ -14,14 +14,11 @@ _LENGTH = 16  # of dimensions that a model leaves open
 
 
 def largest_difference(one: Any, other: Any, example: Any = None) -> float:
-    """Compute how far the outputs of two models are apart at inference, relative to the largest output.
+    """Compute how far two models are apart at inference, as `between`.
 
     Args:
         one, other: Models of one library that take the same inputs.
         example: Inputs as the models take them; by default `random_inputs` of the first.
-
-    Returns:
-        As `between`.
 
     Raises:
         LotteryError: There is nothing to compare, or an example is needed.
@@ -38,9 +35,8 @@ def evaluate(function: Callable[..., Any], inputs: Any, **settings: Any) -> list
     """Compute the outputs of a function in batches.
 
     Args:
-        function: A model, or any function from inputs to an output, or to several in any nesting. The first dimension
-            of all counts examples.
-        inputs: An array of examples, or arrays in any nesting.
+        function: A model, or any function from inputs to an output, or to several in any nesting.
+        inputs: An array, or arrays in any nesting; the first dimension counts examples, as in the outputs.
         settings: Other arguments of the function, by name.
 
     Returns:
@@ -56,11 +52,7 @@ def evaluate(function: Callable[..., Any], inputs: Any, **settings: Any) -> list
 
 
 def comparable(outputs: Any, of: str = "the model") -> list[np.ndarray]:
-    """Return outputs as a list of arrays, after a check that each holds something to compare.
-
-    Args:
-        outputs: An array, or arrays in any nesting.
-        of: The model that gave them, for the error.
+    """Return outputs, in any nesting, as a list of arrays; `of` names the model in errors.
 
     Raises:
         LotteryError: An output is empty, or holds nothing but NaN and infinities.
@@ -78,12 +70,7 @@ def comparable(outputs: Any, of: str = "the model") -> list[np.ndarray]:
 
 
 def between(outputs: Any, others: Any, of: str = "the model") -> float:
-    """Compute how far outputs are apart, relative to the largest.
-
-    Args:
-        outputs: An array, or arrays in any nesting.
-        others: The same of another model.
-        of: The model that gave the first, for the error.
+    """Compute how far the outputs of one model, in any nesting, are from those of another, relative to the largest.
 
     Returns:
         The largest absolute difference in an output over its largest finite absolute value; of several outputs, the

@@ -227,7 +227,7 @@ def _scaling(data: Splits | Streams) -> dict[str, Any] | None:
     """Return mean and standard deviation that standardise the network's inputs; None if they are used as they are."""
     if isinstance(data, Streams) or data.train.x.dtype != np.uint8:
         return None
-    return {"mean": data.mean.tolist(), "deviation": data.deviation.tolist()}
+    return {"mean": data.mean.tolist(), "deviation": data.standard_deviation.tolist()}
 
 
 def _processor() -> str:

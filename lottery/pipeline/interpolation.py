@@ -196,7 +196,7 @@ def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[],
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum
         for variable, values in zip(moving, zip(*measured, strict=True), strict=True):
-            variable.assign((sum(values) / len(values)).astype(variable.numpy().dtype))
+            variable.assign((sum(values, np.zeros(())) / len(values)).astype(variable.numpy().dtype))
 
     return measure
 

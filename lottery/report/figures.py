@@ -56,8 +56,8 @@ def together(runs: Sequence[Facts]) -> Figure:
 
 
 def _drawn(one: Facts, kind: str, analysis: Analysis, branches: Sequence[str]) -> list[Figure]:
-    """A figure for each view of an analysis."""
-    table = plots.read(one.path, kind)
+    """Draw a figure for each view of an analysis."""
+    table = one.table(kind)
     if "branch" in table:
         table = table[table["branch"].isin(branches)]
     views = analysis.views(table) if analysis.views else [({}, analysis.caption)]
@@ -65,6 +65,6 @@ def _drawn(one: Facts, kind: str, analysis: Analysis, branches: Sequence[str]) -
     for options, caption in views:
         reading = {name: value for name, value in options.items() if name in readable}
         options = {name: value for name, value in options.items() if name in plots.options_of(kind)}
-        part = plots.read(one.path, kind, **reading) if reading.keys() - options.keys() else table
+        part = one.table(kind, **reading) if reading.keys() - options.keys() else table
         found.append(Figure(plots.svg(part, kind, **options), caption))
     return found

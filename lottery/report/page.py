@@ -76,7 +76,7 @@ def _chapter(one: Facts, anchor: str) -> dict[str, Any]:
         "tables": tables.of_run(one),
         "figures": drawn,
         "missing": missing,
-        "connectivity": connectivity.sentences(one.barriers) if len(one.barriers) else [],
+        "connectivity": connectivity.sentences(one.table("instability")),
         "architecture": json.dumps(architecture, indent=1) if "keras" in architecture else "",
         "protocol": config.dump(one.experiment),
         "rows": f"data:text/csv;base64,{rows}",

@@ -1,13 +1,13 @@
 """The tables of a page about runs, and the runs' data that they are made from."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lottery import config
-from lottery.analysis import ANALYSES, connectivity, costs
+from lottery import config, plots
+from lottery.analysis import connectivity, costs
 from lottery.analysis.style import MOST
 from lottery.errors import LotteryError
 from lottery.formatting import duration, ends, number, plain, signed
@@ -35,6 +35,7 @@ class Facts:
     environment: dict[str, Any]
     rows: Table
     tolerance: float
+    _read: dict[tuple[Any, ...], Table] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def summary(self) -> Table:
@@ -51,15 +52,12 @@ class Facts:
         """The table of `lottery.analysis.costs.table`."""
         return costs.table(self.path)
 
-    @cached_property
-    def layers(self) -> Table:
-        """The table of `lottery.analysis.layers.table`."""
-        return ANALYSES["layers"].table(self.path)
-
-    @cached_property
-    def barriers(self) -> Table:
-        """The table of `lottery.analysis.connectivity.barriers`; empty if connectivity was not measured."""
-        return ANALYSES["connectivity"].table(self.path)
+    def table(self, kind: str, **options: Any) -> Table:
+        """Return the table of a kind of figure, read once; see `lottery.plots.read`."""
+        key = (kind, *options.items())
+        if key not in self._read:
+            self._read[key] = plots.read(self.path, kind, **options)
+        return self._read[key]
 
     @property
     def word(self) -> str:
@@ -134,92 +132,66 @@ def of_run(one: Facts) -> dict[str, Grid | None]:
 
 def controls(one: Facts) -> Grid | None:
     """Compare each control with the ticket, over the replicates that have both."""
-    tickets, lines = _by_replicate(one.rows, store.TICKET), []
+    tickets, rows = _by_replicate(one.rows, store.TICKET), []
     for branch in one.controls:
         others = _by_replicate(one.rows, branch)
         for line in verdicts.differences(one.rows, against=branch).to_dict("records"):
             index = int(line["round"])
             pairs = (others[index] - tickets[index]).dropna().index
-            lines.append(
-                {
-                    "control": branch,
-                    "round": str(index),
-                    "density": f"{line['density']:.4f}",
-                    "n": str(int(line["replicates"])),
-                    "its test accuracy": number(others[index][pairs].mean()),
-                    "the ticket's": number(tickets[index][pairs].mean()),
-                    "ticket − control": signed(line["mean"]),
-                    "95 % interval": ends(line["low"], line["high"]),
-                }
-            )
+            means = [number(table[index][pairs].mean()) for table in (others, tickets)]
+            where = [branch, str(index), f"{line['density']:.4f}", str(int(line["replicates"]))]
+            rows.append([*where, *means, signed(line["mean"]), ends(line["low"], line["high"])])
+    heads = ["control", "round", "density", "n", "its test accuracy", "the ticket's", "ticket − control"]
     note = "Means over the n replicates that have both, and the t interval of the differences within replicates."
-    return Grid.of(lines, note) if lines else None
+    return Grid([*heads, "95 % interval"], rows, [note]) if rows else None
 
 
 def transfers(one: Facts) -> Grid | None:
     """List the tickets that were trained on other data."""
-    lines = [
-        {
-            "branch": line["branch"],
-            "round": str(line["round"]),
-            "density": f"{line['density']:.4f}",
-            "n": str(line["replicates"]),
-            "test accuracy": number(line["accuracy_mean"]),
-            "standard deviation": number(line["accuracy_std"]),
-        }
-        for line in one.summary[verdicts.transferred(one.summary)].to_dict("records")
-    ]
+    rows = []
+    for line in one.summary[verdicts.transferred(one.summary)].to_dict("records"):
+        where = [line["branch"], str(line["round"]), f"{line['density']:.4f}", str(line["replicates"])]
+        rows.append([*where, number(line["accuracy_mean"]), number(line["accuracy_std"])])
+    heads = ["branch", "round", "density", "n", "test accuracy", "standard deviation"]
     note = "Test accuracy on the other data, not to be compared with the tables above; the mean over n replicates."
-    return Grid.of(lines, note) if lines else None
+    return Grid(heads, rows, [note]) if rows else None
 
 
 def by_weight(one: Facts) -> Grid:
-    """The layers: a row for each weight, and a column for each of some rounds."""
-    table = one.layers[one.layers["branch"] == store.TICKET]
-    rounds = results.chosen(table["round"], MOST)
-    means = table.groupby(["weight", "round"], sort=False)[["weight_density", "dead_units", "dead_inputs"]].mean()
-    lines = []
+    """Describe the layers: a row for each weight, and a column for each of some rounds."""
+    table = one.table("layers")
+    table = table[table["branch"] == store.TICKET]
+    rounds, rows = results.chosen(table["round"], MOST), []
+    means = table.groupby(["weight", "round"], sort=False)[["weight_density", "dead_inputs", "dead_units"]].mean()
     for name, part in table[table["round"] == 0].groupby("weight", sort=False):
         first = part.iloc[0]
-        cells = {"weight": str(name), "inputs x units": f"{first['inputs']:,.0f} x {first['units']:,.0f}"}
-        cells["entries"] = f"{first['size']:,}"
+        row = [str(name), f"{first['inputs']:,.0f} x {first['units']:,.0f}", f"{first['size']:,}"]
         for index in rounds:
-            density, units, inputs = means.loc[(name, index)]
-            dead = ", ".join(f"{num:,.1f}".removesuffix(".0") for num in (inputs, units))
-            cells[f"round {index}"] = f"{number(density)} ({dead})"
-        lines.append(cells)
-    return Grid.of(
-        lines,
+            density, *dead = means.loc[(name, index)]
+            row.append(f"{number(density)} ({', '.join(f'{num:,.1f}'.removesuffix('.0') for num in dead)})")
+        rows.append(row)
+    note = (
         "Density of the weight, and in brackets its dead inputs, which no unit reads, and its dead units, which read "
-        "no input; means over replicates.",
+        "no input; means over replicates."
     )
+    return Grid(["weight", "inputs x units", "entries", *(f"round {index}" for index in rounds)], rows, [note])
 
 
 def barriers(one: Facts) -> Grid | None:
-    """The error barriers of linear mode connectivity."""
-    lines = []
-    for key, part in one.barriers.groupby(["round", "step", "density", "batch_norm", "split"], sort=True):
+    """List the error barriers of linear mode connectivity."""
+    rows = []
+    for key, part in one.table("instability").groupby(["round", "step", "density", "batch_norm", "split"], sort=True):
         index, step, density, batch_norm, split = key
-        ends, highest, barrier = (part[column].mean() for column in ("ends", "highest", "barrier"))
-        lines.append(
-            {
-                "round": str(index),
-                "density": f"{density:.4f}",
-                "step": str(step),
-                "split": split,
-                "BatchNorm": batch_norm,
-                "replicates": str(len(part)),
-                "error at the ends": f"{100 * ends:.2f} %",
-                "highest": f"{100 * highest:.2f} %",
-                "barrier": f"{100 * barrier:.2f} %",
-                "under 2 %": "stable" if barrier < connectivity.STABLE else "not stable",
-            }
-        )
+        means = part[["ends", "highest", "barrier"]].mean()
+        stable = "stable" if means["barrier"] < connectivity.STABLE else "not stable"
+        where = [str(index), f"{density:.4f}", str(step), split, batch_norm, str(len(part))]
+        rows.append([*where, *(f"{100 * mean:.2f} %" for mean in means), stable])
+    heads = ["round", "density", "step", "split", "BatchNorm", "replicates", "error at the ends", "highest", "barrier"]
     note = (
         "Two networks trained from the same weights with two orders of the data. Barrier: the highest error on the "
         "straight line between them − the mean of its ends."
     )
-    return Grid.of(lines, note) if lines else None
+    return Grid([*heads, f"under {100 * connectivity.STABLE:g} %"], rows, [note]) if rows else None
 
 
 def published_results(one: Facts) -> Grid | None:
@@ -232,21 +204,15 @@ def published_results(one: Facts) -> Grid | None:
 
 def costs_by_branch(one: Facts) -> Grid:
     """Sum up steps and time, a row for each branch."""
-    lines = []
+    rows = []
     for branch, part in [*one.costs.groupby("branch", sort=False), ("all", one.costs)]:
         steps, seconds = part["steps"].sum(), part["seconds"].sum()
-        lines.append(
-            {
-                "branch": str(branch),
-                "networks": str(len(part)),
-                "steps": f"{steps:,.0f}",
-                "time": duration(seconds),
-                "ms a step": f"{1000 * seconds / steps:.2f}" if steps else "",
-            }
-        )
-    seen = costs.total(one.path)["examples"]
-    examples = f"In all, {seen:,} examples were seen, the same examples again in each epoch." if seen else ""
-    return Grid.of(lines, "Time of training, with the evaluations along the way.", examples)
+        each = f"{1000 * seconds / steps:.2f}" if steps else ""
+        rows.append([str(branch), str(len(part)), f"{steps:,.0f}", duration(seconds), each])
+    notes, seen = ["Time of training, with the evaluations along the way."], costs.total(one.path)["examples"]
+    if seen:
+        notes.append(f"In all, {seen:,} examples were seen, the same examples again in each epoch.")
+    return Grid(["branch", "networks", "steps", "time", "ms a step"], rows, notes)
 
 
 def environment(one: Facts) -> Grid:
@@ -261,10 +227,10 @@ def environment(one: Facts) -> Grid:
 
 def collapsed(one: Facts) -> list[str]:
     """Write a sentence for each weight that lost all of its entries in some network."""
-    empty = one.layers[one.layers["collapsed"]]
+    layers = one.table("layers")
     return [
         f"Nothing is left of {name} in {len(part)} network{'s' * (len(part) > 1)}, from round {part['round'].min()} on."
-        for name, part in empty.groupby("weight", sort=False)
+        for name, part in layers[layers["collapsed"]].groupby("weight", sort=False)
     ]
 
 
@@ -273,7 +239,7 @@ def side_by_side(runs: Sequence[Facts]) -> Grid:
     facts = [key_facts(one) for one in runs]
     rows = [[name, *(one[name] for one in facts)] for name in facts[0]]
     settings = [config.flat(one.experiment.model_dump(mode="json")) for one in runs]
-    for key in _names(settings):
+    for key in dict.fromkeys(key for one in settings for key in one):
         values = [plain(one.get(key)) for one in settings]
         if len(set(values)) > 1 and key != "name":
             rows.append([key, *values])
@@ -300,7 +266,3 @@ def same_rounds(runs: Sequence[Facts]) -> list[Grid | str]:
 
 def _by_replicate(rows: Table, branch: str) -> Table:
     return rows[rows["branch"] == branch].pivot(index="replicate", columns="round", values=verdicts.MEASURE)
-
-
-def _names(settings: Iterable[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(key for one in settings for key in one))

@@ -75,15 +75,14 @@ def compared(tables: Mapping[str, Table], measure: str = verdicts.MEASURE, confi
     densities = reference.groupby("round")["density"].mean()
     lines = []
     for name, tickets in chains.items():
-        pairs = verdicts.paired(pd.concat([tickets, reference.assign(branch="first")]), measure, "first")
+        both = pd.concat([tickets, reference.assign(branch="first")])
+        pairs = verdicts.differences(both, measure, "first", confidence).set_index("round")[["mean", "low", "high"]]
         for index, part in tickets.groupby("round"):
             density, values = part["density"].mean(), part[measure].dropna()
             if index not in densities or abs(density / densities[index] - 1) > SAME_DENSITY or values.empty:
                 continue
             mean = intervals.mean_interval(values.tolist(), confidence)
-            difference, both = (float("nan"),) * 3, pairs[index].dropna()
-            if name != first and not both.empty:
-                difference = intervals.mean_interval(both.tolist(), confidence)
+            difference = pairs.loc[index] if name != first and index in pairs.index else (float("nan"),) * 3
             lines.append((index, density, name, len(values), *mean, *difference))
     found = pd.DataFrame(lines, columns=list(COLUMNS))
     if len(set(found["run"])) < 2:

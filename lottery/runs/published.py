@@ -28,7 +28,7 @@ class Claim:
         tolerance: How far from it a run may be, and still pass.
         check: Called with the rows of `lottery.runs.results.table` and the arguments. Returns what was measured, and
             True if it is as claimed; None where the run lacks the rows to tell.
-        arguments: What else `check` is called with.
+        arguments: The other arguments of `check`.
     """
 
     text: str
@@ -40,14 +40,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Protocol:
-    """What a paper did and found.
-
-    Attributes:
-        source: Where it was published.
-        settings: The settings of the paper, by key of the experiment.
-        claims: Its results.
-        leaves_open: What the paper does not say.
-    """
+    """The protocol of a paper: source, settings by key of the experiment, results, and what it does not specify."""
 
     source: str
     settings: Mapping[str, Any]

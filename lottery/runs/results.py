@@ -54,7 +54,7 @@ def summary(rows: Table, num_steps: int | None = None) -> Table:
     """Compute mean and spread over replicates, by branch and round.
 
     Args:
-        rows: What `table` returns.
+        rows: The table of a run.
         num_steps: ``train.num_steps`` of the experiment, for ``censored``.
 
     Returns:

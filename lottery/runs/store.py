@@ -99,7 +99,7 @@ class StoredRound:
         if not self.began_with(self.start):
             raise LotteryError(
                 f"{str(self.run)!r} is damaged: round {self.index} of replicate {self.replicate} did not begin from "
-                "the start weights that are there."
+                "the start weights stored there."
             )
         return masks_module.apply(self.start, self.masks)
 

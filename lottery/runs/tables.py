@@ -1,4 +1,4 @@
-"""Tables of a run as texts, which the terminal prints and the report shows."""
+"""Tables of a run as texts, printed in the terminal and shown in the report."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -23,18 +23,18 @@ class Grid(NamedTuple):
 
     @classmethod
     def of(cls, lines: list[dict[str, str]], *notes: str) -> "Grid":
-        """Make a table from rows by head, of which there is at least one."""
-        return cls(list(lines[0]), [list(line.values()) for line in lines], list(filter(None, notes)))
+        """Make a table from rows by head."""
+        return cls(list(lines[0]) if lines else [], [list(line.values()) for line in lines], list(filter(None, notes)))
 
 
 def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None = None) -> Grid:
-    """The tickets, a row for each round.
+    """List the tickets, a row for each round.
 
     Args:
         points: The table of `lottery.runs.results.summary`.
         judged: The table of `lottery.runs.verdicts.judged`.
         num_steps: The experiment's ``train.num_steps``.
-        costs: The table of `lottery.analysis.costs.table`. It adds columns that a terminal has no room for.
+        costs: The table of `lottery.analysis.costs.table`, which adds columns that a terminal has no room for.
     """
     judgements = {line["round"]: line for line in judged.to_dict("records")}
     points = points[points["branch"] == store.TICKET]
@@ -87,39 +87,42 @@ def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None =
 
 
 def compared(found: Table, first: str) -> Grid:
-    """Several runs at the same rounds, each beside the first.
+    """List several runs at the same rounds, each compared with the first.
 
     Args:
         found: The table of `lottery.runs.comparison.compared`.
         first: The name of the first run.
     """
-    lines = []
+    rows = []
     for _, part in found.groupby("round", sort=True):
         for place, line in enumerate(part.to_dict("records")):
-            paired = line["difference"] == line["difference"]
-            lines.append(
-                {
-                    "round": "" if place else str(line["round"]),
-                    "density": "" if place else f"{line['density']:.4f}",
-                    "run": line["run"],
-                    "replicates": str(line["replicates"]),
-                    "test accuracy": formatting.number(line["accuracy"]),
-                    "95 % interval": formatting.ends(line["low"], line["high"], ".4f"),
-                    f"− {first}": formatting.signed(line["difference"]) if paired else "",
-                    "its 95 % interval": formatting.ends(line["difference_low"], line["difference_high"])
-                    if paired
-                    else "",
-                }
+            where = ["", ""] if place else [str(line["round"]), f"{line['density']:.4f}"]
+            own = [formatting.number(line["accuracy"]), formatting.ends(line["low"], line["high"], ".4f")]
+            ends = formatting.ends(line["difference_low"], line["difference_high"])
+            difference = (
+                [formatting.signed(line["difference"]), ends] if line["difference"] == line["difference"] else []
             )
+            rows.append([*where, line["run"], str(line["replicates"]), *own, *(difference or ["", ""])])
+    heads = [
+        "round",
+        "density",
+        "run",
+        "replicates",
+        "test accuracy",
+        "95 % interval",
+        f"− {first}",
+        "its 95 % interval",
+    ]
     note = f"Test accuracy at the early-stop step: mean and t interval, then run − {first}, paired by replicate."
-    return Grid.of(lines, note, "Within a round the best comes first.")
+    return Grid(heads, rows, [note, "Within a round the best comes first."])
 
 
 def published(lines: Iterable[Mapping[str, str]], notes: Iterable[str]) -> Grid:
-    """A run beside published numbers, as `lottery.runs.published.compare` returns them."""
-    return Grid.of([dict(line) for line in lines], *notes)
+    """List a run beside published numbers, from the lines and sentences of `lottery.runs.published.compare`."""
+    heads = ["claim", "published", "measured", "verdict"]
+    return Grid(heads, [[line[head] for head in heads] for line in lines], list(notes))
 
 
 def _verdict(line: Mapping[str, Any]) -> str:
-    """A verdict, and how many replicates would tell where it is open and that is known."""
+    """Return a verdict; an open one with the number of replicates that would tell, if it is known."""
     return line["verdict"] + ("" if line["needed"] != line["needed"] else f" {line['needed']:.0f}")

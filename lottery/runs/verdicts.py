@@ -30,7 +30,7 @@ def paired(rows: Table, measure: str = MEASURE, against: str = "dense") -> Table
     """Compute ticket − dense, or ticket − branch, for each replicate and round.
 
     Args:
-        rows: What `lottery.runs.results.table` returns, in any order.
+        rows: The table of a run, in any order; see `lottery.runs.results.table`.
         measure: The column to compare.
         against: ``"dense"``, round 0 of the same replicate; or a branch, at the same round of the same replicate.
 
@@ -91,7 +91,7 @@ def judged(
     """Judge each pruned round.
 
     Args:
-        rows: What `lottery.runs.results.table` returns.
+        rows: The table of a run.
         tolerance: Accuracy that may be lost, in [0, 1].
         word: What `goal` returns.
         confidence, method: As for `differences`.
@@ -124,7 +124,7 @@ def smallest_matching(rows: Table, tolerance: float = TOLERANCE) -> dict[str, An
     the claim with a bound.
 
     Args:
-        rows: What `lottery.runs.results.table` returns.
+        rows: The table of a run.
         tolerance: Accuracy that may be lost, in [0, 1].
 
     Returns:
@@ -161,12 +161,12 @@ def sentences(
     if len(rows) and rows[MEASURE].isna().all():
         return ["The model measures no accuracy, so no ticket can be compared with dense."]
     if lines.empty:
-        return ["No pruned round can be compared with dense: one of the two is not there."]
+        return ["No pruned round can be compared with dense: one of the two is missing."]
     shown, by_mean = smallest_shown(lines, word), smallest_matching(rows, tolerance)
+    kind = f"{100 * confidence:g} % {'' if method == 't' else f'{method} '}interval"
     if shown:
-        measured = _measured(shown, confidence, method)
-        first = f"{word.capitalize()} {_where(shown)}, within {tolerance:g} of dense: {measured}; no smaller one is "
-        found = [f"{first}shown to be."]
+        head = f"{word.capitalize()} {_where(shown)}, within {tolerance:g} of dense: {_measured(shown, kind)}"
+        found = [f"{head}; no smaller density is shown to be."]
     elif lines["replicates"].max() == 1:
         found = [f"1 replicate cannot show that a ticket is {word}."]
     else:
@@ -187,7 +187,7 @@ def sentences(
     for branch in controls(rows):
         pairs = differences(rows, against=branch, confidence=confidence, method=method)
         if not pairs.empty:
-            found.append(_against(branch, pairs, at, confidence, method))
+            found.append(_against(branch, pairs, at, kind))
     return found
 
 
@@ -211,10 +211,10 @@ def cannot_tell(line: dict[str, Any]) -> str:
     return why + (f", about {needed:.0f} would be needed" if needed == needed else f", nor from {intervals.MOST}")
 
 
-def _against(branch: str, found: Table, at: float, confidence: float, method: str) -> str:
+def _against(branch: str, found: Table, at: float, kind: str) -> str:
     """Compare the ticket with a branch at the nearest round, and list the other rounds where the ticket is better."""
     line = found.loc[(found["round"] - at).abs().idxmin()].to_dict()
-    head = f"Ticket − {branch} {_where(line)}: {_measured(line, confidence, method)}"
+    head = f"Ticket − {branch} {_where(line)}: {_measured(line, kind)}"
     known = branches.find(branch)
     matters = known.takes_away if known else ""
     better = found[(found["low"] > 0) & (found["round"] != line["round"])]["round"]
@@ -240,15 +240,14 @@ def _where(line: dict[str, Any]) -> str:
     return f"at density {line['density']:.4f} (round {line['round']:.0f})"
 
 
-def _measured(line: dict[str, Any], confidence: float, method: str) -> str:
+def _measured(line: dict[str, Any], kind: str) -> str:
     num = int(line["replicates"])
     if num == 1:
         return f"{signed(line['mean'])} from 1 replicate"
     if abs(line["low"]) == math.inf:
         return f"{signed(line['mean'])} in each of {replicates(num)}"
-    kind = "interval" if method == "t" else f"{method} interval"
-    ends = f"{100 * confidence:g} % {kind} {signed(line['low'])} to {signed(line['high'])}"
-    return f"{signed(line['mean'])}, {ends}, {replicates(num)}"
+    ends = f"{signed(line['low'])} to {signed(line['high'])}"
+    return f"{signed(line['mean'])}, {kind} {ends}, {replicates(num)}"
 
 
 def _sparsest(lines: Table) -> dict[str, Any] | None:

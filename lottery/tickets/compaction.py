@@ -51,10 +51,7 @@ class Compacted:
     inputs: np.ndarray
 
     def select(self, x: Any) -> Any:
-        """Convert examples for the original model into examples for the compacted one.
-
-        Args:
-            x: An array or tensor of examples, the first dimension counting them.
+        """Convert examples for the original model, an array or tensor, into examples for the compacted one.
 
         Returns:
             `x` itself if the compacted model takes all entries in their shape; else a flat array of those it takes.
@@ -75,16 +72,15 @@ class Compacted:
 def compact(model: Any, drop_inputs: bool = False) -> Compacted:
     """Remove every unit of a masked network that has no input or no output, without changing what it computes.
 
-    The weights decide: an entry that is exactly zero is an absent weight. A unit whose outgoing weights are all absent
-    is removed. A unit that is constant, because its incoming weights are all absent or the scale of its BatchNorm is
-    zero, is computed once, through BatchNorm, activation and pooling; its contribution to the next layer goes into that
-    layer's bias (which is switched on if the layer has none), and the unit is removed. Both go on until no unit is
-    left to remove. The result is dense: weights that are zero between units that stay are stored as zeros.
+    An entry that is exactly zero is an absent weight. A unit whose outgoing weights are all absent is removed. A unit
+    that is constant, because its incoming weights are all absent or the scale of its BatchNorm is zero, is computed
+    once, through BatchNorm, activation and pooling; its contribution goes into the bias of the next layer (which gets
+    one if it has none), and the unit is removed. Both go on until no unit is left to remove. The result is dense:
+    weights that are zero between units that stay are stored as zeros.
 
-    A constant stays where removing it would not be exact: a constant other than zero, in front of a convolution whose
-    windows reach over padding. So do units whose activation does not act on each entry by itself (softmax, or a
-    function of the user's), the units of the last layer, and one unit of a layer that would be empty. Outputs are the
-    same at inference, but for rounding. Training the smaller model takes another course.
+    A constant other than zero stays in front of a convolution whose windows reach over padding. So do units whose
+    activation does not act on each entry by itself (softmax, or a function of the user's), the units of the last layer,
+    and one unit of a layer that would be empty. Outputs are the same at inference, but for rounding.
 
     Args:
         model: A built Keras 3 or tf_keras model that is one chain of layers: Dense and convolutions, with BatchNorm,
@@ -120,7 +116,7 @@ def compact(model: Any, drop_inputs: bool = False) -> Compacted:
     names = {id(variable): name.rpartition("/")[0] for name, variable in weights.variables(model).items()}
     compacted = Compacted(
         model=small,
-        units={names[id(one.layer.weights[0])]: (one.kept.size, int(one.kept.sum())) for one in segments},
+        units={names[id(one.link.layer.weights[0])]: (one.kept.size, int(one.kept.sum())) for one in segments},
         num_parameters=(model.count_params(), small.count_params()),
         multiply_adds=(multiply_adds(links), multiply_adds(chain.take_apart(small))),
         input_shape=shape,
@@ -132,10 +128,7 @@ def compact(model: Any, drop_inputs: bool = False) -> Compacted:
 
 
 def multiply_adds(links: Sequence[Link]) -> int:
-    """Count the multiply-adds of a chain for one example: those of each kernel, at each position that it is applied to.
-
-    Unlike `lottery.models.multiply_adds`, it counts layers that are not trained too.
-    """
+    """Count the multiply-adds of a chain for one example; unlike `lottery.models`, of frozen layers too."""
     weighted = [link for link in links if link.effect == WEIGHTED]
     return sum(math.prod(link.after[:-1]) * math.prod(link.layer.weights[0].shape) for link in weighted)
 
@@ -145,34 +138,21 @@ def multiply_adds(links: Sequence[Link]) -> int:
 
 @dataclass
 class Segment:
-    """A layer with a kernel, and the layers between it and the next such layer.
-
-    Attributes:
-        link: The layer with the kernel.
-        following: The layers behind it.
-        kernel: A working copy of its kernel, of the full shape.
-        bias: Its bias, in double precision; zeros if there is none.
-        kept: By unit, True if it stays.
-    """
+    """A layer with a kernel, and the layers between it and the next such layer."""
 
     link: Link
     following: list[Link]
-    kernel: np.ndarray
-    bias: np.ndarray
-    kept: np.ndarray
-
-    @property
-    def layer(self) -> Any:
-        """The layer with the kernel."""
-        return self.link.layer
+    kernel: np.ndarray  # a working copy, of the full shape
+    bias: np.ndarray  # in double precision; zeros if the layer has none
+    kept: np.ndarray  # by unit, True if it stays
 
     @property
     def mixes(self) -> bool:
-        """True if a unit may depend on others before it reaches the next segment."""
+        """True if units may depend on each other before they reach the next segment."""
         return any(link.mixes for link in (self.link, *self.following))
 
     def by_entry(self) -> np.ndarray:
-        """The kernel as (positions in the window, entries at a position, units), a view."""
+        """View the kernel as (positions in the window, entries at a position, units)."""
         return self.kernel.reshape(-1, *self.kernel.shape[-2:])
 
 
@@ -199,7 +179,7 @@ def fold_constants(one: Segment, following: Segment) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         constant &= np.isfinite(value.astype(kernel.dtype)).all(axis=0)
         uniform = np.abs(value - value[0]).max(axis=0) <= _ROUNDING * np.abs(value[0])
-    folded = constant & uniform & ((value[0] == 0) | (not _sees_padding(following.layer)))
+    folded = constant & uniform & ((value[0] == 0) | (not _sees_padding(following.link.layer)))
     following.bias[:] += value[0, folded] @ kernel[:, folded].astype(np.float64).sum(axis=0)
     kernel[:, folded] = 0
     # By unit, because a unit has several entries after Flatten. A constant does not depend on what it reads.
@@ -218,7 +198,11 @@ def drop_unread(one: Segment, following: Segment) -> None:
 
 def _arriving(one: Segment) -> tuple[np.ndarray, np.ndarray]:
     """Return what arrives at the next segment if this one adds only its bias, and which entries may differ from it."""
-    value = _activated(one.link, np.broadcast_to(one.bias, (1, *one.link.after)).copy())
+    import tensorflow as tf
+
+    value = np.broadcast_to(one.bias, (1, *one.link.after)).copy()
+    if (activation := getattr(one.link.layer, "activation", None)) is not None:
+        value = tf.cast(activation(tf.constant(value)), "float64")
     varies = np.broadcast_to((one.kernel != 0).reshape(-1, one.bias.size).any(axis=0), one.link.after)
     for link in one.following:
         value = _at_inference(link, value)
@@ -244,7 +228,7 @@ def _unread(keras: Any, links: Sequence[Link], segments: Sequence[Segment]) -> n
     """
     import tensorflow as tf
 
-    kernels = {id(one.layer): one.kernel for one in segments}
+    kernels = {id(one.link.layer): one.kernel for one in segments}
     start = tf.ones((1, *links[0].before), "float64")
     with tf.GradientTape() as tape:
         tape.watch(start)
@@ -273,13 +257,14 @@ def _unread(keras: Any, links: Sequence[Link], segments: Sequence[Segment]) -> n
 
 
 def _pieces(segments: Sequence[Segment], kept: np.ndarray) -> list[Piece]:
-    """Make new layers for what is left of the segments; `kept` repeats over the entries that the first one reads."""
+    """Make smaller layers for segments; `kept` repeats over the entries that the first segment reads."""
     found: list[Piece] = []
     for one in segments:
+        layer = one.link.layer
         kernel = one.kernel[..., np.resize(kept, one.link.before[-1]), :][..., one.kept]
-        use_bias = bool(one.layer.use_bias or np.any(one.bias))
-        size = "units" if type(one.layer).__name__ == "Dense" else "filters"
-        layer = _copy(one.layer, **{size: kernel.shape[-1], "use_bias": use_bias})
+        use_bias = bool(layer.use_bias or np.any(one.bias))
+        size = "units" if type(layer).__name__ == "Dense" else "filters"
+        layer = _copy(layer, **{size: kernel.shape[-1], "use_bias": use_bias})
         found.append((layer, [kernel, one.bias[one.kept].astype(kernel.dtype)] if use_bias else [kernel]))
         kept = one.kept
         for link in one.following:
@@ -343,13 +328,7 @@ def _assembled(model: Any, shape: tuple[int, ...], pieces: Sequence[Piece]) -> A
 
 
 def _copy(layer: Any, kind: Any = None, **changes: Any) -> Any:
-    """Make a new layer with the settings of another, some of them changed, and with its activation; not its weights.
-
-    Args:
-        layer: The other layer.
-        kind: Another class for the new layer.
-        changes: Settings by name.
-    """
+    """Make a new layer, of the same class or of `kind`, with another's settings and activation, not its weights."""
     with warnings.catch_warnings():
         # The activation is taken over as it is, and never loaded from its configuration.
         warnings.filterwarnings("ignore", "The object being serialized includes a `lambda`", UserWarning)
@@ -378,14 +357,6 @@ def _at_inference(link: Link, x: Any) -> Any:
     return tf.cast(copy(tf.cast(x, dtype), training=False), "float64")
 
 
-def _activated(link: Link, x: Any) -> Any:
-    """Compute the activation within a layer; `x` itself where there is none."""
-    import tensorflow as tf
-
-    activation = getattr(link.layer, "activation", None)
-    return x if activation is None else tf.cast(activation(tf.constant(x, "float64")), "float64")
-
-
 def _set(layer: Any, values: Sequence[np.ndarray]) -> None:
     if values:
         layer.set_weights(list(values))
@@ -394,7 +365,7 @@ def _set(layer: Any, values: Sequence[np.ndarray]) -> None:
 
 
 def _check(model: Any, compacted: Compacted) -> None:
-    """Compare on random inputs, so that no layer that behaves in another way than expected stays unnoticed."""
+    """Compare on random inputs, in case a layer behaves in another way than expected."""
     apart = _difference(model, compacted, _random(model, 4))
     allowed = max(_TOLERANCE.get(layer.compute_dtype, 1e-3) for layer in model.layers)
     if apart > allowed:
@@ -430,17 +401,11 @@ _MANY = 1000  # examples in a call, beside a call of one
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A compacted model beside its original.
-
-    Attributes:
-        compacted: The result of `compact`.
-        difference: The largest difference of an output, over the largest output.
-        seconds: By the number of examples in a call: seconds of a call, before and after.
-    """
+    """A compacted model beside its original."""
 
     compacted: Compacted
-    difference: float
-    seconds: dict[int, tuple[float, float]]
+    difference: float  # the largest of an output, over the largest output
+    seconds: dict[int, tuple[float, float]]  # of a call, before and after, by the number of examples in it
 
 
 def benchmark(
@@ -450,13 +415,11 @@ def benchmark(
     num_turns: int = 25,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Benchmark:
-    """Compact a model, and measure how far its outputs change and how much less time it takes.
+    """Compact a model as `compact`, compare its outputs with the original's, and time both as `latency`.
 
     Args:
-        model, drop_inputs: As for `compact`.
-        inputs: Examples as the model takes them, all of which are compared; times are those for one of them and for
-            all, at most 1000. By default 1000 random ones.
-        num_turns, clock: As for `latency`.
+        inputs: Examples as the model takes them, by default 1000 random ones. All are compared; one of them and all, at
+            most 1000, are timed.
 
     Raises:
         LotteryError: As `compact`; or the model does not take the inputs, or gives no finite outputs on them.
@@ -483,8 +446,7 @@ def latency(
         models: Built models of one input, by name.
         example: Inputs, all of which go through in one call; or, where models take different ones, inputs by name.
         num_turns: Turns that each model takes.
-        clock: Returns seconds. ``time.process_time`` counts the work of all processors together, which on one thread
-            is nearly the same, and stays so where other programs interfere.
+        clock: Returns seconds; ``time.process_time`` returns those of the processors, whatever else they do.
 
     Returns:
         Seconds of a call by name, the median over the turns.
@@ -528,7 +490,7 @@ def _seconds(call: Callable[[], Any], num_calls: int, clock: Callable[[], float]
     """Time one call, until the last output is there; after one call that is not timed."""
     call()
     start = clock()
-    for _ in range(num_calls):
-        outputs = call()
-    np.asarray(outputs)
+    for _ in range(num_calls - 1):
+        call()
+    np.asarray(call())
     return (clock() - start) / num_calls

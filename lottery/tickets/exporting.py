@@ -24,7 +24,7 @@ from lottery.tickets.reopened import zeros_kept
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported file, and the comparison after it was opened again.
+    """An exported file, and how it compares with the model.
 
     Attributes:
         path: The file, or the folder of a SavedModel.
@@ -32,10 +32,9 @@ class Exported:
         num_bytes: Its size; of a folder, that of its files.
         num_gzipped: Its size after gzip at level 9; of a folder, that of a tar file of it.
         difference: The largest difference of an output from the model's, over the model's largest output.
-        agreement: Share of inputs for which the same entry of the output is the largest, at every place of every output
-            (1 where an output has one entry).
-        zeros_checked: True if every masked entry was seen to be zero in the file. False where a converter took a weight
-            apart so that it cannot be found; a masked entry that is not zero is an error.
+        agreement: Share of inputs for which the same entry of the output is the largest, at every place of every
+            output.
+        zeros_checked: False if a converter took a weight apart, so that its masked entries were not seen to be zero.
     """
 
     path: Path
@@ -148,10 +147,8 @@ def _in_types(model: Any, inputs: Any) -> Any:
     specs, arrays = getattr(model, "inputs", None) or (), tf.nest.flatten(inputs)
     if len(specs) != len(arrays):
         return inputs
-    cast = [
-        np.asarray(array, tf.as_dtype(spec.dtype).as_numpy_dtype) for array, spec in zip(arrays, specs, strict=True)
-    ]
-    return tf.nest.pack_sequence_as(inputs, cast)
+    types = [tf.as_dtype(spec.dtype).as_numpy_dtype for spec in specs]
+    return tf.nest.pack_sequence_as(inputs, list(map(np.asarray, arrays, types)))
 
 
 def _agreement(expected: list[np.ndarray], exported: list[np.ndarray]) -> float:

@@ -1,10 +1,10 @@
 """The formats of exported tickets: how each is written, and how it is opened again as its users open it.
 
 A function that writes takes ``(model, masks, path, inputs)``: a built Keras 3 or tf_keras model whose masked entries
-are zero, and which it must leave as it is; boolean arrays by weight; a path where nothing is, in a folder that exists;
-examples as the model takes them, in its types. It raises a `LotteryError` where it does not take the model; errors of
-its library become one in `exporting`. A function that opens takes ``(path, model)``; the model only tells what a file
-does not: its library, or the structure of inputs.
+are zero, which it leaves as it is; boolean arrays by weight; a free path in a folder that exists; examples as the model
+takes them, in its types. It raises a `LotteryError` for a model that it does not take; errors of its library become one
+in `exporting`. A function that opens takes ``(path, model)``; the model only tells what a file does not: its library,
+or the structure of inputs.
 
 A new format is two such functions and a line in `EXPORTS`.
 """
@@ -28,19 +28,12 @@ from lottery.tickets.reopened import Opened, Stored
 
 
 class Form(NamedTuple):
-    """A format.
-
-    Attributes:
-        write: The function that writes it.
-        opened: The function that opens it again.
-        file: The name of the file or folder where all formats are written to one folder.
-        tolerance: Largest difference of outputs allowed, over the model's largest; infinite for any finite difference.
-    """
+    """A format: the functions that write it and open it again."""
 
     write: Callable[[Any, Masks, Path, Any], None]
     opened: Callable[[Path, Any], Opened]
-    file: str
-    tolerance: float = 1e-5
+    file: str  # its name where all formats are written to one folder
+    tolerance: float = 1e-5  # largest difference of outputs, over the model's largest; infinite for any finite one
 
     @property
     def suffix(self) -> str:
@@ -52,11 +45,7 @@ class Form(NamedTuple):
 
 
 def keras(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
-    """Write a model as Keras saves it, not compiled: without optimiser, loss and metrics.
-
-    ``models.load_model`` of the library that made the model loads it, without this package. Layers of the user's must
-    be registered where it is loaded, as Keras demands.
-    """
+    """Write a model with Keras' own ``save``, without optimiser, loss and metrics; ``models.load_model`` loads it."""
     # Keras also saves what a model was compiled with, the slots of its optimiser included.
     (_copy(model) if is_compiled(model) else model).save(path)
 
@@ -69,7 +58,7 @@ def keras_opened(path: Path, model: Any) -> Opened:
 def saved_model(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """Write a TensorFlow SavedModel with Keras' ``export``; it has an endpoint ``serve``.
 
-    Keras 3 (seen in 3.15) writes each variable twice, so that its folder has twice the bytes of tf_keras'.
+    Keras 3 (seen in 3.15) writes each variable twice.
     """
     model.export(str(path))
 
@@ -94,28 +83,19 @@ def saved_model_opened(path: Path, model: Any) -> Opened:
 
 
 def tflite(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
-    """Write a TFLite file of 32-bit numbers, zeros among them: it is no smaller than the dense network's.
-
-    Raises:
-        LotteryError: The model has not one input and one output; as for the other forms of TFLite.
-    """
+    """Write a TFLite file of 32-bit numbers, zeros among them: it is no smaller than the dense network's."""
     path.write_bytes(_converter(model).convert())
 
 
 def tflite_sparse(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """Write a TFLite file whose weights are encoded without their zeros (``Optimize.EXPERIMENTAL_SPARSITY``).
 
-    The converter decides weight by weight, for kernels of Dense layers and of convolutions, of any shape. As measured
-    with TensorFlow 2.21 on single weights pruned evenly:
-
-    - With fewer than about 30 % zeros a weight is left as it is, so that a dense network's file is the plain one.
-    - Otherwise a kept entry is stored in 4 bytes and one or two for its place, so the file is smaller below a density
-      of about two thirds. It saves room, not time: the interpreter makes the weight dense first (DENSIFY, an operation
-      that interpreters for microcontrollers may lack), with XNNPACK and without.
-    - A Dense kernel below a density of about 3.5 % is stored in blocks of four inputs, most of them three quarters
-      zeros: the file is then up to three times as large as at a slightly higher density (LeNet-300-100: 61 kB at 3.6 %,
-      139 kB at 3.4 %, 91 kB at 2 %), but the interpreter computes with the blocks (at 2 % in 0.54 of the time).
-
+    Measured with TensorFlow 2.21 on single weights pruned evenly: the converter leaves a weight with fewer than about
+    30 % zeros as it is, and otherwise stores a kept entry in 4 bytes and one or two for its place, so that the file is
+    smaller below a density of about two thirds. It saves room, not time: the interpreter makes the weight dense first
+    (DENSIFY, which interpreters for microcontrollers may lack). A Dense kernel below a density of about 3.5 % is stored
+    in blocks of four inputs instead: the file is up to three times as large as at a slightly higher density
+    (LeNet-300-100: 61 kB at 3.6 %, 139 kB at 3.4 %), but inference skips zeros (at 2 % in 0.54 of the time).
     All zeros are encoded, masked or not.
     """
     import tensorflow as tf
@@ -212,7 +192,7 @@ def decoded(values: np.ndarray, shape: Any, encoding: Mapping[str, Any]) -> np.n
 
     Args:
         values: The stored values, in the order of the tree.
-        shape: The shape of the dense array.
+        shape: Shape of the dense array.
         encoding: ``traversal_order``, ``block_map`` and ``dim_metadata`` as the interpreter returns them.
     """
     places = np.zeros((1, 0), np.int64)  # one row for each entry so far, one column for each dimension passed
@@ -243,16 +223,13 @@ _MASK = "mask:"
 
 
 def npz(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
-    """Write every variable by its stable name, and each mask as ``mask:NAME``, compressed.
-
-    Raises:
-        LotteryError: A variable is of a type that NumPy cannot store.
-    """
+    """Write every variable by its stable name, and each mask as ``mask:NAME``, compressed."""
     arrays: dict[str, Any] = weights.read_state(model)
     for name, value in arrays.items():
         if value.dtype.kind not in "biufc":
             raise LotteryError(f"The variable {name!r} is of type {value.dtype}, which an .npz file cannot hold.")
-    np.savez_compressed(path, **arrays, **{_MASK + name: mask for name, mask in masks.items()})
+    arrays |= {_MASK + name: mask for name, mask in masks.items()}
+    np.savez_compressed(path, **arrays)
 
 
 def npz_opened(path: Path, model: Any) -> Opened:
@@ -281,9 +258,6 @@ def tfmot(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
 
     ``tf_keras.models.load_model`` loads it within ``tfmot.sparsity.keras.prune_scope()``, and it trains there without
     ``UpdatePruningStep``.
-
-    Raises:
-        LotteryError: It is a Keras 3 model or a subclassed one, or tfmot cannot hold a mask.
     """
     wrappers.check_library(model)
     # A copy, because the wrappers would share the layers of the caller's model.
@@ -302,11 +276,7 @@ def tfmot_opened(path: Path, model: Any) -> Opened:
 
 
 def onnx(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
-    """Write an ONNX file with tf2onnx. Zeros are stored like other numbers.
-
-    Raises:
-        LotteryError: The packages are not installed, or the model has not one input.
-    """
+    """Write an ONNX file with tf2onnx. Zeros are stored like other numbers."""
     if missing := [name for name in ("onnx", "onnxruntime", "tf2onnx") if importlib.util.find_spec(name) is None]:
         raise LotteryError(f"ONNX needs {', '.join(missing)}; install them by: pip install 'lottery[onnx]'.")
     if len(getattr(model, "inputs", None) or ()) != 1:

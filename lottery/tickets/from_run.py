@@ -1,4 +1,4 @@
-"""Tickets of a run: which there are, which one is meant, and everything that travels with it."""
+"""Tickets of a run: list them, find the round that is meant, and gather everything that travels with it."""
 
 import math
 import os
@@ -64,7 +64,7 @@ def pick(rows: verdicts.Table, round: int | str | None = None, density: float | 
     """Find the round that is meant.
 
     Args:
-        rows: What `lottery.runs.results.table` returns.
+        rows: The table of the run; see `lottery.runs.results.table`.
         round: Its number; ``"best"``, the pruned round with the highest validation accuracy at the early-stop step, by
             the mean over replicates, the sparsest of equals; or ``"smallest_matching"``, the sparsest that matches
             dense, as `verdicts.smallest_matching` finds it. Both are among the rounds that all replicates have.
@@ -160,7 +160,7 @@ def examples(source: Path, provenance: Mapping[str, Any], path: str = "", num: i
     if loaded.fingerprint != about.get("digest"):
         raise LotteryError(f"The data {settings.name!r} on this machine are not those that the ticket was found on.")
     x = (loaded.validation if len(loaded.validation) else loaded.train).x[:num]
-    return (x.astype(np.float32) - loaded.mean) / loaded.deviation if x.dtype == np.uint8 else x
+    return (x.astype(np.float32) - loaded.mean) / loaded.standard_deviation if x.dtype == np.uint8 else x
 
 
 def _local_settings(provenance: Mapping[str, Any], path: str) -> data.Data:

@@ -18,31 +18,18 @@ _ENOUGH = 3
 
 
 class Stored(NamedTuple):
-    """An array in a file.
+    """An array in a file, as real numbers."""
 
-    Attributes:
-        values: The real numbers that it stands for: exactly zero where a stored integer is the zero point.
-        step: The distance between neighbouring values where they were rounded to integers, of a shape that broadcasts
-            to the values'; 0 where they were not.
-    """
-
-    values: np.ndarray
-    step: Any = 0.0
+    values: np.ndarray  # exactly zero where a stored integer is the zero point
+    step: Any = 0.0  # between neighbouring values that were rounded to integers; broadcasts to the values
 
 
 class Opened(NamedTuple):
-    """An exported file that was opened again.
+    """An exported file that was opened again."""
 
-    Attributes:
-        outputs: A function from inputs, as the model takes them, to outputs in the model's structure.
-        tensors: The arrays in the file, by their names there.
-        named: True if those are the stable names of `lottery.weights`. Otherwise a library chose them, and a weight is
-            found by its values.
-    """
-
-    outputs: Callable[[Any], Any]
-    tensors: Mapping[str, Stored]
-    named: bool
+    outputs: Callable[[Any], Any]  # from inputs, as the model takes them, to outputs in the model's structure
+    tensors: Mapping[str, Stored]  # the arrays in the file
+    named: bool  # by the stable names of `lottery.weights`, or by names that a library chose
 
 
 def zeros_kept(opened: Opened, weights: Weights, masks: Masks) -> bool:
@@ -54,12 +41,11 @@ def zeros_kept(opened: Opened, weights: Weights, masks: Masks) -> bool:
 
     Args:
         opened: The file.
-        weights: The weights that were exported, by name.
-        masks: Boolean arrays by name, True where the entry is kept.
+        weights, masks: The ticket, by name.
 
     Returns:
         True if every masked entry was seen to be zero; False if some weight with masked entries cannot be found in the
-        file, because a converter took it apart, for example, and no other has failed.
+        file, because a converter took it apart, for example.
 
     Raises:
         LotteryError: A masked entry is not zero in the file, or a weight is missing there.

@@ -127,7 +127,7 @@ def scaler(data: Splits) -> Callable[[Any], Any]:
 
     if data.train.x.dtype != np.uint8:
         return tf.convert_to_tensor
-    mean, deviation = tf.constant(data.mean), tf.constant(data.deviation)
+    mean, deviation = tf.constant(data.mean), tf.constant(data.standard_deviation)
     return lambda x: (tf.cast(x, tf.float32) - mean) / deviation
 
 

@@ -37,7 +37,7 @@ def total(model):
 
 @pytest.mark.parametrize("keras", ["keras", "tf_keras"])
 def test_the_networks_of_the_field(keras):
-    """By hand: LeNet-5 on 28 x 28 has 24 x 24 and 8 x 8 positions, Conv-2 on 32 x 32 has 32 x 32 twice."""
+    """By hand: LeNet-5 on 28 x 28 has 24 x 24 and 8 x 8 output positions, Conv-2 on 32 x 32 has 32 x 32 twice."""
     keras = importlib.import_module(keras)
     lenet_5 = networks.named("lenet_5")((28, 28), 10, keras)
     conv_2 = networks.named("conv_2")((32, 32, 3), 10, keras)
@@ -96,7 +96,7 @@ def test_unknown_multiply_adds_are_none():
             return super().call(inputs) + super().call(-inputs)
 
     class Named(keras.layers.Dense):
-        """Changes nothing of what is computed."""
+        """A subclass that computes the same."""
 
     class Whole(keras.Model):
         def __init__(self):

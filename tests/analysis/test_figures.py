@@ -1,228 +1,733 @@
-"""Every number of every figure is the files', and figures that say something else are noticed."""
+"""Every kind of figure: what is drawn against an independent computation, and a contract over all of them."""
 
-import dataclasses
-import functools
-import shutil
+import itertools
+import re
+from xml.etree import ElementTree
 
+import matplotlib
+import matplotlib.colors
+import matplotlib.figure
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import FillBetweenPolyCollection
 
-from lottery import files, plots
-from lottery.analysis import ANALYSES, connectivity, connectivity_files, curves, distances, inputs, style
+from lottery import plots
+from lottery.analysis import connectivity, distances, style
+from lottery.errors import LotteryError
 from lottery.runs import store
-from tests.scripts.figures_from_files import compared, evenly, spread
+from tests.runs.test_results import made_up
 
-MEASURED = ("barrier", "instability")
-# Of a small run, the fewest numbers in a figure that would show a fault.
-FEWEST = 20
+matplotlib.use("Agg")
+WEIGHTS = ["dense/kernel", "dense_1/kernel"]
+REPLICATES, ROUNDS = (1, 2, 3), range(8)
+# Titles of figures that show no mean over replicates.
+OWN_TITLES = {"inputs": "replicate 1", "overlap": "3 masks"}
 
 
 @pytest.fixture(scope="module")
-def run(small_run, tmp_path_factory):
-    """The small run with a control that falls, and loses a weight, and with paths between networks, all made up."""
-    path = tmp_path_factory.mktemp("figures") / small_run.path.name
-    shutil.copytree(small_run.path, path)
-    rng, experiment = np.random.default_rng(3), store.read_experiment(path)
-    for replicate, index in ((replicate, index) for replicate in (1, 2) for index in (1, 2, 3)):
-        ticket = store.round_path(path, replicate, index)
-        masks, weights = (
-            files.read_masks(ticket / "masks.safetensors"),
-            files.read_arrays(ticket / "weights.safetensors"),
-        )
-        masks = {name: rng.permuted(mask.ravel()).reshape(mask.shape) for name, mask in masks.items()}
-        if (replicate, index) == (2, 3):
-            masks["dense_1/kernel"][:] = False
-        accuracy, num_kept = 0.9 / index - 0.01 * replicate, sum(int(mask.sum()) for mask in masks.values())
-        record = store.read_record(ticket) | {
-            "branch": "random_mask", "early_stop_test_accuracy": accuracy, "final_test_accuracy": accuracy - 0.02,
-            "early_stop_step": (40, 80, 110)[rng.integers(3)], "num_kept": num_kept,
-            "density": num_kept / sum(mask.size for mask in masks.values()),
-        }  # fmt: skip
-        lowest = [
-            (step, split, float(step != record["early_stop_step"]) + rng.random() / 9 if step else 3.0, rng.random())
-            for step in (0, 40, 80, 110)
-            for split in ("train", "validation")[step == 0 :]
-        ]
-        store.write_round(ticket / "branch-random_mask", masks, weights, lowest, record)
-        for step in (0, 40):
-            alphas = np.linspace(0, 1, 6)
-            rows = [(float(at), split, 1.0, float(rng.random())) for at in alphas for split in ("train", "test")]
-            siblings = connectivity_files.Siblings(path, experiment, replicate, index, step)
-            for number in connectivity_files.ORDERS[step == 0 :]:  # the first from step 0 is the run's own
-                copy = store.read_record(ticket) | {"branch": siblings.branch(number)}
-                kept = files.read_masks(ticket / "masks.safetensors")
-                store.write_round(siblings.network(number).folder, kept, weights, lowest, copy)
-            connectivity_files.write_path(siblings.path_file(), rows, siblings.digests())
-    return path
+def figures():
+    """A figure of each kind, and its SVG."""
+    drawn = {kind: plots.drawn(make(np.random.default_rng(12)), kind, "a < b") for kind, make in TABLES.items()}
+    return {kind: (figure, style.as_svg(figure, "of & for")) for kind, figure in drawn.items()}
 
 
-def test_every_number_of_a_run_is_the_files(small_run):
-    rows = compared(small_run.path)
-    assert [row["kind"] for row in rows] == list(plots.kinds())
-    assert [row["wrong"] for row in rows] == [[]] * len(rows)
-    assert {row["kind"]: row["why"] for row in rows if row["why"]} == dict.fromkeys(MEASURED, "no path is measured")
-    assert all(row["numbers"] > FEWEST and row["artists"] > 4 for row in rows if not row["why"])
-    assert all(row["difference"] < 1e-12 for row in rows)
+def axes():
+    return matplotlib.figure.Figure().subplots()
 
 
-def test_every_number_of_a_run_with_controls_and_paths_is_the_files(run):
-    rows = [*compared(run, ["accuracy", *MEASURED]), *compared(run, ["early_stop", "layers"], {})]
-    assert [row["wrong"] for row in rows] == [[]] * 5 and not any(row["why"] for row in rows)
-    assert all(row["numbers"] > FEWEST for row in rows)
-    # What the faults below are about is there.
-    assert "falls to" in str(plots.drawn(plots.read(run, "accuracy")).axes[0].get_legend_handles_labels()[1])
-    assert "≥" in str(plots.drawn(plots.read(run, "early_stop"), "early_stop").axes[0].get_legend_handles_labels()[1])
+def tidy(columns, rows):
+    return pd.DataFrame(list(rows), columns=columns.split())
 
 
-def test_rounds_are_chosen_evenly_and_intervals_are_of_students_t():
-    assert evenly(range(21), 6) == [0, 4, 8, 12, 16, 20] and evenly([3, 1], 6) == [1, 3] and evenly([4], 3) == [4]
-    (mean, low, high), counts = spread([[0.9, 0.92, float("nan")], [0.5]], "t")
-    assert list(mean) == pytest.approx([0.91, 0.5]) and counts == [2, 1] and low[1] == high[1]
-    assert high[0] - mean[0] == pytest.approx(12.706204736 * 0.01)  # the standard error of two values
+def rows_table(rng):
+    tables = [made_up(0.9 + 0.05 * rng.random((3, 8)), branch) for branch in ("ticket", "random_reinit")]
+    table = pd.concat(tables, ignore_index=True)
+    return table.assign(early_stop_step=rng.integers(1, 10, len(table)) * 100, final_train_loss=0.1)
 
 
-# ---- faults: each changes what is drawn, and `compared` has to see it
+def curves_table(rng, num=11):
+    return tidy(
+        "replicate branch round density step split loss accuracy",
+        (
+            (one, branch, index, 0.8**index, 100 * place, split, rng.random(), rng.random())
+            for branch, one, index in itertools.product(("ticket", "random_mask"), REPLICATES, ROUNDS)
+            for split, place in itertools.product(("train", "validation"), range(num))
+        ),
+    )
 
 
-def _reading(change):
-    """Plant a change of the table that a figure is drawn from."""
-
-    def plant(patch, kind):
-        one = ANALYSES[kind]
-        table = functools.wraps(one.table)(lambda *args, **options: change(one.table(*args, **options)))
-        patch.setitem(ANALYSES, kind, dataclasses.replace(one, table=table))
-
-    return plant
-
-
-def _spread(**columns):
-    """Plant a change of what is said over replicates."""
-
-    def plant(patch, kind):
-        original = style.spread
-        patch.setattr(style, "spread", lambda *args, **options: original(*args, **options).assign(**columns))
-
-    return plant
+def layers_table(rng):
+    found = tidy(
+        "replicate branch round density weight size kept",
+        (
+            (one, "ticket", index, 0.5**index, weight, 1000, int(rng.integers(1, 1000)))
+            for one, index, weight in itertools.product(REPLICATES, ROUNDS, WEIGHTS)
+        ),
+    )
+    found.loc[(found["weight"] == WEIGHTS[1]) & (found["round"] == 7), "kept"] = 0
+    found.loc[(found["weight"] == WEIGHTS[1]) & (found["round"] == 6) & (found["replicate"] == 2), "kept"] = 0
+    return found.assign(weight_density=found["kept"] / 1000, collapsed=found["kept"] == 0)
 
 
-def _twice(table):
-    """Replicate 1 in place of replicate 2."""
-    one = table[table["replicate"] == 1]
-    return pd.concat([one, one.assign(replicate=2)], ignore_index=True)
+def survivors_table(rng, low=200, num_bins=20):
+    edges = np.linspace(-0.5, 0.7, num_bins + 1)
+    return tidy(
+        "replicate round density weight low high count",
+        (
+            (one, index, 0.8**index, weight, edges[place], edges[place + 1], int(rng.integers(low, 2 * low)))
+            for one, index, weight in itertools.product(REPLICATES, ROUNDS, WEIGHTS)
+            for place in range(num_bins)
+        ),
+    )
 
 
-def _one_survivor(table):
-    """A survivor of the last round of replicate 2 that is counted in a later bin."""
-    last = table[(table["replicate"] == 2) & (table["round"] == 3) & (table["weight"] == "dense/kernel")]
-    from_bin, to_bin = last.index[40], last.index[44]
-    count = table["count"].copy()
-    count[from_bin] -= 1
-    count[to_bin] += 1
-    return table.assign(count=count)
+def inputs_table(rng, what="input", channels=1):
+    return tidy(
+        "replicate round density weight what row column channel kept of",
+        (
+            (one, index, 0.5**index, "dense/kernel", what, row, column, channel, int(rng.integers(0, 5)), 300)
+            for one, index in itertools.product(REPLICATES, ROUNDS)
+            for row, column, channel in itertools.product(range(4), range(6), range(channels))
+        ),
+    )
 
 
-def _of_the_network(table):
-    """What chance gives masks of the network's density, whatever that of each weight."""
-    density = table["density_one"]
-    return table.assign(chance=density / (2 - density))
+def overlaps_table(rng):
+    return tidy(
+        "one other round density_one density_other weight overlap chance matched_overlap matched_chance",
+        (
+            (str(one), str(other), 7, one / 10, other / 10, weight, *rng.random(4))
+            for one, other in itertools.combinations(REPLICATES, 2)
+            for weight in ("all", *WEIGHTS)
+        ),
+    )
 
 
-def _transposed(patch, kind):
-    original = inputs._image
-    patch.setattr(inputs, "_image", lambda *args: original(*args).T)
+def drawn_degrees(rng):
+    """How many entries come into each of 50 units, by replicate, round and weight."""
+    return {key: rng.binomial(40, 0.7 ** (key[1] + 1), 50) for key in itertools.product(REPLICATES, ROUNDS, WEIGHTS)}
 
 
-def _upside_down(patch, kind):
-    original = inputs._image
-    patch.setattr(inputs, "_image", lambda *args: original(*args)[::-1])
+def degrees_table(rng):
+    return tidy(
+        "replicate branch round density weight side degree count",
+        (
+            (one, "ticket", index, 0.7**index, weight, side, degree, count)
+            for (one, index, weight), found in drawn_degrees(rng).items()
+            for side in ("in", "out")
+            for degree, count in zip(*np.unique(found, return_counts=True), strict=True)
+        ),
+    )
 
 
-def _at_the_last_step(patch, kind):
-    """Averages of evaluations that stand where the last of them was made."""
-    original = curves._averaged
-
-    def averaged(curves, measure, most):
-        found, together = original(curves, measure, most)
-        return found.assign(step=found["step"] + 20 * (found["step"] > 0) * (together > 1)), together
-
-    patch.setattr(curves, "_averaged", averaged)
-
-
-def _from_where_it_ended(patch, kind):
-    original = distances.moved
-    patch.setattr(distances, "moved", lambda start, trained: original(trained, start))
+def distances_table(rng):
+    measures = tuple(distances.DISTANCES)
+    return tidy(
+        f"replicate branch round density weight {' '.join(measures)}",
+        (
+            (one, "ticket", index, 0.8**index, weight, *rng.random(len(measures)))
+            for one, index, weight in itertools.product(REPLICATES, ROUNDS, ("all", *WEIGHTS))
+        ),
+    )
 
 
-def _above_the_first_end(patch, kind):
-    original = connectivity.error_barrier
-
-    def measured(alphas, errors):
-        found = original(alphas, errors)
-        return found | {"barrier": found["highest"] - next(iter(errors))}
-
-    patch.setattr(connectivity, "error_barrier", measured)
-
-
-def _short_ticks(patch, kind):
-    from matplotlib.ticker import FuncFormatter
-
-    patch.setattr(style, "plain", lambda axis: axis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:.0f}")))
+def points_table(rng):
+    return tidy(
+        "replicate round step density batch_norm alpha split loss error",
+        (
+            (one, index, step, 0.8**index, "stored", alpha, split, 1.0, rng.random())
+            for one, index, step in itertools.product(REPLICATES, (0, 7), (0, 500))
+            for alpha, split in itertools.product(np.linspace(0, 1, 6), ("train", "test"))
+        ),
+    )
 
 
-def _without_marks(patch, kind):
-    patch.setattr(style, "view", functools.partial(_view_below, style.view))
-
-
-def _view_below(view, *args):
-    view(*args)
-    return -float("inf")
-
-
-FAULTS = {
-    "the lowest in place of the mean": (
-        _spread(mean=lambda found: found["low"]),
-        "accuracy learning_curves layers degrees instability",
-    ),
-    "the bars of one replicate": (_spread(high=lambda found: found["mean"]), "early_stop initial_weights barrier"),
-    "a replicate twice": (_reading(_twice), "accuracy learning_curves distance"),
-    "a replicate left out": (_reading(lambda table: table[table["replicate"] == 1]), "degrees"),
-    "rounds one later": (
-        _reading(lambda table: table.assign(round=table["round"] + 1)),
-        "layers inputs barrier",
-    ),
-    "the density of the round before": (
-        _reading(lambda table: table.assign(density=table["density"] / 0.8)),
-        "accuracy early_stop initial_weights",
-    ),
-    "the end of training in place of the early stop": (
-        _reading(lambda table: table.assign(early_stop_test_accuracy=table["final_test_accuracy"])),
-        "accuracy",
-    ),
-    "no marks for what falls": (_without_marks, "accuracy"),
-    "no bound is open": (_reading(lambda table: setattr(table, "attrs", {}) or table), "early_stop"),
-    "averages at the last step": (_at_the_last_step, "learning_curves"),
-    "a survivor in another bin": (_reading(_one_survivor), "initial_weights"),
-    "fewer in place of at most": (_reading(lambda table: table.assign(degree=table["degree"] + 1)), "degrees"),
-    "rows for columns": (_transposed, "inputs"),
-    "upside down": (_upside_down, "inputs"),
-    "chance for the whole density": (_reading(_of_the_network), "overlap"),
-    "another pair": (_reading(lambda table: table.assign(overlap=table["overlap"].shift(-1))), "overlap"),
-    "relative to the end": (_from_where_it_ended, "distance"),
-    "above the first end": (_above_the_first_end, "barrier instability"),
-    "short ticks": (_short_ticks, "accuracy"),
+TABLES = {
+    "accuracy": rows_table,
+    "early_stop": rows_table,
+    "learning_curves": curves_table,
+    "layers": layers_table,
+    "initial_weights": survivors_table,
+    "degrees": degrees_table,
+    "inputs": inputs_table,
+    "overlap": overlaps_table,
+    "distance": distances_table,
+    "barrier": points_table,
+    "instability": lambda rng: connectivity.barriers(points_table(rng)),
 }
 
 
-# That replicates keep different counts, or that evaluations are averaged.
-OPTIONS = {"layers": {"branch": "random_mask"}, "learning_curves": {"most": 2}}
+def data(line):
+    return tuple(np.asarray(values, float) for values in line.get_data())
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_figure_that_says_something_else_is_noticed(fault, run, monkeypatch):
-    plant, kinds = FAULTS[fault]
-    for kind in kinds.split():
-        with monkeypatch.context() as patch:
-            plant(patch, kind)
-            (row,) = compared(run, [kind], OPTIONS.get(kind, {}))
-        assert row["wrong"] and row["figures"] == 1, kind
+def bands(ax):
+    return [one for one in ax.collections if isinstance(one, FillBetweenPolyCollection)]
+
+
+def ends(band):
+    """Lower and upper end of a band at each x."""
+    ys = {}
+    for x, y in band.get_paths()[0].vertices:
+        ys.setdefault(x, []).append(y)
+    return np.array([(min(one), max(one)) for _, one in sorted(ys.items())])
+
+
+def bars(container):
+    return np.array([segment[:, 1] for segment in container.lines[2][0].get_segments()])
+
+
+def lines(ax):
+    return [line for line in ax.lines if not line.get_label().startswith("_") and len(line.get_xdata()) > 1]
+
+
+# ---- what holds for every kind
+
+
+def test_every_kind_has_a_table_here():
+    assert TABLES.keys() == plots.kinds().keys()
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_axes_go_in_and_out_with_labels_and_a_title_that_says_of_what(kind, rng):
+    ax = axes()
+    assert plots.kinds()[kind].figure(TABLES[kind](rng), ax) is ax
+    if kind == "inputs":
+        assert not ax.axison and all("round" in text.get_text() for text in ax.texts)
+    else:
+        assert ax.get_xlabel() and ax.get_ylabel()
+    said = OWN_TITLES.get(kind, "mean of 3 replicates")
+    assert said in ax.get_title() and ("lowest to highest" in ax.get_title()) == (kind not in OWN_TITLES)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_an_empty_table_and_an_unknown_option_are_refused(kind, rng):
+    with pytest.raises(LotteryError, match="nothing to plot"):
+        plots.drawn(TABLES[kind](rng).iloc[:0], kind)
+    with pytest.raises(LotteryError, match=f"option of {kind}: received 'intervall'"):
+        plots.drawn(TABLES[kind](rng), kind, intervall="t")
+
+
+@pytest.mark.parametrize("kind", sorted(TABLES.keys() - OWN_TITLES.keys()))
+def test_one_replicate_has_neither_bars_nor_bands(kind, rng):
+    table = TABLES[kind](rng)
+    ax = plots.kinds()[kind].figure(table[table["replicate"] == 1], axes())
+    assert "one replicate" in ax.get_title() and "lowest" not in ax.get_title()
+    assert not bands(ax) and not any(one.has_yerr for one in ax.containers)
+    several = plots.kinds()[kind].figure(table, axes())
+    assert bands(several) or any(one.has_yerr for one in several.containers)
+
+
+@pytest.mark.parametrize("kind", sorted(TABLES.keys() - OWN_TITLES.keys()))
+def test_every_line_can_be_told_apart_in_grey(kind, rng):
+    ax = plots.kinds()[kind].figure(TABLES[kind](rng), axes())
+    handles, labels = ax.get_legend_handles_labels()
+    looks = set()
+    for handle in handles:
+        line = handle.lines[0] if hasattr(handle, "lines") else handle
+        looks.add((line.get_marker(), str(line._dash_pattern), line.get_markerfacecolor() == "white"))
+    assert len(looks) == len(handles) == len(set(labels)) > 1
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_svg_stands_alone_and_its_legend_lies_beside_the_axes(kind, figures):
+    figure, text = figures[kind]
+    root = ElementTree.fromstring(text)
+    assert text.startswith("<svg ") and root.get("role") == "img" and root.get("aria-label") == "of & for"
+    attributes = [(name, value) for one in root.iter() for name, value in one.attrib.items()]
+    assert not any(re.search(r"\d\.\d{3}", value) for _, value in attributes if "base64" not in value)
+    links = [value for name, value in attributes if name.endswith("href")]
+    ids = [value for name, value in attributes if name == "id"]
+    assert all(link.startswith(("#", "data:image/png")) for link in links)
+    kinds = {one.tag.removeprefix("{http://www.w3.org/2000/svg}") for one in root.iter()}
+    assert kinds <= {"svg", "g", "defs", "style", "path", "use", "text", "tspan", "image", "clipPath", "rect"}
+    assert text.count("http") == 1  # the name of the language
+    used = {link[1:] for link in links if link.startswith("#")} | set(re.findall(r"url\(#([^)]*)\)", text))
+    assert used == set(ids) and len(ids) == len(set(ids))
+    families = {found for _, value in attributes for found in re.findall(r"font-family: ([^;]*)|px ([^;]*)", value)}
+    assert {one or other for one, other in families} == {"sans-serif"}
+    assert "a < b" in {one.text for one in root.iter("{http://www.w3.org/2000/svg}text")}
+
+    ax = figure.axes[0]
+    legend, inside = ax.get_legend(), ax.get_window_extent()
+    assert (legend is None) == (kind == "overlap")
+    if legend is not None:
+        box = legend.get_window_extent()
+        assert box.x0 >= inside.x1 or box.y1 <= inside.y0
+        assert box.x1 <= figure.bbox.x1 + 1 and inside.width > 0.3 * figure.bbox.width
+
+
+def test_no_two_figures_share_a_name(figures, rng):
+    rng.random()
+    texts = [*(text for _, text in figures.values()), plots.svg(inputs_table(rng), "inputs", title="a < b")]
+    names = [name for text in texts for name in re.findall(r' id="([^"]*)"', text)]
+    assert len(names) == len(set(names)) > len(texts)
+
+
+def test_a_figure_is_the_same_each_time(rng):
+    table = overlaps_table(rng)
+    one, other = (plots.svg(table, "overlap", title="a") for _ in range(2))
+    assert len(one) == len(other) and not any(mine != theirs for mine, theirs in zip(one, other, strict=True))
+
+
+def test_kinds_are_read_from_a_run(small_run):
+    for kind in TABLES:
+        if kind in ("barrier", "instability"):
+            with pytest.raises(LotteryError, match="no path between two networks"):
+                plots.drawn(plots.read(small_run.path, kind), kind)
+            continue
+        table = plots.read(small_run.path, kind)
+        ax = axes()
+        assert plots.kinds()[kind].figure(table, ax) is ax and len(table)
+    assert plots.last_common_round(small_run.path) == 3
+    assert set(plots.read(small_run.path, "overlap")["round"]) == {3}
+    assert set(plots.read(small_run.path, "overlap", round=1)["round"]) == {1}
+    assert set(plots.read(small_run.path, "degrees", rounds=[0, 2])["round"]) == {0, 2}
+    assert plots.read(small_run.path, "early_stop").attrs["num_steps"] == 110
+
+
+def test_the_last_common_round_is_of_the_replicates_that_have_begun(small_run, tmp_path):
+    for name in ("experiment.toml", "environment.json"):
+        (tmp_path / name).write_bytes((small_run.path / name).read_bytes())
+    with pytest.raises(LotteryError, match="no round is complete"):
+        plots.last_common_round(tmp_path)
+    for replicate, num in ((2, 3), (1, 2)):
+        for index in range(num):
+            folder = store.round_path(tmp_path, replicate, index)
+            folder.mkdir(parents=True)
+            (folder / "round.json").touch()
+        assert plots.last_common_round(tmp_path) == num - 1
+
+
+# ---- what each draws
+
+
+def test_early_stop_steps_and_what_is_a_lower_bound(rng):
+    rows = rows_table(rng)
+    rows.loc[(rows["round"] == 3) & (rows["replicate"] == 2) & (rows["branch"] == "ticket"), "early_stop_step"] = 1000
+    rows.loc[rows["round"] == 7, "final_train_loss"] = np.nan  # not trained
+    ax = plots.early_stop(rows, axes(), num_steps=1000)
+    for container, branch in zip(ax.containers, ("ticket", "random_reinit"), strict=False):
+        steps = rows[rows["branch"] == branch].pivot(index="round", columns="replicate", values="early_stop_step")
+        x, y = data(container.lines[0])
+        np.testing.assert_allclose(x, 0.8 ** np.arange(7))
+        np.testing.assert_allclose(y, steps.to_numpy()[:7].mean(axis=1))
+        np.testing.assert_allclose(bars(container), np.stack([steps.min(axis=1), steps.max(axis=1)], 1)[:7])
+    (bound,) = (line for line in ax.lines if line.get_label() == "_open")
+    np.testing.assert_allclose(data(bound), [[0.8**3], [data(ax.containers[0].lines[0])[1][3]]])
+    assert any("≥" in text.get_text() for text in ax.get_legend().get_texts())
+    free = plots.early_stop(rows, axes())
+    assert not any("≥" in text.get_text() for text in free.get_legend().get_texts())
+    rows.attrs["num_steps"] = 1000
+    assert [line.get_label() for line in plots.early_stop(rows, axes()).lines].count("_open") == 1
+
+
+def test_a_control_that_falls_does_not_flatten_the_ticket():
+    ticket, fallen = [[0.97, 0.98, 0.96]] * 2, [[0.95, 0.6, 0.1]] * 2
+    rows = pd.concat([made_up(ticket), made_up(fallen, "random_mask")], ignore_index=True)
+    ax = plots.accuracy(rows, axes())
+    low, high = ax.get_ylim()
+    assert low > 0.93 and high < 1 and (0.98 - 0.96) / (high - low) > 0.4
+    assert [one.get_label() for one in ax.containers] == ["ticket", "random_mask\n(falls to 0.1)"]
+    np.testing.assert_allclose(data(ax.containers[1].lines[0])[1], fallen[0])  # nothing is left out
+    marks = [line for line in ax.lines if line.get_label() == "_below" and len(line.get_xdata())]
+    assert len(marks) == 1
+    np.testing.assert_allclose(marks[0].get_xdata(), [0.8, 0.64])
+    whole = plots.accuracy(rows, axes(), full=True)
+    assert whole.get_ylim()[0] < 0.1 and [one.get_label() for one in whole.containers] == ["ticket", "random_mask"]
+
+
+def test_runs_side_by_side_have_no_dense_line():
+    rows = pd.concat([made_up([[0.9, 0.2]], "a"), made_up([[0.5, 0.4]], "b")], ignore_index=True)
+    ax = plots.accuracy(rows, axes(), reference=False)
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b"] and ax.get_ylim()[0] < 0.2
+
+
+def test_a_model_without_an_accuracy_can_be_drawn():
+    ax = plots.accuracy(made_up([[float("nan")] * 3] * 2), axes())
+    assert [text.get_text() for text in ax.texts] == ["no accuracy is measured"]
+
+
+def test_learning_curves_are_means_in_a_band(rng):
+    curves = curves_table(rng)
+    ax = plots.learning_curves(curves, axes(), measure="loss", split="train", rounds=[2, 5], branch="random_mask")
+    part = curves[(curves["branch"] == "random_mask") & (curves["split"] == "train")]
+    for line, band, index in zip(lines(ax), bands(ax), (2, 5), strict=True):
+        loss = part[part["round"] == index]["loss"].to_numpy().reshape(3, 11)
+        np.testing.assert_allclose(data(line), [np.arange(11) * 100, loss.mean(0)])
+        np.testing.assert_allclose(ends(band), np.stack([loss.min(0), loss.max(0)], 1))
+        assert line.get_label() == f"round {index}, density {0.8**index:.3g}"
+    assert ax.get_ylabel() == "train loss" and "random_mask" in ax.get_title()
+    for wrong in ({"measure": "los"}, {"split": "trian"}, {"branch": "tickets"}):
+        with pytest.raises(LotteryError, match="did you mean"):
+            plots.learning_curves(curves, axes(), **wrong)
+    with pytest.raises(LotteryError, match=r"received 9, the table has \[0, 1, 2"):
+        plots.learning_curves(curves, axes(), rounds=[9])
+
+
+def test_many_evaluations_are_averaged_and_the_title_says_so(rng):
+    curves = curves_table(rng, num=102)
+    ax = plots.learning_curves(curves, axes(), rounds=[4], most=34)
+    part = curves[(curves["branch"] == "ticket") & (curves["split"] == "validation") & (curves["round"] == 4)]
+    values = part["accuracy"].to_numpy().reshape(3, 102).mean(0)
+    (line,) = lines(ax)
+    cut = [values[:1], *np.array_split(values[1:100], 33), values[100:]]
+    np.testing.assert_allclose(line.get_ydata(), [one.mean() for one in cut])
+    assert line.get_xdata()[0] == 0 and line.get_xdata()[1] == 200
+    assert "each point after step 0 the mean of up to 3 evaluations" in ax.get_title()
+    # The training loss is not measured at step 0: its first point is a mean like the others.
+    steps = curves.assign(step=curves["step"] + 100)
+    (line,) = lines(plots.learning_curves(steps, axes(), rounds=[4], most=34))
+    np.testing.assert_allclose(line.get_ydata(), values.reshape(34, 3).mean(1))
+
+
+def test_the_start_of_training_may_leave_the_axes():
+    steps = np.arange(0, 2001, 50)
+    accuracy = np.where(steps < 100, 0.1, 0.9 + steps / 100_000)
+    curves = pd.DataFrame(
+        {"replicate": 1, "branch": "ticket", "round": 0, "density": 1.0, "step": steps, "split": "validation",
+         "loss": 1.0, "accuracy": accuracy}
+    )  # fmt: skip
+    ax = plots.learning_curves(curves, axes())
+    assert ax.get_ylim()[0] > 0.89 and "the first 5 %" in ax.get_title()
+    whole = plots.learning_curves(curves, axes(), full=True)
+    assert whole.get_ylim()[0] <= 0.1 and "5 %" not in whole.get_title()
+
+
+def test_layers_and_what_collapsed(rng):
+    table = layers_table(rng)
+    ax = plots.layers(table, axes())
+    for container, weight in zip(ax.containers, WEIGHTS, strict=False):
+        found = table[table["weight"] == weight].pivot(index="round", columns="replicate", values="weight_density")
+        found = found[found.mean(axis=1) > 0]
+        np.testing.assert_allclose(data(container.lines[0]), [found.index.to_numpy(), found.to_numpy().mean(axis=1)])
+        assert len(container.lines[0].get_xdata()) == (8 if weight == WEIGHTS[0] else 7)
+    crosses = [line for line in ax.lines if line.get_label() == "_collapsed" and len(line.get_xdata())]
+    np.testing.assert_allclose(data(crosses[0])[0], [6, 7])  # all of round 7, one replicate of round 6
+    assert len(crosses) == 1 and min(ax.get_ylim()) < crosses[0].get_ydata()[0] < 0.5**7
+    network = next(line for line in ax.lines if line.get_label() == "the network")
+    np.testing.assert_allclose(data(network)[1], 0.5 ** np.arange(8))
+    assert ax.get_yscale() == "log" and "nothing is left" in ax.get_legend_handles_labels()[1]
+    alive = plots.layers(table[~table["collapsed"]], axes())
+    assert "nothing is left" not in alive.get_legend_handles_labels()[1]
+
+
+def test_deep_networks_have_a_style_for_each_weight():
+    looks = {look[1:] for look in style.in_order(132)}
+    assert len(looks) == 132
+    greys = [np.dot(matplotlib.colors.to_rgb(color), (0.299, 0.587, 0.114)) for color, _, _ in style.in_order(30)]
+    assert all(one < other for one, other in itertools.pairwise(greys)) and greys[-1] < 0.8
+    assert style.by_name([str(one) for one in range(20)]).keys() == {str(one) for one in range(20)}
+
+
+def test_start_weights_are_probability_densities(rng):
+    table = survivors_table(rng)
+    ax = plots.initial_weights(table, axes(), rounds=[0, 7])
+    for line, band, index in zip(lines(ax), bands(ax), (0, 7), strict=True):
+        counts = table[(table["weight"] == WEIGHTS[0]) & (table["round"] == index)]["count"].to_numpy().reshape(3, 20)
+        found = counts / counts.sum(1, keepdims=True) / 0.06
+        x, y = data(line)
+        np.testing.assert_allclose(x, np.linspace(-0.5, 0.7, 21), atol=1e-12)
+        np.testing.assert_allclose(y, [*found.mean(0), found.mean(0)[-1]])
+        assert np.sum(y[:-1] * np.diff(x)) == pytest.approx(1) and line.get_drawstyle() == "steps-post"
+        assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(found.max())
+    other = lines(plots.initial_weights(table, axes(), weight=WEIGHTS[1], rounds=[0]))[0]
+    assert not np.allclose(other.get_ydata(), lines(ax)[0].get_ydata())
+    with pytest.raises(LotteryError, match="weight to plot: received 'dense_2/kernel'"):
+        plots.initial_weights(table, axes(), weight="dense_2/kernel")
+
+
+def test_bins_of_few_weights_are_run_together_and_still_sum_to_one(rng):
+    table = survivors_table(rng, low=2, num_bins=80)
+    table = table[table["weight"] == WEIGHTS[0]]
+    (line,) = lines(plots.initial_weights(table, axes(), rounds=[5]))
+    counts = table[table["round"] == 5]["count"].to_numpy().reshape(3, 20, 4).sum(2)
+    found = (counts / counts.sum(1, keepdims=True) / (1.2 / 20)).mean(0)
+    np.testing.assert_allclose(line.get_ydata()[:-1], found)
+
+
+@pytest.mark.parametrize(("what", "channels"), [("input", 1), ("input", 3), ("kernel", 1), ("kernel", 3)])
+def test_inputs_are_images_of_counts(what, channels, rng):
+    table = inputs_table(rng, what, channels)
+    table.loc[(table["row"] == 1) & (table["column"] == 2), "kept"] = 0
+    ax = plots.inputs(table, axes(), replicate=2, rounds=[0, 7])
+    assert len(ax.images) == 2 and len({image.norm.vmax for image in ax.images}) == 1
+    for image, index in zip(ax.images, (0, 7), strict=True):
+        kept = table[(table["replicate"] == 2) & (table["round"] == index)]["kept"].to_numpy().reshape(4, 6, channels)
+        expected = kept.sum(2) if what == "input" else np.hstack([kept[..., channel] for channel in range(channels)])
+        shown = image.get_array()
+        np.testing.assert_array_equal(shown.filled(0), expected)
+        np.testing.assert_array_equal(np.ma.getmaskarray(shown), expected == 0)
+        left, right, bottom, top = image.get_extent()
+        assert (right - left, bottom - top) == pytest.approx(expected.shape[::-1])  # square, and the first row above
+    unread, scale = ax.images[0].cmap.get_bad(), ax.images[0].cmap(np.linspace(0, 1, 256))
+    grey = np.array([0.299, 0.587, 0.114])
+    assert unread[:3] @ grey > (scale[:, :3] @ grey).max() + 0.1  # apart in grey as well
+    assert "not read" in ax.get_legend().get_texts()[0].get_text()
+    assert [text.get_text() for text in ax.texts] == ["round 0, density 1", "round 7, density 0.00781"]
+    assert ("summed" in ax.get_title(), "side by side" in ax.get_title()) == (
+        channels == 3 and what == "input",
+        channels == 3 and what == "kernel",
+    )
+    with pytest.raises(LotteryError, match=r"replicate to plot: received 4, the table has \[1, 2, 3\]"):
+        plots.inputs(table, axes(), replicate=4)
+
+
+def test_inputs_that_are_no_image_are_strips_that_can_be_seen(rng):
+    table = inputs_table(rng)
+    table = table.assign(column=table["row"] * 6 + table["column"], row=0)
+    figure = plots.drawn(table, "inputs")
+    figure.draw_without_rendering()
+    (ax, *_), num = figure.axes, 24
+    assert len(ax.images) == 6
+    boxes = [image.get_window_extent() for image in ax.images]
+    above = [text.get_window_extent() for text in ax.texts]
+    for image, box, text, index in zip(ax.images, boxes, above, (0, 1, 3, 4, 6, 7), strict=True):
+        kept = table[(table["replicate"] == 1) & (table["round"] == index)]["kept"].to_numpy()
+        np.testing.assert_array_equal(image.get_array().filled(0), kept.reshape(1, num))
+        assert box.height > 8 and text.y0 >= box.y1
+    assert all(text.y1 < box.y0 for text, box in zip(above[1:], boxes[:-1], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("matched", "value", "chance"), [(False, "overlap", "chance"), (True, "matched_overlap", "matched_chance")]
+)
+def test_overlaps_say_what_chance_would_give(matched, value, chance, rng):
+    table = overlaps_table(rng)
+    ax = plots.overlap(table, axes(), weight=WEIGHTS[1], matched=matched)
+    cells, part = ax.images[0].get_array(), table[table["weight"] == WEIGHTS[1]]
+    said = {text.get_position(): text.get_text() for text in ax.texts}
+    for _, row in part.iterrows():
+        one, other = int(row["one"]) - 1, int(row["other"]) - 1
+        assert cells[one, other] == cells[other, one] == row[value]
+        assert said[one, other] == said[other, one] == f"{row[value]:.3f}\n({row[chance]:.3f})"
+    assert [said[place, place] for place in range(3)] == [f"density\n{one / 10}" for one in REPLICATES]
+    assert np.ma.getmaskarray(cells).diagonal().all() and len(said) == 9
+    with pytest.raises(LotteryError, match="matched=True"):
+        plots.overlap(table.assign(matched_overlap=np.nan), axes(), matched=True)
+    assert style.contrasting((1, 1, 0.2)) == "black" and style.contrasting((0, 0, 0.4)) == "white"
+
+
+def test_degrees_are_cumulative_fractions(rng):
+    table, state = degrees_table(rng), np.random.default_rng(12)
+    units = drawn_degrees(state)  # the same numbers, as the fixture begins with the same seed
+    ax = plots.degrees(table, axes(), rounds=[0, 5])
+    for line, index in zip(lines(ax), (0, 5), strict=True):
+        x, y = data(line)
+        for degree in range(int(x[-1]) + 1):
+            expected = np.mean([np.mean(units[one, index, WEIGHTS[0]] <= degree) for one in REPLICATES])
+            assert y[np.searchsorted(x, degree, side="right") - 1] == pytest.approx(expected)
+    assert "(dense/kernel)" in ax.get_xlabel()
+    assert "inputs" in plots.degrees(table, axes(), side="out").get_ylabel()
+    with pytest.raises(LotteryError, match="side to plot: received 'up'"):
+        plots.degrees(table, axes(), side="up")
+
+
+@pytest.mark.parametrize("measure", distances.DISTANCES)
+def test_distances(measure, rng):
+    table = distances_table(rng)
+    ax = plots.distance(table, axes(), measure)
+    for container, weight in zip(ax.containers, ("all", *WEIGHTS), strict=True):
+        found = table[table["weight"] == weight][measure].to_numpy().reshape(3, 8)
+        np.testing.assert_allclose(data(container.lines[0]), [0.8 ** np.arange(8), found.mean(0)])
+        np.testing.assert_allclose(bars(container), np.stack([found.min(0), found.max(0)], 1))
+    with pytest.raises(LotteryError, match="did you mean 'cosine'"):
+        plots.distance(table, axes(), "cosin")
+
+
+def test_paths_and_their_barriers(rng):
+    points = points_table(rng)
+    ax = plots.barrier(points, axes(), rounds=[7], steps=[500])
+    paths = [line for line in ax.lines if line.get_label() == "_path"]
+    assert [line.get_linestyle() for line in paths] == ["-", "--"]
+    heights = {}
+    for line, band, split in zip(paths, bands(ax), ("test", "train"), strict=True):
+        part = points[(points["round"] == 7) & (points["step"] == 500) & (points["split"] == split)]
+        errors = part["error"].to_numpy().reshape(3, 6)
+        np.testing.assert_allclose(data(line), [np.linspace(0, 1, 6), errors.mean(0)])
+        np.testing.assert_allclose(ends(band), np.stack([errors.min(0), errors.max(0)], 1))
+        heights[split] = np.mean(errors.max(1) - errors[:, [0, -1]].mean(1))
+    expected = f"round 7, step 500\nbarrier: test {heights['test']:.4f}, train {heights['train']:.4f}"
+    assert ax.get_legend_handles_labels()[1] == [expected]
+    assert "train" not in plots.barrier(points, axes(), split="test").get_title()
+    for wrong in ({"split": "validation"}, {"batch_norm": "recomputed"}, {"rounds": [3]}, {"steps": [3]}):
+        with pytest.raises(LotteryError, match="to plot: received"):
+            plots.barrier(points, axes(), **wrong)
+
+
+def test_replicates_with_other_points_are_drawn_at_all_of_them(rng):
+    points = points_table(rng).query("split == 'test' and round == 7 and step == 500")
+    one, rest = points[points["replicate"] == 1], points[points["replicate"] > 1]
+    more = one.iloc[[0] * 11].assign(alpha=np.linspace(0, 1, 11), error=rng.random(11))
+    table = pd.concat([rest, more], ignore_index=True).sample(frac=1, random_state=1)
+    ax = plots.barrier(table, axes())
+    (path,) = (line for line in ax.lines if line.get_label() == "_path")
+    values = [more["error"].to_numpy()]
+    for replicate in (2, 3):
+        own = rest[rest["replicate"] == replicate]["error"].to_numpy()
+        halves = np.empty(11)
+        halves[::2], halves[1::2] = own, (own[1:] + own[:-1]) / 2
+        values.append(halves)
+    np.testing.assert_allclose(data(path), [np.linspace(0, 1, 11), np.mean(values, axis=0)])
+    np.testing.assert_allclose(ends(bands(ax)[0]), np.stack([np.min(values, 0), np.max(values, 0)], 1))
+    assert "mean of 3 replicates" in ax.get_title()
+    barriers = [errors.max() - (errors[0] + errors[-1]) / 2 for errors in values]  # the highest is a point of its own
+    assert ax.get_legend_handles_labels()[1] == [f"round 7, step 500\nbarrier: test {np.mean(barriers):.4f}"]
+
+
+def test_stored_statistics_are_drawn_unless_others_are_asked_for(rng):
+    points = points_table(rng)
+    both = pd.concat([points.assign(batch_norm="recomputed", error=0.5), points], ignore_index=True)
+    heights = {"barrier": both, "instability": connectivity.barriers(both)}
+    assert heights["instability"]["batch_norm"].iloc[0] == "recomputed"
+    for kind, table in heights.items():
+        draw = plots.kinds()[kind].figure
+        stored, other = draw(table, axes()), draw(table, axes(), batch_norm="recomputed")
+        assert "recomputed" not in stored.get_title() and "BatchNorm recomputed" in other.get_title()
+        line = stored.lines[0] if kind == "barrier" else stored.containers[0].lines[0]
+        assert not np.isin(data(line)[1], (0, 0.5)).any()
+        only = table[table["batch_norm"] == "recomputed"]
+        assert "BatchNorm recomputed" in draw(only, axes()).get_title()
+
+
+def test_rounds_that_are_named_are_all_drawn(rng):
+    points = pd.concat([points_table(rng).query("round == 7").assign(round=index) for index in range(6)])
+    labels = [plots.barrier(points, axes(), **options).get_legend_handles_labels()[1]
+              for options in ({"steps": [0]}, {"steps": [0], "rounds": range(6)})]  # fmt: skip
+    assert [len(one) for one in labels] == [3, 6]
+
+
+@pytest.mark.parametrize(("over", "line", "label"), [("density", "step", "step 500"), ("step", "round", "round 7")])
+def test_instability_against_density_and_step(over, line, label, rng):
+    barriers = connectivity.barriers(points_table(rng))
+    ax = plots.instability(barriers, axes(), over)
+    container = next(one for one in ax.containers if one.get_label() == f"{label}, test")
+    value = int(label.split()[1])
+    part = barriers[(barriers[line] == value) & (barriers["split"] == "test")].sort_values([over, "replicate"])
+    found = part["barrier"].to_numpy().reshape(2, 3)
+    x, y = data(container.lines[0])
+    order = np.argsort(x)
+    np.testing.assert_allclose(x[order], sorted(set(part[over])))
+    np.testing.assert_allclose(y[order], found.mean(1))
+    np.testing.assert_allclose(bars(container)[order], np.stack([found.min(1), found.max(1)], 1))
+    stable = next(one for one in ax.lines if one.get_label() == "stable under 2 %")
+    np.testing.assert_allclose(stable.get_ydata(), 0.02)
+    with pytest.raises(LotteryError, match="allowed is 'density', 'step'"):
+        plots.instability(barriers, axes(), "round")
+
+
+def test_spread_equals_numpy(rng):
+    values = rng.random((3, 4))
+    table = made_up(values)
+    found = style.spread(table.sample(frac=1, random_state=1), ("branch", "round"), "early_stop_test_accuracy", "t")
+    half = 4.302652729911275 * values.std(0, ddof=1) / np.sqrt(3)  # of Student's t with two degrees of freedom
+    np.testing.assert_allclose(found["low"], values.mean(0) - half)
+    np.testing.assert_allclose(found["high"], values.mean(0) + half)
+    np.testing.assert_allclose(found["density"], 0.8 ** np.arange(4))
+    assert list(found["replicates"]) == [3] * 4
+    fewer = style.spread(table[:-1], ("branch", "round"), "early_stop_test_accuracy")
+    assert style.over_replicates(fewer, "bars") == "mean of 2 to 3 replicates, bars: lowest to highest"
+
+
+# ---- odd runs
+
+
+def test_without_an_accuracy_the_loss_is_drawn_and_replicates_are_counted(rng):
+    curves = curves_table(rng).assign(accuracy=np.nan)
+    ax = plots.learning_curves(curves, axes(), rounds=[2])
+    loss = curves.query("branch == 'ticket' and split == 'validation' and round == 2")["loss"].to_numpy()
+    np.testing.assert_allclose(lines(ax)[0].get_ydata(), loss.reshape(3, 11).mean(0))
+    assert ax.get_ylabel() == "validation loss" and "no accuracy is measured: the loss" in ax.get_title()
+    assert "mean of 3 replicates" in ax.get_title()
+    nothing = plots.accuracy(made_up([[np.nan] * 3] * 2), axes())
+    assert nothing.get_title() == "2 replicates" and nothing.get_ylim() == pytest.approx((-0.05, 1.05))
+
+
+def test_a_point_without_a_value_is_not_a_mean_of_no_replicates(rng):
+    table = distances_table(rng)
+    table.loc[(table["round"] == 7) & (table["weight"] == WEIGHTS[0]), "relative_distance"] = np.nan
+    assert plots.distance(table, axes()).get_title().startswith("mean of 3 replicates")
+
+
+@pytest.mark.parametrize("low", [0.97, 0.8, 0.5, 0.2, 0.05, 1e-4])
+def test_a_logarithmic_axis_has_ticks_that_can_be_read(low):
+    ax = axes()
+    style.density_axis(ax, pd.Series([1.0, low]))
+    right, left = ax.get_xlim()[1], ax.get_xlim()[0]
+    shown = [place for place in ax.xaxis.get_majorticklocs() if right <= place <= left]
+    said = ax.xaxis.get_major_formatter().format_ticks(shown)
+    assert 3 <= len(shown) <= 16 and len(set(said)) == len(said)
+    np.testing.assert_allclose([float(one) for one in said], shown)
+    rows = [(1, "ticket", index, density, "a/kernel", density, False) for index, density in enumerate((1.0, low))]
+    table = tidy("replicate branch round density weight weight_density collapsed", rows)
+    ax = plots.layers(table, axes())
+    low_end, high_end = ax.get_ylim()
+    assert sum(low_end <= place <= high_end for place in ax.yaxis.get_majorticklocs()) >= 3
+
+
+def test_equal_accuracies_have_a_plain_axis_and_marks_side_by_side():
+    table = pd.concat([made_up([[1.0, 1.0]] * 2, one) for one in ("ticket", "random_mask", "random_reinit")])
+    ax = plots.accuracy(table, axes())
+    low, high = ax.get_ylim()
+    assert 0.97 < low < 0.98 and 1 < high < 1.002
+    ax.figure.draw_without_rendering()
+    assert ax.yaxis.get_major_formatter().get_offset() == "" and "1.0000" in ax.get_yticklabels()[-2].get_text()
+    places = [one.lines[0].get_transform().transform((1.0, 1.0))[0] for one in ax.containers]
+    assert places[0] == ax.transData.transform((1.0, 1.0))[0]  # the ticket's is where it is
+    apart = np.diff(sorted(places)) * 72 / ax.figure.dpi
+    assert apart == pytest.approx([3, 3])
+
+
+@pytest.mark.parametrize(("fallen", "shown"), [(0.945, True), (0.93, False)])
+def test_a_branch_that_is_a_little_below_is_shown(fallen, shown):
+    table = pd.concat([made_up([[0.956, 0.964]]), made_up([[0.956, fallen]], "random_mask")])
+    ax = plots.accuracy(table, axes())
+    low, high = ax.get_ylim()
+    assert (low < fallen, "falls" in ax.containers[1].get_label()) == (shown, not shown)
+    assert 0.008 / (high - low) > 0.35  # the ticket's part, margins and the least height of 0.02 included
+
+
+@pytest.mark.parametrize(
+    ("counts", "scale"), [((150, 200, 300), "linear"), ((10, 20, 300), "log"), ((7, 7, 7), "linear")]
+)
+def test_colours_of_inputs_are_for_the_counts_that_there_are(counts, scale):
+    rows = [(1, 0, 1.0, "dense/kernel", "input", 0, place, 0, kept, 300) for place, kept in enumerate((0, *counts))]
+    ax = plots.inputs(tidy("replicate round density weight what row column channel kept of", rows), axes())
+    (bar,) = ax.child_axes
+    ends = (min(counts), max(counts)) if len(set(counts)) > 1 else (6, 7)
+    assert ax.images[0].get_clim() == ends and bar.get_xlim() == pytest.approx(ends)
+    assert bar.get_xlabel() == "kept entries of each input" + " (log)" * (scale == "log") and bar.get_xscale() == scale
+    ax.figure.draw_without_rendering()
+    label, place = bar.xaxis.label.get_window_extent(), bar.get_window_extent()
+    assert label.width < place.width == pytest.approx(ax.get_window_extent().width)
+
+
+@pytest.mark.parametrize("panels", [1, 3])
+@pytest.mark.parametrize(("rows", "columns", "channels"), [(3, 3, 1), (3, 3, 3), (8, 8, 1)])
+def test_inputs_fill_their_figure(panels, rows, columns, channels):
+    every = itertools.product(range(panels), range(rows), range(columns), range(channels))
+    table = tidy(
+        "replicate round density weight what row column channel kept of",
+        ((1, index, 1.0, "conv2d/kernel", "kernel", *place, 9, 9) for index, *place in every),
+    )
+    figure = plots.drawn(table, "inputs", "a run")
+    figure.draw_without_rendering()
+    (ax,) = figure.axes
+    title, above, image = (one.get_window_extent() for one in (ax.title, ax.texts[0], ax.images[0]))
+    assert figure._suptitle.get_window_extent().y0 >= title.y1 - 1 and title.y0 >= above.y1 - 1
+    assert above.y0 >= image.y1 - 1 and title.y0 - above.y1 < 0.5 * figure.dpi
+    assert figure._suptitle.get_window_extent().y0 - title.y1 < 0.6 * figure.dpi
+    label = ax.child_axes[0].xaxis.label.get_window_extent()
+    assert 0 <= label.y0 < 0.7 * figure.dpi and label.x0 >= 0 and label.x1 <= figure.bbox.width
+
+
+@pytest.mark.parametrize(
+    ("found", "scale", "low"), [((90, 100, 120), "linear", 81), ((0, 90, 120), "linear", 0), ((3, 40), "symlog", 2.7)]
+)
+def test_the_axis_of_degrees_is_for_the_degrees_that_there_are(found, scale, low):
+    rows = [(1, "ticket", 0, 1.0, "dense/kernel", "in", degree, 5) for degree in found]
+    ax = plots.degrees(tidy("replicate branch round density weight side degree count", rows), axes())
+    assert ax.get_xscale() == scale and ax.get_xlim() == pytest.approx((low, 1.1 * max(found)))
+    ticks = [place for place in ax.xaxis.get_majorticklocs() if low <= place <= max(found)]
+    assert len(ticks) >= 3 and all(place == round(place) for place in ticks)

@@ -1,10 +1,24 @@
 import pytest
 
-from tests.scripts.kill_and_resume import has_ray, kill_and_resume
+from tests.scripts.kill_and_resume import has_ray, kill_and_resume, left_alone
+
+SMALLER = ("prune.num_rounds=1", "train.num_steps=400", "train.jit_compile=false")
 
 
-def test_two_kills_change_no_bit(tmp_path):
-    done = kill_and_resume(2, seed=5, folder=tmp_path, kinds=("tree", "worker"))
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return left_alone(tmp_path_factory.mktemp("alone"), SMALLER)
+
+
+def test_a_run_that_is_left_alone_leaves_no_checkpoint(whole):
+    """It is a test by itself so that the next one does not take its time too."""
+    names = set(whole[0])
+    assert len([name for name in names if name.endswith("round.json")]) == 6
+    assert not [name for name in names if "checkpoint" in name]
+
+
+def test_two_kills_change_no_bit(whole, tmp_path):
+    done = kill_and_resume(2, seed=5, folder=tmp_path, kinds=("worker", "trees"), words=SMALLER, whole=whole)
     assert not done.wrong and done.in_mid_round >= 1
 
 

@@ -83,7 +83,7 @@ PUBLISHED = {
 }
 
 
-def test_the_counts_here_are_those_of_the_papers_table():
+def test_counts_match_the_papers_table():
     # "270K" and "20.0M", the convolutional weights of the paper's Figure 2.
     assert round(PUBLISHED["resnet_20"] - 640, -3) == 270_000
     assert round(PUBLISHED["vgg_19"] - 5_120, -5) == 20_000_000
@@ -275,7 +275,7 @@ def test_outputs_are_those_of_the_papers_arithmetic(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_start_glorot_normal_and_the_rest_at_nothing(name):
+def test_kernels_start_glorot_normal_and_other_variables_as_usual(name):
     model = built(name)
     for own, value in weights.read_state(model).items():
         kind = own.split("/")[-1]
@@ -285,12 +285,12 @@ def test_weights_start_glorot_normal_and_the_rest_at_nothing(name):
             assert (value == 1).all(), own
         else:
             field = math.prod(value.shape[:-2])
-            deviation = math.sqrt(2 / (field * value.shape[-2] + field * value.shape[-1]))
-            # Five times what the deviation of as many normal numbers is off; a uniform draw or He's would be far out.
-            assert abs(value.std() / deviation - 1) < 5 / math.sqrt(2 * value.size), own
-            assert abs(value.mean()) < 5 * deviation / math.sqrt(value.size), own
-            # Glorot uniform has the same deviation, and nothing beyond 1.73 of it; the truncated normal goes to 2.27.
-            assert 1.8 * deviation < np.abs(value).max() < 2.28 * deviation, own
+            spread = math.sqrt(2 / (field * value.shape[-2] + field * value.shape[-1]))
+            # Five standard errors of the standard deviation of normal numbers; a uniform draw or He's is far outside.
+            assert abs(value.std() / spread - 1) < 5 / math.sqrt(2 * value.size), own
+            assert abs(value.mean()) < 5 * spread / math.sqrt(value.size), own
+            # Glorot uniform has the same standard deviation and ends at 1.73 times it, the truncated normal at 2.27.
+            assert 1.8 * spread < np.abs(value).max() < 2.28 * spread, own
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("vgg_16", "vgg_19")])  # as vgg_11, but large
@@ -345,7 +345,7 @@ def test_an_image_without_channels_gets_one(name, library):
 @pytest.mark.parametrize(
     ("name", "least"), [("lenet_5", 16), ("conv_2", 2), ("conv_4", 4), ("conv_6", 8), ("vgg_16", 16)]
 )
-def test_the_least_image_is_taken_and_a_smaller_one_refused(name, least):
+def test_the_smallest_image_is_accepted_and_a_smaller_image_refused(name, least):
     assert networks.named(name)((least, least + 1, 2), 3).output_shape == (None, 3)
     for shape in ((least - 1, 40), (40, least - 1, 3)):
         with pytest.raises(
@@ -356,7 +356,7 @@ def test_the_least_image_is_taken_and_a_smaller_one_refused(name, least):
 
 @pytest.mark.parametrize("name", ["lenet_5", "conv_2", "resnet_8", "vgg_11"])
 @pytest.mark.parametrize("shape", [(784,), (), (8, 32, 32, 3)])
-def test_what_is_no_image_is_refused(name, shape):
+def test_examples_that_are_not_images_are_refused(name, shape):
     with pytest.raises(LotteryError) as caught:
         networks.named(name)(shape, 3)
     assert name in str(caught.value) and str(shape) in str(caught.value) and "\n" not in str(caught.value)
@@ -367,7 +367,7 @@ def test_a_residual_network_takes_any_size_of_image():
         assert np.asarray(build("resnet_8", shape=shape)(np.ones((2, *shape), np.float32))).shape == (2, 10)
 
 
-def test_a_name_is_built_in_where_an_experiment_may_name_it():
+def test_built_in_names_are_those_that_an_experiment_accepts():
     for depth in range(130):
         name = f"resnet_{depth}"
         try:
@@ -391,7 +391,7 @@ def test_depth_of_a_residual_network_is_the_number_of_its_layers():
             networks.resnet(depth)
 
 
-def test_other_depths_of_the_rest_are_refused():
+def test_unknown_depths_are_refused():
     with pytest.raises(LotteryError, match="vgg_N: received 13, allowed is '11', '16', '19'"):
         networks.vgg(13)
     with pytest.raises(LotteryError, match="conv_N: received 3, allowed is '2', '4', '6'"):

@@ -51,11 +51,11 @@ def test_all_examples_are_evaluated_in_batches_and_in_order():
         ([7, -3], [7, -2], 1 / 7),
     ],
 )
-def test_the_difference_is_that_by_hand(outputs, others, expected):
+def test_differences_match_those_computed_by_hand(outputs, others, expected):
     assert between(np.array(outputs), np.array(others)) == pytest.approx(expected, rel=1e-12)
 
 
-def test_of_several_outputs_the_worst_counts_each_by_its_own_size():
+def test_the_worst_of_several_outputs_counts_relative_to_its_own_size():
     small, large = np.array([0.01, 0.02]), np.array([1000.0, 500.0])
     assert outputs.between([small, large], [small + 0.001, large + 1]) == pytest.approx(0.05)
     assert outputs.between({"b": large, "a": small}, {"a": small, "b": large}) == 0
@@ -66,7 +66,7 @@ def test_of_several_outputs_the_worst_counts_each_by_its_own_size():
 
 
 @pytest.mark.parametrize("outputs", [[NAN, NAN], [INF, -INF], [NAN, INF]])
-def test_where_nothing_is_finite_nothing_is_said_to_be_the_same(outputs):
+def test_outputs_without_finite_values_cannot_be_compared(outputs):
     outputs = np.array(outputs)
     with pytest.raises(LotteryError, match="outputs of it are NaN or infinite, so there is nothing to compare"):
         between(outputs, outputs, of="it")
@@ -89,7 +89,7 @@ def test_models_are_compared_on_every_example(library):
         return model
 
     x = np.zeros((700, 2), "float32")
-    x[:, 0], x[690, 1] = 1, 1  # which only one example, far behind, can tell
+    x[:, 0], x[690, 1] = 1, 1  # only one example, far behind, shows the difference
     assert outputs.largest_difference(made(4, 1), made(4, 2), x) == pytest.approx(1 / 4)
     assert outputs.largest_difference(made(4, 1), made(4, 2), x[:690]) == 0
     broken = made(NAN, NAN)

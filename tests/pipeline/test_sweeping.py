@@ -15,7 +15,7 @@ from tests.conftest import SMALL, contents, quietly
 TABLES = {
     **SMALL,
     "name": "grid",
-    "train": {"num_steps": 40, "eval_every": 20, "batch_size": 32},
+    "train": {"num_steps": 40, "eval_every": 20, "batch_size": 32, "jit_compile": False},
     "prune": {"num_rounds": 2},
     "run": {"num_replicates": 2, "controls": ["random_mask"], "control_rounds": [1]},
 }

@@ -175,7 +175,7 @@ def test_the_checklist_sees_what_is_there_and_what_is_not(small_run):
     assert before["Magnitude pruning, layerwise"] and not before["Magnitude pruning, global"]
     single = made(small_run, rows=one.rows[one.rows["replicate"] == 1])
     assert not states([single])["Several runs from separate initialisations and seeds"]
-    assert not states([single])["A mean, and error bars of which it is said what they are"]
+    assert not states([single])["A mean, and error bars with their meaning"]
     randoms = one.rows[one.rows["round"] > 0].assign(branch="random_mask")
     controlled = made(small_run, rows=pd.concat([one.rows, randoms], ignore_index=True))
     assert states([controlled])["Random pruning with the same densities in each layer"]
@@ -267,7 +267,7 @@ def test_what_stands_beside_each_other_is_of_the_same_replicates(small_run):
     counts = [row[rounds.heads.index("n")] for row in rounds.rows]
     assert counts == ["2", "2", "1", "1"]
     assert not states([fewer])["Several runs from separate initialisations and seeds"]
-    assert not states([fewer])["A mean, and error bars of which it is said what they are"]
+    assert not states([fewer])["A mean, and error bars with their meaning"]
 
 
 def test_more_branches_than_styles_are_said_to_be_left_out(small_run, undrawn):

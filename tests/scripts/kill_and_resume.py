@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[2]
 KINDS = ("tree", "worker", "worker", "trees", "int", "tree", "worker", "parent", "worker", "term")
 # Of records: how long it took, the commit of a checkout that somebody may be working in, and the digest of all that.
 LOOSE = ("seconds", "commit", "record_sha256")
-PATIENCE = 300.0  # seconds after which something that should have come by itself has not
+PATIENCE = 1800.0  # seconds after which something that should have come by itself has not
 
 
 @dataclass
@@ -155,11 +155,9 @@ def progress(out: Path) -> set[tuple[Path, int]]:
     return found
 
 
-def kill_and_resume(num_kills: int, seed: int, folder: Path, kinds: Sequence[str] = KINDS, say=print) -> Tally:
-    """Kill and go on until `num_kills` kills were made."""
-    chance, tally, in_turn = random.Random(seed), Tally(), itertools.cycle(kinds)
-    began = time.monotonic()
-    with started(folder / "whole") as run:
+def left_alone(folder: Path, words: Sequence[str] = (), say=print) -> tuple[dict[str, object], float]:
+    """Run once without a kill; return every file's bits, and the seconds of training."""
+    with started(folder / "whole", *words) as run:
         run.wait_for(lambda: "networks of each" in run.said)
         first = time.monotonic()
         run.process.wait()
@@ -168,11 +166,32 @@ def kill_and_resume(num_kills: int, seed: int, folder: Path, kinds: Sequence[str
             raise SystemExit(f"The run ended with status {run.process.returncode}: {run.said}")
     expected = bits(folder / "whole")
     say(f"A run that is left alone: {len(expected)} files, {lasting:.1f} s of training.")
+    return expected, lasting
+
+
+def kill_and_resume(
+    num_kills: int, seed: int, folder: Path, kinds: Sequence[str] = KINDS, say=print, words: Sequence[str] = (),
+    whole: tuple[dict[str, object], float] | None = None,
+) -> Tally:  # fmt: skip
+    """Kill and resume until `num_kills` kills were made.
+
+    Args:
+        num_kills: How many.
+        seed: Of the moments.
+        folder: For all runs.
+        kinds: In turn.
+        say: Takes a sentence for each kill.
+        words: Further settings of the experiment.
+        whole: What `left_alone` returned for them, if it is known.
+    """
+    chance, tally, in_turn = random.Random(seed), Tally(), itertools.cycle(kinds)
+    began = time.monotonic()
+    expected, lasting = whole or left_alone(folder, words, say)
     kind = next(in_turn)
     for number in itertools.count(1):
         out = folder / f"killed-{number}"
         while sum(tally.kills.values()) < num_kills:
-            with started(out, *_options(kind)) as run:
+            with started(out, *words, *_options(kind)) as run:
                 while sum(tally.kills.values()) < num_kills and _killed(run, kind, chance, lasting, tally, say):
                     kind, before = next(in_turn), kind
                     if run.process.poll() is not None or _options(kind) != _options(before):
@@ -181,7 +200,7 @@ def kill_and_resume(num_kills: int, seed: int, folder: Path, kinds: Sequence[str
                 if ended:
                     break
         if not ended:
-            with started(out, *_options("tree")) as run:
+            with started(out, *words, *_options("tree")) as run:
                 run.process.wait(PATIENCE)
         tally.wrong += _wrong(run, expected, say)
         if sum(tally.kills.values()) >= num_kills:

@@ -1,5 +1,6 @@
-"""What holds where a network is mirrored on two devices. TensorFlow must not have begun, so `test_spreading` runs this
-as a process of its own: ``python -m pytest tests/scripts/on_two_devices.py``."""
+"""Checks of a network that is mirrored on two devices. They need a process in which TensorFlow has not started yet, so
+`tests/training/test_mirrored.py` runs ``python -m pytest tests/scripts/on_two_devices.py`` in a new one.
+"""
 
 import contextlib
 import itertools
@@ -89,6 +90,43 @@ def of_each(variable):
     parts = weights.components(variable)
     assert len(parts) == 2
     return [np.array(one.numpy()) for one in parts]
+
+
+@libraries
+def test_the_constraint_holds_on_every_replica(library):
+    library, strategy = LIBRARIES[library], tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    rng, layers = np.random.default_rng(0), library.layers
+    x, y = rng.normal(size=(64, 6)).astype("float32"), rng.integers(0, 3, 64)
+    with strategy.scope():
+        library.utils.set_random_seed(0)
+        model = library.Sequential([layers.InputLayer((6,)), layers.Dense(8, "relu"), layers.Dense(5), layers.Dense(3)])
+        loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(library.optimizers.AdamW(0.01, weight_decay=0.1), loss, jit_compile=False)
+    kept = {name: rng.random(value.shape) < 0.4 for name, value in weights.read(model).items()}
+    kept["dense_1/kernel"][:] = False
+    before = weights.read(model)
+
+    def check(expected):
+        for name, variable in weights.prunable(model).items():
+            for found in of_each(variable):
+                assert found[~kept[name]].tobytes() == expected[name][~kept[name]].tobytes(), name
+                assert not kept[name].any() or np.any(found[kept[name]] != before[name][kept[name]])
+
+    class Look(library.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            check(expected)
+
+    assert strategy.num_replicas_in_sync == 2
+    for held_at in (None, "present"):
+        expected = weights.read(model) if held_at else {name: np.zeros_like(value) for name, value in before.items()}
+        auditor = enforcement.AuditMasks(kept, expected)
+        callbacks = [enforcement.EnforceMasks(kept, held_at=held_at), Look(), auditor]
+        model.fit(x, y, batch_size=16, verbose=0, epochs=2, callbacks=callbacks)
+        check(expected)
+        weights.assign(model, before)
+        model.fit(x, y, batch_size=16, verbose=0)
+        now = weights.read(model)
+        assert all(np.any(value[~kept[name]] != before[name][~kept[name]]) for name, value in now.items())
 
 
 @few("library,optimizer", [("keras", "adam"), ("tf_keras", "sgd")], [("keras", "sgd"), ("tf_keras", "adam")])

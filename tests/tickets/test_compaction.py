@@ -153,7 +153,7 @@ def paths(kernels):
 
 
 @pytest.mark.parametrize(("density", "seed"), [*itertools.product((0.005, 0.02, 0.1), (0, 1))])
-def test_what_is_left_of_a_dense_chain_is_what_lies_on_a_path(keras, density, seed):
+def test_a_compacted_dense_chain_keeps_the_units_on_a_path(keras, density, seed):
     sizes = (30, 20, 16, 12, 4)
     model = sequential(keras, (5, 6), keras.layers.Flatten(), *(keras.layers.Dense(n, "relu") for n in sizes[1:]))
     randomise(model, density, seed)
@@ -178,7 +178,7 @@ def test_a_constant_goes_into_the_next_bias_and_an_unread_unit_goes(keras):
     dense = keras.layers.Dense
     model = sequential(keras, (3,), dense(4, "tanh"), dense(2, name="head"))
     first = [[1, 0, 0, 2], [0, 0, -0.0, 0], [3, 0, 1, 0]]  # the second unit reads nothing
-    second = [[1, 2], [3, 4], [0, -0.0], [5, 6]]  # nobody reads the third
+    second = [[1, 2], [3, 4], [0, -0.0], [5, 6]]  # nothing reads the third
     assign(model, dense__kernel=first, dense__bias=[0.1, 0.7, 0.3, 0.4], head__kernel=second, head__bias=[10, 20])
     state, written = weights.read_state(model), model.get_config()
     model.compile("sgd", "mse")
@@ -226,7 +226,7 @@ def test_a_constant_beyond_all_numbers_stays(keras, bias):
     assert (outputs[:, 0] == 1).all() and np.isnan(outputs[:, 1]).all()
 
 
-def test_where_no_output_is_finite_nothing_is_said_to_be_the_same(keras, monkeypatch):
+def test_models_without_finite_outputs_are_refused(keras, monkeypatch):
     model = randomise(sequential(keras, (3,), keras.layers.Dense(4, "relu"), keras.layers.Dense(2)), 1)
     for broken in (np.nan, np.inf):
         assign(model, dense_1__bias=[broken, broken])
@@ -262,7 +262,7 @@ def test_a_constant_that_meets_padding_stays_unless_it_is_zero(keras, constant, 
     assert difference(model, compacted) < TOLERANCE
 
 
-def test_what_a_constant_channel_reads_is_forgotten_even_where_it_stays(keras):
+def test_inputs_of_a_constant_channel_are_dropped_even_if_it_stays(keras):
     layers = keras.layers
     stack = [layers.Conv2D(3, 1), layers.Conv2D(2, 1), layers.BatchNormalization(), layers.Conv2D(1, 3, padding="same")]
     model = randomise(sequential(keras, (5, 5, 2), *stack), 1)
@@ -289,7 +289,7 @@ def test_a_channel_without_scale_is_a_constant(keras, center):
     assert difference(model, compacted) < TOLERANCE
 
 
-def test_every_activation_of_each_entry_is_folded_and_no_other(keras):
+def test_constants_are_folded_through_entrywise_activations_only(keras):
     import tensorflow as tf
 
     def own(x):
@@ -362,7 +362,7 @@ def test_other_shapes_than_images(keras):
 
 
 @pytest.mark.parametrize("empty", [0, 1, 2])
-def test_of_a_layer_that_collapsed_one_unit_is_left(keras, empty):
+def test_a_collapsed_layer_keeps_one_unit(keras, empty):
     dense = keras.layers.Dense
     model = randomise(sequential(keras, (6,), dense(5, "relu"), dense(4, "sigmoid"), dense(3)), 1, 4)
     name = list(weights.read(model))[empty]
@@ -408,7 +408,7 @@ def test_inputs_that_nothing_reads_are_dropped(keras, name):
         compacted.select(x.reshape(16, 6))
 
 
-def test_what_only_a_softmax_passes_on_is_read(keras):
+def test_units_before_a_softmax_count_as_read(keras):
     dense = keras.layers.Dense
     for activation in ("softmax", keras.layers.Softmax()):
         stack = [dense(3, activation)] if isinstance(activation, str) else [dense(3), activation]
@@ -470,13 +470,13 @@ def refused(keras):
     }
 
 
-def test_what_is_no_chain_is_refused_with_its_layer(keras):
+def test_networks_that_are_no_chain_are_refused_with_the_layer(keras):
     for sentence, model in refused(keras).items():
         with pytest.raises(LotteryError, match=sentence):
             compaction.compact(model)
 
 
-def test_wrappers_of_tfmot_are_to_be_stripped():
+def test_wrappers_of_tfmot_are_refused_until_they_are_stripped():
     keras = pytest.importorskip("tf_keras")
     from lottery import masks
     from lottery.enforcement import wrappers
@@ -703,7 +703,7 @@ def test_a_ticket_of_two_inputs_is_refused_with_a_sentence(keras, tmp_path, monk
         ("file/small.keras", False, "cannot be written"),
     ],
 )
-def test_where_a_model_cannot_go_is_known_before_anything_long(tmp_path, monkeypatch, out, drop, sentence):
+def test_paths_that_cannot_be_written_are_refused_at_once(tmp_path, monkeypatch, out, drop, sentence):
     for name in ("folder.keras", "taken.inputs.npy"):
         (tmp_path / name).mkdir()
     (tmp_path / "file").touch()

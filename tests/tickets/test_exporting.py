@@ -303,7 +303,7 @@ def test_difference_and_agreement_are_those_of_the_outputs(tmp_path, monkeypatch
     assert exported.difference == pytest.approx(2 * np.abs(expected[:15]).max() / np.abs(expected).max())
 
 
-def test_weights_are_found_by_what_they_keep(rng):
+def test_weights_are_found_by_their_kept_values(rng):
     weight = np.where(rng.random((3, 3, 4, 10)) < 0.4, rng.normal(size=(3, 3, 4, 10)), 0)
     kept = {"w": weight != 0}
     scaled = weight * rng.uniform(-2, 2, 10)
@@ -372,7 +372,7 @@ with tfmot.sparsity.keras.prune_scope():
     check(tf_keras.models.load_model("wrapped.keras"), "tf_keras.npz")
 assert "lottery" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=240)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=1800)
 
 
 def test_tfmot_takes_no_model_of_keras_3(tmp_path):
@@ -452,7 +452,7 @@ def small():
         ("a.npz", None, np.zeros((3, 5), np.float32), "fails on the inputs"),
     ],
 )
-def test_what_cannot_be_written_is_refused(small, tmp_path, path, form, inputs, message):
+def test_paths_and_inputs_that_do_not_fit_are_refused(small, tmp_path, path, form, inputs, message):
     for name in ("folder", "folder.npz"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine").touch()
@@ -487,7 +487,7 @@ def test_a_converter_that_fails_is_one_sentence(small, tmp_path, monkeypatch, ca
     assert not list(tmp_path.iterdir()) and capfd.readouterr() == ("", "")
 
 
-def test_a_model_that_gives_nothing_finite_is_refused(small, tmp_path, monkeypatch):
+def test_a_model_without_finite_outputs_is_refused(small, tmp_path, monkeypatch):
     model, kept = small
     monkeypatch.setitem(exporting.EXPORTS, "npz", exporting.EXPORTS["npz"]._replace(write=pytest.fail))
     before = weights.read_state(model)

@@ -599,7 +599,7 @@ def test_paths_do_not_travel_with_a_ticket(rewound, tmp_path, monkeypatch):
 
 
 DAMAGES = {
-    "replicate-1/start.safetensors": "round 2 of replicate 1 did not begin from the start weights that are there",
+    "replicate-1/start.safetensors": "round 2 of replicate 1 did not begin from the start weights stored there",
     "replicate-1/round-02/masks.safetensors": r"masks\.safetensors' is damaged",
     "replicate-1/round-02/weights.safetensors": r"weights\.safetensors' is damaged",
     "replicate-1/round-02/round.json": r"round\.json' is damaged",

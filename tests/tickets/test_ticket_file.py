@@ -169,13 +169,13 @@ def test_whole_files_of_a_known_network_build_it(name):
 def test_what_once_broke_a_promise_is_refused(name, watch, few_calls):
     content = contents(name)
     outcome, seconds = fuzz_tickets.built(content, watch)
-    assert outcome == "refused" and seconds < 10
+    assert outcome == "refused" and seconds < 300  # without end, if it were not refused
     if not name.startswith(("found-keras-", "found-tf_keras-")):
         with pytest.raises(TicketError):
             unpacked(content)
 
 
-def test_the_fuzzer_sees_what_is_wrong():
+def test_the_fuzzer_sees_what_is_wrong(monkeypatch):
     """A judge that finds everything right would let the fuzzer find nothing."""
     whole = unpacked(SEEDS["types"])
 
@@ -205,6 +205,8 @@ def test_the_fuzzer_sees_what_is_wrong():
     assert "more than a line" in outcome(raising(TicketError("One.\u2028Two.")))
     assert "KeyError" in outcome(raising(KeyError("x")))
     assert "bytes for" in outcome(lambda: bytes(5_000_000) and whole)
+
+    monkeypatch.setattr(fuzz_tickets, "SECONDS", 0.3)
 
     def slowly():
         until = time.thread_time() + fuzz_tickets.SECONDS + 0.1
@@ -530,7 +532,7 @@ def test_numbers_of_many_digits_take_no_time():
     header["start/dense/bias"]["shape"] = [int("9" * 4000)] * 1000
     content = joined(header, body)
     outcome, seconds, _ = judged(content, lambda: unpacked(content), [])
-    assert outcome == "refused" and seconds < 1
+    assert outcome == "refused" and seconds < fuzz_tickets.SECONDS
 
 
 def test_memory_is_bounded_by_the_file():

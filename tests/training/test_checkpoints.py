@@ -74,7 +74,7 @@ def stop_after(*pieces):
 
 
 def trained_in_pieces(make, file, stops, start, **options):
-    """Train, stopping after each of `stops` pieces; each part on a loop that was made anew, as in a new process."""
+    """Train, stopping after each of `stops` pieces; each part on another trainer, as in another process."""
     for num in itertools.chain(stops, [None]):
         one = make()
         asked = stopping.never if num is None else stop_after(num + 1)
@@ -90,12 +90,10 @@ def trained_in_pieces(make, file, stops, start, **options):
     "library,own_step", [("keras", False), ("keras", True), pytest.param("tf_keras", False, marks=pytest.mark.long)]
 )
 def test_stopped_anywhere_and_gone_on_with_elsewhere(tmp_path, library, own_step):
-    def make():
-        return compiled(library=library, own_step=own_step)
-
-    first = make()
+    first, second = (compiled(library=library, own_step=own_step) for _ in range(2))
     start = weights.read_state(first.model)
     whole = first.train(start, {}, (9,))
+    make = itertools.cycle([second, first]).__next__  # one is new, the other at the state of something else
     for number, stops in enumerate([(0, 1, 2, 1), (3, 4)]):
         again, _ = trained_in_pieces(make, tmp_path / f"{number}.safetensors", stops, start)
         assert result(again) == result(whole)

@@ -30,14 +30,26 @@ def prepared(**run):
 
 
 def on_two_devices(*options):
-    words = [sys.executable, "-m", "pytest", "-q", "-x", "tests/scripts/on_two_devices.py", *options]
-    return subprocess.run(words, capture_output=True, text=True, timeout=900, cwd=Path(__file__).parents[2])
+    words = [sys.executable, "-m", "pytest", "-v", "-x", "tests/scripts/on_two_devices.py", *options]
+    return subprocess.run(words, capture_output=True, text=True, timeout=1800, cwd=Path(__file__).parents[2])
 
 
-def test_on_two_devices():
+@pytest.fixture(scope="module")
+def some_on_two_devices():
     """Masks on each device after every step, and a stop and resume; the rest is left to `-m long`."""
-    done = on_two_devices("-k", "not tf_keras and (after_every_step and constraint or from_a_checkpoint)")
+    return on_two_devices("-k", "not tf_keras and (after_every_step and constraint or from_a_checkpoint) or replica")
+
+
+def test_on_two_devices(some_on_two_devices):
+    done = some_on_two_devices
     assert done.returncode == 0 and "passed" in done.stdout, done.stdout[-3000:]
+    assert "after_every_step" in done.stdout and "from_a_checkpoint" in done.stdout
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_constraint_holds_on_every_replica_of_a_mirrored_strategy(library, some_on_two_devices):
+    done = some_on_two_devices
+    assert f"test_the_constraint_holds_on_every_replica[{library}] PASSED" in done.stdout, done.stdout[-3000:]
 
 
 @pytest.mark.long
