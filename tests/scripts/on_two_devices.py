@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 import lottery
-from lottery import config, files, randomness, stopping, weights
+from lottery import config, enforcement, files, randomness, stopping, weights
 from lottery.errors import LotteryError
 from lottery.pipeline import preparing
 from lottery.pipeline.preparing import Ingredients

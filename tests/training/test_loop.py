@@ -184,6 +184,7 @@ def test_pixels_stay_bytes_in_memory_and_are_scaled_in_the_graph(rng):
     compiling.compile_model(model, SETTINGS, loop.example_batch(splits)[0])
     compiled = loop.compile_loop(model, splits, SETTINGS)
     np.testing.assert_allclose(scaled(x[:9]), (x[:9] - splits.mean) / splits.standard_deviation, rtol=1e-6)
+    expected = model.evaluate((splits.test.x - splits.mean) / splits.standard_deviation, splits.test.y, verbose=0)
     assert float(compiled.evaluations["test"]()["loss"]) == pytest.approx(expected[0], rel=1e-5)
     captured = compiled.steps.get_concrete_function(*compiled.batches((1,))(1)).captured_inputs
     assert {tensor.dtype for tensor in captured if tensor.shape == splits.train.x.shape} == {tf.uint8}
