@@ -36,7 +36,7 @@ def branch(
     name = _name(function)
     transfers = name in branches.BRANCHES and branches.BRANCHES[name].other_data
     _check_overrides(overrides, transfers, ingredients.data is not None)
-    with execution.begun() as (report, asked), contextlib.ExitStack() as stack:
+    with execution.started() as (report, asked), contextlib.ExitStack() as stack:
         places = stored_rounds(path, experiment, rounds, replicate, first=1)
         other = _with(experiment, overrides) if transfers else None
         prepared, num_threads, _ = preparing.open_run(stack, path, experiment, ingredients, transfer=other)

@@ -67,7 +67,7 @@ def connect(
     wanted = [Siblings(path, settings, *place, step) for place in chosen for step in steps]
     if any(siblings.round.record["final_test_accuracy"] is None for siblings in wanted):
         raise LotteryError("The model of this run measures no accuracy, so there is no error to find a barrier of.")
-    with execution.begun() as (report, asked), contextlib.ExitStack() as stack:
+    with execution.started() as (report, asked), contextlib.ExitStack() as stack:
         prepared = preparing.open_run(stack, path, settings, ingredients)[0]
         loop, again = prepared.trainer.loop, None
         stack.callback(prepared.trainer.close)

@@ -46,7 +46,7 @@ class Execution:
     asked: stopping.Asked | None = None
 
     @contextlib.contextmanager
-    def begun(self) -> Iterator[tuple[progress.Report, stopping.Asked]]:
+    def started(self) -> Iterator[tuple[progress.Report, stopping.Asked]]:
         """Check the workers; show progress and heed signals where the caller does not.
 
         Raises:
@@ -162,7 +162,7 @@ def carry_out(
         recipes: By the folder of a run, how to train its networks.
         tasks: The networks, by priority.
         execution: Says where to train them.
-        report, asked: Of `Execution.begun`.
+        report, asked: Of `Execution.started`.
         prepared: Everything that is prepared in this process already, by the folder of a run.
         copies: Networks that are copied and not trained, each with its original.
 
@@ -206,7 +206,7 @@ def _prepared(recipe: Recipe, replicate: int) -> Prepared:
     if prepared.data.fingerprint != recipe.data_sha256 or prepared.experiment != recipe.experiment:
         where = f" on {platform.node()}" if recipe.away else ""
         raise LotteryError(
-            f"The data, the model or the criterion{where} are not those that {str(recipe.path)!r} was begun with; "
+            f"The data, the model or the criterion{where} are not those that {str(recipe.path)!r} began with; "
             "restore them, or start a new run."
         )
     return prepared

@@ -125,9 +125,7 @@ def threads_of_like_runs(out: str | Path, experiment: config.Experiment) -> int:
 def check_data(run: Path, fingerprint: str) -> None:
     """Raise `LotteryError` unless a run began with the data of this digest."""
     if store.read_environment(run)["data_sha256"] != fingerprint:
-        raise LotteryError(
-            f"The data are not those that {str(run)!r} was begun with; restore them, or start a new run."
-        )
+        raise LotteryError(f"The data are not those that {str(run)!r} began with; restore them, or start a new run.")
 
 
 def check_devices(run: Path, model: Any) -> None:
@@ -160,8 +158,8 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
     if stored:
         check_data(run, data.fingerprint)
         check_devices(run, model)
-        notes = [f"The run was begun with {other}, so bits may differ." for other in differences(stored)]
-        return ["This run was begun before; it goes on where it stopped.", *notes]
+        notes = [f"The run began with {other}, so bits may differ." for other in differences(stored)]
+        return ["This run began before; it resumes where it stopped.", *notes]
     now = {
         "digest": config.digest(experiment),
         "data_sha256": data.fingerprint,

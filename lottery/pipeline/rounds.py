@@ -141,15 +141,15 @@ def train_branch(
         details: Entries to add to its record.
     """
     experiment = training.prepared.experiment
-    begun = branch(_stored_ticket(training, network))
-    _check_start(training, network[2], begun)
-    first, last, schedule = begun.first_step, begun.last_step, begun.schedule_step
+    chosen = branch(_stored_ticket(training, network))
+    _check_start(training, network[2], chosen)
+    first, last, schedule = chosen.first_step, chosen.last_step, chosen.schedule_step
     if schedule is None:  # a branch that starts where the ticket starts goes through the same part of the schedule
         schedule = schedule_step(experiment, network[1]) if first == experiment.rewind.step else first
-    trained = train_network(training, network, begun.start, begun.kept, Span(first, last, schedule))
+    trained = train_network(training, network, chosen.start, chosen.kept, Span(first, last, schedule))
     about = {"control": branch.__name__, "first_step": first, "last_step": last}
-    details = {**about, "thresholds": dict.fromkeys(begun.kept), **(details or {})}
-    store_network(training, network, begun.kept, trained, details)
+    details = {**about, "thresholds": dict.fromkeys(chosen.kept), **(details or {})}
+    store_network(training, network, chosen.kept, trained, details)
 
 
 def train_network(
@@ -370,21 +370,21 @@ def _stored_ticket(training: Training, network: Network) -> branches.StoredTicke
     )
 
 
-def _check_start(training: Training, branch: str, begun: Any) -> None:
+def _check_start(training: Training, branch: str, chosen: Any) -> None:
     """Refuse a start that leaves a variable out: it would stay as the network trained before has left it."""
-    if not isinstance(begun, branches.BranchStart):
-        raise LotteryError(f"{branch}: received {type(begun).__name__}, allowed is a branches.BranchStart.")
+    if not isinstance(chosen, branches.BranchStart):
+        raise LotteryError(f"{branch}: received {type(chosen).__name__}, allowed is a branches.BranchStart.")
     trainer = training.prepared.trainer
-    parts = ("start", begun.start, weights.variables(trainer.model)), ("kept", begun.kept, trainer.masks)
+    parts = ("start", chosen.start, weights.variables(trainer.model)), ("kept", chosen.kept, trainer.masks)
     for part, received, wanted in parts:
         if wrong := sorted(set(received) ^ set(wanted)):
             raise LotteryError(
                 f"{branch}: {part} must have each weight of the ticket's, and no other; see {wrong[0]!r}."
             )
-    masks.check(dict(begun.kept), begun.start)
+    masks.check(dict(chosen.kept), chosen.start)
     last = training.prepared.experiment.train.num_steps
-    if not 0 <= begun.first_step <= begun.last_step <= last:
-        steps = f"{begun.first_step} to {begun.last_step}"
+    if not 0 <= chosen.first_step <= chosen.last_step <= last:
+        steps = f"{chosen.first_step} to {chosen.last_step}"
         raise LotteryError(f"{branch}: received the steps {steps}, allowed are some from 0 to {last}.")
 
 

@@ -1,4 +1,4 @@
-"""An experiment from its file to its last round: begun, resumed, or found complete."""
+"""An experiment from its file to its last round: new, resumed, or found complete."""
 
 import contextlib
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def run(
     own = ingredients.model is not None or ingredients.data is not None
     experiment = config.load({} if source is None and own else source, overrides)
     experiment = preparing.with_functions(experiment, ingredients)
-    with execution.begun() as (report, asked), contextlib.ExitStack() as stack:
+    with execution.started() as (report, asked), contextlib.ExitStack() as stack:
         prepared = None
         if own or not networks.is_built_in(experiment.model.name):
             # The model and data passed are part of the experiment, so they decide the name of the run's folder.

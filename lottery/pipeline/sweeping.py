@@ -83,7 +83,7 @@ def sweep(
     pruning or rewinding alone, the same rounds where they differ in later rounds. See `lottery.sweep`.
     """
     found = points(source, overrides)
-    with execution.begun() as (report, asked), contextlib.ExitStack() as stack:
+    with execution.started() as (report, asked), contextlib.ExitStack() as stack:
         experiments = {store.run_path(out, one): one for one in map(_completed, (point.settings for point in found))}
         threads = [number for path in experiments if (number := store.read_environment(path).get("num_threads"))]
         recipes: dict[Path, Recipe] = {}
