@@ -113,14 +113,14 @@ def connectivity(
     """
     from lottery.analysis import ANALYSES
     from lottery.analysis import connectivity as stored
-    from lottery.pipeline import connecting
+    from lottery.pipeline import connecting, dispatch
     from lottery.pipeline.interpolation import Line
 
     often = every(checkpoint_every)
     with stoppable() as asked:
         connecting.connect(
-            run, numbers("--rounds", rounds), numbers("--steps", steps), replicate=replicate,
-            line=Line(points, recompute), checkpoint_every=often, asked=asked,
+            run, numbers("--rounds", rounds), numbers("--steps", steps), replicate, Line(points, recompute),
+            execution=dispatch.Execution(checkpoint_every=often, asked=asked),
         )  # fmt: skip
     one = ANALYSES["connectivity"]
     barriers = one.table(run)
