@@ -125,9 +125,9 @@ def connected(tmp_path_factory):
 
 @pytest.fixture
 def copied(connected, tmp_path):
-    run = lottery.load(tmp_path / connected[0].path.name)
-    shutil.copytree(connected[0].path, run.path)
-    return run
+    path = tmp_path / connected[0].path.name
+    shutil.copytree(connected[0].path, path)
+    return lottery.load(path)
 
 
 floats = stn.arrays(np.float32, 5, elements=st.floats(allow_nan=False, width=32))
