@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from zipfile import BadZipFile
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -37,12 +36,8 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         raise
     except FileNotFoundError:
         raise LotteryError(f"There is no data file {str(path)!r}.") from None
-    # A truncated file can fail in each of the libraries that read it.
-    except (OSError, ValueError, EOFError, BadZipFile, KeyError, AttributeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise LotteryError(f"The data file {str(path)!r} cannot be read ({reason}); is it complete?") from None
-    except Exception as error:  # such as zlib.error, from decompression
-        raise LotteryError(f"The data file {str(path)!r} is damaged ({error}).") from None
+    except Exception as error:  # a truncated file can fail in each of the libraries that read it
+        raise LotteryError(f"The data file {str(path)!r} cannot be read ({_reason(error)}); is it complete?") from None
 
 
 def _digits() -> dict[str, np.ndarray]:
@@ -63,14 +58,17 @@ def _from_keras(name: str) -> Callable[[], dict[str, np.ndarray]]:
         try:
             (x_train, y_train), (x_test, y_test) = getattr(keras.datasets, name).load_data()
         except Exception as error:  # Keras raises a bare Exception where there is no network
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise LotteryError(
-                f"{name} is not on this machine and could not be downloaded ({reason}); put {name}.npz, with the "
-                f"arrays {', '.join(KEYS)}, into the folder that LOTTERY_DATA names, or set data.path to it."
+                f"{name} is not on this machine and could not be downloaded ({_reason(error)}); put {name}.npz, with "
+                f"the arrays {', '.join(KEYS)}, into the folder that LOTTERY_DATA names, or set data.path to it."
             ) from None
         return dict(zip(KEYS, (x_train, y_train, x_test, y_test), strict=True))
 
     return fetch
+
+
+def _reason(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _from_no_file() -> dict[str, np.ndarray]:

@@ -1,14 +1,23 @@
 """The modes of enforcement: each is a context manager that holds masked entries of a model while it trains."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from lottery.enforcement import wrappers
 from lottery.enforcement.holding import Held, HeldAt, clear_slots, held, masked, put
-from lottery.enforcement.patching import applying, computing_with, constrained, frozen, replaced, retrace, undone
+from lottery.enforcement.patching import (
+    applying,
+    computing_with,
+    constrained,
+    frozen,
+    putting,
+    replaced,
+    retrace,
+    undone,
+)
 from lottery.errors import LotteryError
 from lottery.models.library import keras_of
 
@@ -206,35 +215,19 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
     own = {id(entry.variable): mode for entry in entries}
     _HOLDING.update(own)
     try:
-        with frozen(model, [entry for entry in entries if entry.frozen]), _held_at_the_end(model, entries):
+        with (
+            frozen(model, [entry for entry in entries if entry.frozen]),
+            # `fit` may end by putting moving averages in the place of weights.
+            putting(getattr(model, "optimizer", None), "finalize_variable_values", entries),
+        ):
             put(entries)
             retrace(model)
-            # The end of `fit` may move entries, for example by putting averages in the place of weights.
             with undone(partial(put, entries)):
                 yield entries
     finally:
         retrace(model)
         for key in own:
             del _HOLDING[key]
-
-
-@contextlib.contextmanager
-def _held_at_the_end(model: Any, entries: Sequence[Held]) -> Iterator[None]:
-    """Hold entries when `fit` ends by putting moving averages in the place of all weights."""
-    optimizer = getattr(model, "optimizer", None)
-
-    def wrapped(finalize: Callable[..., Any]) -> Callable[..., Any]:
-        def finalize_held(*arguments: Any, **named: Any) -> None:
-            finalize(*arguments, **named)
-            put(entries)
-
-        return finalize_held
-
-    if not hasattr(optimizer, "finalize_variable_values"):
-        yield
-        return
-    with replaced(optimizer, "finalize_variable_values", wrapped):
-        yield
 
 
 def _refuse_several_steps(model: Any) -> None:

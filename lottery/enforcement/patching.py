@@ -46,6 +46,22 @@ def replaced(owner: Any, name: str, make: Callable[[Method], Method]) -> Iterato
 
 
 @contextlib.contextmanager
+def putting(owner: Any, name: str, entries: Sequence[Held]) -> Iterator[None]:
+    """Set masked entries to their held values after each call of an object's method, if it has the method."""
+
+    def make(method: Method) -> Method:
+        def call(*arguments: Any, **named: Any) -> Any:
+            result = method(*arguments, **named)
+            put(entries)
+            return result
+
+        return call
+
+    with replaced(owner, name, make) if hasattr(owner, name) else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
 def undone(undo: Callable[[], Any]) -> Iterator[None]:
     """Call a function that computes with TensorFlow at the end, but not if the context is abandoned and collected.
 
@@ -115,21 +131,12 @@ def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
         rest = [place for place, variable in enumerate(variables) if id(variable) not in own]
         return [gradients[place] for place in rest], [variables[place] for place in rest]
 
-    def held(apply: Method) -> Method:
-        def apply_and_hold(*arguments: Any, **named: Any) -> Any:
-            result = apply(*arguments, **named)
-            if optimizer.use_ema:  # Keras 3 may overwrite all weights with averages, and constrain those with gradients
-                put(entries)
-            return result
-
-        return apply_and_hold
-
     with contextlib.ExitStack() as stack:
         if optimizer is not None:
             if hasattr(optimizer, "build"):
                 optimizer.build(model.trainable_variables)  # built later, it would not know the frozen weights
-            if hasattr(optimizer, "apply"):
-                stack.enter_context(replaced(optimizer, "apply", held))
+            if getattr(optimizer, "use_ema", False):  # Keras 3 may overwrite all weights with averages
+                stack.enter_context(putting(optimizer, "apply", entries))
             stack.enter_context(applying(optimizer, without))
         for inner in (inner for entry in entries for inner in weights.components(entry.variable)):
             # A gradient tape reads this attribute, which has no setter.

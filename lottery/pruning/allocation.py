@@ -15,13 +15,7 @@ def uniform(shapes: Shapes, density: float) -> dict[str, float]:
 
     Args:
         shapes: Shapes by weight.
-        density: Density of all weights together, in [0, 1].
-
-    Returns:
-        Densities by weight.
-
-    Raises:
-        LotteryError: The density is not in [0, 1].
+        density: Density of all weights together, in [0, 1]; any other is refused.
     """
     _check(density)
     return dict.fromkeys(shapes, float(density))
@@ -33,7 +27,7 @@ def erk(shapes: Shapes, density: float) -> dict[str, float]:
     A kernel of n entries and dimensions d_1, ..., d_k has the density min(1, c (d_1 + ... + d_k) / n), where c is the
     number that meets the density of the whole. For matrices that is the random graph of Mocanu et al. 2018,
     https://arxiv.org/abs/1707.04780, equation 1; for convolutions that of Evci et al. 2020,
-    https://arxiv.org/abs/1911.11134, section 3. Arguments, result and errors are those of `uniform`.
+    https://arxiv.org/abs/1911.11134, section 3. Arguments are those of `uniform`.
     """
     _check(density)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}

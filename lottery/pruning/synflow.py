@@ -29,12 +29,11 @@ def synaptic_flow(
 ) -> Scores:
     """Rank entries in the order in which SynFlow prunes them, Tanaka et al. 2020, https://arxiv.org/abs/2006.05467.
 
-    Algorithm 1 of the paper, with K = 100 steps. R is the sum of the network's outputs for one input of ones (of their
-    own type for inputs of whole numbers), in inference mode, with the absolute values of all trained variables, and
-    without a softmax or sigmoid at its end. The score of equation 3 is |w * dR/dw|. Of n survivors that are ranked
-    together, step k of K leaves round(n f^(k/K)), where f is the target density over the present one; if each layer is
-    ranked by itself, all go down by the same fraction. A copy in double precision is evaluated, since R grows with the
-    product of all widths.
+    Algorithm 1 of the paper, with K = 100 steps; the score of equation 3 is |w * dR/dw|. R is the sum of the network's
+    outputs for an input of ones, in inference mode, with the absolute values of all trained variables, and without a
+    softmax or sigmoid at its end. Of n survivors that are ranked together, step k leaves round(n f^(k/K)), where f is
+    the target density over the present one. A copy in double precision is evaluated, since R grows with the product of
+    all widths.
 
     Args:
         model: A built Keras 3 or tf_keras model with the weights to start from. It is only read.
@@ -44,12 +43,11 @@ def synaptic_flow(
         density: Fraction of the masks' entries to keep in the end, in (0, 1].
         scope: ``"layerwise"`` or ``"global"``: which weights are ranked together.
         targets: In place of `density` and `scope`, the number of entries to keep in the end of each group of weights
-            that are ranked together, for layers that go down by different fractions.
+            that are ranked together.
 
     Returns:
-        Ranks as floats, by weight, of the masks' shapes, counted from 1 in each group: first the entries that go in
-        the first step, by score (the earlier position first if equal), and last the survivors, by their scores in the
-        last step. Zero where `kept` is False. So pruning by rank to any count gives what the steps had pruned by then.
+        Ranks as floats, by weight, of the masks' shapes, counted from 1 in each group in the order of pruning, and of
+        scores within a step (the earlier position first if equal). Survivors come last; entries masked before are 0.
 
     Raises:
         LotteryError: The density is out of range, the network cannot be evaluated in double precision, R or a score

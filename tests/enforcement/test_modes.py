@@ -243,7 +243,7 @@ def test_after_an_exception_the_callback_holds_masks_until_the_next_fit(library,
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_fit_inside_another_never_lets_masked_entries_train_in_silence(library, rng):
     library = importlib.import_module(library)
-    x, y = examples(rng)
+    x, y, *_ = toy_arrays(rng, 64)
     model, other = network(library), network(library)
     kept = random_masks(model)
     enforce = enforcement.EnforceMasks(kept)
