@@ -29,7 +29,7 @@ from tests.conftest import checksum, quietly, toy_arrays
 
 
 def bits(run):
-    """The checksum of every file, without what a clock has said."""
+    """The checksum of every file, without times."""
     found = {}
     for path in sorted(Path(run).rglob("*")):
         if not path.is_file() or "tensorboard" in path.parts or path.name in (".lock", "environment.json"):
@@ -101,7 +101,7 @@ def test_a_network_never_takes_fewer_processors_than_threads():
 
 
 class Nodes:
-    """What is asked of Ray about its nodes."""
+    """Stands for Ray, which lists its nodes."""
 
     def __init__(self, *resources, alive=True):
         self.resources, self.alive = resources, alive
@@ -127,7 +127,7 @@ def test_what_no_single_node_has_is_refused_at_once(monkeypatch):
 
 
 def test_a_cluster_grows_if_its_nodes_are_of_kinds():
-    for kind, grows in (("node_c186", False), ("ray.head.default", True)):  # as Ray 2.60 has said of two clusters
+    for kind, grows in (("node_c186", False), ("ray.head.default", True)):  # from two clusters, by Ray 2.60
         status = {"autoscaler_report": {"active_nodes": {}, "node_type_mapping": {"c186": kind}}}
         assert _has_kinds(json.dumps(status).encode()) is grows
 

@@ -36,7 +36,7 @@ class Planned:
         self.happened = self
 
     def put(self, event):
-        pass  # a future says that it is done; `get` has said it already
+        pass  # of a future that is done, which `get` returned
 
     def get(self, timeout):
         if not self.running:
@@ -119,7 +119,7 @@ def test_lost_again_and_again_without_progress_is_a_failure():
     assert planned.begun == [tasks[0]] * 3
 
 
-def test_lost_with_progress_is_begun_again(tmp_path):
+def test_lost_with_progress_starts_again(tmp_path):
     folder = tmp_path / "replicate-1/round-00"
     folder.mkdir(parents=True)
     left = list(range(10))
@@ -160,7 +160,7 @@ def test_one_that_was_stopped_alone_goes_on():
     assert [task.network[1] for task in planned.begun] == [0, 0, 1]
 
 
-def test_several_failures_are_counted_and_said_at_once():
+def test_several_failures_are_counted_and_reported_at_once():
     said = []
     planned = Planned(lambda running: running[0], 1, lambda task: ValueError("odd") if task.network[1] == 1 else True)
     with pytest.raises(LotteryError, match=r"Replicate 1, round 1: ValueError: odd. 3 other networks could not"):

@@ -776,8 +776,8 @@ def interrupted_twice(world: World) -> list[Row]:
             run.process.wait(PATIENCE)
             assert run.process.returncode == 130 and "Traceback" not in run.said, run.said
             assert not left_running(relatives)
+        said = _note(run, "once more").removeprefix("lottery: ")
         _ends_well(world, run.out)
-        said = next((line for line in run.said.splitlines() if "once more" in line), "").removeprefix("lottery: ")
         rows.append(
             Row(
                 f"Ctrl-C twice, workers: {num}",
