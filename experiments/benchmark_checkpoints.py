@@ -21,7 +21,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -30,7 +30,7 @@ from rich.console import Console
 
 from lottery import config, weights
 from lottery.pipeline import environment, preparing, presets
-from lottery.training import checkpoints, trainer
+from lottery.training import checkpoints
 
 NETWORKS = {
     "LeNet-300-100, Adam": "lenet_mnist",
@@ -74,35 +74,35 @@ def _prepared(name: str, num_steps: int) -> preparing.Prepared:
     rng = np.random.default_rng(0)
     shape = data[0].shape[1:]
     x, y = rng.integers(0, 256, (5000, *shape)).astype(np.uint8), rng.integers(0, 10, 5000)
-    return preparing.prepare(config.load(tables), given=(x, y, x[:1000], y[:1000]))
+    return preparing.prepare(config.load(tables), preparing.Ingredients(data=(x, y, x[:1000], y[:1000])))
 
 
-def _train(prepared: preparing.Prepared, keeper: checkpoints.Checkpointer) -> float:
+def _train(prepared: preparing.Prepared, checkpointer: checkpoints.Checkpointer) -> float:
     """Seconds that a training takes."""
-    start = weights.read_state(prepared.loop.model)
+    start = weights.read_state(prepared.trainer.model)
     began = time.perf_counter()
-    trainer.train(prepared.loop, start, {}, prepared.experiment.train, (0, 1, 2), keeper=keeper)
+    prepared.trainer.train(start, {}, (0, 1, 2), checkpointer=checkpointer)
     return time.perf_counter() - began
 
 
 def timed_writing(prepared: preparing.Prepared) -> tuple[tuple[float, ...], int]:
     """A checkpoint after each step of a training: medians of the seconds that training waits for one, until it is
     whole, and of the processor; and its size."""
-    prepared.loop.pace[:] = [1e9]  # one step in each piece, so that there is a checkpoint after each
+    prepared.trainer.seconds_per_step = 1e9  # one step in each piece, so that there is a checkpoint after each
     with tempfile.TemporaryDirectory() as folder:
         file, taken = Path(folder) / "checkpoint.safetensors", []
-        keeper = checkpoints.Checkpointer(file, checkpoints.Every(0, 1))
-        write = keeper._write
+        checkpointer = checkpoints.Checkpointer(file, checkpoints.Every(0, 1))
+        write = checkpointer._write
 
-        def timed(standing: checkpoints.TrainingState) -> None:
+        def timed(state: checkpoints.TrainingState) -> None:
             began, worked = time.perf_counter(), time.process_time()
-            write(standing)
+            write(state)
             waits = time.perf_counter() - began
-            keeper._written()
+            checkpointer._wait()
             taken.append((waits, time.perf_counter() - began, time.process_time() - worked))
 
-        keeper._write = timed  # type: ignore[method-assign]
-        _train(prepared, keeper)
+        checkpointer._write = timed  # type: ignore[method-assign]
+        _train(prepared, checkpointer)
         return tuple(statistics.median(times) for times in zip(*taken, strict=True)), file.stat().st_size
 
 
@@ -111,10 +111,10 @@ def _training(turns: int, seconds: float) -> list[float]:
     prepared = _prepared("lenet_mnist", 2000)
     with tempfile.TemporaryDirectory() as folder:
 
-        def taken(every: checkpoints.Every, loop: Any) -> float:
+        def taken(every: checkpoints.Every, prepared: preparing.Prepared) -> float:
             file = Path(folder) / "checkpoint.safetensors"
             file.unlink(missing_ok=True)
-            return _train(loop, checkpoints.Checkpointer(file, every))
+            return _train(prepared, checkpoints.Checkpointer(file, every))
 
         none = checkpoints.Every(0)
         taken(none, prepared)

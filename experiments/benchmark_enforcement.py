@@ -49,9 +49,9 @@ from benchmark_training import (
 )
 from rich.console import Console
 
-from lottery import enforcement, masks, weights
+from lottery import enforcement, weights
 from lottery.pipeline import environment
-from lottery.training.loop import Loop, compile_loop
+from lottery.training.trainer import Trainer
 
 # At most so many times the unmasked step.
 GOALS = {"constraint": 1.03, "gradient": 1.03, "reparameterization": 1.3, "tfmot": 1.7}
@@ -79,30 +79,28 @@ def measure_modes(data_file: Path | None, num_threads: int, repetitions: int, st
     """Seconds a step by contestant, with one number of threads, and which loops are compiled by XLA."""
     environment.use_threads(num_threads)
     splits, _ = load(data_file)
-    loops: dict[str, Loop] = {}
+    trainers: dict[str, Trainer] = {}
     with contextlib.ExitStack() as stack:
         for name, library in UNMASKED.items():
-            loops[name] = compile_loop(compiled(splits, library), splits, TRAIN, {})
+            trainers[name] = Trainer(compiled(splits, library), splits, TRAIN)
         for mode, enforced in enforcement.ENFORCEMENTS.items():
             model = compiled(splits, "tf_keras" if mode == "tfmot" else "keras")
             sparse = random_masks(weights.read(model))
-            held = enforcement.mask_variables(masks.ones_like(sparse))
-            loops[mode] = loop = compile_loop(model, splits, TRAIN, held)
-            loop.callbacks.extend(stack.enter_context(enforced(model, held)))
-            for name, mask in sparse.items():
-                held[name].assign(mask)
-        contestants = {name: looping(loop) for name, loop in loops.items()}
+            trainers[mode] = trainer = stack.enter_context(contextlib.closing(Trainer(model, splits, TRAIN, enforced)))
+            trainer.hold()
+            trainer.set_masks(sparse)
+        contestants = {name: looping(trainer.loop) for name, trainer in trainers.items()}
         contestants["tfmot fit"] = tfmot_fitting(standardised(splits, steps))
         taken = measure_steps(contestants, repetitions, steps)["steps"]
         for mode in enforcement.ENFORCEMENTS:
-            _check_held(mode, loops[mode])
-    return {"steps": taken, "xla": {name: loop.jit_compile for name, loop in loops.items()}}
+            _check_held(mode, trainers[mode])
+    return {"steps": taken, "xla": {name: trainer.loop.jit_compile for name, trainer in trainers.items()}}
 
 
-def _check_held(mode: str, loop: Loop) -> None:
+def _check_held(mode: str, trainer: Trainer) -> None:
     """A mode that is fast because it does not hold the masks would be no news."""
-    trained = weights.read(loop.model)
-    for name, mask in loop.masks.items():
+    trained = weights.read(trainer.model)
+    for name, mask in trainer.masks.items():
         kept = mask.numpy()
         if np.any(trained[name][~kept]) or not np.any(trained[name][kept]):
             raise AssertionError(f"{mode} did not hold the mask of {name!r}.")

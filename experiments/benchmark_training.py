@@ -51,9 +51,10 @@ from lottery.pipeline import environment
 from lottery.pruning import criteria, plan, ranking, rewinding
 from lottery.pruning.settings import Prune
 from lottery.runs import store
-from lottery.training import compiling, trainer
-from lottery.training.loop import Loop, compile_loop, example_batch, reset, scaler
+from lottery.training import compiling
+from lottery.training.loop import Loop, example_batch, scaler
 from lottery.training.settings import Train
+from lottery.training.trainer import Span, Trainer
 
 DENSITY = 0.2
 SEED = (0, 1, randomness.BATCHES)
@@ -104,22 +105,21 @@ def measure_training(data_file: Path | None, num_threads: int, repetitions: int,
     model = compiled(splits)
     start = weights.read_state(model)
     sparse = random_masks(weights.read(model))
-    held = enforcement.mask_variables(masks.ones_like(sparse))
-    bare = compile_loop(compiled(splits), splits, TRAIN, {})
-    with enforcement.constraint(model, held):
-        ours = compile_loop(model, splits, TRAIN, held)
-        _assign_masks(held, sparse)
+    bare = Trainer(compiled(splits), splits, TRAIN)
+    with contextlib.closing(Trainer(model, splits, TRAIN, enforcement.constraint)) as ours:
+        ours.hold()
+        ours.set_masks(sparse)
         images, alone, called = standardised(splits, steps), compiled(splits), compiled(splits)
         contestants = {
-            "bare": looping(bare),
-            "lottery": looping(ours),
+            "bare": looping(bare.loop),
+            "lottery": looping(ours.loop),
             "keras fit": _fitting(alone, images),
             "keras fit + callback": _fitting(called, images, _multiplication(called, sparse)),
             "tfmot fit": tfmot_fitting(images),
         }
         measured = measure_steps(contestants, repetitions, steps)
-        measured["evaluation"] = measure_evaluation(ours, repetitions)
-        measured["round"] = measure_round(ours, held, start, repetitions)
+        measured["evaluation"] = measure_evaluation(ours.loop, repetitions)
+        measured["round"] = measure_round(ours, start, repetitions)
     return measured
 
 
@@ -165,12 +165,13 @@ def measure_evaluation(loop: Loop, repetitions: int) -> Samples:
     return samples
 
 
-def measure_round(loop: Loop, held: Mapping[str, Any], start: Mapping[str, np.ndarray], repetitions: int) -> Samples:
+def measure_round(trainer: Trainer, start: Mapping[str, np.ndarray], repetitions: int) -> Samples:
     """What a round costs apart from its steps, item by item, and `in one go` as a run does it, with a single step.
 
-    It is round 1, where the most entries are ranked. `held` are the loop's masks, `start` is every variable at step 0.
+    It is round 1, where the most entries are ranked. `start` is every variable at step 0.
     """
-    dense = masks.ones_like({name: start[name] for name in held})
+    loop = trainer.loop
+    dense = masks.ones_like({name: start[name] for name in trainer.masks})
     trained = weights.read_state(loop.model)
     # As many rows as the 50,000 steps of the paper leave, evaluated every 100.
     rows = [(step, split, 0.1, 0.9) for step in range(0, 50_001, 100) for split in ("train", "validation")]
@@ -189,10 +190,10 @@ def measure_round(loop: Loop, held: Mapping[str, Any], start: Mapping[str, np.nd
 
     def in_parts(folder: Path) -> None:
         kept, record = timed("score, prune, thresholds", prune)
-        timed("assign masks", lambda: _assign_masks(held, kept))
+        timed("assign masks", lambda: trainer.set_masks(kept))
         begin = timed("rewind", lambda: rewinding.rewound("weights", start, trained, kept))
         timed("assign weights", lambda: weights.assign(loop.model, begin))
-        timed("reset optimiser", lambda: reset(loop))
+        timed("reset optimiser", trainer.reset)
         timed("fingerprint", lambda: weights.fingerprint(weights.read_state(loop.model)))
         timed("evaluate validation", lambda: evaluate("validation"))
         timed("evaluate test (last)", lambda: evaluate("test"))
@@ -202,7 +203,7 @@ def measure_round(loop: Loop, held: Mapping[str, Any], start: Mapping[str, np.nd
 
     def in_one_go(folder: Path) -> None:
         kept, record = prune()
-        done = trainer.train(loop, start, kept, Train(num_steps=1), SEED)
+        done = trainer.train(start, kept, SEED, Span(0, 1))
         store.write_round(folder, kept, done.weights, rows, record)
 
     # Below the current folder, as runs are: what a flush to the disk costs depends on the disk.
@@ -225,9 +226,10 @@ def measure_start(data_file: Path | None, num_threads: int) -> Samples:
     timed("import TensorFlow and Keras, in process", import_all)
     splits, _ = timed("read and split the data", lambda: load(data_file))
     model = timed("build and compile the model", lambda: compiled(splits))
-    held = enforcement.mask_variables(masks.ones_like(weights.read(model)))
-    with enforcement.constraint(model, held):
-        loop = timed("compile_loop", lambda: compile_loop(model, splits, TRAIN, held))
+    trainer = timed("make the trainer", lambda: Trainer(model, splits, TRAIN, enforcement.constraint))
+    with contextlib.closing(trainer):
+        trainer.hold()
+        loop = trainer.loop
         run = looping(loop)
         timed(f"first call: trace, XLA, {TRAIN.eval_every} steps", lambda: run(TRAIN.eval_every))
         timed(f"second call: {TRAIN.eval_every} steps", lambda: run(TRAIN.eval_every))
@@ -441,11 +443,6 @@ def _multiplication(model: Any, kept: masks.Masks) -> Any:
             kernel.assign(kernel * factor)
 
     return keras.callbacks.LambdaCallback(on_train_batch_end=multiply)
-
-
-def _assign_masks(held: Mapping[str, Any], kept: masks.Masks) -> None:
-    for name, mask in kept.items():
-        held[name].assign(mask)
 
 
 def _silence() -> None:

@@ -129,8 +129,8 @@ def _costs_of_a_network() -> dict[str, float]:
         "train": {"num_steps": 6, "batch_size": 2, "eval_every": 6, "learning_rate": 0.0},
     }
     tables["train"]["optimizer"] = {"name": "sgd", "momentum": 0.9}
-    prepared = preparing.prepare(config.load(tables), _resnet_50, (x, y, x[:8], y[:8]))
-    loop, ((waits, whole, processor), size) = prepared.loop, timed_writing(prepared)
+    prepared = preparing.prepare(config.load(tables), preparing.Ingredients(_resnet_50, (x, y, x[:8], y[:8])))
+    loop, ((waits, whole, processor), size) = prepared.trainer.loop, timed_writing(prepared)
     trained = weights.read(loop.model)
     kept = masks.ones_like(trained)
     found: dict[str, float] = {"weights": sum(value.size for value in trained.values()), "checkpoint": size}

@@ -1,14 +1,177 @@
-"""What a user calls: `run`, `load`, `sweep` and `branch`, and the `Run` that they return."""
+"""The functions that a user calls, `run`, `load`, `sweep` and `branch`, and the `Run` that they return."""
 
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from lottery.pipeline.branching import branch
-from lottery.pipeline.running import run
-from lottery.pipeline.sweeping import sweep
-from lottery.runs import store
-from lottery.runs.results import Run
+from lottery import config, plots, progress, stopping
+from lottery.enforcement import Enforcement
+from lottery.executors import cluster
+from lottery.pipeline import branching, running, sweeping
+from lottery.pipeline.dispatch import Execution
+from lottery.pipeline.preparing import Ingredients
+from lottery.pruning.branches import BranchFunction
+from lottery.pruning.criteria import Criterion
+from lottery.pruning.schedules import Schedule
+from lottery.runs import results, store, verdicts, verification
+from lottery.runs.verdicts import TOLERANCE, Table
+from lottery.training.checkpoints import Every
 
-__all__ = ["Run", "branch", "load", "run", "sweep"]
+if TYPE_CHECKING:
+    from lottery.tickets import Ticket
+
+__all__ = ["ExecutionOptions", "Options", "Run", "branch", "load", "run", "sweep"]
+
+
+class ExecutionOptions(TypedDict, total=False):
+    """How networks are trained. None of it changes bits.
+
+    Attributes:
+        workers: The number of processes that train; None for as many as this machine has room for, which is reported;
+            or a `lottery.executors.cluster.Ray`.
+        checkpoint_every: How often a network in training is checkpointed; by default at most 60 seconds of work are at
+            risk.
+        report: Receives everything that happens, as events of `lottery.progress`; by default they are shown on
+            standard error.
+        tensorboard: Also write for TensorBoard, into the run's folder; True by default.
+        asked: Returns the signal that requested a stop, or 0; by default SIGINT and SIGTERM are heeded.
+    """
+
+    workers: int | cluster.Ray | None
+    checkpoint_every: Every | None
+    report: progress.Report | None
+    tensorboard: bool
+    asked: stopping.Asked | None
+
+
+class Options(ExecutionOptions, total=False):
+    """Functions that take the place of a name in an experiment, beside the options of `ExecutionOptions`.
+
+    Each is part of the experiment, and has to be passed again to resume it; but the densities of a schedule are stored.
+
+    Attributes:
+        criterion: A function from `lottery.pruning.criteria.CriterionInputs` to scores by weight.
+        schedule: A function from a round to a density; see `lottery.pruning.schedules`. It takes the place of
+            ``prune.rate``, ``prune.rates``, ``prune.final_density`` and ``prune.densities``.
+        enforcement: A context manager function, as those in `lottery.enforcement.ENFORCEMENTS`.
+    """
+
+    criterion: Criterion | None
+    schedule: Schedule | None
+    enforcement: Enforcement | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk.
+
+    Attributes:
+        path: The run's folder.
+    """
+
+    path: Path
+
+    @property
+    def experiment(self) -> config.Experiment:
+        """The experiment, with every value that was used."""
+        return store.read_experiment(self.path)
+
+    def table(self) -> Table:
+        """Return the tidy table: a row for each trained network; see `lottery.runs.results.table`."""
+        return results.table(self.path)
+
+    def verdict(self, tolerance: float = TOLERANCE) -> list[str]:
+        """Say in sentences if a ticket is winning, and what the controls show.
+
+        Args:
+            tolerance: Accuracy that a matching ticket may lose, in [0, 1].
+        """
+        return verdicts.sentences(self.table(), tolerance, verdicts.goal(self.experiment))
+
+    def plot(self, kind: str = "accuracy", **options: Any) -> Any:
+        """Draw a Matplotlib figure, which a notebook shows; ``savefig`` writes it to a file.
+
+        Args:
+            kind: A key of `lottery.plots.kinds`.
+            options: Options of that kind, and what it reads by: ``rounds``, or ``round`` and ``matched`` of an overlap.
+
+        Raises:
+            LotteryError: There is no such kind, or the run lacks what it shows.
+        """
+        chosen = {key: options.pop(key) for key in ("rounds", "round", "matched") if key in options}
+        return plots.drawn(plots.read(self.path, kind, **chosen), kind, **options)
+
+    def report(self, out: str | Path, tolerance: float = TOLERANCE) -> Path:
+        """Write the HTML page about this run, and return its path."""
+        from lottery.report import page
+
+        return page.write([self.path], out, tolerance)
+
+    def ticket(self, *, round: int | str | None = None, density: float | None = None, replicate: int = 1) -> "Ticket":
+        """Load a ticket of this run; see `lottery.tickets.load`."""
+        from lottery import tickets
+
+        return tickets.load(self.path, round=round, density=density, replicate=replicate)
+
+    def tickets(self) -> Table:
+        """List the tickets: a row for each replicate and pruned round; see `lottery.tickets.from_run.listed`."""
+        from lottery.tickets import from_run
+
+        return from_run.listed(self.path)
+
+    def verify(self) -> list[str]:
+        """Recompute every checksum and invariant, and return a sentence for each that is wrong."""
+        return [f"{name}: {sentence}" for name, wrong in verification.verify(self.path) for sentence in wrong]
+
+    def branch(self, kind: str | BranchFunction, rounds: Sequence[int] = (), **options: Any) -> "Run":
+        """Train branches from stored rounds; see `lottery.branch`."""
+        return branch(self.path, kind, rounds, **options)
+
+    def _repr_html_(self) -> str:
+        rows = self.table()
+        parts = [f"<p><code>{html.escape(str(self.path))}</code></p>"]
+        if len(rows):
+            parts += [f"<p>{html.escape(sentence)}</p>" for sentence in self.verdict()]
+            small = results.summary(rows)[["branch", "round", "density", "replicates", "accuracy_mean", "accuracy_std"]]
+            parts += [small.round(4).to_html(index=False, border=0, na_rep=""), plots.svg(rows)]
+        return "".join(parts)
+
+
+def run(
+    experiment: str | Path | Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    model: Callable[[], Any] | None = None,
+    data: Any = None,
+    out: str | Path = "runs",
+    **options: Unpack[Options],
+) -> Run:
+    """Run an experiment, resume it where it stopped, or find it complete.
+
+    Args:
+        experiment: A TOML file, the tables themselves, or None: the experiment that ships with the package, or the
+            defaults of every key if a model or data are passed.
+        overrides: Tables that replace single values, such as ``{"prune": {"num_rounds": 12}}``.
+        model: A function without arguments that builds a Keras model. A compiled model keeps its optimiser, loss and
+            metrics; any other gets the experiment's optimiser and a cross-entropy loss.
+        data: ``(x_train, y_train, x_test, y_test)``, or ``(train, validation, test)`` as batched
+            ``tf.data.Dataset`` or functions without arguments that return one.
+        out: The folder that holds runs.
+        options: See `Options`.
+
+    Returns:
+        The complete run.
+
+    Raises:
+        LotteryError: The experiment, the objects passed, the files or the training are wrong. Complete networks stay,
+            and a network that fails does not stop the others.
+        Stopped: A stop was requested, as by Ctrl-C. Every network in training has a checkpoint, and the same call
+            resumes. It is a ``KeyboardInterrupt``.
+    """
+    ingredients, execution = _divided(model, data, options)
+    return Run(running.run(experiment, overrides, ingredients, out, execution))
 
 
 def load(path: str | Path) -> Run:
@@ -17,11 +180,75 @@ def load(path: str | Path) -> Run:
     Args:
         path: The run's folder.
 
-    Returns:
-        The run.
-
     Raises:
         LotteryError: The folder is not a run, or its experiment was changed.
     """
     store.read_experiment(Path(path))
     return Run(Path(path))
+
+
+def sweep(
+    source: str | Path | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    out: str | Path = "runs",
+    **options: Unpack[ExecutionOptions],
+) -> list[Run]:
+    """Run a grid of experiments, resume it, or find it complete. Each experiment is a run of its own.
+
+    Networks that experiments share are trained once and copied.
+
+    Args:
+        source, overrides: As for `lottery.pipeline.sweeping.points`.
+        out: The folder that holds runs.
+        options: See `ExecutionOptions`.
+
+    Returns:
+        The complete runs, in the order of the grid.
+
+    Raises:
+        LotteryError: As for `run`; before any training if an experiment is wrong.
+        Stopped: A stop was requested.
+    """
+    return [Run(path) for path in sweeping.sweep(source, overrides, out, Execution(**options))]
+
+
+def branch(
+    run: str | Path,
+    kind: str | BranchFunction,
+    rounds: Sequence[int] = (),
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    replicate: int | None = None,
+    model: Callable[[], Any] | None = None,
+    data: Any = None,
+    **options: Unpack[Options],
+) -> Run:
+    """Train branches from stored rounds, or find them complete.
+
+    Args:
+        run: The run's folder.
+        kind: A key of `lottery.pruning.branches.BRANCHES`, or a function from `StoredTicket` to `BranchStart` there,
+            whose name is the branch's.
+        rounds: The rounds to branch from; every complete pruned round by default.
+        overrides: For ``"transfer"`` only: the ``[data]`` of the other data set, and values of ``[train]`` that
+            differ, such as ``{"data": {"name": "fashion_mnist"}}``.
+        replicate: The replicate; all by default.
+        model, data: The objects passed to `lottery.run`; for ``"transfer"``, `data` may be the other data.
+        options: See `Options`.
+
+    Returns:
+        The run, whose table has the branches beside the rounds.
+
+    Raises:
+        LotteryError: There is no such run, round, replicate or branch; or the ticket does not fit the other data.
+        Stopped: A stop was requested.
+    """
+    branching.branch(run, kind, rounds, overrides, replicate, *_divided(model, data, options))
+    return Run(Path(run))
+
+
+def _divided(model: Any, data: Any, options: Mapping[str, Any]) -> tuple[Ingredients, Execution]:
+    functions = {key: value for key, value in options.items() if key in ("criterion", "schedule", "enforcement")}
+    execution = {key: value for key, value in options.items() if key not in functions}
+    return Ingredients(model, data, **functions), Execution(**execution)

@@ -1,4 +1,4 @@
-"""An experiment from TOML, with overrides, checked whole; and back to TOML, and its digest."""
+"""Experiments: read from TOML, override, check as a whole, write back, digest."""
 
 import hashlib
 import importlib.resources
@@ -19,7 +19,7 @@ from lottery.errors import LotteryError, unknown
 from lottery.models.settings import Model
 from lottery.pruning import branches
 from lottery.pruning.settings import Prune, Rewind
-from lottery.settings import Natural, Positive, Section, one_of
+from lottery.settings import Natural, Positive, Section, is_given, one_of
 from lottery.training.settings import Train
 
 
@@ -32,15 +32,16 @@ def _file_name(value: str) -> str:
 
 
 class Run(Section):
-    """How often, from which seed, and how masks are enforced."""
+    """Replicates, seed, controls, and how masks are enforced."""
 
     num_replicates: Positive = 5
     seed: Natural = 0
     controls: tuple[Annotated[str, one_of("run.controls", branches.controls)], ...] = Field(default=(), strict=False)
     control_rounds: tuple[Natural, ...] = Field(default=(), strict=False)
-    enforcement: Annotated[str, one_of("run.enforcement", ENFORCEMENTS)] = "constraint"
+    enforcement: Annotated[str, one_of("run.enforcement", ENFORCEMENTS, also=is_given)] = "constraint"
     num_threads: Natural = 0
     strategy: Literal["none", "mirrored"] = "none"
+    fingerprint: str = ""
 
 
 class Experiment(Section):
@@ -93,17 +94,23 @@ def load(
         tables = dict(source)
     else:
         tables = read(Path(source))
+    return validated(merged(tables, overrides or {}))
+
+
+def validated(tables: Mapping[str, Any]) -> Experiment:
+    """Check the tables of an experiment, and fill in every default.
+
+    Raises:
+        LotteryError: A key or a value is wrong.
+    """
     try:
-        return Experiment.model_validate(merged(tables, overrides or {}))
+        return Experiment.model_validate(tables)
     except ValidationError as error:
         raise _sentence(error) from None
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """Tables from words such as ``train.num_steps=300``.
-
-    The value is read as TOML, and as a string where that fails.
-    """
+    """Parse words such as ``train.num_steps=300``; a value that is not TOML is a string."""
     tables: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -113,7 +120,7 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text
-        # What is below a section's key stays with it, as "rates.dense/kernel", to be merged into that key's table.
+        # Deeper keys stay one word, such as "rates.dense/kernel", for `merged` to put into that key's table.
         section, dot, rest = key.strip().partition(".")
         table = tables.setdefault(section, {}) if dot else tables
         if not isinstance(table, dict):
@@ -125,28 +132,28 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
 
 
 def dump(experiment: Experiment) -> str:
-    """The experiment as TOML, every default written out; `load` gives the same experiment back."""
+    """Write an experiment as TOML with every default; `load` reads the same experiment."""
     return tomli_w.dumps(experiment.model_dump(mode="json"))
 
 
 def digest(experiment: Experiment) -> str:
-    """Eight hexadecimal digits that differ as soon as any value differs.
+    """Compute eight hexadecimal digits that differ as soon as any value differs.
 
-    What is at its default does not count, so that a run can still be read once there are keys that it does not know.
+    Defaults do not count, so that a new key does not change the digests of older experiments.
     """
     canonical = json.dumps(experiment.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 
 def differences(now: Experiment, before: Experiment) -> list[str]:
-    """Each key in which two experiments differ, as ``train.num_steps is 300 and was 500``."""
+    """List the keys in which two experiments differ, as ``train.num_steps is 300 and was 500``."""
     new, old = (flat(experiment.model_dump(mode="json")) for experiment in (now, before))
     keys = sorted({*new, *old})
     return [f"{key} is {new.get(key)!r} and was {old.get(key)!r}" for key in keys if new.get(key) != old.get(key)]
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables in tables as one, by keys such as ``train.num_steps``."""
+    """Flatten nested tables to keys such as ``train.num_steps``."""
     found = {}
     for key, value in tables.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
@@ -154,7 +161,7 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file, or a `LotteryError` that names it."""
+    """Read the tables of a TOML file, or raise a `LotteryError` that names it."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -166,21 +173,18 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables with overrides: sections are merged key by key, and a value that is a table is replaced as a whole."""
+    """Override tables: sections are merged key by key, and a value that is a table is replaced as a whole."""
     merged = dict(tables)
     for section, values in overrides.items():
         if not isinstance(values, Mapping):
             merged[section] = values
             continue
         inner = dict(merged[section]) if isinstance(merged.get(section), Mapping) else {}
-        if section == "prune" and "densities" in values:  # they say by themselves how many rounds, and how much
-            inner = {key: value for key, value in inner.items() if key not in ("num_rounds", "rates", "rate")}
-        if (
-            section == "prune"
-            and {"final_density", "num_rounds"} & set(values)
-            and (inner | dict(values)).get("final_density")
-        ):
-            inner.pop("rate", None)  # it follows from the two
+        if section == "prune":
+            if "densities" in values:  # they replace the other keys of rounds and rates
+                inner = {key: value for key, value in inner.items() if key not in ("num_rounds", "rates", "rate")}
+            if {"final_density", "num_rounds"} & set(values) and (inner | dict(values)).get("final_density"):
+                inner.pop("rate", None)  # it follows from the two
         for key, value in values.items():
             head, dot, tail = key.partition(".")
             if dot and not isinstance(inner.get(head, {}), Mapping):
@@ -194,27 +198,26 @@ def merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
 
 
 def _drop_later_controls(merged: dict[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Where an override leaves fewer rounds than a file has, its controls are from those that are left, or the last."""
+    """Keep the file's control rounds that are left, or the last round, if an override leaves fewer rounds."""
     prune, run = (overrides.get(section) for section in ("prune", "run"))
-    last = None
-    if isinstance(prune, Mapping):
-        densities = prune.get("densities")
-        last = len(densities) if isinstance(densities, list | tuple) else prune.get("num_rounds")
-    of_the_file = isinstance(merged.get("run"), Mapping) and not (isinstance(run, Mapping) and "control_rounds" in run)
-    if type(last) is int and of_the_file and merged["run"].get("control_rounds"):
-        left = [index for index in merged["run"]["control_rounds"] if index <= last]
-        merged["run"] = (
-            {**merged["run"], "control_rounds": left or [last]} if last else {**merged["run"], "control_rounds": []}
-        )
+    if not isinstance(prune, Mapping) or not isinstance(merged.get("run"), Mapping):
+        return
+    if isinstance(run, Mapping) and "control_rounds" in run:
+        return
+    densities, rounds = prune.get("densities"), merged["run"].get("control_rounds")
+    last = len(densities) if isinstance(densities, list | tuple) else prune.get("num_rounds")
+    if type(last) is int and rounds:
+        left = [index for index in rounds if index <= last] or [last]
+        merged["run"] = {**merged["run"], "control_rounds": left if last else []}
 
 
 def _sentence(error: ValidationError) -> LotteryError:
-    """The first thing that is wrong, in our words."""
+    """Say in one sentence what is wrong first."""
     first = error.errors()[0]
     inner = first.get("ctx", {}).get("error")
     if isinstance(inner, LotteryError):
         return inner
-    # Pydantic ends the place of an error in a union with the member's type, which no key is called.
+    # In a union pydantic adds the member's type to the place of an error; no key has such a name.
     place = [str(part) for part in first["loc"] if part not in ("constrained-float", "bool", "dict[str,any]", "str")]
     key = ".".join(place)
     if first["type"] == "extra_forbidden":

@@ -11,7 +11,7 @@ def number(value: float | None, form: str = ".4f") -> str:
 
 
 def signed(value: float) -> str:
-    """Format a difference with its sign; one that rounds to zero is +0.0000."""
+    """Format a difference with its sign; zero is +0.0000."""
     return f"{round(value, 4) + 0.0:+.4f}"
 
 

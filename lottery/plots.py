@@ -1,4 +1,7 @@
-"""Figures of a stored run: every kind as a function by its name, such as `accuracy`, and as a file or as SVG."""
+"""Figures of a stored run: every kind as a function by its name, such as `accuracy`, and as a file or as SVG.
+
+The functions raise `LotteryError` if their table is empty or lacks the value of an option.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -14,7 +17,7 @@ from lottery.runs.results import Table
 
 
 def kinds() -> dict[str, Analysis]:
-    """The kinds of figures by name: the analyses that have one."""
+    """Return the kinds of figures by name: the analyses that have a figure."""
     return {name: one for name, one in ANALYSES.items() if one.figure}
 
 
@@ -34,11 +37,11 @@ def read(run: Path, kind: str, **options: Any) -> Table:
     Args:
         run: The run's folder.
         kind: A key of `kinds`.
-        options: ``rounds``, by default at most six, evenly; or for an overlap ``round``, by default the last one that
-            all replicates have, and ``matched``. Options that the kind's table does not know are ignored.
+        options: ``rounds``, by default at most six, evenly; or for an overlap ``round``, by default the last round
+            of all replicates, and ``matched``. Options that the kind's table does not know are ignored.
 
     Returns:
-        What `drawn`, `save` and `svg` take.
+        The table that `drawn`, `save` and `svg` draw.
 
     Raises:
         LotteryError: An unknown kind, or it is not a run, or it lacks what the kind needs.
@@ -121,7 +124,7 @@ def options_of(kind: str) -> tuple[str, ...]:
 
 
 def last_common_round(run: Path) -> int:
-    """The last round that every replicate with a complete round has.
+    """Return the last round that all replicates with a complete round have.
 
     Raises:
         LotteryError: It is not a run, or no round is complete.
@@ -138,7 +141,7 @@ def _figure(kind: str) -> Callable[..., Any]:
 
 
 def _last_rounds(run: Path) -> list[int]:
-    """The last complete round of each replicate that has one."""
+    """List the last complete round of each replicate that has any."""
     num = store.read_experiment(run).run.num_replicates
     lengths = [len(store.complete_rounds(run, replicate)) for replicate in range(1, num + 1)]
     style.check(lasts := [length - 1 for length in lengths if length])

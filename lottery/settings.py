@@ -8,8 +8,8 @@ from pydantic_core import PydanticCustomError
 
 from lottery.errors import unknown
 
-GIVEN = "given"  # data.name, model.name and prune.criterion where a caller passed the objects themselves
-COMPILED = "compiled"  # train.optimizer where the caller's model came compiled
+GIVEN = "given"  # the name of everything that a caller passed as an object
+COMPILED = "compiled"  # train.optimizer of a model that came compiled
 
 
 class Section(BaseModel):
@@ -24,17 +24,13 @@ def one_of(
     also: Callable[[str], bool] = lambda name: False,
     hint: str = "",
 ) -> AfterValidator:
-    """A check that a value is one of some names.
+    """Make a check, for ``typing.Annotated``, that a value is one of some names.
 
     Args:
-        key: What errors call the value, such as ``"prune.criterion"``.
-        allowed: The names, or a function that returns them. A dict of methods is read each time, so a method that is
-            added to it is a name too.
-        also: Says of any other value whether it is allowed.
+        key: The value's name in errors, such as ``"prune.criterion"``.
+        allowed: The names, or a function that returns them. A dict is read each time, so a method added to it counts.
+        also: Returns True for any other value that is allowed.
         hint: Follows the key in errors.
-
-    Returns:
-        The check, for ``typing.Annotated``.
     """
 
     def check(name: str) -> str:
@@ -47,7 +43,7 @@ def one_of(
 
 
 def is_given(name: str) -> bool:
-    """Whether a name stands for what a caller passed."""
+    """Return True if a name stands for an object that a caller passed."""
     return name == GIVEN
 
 

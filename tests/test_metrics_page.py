@@ -22,7 +22,7 @@ from lottery.analysis import (
     overlaps,
     survivors,
 )
-from lottery.pipeline import branching, jobs, rounds
+from lottery.pipeline import branching, rounds
 from lottery.pruning import branches
 from lottery.runs import comparison, results, store, verdicts
 
@@ -97,18 +97,18 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
     """What is written of a branch, of a transfer, of a late rewinding and of a sibling, beside what every record has."""
     written = {}
 
-    def store_network(job, network, kept, trained, details):
+    def store_network(training, network, kept, trained, details):
         written.update(details)
 
     kept = {"kernel": np.ones(3, bool)}
     origin = branches.StoredTicket(kept, {"kernel": np.ones(3)}, 5, 9, np.random.default_rng(0), dict, lambda: None)
-    monkeypatch.setattr(rounds, "_origin", lambda *_: origin)
-    monkeypatch.setattr(rounds, "_check_departure", lambda *_: None)
-    monkeypatch.setattr(jobs, "train_network", lambda *_, **__: None)
-    monkeypatch.setattr(jobs, "store_network", store_network)
+    monkeypatch.setattr(rounds, "_stored_ticket", lambda *_: origin)
+    monkeypatch.setattr(rounds, "_check_start", lambda *_: None)
+    monkeypatch.setattr(rounds, "train_network", lambda *_, **__: None)
+    monkeypatch.setattr(rounds, "store_network", store_network)
     settings = SimpleNamespace(rewind=SimpleNamespace(step=5, mode="weights"), train=SimpleNamespace(num_steps=9))
-    job = SimpleNamespace(prepared=SimpleNamespace(experiment=settings))
-    rounds.train_branch(job, (1, 2, "untrained"), branches.untrained)
+    training = SimpleNamespace(prepared=SimpleNamespace(experiment=settings))
+    rounds.train_branch(training, (1, 2, "untrained"), branches.untrained)
     of_branches = set(written) - set(documented("round.json", "key"))
     assert of_branches == {"control", "first_step", "last_step"}
 

@@ -59,14 +59,14 @@ def rewind_nothing(patch):
 
 def store_the_start(patch):
     """3: what is stored as trained is the network after the rewind."""
-    original = trainer.train
+    original = trainer.Trainer.train
 
-    def train(loop_, start, kept, *arguments, **options):
-        trained = original(loop_, start, kept, *arguments, **options)
+    def train(self, start, kept, *arguments, **options):
+        trained = original(self, start, kept, *arguments, **options)
         trained.weights.update(masks.apply(start, kept))
         return trained
 
-    patch.setattr(trainer, "train", train)
+    patch.setattr(trainer.Trainer, "train", train)
 
 
 def prune_biases(patch):
@@ -130,8 +130,10 @@ def resume_from_the_beginning(patch):
 def seed_nothing(patch):
     """15: the initialisation is not seeded."""
     import keras
+    import tf_keras
 
-    patch.setattr(keras.utils, "set_random_seed", lambda seed: None)
+    for library in (keras, tf_keras):
+        patch.setattr(library.utils, "set_random_seed", lambda seed: None)
 
 
 def shuffle_nothing(patch):
@@ -148,16 +150,15 @@ def shuffle_nothing(patch):
 
 def rewind_to_the_initialisation(patch):
     """2: late rewinding that goes back to step 0."""
-    original = trainer.train
+    original = trainer.Trainer.train
 
-    def train(*arguments, **options):
-        watch = options.pop("watch", None)
+    def train(self, start, kept, seed, span, watch, *arguments):
         if watch:
             (keep,) = watch.values()
-            keep(dict(arguments[1]))
-        return original(*arguments, **options)
+            keep(dict(start))
+        return original(self, start, kept, seed, span, {}, *arguments)
 
-    patch.setattr(trainer, "train", train)
+    patch.setattr(trainer.Trainer, "train", train)
 
 
 def begin_the_batches_anew(patch):
@@ -173,7 +174,7 @@ def begin_the_schedule_anew(patch):
 
 def keep_the_momentum(patch):
     """19: the optimiser is not reset."""
-    patch.setattr(loop, "reset", lambda compiled: None)
+    patch.setattr(trainer.Trainer, "reset", lambda self: None)
 
 
 def keep_the_old_trace(patch):

@@ -98,7 +98,7 @@ def test_pages_without_python_have_none():
 
 @every_page
 def test_tests_and_files_that_are_named_exist(page):
-    for path, name, case in re.findall(r"\b(tests/\w+\.py)::(\w+)(?:\[(\w+)\])?", PAGES[page]):
+    for path, name, case in re.findall(r"\b(tests/[\w/]+\.py)::(\w+)(?:\[(\w+)\])?", PAGES[page]):
         text = (ROOT / path).read_text()
         assert f"\ndef {name}(" in text, (path, name)
         assert not case or f'"{case}"' in text, (path, name, case)

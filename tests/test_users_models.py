@@ -147,7 +147,7 @@ def test_own_reports_are_weighted_by_examples_over_the_last_batch_too():
     labels = np.where(np.arange(2203) < 2000, 0, 2)  # the last 203 are a smaller batch
     arrays = (np.zeros((300, 6), np.float32), np.zeros(300, int), np.zeros((2203, 6), np.float32), labels)
     splits = data.split(dict(zip(data.KEYS, arrays, strict=True)), data.Data(validation=9))
-    compiled = loop.compile_loop(model, splits, Train(batch_size=20, num_steps=5), {})
+    compiled = loop.compile_loop(model, splits, Train(batch_size=20, num_steps=5))
     assert float(compiled.evaluations["test"]()["loss"]) == pytest.approx(labels.mean(), rel=1e-5)
 
 

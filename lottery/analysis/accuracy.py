@@ -34,11 +34,8 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = Fa
             the tickets of several runs, every point is shown.
 
     Returns:
-        The axes: for each branch the mean over replicates with its bars, and the mean of the dense network as a line
-        with its bar as a band.
-
-    Raises:
-        LotteryError: The table is empty, the interval unknown, or there are more branches than `style.STYLES`.
+        The axes: for each of at most `style.STYLES` branches the mean over replicates with its bars, and the mean of
+        the dense network as a line with its bar as a band.
     """
     chains, points = _branches(rows, MEASURE, interval)
     ax = style.new_or(ax)
@@ -81,9 +78,6 @@ def early_stop(rows: Table, ax: Any = None, interval: str = "range", num_steps: 
 
     Returns:
         The axes: for each trained branch, the mean over replicates with its bars.
-
-    Raises:
-        LotteryError: As `figure`.
     """
     style.check(rows)
     num_steps = num_steps or rows.attrs.get("num_steps")
@@ -123,7 +117,6 @@ ACCURACY = Analysis(
     figure,
     "Test accuracy at the early-stop step against density.",
     chapter="Accuracy",
-    caption="Test accuracy at the early-stop step against density.",
 )
 
 EARLY_STOP = Analysis(

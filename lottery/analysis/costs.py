@@ -35,18 +35,12 @@ def table(run: Path) -> Table:
     Blalock et al. 2020, https://arxiv.org/abs/2003.03033, ask for compression and for the theoretical speed-up from
     multiply-adds, which no hardware fully reaches.
 
-    Args:
-        run: The run's folder.
-
     Returns:
         A data frame with a row for each row of `lottery.runs.results.table`, in its order: ``replicate, branch, round,
         density, num_kept``; ``compression``, 1 / density; ``multiply_adds`` for one example of the run's own data, and
         ``speedup``, the dense network's divided by these, both NaN if unknown; ``seconds`` and ``steps`` of training
         the network, for `lottery.pruning.branches.early_bird` without the steps that draw the ticket. Compression and
         speed-up are infinite if nothing is left.
-
-    Raises:
-        LotteryError: It is not a run, or a record is damaged.
     """
     import pandas as pd
 
@@ -73,30 +67,20 @@ def table(run: Path) -> Table:
 def total(run: Path) -> dict[str, float | int | None]:
     """Compute the cost of a run so far, branches included.
 
-    Args:
-        run: The run's folder.
-
     Returns:
         The number of ``networks``; the ``steps`` of training and their ``seconds``, evaluations included; and the
         ``examples`` seen in training, counted each time. The last is None for the caller's own data other than pixels
         of a byte, whose batches may have had another size.
-
-    Raises:
-        LotteryError: It is not a run, or a record is damaged.
     """
-    rows, environment, experiment = table(run), store.read_environment(run), store.read_experiment(run)
-    examples: int | None = 0
-    for row, stored in zip(rows.to_dict("records"), store.rounds(run), strict=True):
-        changed = stored.record.get("overrides", {}).get("train", {})  # by a transfer
-        if experiment.data.name == GIVEN and environment.get("scaling") is None:
-            examples = None
-        if examples is not None:
-            examples += row["steps"] * changed.get("batch_size", experiment.train.batch_size)
+    rows, experiment = table(run), store.read_experiment(run)
+    known = experiment.data.name != GIVEN or store.read_environment(run).get("scaling") is not None
+    overrides = [stored.record.get("overrides", {}).get("train", {}) for stored in store.rounds(run)]  # of transfers
+    sizes = [changed.get("batch_size", experiment.train.batch_size) for changed in overrides]
     return {
         "networks": len(rows),
         "steps": int(rows["steps"].sum()),
         "seconds": float(rows["seconds"].sum()),
-        "examples": examples,
+        "examples": int((rows["steps"] * sizes).sum()) if known else None,
     }
 
 

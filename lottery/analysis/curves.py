@@ -25,9 +25,6 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
         as they were measured. ``split`` is ``"train"``, ``"validation"`` or ``"test"``; a row of the training split is
         the mean over the steps since the one before it. Losses are as the model reports them (a cross-entropy is in
         nats), densities and accuracies in [0, 1]; an accuracy that the model does not measure is NaN.
-
-    Raises:
-        LotteryError: As `lottery.runs.store.rounds`, or a file is damaged.
     """
     import pandas as pd
 
@@ -63,9 +60,6 @@ def figure(
 
     Returns:
         The axes: for each round the mean over replicates, in a band from the lowest to the highest.
-
-    Raises:
-        LotteryError: The table is empty, or has no such measure, split, branch or round.
     """
     style.check(curves)
     if measure not in ("accuracy", "loss"):
@@ -77,8 +71,7 @@ def figure(
     part, together = _averaged(part, measure, most)
     points = style.spread(part, ("round", "step"), measure)
     ax = style.new_or(ax)
-    for index, line, look in style.by_round(points):
-        label = f"round {index}, density {line['density'].mean():.3g}"
+    for label, line, look in style.by_round(points):
         style.band(ax, line["step"], line, look, label, markevery=max(1, len(line) // 8))
     settled = points[points["step"] >= _SETTLED * points["step"].max()]
     low, high = settled["low"].min(), settled["high"].max()

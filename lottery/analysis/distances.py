@@ -1,4 +1,4 @@
-"""How far training moves the survivors from their start."""
+"""The distance by which training moves the survivors from their start."""
 
 from pathlib import Path
 from typing import Any
@@ -46,17 +46,11 @@ def moved(start: np.ndarray, trained: np.ndarray) -> tuple[float, float, float, 
 def table(run: Path) -> Table:
     """Measure how far the survivors of each weight, and all together, move in each round.
 
-    Args:
-        run: The run's folder.
-
     Returns:
         A data frame with the columns `COLUMNS`, a row for each weight and before them a row named ``"all"``, with the
         measures of `moved` over the entries that are kept. The start is that of the round: the initial or rewound
         values or, with learning-rate rewinding and fine-tuning, the end of the round before. Only the main chain is
         included, so ``branch`` is ``"ticket"``; the start of a branch is not stored.
-
-    Raises:
-        LotteryError: It is not a run, or a file is damaged.
     """
     import pandas as pd
 
@@ -88,9 +82,6 @@ def figure(table: Table, ax: Any = None, measure: str = "relative_distance") -> 
 
     Returns:
         The axes: the mean over replicates, with bars from the lowest to the highest.
-
-    Raises:
-        LotteryError: The table is empty or the measure unknown.
     """
     style.check(table)
     if measure not in DISTANCES:
@@ -112,5 +103,4 @@ DISTANCE = Analysis(
     "How far training moves the surviving weights from their start.",
     columns=("start_norm", "distance", "relative_distance", "cosine", "sign_changes"),
     chapter="Layers",
-    caption="How far training moves the surviving weights from their start.",
 )

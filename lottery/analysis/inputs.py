@@ -34,9 +34,6 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
         the column counts. For a convolution, ``what`` is ``"kernel"`` and each row is a place of the kernel and a
         channel of the example, with an entry for each unit. A kernel with one spatial axis is one row; the first two
         of three axes are merged into rows.
-
-    Raises:
-        LotteryError: As `lottery.runs.store.rounds`, or a file is damaged.
     """
     import pandas as pd
 
@@ -120,9 +117,6 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
         The axes: an image for each round, all on one scale from the fewest to the most, logarithmic if the most are
         over five times the fewest. Inputs that no unit reads have a colour of their own. Channels of an image are
         summed, those of a kernel are side by side.
-
-    Raises:
-        LotteryError: The table is empty or has no such replicate or round.
     """
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap, LogNorm, Normalize

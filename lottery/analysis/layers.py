@@ -1,4 +1,4 @@
-"""What masks leave of each weight: its density, dead units and inputs, and the entries that each of them keeps."""
+"""The effect of masks on each weight: its density, dead units and inputs, and the entries that each unit keeps."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -41,18 +41,12 @@ def degrees_of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def table(run: Path) -> Table:
     """Describe each weight of each trained network of a run, branches included.
 
-    Args:
-        run: The run's folder.
-
     Returns:
         A data frame with the columns `COLUMNS`, in the order of `lottery.runs.store.rounds` and of the layers:
         ``density`` is that of the network and ``weight_density`` that of the weight, both in [0, 1]; ``inputs`` and
         ``units`` are their numbers by the rule of `degrees_of`, and dead ones have the degree 0 (the output of a dead
         unit is the same for all examples, and no unit reads a dead input); ``collapsed`` is True if nothing is kept of
         the weight.
-
-    Raises:
-        LotteryError: It is not a run, or a file is damaged.
     """
     import pandas as pd
 
@@ -78,9 +72,6 @@ def degrees(run: Path, rounds: Iterable[int] | None = None) -> Table:
     Returns:
         A data frame with the columns `DEGREE_COLUMNS`: ``count`` units (``side`` is ``"in"``) or inputs (``"out"``)
         have ``degree`` kept entries; the degrees that occur, in ascending order.
-
-    Raises:
-        LotteryError: As `lottery.runs.store.rounds`, or a file is damaged.
     """
     import pandas as pd
 
@@ -127,9 +118,6 @@ def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
     Returns:
         The axes with a logarithmic y axis: for each weight the mean over replicates with bars from the lowest to the
         highest, and a cross at the bottom for rounds in which a replicate has nothing left of it.
-
-    Raises:
-        LotteryError: The table is empty or has no such branch.
     """
     style.check(table)
     part = style.only(table, "branch", branch)
@@ -181,9 +169,6 @@ def degrees_figure(
         The axes: for each round a step line, the mean over replicates, in a band from the lowest to the highest. Its
         value at 0 is the fraction of dead units. The x axis starts near the fewest entries, and is logarithmic if the
         most are at least ten times the fewest above 0.
-
-    Raises:
-        LotteryError: The table is empty or has no such weight, side or round.
     """
     import pandas as pd
     from matplotlib.ticker import SymmetricalLogLocator
@@ -199,11 +184,10 @@ def degrees_figure(
     ]  # fmt: skip
     points = style.spread(pd.concat(chains), ("round", "degree"), "fraction")
     ax = style.new_or(ax)
-    for index, line, look in style.by_round(points):
+    for label, line, look in style.by_round(points):
         # The steps of the line and its end are enough, and make a far smaller SVG.
         steps = line[["mean", "low", "high"]].diff().ne(0).any(axis=1)
         line = line[steps | (line["degree"] == most)]
-        label = f"round {index}, density {line['density'].mean():.3g}"
         style.band(ax, line["degree"], line, look, label, drawstyle="steps-post")
     fewest = lines["degree"].min()
     least = lines[lines["degree"] > 0]["degree"].min()  # NaN if nothing is left
@@ -220,18 +204,13 @@ def degrees_figure(
     return style.finish(ax, style.over_replicates(points, "band"))
 
 
-def _views(degrees: Table) -> list[tuple[dict[str, str], str]]:
-    names = style.some_weights(degrees)
-    return [({"weight": name}, f"{name}: how many entries its units keep.") for name in names]
-
-
 LAYERS = Analysis(
     table,
     figure,
     "Density, dead units and dead inputs of each weight, by round.",
     columns=("weight_density", "kept", "dead_inputs", "dead_units"),
     chapter="Layers",
-    caption="Which weights the pruning takes from.",
+    caption="Density of each weight: the weights that pruning takes most from fall fastest.",
 )
 
 DEGREES = Analysis(
@@ -242,5 +221,5 @@ DEGREES = Analysis(
     keys=("side",),
     printed=summed,
     chapter="Layers",
-    views=_views,
+    views=style.each_weight("how many entries its units keep."),
 )

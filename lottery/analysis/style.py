@@ -3,7 +3,7 @@
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
@@ -100,10 +100,15 @@ def of_weight(table: Table, weight: str | None) -> tuple[Table, str]:
     return only(table, "weight", weight), str(weight)
 
 
-def some_weights(table: Table, most: int = 8) -> list[str]:
-    """Return the names of at most `most` weights of a table, evenly apart, with the first and the last."""
-    names = list(dict.fromkeys(table["weight"]))
-    return [names[place] for place in results.chosen(range(len(names)), most)]
+def each_weight(caption: str, most: int = 8) -> Callable[[Table], list[tuple[dict[str, str], str]]]:
+    """Return `views` of an analysis: a figure for each of at most `most` weights, with the first and the last."""
+
+    def views(table: Table) -> list[tuple[dict[str, str], str]]:
+        names = list(dict.fromkeys(table["weight"]))
+        some = [names[place] for place in results.chosen(range(len(names)), most)]
+        return [({"weight": name}, f"{name}: {caption}") for name in some]
+
+    return views
 
 
 def spread(table: Table, by: Sequence[str], column: str, interval: str = "range") -> Table:
@@ -185,11 +190,12 @@ def band(ax: Any, x: Any, part: Table, look: Look, label: str, **options: Any) -
         ax.fill_between(x, part["low"], part["high"], color=color, alpha=0.15, linewidth=0, step=step)
 
 
-def by_round(points: Table) -> list[tuple[int, Table, Look]]:
-    """List the rounds of a table in order, each with its rows and a style."""
+def by_round(points: Table) -> Iterator[tuple[str, Table, Look]]:
+    """Yield a label, the rows and a style of each round of a table, in order."""
     indices = sorted(set(points["round"]))
-    looks = zip(indices, in_order(len(indices)), strict=True)
-    return [(int(index), points[points["round"] == index].reset_index(drop=True), look) for index, look in looks]
+    for index, look in zip(indices, in_order(len(indices)), strict=True):
+        line = points[points["round"] == index].reset_index(drop=True)
+        yield f"round {index}, density {line['density'].mean():.3g}", line, look
 
 
 def view(ax: Any, points: Table, full: bool = False) -> float:

@@ -34,7 +34,7 @@ def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) ->
         that are not finite.
 
     Raises:
-        LotteryError: As `lottery.runs.store.StoredRound` and `lottery.runs.store.rounds`, or `num_bins` is below 1.
+        LotteryError: As for every table, or `num_bins` is below 1.
     """
     import pandas as pd
 
@@ -71,9 +71,6 @@ def figure(survivors: Table, ax: Any = None, weight: str | None = None, rounds: 
 
     Returns:
         The axes: for each round a step line, the mean over replicates, in a band from the lowest to the highest.
-
-    Raises:
-        LotteryError: The table is empty or has no such weight or round.
     """
     part, weight = style.of_weight(survivors, weight)
     part = _merged(style.of_rounds(part, rounds))
@@ -83,10 +80,9 @@ def figure(survivors: Table, ax: Any = None, weight: str | None = None, rounds: 
     part = part.assign(probability=part["count"] / kept.where(kept > 0) / width, edge=part["low"])
     points = style.spread(part.drop(columns=["low", "high"]), ("round", "edge"), "probability")
     ax = style.new_or(ax)
-    for index, line, look in style.by_round(points):
+    for label, line, look in style.by_round(points):
         closed = line.iloc[[*range(len(line)), -1]].reset_index(drop=True)  # the last bin has a right edge
         closed.loc[len(line), "edge"] = end
-        label = f"round {index}, density {line['density'].mean():.3g}"
         style.band(ax, closed["edge"], closed, look, label, drawstyle="steps-post", markevery=max(1, len(line) // 8))
     ax.set_ylim(0, None)
     ax.set_xlabel(f"start weight of {weight}")
@@ -105,11 +101,10 @@ def _merged(table: Table) -> Table:
     return groups.agg(low=("low", "min"), high=("high", "max"), count=("count", "sum"))
 
 
-def _views(survivors: Table) -> list[tuple[dict[str, str], str]]:
-    names = style.some_weights(survivors)
-    return [({"weight": name}, f"{name}: the start weights of the survivors.") for name in names]
-
-
 INITIAL_WEIGHTS = Analysis(
-    table, figure, "Distribution of the start weights that survive, for some rounds.", chapter="Layers", views=_views
+    table,
+    figure,
+    "Distribution of the start weights that survive, for some rounds.",
+    chapter="Layers",
+    views=style.each_weight("the start weights of the survivors."),
 )

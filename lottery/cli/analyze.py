@@ -1,10 +1,11 @@
 """`lottery analyze`, `lottery plot` and `lottery report`: thin commands over the records of the analyses."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from lottery.cli import output
 from lottery.cli.options import (
@@ -25,13 +26,8 @@ from lottery.errors import LotteryError
 if TYPE_CHECKING:
     from lottery.analysis.record import Analysis
 
-Runs = Annotated[
-    list[Path],
-    typer.Argument(help="A run's folder, or several of the same network.", metavar="RUN...", show_default=False),
-]
 
-
-class Analyses(typer.core.TyperGroup):
+class Analyses(TyperGroup):
     """A command for each analysis, made when it is needed: their files would slow down ``lottery --help``."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -43,7 +39,7 @@ class Analyses(typer.core.TyperGroup):
         return _commands().get(cmd_name)
 
 
-class WithKinds(typer.core.TyperCommand):
+class WithKinds(TyperCommand):
     """A command whose help lists the kinds of figures, for the same reason."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -69,7 +65,7 @@ def _commands() -> dict[str, Any]:
     for name, one in ANALYSES.items():
         if one.columns:
             made.command(name, short_help=one.help)(OWN.get(name) or _printing(name, one))
-    return typer.main.get_group(made).commands
+    return dict(typer.main.get_group(made).commands)
 
 
 def _printing(name: str, one: "Analysis") -> Callable[..., None]:
@@ -94,19 +90,17 @@ def _printing(name: str, one: "Analysis") -> Callable[..., None]:
 
 def connectivity(
     run: RunPath,
-    rounds: Annotated[
-        str, typer.Option(help="Which rounds, such as 0,7; 0 is dense. Every complete one if not given.")
-    ] = "",
+    rounds: Annotated[str, typer.Option(help="Rounds, such as 0,7; 0 is dense. By default every complete round.")] = "",
     steps: Annotated[
         str,
-        typer.Option(help="From which steps siblings are trained, such as 0,500; the run's rewind step if not given."),
+        typer.Option(help="Steps to train siblings from, such as 0,500; by default the run's rewind step."),
     ] = "",
     replicate: Replicate = None,
     points: Annotated[
-        int, typer.Option(min=3, help="Points on the line, ends included; a finer one that is stored stays.")
+        int, typer.Option(min=3, help="Points on the line, ends included; a finer stored line stays.")
     ] = 30,
     recompute: Annotated[
-        bool, typer.Option("--recompute-batch-norm", help="Compute BatchNorm statistics anew at each point.")
+        bool, typer.Option("--recompute-batch-norm", help="Recompute BatchNorm statistics at each point.")
     ] = False,
     checkpoint_every: CheckpointEvery = "60s",
     as_json: Json = False,
@@ -119,14 +113,14 @@ def connectivity(
     """
     from lottery.analysis import ANALYSES
     from lottery.analysis import connectivity as stored
-    from lottery.pipeline import connecting
+    from lottery.pipeline import connecting, dispatch
     from lottery.pipeline.interpolation import Line
 
     often = every(checkpoint_every)
     with stoppable() as asked:
         connecting.connect(
-            run, numbers("--rounds", rounds), numbers("--steps", steps), replicate=replicate,
-            line=Line(points, recompute), checkpoint_every=often, asked=asked,
+            run, numbers("--rounds", rounds), numbers("--steps", steps), replicate, Line(points, recompute),
+            execution=dispatch.Execution(checkpoint_every=often, asked=asked),
         )  # fmt: skip
     one = ANALYSES["connectivity"]
     barriers = one.table(run)
@@ -140,7 +134,10 @@ def connectivity(
 
 
 def overlap(
-    runs: Runs,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="A run's folder, or several of the same network.", metavar="RUN...", show_default=False),
+    ],
     round: Round = None,
     matched: Annotated[
         bool, typer.Option("--matched", help="Also after matching hidden units by permutation; for chains of layers.")
@@ -166,7 +163,7 @@ def overlap(
     output.means(found.assign(of=overlaps.pairs(found)), keys, columns, count="pairs")
     print("Overlap: intersection over union of two masks, the mean over pairs; chance: of random masks as dense.")
     if matched:
-        print("Matched: after permuting the hidden units of one to overlap the other most, and the same for chance.")
+        print("Matched: after permuting hidden units so that the masks overlap most, and the same for chance.")
 
 
 # Commands with options of their own.
@@ -175,7 +172,7 @@ OWN: dict[str, Callable[..., None]] = {"connectivity": connectivity, "overlap": 
 
 def plot(
     run: RunPath,
-    kind: Annotated[str, typer.Option(help="What to draw, one of the kinds below.")] = "accuracy",
+    kind: Annotated[str, typer.Option(help="The figure to draw, of the kinds below.")] = "accuracy",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -185,12 +182,12 @@ def plot(
     replicate: Replicate = None,
     round: Round = None,
     rounds: Annotated[
-        str, typer.Option(help="Of kinds that draw some rounds: which, such as 0,7,15.", show_default=False)
+        str, typer.Option(help="For kinds that draw some rounds: these rounds, such as 0,7,15.", show_default=False)
     ] = "",
     weight: Annotated[
-        str, typer.Option(help="Of initial_weights, degrees and overlap: which weight.", show_default=False)
+        str, typer.Option(help="For initial_weights, degrees and overlap: this weight.", show_default=False)
     ] = "",
-    full: Annotated[bool, typer.Option("--full", help="Of accuracy and learning_curves: the whole range.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="For accuracy and learning_curves: the whole range.")] = False,
 ) -> None:
     """Draw a figure of a run to a file.
 
@@ -206,7 +203,7 @@ def plot(
     options: dict[str, Any] = {name: value for name, value in wanted.items() if value}
     for name in options:
         if name not in known:
-            fitting = _that_know(name, plots.kinds())
+            fitting = ", ".join(other for other in plots.kinds() if name in plots.options_of(other))
             raise LotteryError(f"--{name} does not go with the kind {kind!r}, but with {fitting}.")
     readable = inspect.signature(plots.kinds()[kind].table).parameters
     table = plots.read(run, kind, round=round, rounds=options.get("rounds") or (None if round is None else [round]))
@@ -214,12 +211,6 @@ def plot(
     if "replicate" in known and replicate is not None:
         options["replicate"] = replicate
     print(plots.save(table, out or run / f"{kind}.png", kind, title=store.read_experiment(run).name, **options))
-
-
-def _that_know(option: str, kinds: Iterable[str]) -> str:
-    from lottery import plots
-
-    return ", ".join(kind for kind in kinds if option in plots.options_of(kind))
 
 
 def report(
@@ -234,7 +225,7 @@ def report(
     ] = None,
     tolerance: Tolerance = 0.002,
 ) -> None:
-    """Write one HTML page about a run, or several side by side, that can be mailed: nothing on it is fetched.
+    """Write one HTML page about a run, or about several side by side, that fetches nothing and can be mailed.
 
     Example: lottery report runs/NAME --out page.html
     """

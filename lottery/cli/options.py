@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from lottery import stopping
 from lottery.errors import LotteryError, unknown
@@ -88,16 +89,17 @@ DataPath = Annotated[
 ]
 
 
-def naming(read: Callable[[], Iterable[str]]) -> type[typer.core.TyperCommand]:
+def naming(read: Callable[[], Iterable[str]]) -> type[TyperCommand]:
     """Return a kind of command that puts names in place of ``{names}`` in its help texts.
 
     The names are read when its help is shown, for the modules that hold them would slow down ``lottery --help``.
     """
 
-    class Naming(typer.core.TyperCommand):
+    class Naming(TyperCommand):
         def get_help(self, ctx: Any) -> str:
-            for parameter in self.params:
-                if "{names}" in (getattr(parameter, "help", "") or ""):
+            parameters: list[Any] = list(self.params)
+            for parameter in parameters:
+                if "{names}" in (parameter.help or ""):
                     parameter.help = parameter.help.replace("{names}", ", ".join(read()))
             return super().get_help(ctx)
 

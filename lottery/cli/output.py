@@ -125,7 +125,7 @@ def table(heads: list[str], lines: list[list[str]]) -> None:
 
 
 def _branches(points: Any) -> None:
-    """Print the mean accuracies of the branches beside those of the ticket, if there are branches."""
+    """Print the mean accuracies of the branches, if any, beside those of the ticket."""
     means = points.pivot(index=["round"], columns="branch", values="accuracy_mean")[
         list(dict.fromkeys(points["branch"]))
     ]

@@ -42,7 +42,8 @@ def run(
     run.num_replicates=1
     """
     from lottery import config, plots
-    from lottery.pipeline import presets, running
+    from lottery.pipeline import dispatch, preparing, presets, running
+    from lottery.runs import results, store
 
     words = list(overrides or [])
     if experiment is not None and "=" in experiment and not Path(experiment).exists():
@@ -54,13 +55,11 @@ def run(
         if smoke:
             source, data = presets.smoke_test(config.load(source, overriding))
             overriding = {}
-        done = running.run(
-            source, overriding, data=data, out=out, tensorboard=tensorboard, workers=working_on,
-            checkpoint_every=often, asked=asked,
-        )  # fmt: skip
-    rows = done.table()
-    output.summary(done.path, rows, tolerance)
-    figure = plots.save(rows, done.path / "accuracy.png", title=done.experiment.name)
+        execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, asked=asked)
+        path = running.run(source, overriding, preparing.Ingredients(data=data), out, execution)
+    rows = results.table(path)
+    output.summary(path, rows, tolerance)
+    figure = plots.save(rows, path / "accuracy.png", title=store.read_experiment(path).name)
     print(f"Figure: {figure}")
 
 
@@ -91,15 +90,14 @@ def sweep(
     Example: a file with the lines experiment = "lenet_mnist", [sweep], "prune.rate" = [0.2, 0.5].
     """
     from lottery import config
-    from lottery.pipeline import sweeping
+    from lottery.pipeline import dispatch, sweeping
 
     words, often = config.parse_overrides(overrides or []), options.every(checkpoint_every)
     working_on = options.workers_on(on, workers, address, task_cpus, task_gpus, task_memory)
     found = sweeping.points(file, words)
     with options.stoppable() as asked:
-        runs = sweeping.sweep(
-            file, words, out=out, tensorboard=tensorboard, workers=working_on, checkpoint_every=often, asked=asked
-        )
+        execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, asked=asked)
+        runs = sweeping.sweep(file, words, out, execution)
     rows = sweeping.table(runs, found, tolerance)
     output.rows(rows if as_json or as_csv else rows.round(4).astype(object).fillna(""), as_json, as_csv)
 
@@ -136,16 +134,15 @@ def branch(
 ) -> None:
     """Train controls and other branches from stored rounds; the same command continues where it was stopped."""
     from lottery import config
-    from lottery.pipeline import branching
+    from lottery.pipeline import branching, dispatch
+    from lottery.runs import results
 
     words, often = config.parse_overrides(overrides or []), options.every(checkpoint_every)
     working_on = options.workers_on(on, workers, address, task_cpus, task_gpus, task_memory)
     with options.stoppable() as asked:
-        done = branching.branch(
-            run, kind, options.numbers("--rounds", rounds), words, replicate=replicate, tensorboard=tensorboard,
-            workers=working_on, checkpoint_every=often, asked=asked,
-        )  # fmt: skip
-    output.summary(run, done.table(), tolerance)
+        execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, asked=asked)
+        branching.branch(run, kind, options.numbers("--rounds", rounds), words, replicate, execution=execution)
+    output.summary(run, results.table(run), tolerance)
 
 
 experiments = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Experiments that come with the package.")

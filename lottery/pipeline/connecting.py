@@ -5,38 +5,35 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from lottery import config, enforcement, files, masks, progress, stopping, weights
+from lottery import config, files, masks, progress, weights
 from lottery.analysis import connectivity, connectivity_files
 from lottery.analysis.connectivity_files import ORDERS, Siblings
 from lottery.data import Streams
 from lottery.errors import LotteryError, unknown
-from lottery.pipeline import branching, interpolation, jobs
+from lottery.pipeline import branching, interpolation, preparing
+from lottery.pipeline import rounds as rounds_module
+from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.interpolation import Line
-from lottery.pipeline.preparing import Prepared, prepare
-from lottery.pruning import criteria
-from lottery.runs import results, store
-from lottery.training import checkpoints
-from lottery.training.loop import Logs, reset
+from lottery.pipeline.preparing import Ingredients, Prepared
+from lottery.pipeline.rounds import Network, Training, Watch
+from lottery.runs import store
+from lottery.training.checkpoints import Every
+from lottery.training.loop import Logs
+from lottery.training.trainer import Span
 
 
 def connect(
     run: str | Path,
     rounds: Sequence[int] = (),
     steps: Sequence[int] = (),
-    *,
     replicate: int | None = None,
     line: Line = Line(),  # noqa: B008 (frozen)
-    model: Callable[[], Any] | None = None,
-    data: Any = None,
-    criterion: criteria.Criterion | None = None,
-    report: progress.Report | None = None,
-    checkpoint_every: checkpoints.Every | None = None,
-    asked: stopping.Asked | None = None,
-) -> results.Run:
+    ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
+    execution: Execution = Execution(),  # noqa: B008 (frozen)
+) -> None:
     """Measure how stable a run's networks are to the noise of training; a second call resumes, or finds it complete.
 
     Linear mode connectivity of Frankle et al. 2020, https://arxiv.org/abs/1912.05671: from W_k, the weights of the
@@ -55,12 +52,8 @@ def connect(
         steps: The steps k; by default the run's rewind step.
         replicate: Which replicate; all by default.
         line: The points to evaluate; a stored path with more points is kept.
-        model, data, criterion: As passed to `lottery.run`.
-        report: Receives events; by default they are shown on standard error.
-        checkpoint_every, asked: As for `lottery.run`.
-
-    Returns:
-        The run, whose table is unchanged.
+        ingredients: The objects that were passed to the run.
+        execution: How to train; its workers and TensorBoard play no part.
 
     Raises:
         LotteryError: There is no such run, round, replicate or step; its rounds do not start from rewound weights; the
@@ -74,18 +67,11 @@ def connect(
     wanted = [Siblings(path, settings, *place, step) for place in chosen for step in steps]
     if any(siblings.round.record["final_test_accuracy"] is None for siblings in wanted):
         raise LotteryError("The model of this run measures no accuracy, so there is no error to find a barrier of.")
-    with contextlib.ExitStack() as stack:
-        if report is None:
-            report = stack.enter_context(progress.shown())
-        if asked is None:
-            asked = stack.enter_context(stopping.asked())
-        branching.use_threads(path)
-        prepared = prepare(settings, model, data, criterion)
-        branching.check_same(path, settings, prepared)
-        stack.enter_context(branching.opened(path, settings))
-        loop, again = prepared.loop, None
-        held = enforcement.ENFORCEMENTS[settings.run.enforcement](loop.model, loop.masks)
-        loop.callbacks.extend(stack.enter_context(held))
+    with execution.started() as (report, asked), contextlib.ExitStack() as stack:
+        prepared = preparing.open_run(stack, path, settings, ingredients)[0]
+        loop, again = prepared.trainer.loop, None
+        stack.callback(prepared.trainer.close)
+        prepared.trainer.hold()
         if line.recompute:
             again = interpolation.recomputed(loop.model, interpolation.training_batches(prepared.data))
             if again is None:
@@ -95,7 +81,7 @@ def connect(
         todo = [one for one in wanted if one.missing() or not _is_measured(one, again is not None, len(alphas))]
         if not spans and not todo:
             report(progress.Note(f"All {len(wanted)} paths of {path} are complete."))
-            return results.Run(path)
+            return
         if spans:
             _check_orders(prepared)
         evaluations = interpolation.evaluations(loop, prepared.data, settings.train.num_steps)
@@ -104,19 +90,18 @@ def connect(
                 progress.Note("The training data do not end within one training, so only the test error is measured.")
             )
         report = progress.tallied(report, {(folder, *network): span for network, span in spans.items()})
-        report, every = jobs.while_there(path, report), checkpoint_every or checkpoints.Every()
-        job = jobs.Job(folder, prepared, report, spans, every, asked)
+        report, every = rounds_module.while_there(path, report), execution.checkpoint_every or Every()
+        training = Training(folder, prepared, report, every, asked)
         for _, group in itertools.groupby(wanted, lambda siblings: siblings.replicate):
             own = list(group)
             if _missing_steps(own):
-                _store_states(job, own)
+                _store_states(training, own)
                 _check_networks(own)
             for siblings in own:
                 for order in siblings.missing():
-                    _train(job, siblings, order)
+                    _train(training, siblings, order)
                 if siblings in todo:
-                    _measure(job, siblings, evaluations, again, alphas)
-    return results.Run(path)
+                    _measure(training, siblings, evaluations, again, alphas)
 
 
 def _steps(settings: config.Experiment, steps: Sequence[int]) -> list[int]:
@@ -136,7 +121,7 @@ def _check_orders(prepared: Prepared) -> None:
     if not isinstance(prepared.data, Streams):
         return
     words = [connectivity_files.seed_words(prepared.experiment, 1, order) for order in ORDERS]
-    first, second = (tf.nest.flatten(next(prepared.loop.batches(each)(1)[0])) for each in words)
+    first, second = (tf.nest.flatten(next(prepared.trainer.loop.batches(each)(1)[0])) for each in words)
     if all(np.array_equal(np.array(one), np.array(other)) for one, other in zip(first, second, strict=True)):
         raise LotteryError(
             "The training data come in the same order whatever the seed, so two siblings would be the same network; "
@@ -159,9 +144,9 @@ def _missing_steps(own: Sequence[Siblings]) -> list[int]:
     return sorted({siblings.step for siblings in own if not siblings.state_file.exists()})
 
 
-def _spans(wanted: Sequence[Siblings]) -> dict[jobs.Network, tuple[int, int]]:
+def _spans(wanted: Sequence[Siblings]) -> dict[Network, tuple[int, int]]:
     """Give the first and last step of each network to train: dense networks up to the last missing step, siblings."""
-    spans: dict[jobs.Network, tuple[int, int]] = {}
+    spans: dict[Network, tuple[int, int]] = {}
     for replicate, group in itertools.groupby(wanted, lambda siblings: siblings.replicate):
         own = list(group)
         if missing := _missing_steps(own):
@@ -172,26 +157,26 @@ def _spans(wanted: Sequence[Siblings]) -> dict[jobs.Network, tuple[int, int]]:
     return spans
 
 
-def _store_states(job: jobs.Job, own: Sequence[Siblings]) -> None:
+def _store_states(training: Training, own: Sequence[Siblings]) -> None:
     """Train the dense network of a replicate again, as far as the last step that is not stored."""
     replicate, last = own[0].replicate, _missing_steps(own)[-1]
 
     def keep(file: Path) -> Callable[[dict[str, np.ndarray]], None]:
         return lambda state: None if file.exists() else files.write(file, files.pack_arrays(state))
 
-    initial = jobs.initial_state(dataclasses.replace(job, path=own[0].run), replicate)
-    dense = masks.ones_like({name: initial[name] for name in job.prepared.loop.masks})
+    initial = rounds_module.initial_state(dataclasses.replace(training, path=own[0].run), replicate)
+    dense = masks.ones_like({name: initial[name] for name in training.prepared.trainer.masks})
     # Of all steps, stored or not, so that a checkpoint is of the same training.
     watch = {one.step: keep(one.state_file) for one in own if 0 < one.step <= last}
     network = replicate, 0, f"to_step_{last}"
-    trained = jobs.train_network(job, network, initial, dense, 0, last, watch=watch)
-    store.clear_checkpoints(store.round_path(job.path, *network))
+    trained = rounds_module.train_network(training, network, initial, dense, Span(0, last), Watch(watch))
+    store.clear_checkpoints(store.round_path(training.path, *network))
     if _missing_steps(own):  # a state was removed that was stored before the checkpoint
-        _store_states(job, own)
+        _store_states(training, own)
     before = {row[0]: row[2] for row in store.StoredRound(own[0].run, replicate, 0).metrics if row[1] == "validation"}
     for step, split, loss, _ in trained.metrics:
         if split == "validation" and before.get(step, loss) != loss:
-            job.report(
+            training.report(
                 progress.Note(
                     f"Replicate {replicate}: training the dense network again gave other bits than the run has (see "
                     f"the validation loss at step {step}): the processor or a version differs."
@@ -200,7 +185,7 @@ def _store_states(job: jobs.Job, own: Sequence[Siblings]) -> None:
             break
 
 
-def _train(job: jobs.Job, siblings: Siblings, order: int) -> None:
+def _train(training: Training, siblings: Siblings, order: int) -> None:
     """Train and store a sibling."""
     settings, replicate, step = siblings.experiment, siblings.replicate, siblings.step
     state = files.read_arrays(siblings.state_file)
@@ -212,26 +197,23 @@ def _train(job: jobs.Job, siblings: Siblings, order: int) -> None:
             )
     kept, network = siblings.round.masks, (replicate, siblings.index, siblings.branch(order))
     start, words = siblings.start(order, state), connectivity_files.seed_words(settings, replicate, order)
-    own = _with_noise(job, siblings, order)
-    trained = jobs.train_network(own, network, masks.apply(start, kept), kept, step, words=words)
+    own = _with_noise(training, siblings, order)
+    trained = rounds_module.train_network(own, network, start, kept, Span(step), words=words)
     about = {"order": order, "first_step": step, "last_step": settings.train.num_steps, "step_sha256": digest}
-    jobs.store_network(job, network, kept, trained, {**about, "thresholds": dict.fromkeys(kept)})
+    rounds_module.store_network(training, network, kept, trained, {**about, "thresholds": dict.fromkeys(kept)})
 
 
-def _with_noise(job: jobs.Job, siblings: Siblings, order: int) -> jobs.Job:
+def _with_noise(training: Training, siblings: Siblings, order: int) -> Training:
     """Draw the first states of generators that the model does not hold anew for the second order of the data."""
-    loop = job.prepared.loop
     if order == 1:
-        return job
-    if not loop.state:
-        reset(loop)  # finds them
-    # Their names count the models that a process has built, so they must not decide what is drawn.
-    state = [
-        (each, siblings.redrawn(order, "", value) if connectivity_files.is_generator(each.name) else value)
-        for each, value in loop.state
-    ]
-    loop = dataclasses.replace(loop, state=state)
-    return dataclasses.replace(job, prepared=dataclasses.replace(job.prepared, loop=loop))
+        return training
+
+    def draw(name: str, value: np.ndarray) -> np.ndarray:
+        # Names count the models that a process has built, so they must not decide what is drawn.
+        return siblings.redrawn(order, "", value) if connectivity_files.is_generator(name) else value
+
+    trainer = training.prepared.trainer.redrawn(draw)
+    return dataclasses.replace(training, prepared=dataclasses.replace(training.prepared, trainer=trainer))
 
 
 def _is_measured(siblings: Siblings, recomputed: bool, num_points: int) -> bool:
@@ -244,21 +226,20 @@ def _is_measured(siblings: Siblings, recomputed: bool, num_points: int) -> bool:
 
 
 def _measure(
-    job: jobs.Job,
+    training: Training,
     siblings: Siblings,
     evaluations: Mapping[str, Callable[[], Logs]],
     recompute: Callable[[], None] | None,
     alphas: np.ndarray,
 ) -> None:
     """Evaluate and store the path between two siblings."""
-    loop, (one, other) = job.prepared.loop, (siblings.network(order) for order in ORDERS)
-    for name, mask in one.masks.items():
-        loop.masks[name].assign(mask)
-    rows = interpolation.path(loop.model, one.weights, other.weights, evaluations, alphas, recompute)
+    trainer, (one, other) = training.prepared.trainer, (siblings.network(order) for order in ORDERS)
+    trainer.set_masks(one.masks)
+    rows = interpolation.path(trainer.model, one.weights, other.weights, evaluations, alphas, recompute)
     connectivity_files.write_path(siblings.path_file(recompute is not None), rows, siblings.digests())
     tested = [row for row in rows if row[1] == "test"]
     found = connectivity.error_barrier([row[0] for row in tested], [row[3] for row in tested])
-    job.report(
+    training.report(
         progress.Note(
             f"Replicate {siblings.replicate}, round {siblings.index}, step {siblings.step}: the test-error barrier is "
             f"{100 * found['barrier']:.2f} % ({'' if found['stable'] else 'not '}stable)."

@@ -1,178 +1,236 @@
-"""What trains networks of a run, whichever process it is in: from plain data, and the caller's own functions."""
+"""Train networks of runs: in this process, in several, or on a cluster, from plain data and the caller's functions."""
 
 import contextlib
 import dataclasses
 import functools
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import loky
 
-from lottery import config, enforcement, progress, stopping, weights
+from lottery import config, progress, stopping, weights
 from lottery.analysis import costs
 from lottery.errors import LotteryError
 from lottery.executors import cluster, processes, scheduler
+from lottery.executors.scheduler import Task
 from lottery.models import multiply_adds
-from lottery.pipeline import environment, jobs, rounds, shared_prefix
-from lottery.pipeline.preparing import Prepared, prepare
-from lottery.pruning import branches, criteria
+from lottery.pipeline import environment, rounds, shared_prefix
+from lottery.pipeline.preparing import Ingredients, Prepared, prepare
+from lottery.pruning import branches
 from lottery.runs import store
-from lottery.training import checkpoints
+from lottery.training.checkpoints import Every
 
 MOST_OPEN = 3
 
 
 @dataclass(frozen=True)
-class Work:
-    """What it takes to train networks of a run: never a live object, so that it can be sent to another process.
+class Execution:
+    """How networks are trained. None of it changes bits.
+
+    Attributes:
+        workers: The number of processes, or a `cluster.Ray`; None for as many as this machine has room for.
+        checkpoint_every: How often a network in training is checkpointed; None for at most 60 seconds of work at risk.
+        report: Receives everything that happens; None shows it on standard error.
+        tensorboard: Also write for TensorBoard, into the run's folder; see `lottery.runs.tensorboard`.
+        asked: Returns the signal that requested a stop, or 0; None heeds SIGINT and SIGTERM.
+    """
+
+    workers: int | cluster.Ray | None = 1
+    checkpoint_every: Every | None = None
+    report: progress.Report | None = None
+    tensorboard: bool = True
+    asked: stopping.Asked | None = None
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[tuple[progress.Report, stopping.Asked]]:
+        """Check the workers; show progress and heed signals where the caller does not.
+
+        Raises:
+            LotteryError: The number of workers is not positive, or the cluster's settings are wrong.
+        """
+        if isinstance(self.workers, cluster.Ray):
+            self.workers.check()
+        elif self.workers is not None and self.workers < 1:
+            raise LotteryError(f"workers: received {self.workers}, allowed is 1 or more.")
+        with contextlib.ExitStack() as stack:
+            report = self.report or stack.enter_context(progress.shown())
+            yield report, self.asked or stack.enter_context(stopping.asked())
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything it takes to train networks of a run; no live object, so that another process can receive it.
 
     Attributes:
         path: The run's folder.
-        settings: The experiment; for a transfer, the one with the other data.
-        num_threads: Threads that it is computed with.
-        data_sha256: The digest of its data.
-        model, data, criterion: What the caller passed, if anything.
-        branch: What the branches are, if it is not one of `branches.BRANCHES`.
-        details: What is recorded of branches besides.
+        experiment: The experiment; for a transfer, the one with the other data.
+        num_threads: The number of threads to compute with.
+        data_sha256: The digest of the data.
+        ingredients: The caller's objects.
+        branch: The branch, if it is not one of `branches.BRANCHES`.
+        details: Entries to add to the records of branches.
         every: How often a network in training is checkpointed.
         states: Steps of the dense network at which other runs of a sweep need its state.
-        away: Whether it is done in another place, where versions and the processor may differ.
+        away: True if versions and the processor may differ where it is trained.
     """
 
     path: Path
-    settings: config.Experiment
+    experiment: config.Experiment
     num_threads: int
     data_sha256: str
-    model: Callable[[], Any] | None = None
-    data: Any = None
-    criterion: criteria.Criterion | None = None
+    ingredients: Ingredients = field(default_factory=Ingredients)
     branch: branches.BranchFunction | None = None
     details: Mapping[str, Any] | None = None
-    every: checkpoints.Every = field(default_factory=checkpoints.Every)
+    every: Every | None = None
     states: tuple[int, ...] = ()
     away: bool = False
 
 
 @dataclass
-class Bench:
-    """The runs whose model and data this process holds, ready to be trained.
+class Worker:
+    """A process that trains networks; it holds the models and data of the runs that it trained last.
 
     Attributes:
-        works: What is to be done, by the folder of a run.
-        report: Told what happens.
-        asked: Whether somebody has asked to stop.
-        prepared: What was prepared already, by the folder of a run.
+        recipes: By the folder of a run, how to train its networks.
+        report: Receives everything that happens.
+        asked: Returns the signal that requested a stop, or 0.
+        prepared: Everything that is prepared already, by the folder of a run.
     """
 
-    works: Mapping[Path, Work]
+    recipes: Mapping[Path, Recipe]
     report: progress.Report
     asked: stopping.Asked
     prepared: dict[Path, Prepared] = field(default_factory=dict)
-    _open: dict[Path, tuple[jobs.Job, contextlib.ExitStack]] = field(default_factory=dict)
+    _open: dict[Path, rounds.Training] = field(default_factory=dict)
 
-    def train(self, task: scheduler.Task) -> None:
+    def train(self, task: Task) -> None:
         """Train one network of a run, unless it is stored.
 
         Raises:
-            Stopped: Somebody has asked to stop; there is a checkpoint.
+            Stopped: A stop was requested; there is a checkpoint.
             LotteryError: It cannot be trained.
         """
-        work, (replicate, index, label) = self.works[task.run], task.network
-        store.check_there(work.path)
-        if store.is_stored(work.path, *task.network):
+        recipe, (replicate, index, label) = self.recipes[task.run], task.network
+        store.check_there(recipe.path)
+        if store.is_stored(recipe.path, *task.network):
             return
+        training = self._training(recipe, replicate)
         if label == store.TICKET:
-            rounds.train_chain(self._job(work), replicate, index)
+            rounds.train_chain(training, replicate, index)
         else:
-            branch = work.branch or branches.BRANCHES[label].function
-            rounds.train_branch(self._job(work), task.network, branch, work.details)
+            branch = recipe.branch or branches.BRANCHES[label].function
+            rounds.train_branch(training, task.network, branch, recipe.details)
 
     def close(self) -> None:
-        """Hold no masks any more."""
+        """Stop enforcing masks."""
         while self._open:
-            self._open.popitem()[1][1].close()
+            self._open.popitem()[1].prepared.trainer.close()
 
-    def _job(self, work: Work) -> jobs.Job:
-        if work.path not in self._open:
+    def _training(self, recipe: Recipe, replicate: int) -> rounds.Training:
+        """Open a run for training; of several, the one that was used longest ago is closed."""
+        training = self._open.pop(recipe.path, None)
+        if training is None:
             while len(self._open) >= MOST_OPEN:
-                self._open.pop(next(iter(self._open)))[1].close()
-            environment.use_threads(work.num_threads)
-            ready = self.prepared.pop(work.path, None) or _prepared(work)
-            environment.check_devices(work.path, ready.loop.model)
-            for what in environment.differences(store.read_environment(work.path)) if work.away else ():
-                self.report(progress.Note(f"{platform.node()} computes with {what}, so bits may differ."))
-            loop, stack = ready.loop, contextlib.ExitStack()
-            mode = enforcement.ENFORCEMENTS[work.settings.run.enforcement]
-            loop.callbacks.extend(stack.enter_context(mode(loop.model, loop.masks)))
-            report = jobs.while_there(work.path, self.report)
-            job = jobs.Job(work.path, ready, report, every=work.every, asked=self.asked, states=work.states)
-            self._open[work.path] = job, stack
-        self._open[work.path] = self._open.pop(work.path)  # the one that was used last is the last to go
-        return self._open[work.path][0]
+                self._open.pop(next(iter(self._open))).prepared.trainer.close()
+            environment.use_threads(recipe.num_threads)
+            prepared = self.prepared.pop(recipe.path, None) or _prepared(recipe, replicate)
+            environment.check_devices(recipe.path, prepared.trainer.model)
+            for difference in environment.differences(store.read_environment(recipe.path)) if recipe.away else ():
+                self.report(progress.Note(f"{platform.node()} computes with {difference}, so bits may differ."))
+            report, every = rounds.while_there(recipe.path, self.report), recipe.every or Every()
+            training = rounds.Training(recipe.path, prepared, report, every, self.asked, recipe.states)
+        self._open[recipe.path] = training
+        return training
 
 
-def _prepared(work: Work) -> Prepared:
-    """What a run needs, loaded and built again, once it is seen that it still is what the run was begun with."""
-    ready = prepare(work.settings, work.model, work.data, work.criterion)
-    if ready.data.fingerprint != work.data_sha256 or ready.experiment != work.settings:
-        where = f" on {platform.node()}" if work.away else ""
-        raise LotteryError(
-            f"The data, the model or the criterion{where} are not those that {str(work.path)!r} was begun with; "
-            "restore them, or start a new run."
-        )
-    return ready
-
-
-def trainer(
-    works: Mapping[Path, Work], report: progress.Report, asked: stopping.Asked
-) -> Callable[[scheduler.Task], None]:
-    """What trains one network in the process that it is called in; see `scheduler.Trainer`."""
-    return Bench(works, report, asked).train
-
-
-def check_workers(workers: int | cluster.Ray | None) -> None:
-    """Raise `LotteryError` unless it is a number of processes, a cluster, or None."""
-    if isinstance(workers, cluster.Ray):
-        workers.check()
-    elif workers is not None and workers < 1:
-        raise LotteryError(f"workers: received {workers}, allowed is 1 or more.")
-
-
-def num_workers(
-    workers: int | cluster.Ray | None,
-    works: Mapping[Path, Work],
-    tasks: Sequence[scheduler.Task],
+def carry_out(
+    recipes: Mapping[Path, Recipe],
+    tasks: Sequence[Task],
+    execution: Execution,
     report: progress.Report,
-    prepared: Prepared | None = None,
-) -> int | cluster.Ray:
-    """In how many processes networks are trained, which is said where it is more than this one.
-
-    A cluster knows that better.
+    asked: stopping.Asked,
+    prepared: Mapping[Path, Prepared] | None = None,
+    copies: Mapping[Task, Task] | None = None,
+) -> None:
+    """Train networks.
 
     Args:
-        workers: What the caller asks for, if anything.
-        works: What is to be done, by the folder of a run.
-        tasks: The networks.
-        report: Told it.
-        prepared: Their model and data, if they have one; it tells whether processes pay.
+        recipes: By the folder of a run, how to train its networks.
+        tasks: The networks, by priority.
+        execution: Says where to train them.
+        report, asked: Of `Execution.started`.
+        prepared: Everything that is prepared in this process already, by the folder of a run.
+        copies: Networks that are copied and not trained, each with its original.
+
+    Raises:
+        Stopped: A stop was requested; every network in training has a checkpoint.
+        LotteryError: A network could not be trained; see `scheduler.launch`.
     """
-    if isinstance(workers, cluster.Ray):
-        return workers
-    cores, threads = loky.cpu_count(), max(work.num_threads for work in works.values())
+    if not tasks:
+        return
+    copies, prepared = copies or {}, dict(prepared or {})
+    trained = [task for task in tasks if task not in copies]
+    spans = {(run, *network): rounds.span(recipes[run].experiment, network) for run, network in trained}
+    report = progress.tallied(report, spans)
+    with contextlib.ExitStack() as stack:
+        if isinstance(execution.workers, cluster.Ray):
+            away = {run: _away(recipe) for run, recipe in recipes.items()}
+            threads = {run: recipe.num_threads for run, recipe in recipes.items()}
+            make = functools.partial(trainer, away)
+            engine = stack.enter_context(cluster.joined(execution.workers, make, threads, report))
+            tasks = scheduler.by_priority(tasks)
+        elif (num := _num_workers(execution.workers, recipes, trained or tasks, report, prepared)) > 1:
+            engine = stack.enter_context(processes.several(functools.partial(trainer, recipes), num))
+            tasks = scheduler.by_priority(tasks)
+        else:
+            worker = Worker(recipes, report, asked, prepared)
+            stack.callback(worker.close)
+            engine = scheduler.here(worker.train)
+        if copies:
+            engine = _copying(engine, recipes, copies)
+        scheduler.launch(tasks, engine, report, asked, {task: [original] for task, original in copies.items()})
+
+
+def trainer(recipes: Mapping[Path, Recipe], report: progress.Report, asked: stopping.Asked) -> Callable[[Task], None]:
+    """Make a function that trains one network in this process; see `scheduler.Trainer`."""
+    return Worker(recipes, report, asked).train
+
+
+def _prepared(recipe: Recipe, replicate: int) -> Prepared:
+    """Prepare a run again, and check that everything is what it was when the run began."""
+    prepared = prepare(recipe.experiment, recipe.ingredients, replicate)
+    if prepared.data.fingerprint != recipe.data_sha256 or prepared.experiment != recipe.experiment:
+        where = f" on {platform.node()}" if recipe.away else ""
+        raise LotteryError(
+            f"The data, the model or the criterion{where} are not those that {str(recipe.path)!r} began with; "
+            "restore them, or start a new run."
+        )
+    return prepared
+
+
+def _num_workers(
+    workers: int | None,
+    recipes: Mapping[Path, Recipe],
+    tasks: Sequence[Task],
+    report: progress.Report,
+    prepared: Mapping[Path, Prepared],
+) -> int:
+    """Decide in how many processes to train on this machine, and report it if there are several."""
+    cores, threads = loky.cpu_count(), max(recipe.num_threads for recipe in recipes.values())
     chosen = ""
     if workers is None:
-        macs, spans = None, [jobs.span(works[task.run].settings, *task.network[1:]) for task in tasks]
+        macs, spans = None, [rounds.span(recipes[task.run].experiment, task.network) for task in tasks]
         if prepared:
-            model = prepared.loop.model
+            model = next(iter(prepared.values())).trainer.model
             sizes = {name: math.prod(value.shape) for name, value in weights.prunable(model).items()}
             macs = costs.multiply_adds(sizes, multiply_adds.per_entry(model))
-        settings = next(iter(works.values())).settings
-        workers = environment.workers_for(threads, spans, macs, settings.train.batch_size)
-        if any(work.settings.run.strategy != "none" for work in works.values()):
+        batch_size = next(iter(recipes.values())).experiment.train.batch_size
+        workers = environment.workers_for(threads, spans, macs, batch_size)
+        if any(recipe.experiment.run.strategy != "none" for recipe in recipes.values()):
             workers = 1  # each network has all devices
         chosen = "; --workers says otherwise"
     workers = max(1, min(workers, len(tasks)))
@@ -182,74 +240,21 @@ def num_workers(
     return workers
 
 
-def carry_out(
-    works: Mapping[Path, Work],
-    tasks: Sequence[scheduler.Task],
-    workers: int | cluster.Ray = 1,
-    prepared: Mapping[Path, Prepared] | None = None,
-    report: progress.Report = progress.silent,
-    asked: stopping.Asked = stopping.never,
-    copies: Mapping[scheduler.Task, scheduler.Task] | None = None,
-) -> None:
-    """Train networks.
+def _copying(engine: scheduler.Engine, recipes: Mapping[Path, Recipe], copies: Mapping[Task, Task]) -> scheduler.Engine:
+    """Make an engine that copies the networks that have an original, and trains the others with `engine`."""
 
-    Args:
-        works: What is to be done, by the folder of a run.
-        tasks: The networks, by priority.
-        workers: In how many processes; 1 is this one. Or on which cluster.
-        prepared: What is prepared in this process already, by the folder of a run.
-        report: Told what happens.
-        asked: Whether somebody has asked to stop.
-        copies: Networks that are not trained but copied, each with the one that it is a copy of.
-
-    Raises:
-        Stopped: Somebody has asked to stop; everything that was in training has a checkpoint.
-        LotteryError: Something could not be trained; `scheduler.launch` says when.
-    """
-    copies = copies or {}
-    spans = {
-        (run, *network): jobs.span(works[run].settings, *network[1:])
-        for run, network in tasks
-        if (run, network) not in copies
-    }
-    report = progress.tallied(report, spans)
-    with contextlib.ExitStack() as stack:
-        if not tasks:
-            return
-        if isinstance(workers, cluster.Ray):
-            away = {run: _away(work) for run, work in works.items()}
-            threads = {run: work.num_threads for run, work in works.items()}
-            engine = stack.enter_context(cluster.joined(workers, functools.partial(trainer, away), threads, report))
-            tasks = scheduler.by_priority(tasks)
-        elif workers > 1:
-            engine = stack.enter_context(processes.several(functools.partial(trainer, works), workers))
-            tasks = scheduler.by_priority(tasks)
-        else:
-            bench = Bench(works, report, asked, dict(prepared or {}))
-            stack.callback(bench.close)
-            engine = scheduler.here(bench.train)
-        if copies:
-            engine = _copying(engine, works, copies)
-        scheduler.launch(tasks, engine, report, asked, {task: [original] for task, original in copies.items()})
-
-
-def _copying(
-    engine: scheduler.Engine, works: Mapping[Path, Work], copies: Mapping[scheduler.Task, scheduler.Task]
-) -> scheduler.Engine:
-    """An engine that trains what is no copy."""
-
-    def copy(task: scheduler.Task) -> None:
-        shared_prefix.copy_network(task, copies[task], works[task.run].settings)
+    def copy(task: Task) -> None:
+        shared_prefix.copy_network(task, copies[task], recipes[task.run].experiment)
         engine.happened.put(progress.Note(f"{scheduler.named(task)} of {task.run} is that of {copies[task].run}."))
 
     copier = scheduler.here(copy)
     return dataclasses.replace(engine, submit=lambda one: (copier if one in copies else engine).submit(one))
 
 
-def _away(work: Work) -> Work:
-    """What is to be done in another place, which may have other data, and where other paths begin."""
-    work = dataclasses.replace(work, away=True, path=work.path.absolute())
-    if not work.settings.data.path:
-        return work
-    data = work.settings.data.model_copy(update={"path": str(Path(work.settings.data.path).absolute())})
-    return dataclasses.replace(work, settings=work.settings.model_copy(update={"data": data}))
+def _away(recipe: Recipe) -> Recipe:
+    """Make a recipe for another machine, where relative paths begin elsewhere."""
+    recipe = dataclasses.replace(recipe, away=True, path=recipe.path.absolute())
+    if not recipe.experiment.data.path:
+        return recipe
+    data = recipe.experiment.data.model_copy(update={"path": str(Path(recipe.experiment.data.path).absolute())})
+    return dataclasses.replace(recipe, experiment=recipe.experiment.model_copy(update={"data": data}))

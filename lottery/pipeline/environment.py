@@ -1,4 +1,4 @@
-"""What a run is computed with: versions, processor, threads, commit. Bits depend on them, so they are written down."""
+"""Versions, processor, threads and commit that a run is computed with; bits depend on them, so they are recorded."""
 
 import contextlib
 import json
@@ -23,62 +23,40 @@ from lottery.models import architecture, multiply_adds, networks
 from lottery.runs import store
 from lottery.training import mirrored
 
-# What is known to gain nothing from more.
-MOST_THREADS = {"lenet_300_100": 2}
+MOST_THREADS = {"lenet_300_100": 2}  # models that gain nothing from more threads
 
-
-# About what a step takes on one core, whatever is multiplied, and each multiplication in it, forward and backward; and
-# how much training it takes until processes, which start in some ten seconds, are worth it.
+# Roughly, the seconds of a step on one core, those of each multiplication in it, forward and backward, and the training
+# that makes processes worth it, which start in some ten seconds.
 SECONDS_OF_STEP, SECONDS_OF_MAC, WORTH = 1e-4, 3e-11, 20.0
-
 
 PACKAGES = ("lottery", "tensorflow", "keras", "tf-keras", "tensorflow-model-optimization", "numpy", "safetensors")
 
 
-def threads_for(experiment: config.Experiment) -> int:
-    """With how many threads a network is trained where the experiment leaves it open.
-
-    It does not depend on how many are trained at the same time, for bits depend on it: each network has its part of the
-    cores, as if all replicates, and their controls beside them, were trained side by side.
-    """
-    width = experiment.run.num_replicates * (2 if experiment.run.controls else 1)
-    most = MOST_THREADS.get(experiment.model.name, loky.cpu_count())
-    return experiment.run.num_threads or min(most, max(1, loky.cpu_count() // width))
-
-
 def begin_threads(experiment: config.Experiment, recorded: int = 0) -> int:
-    """Let TensorFlow compute with as many threads as a run was begun with, or a new one is best begun with.
+    """Set TensorFlow's number of threads, and return it.
 
-    Where TensorFlow has begun already, a new run takes what there is, unless the experiment says how many.
+    A new run uses what the experiment says; else its part of the cores, as if all replicates and their controls trained
+    side by side, for bits must not depend on how many do; else what TensorFlow already has.
 
     Args:
         experiment: The experiment.
-        recorded: With how many the run was begun; 0 for a new one.
-
-    Returns:
-        How many it uses now.
+        recorded: The number that the run began with; 0 for a new run.
 
     Raises:
         LotteryError: TensorFlow has begun with another number in this process.
     """
-    if recorded:
-        return use_threads(recorded)
+    if recorded or experiment.run.num_threads:
+        return use_threads(recorded or experiment.run.num_threads)
+    width = experiment.run.num_replicates * (2 if experiment.run.controls else 1)
+    most = MOST_THREADS.get(experiment.model.name, loky.cpu_count())
     try:
-        return use_threads(threads_for(experiment))
+        return use_threads(min(most, max(1, loky.cpu_count() // width)))
     except LotteryError:
-        if experiment.run.num_threads:
-            raise
         return num_threads()
 
 
 def use_threads(wanted: int) -> int:
-    """Let TensorFlow compute with a number of threads, which cannot be changed once it has begun.
-
-    Args:
-        wanted: How many.
-
-    Returns:
-        How many it uses now.
+    """Set TensorFlow's number of threads, and return it.
 
     Raises:
         LotteryError: TensorFlow has begun with another number in this process.
@@ -99,12 +77,12 @@ def use_threads(wanted: int) -> int:
 
 
 def workers_for(num_threads: int, spans: Sequence[tuple[int, int]], macs: float | None, batch_size: int) -> int:
-    """In how many processes networks are best trained on this machine.
+    """Choose the number of processes that train networks on this machine.
 
     Args:
         num_threads: Threads of each.
-        spans: From which step to which each network is trained.
-        macs: Multiplications that one example takes, if that is known.
+        spans: First and last step of each network.
+        macs: Multiplications for one example, if known.
         batch_size: Examples of a step.
     """
     import tensorflow as tf
@@ -117,10 +95,10 @@ def workers_for(num_threads: int, spans: Sequence[tuple[int, int]], macs: float 
 
 
 def threads_of_like_runs(out: str | Path, experiment: config.Experiment) -> int:
-    """How many threads a run below `out` was begun with that may be this very experiment; 0 if there is none.
+    """Return the number of threads of an incomplete run that may be this experiment's; 0 if there is none.
 
-    Which run an experiment with a caller's own model goes on with is known only once the model is built, and then
-    TensorFlow has begun to compute. So runs count that are equal but for what the model and data decide.
+    The run of an experiment with a user's model is known only when the model is built, and by then TensorFlow has begun
+    to compute. So runs are compared without the values that the model and data decide.
     """
 
     def decided(one: config.Experiment) -> str:
@@ -130,8 +108,6 @@ def threads_of_like_runs(out: str | Path, experiment: config.Experiment) -> int:
             ("model", "name"),
             ("train", "optimizer"),
             ("train", "learning_rate"),
-            ("prune", "criterion"),
-            ("prune", "fingerprint"),
         ):
             del tables[section][key]
         return json.dumps(tables | {"data": None}, sort_keys=True)
@@ -147,41 +123,43 @@ def threads_of_like_runs(out: str | Path, experiment: config.Experiment) -> int:
 
 
 def check_data(run: Path, fingerprint: str) -> None:
-    """Raise `LotteryError` unless a run was begun with the data that have this digest."""
+    """Raise `LotteryError` unless a run began with the data of this digest."""
     if store.read_environment(run)["data_sha256"] != fingerprint:
-        raise LotteryError(
-            f"The data are not those that {str(run)!r} was begun with; restore them, or start a new run."
-        )
+        raise LotteryError(f"The data are not those that {str(run)!r} began with; restore them, or start a new run.")
 
 
 def check_devices(run: Path, model: Any) -> None:
-    """Raise `LotteryError` unless a run was begun with as many devices as a model is mirrored on."""
-    begun, now = store.read_environment(run).get("num_devices", 1), mirrored.num_devices(model)
-    if begun != now:
+    """Raise `LotteryError` unless a run began on as many devices as a model is mirrored on."""
+    before, now = store.read_environment(run).get("num_devices", 1), mirrored.num_devices(model)
+    if before != now:
         raise LotteryError(
-            f"This run trains on {begun} devices, on which its bits depend, and TensorFlow has {now} now; give it as "
+            f"This run trains on {before} devices, on which its bits depend, and TensorFlow has {now} now; give it as "
             "many, or start a new run."
         )
 
 
 def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | Streams, num_threads: int) -> list[str]:
-    """Write `environment.json` when a run begins; compare with it when the run goes on.
+    """Write ``environment.json`` when a run begins; compare with it when the run resumes.
 
     Args:
         run: The run's folder.
         experiment: The experiment.
-        model: The model, for what it takes to build it again, the weights that are never pruned and how often the
-            others are used.
-        data: What it is trained on.
-        num_threads: Threads that training uses.
+        model: The model, whose architecture, unpruned weights and multiply-adds are recorded.
+        data: The data.
+        num_threads: The number of threads.
 
     Returns:
-        What a person should know, in sentences.
+        Sentences that a person should read.
 
     Raises:
-        LotteryError: The data or the number of devices are not those that the run was begun with.
+        LotteryError: The run began with other data, or on another number of devices.
     """
     stored, name = store.read_environment(run), experiment.model.name
+    if stored:
+        check_data(run, data.fingerprint)
+        check_devices(run, model)
+        notes = [f"The run began with {other}, so bits may differ." for other in differences(stored)]
+        return ["This run began before; it resumes where it stopped.", *notes]
     now = {
         "digest": config.digest(experiment),
         "data_sha256": data.fingerprint,
@@ -195,17 +173,12 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
         "not_pruned": weights.unprunable(model),
         "uses": multiply_adds.per_entry(model),
     }
-    if not stored:
-        store.write_record(run / "environment.json", now)
-        return []
-    check_data(run, data.fingerprint)
-    check_devices(run, model)
-    notes = ["This run was begun before; it goes on where it stopped."]
-    return notes + [f"The run was begun with {what}, so bits may differ." for what in differences(stored)]
+    store.write_record(run / "environment.json", now)
+    return []
 
 
 def differences(stored: Mapping[str, Any]) -> list[str]:
-    """What this process computes with otherwise than the one that a run was begun in, as it was recorded."""
+    """Describe what this process has that a recorded environment has not: versions and the processor."""
     now = _versions()
     return [f"another {key} ({stored[key]}; now {now[key]})" for key in now if stored[key] != now[key]]
 
@@ -219,7 +192,7 @@ def _versions() -> dict[str, Any]:
 
 
 def num_threads() -> int:
-    """How many threads TensorFlow computes with, which is imported without its greetings for it."""
+    """Return TensorFlow's number of threads; import it without its greetings."""
     with _quiet():
         import tensorflow as tf
 
@@ -230,9 +203,9 @@ def num_threads() -> int:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what is written to standard error below Python to ourselves, unless something goes wrong.
+    """Silence standard error below Python, unless something goes wrong.
 
-    TensorFlow greets with lines about CUDA before any of its log levels can be set.
+    TensorFlow writes lines about CUDA before any of its log levels can be set.
     """
     if "tensorflow" in sys.modules or os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0") < "3":
         yield
@@ -249,7 +222,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _scaling(data: Splits | Streams) -> dict[str, Any] | None:
-    """What the network's inputs are made of pixels with, (x - mean) / deviation; None where they are taken as is."""
+    """Return mean and standard deviation that standardise the network's inputs; None if they are used as they are."""
     if isinstance(data, Streams) or data.train.x.dtype != np.uint8:
         return None
     return {"mean": data.mean.tolist(), "deviation": data.standard_deviation.tolist()}
@@ -264,7 +237,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of this package where it runs from a checkout."""
+    """Return the commit of this package if it runs from a checkout."""
     try:
         done = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"],

@@ -1,109 +1,203 @@
-"""Everything that is made once for a run, and checked, before anything is written: data, model, compiled loop."""
+"""Everything that is made once for a run, and checked before anything is written: data, model, trainer."""
 
+import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lottery import config, data, enforcement, masks, randomness, weights
+from lottery import config, data, randomness, weights
 from lottery.data import Splits, Streams
+from lottery.enforcement import ENFORCEMENTS, Enforcement
 from lottery.errors import LotteryError
 from lottery.models import fingerprint, networks
 from lottery.models.library import is_compiled, is_keras, keras_of
-from lottery.pruning import branches, criteria, plan
+from lottery.pipeline import environment
+from lottery.pruning import branches, criteria, plan, schedules
+from lottery.runs import store, verification
 from lottery.settings import COMPILED, GIVEN
 from lottery.training import compiling, mirrored, precision
-from lottery.training.loop import Loop, compile_loop, example_batch, scaler
+from lottery.training.loop import example_batch, scaler
 from lottery.training.settings import Train
+from lottery.training.trainer import Arrays, Trainer
+
+OF_RATES = ("rate", "rates", "final_density")  # keys of ``[prune]`` that a schedule as a function replaces
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """Objects that a caller passes where an experiment has names.
+
+    Attributes:
+        model: A function that builds the model.
+        data: Data; see `data.given`.
+        criterion: A function from `criteria.CriterionInputs` to scores by weight.
+        schedule: A function from a round to a density; see `schedules.Schedule`.
+        enforcement: A context manager function; see `enforcement.Enforcement`.
+    """
+
+    model: Callable[[], Any] | None = None
+    data: Any = None
+    criterion: criteria.Criterion | None = None
+    schedule: schedules.Schedule | None = None
+    enforcement: Enforcement | None = None
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run needs.
+    """Everything a run needs to train.
 
     Attributes:
-        experiment: The experiment, with what the caller's model and data decide filled in.
-        build: Builds the model afresh, with initial weights by chance.
-        data: What it is trained on.
-        loop: The compiled loop, with the one model that all replicates train.
-        criterion: What scores weights.
-        notes: What a person should know, in sentences.
+        experiment: The experiment, completed with what the caller's objects decide.
+        build: Builds the model, with initial weights drawn anew.
+        data: The data.
+        trainer: Trains every network, with one model.
+        criterion: Scores weights.
+        notes: Sentences that a person should read.
+        initial: By replicate, every variable at step 0, where it is drawn already.
     """
 
     experiment: config.Experiment
     build: Callable[[], Any]
     data: Splits | Streams
-    loop: Loop
+    trainer: Trainer
     criterion: criteria.Criterion
     notes: tuple[str, ...]
+    initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+
+
+def open_run(
+    stack: contextlib.ExitStack,
+    path: Path,
+    experiment: config.Experiment,
+    ingredients: Ingredients,
+    num_threads: int = 0,
+    prepared: Prepared | None = None,
+    transfer: config.Experiment | None = None,
+) -> tuple[Prepared, int, list[str]]:
+    """Open a run for this process alone, or begin it; nothing is written before everything is seen to fit.
+
+    Args:
+        stack: Closes the run.
+        path: The run's folder.
+        experiment: Its experiment.
+        ingredients: The caller's objects.
+        num_threads: The number of threads for a new run; 0 to choose.
+        prepared: Everything the run needs, if it is prepared already.
+        transfer: The experiment to prepare instead, with other data.
+
+    Returns:
+        Everything the run needs, its number of threads, and sentences that a person should read.
+
+    Raises:
+        LotteryError: The run is damaged or open elsewhere, or something does not fit the experiment or the run.
+    """
+    existed = path.exists()
+    if existed:
+        stack.enter_context(store.opened(path, experiment))
+        verification.refuse_damaged(path, experiment)
+    num_threads = store.read_environment(path).get("num_threads", num_threads)
+    num_threads = environment.begin_threads(experiment, num_threads)
+    prepared = prepared or prepare(transfer or experiment, ingredients)
+    if transfer:
+        return prepared, num_threads, []
+    if not existed:
+        stack.enter_context(store.opened(path, experiment))
+    notes = environment.record(path, experiment, prepared.trainer.model, prepared.data, num_threads)
+    if config.digest(prepared.experiment) != config.digest(experiment):
+        raise LotteryError(f"The model or a function passed is not the one that {str(path)!r} was run with.")
+    return prepared, num_threads, [*prepared.notes, *notes]
+
+
+def check_complete(path: Path, experiment: config.Experiment) -> None:
+    """Raise `LotteryError` if a complete run is damaged, or the file of its data has changed."""
+    verification.refuse_damaged(path, experiment)
+    if experiment.data.path and Path(experiment.data.path).exists():
+        environment.check_data(path, data.load(experiment.data).fingerprint)
 
 
 def prepare(
     experiment: config.Experiment,
-    model: Callable[[], Any] | None = None,
-    given: Any = None,
-    criterion: criteria.Criterion | None = None,
+    ingredients: Ingredients = Ingredients(),
+    replicate: int = 1,
 ) -> Prepared:
-    """Load the data, build and compile the model, and check that they and the experiment fit together.
+    """Load the data, build and compile the model, and check that everything fits together.
+
+    A model of the caller's own is built twice: for the trainer, and with the initial weights of a replicate, which
+    shows that the function builds new layers each time.
 
     Args:
         experiment: The experiment.
-        model: A function that builds the model, instead of the one that the experiment names.
-        given: Data, instead of those that the experiment names; see `data.given`.
-        criterion: A function, instead of the criterion that the experiment names.
-
-    Returns:
-        Everything that is needed to train.
+        ingredients: Objects instead of names.
+        replicate: The replicate that is trained first.
 
     Raises:
-        LotteryError: They do not fit.
+        LotteryError: Something does not fit.
     """
-    _check_strategy(experiment)
+    mode = experiment.run.enforcement
+    if experiment.run.strategy != "none" and mode in ("reparameterization", "tfmot"):
+        raise LotteryError(
+            f'run.enforcement: received "{mode}", allowed with run.strategy = "{experiment.run.strategy}" are '
+            '"constraint", "gradient" and "callback".'
+        )
     with mirrored.scope(mirrored.strategy_for(experiment.run.strategy)):
-        return _prepared(experiment, model, given, criterion)
+        prepared = _prepared(with_functions(experiment, ingredients), ingredients)
+    if ingredients.model is None and networks.is_built_in(experiment.model.name):
+        return prepared
+    before = weights.read(prepared.trainer.model)
+    drawn = build_model(prepared.build, _initial_seed(experiment, replicate))
+    if {id(one) for one in drawn.variables} & {id(one) for one in prepared.trainer.model.variables}:
+        raise LotteryError("model: the function uses the same model or layers twice; it must build new ones each time.")
+    prepared.initial[replicate] = weights.read_state(drawn)
+    for name in experiment.run.controls:
+        if "start weights" in branches.BRANCHES[name].needs_model:
+            check_drawn_anew(prepared.initial[replicate], before, name)
+    return prepared
 
 
-def _prepared(
-    experiment: config.Experiment,
-    model: Callable[[], Any] | None,
-    given: Any,
-    criterion: criteria.Criterion | None,
-) -> Prepared:
-    loaded = data.load(experiment.data) if given is None else data.given(given, experiment.data)
+def with_functions(experiment: config.Experiment, ingredients: Ingredients) -> config.Experiment:
+    """Write into an experiment which functions the caller passes: fingerprints, and the densities of a schedule.
+
+    Raises:
+        LotteryError: A function is missing, or a schedule does not fall from round to round.
+    """
+    tables = experiment.model_dump(exclude_unset=True)  # what a caller has set is not what has a default
+    for section, key, function in (
+        ("prune", "criterion", ingredients.criterion),
+        ("run", "enforcement", ingredients.enforcement),
+    ):
+        if function is not None:
+            about = {key: GIVEN, "fingerprint": fingerprint.of_function(function)}
+            tables[section] = tables.get(section, {}) | about
+        elif getattr(getattr(experiment, section), key) == GIVEN:
+            raise LotteryError(
+                f'{section}.{key} = "given" stands for a function passed to lottery.run(..., {key}=...); pass it '
+                "again, in Python."
+            )
+    if ingredients.schedule is not None and experiment.prune.num_rounds:
+        densities = [float(ingredients.schedule(index)) for index in range(1, experiment.prune.num_rounds + 1)]
+        own = {key: value for key, value in tables.get("prune", {}).items() if key not in OF_RATES}
+        tables["prune"] = own | {"schedule": GIVEN, "densities": densities, "num_rounds": len(densities)}
+    return config.validated(tables)
+
+
+def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepared:
+    model, passed = ingredients.model, ingredients.data
+    loaded = data.load(experiment.data) if passed is None else data.given(passed, experiment.data)
     own_model = model is not None or not networks.is_built_in(experiment.model.name)
     build = precision.building(model or _builder(experiment, loaded), experiment.train.precision)
-    built = build_model(build, randomness.seed_for(experiment.run.seed, 0, randomness.INITIALISATION))
-    if own_model:
-        other = build_model(build, 0)
-        twice = {id(variable) for one in (built, other) for variable in one.variables}
-        if len(twice) < 2 * len(built.variables):
-            raise LotteryError(
-                "model: the function uses the same model or layers twice; it must build new ones each time."
-            )
-        for name in experiment.run.controls:
-            if "start weights" in branches.BRANCHES[name].needs_model:
-                check_drawn_anew(weights.read(built), weights.read(other), name)
-        built = build_model(build, randomness.seed_for(experiment.run.seed, 0, randomness.INITIALISATION))
+    built = build_model(build, _initial_seed(experiment, 0))
     tables = experiment.model_dump()
-    if given is not None:
-        tables["data"] |= {"name": GIVEN, "fingerprint": loaded.fingerprint}
-        tables["data"]["validation"] = (
-            len(loaded.validation) if isinstance(loaded, Splits) else experiment.data.validation
-        )
+    if passed is not None:
+        validation = len(loaded.validation) if isinstance(loaded, Splits) else experiment.data.validation
+        tables["data"] |= {"name": GIVEN, "fingerprint": loaded.fingerprint, "validation": validation}
     if own_model:
         tables["model"]["fingerprint"] = fingerprint.of_model(built)
         tables["model"]["name"] = GIVEN if model is not None else experiment.model.name
         tables["train"] |= _compiled_with(built, experiment.train)
-    if criterion is not None:
-        tables["prune"] |= {"criterion": GIVEN, "fingerprint": fingerprint.of_function(criterion)}
-    elif experiment.prune.criterion == GIVEN:
-        raise LotteryError(
-            'prune.criterion = "given" stands for a function passed to lottery.run(..., criterion=...); pass it again, '
-            "in Python."
-        )
-    experiment = config.Experiment.model_validate(tables)
-    criterion = criterion or criteria.CRITERIA[experiment.prune.criterion]
+    experiment = config.validated(tables)
 
     strategy = mirrored.strategy_of(built)
     if strategy is not None and experiment.run.strategy == "none":
@@ -114,62 +208,66 @@ def _prepared(
     compiling.compile_model(built, experiment.train, inputs, schedule_step)
     if isinstance(loaded, Splits):
         compiling.check_data(built, loaded, experiment.train.batch_size, inputs)
-    prunable = weights.read(built)
-    plan.check_rounds(experiment.prune, {name: value.shape for name, value in prunable.items()})
-    held = enforcement.mask_variables(masks.ones_like(prunable))
-    loop = compile_loop(built, loaded, experiment.train, held, schedule_step, experiment.data.augment)
-    # That vectors stay (biases, statistics, seeds) is what everybody expects; a tensor that stays is worth a line.
+    plan.check_rounds(experiment.prune, {name: value.shape for name, value in weights.read(built).items()})
+    enforce = ingredients.enforcement or ENFORCEMENTS[experiment.run.enforcement]
+    trainer = Trainer(built, loaded, experiment.train, enforce, schedule_step, experiment.data.augment)
+    # Everybody expects vectors to stay (biases, statistics, seeds); a tensor that stays is worth a line.
     shapes = {name: variable.shape for name, variable in weights.variables(built).items()}
     skipped = {
         name: why for name, why in weights.unprunable(built).items() if len(shapes[name]) > 1 and why != "a bias"
     }
     notes = [f"{name} is not pruned: {why}." for name, why in skipped.items()]
-    if loop.examined.unrepeatable:
+    if unrepeatable := trainer.loop.examined.unrepeatable:
         notes.append(
-            f"The model draws random numbers by {', '.join(loop.examined.unrepeatable)}, which nothing can restore: "
+            f"The model draws random numbers by {', '.join(unrepeatable)}, which nothing can restore: "
             "stopped and resumed, the run will not give the same bits."
         )
     if strategy is not None:
         notes += _notes_on_devices(built, strategy)
     if experiment.train.precision != precision.FULL and own_model:
         notes += _notes_on_outputs(built, inputs)
-    return Prepared(experiment, build, loaded, loop, criterion, tuple(notes))
+    criterion = ingredients.criterion or criteria.CRITERIA[experiment.prune.criterion]
+    return Prepared(experiment, build, loaded, trainer, criterion, tuple(notes))
 
 
 def build_model(build: Callable[[], Any], seed: int) -> Any:
     """Build a model with initial weights from a seed.
 
     Raises:
-        LotteryError: The function cannot build one, or it is not a Keras model that is built.
+        LotteryError: The function fails, or returns something other than a built Keras model.
     """
     import keras
+    import tf_keras
 
     if hasattr(build, "trainable_variables"):
         raise LotteryError(
             "model: received a model, allowed is a function that builds a new one each time it is called."
         )
-
-    def seeded(library: Any) -> Any:
+    for library in (keras, tf_keras):  # each draws initial weights from its own generator
         library.utils.set_random_seed(seed)
-        try:
-            return build()
-        except LotteryError:
-            raise
-        except Exception as error:  # a user's function may raise anything
-            name = getattr(build, "__name__", "the model's function")
-            raise LotteryError(f"{name}() could not build the model: {type(error).__name__}: {error}") from error
-
-    model = seeded(keras)
-    library = keras_of(model)
-    if library is not keras:  # tf_keras draws initial weights from a generator of its own
-        model = seeded(library)
+    try:
+        model = build()
+    except LotteryError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        name = getattr(build, "__name__", "the model's function")
+        raise LotteryError(f"{name}() could not build the model: {type(error).__name__}: {error}") from error
+    keras_of(model)
     for name, variable in weights.variables(model).items():
         if "bfloat16" in str(variable.dtype):
             raise LotteryError(f"{name} is of type bfloat16, which NumPy cannot hold; use mixed_bfloat16 or float32.")
     return model
 
 
-def check_drawn_anew(drawn: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray], branch: str) -> None:
+def initial_state(prepared: Prepared, replicate: int) -> dict[str, np.ndarray]:
+    """Draw every variable of a replicate at step 0."""
+    if replicate not in prepared.initial:
+        model = build_model(prepared.build, _initial_seed(prepared.experiment, replicate))
+        prepared.initial[replicate] = weights.read_state(model)
+    return prepared.initial[replicate]
+
+
+def check_drawn_anew(drawn: Arrays, before: Arrays, branch: str) -> None:
     """Raise `LotteryError` if two sets of initial weights, from two seeds, are the same."""
     if all(np.array_equal(drawn[name], before[name]) for name in before):
         raise LotteryError(
@@ -179,15 +277,13 @@ def check_drawn_anew(drawn: Mapping[str, np.ndarray], before: Mapping[str, np.nd
 
 
 def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
-    """A network that nothing holds, and a batch, for criteria that look at gradients.
+    """Make a network without enforcement, and a batch, for criteria that look at gradients.
 
-    The batch is the first `prune.num_examples` examples of the training part in an order of the replicate's own.
+    The batch is the first `prune.num_examples` examples of the training data in an order drawn for the replicate.
     """
     experiment = prepared.experiment
     with precision.left_aside():  # gradients in half precision would be zero where they are small
-        model = build_model(
-            prepared.build, randomness.seed_for(experiment.run.seed, replicate, randomness.INITIALISATION)
-        )
+        model = build_model(prepared.build, _initial_seed(experiment, replicate))
     compiling.compile_model(model, experiment.train, example_batch(prepared.data)[0])
     wanted = experiment.prune.num_examples
     if isinstance(prepared.data, Splits):
@@ -199,12 +295,12 @@ def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
     import keras
 
     keras.utils.set_random_seed(randomness.seed_for(experiment.run.seed, replicate, randomness.SCORES))
-    x, y, *_ = next(iter(prepared.data.train().unbatch().batch(wanted)))  # weights of examples are left aside
+    x, y, *_ = next(iter(prepared.data.train().unbatch().batch(wanted)))  # leaves out weights of examples
     return criteria.Network(model, x, y, prepared.build)
 
 
 def ends_of_epochs(prepared: Prepared) -> list[int]:
-    """The steps after which every example was seen once more."""
+    """Return the steps at which epochs end."""
     settings = prepared.experiment.train
     if not isinstance(prepared.data, Splits):
         raise LotteryError("early_bird needs data of a known length, as arrays; a tf.data.Dataset has none.")
@@ -214,15 +310,6 @@ def ends_of_epochs(prepared: Prepared) -> list[int]:
         for epoch in range(1, settings.num_steps * settings.batch_size // size + 1)
     ]
     return [step for step in ends if step <= settings.num_steps]
-
-
-def _check_strategy(experiment: config.Experiment) -> None:
-    mode = experiment.run.enforcement
-    if experiment.run.strategy != "none" and mode in ("reparameterization", "tfmot"):
-        raise LotteryError(
-            f'run.enforcement: received "{mode}", allowed with run.strategy = "{experiment.run.strategy}" are '
-            '"constraint", "gradient" and "callback".'
-        )
 
 
 def _notes_on_devices(model: Any, strategy: Any) -> list[str]:
@@ -251,7 +338,7 @@ def _notes_on_outputs(model: Any, inputs: Any) -> list[str]:
 
 
 def _compiled_with(model: Any, settings: Train) -> Mapping[str, Any]:
-    """What the record says of a model that came compiled: the experiment's optimiser is not used."""
+    """Return the ``[train]`` values of a model that comes compiled: the experiment's optimiser is not used."""
     if not is_compiled(model):
         return {}
     own = {"optimizer", "learning_rate", "warmup_steps", "drop_at"} & settings.model_fields_set
@@ -288,3 +375,7 @@ def _builder(experiment: config.Experiment, loaded: Splits | Streams) -> Callabl
             "class for each example, counted from 0."
         )
     return networks.builder(name, loaded.train.x.shape[1:], highest + 1, library)
+
+
+def _initial_seed(experiment: config.Experiment, replicate: int) -> int:
+    return randomness.seed_for(experiment.run.seed, replicate, randomness.INITIALISATION)

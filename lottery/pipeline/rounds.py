@@ -1,205 +1,391 @@
-"""The algorithm: train, prune, rewind, and again."""
+"""The algorithm, train, prune, rewind and again; and the branches from its rounds."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lottery import config, files, masks, randomness, weights
-from lottery.errors import LotteryError
+from lottery import config, files, masks, progress, randomness, stopping, weights
+from lottery.errors import LotteryError, StorageError
 from lottery.masks import Masks
-from lottery.pipeline import jobs
-from lottery.pipeline.preparing import check_drawn_anew, ends_of_epochs
+from lottery.models.library import reason
+from lottery.pipeline import preparing
+from lottery.pipeline.preparing import Prepared
 from lottery.pruning import branches, plan, ranking, rewinding
 from lottery.runs import store
-from lottery.training import trainer
-from lottery.training.trainer import Trained
+from lottery.training.checkpoints import Checkpointer, Every
+from lottery.training.trainer import Arrays, Row, Span, Trained
+
+Network = tuple[int, int, str]  # replicate, round, branch
+
+EARLY_MASKS, EARLY_DISTANCE = 5, 0.1  # You et al. 2020, https://arxiv.org/abs/1909.11957, section 3.2
+
+
+@dataclass(frozen=True)
+class Training:
+    """The training of a run's networks in this process.
+
+    Attributes:
+        path: The run's folder.
+        prepared: Everything the networks need.
+        report: Receives everything that happens.
+        every: How often a network in training is checkpointed.
+        asked: Returns the signal that requested a stop, or 0.
+        states: Steps of the dense network at which other runs of a sweep need its state.
+        initial: By replicate, every variable at step 0, once it is compared with the stored file.
+    """
+
+    path: Path
+    prepared: Prepared
+    report: progress.Report
+    every: Every = field(default_factory=Every)
+    asked: stopping.Asked = stopping.never
+    states: tuple[int, ...] = ()
+    initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Functions that see a network while it trains.
+
+    Attributes:
+        at: By step, a function that is called with every variable after that step.
+        memory: Arrays that these functions write, a part of every checkpoint.
+        stage: The name of a training that comes before the network's own, for a checkpoint of its own.
+    """
+
+    at: Mapping[int, Callable[[dict[str, np.ndarray]], None]]
+    memory: dict[str, np.ndarray] = field(default_factory=dict)
+    stage: str = ""
+
+
+def find_ticket(
+    prunable: Arrays,
+    train: Callable[[int, Masks, Arrays], Trained],
+    prune: Callable[[int, Arrays, Masks], Masks],
+    num_rounds: int,
+    last: tuple[int, Masks, Arrays] | None = None,
+) -> Iterator[tuple[int, Masks, Trained]]:
+    """Iterative magnitude pruning with rewinding, strategy 1 of Frankle & Carbin 2019, appendix B.
+
+    Args:
+        prunable: The weights that masks are for; only names and shapes matter.
+        train: Trains a round under masks; its third argument is the trained weights of the round before.
+        prune: From a round, the trained weights before it and their masks to the masks of that round.
+        num_rounds: Rounds after the dense one.
+        last: Number, masks and trained weights of a round to start after.
+
+    Yields:
+        Number, masks and trained network of each round, from round 0 or the one after `last`.
+    """
+    index, kept, before = last or (-1, masks.ones_like(prunable), {})
+    while index < num_rounds:
+        index += 1
+        if index:
+            kept = prune(index, before, kept)
+        trained = train(index, kept, before)
+        before = trained.weights
+        yield index, kept, trained
+
+
+def train_chain(training: Training, replicate: int, last: int) -> None:
+    """Train the rounds of a replicate that are not stored yet, up to round `last`."""
+    experiment = training.prepared.experiment
+    initial = initial_state(training, replicate)
+    prunable = {name: initial[name] for name in training.prepared.trainer.masks}
+    thresholds: dict[str, float | None] = dict.fromkeys(prunable)
+    k = experiment.rewind.step
+
+    def prune(index: int, before: Arrays, kept: Masks) -> Masks:
+        nonlocal thresholds
+        if not experiment.prune.iterative:  # each round is pruned in one shot, from the dense network
+            before = store.StoredRound(training.path, replicate, 0).weights
+        scores = _scores(training, replicate, index, before, kept)
+        pruned = plan.round_masks(experiment.prune, index, scores, kept)
+        thresholds = ranking.thresholds(scores, kept, pruned)
+        return pruned
+
+    def train(index: int, kept: Masks, before: Arrays) -> Trained:
+        network, details = (replicate, index, store.TICKET), {}
+        if index:
+            span = Span(k, schedule_step=schedule_step(experiment, index))
+            start = rewinding.rewound(experiment.rewind.mode, _start_state(training, replicate), before, kept)
+            trained = train_network(training, network, start, kept, span)
+        else:
+            watch = _states_on_the_way(training)
+            trained = train_network(training, network, initial, kept, watch=watch)
+            sha256 = _store_states(training, replicate, watch, initial)
+            details = {"rewind_sha256": sha256} if k else {}
+        store_network(training, network, kept, trained, {"thresholds": thresholds, **details})
+        return trained
+
+    for _ in find_ticket(prunable, train, prune, last, _last(training.path, replicate)):
+        pass
+
+
+def train_branch(
+    training: Training,
+    network: Network,
+    branch: branches.BranchFunction,
+    details: Mapping[str, Any] | None = None,
+) -> None:
+    """Train a branch from a stored round.
+
+    Args:
+        training: The run.
+        network: Replicate, round, and the branch's label.
+        branch: Makes the start and the masks from the stored ticket.
+        details: Entries to add to its record.
+    """
+    experiment = training.prepared.experiment
+    chosen = branch(_stored_ticket(training, network))
+    _check_start(training, network[2], chosen)
+    first, last, schedule = chosen.first_step, chosen.last_step, chosen.schedule_step
+    if schedule is None:  # a branch that starts where the ticket starts goes through the same part of the schedule
+        schedule = schedule_step(experiment, network[1]) if first == experiment.rewind.step else first
+    trained = train_network(training, network, chosen.start, chosen.kept, Span(first, last, schedule))
+    about = {"control": branch.__name__, "first_step": first, "last_step": last}
+    details = {**about, "thresholds": dict.fromkeys(chosen.kept), **(details or {})}
+    store_network(training, network, chosen.kept, trained, details)
+
+
+def train_network(
+    training: Training,
+    network: Network,
+    start: Arrays,
+    kept: Masks,
+    span: Span = Span(),  # noqa: B008 (frozen)
+    watch: Watch | None = None,
+    words: tuple[int, ...] | None = None,
+) -> Trained:
+    """Train one network, or resume from its checkpoint.
+
+    Args:
+        training: The run.
+        network: Replicate, round and branch.
+        start: Every variable to start from; masked entries start at zero.
+        kept: The masks.
+        span: The first and the last step.
+        watch: Functions that see the network while it trains.
+        words: Seed words of the order of the batches; the replicate's own if None.
+
+    Raises:
+        LotteryError: It cannot be trained; the message says which network it is.
+        Stopped: A stop was requested.
+    """
+    experiment, (replicate, index, branch) = training.prepared.experiment, network
+    last = experiment.train.num_steps if span.last_step is None else span.last_step
+    watch, reported = watch or Watch({}), 0
+
+    def report(step: int, accuracy: float, row: Row | None) -> None:
+        nonlocal reported
+        if row is None:
+            at = _where(training, network, kept, step, accuracy, (span.first_step, last))
+            training.report(at)
+        else:
+            training.report(progress.Measured(training.path, *network, row, not reported))
+            reported += 1
+
+    file = store.checkpoint_path(store.round_path(training.path, *network), watch.stage)
+    note: Callable[[str], None] = lambda text: training.report(progress.Note(text))  # noqa: E731
+    checkpointer = Checkpointer(file, training.every, training.asked, note, watch.memory)
+    try:
+        return training.prepared.trainer.train(
+            start, kept, words or (experiment.run.seed, replicate, randomness.BATCHES), span, watch.at, report,
+            checkpointer,
+        )  # fmt: skip
+    except StorageError:  # says itself that the disk is at fault
+        raise
+    except Exception as error:
+        import tensorflow as tf
+
+        if not isinstance(error, (LotteryError, MemoryError, tf.errors.OpError)):
+            raise
+        why = f"There is not enough memory: {error}." if isinstance(error, MemoryError) else error
+        why = f"TensorFlow stopped: {reason(error)}." if isinstance(error, tf.errors.OpError) else why
+        name = "" if branch == store.TICKET else f", branch {branch}"
+        raise LotteryError(
+            f"Replicate {replicate}, round {index}{name}: {why} What was trained before is kept in "
+            f"{str(training.path)!r}."
+        ) from error
+
+
+def store_network(
+    training: Training, network: Network, kept: Masks, trained: Trained, details: Mapping[str, Any]
+) -> None:
+    """Store a trained network with its record, and report it."""
+    (replicate, index, branch), counts = network, masks.num_kept(kept)
+    prepared = training.prepared
+    record = {
+        "replicate": replicate, "branch": branch, "round": index,
+        "density": masks.density(kept), "num_kept": sum(counts.values()),
+        "num_weights": sum(mask.size for mask in kept.values()), "kept": counts,
+        "collapsed": [name for name, count in counts.items() if not count],
+        **trained.summary,
+        "start_sha256": trained.start_sha256, "jit_compile": prepared.trainer.loop.jit_compile,
+        "seconds": round(trained.seconds, 3), **details,
+    }  # fmt: skip
+    folder = store.round_path(training.path, *network)
+    record = store.write_round(folder, kept, trained.weights, trained.metrics, record)
+    store.clear_checkpoints(folder)
+    last = prepared.experiment.train.num_steps
+    where = _where(training, network, kept, last, record["final_val_accuracy"], span(prepared.experiment, network))
+    training.report(progress.Done(where, record))
+
+
+def initial_state(training: Training, replicate: int) -> dict[str, np.ndarray]:
+    """Return every variable at step 0, which is stored before the first round.
+
+    Raises:
+        LotteryError: The stored file has other values than the model is built with.
+    """
+    if replicate not in training.initial:
+        start, file = preparing.initial_state(training.prepared, replicate), store.start_path(training.path, replicate)
+        if not file.exists():
+            files.write(file, files.pack_arrays(start))
+        if weights.fingerprint(files.read_arrays(file)) != weights.fingerprint(start):
+            raise LotteryError(
+                f"The model is built with other initial weights than those in {str(file)!r}, so this run cannot go on: "
+                "the file was changed, or the model, or a version of what it is built with."
+            )
+        training.initial[replicate] = start
+    return training.initial[replicate]
+
+
+def while_there(run: Path, report: progress.Report) -> progress.Report:
+    """Report events; raise `StorageError` once the run's folder is gone, for nothing must be stored in a new one."""
+
+    def checked(event: progress.Event) -> None:
+        store.check_there(run)
+        report(event)
+
+    return checked
 
 
 def schedule_step(experiment: config.Experiment, index: int) -> int:
-    """Where in its schedule the learning rate begins in a round.
+    """Return the step of its schedule at which the learning rate begins in a round.
 
-    At the rewind step; in fine-tuning at the schedule's end, so that it keeps its last value.
+    That is the rewind step; for fine-tuning the schedule's end, so that the rate keeps its last value.
     """
     if not index:
         return 0
     return experiment.train.num_steps if experiment.rewind.mode == "none" else experiment.rewind.step
 
 
-Weights = Mapping[str, np.ndarray]
+def span(experiment: config.Experiment, network: Network) -> tuple[int, int]:
+    """Estimate the first and the last step of a network's training before its branch says them."""
+    (_, index, branch), last = network, experiment.train.num_steps
+    known = branches.find(branch)
+    starts = known.starts if known else "rewind"
+    if starts == "end":
+        return last, last
+    return experiment.rewind.step if index and starts == "rewind" else 0, last
 
 
-@dataclass(frozen=True)
-class Round:
-    """A round that was trained: its number, what was kept while it trained, and what came out."""
-
-    index: int
-    kept: Masks
-    trained: Trained
-
-
-def find_ticket(
-    prunable: Weights,
-    train: Callable[[int, Masks, Weights], Trained],
-    prune: Callable[[int, Weights, Masks], Masks],
-    num_rounds: int,
-    last: tuple[int, Masks, Weights] | None = None,
-) -> Iterator[Round]:
-    """Iterative magnitude pruning with rewinding, strategy 1 of Frankle & Carbin 2019, appendix B.
-
-    Args:
-        prunable: The weights that masks are for; only names and shapes matter.
-        train: Trains round `index` under masks; the third argument are the trained weights of the round before.
-        prune: From the round about to begin, trained weights and masks to the masks of that round.
-        num_rounds: Rounds after the dense one.
-        last: Number, masks and trained weights of a round to go on from.
-
-    Yields:
-        Each round once it is trained, from round 0 or the one after `last`.
-    """
-    index, kept, weights = last or (-1, masks.ones_like(prunable), {})
-    while index < num_rounds:
-        index += 1
-        if index:
-            kept = prune(index, weights, kept)
-        trained = train(index, kept, weights)
-        weights = trained.weights
-        yield Round(index, kept, trained)
+def _where(
+    training: Training, network: Network, kept: Masks, step: int, accuracy: float, steps: tuple[int, int]
+) -> progress.Step:
+    experiment, (replicate, index, branch) = training.prepared.experiment, network
+    return progress.Step(
+        training.path, replicate, experiment.run.num_replicates, index, experiment.prune.num_rounds, branch,
+        masks.density(kept), step, *steps, accuracy,
+    )  # fmt: skip
 
 
-EARLY_MASKS, EARLY_DISTANCE = 5, 0.1  # You et al. 2020, https://arxiv.org/abs/1909.11957, section 3.2
-
-
-def train_chain(job: jobs.Job, replicate: int, last: int) -> None:
-    """Train the rounds of a replicate that are not stored yet, up to round `last`: the algorithm itself."""
-    experiment, loop = job.prepared.experiment, job.prepared.loop
-    initial = jobs.initial_state(job, replicate)
-    prunable = {name: initial[name] for name in loop.masks}
-    thresholds: dict[str, float | None] = dict.fromkeys(prunable)
-    k = experiment.rewind.step
-
-    def prune(index: int, trained: jobs.State, kept: Masks) -> Masks:
-        nonlocal thresholds
-        if not experiment.prune.iterative:  # each round is pruned in one shot, from the dense network
-            trained = files.read_arrays(store.round_path(job.path, replicate, 0) / "weights.safetensors")
-        scores = jobs.scores_of(job, replicate, index, trained, kept)
-        pruned = plan.round_masks(experiment.prune, index, scores, kept)
-        thresholds = ranking.thresholds(scores, kept, pruned)
-        return pruned
-
-    def train(index: int, kept: Masks, before: jobs.State) -> trainer.Trained:
-        network = (replicate, index, store.TICKET)
-        if not index:
-            trained, saved = _train_dense(job, network, initial, kept)
-            details = {"rewind_sha256": weights.fingerprint(saved[k])} if k else {}
-        else:
-            start = rewinding.rewound(experiment.rewind.mode, jobs.start_state(job, replicate), before, kept)
-            at = schedule_step(experiment, index)
-            trained, details = jobs.train_network(job, network, start, kept, k, schedule_step=at), {}
-        return jobs.store_network(job, network, kept, trained, {"thresholds": thresholds, **details})
-
-    for _ in find_ticket(prunable, train, prune, last, _last(job.path, replicate)):
-        pass
-
-
-def _train_dense(
-    job: jobs.Job, network: jobs.Network, initial: jobs.State, dense: Masks
-) -> tuple[trainer.Trained, Mapping[int, jobs.State]]:
-    """Train round 0, and store the states on its way that this run, or others of a sweep, rewind to."""
-    seen: dict[str, np.ndarray] = {}  # by step and weight: part of every checkpoint
-    steps = sorted({job.prepared.experiment.rewind.step, *job.states} - {0})
-
-    def look(step: int) -> Callable[[dict[str, np.ndarray]], None]:
-        return lambda state: seen.update({f"{step}/{name}": value for name, value in state.items()})
-
-    watch = {step: look(step) for step in steps}
-    trained = jobs.train_network(job, network, initial, dense, 0, watch=watch, memory=seen)
-    saved = {step: {name: seen[f"{step}/{name}"] for name in initial} for step in steps}
-    for step, state in saved.items():
-        if step == job.prepared.experiment.rewind.step:
-            files.write(store.start_path(job.path, network[0], step), files.pack_arrays(state))
-        else:  # no record has its checksum
-            known = {"sha256": weights.fingerprint(state)}
-            files.write(store.state_path(job.path, network[0], step), files.pack_arrays(state, known))
-    return trained, saved
-
-
-def train_branch(
-    job: jobs.Job, network: jobs.Network, branch: branches.BranchFunction, details: Mapping[str, Any] | None = None
-) -> None:
-    """Train a branch from a stored round.
-
-    Args:
-        job: What it is part of.
-        network: Replicate, round, and the branch's label.
-        branch: What it keeps and changes.
-        details: What its record says besides.
-    """
-    departure = branch(_origin(job, network))
-    _check_departure(job, network[2], departure)
-    start, first, last = masks.apply(departure.start, departure.kept), departure.first_step, departure.last_step
-    at = departure.schedule_step
-    if at is None:  # what begins where the ticket begins goes through the same part of the schedule
-        same = first == job.prepared.experiment.rewind.step
-        at = schedule_step(job.prepared.experiment, network[1]) if same else first
-    trained = jobs.train_network(job, network, start, departure.kept, first, last, schedule_step=at)
-    about = {"control": branch.__name__, "first_step": first, "last_step": last}
-    details = {**about, "thresholds": dict.fromkeys(departure.kept), **(details or {})}
-    jobs.store_network(job, network, departure.kept, trained, details)
-
-
-def _check_departure(job: jobs.Job, branch: str, departure: Any) -> None:
-    """What is not named would stay as the network trained before has left it."""
-    if not isinstance(departure, branches.BranchStart):
-        raise LotteryError(f"{branch}: received {type(departure).__name__}, allowed is a branches.BranchStart.")
-    parts = (departure.start, weights.variables(job.prepared.loop.model)), (departure.kept, job.prepared.loop.masks)
-    for what, (given, wanted) in zip(("start", "kept"), parts, strict=True):
-        if set(given) != set(wanted):
-            wrong = sorted(set(given) ^ set(wanted))[0]
-            raise LotteryError(f"{branch}: {what} must have each weight of the ticket's, and no other; see {wrong!r}.")
-    masks.check(dict(departure.kept), departure.start)
-    last = job.prepared.experiment.train.num_steps
-    if not 0 <= departure.first_step <= departure.last_step <= last:
-        steps = f"{departure.first_step} to {departure.last_step}"
-        raise LotteryError(f"{branch}: received the steps {steps}, allowed are some from 0 to {last}.")
-
-
-def _last(path: Path, replicate: int) -> tuple[int, Masks, dict[str, np.ndarray]] | None:
-    """The last complete round, to go on from."""
+def _last(path: Path, replicate: int) -> tuple[int, Masks, Arrays] | None:
+    """Read the last complete round, if there is one."""
     indices = store.complete_rounds(path, replicate)
     if not indices:
         return None
-    folder = store.round_path(path, replicate, indices[-1])
-    return (
-        indices[-1],
-        files.read_masks(folder / "masks.safetensors"),
-        files.read_arrays(folder / "weights.safetensors"),
-    )
+    stored = store.StoredRound(path, replicate, indices[-1])
+    return stored.index, stored.masks, stored.weights
 
 
-def _origin(job: jobs.Job, network: jobs.Network) -> branches.StoredTicket:
-    experiment, (replicate, index, branch) = job.prepared.experiment, network
-    seed = randomness.seed_for(experiment.run.seed, replicate, randomness.BRANCH, index, randomness.INITIALISATION)
-    kept = files.read_masks(store.round_path(job.path, replicate, index) / "masks.safetensors")
-    jobs.initial_state(job, replicate)  # refuses a model that is built with other weights than the run's
+def _start_state(training: Training, replicate: int) -> dict[str, np.ndarray]:
+    """Read every variable at the rewind step."""
+    return files.read_arrays(store.start_path(training.path, replicate, training.prepared.experiment.rewind.step))
+
+
+def _scores(training: Training, replicate: int, index: int, trained: Arrays, kept: Masks) -> dict[str, np.ndarray]:
+    """Score the weights that round `index` is about to prune."""
+    experiment = training.prepared.experiment
+    initial = files.read_arrays(store.start_path(training.path, replicate))
+    network = None
+    if not plan.is_repeatable(experiment.prune):
+        network = preparing.scoring_network(training.prepared, replicate)
+        weights.assign(network.model, _start_state(training, replicate))
+    rng = randomness.generator(experiment.run.seed, replicate, randomness.SCORES, index)
+    inputs = plan.criterion_inputs(experiment.prune, index, initial, trained, kept, rng, network)
+    return training.prepared.criterion(inputs)
+
+
+def _states_on_the_way(training: Training) -> Watch:
+    """Watch the dense network at the steps that this run, or others of a sweep, rewind to."""
+    seen: dict[str, np.ndarray] = {}
+
+    def keep(step: int) -> Callable[[dict[str, np.ndarray]], None]:
+        return lambda state: seen.update({f"{step}/{name}": value for name, value in state.items()})
+
+    steps = sorted({training.prepared.experiment.rewind.step, *training.states} - {0})
+    return Watch({step: keep(step) for step in steps}, seen)
+
+
+def _store_states(training: Training, replicate: int, watch: Watch, initial: Arrays) -> str:
+    """Store the states that were watched, and return the fingerprint of the one to rewind to."""
+    sha256 = ""
+    for step in watch.at:
+        state = {name: watch.memory[f"{step}/{name}"] for name in initial}
+        if step == training.prepared.experiment.rewind.step:
+            sha256 = weights.fingerprint(state)
+            files.write(store.start_path(training.path, replicate, step), files.pack_arrays(state))
+        else:  # its checksum is in no record
+            known = {"sha256": weights.fingerprint(state)}
+            files.write(store.state_path(training.path, replicate, step), files.pack_arrays(state, known))
+    return sha256
+
+
+def _stored_ticket(training: Training, network: Network) -> branches.StoredTicket:
+    experiment, (replicate, index, branch) = training.prepared.experiment, network
+    stored = store.StoredRound(training.path, replicate, index)
+    initial = initial_state(training, replicate)  # refuses a model that is built with other weights than the run's
+
+    def fresh() -> dict[str, np.ndarray]:
+        seed = randomness.seed_for(experiment.run.seed, replicate, randomness.BRANCH, index, randomness.INITIALISATION)
+        drawn = weights.read_state(preparing.build_model(training.prepared.build, seed))
+        before = {name: initial[name] for name in training.prepared.trainer.masks}
+        preparing.check_drawn_anew(drawn, before, branch)
+        return drawn
+
     return branches.StoredTicket(
-        kept=kept,
-        start=store.StoredRound(job.path, replicate, index).start,
+        kept=stored.masks,
+        start=stored.start,
         step=experiment.rewind.step if index else 0,
         num_steps=experiment.train.num_steps,
         rng=branches.rng_for(experiment.run.seed, replicate, index, branch),
-        fresh=lambda: _drawn_anew(job, replicate, branch, seed),
-        drawn_early=lambda: _drawn_early(job, network),
+        fresh=fresh,
+        drawn_early=lambda: _drawn_early(training, network),
     )
 
 
-def _drawn_anew(job: jobs.Job, replicate: int, branch: str, seed: int) -> dict[str, np.ndarray]:
-    drawn, initial = jobs.built_state(job, seed), jobs.initial_state(job, replicate)
-    check_drawn_anew(drawn, {name: initial[name] for name in job.prepared.loop.masks}, branch)
-    return drawn
+def _check_start(training: Training, branch: str, chosen: Any) -> None:
+    """Refuse a start that leaves a variable out: it would stay as the network trained before has left it."""
+    if not isinstance(chosen, branches.BranchStart):
+        raise LotteryError(f"{branch}: received {type(chosen).__name__}, allowed is a branches.BranchStart.")
+    trainer = training.prepared.trainer
+    parts = ("start", chosen.start, weights.variables(trainer.model)), ("kept", chosen.kept, trainer.masks)
+    for part, received, wanted in parts:
+        if wrong := sorted(set(received) ^ set(wanted)):
+            raise LotteryError(
+                f"{branch}: {part} must have each weight of the ticket's, and no other; see {wrong[0]!r}."
+            )
+    masks.check(dict(chosen.kept), chosen.start)
+    last = training.prepared.experiment.train.num_steps
+    if not 0 <= chosen.first_step <= chosen.last_step <= last:
+        steps = f"{chosen.first_step} to {chosen.last_step}"
+        raise LotteryError(f"{branch}: received the steps {steps}, allowed are some from 0 to {last}.")
 
 
 class NotDrawn(LotteryError):
@@ -207,16 +393,16 @@ class NotDrawn(LotteryError):
 
 
 class _Enough(Exception):
-    """Ends a training run of which nothing more is needed."""
+    """Ends a training early."""
 
 
-def _drawn_early(job: jobs.Job, network: jobs.Network) -> branches.BranchStart:
-    """The masks of a round, drawn from the dense network as soon as they settle; see `branches.early_bird`."""
-    experiment, (replicate, index, _) = job.prepared.experiment, network
-    initial = jobs.initial_state(job, replicate)
-    dense = masks.ones_like({name: initial[name] for name in job.prepared.loop.masks})
-    seen: dict[str, np.ndarray] = {}  # the masks of the last epochs, by step and weight: part of every checkpoint
-    departures = []
+def _drawn_early(training: Training, network: Network) -> branches.BranchStart:
+    """Draw the masks of a round from the dense network as soon as they settle; see `branches.early_bird`."""
+    experiment, (replicate, index, _) = training.prepared.experiment, network
+    initial = initial_state(training, replicate)
+    dense = masks.ones_like({name: initial[name] for name in training.prepared.trainer.masks})
+    seen: dict[str, np.ndarray] = {}  # the masks of the last epochs, by step and weight
+    starts = []
 
     def drawn() -> dict[int, Masks]:
         steps = sorted({int(key.partition("/")[0]) for key in seen})
@@ -226,26 +412,26 @@ def _drawn_early(job: jobs.Job, network: jobs.Network) -> branches.BranchStart:
         return max(masks.distance(one, other) for one in drawn().values() for other in drawn().values())
 
     def look(step: int, state: dict[str, np.ndarray]) -> None:
-        scores = jobs.scores_of(job, replicate, index, state, dense)
+        scores = _scores(training, replicate, index, state, dense)
         kept = plan.round_masks(experiment.prune, index, scores, dense)
         seen.update({f"{step}/{name}": mask for name, mask in kept.items()})
         for old in list(drawn())[:-EARLY_MASKS]:
             for name in dense:
                 del seen[f"{old}/{name}"]
         if len(drawn()) == EARLY_MASKS and farthest() <= EARLY_DISTANCE:
-            departures.append(branches.BranchStart(state, kept, step, experiment.train.num_steps, step))
+            starts.append(branches.BranchStart(state, kept, step, experiment.train.num_steps, step))
             raise _Enough
 
-    epochs = ends_of_epochs(job.prepared)
+    epochs = preparing.ends_of_epochs(training.prepared)
     if len(epochs) < EARLY_MASKS:
         raise LotteryError(f"early_bird: received {len(epochs)} epochs of training, allowed are {EARLY_MASKS} or more.")
-    watch = {step: (lambda state, at=step: look(at, state)) for step in epochs}
+    watch = Watch({step: (lambda state, at=step: look(at, state)) for step in epochs}, seen, "dense")
     with contextlib.suppress(_Enough):
-        jobs.train_network(job, network, initial, dense, 0, watch=watch, stage="dense", memory=seen)
-    if not departures:
-        store.clear_checkpoints(store.round_path(job.path, *network))
+        train_network(training, network, initial, dense, watch=watch)
+    if not starts:
+        store.clear_checkpoints(store.round_path(training.path, *network))
         raise NotDrawn(
             f"No early-bird ticket for round {index} of replicate {replicate}: in {len(epochs)} epochs the last "
             f"{EARLY_MASKS} masks still differ by up to {farthest():.3f}, allowed is {EARLY_DISTANCE}."
         )
-    return departures[0]
+    return starts[0]

@@ -1,4 +1,4 @@
-"""Networks that several experiments have in common, trained for the first and copied for the others."""
+"""Networks that several experiments share: trained for the first, copied for the others."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,24 +11,19 @@ from lottery.executors.scheduler import Task
 from lottery.runs import store
 from lottery.weights import fingerprint
 
-# What says how much is trained and compared, and nothing of how a network is.
-OF_THE_WHOLE = ("num_replicates", "controls", "control_rounds")
+OF_THE_WHOLE = ("num_replicates", "controls", "control_rounds")  # keys that do not decide how a network is trained
 
-
-# What a run is computed with, and bits depend on.
+# Keys of the environment that bits depend on.
 COMPUTED_WITH = ("data_sha256", "num_threads", "num_devices", "python", "versions", "processor")
 
 
 def prefix(experiment: config.Experiment, environment: Mapping[str, Any], index: int) -> str:
-    """What decides the networks of a round, the branches among them: where it is the same, so are their bits.
+    """Write down everything that decides the bits of a round's networks and branches, as a text to compare.
 
     Args:
         experiment: The experiment.
-        environment: What the run was begun with, as it is stored.
-        index: The round; nothing of pruning and rewinding decides round 0.
-
-    Returns:
-        A text to compare.
+        environment: The stored environment of the run.
+        index: The round; pruning and rewinding do not decide round 0.
     """
     tables = experiment.model_dump(mode="json")
     run = {key: value for key, value in tables["run"].items() if key not in OF_THE_WHOLE}
@@ -36,7 +31,7 @@ def prefix(experiment: config.Experiment, environment: Mapping[str, Any], index:
     decides["environment"] = {key: environment.get(key) for key in COMPUTED_WITH}
     if index:
         prune = tables["prune"]
-        if prune["schedule"] == "explicit":
+        if prune["densities"]:
             prune |= {"densities": prune["densities"][:index], "num_rounds": index}
         elif prune["schedule"] == "geometric" and not prune["final_density"]:
             prune |= {"num_rounds": index}
@@ -45,10 +40,10 @@ def prefix(experiment: config.Experiment, environment: Mapping[str, Any], index:
 
 
 def same(networks: Sequence[Task], settings: Mapping[Path, config.Experiment]) -> dict[Task, Task]:
-    """Which networks need not be trained, each with the one that it is to be a copy of.
+    """Find the networks that need not be trained, each with its original.
 
     Args:
-        networks: All of them, stored or not, by priority.
+        networks: All networks, stored or not, by priority.
         settings: The experiment of each run.
     """
     environments = {run: store.read_environment(run) for run in settings}
@@ -66,7 +61,7 @@ def same(networks: Sequence[Task], settings: Mapping[Path, config.Experiment]) -
 
 
 def _has_state(task: Task, original: Task, settings: Mapping[Path, config.Experiment]) -> bool:
-    """Whether the weights that a network's run rewinds to are, or will be, stored with the other's dense network."""
+    """Check if the weights that a network's run rewinds to are, or will be, stored with the original."""
     (replicate, index, _), step = task.network, settings[task.run].rewind.step
     if index or step in (0, settings[original.run].rewind.step) or not store.is_stored(original.run, *original.network):
         return True
@@ -74,7 +69,7 @@ def _has_state(task: Task, original: Task, settings: Mapping[Path, config.Experi
 
 
 def states(copies: Mapping[Task, Task], settings: Mapping[Path, config.Experiment]) -> dict[Path, tuple[int, ...]]:
-    """By run, the steps of its dense networks whose states other runs rewind to."""
+    """List by run the steps of its dense networks that other runs rewind to."""
     wanted: dict[Path, set[int]] = {}
     for task, original in copies.items():
         step = settings[task.run].rewind.step
@@ -84,24 +79,23 @@ def states(copies: Mapping[Task, Task], settings: Mapping[Path, config.Experimen
 
 
 def copy_network(task: Task, original: Task, experiment: config.Experiment) -> dict:
-    """Store a network that another run has, with what its replicate starts from.
+    """Copy a network from another run, with the start weights of its replicate, and return its record.
 
     Args:
-        task: Where to.
-        original: Where from; it is complete.
-        experiment: The experiment of the run that it is copied to.
-
-    Returns:
-        Its record.
+        task: The copy.
+        original: The original, which is complete.
+        experiment: The experiment of the copy's run.
 
     Raises:
         LotteryError: A file of it is missing or damaged, or nothing can be written.
     """
     store.check_there(task.run)
     (replicate, index, _), step = task.network, experiment.rewind.step
-    source, target = (store.round_path(one.run, *one.network) for one in (original, task))
-    store.check_files(source)
-    record = store.read_record(source)
+    network, target = store.StoredRound(original.run, *original.network), store.round_path(task.run, *task.network)
+    record, parts = (
+        dict(network.record),
+        (network.masks, network.weights, network.metrics),
+    )  # whole, or nothing is stored
     if not index:
         initial = store.start_path(original.run, replicate)
         files.write(store.start_path(task.run, replicate), files.read(initial))
@@ -116,7 +110,6 @@ def copy_network(task: Task, original: Task, experiment: config.Experiment) -> d
             record["rewind_sha256"] = recorded
             files.write(store.start_path(task.run, replicate, step), files.pack_arrays(state))
     known = {key: value for key, value in record.items() if key not in ("format", "sha256", "record_sha256")}
-    masks, weights = files.read_masks(source / "masks.safetensors"), files.read_arrays(source / "weights.safetensors")
-    stored = store.write_round(target, masks, weights, store.read_metrics(source), known)
+    stored = store.write_round(target, *parts, known)
     store.clear_checkpoints(target)
     return stored

@@ -1,4 +1,4 @@
-"""A grid of experiments, trained as one: what several of them have in common is trained once."""
+"""A grid of experiments: networks that several of them share are trained once."""
 
 import contextlib
 import dataclasses
@@ -8,17 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lottery import config, data, progress, stopping
+from lottery import config, progress, stopping
 from lottery.errors import LotteryError
-from lottery.executors import cluster
 from lottery.executors.scheduler import Task
 from lottery.models import networks
-from lottery.pipeline import dispatch, environment, presets, running, shared_prefix
-from lottery.pipeline.preparing import prepare
-from lottery.runs import results, store, tensorboard, verdicts, verification
-from lottery.training import checkpoints
+from lottery.pipeline import dispatch, environment, preparing, presets, running, shared_prefix
+from lottery.pipeline.dispatch import Execution, Recipe
+from lottery.pipeline.preparing import Ingredients
+from lottery.runs import results, store, tensorboard, verdicts
 
-# What a grid may not change: it would be another sweep for each value.
+# Keys that a grid may not change: each value would be another sweep.
 FIXED = ("sweep", "run.num_threads")
 
 
@@ -27,7 +26,7 @@ class Point:
     """One experiment of a sweep.
 
     Attributes:
-        values: What the grid sets, by key such as ``prune.rate``.
+        values: The values that the grid sets, by key such as ``prune.rate``.
         settings: The experiment.
     """
 
@@ -36,13 +35,12 @@ class Point:
 
 
 def points(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> list[Point]:
-    """The experiments of a sweep, in the order of its grid, the last key changing fastest.
+    """List the experiments of a sweep in the order of its grid, the last key changing fastest.
 
     Args:
-        source: A TOML file, or its tables: those of an experiment and ``[sweep]``, in which each key of the experiment
-            that varies, such as ``"prune.rate"``, has a list of values. ``experiment``, at the top, is a file or a name
-            that ships with the package, to start from.
-        overrides: Tables that replace single values in all of them.
+        source: A TOML file or its tables: an experiment's, and ``[sweep]`` with a list of values for each key that
+            varies, such as ``"prune.rate"``. ``experiment``, at the top, is a file or a preset to start from.
+        overrides: Tables that replace single values in all experiments.
 
     Raises:
         LotteryError: The file cannot be read, or a key or a value is wrong.
@@ -76,82 +74,67 @@ def points(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] 
 def sweep(
     source: str | Path | Mapping[str, Any],
     overrides: Mapping[str, Any] | None = None,
-    *,
     out: str | Path = "runs",
-    report: progress.Report | None = None,
-    tensorboard: bool = True,
-    workers: int | cluster.Ray | None = 1,
-    checkpoint_every: checkpoints.Every | None = None,
-    asked: stopping.Asked | None = None,
-) -> list[results.Run]:
-    """Run a grid of experiments, or go on with it, or find it complete. Each is a run of its own.
+    execution: Execution = Execution(),  # noqa: B008 (frozen)
+) -> list[Path]:
+    """Run a grid of experiments, resume it, or find it complete, and return the folders of its runs.
 
-    What two of them have in common is trained once and copied: the same dense network where they differ in pruning or
-    rewinding alone, the same rounds where they differ in what comes after these.
-
-    Args:
-        source, overrides: As for `points`.
-        out, report, tensorboard, workers, checkpoint_every, asked: As for `lottery.run`.
-
-    Returns:
-        The runs, complete, in the order of `points`.
-
-    Raises:
-        LotteryError: As for `lottery.run`; before anything is trained where an experiment is wrong.
-        Stopped: Somebody has asked to stop; the same call goes on.
+    Networks that experiments share are trained once and copied: the same dense network where experiments differ in
+    pruning or rewinding alone, the same rounds where they differ in later rounds. See `lottery.sweep`.
     """
     found = points(source, overrides)
-    dispatch.check_workers(workers)
-    with contextlib.ExitStack() as stack:
-        if report is None:
-            report = stack.enter_context(progress.shown())
-        if asked is None:
-            asked = stack.enter_context(stopping.asked())
-        every = checkpoint_every or checkpoints.Every()
-        settings = {store.run_path(out, one): one for one in map(_filled, (point.settings for point in found))}
-        begun = [number for path in settings if (number := store.read_environment(path).get("num_threads"))]
-        works = {}
-        for number, (path, experiment) in enumerate(settings.items(), start=1):
+    with execution.started() as (report, asked), contextlib.ExitStack() as stack:
+        experiments = {store.run_path(out, one): one for one in map(_completed, (point.settings for point in found))}
+        threads = [number for path in experiments if (number := store.read_environment(path).get("num_threads"))]
+        recipes: dict[Path, Recipe] = {}
+        for number, (path, experiment) in enumerate(experiments.items(), start=1):
             if not (path / "environment.json").exists():
-                report(progress.Note(f"{path}: experiment {number} of {len(settings)} is prepared."))
-            works[path] = stack.enter_context(_begun(path, experiment, begun[0] if begun else 0, every, report))
+                report(progress.Note(f"{path}: experiment {number} of {len(experiments)} is prepared."))
+            num_threads = threads[0] if threads else 0  # all with as many as one that began before
+            if store.is_complete(path, experiment):
+                stack.enter_context(store.opened(path, experiment))
+                preparing.check_complete(path, experiment)
+                num_threads = store.read_environment(path)["num_threads"]
+            else:
+                num_threads, notes = preparing.open_run(stack, path, experiment, Ingredients(), num_threads)[1:]
+                for note in notes:
+                    report(progress.Note(f"{path}: {note}"))
+            digest = store.read_environment(path)["data_sha256"]
+            recipes[path] = Recipe(path, experiment, num_threads, digest, every=execution.checkpoint_every)
             if signal := asked():
                 raise stopping.Stopped(signal)
-        networks = [task for path, experiment in settings.items() for task in running.wanted(path, experiment)]
-        tasks = [task for task in networks if not store.is_stored(task.run, *task.network)]
-        copies = shared_prefix.same(networks, settings)
-        states = shared_prefix.states(copies, settings)
-        works = {path: dataclasses.replace(work, states=states.get(path, ())) for path, work in works.items()}
-        report(progress.Note(_size(settings, tasks, copies)))
-        if tensorboard:
-            report = _written(settings, report)
-        if tasks:
-            trained = [task for task in tasks if task not in copies]
-            where = dispatch.num_workers(workers, works, trained or tasks, report)
-            dispatch.carry_out(works, tasks, where, report=report, asked=asked, copies=copies)
-        if tensorboard:  # of what was copied there were no events
-            _written({path: settings[path] for path in {task.run for task in copies}}, report)
-    return [results.Run(path) for path in settings]
+        every = [task for path, experiment in experiments.items() for task in running.wanted(path, experiment)]
+        tasks = [task for task in every if not store.is_stored(task.run, *task.network)]
+        copies = shared_prefix.same(every, experiments)
+        states = shared_prefix.states(copies, experiments)
+        recipes = {path: dataclasses.replace(one, states=states.get(path, ())) for path, one in recipes.items()}
+        report(progress.Note(_size(experiments, tasks, copies)))
+        if execution.tensorboard:
+            report = _written(experiments, report)
+        dispatch.carry_out(recipes, tasks, execution, report, asked, copies=copies)
+        if execution.tensorboard:  # copied networks had no events
+            _written({path: experiments[path] for path in {task.run for task in copies}}, report)
+    return list(experiments)
 
 
-def table(runs: Sequence[results.Run], found: Sequence[Point], tolerance: float = verdicts.TOLERANCE) -> Any:
-    """What came of a sweep: a data frame with a row for each experiment.
+def table(runs: Sequence[Path], found: Sequence[Point], tolerance: float = verdicts.TOLERANCE) -> Any:
+    """Make a data frame with a row for each experiment of a sweep.
 
     Args:
-        runs: What `sweep` returns.
-        found: What `points` returns for it.
+        runs: The result of `sweep`.
+        found: The result of `points`.
         tolerance: Accuracy that a matching ticket may lose, in [0, 1].
 
     Returns:
         Columns: the keys of the grid; ``dense_accuracy``, the mean test accuracy of the dense networks at their
-        early-stop step; ``smallest_matching_density`` and ``smallest_matching_difference``, of the sparsest round whose
-        tickets match it, its density and its accuracy less the dense, None where none does; ``run``, the folder.
+        early-stop step; ``smallest_matching_density`` and ``smallest_matching_difference``, density and difference from
+        dense of the sparsest round whose tickets match it, None if none does; ``run``, the folder.
     """
     import pandas as pd
 
     rows = []
     for run, point in zip(runs, found, strict=True):
-        stored = run.table()
+        stored = results.table(run)
         tickets = stored[stored["branch"] == store.TICKET]
         best = verdicts.smallest_matching(stored, tolerance) or {}
         rows.append(
@@ -163,55 +146,29 @@ def table(runs: Sequence[results.Run], found: Sequence[Point], tolerance: float 
                 "dense_accuracy": tickets[tickets["round"] == 0][verdicts.MEASURE].mean(),
                 "smallest_matching_density": best.get("density"),
                 "smallest_matching_difference": best.get("difference"),
-                "run": str(run.path),
+                "run": str(run),
             }
         )
     return pd.DataFrame(rows)
 
 
-def _filled(settings: config.Experiment) -> config.Experiment:
-    """An experiment with what a model of the caller's own decides, which is part of it."""
-    if networks.is_built_in(settings.model.name):
-        return settings
-    environment.begin_threads(settings)
-    return prepare(settings).experiment
-
-
-@contextlib.contextmanager
-def _begun(
-    path: Path, experiment: config.Experiment, num_threads: int, every: checkpoints.Every, report: progress.Report
-) -> Any:
-    """A run opened for this process alone, begun if it was not, with as many threads as others of its sweep; what is to
-    be done for it."""
-    existed = path.exists()
-    with contextlib.ExitStack() as stack:
-        if existed:
-            stack.enter_context(store.opened(path, experiment))
-            verification.refuse_damaged(path, experiment)
-        num_threads = store.read_environment(path).get("num_threads", num_threads)
-        if store.is_complete(path, experiment):
-            if experiment.data.path and Path(experiment.data.path).exists():
-                environment.check_data(path, data.load(experiment.data).fingerprint)
-        else:
-            num_threads = environment.begin_threads(experiment, num_threads)
-            prepared = prepare(experiment)
-            if not existed:
-                stack.enter_context(store.opened(path, experiment))
-            for note in environment.record(path, experiment, prepared.loop.model, prepared.data, num_threads):
-                report(progress.Note(f"{path}: {note}"))
-        digest = store.read_environment(path)["data_sha256"]
-        yield dispatch.Work(path, experiment, num_threads, digest, every=every)
+def _completed(experiment: config.Experiment) -> config.Experiment:
+    """Complete an experiment with what a model of the user's decides."""
+    if networks.is_built_in(experiment.model.name):
+        return experiment
+    environment.begin_threads(experiment)
+    return preparing.prepare(experiment).experiment
 
 
 def _written(settings: Mapping[Path, config.Experiment], report: progress.Report) -> progress.Report:
-    """Write what TensorBoard shows, each event with its run."""
+    """Write for TensorBoard, each event into its run."""
     writers = {path: tensorboard.writer(path, experiment, report) for path, experiment in settings.items()}
 
-    def told(event: progress.Event) -> None:
+    def write(event: progress.Event) -> None:
         where = event.where if isinstance(event, progress.Done) else event
         writers.get(getattr(where, "run", Path()), report)(event)
 
-    return told
+    return write
 
 
 def _size(settings: Mapping[Path, Any], tasks: Sequence[Task], copies: Mapping[Task, Task]) -> str:
@@ -230,7 +187,7 @@ def _as_overrides(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name(name: str, chosen: Mapping[str, Any]) -> str:
-    """A name that says what is different, as far as a folder's name can."""
+    """Name an experiment by what is different, as far as a folder's name can."""
     words = [name, *(f"{key.rpartition('.')[2]}-{value}" for key, value in chosen.items())]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words))[:100].rstrip(".-_")
 

@@ -57,6 +57,11 @@ class Prune(Section):
     def _densities_are_for_explicit(self) -> "Prune":
         # A schedule that the caller passed as a function is stored as its densities.
         takes_densities = self.schedule == GIVEN or SCHEDULES[self.schedule] is explicit
+        if self.schedule == GIVEN and not self.densities:
+            raise LotteryError(
+                'prune.schedule = "given" stands for a function passed to lottery.run(..., schedule=...); pass it '
+                "again, in Python."
+            )
         if takes_densities != bool(self.densities):
             raise LotteryError('prune.densities and prune.schedule = "explicit" go together: set both or neither.')
         if self.densities and len(self.densities) != self.num_rounds:

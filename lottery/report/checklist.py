@@ -85,7 +85,7 @@ def _extreme(one: Facts) -> tuple[bool, str]:
     lowest = one.judged.loc[one.judged["density"].idxmin(), "mean"]
     if lowest <= -DECLINE:
         return True, f"{lowest:+.4f} at the smallest density"
-    return False, f"the smallest density loses less than {DECLINE:g} of accuracy: prune more rounds (prune.num_rounds)"
+    return False, f"the smallest density costs less than {DECLINE:g} of accuracy: prune more rounds (prune.num_rounds)"
 
 
 def _accuracy(one: Facts) -> tuple[bool, str]:
@@ -150,7 +150,7 @@ def _magnitude(scope: str) -> Callable[[Sequence[Facts]], tuple[bool, str]]:
     return find
 
 
-# What each run must have.
+# Lines that each run must fulfil.
 EACH: tuple[tuple[str, Callable[[Facts], tuple[bool, str]]], ...] = (
     (
         "The method and every hyper-parameter, enough to repeat it",
@@ -177,7 +177,7 @@ EACH: tuple[tuple[str, Callable[[Facts], tuple[bool, str]]], ...] = (
     ("Theoretical speed-up, from multiply-adds", _speedup),
 )
 
-# Baselines that one of the runs must be or have.
+# Baselines: a line for each that some run must be or have.
 ANY: tuple[tuple[str, Callable[[Sequence[Facts]], tuple[bool, str]]], ...] = (
     ("Random pruning with the same densities in each layer", _branch("random_mask", "shuffled_mask")),
     ("Random pruning over the whole network", _branch("random_mask_global")),

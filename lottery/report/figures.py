@@ -60,7 +60,7 @@ def _drawn(one: Facts, kind: str, analysis: Analysis, branches: Sequence[str]) -
     table = one.table(kind)
     if "branch" in table:
         table = table[table["branch"].isin(branches)]
-    views = analysis.views(table) if analysis.views else [({}, analysis.caption)]
+    views = analysis.views(table) if analysis.views else [({}, analysis.caption or analysis.help)]
     readable, found = inspect.signature(analysis.table).parameters, []
     for options, caption in views:
         reading = {name: value for name, value in options.items() if name in readable}

@@ -59,7 +59,7 @@ def render(runs: Sequence[Facts]) -> str:
 
 
 def _chapter(one: Facts, anchor: str) -> dict[str, Any]:
-    """Everything that the template shows of one run."""
+    """Collect everything that the template shows of a run."""
     drawn, missing = figures.drawn(one)
     architecture = one.environment.get("architecture") or {}
     stored, wanted = store.progress(one.path, one.experiment)

@@ -61,7 +61,7 @@ class Facts:
 
     @property
     def word(self) -> str:
-        """What a ticket of the run can be: winning or matching; see `lottery.runs.verdicts.goal`."""
+        """The word for a good ticket of the run: winning or matching; see `lottery.runs.verdicts.goal`."""
         return verdicts.goal(self.experiment)
 
     @property
@@ -99,7 +99,7 @@ def gathered(runs: list[Path], tolerance: float = verdicts.TOLERANCE) -> list[Fa
 
 
 def key_facts(one: Facts) -> dict[str, str]:
-    """The most important numbers of a run, by name."""
+    """Collect the most important numbers of a run, by name."""
     dense = one.summary[(one.summary["branch"] == store.TICKET) & (one.summary["round"] == 0)]
     shown = verdicts.smallest_shown(one.judged, one.word)
     by_mean = verdicts.smallest_matching(one.rows, one.tolerance)
@@ -117,7 +117,7 @@ def key_facts(one: Facts) -> dict[str, str]:
 
 
 def of_run(one: Facts) -> dict[str, Grid | None]:
-    """The tables of a run by the names that the page knows them by; None for a table without rows."""
+    """Make the tables of a run by name; None for a table without rows."""
     return {
         "rounds": tables.by_round(one.summary, one.judged, one.experiment.train.num_steps, one.costs),
         "controls": controls(one),
@@ -195,7 +195,7 @@ def barriers(one: Facts) -> Grid | None:
 
 
 def published_results(one: Facts) -> Grid | None:
-    """Compare the run with the published numbers of its protocol, if there are any."""
+    """Compare the run with the published numbers of its protocol, if it has any."""
     try:
         return tables.published(*published.compare(one.path))
     except LotteryError:
@@ -235,7 +235,7 @@ def collapsed(one: Facts) -> list[str]:
 
 
 def side_by_side(runs: Sequence[Facts]) -> Grid:
-    """The key facts of several runs and the settings in which they differ, a column for each run."""
+    """List the key facts of several runs and the settings in which they differ, a column for each run."""
     facts = [key_facts(one) for one in runs]
     rows = [[name, *(one[name] for one in facts)] for name in facts[0]]
     settings = [config.flat(one.experiment.model_dump(mode="json")) for one in runs]

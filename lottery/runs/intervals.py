@@ -14,14 +14,10 @@ SAME = 1e-6
 
 
 def students_t(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Compute mean ± t s / sqrt(n) of Student 1908, with n - 1 degrees of freedom; assumes normal values.
+    """Compute the ends of mean ± t s / sqrt(n), of Student 1908, with n - 1 degrees of freedom.
 
-    Args:
-        values: At least two numbers.
-        confidence: The probability with which such an interval holds the true mean, in (0, 1).
-
-    Returns:
-        Lower and upper end.
+    It assumes normal values, at least two. `confidence`, in (0, 1), is the probability with which such an interval
+    holds the true mean.
     """
     from scipy import special  # not stats, which takes a second to import
 
@@ -31,16 +27,9 @@ def students_t(values: np.ndarray, confidence: float) -> tuple[float, float]:
 
 
 def bootstrap(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Compute the bias-corrected and accelerated bootstrap of Efron 1987, from a fixed seed.
+    """Compute the ends of the bias-corrected and accelerated bootstrap of Efron 1987, from a fixed seed.
 
-    It assumes no distribution, and is too narrow for a handful of values: it never leaves their range.
-
-    Args:
-        values: At least two numbers.
-        confidence: As in `students_t`.
-
-    Returns:
-        Lower and upper end.
+    It assumes no distribution of the values, at least two. For a handful it is too narrow: it never leaves their range.
     """
     from scipy import stats
 

@@ -49,10 +49,7 @@ class Protocol:
 
 
 def compare(run: Path) -> tuple[list[dict[str, str]], list[str]]:
-    """Compare a run, finished or not, with the published results of its protocol.
-
-    Args:
-        run: The folder of the run. The name of its experiment is the key of the protocol in `PROTOCOLS`.
+    """Compare a run, finished or not, with the protocol in `PROTOCOLS` that has the name of its experiment.
 
     Returns:
         The lines of `checked`, and sentences: the source, where the run differs, what the paper leaves open.
@@ -99,12 +96,9 @@ def differing(experiment: config.Experiment, protocol: Protocol) -> list[str]:
 
 
 def survivors(groups: Sequence[tuple[int, float]], num_rounds: int, held: int = 0) -> list[int]:
-    """Count the weights left after rounds 0 to `num_rounds`.
+    """Count the weights left after rounds 0 to `num_rounds`, from size and rate of each group that is ranked together.
 
-    Args:
-        groups: Size and rate of each group of weights that is ranked together.
-        num_rounds: Rounds after the dense one.
-        held: Prunable weights that are never pruned.
+    `held` prunable weights are never pruned.
     """
     shapes = {str(place): (size,) for place, (size, _) in enumerate(groups)}
     own = {str(place): geometric(rate) for place, (_, rate) in enumerate(groups)}
@@ -113,12 +107,9 @@ def survivors(groups: Sequence[tuple[int, float]], num_rounds: int, held: int = 
 
 
 def counts(rows: Table, num_rounds: int, *allowed: Sequence[int]) -> tuple[str, bool | None]:
-    """Check that the survivors of every round are those of `survivors`.
+    """Check the survivors of every round against those allowed, a list for each way to read the paper.
 
-    Args:
-        rows: The table of a run.
-        num_rounds: Rounds after the dense one that a verdict needs. Later rounds of the run count as well.
-        allowed: Survivors of rounds 0, 1, ..., once for each way to read the paper.
+    A verdict needs rounds 0 to `num_rounds`; later rounds of the run count as well.
     """
     kept = rows[rows["branch"] == store.TICKET].groupby("round")["num_kept"].unique()
     seen = {index: sorted(map(int, values)) for index, values in kept.items() if index < len(allowed[0])}

@@ -1,46 +1,18 @@
 """One tidy table of a run, a row for each trained network, and its summary over replicates."""
 
-import html
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lottery import config
 from lottery.runs import intervals, store, verdicts
 from lottery.runs.store import StoredRound
-from lottery.runs.verdicts import TOLERANCE, Table
+from lottery.runs.verdicts import Table
 
 COLUMNS = (
     "replicate", "branch", "round", "density", "num_kept", "early_stop_step", "early_stop_val_loss",
     "early_stop_val_accuracy", "early_stop_test_accuracy", "final_train_loss", "final_val_loss", "final_val_accuracy",
     "final_test_accuracy", "seconds",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run on disk."""
-
-    path: Path
-
-    @property
-    def experiment(self) -> config.Experiment:
-        """The experiment, with every value that was used."""
-        return store.read_experiment(self.path)
-
-    def table(self) -> Table:
-        """The tidy table of every round that is complete so far; see `table`."""
-        return table(self.path)
-
-    def verdict(self, tolerance: float = TOLERANCE) -> list[str]:
-        """Whether a ticket is winning, and what the controls say, in sentences; see `verdicts.sentences`."""
-        return verdicts.sentences(self.table(), tolerance, verdicts.goal(self.experiment))
-
-    def _repr_html_(self) -> str:
-        rows = self.table()
-        said = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.verdict()) if len(rows) else ""
-        return f"<p><code>{html.escape(str(self.path))}</code></p>{summary(rows).to_html()}{said}"
 
 
 def table(run: Path) -> Table:

@@ -115,10 +115,7 @@ class StoredRound:
 def rounds(run: Path, indices: Iterable[int] | None = None, branches: bool = True) -> Iterator[StoredRound]:
     """List the complete networks of a run: by replicate, the main chain first, then each branch by round.
 
-    Args:
-        run: The run's folder.
-        indices: The rounds to list; all by default.
-        branches: Include branches.
+    Only rounds with one of the `indices`, if those are not None; only the main chain without `branches`.
 
     Raises:
         LotteryError: It is not a run, or no replicate has one of the rounds.

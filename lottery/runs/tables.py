@@ -1,6 +1,6 @@
 """Tables of a run as texts, printed in the terminal and shown in the report."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lottery import formatting
@@ -19,12 +19,7 @@ class Grid(NamedTuple):
 
     heads: list[str]
     rows: list[list[str]]
-    notes: list[str] = []  # noqa: RUF012 (a tuple's default, which nobody changes)
-
-    @classmethod
-    def of(cls, lines: list[dict[str, str]], *notes: str) -> "Grid":
-        """Make a table from rows by head."""
-        return cls(list(lines[0]) if lines else [], [list(line.values()) for line in lines], list(filter(None, notes)))
+    notes: Sequence[str] = ()
 
 
 def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None = None) -> Grid:
@@ -62,28 +57,24 @@ def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None =
                 "speed-up": formatting.number(own["speedup"].mean(), ".1f"),
             }
         lines.append(cells)
-    of = f"mean ± standard deviation over {'n' if costs is not None else points['replicates'].max()} replicates"
-    open_ = judged[judged["verdict"] == verdicts.CANNOT_TELL]
-    needed = "; the number beside it: about how many would tell" if open_["needed"].notna().any() else ""
-    return Grid.of(
-        lines,
-        f"Test accuracy: at the early-stop step, {of if several else 'of one replicate'}; and at the end of training."
-        if points["accuracy_mean"].notna().any()
-        else "",
-        "− dense: ticket − the dense network of the same replicate, the mean"
-        + ("." if costs is None else " and its t interval."),
-        f"≥: in some replicate the validation loss was lowest at the last step, {num_steps}; longer training may stop "
-        "later."
-        if points["censored"].any()
-        else "",
-        f"{verdicts.CANNOT_TELL}: cannot tell from {formatting.replicates(int(points['replicates'].max()))}{needed}."
-        if len(open_)
-        else "",
-        "n: replicates. Compression: 1 / density. Multiply-adds: for one example, with prunable weights; speed-up: of "
-        "the dense network by these, in theory."
-        if costs is not None
-        else "",
-    )
+    over = f"mean ± standard deviation over {'n' if costs is not None else points['replicates'].max()} replicates"
+    notes = ["− dense: ticket − the dense network of the same replicate, the mean."]
+    if points["accuracy_mean"].notna().any():
+        of = over if several else "of one replicate"
+        notes.insert(0, f"Test accuracy: at the early-stop step, {of}; and at the end of training.")
+    if points["censored"].any():
+        last = f"≥: in some replicate the validation loss was lowest at the last step, {num_steps}"
+        notes.append(f"{last}; longer training may stop later.")
+    if len(undecided := judged[judged["verdict"] == verdicts.CANNOT_TELL]):
+        needed = "; the number beside it: about how many would tell" if undecided["needed"].notna().any() else ""
+        num = formatting.replicates(int(points["replicates"].max()))
+        notes.append(f"{verdicts.CANNOT_TELL}: cannot tell from {num}{needed}.")
+    if costs is not None:
+        notes.append(
+            "n: replicates; the interval is the t interval of ticket − dense. Compression: 1 / density. Multiply-adds: "
+            "for one example, with prunable weights; speed-up: of the dense network by these, in theory."
+        )
+    return Grid(list(lines[0]), [list(line.values()) for line in lines], notes)
 
 
 def compared(found: Table, first: str) -> Grid:
@@ -114,7 +105,7 @@ def compared(found: Table, first: str) -> Grid:
         "its 95 % interval",
     ]
     note = f"Test accuracy at the early-stop step: mean and t interval, then run − {first}, paired by replicate."
-    return Grid(heads, rows, [note, "Within a round the best comes first."])
+    return Grid([*heads, "its 95 % interval"], rows, [note, "Within a round the best comes first."])
 
 
 def published(lines: Iterable[Mapping[str, str]], notes: Iterable[str]) -> Grid:
@@ -124,5 +115,5 @@ def published(lines: Iterable[Mapping[str, str]], notes: Iterable[str]) -> Grid:
 
 
 def _verdict(line: Mapping[str, Any]) -> str:
-    """Return a verdict; an open one with the number of replicates that would tell, if it is known."""
+    """Return a verdict, if it is open with the number of replicates that would tell."""
     return line["verdict"] + ("" if line["needed"] != line["needed"] else f" {line['needed']:.0f}")

@@ -71,7 +71,7 @@ def differences(
         ``high`` are the ends of the interval (infinite for one pair).
 
     Raises:
-        LotteryError: As `paired` and `lottery.runs.intervals.mean_interval`.
+        LotteryError: As `paired` and `mean_interval`.
     """
     import pandas as pd
 
@@ -122,10 +122,6 @@ def smallest_matching(rows: Table, tolerance: float = TOLERANCE) -> dict[str, An
 
     A round matches if the mean of ticket − dense over replicates is at least minus the tolerance. `smallest_shown` is
     the claim with a bound.
-
-    Args:
-        rows: The table of a run.
-        tolerance: Accuracy that may be lost, in [0, 1].
 
     Returns:
         ``round``, ``density``, ``difference`` (mean of ticket − dense), ``dense`` (mean accuracy) and ``replicates``;

@@ -24,9 +24,6 @@ def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
     that began from the start weights under the masks; a record that agrees with the curve. For each branch: that it
     keeps and changes of its round what its name says.
 
-    Args:
-        run: The folder of the run.
-
     Yields:
         The name of each stored network, and a sentence for everything that is wrong with it. A round that lies behind
         a missing one is wrong.

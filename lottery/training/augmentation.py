@@ -4,21 +4,12 @@ from typing import Any
 
 from lottery.errors import LotteryError
 
-PADDING = 4  # zeros on each side, of which a crop leaves out up to twice as many
-
-
+PADDING = 4  # zeros on each side
 OFFSETS = 2 * PADDING + 1
 
 
 def check(example_shape: tuple[int, ...]) -> None:
-    """Check that examples are images.
-
-    Args:
-        example_shape: Shape of one example.
-
-    Raises:
-        LotteryError: They are not.
-    """
+    """Raise `LotteryError` unless examples of this shape are images."""
     if len(example_shape) not in (2, 3):
         raise LotteryError(
             "data.augment crops and flips images, (height, width) or (height, width, channels); received examples of "
@@ -27,38 +18,37 @@ def check(example_shape: tuple[int, ...]) -> None:
 
 
 def draws(key: Any, num_images: Any) -> tuple[Any, Any]:
-    """What is drawn for each image of a batch, whatever of it is used.
+    """Draw a crop and a flip for each image of a batch.
 
     Args:
-        key: Two int32, a tensor: the same key draws the same.
-        num_images: How many images there are.
+        key: A tensor of two int32; the same key draws the same.
+        num_images: The number of images.
 
     Returns:
-        Row and column, from 0 to 8, where each crop begins in the padded image, as int32 of shape (images, 2), and
-        whether each image is flipped, as booleans of shape (images,). All 162 outcomes are equally likely.
+        Row and column, from 0 to 8, at which each crop begins in the padded image, as int32 of shape (images, 2); and
+        for each image True to flip it, of shape (images,). All 162 outcomes are equally likely.
     """
     import tensorflow as tf
 
-    # One number holds all three. The algorithm is named, for TensorFlow would choose it by device.
+    # One number holds all three. TensorFlow would choose the algorithm by device if none were named.
     drawn = tf.random.stateless_uniform([num_images], key, 0, 2 * OFFSETS**2, tf.int32, alg="philox")
     row, rest = drawn // (2 * OFFSETS), tf.math.floormod(drawn, 2 * OFFSETS)
     return tf.stack([row, rest // 2], axis=1), tf.equal(tf.math.floormod(rest, 2), 1)
 
 
 def augmented(images: Any, key: Any, crop: bool, flip: bool) -> Any:
-    """Images cropped at random after padding by 4 pixels, and flipped left to right at random.
+    """Crop images at random after padding by 4 pixels, and flip them left to right at random.
 
-    This is the augmentation of He et al. 2016, https://arxiv.org/abs/1512.03385, section 4.2, which most papers on
-    CIFAR-10 use, those on lottery tickets among them. Each image has a crop and a coin of its own. Give it images as
-    they are stored: raw pixels are padded with zeros, which is black, before they are standardised, as torchvision
-    and with it open_lth do it. (Padded after that, the border would be grey.)
+    The augmentation of He et al. 2016, https://arxiv.org/abs/1512.03385, section 4.2, which most papers on CIFAR-10
+    use. Images come as they are stored: raw pixels are padded with zeros, which is black, before they are standardised,
+    as in torchvision and open_lth.
 
     Args:
-        images: A batch, of shape (images, height, width) or (images, height, width, channels) and of any type.
-            Height and width must be known when the graph is made.
-        key: Two int32, a tensor.
-        crop: Whether to crop.
-        flip: Whether to flip, with a probability of one half.
+        images: A batch of any type, of shape (images, height, width) or (images, height, width, channels). Height and
+            width must be known when the graph is made.
+        key: A tensor of two int32.
+        crop: Crop.
+        flip: Flip, with a probability of one half.
 
     Returns:
         Images of the same shape and type.

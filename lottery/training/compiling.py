@@ -1,4 +1,4 @@
-"""Learning rates that change with the step: warm-up, drops, and retraining that goes on at a later step."""
+"""Compile a model for training: optimiser, loss, learning rates with warm-up and drops; and see what its steps do."""
 
 import contextlib
 from collections.abc import Sequence
@@ -25,30 +25,28 @@ def schedule(
     first_step: Any = None,
     last_step: int | None = None,
 ) -> Any:
-    """A learning rate with warm-up and drops, counted from a step that may be set later.
+    """Make a learning rate with warm-up and drops, counted from a step that may be set later.
 
-    At step t, counted from 0, where t is the optimiser's own count plus `first_step`, the rate is
-    ``rate(t) * min(1, (t + 1) / warmup_steps) * drop_factor ** d(t)``, where d(t) is how many of `drop_at` are at most
-    t. The first factor is the gradual warm-up of Goyal et al. 2017, https://arxiv.org/abs/1706.02677, section 2.2,
-    which Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, need for VGG-19 and ResNet-18; it is reached at the
-    last of the `warmup_steps`, and the first of them trains already.
+    At step t, the optimiser's own count from 0 plus `first_step`, the rate is
+    ``rate(t) * min(1, (t + 1) / warmup_steps) * drop_factor ** d(t)``, where d(t) is the number of `drop_at` that are
+    at most t. The first factor is the gradual warm-up of Goyal et al. 2017, https://arxiv.org/abs/1706.02677, section
+    2.2, which Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, need for VGG-19 and ResNet-18.
 
     Args:
-        keras: The module of the optimiser: ``keras`` or ``tf_keras``.
+        keras: The optimiser's module: ``keras`` or ``tf_keras``.
         learning_rate: A number, or a ``LearningRateSchedule`` of that module.
-        warmup_steps: How many steps it rises over; with 0 or 1 there is no warm-up.
-        drop_at: Steps from which on it is multiplied by the factor, once more at each.
+        warmup_steps: Steps over which the rate rises; 0 or 1 for no warm-up.
+        drop_at: Steps at which the rate is multiplied by the factor once more.
         drop_factor: The factor.
-        first_step: A ``tf.Variable``, an int64 scalar, or None, which is 0. Retraining from step k sets it to k: the
-            rate goes on there, while the optimiser is a fresh one that counts from 0, as Adam's correction of its bias
-            needs it. A graph that was traced reads the new value.
-        last_step: The last step that training takes. Whatever comes after it has its rate.
+        first_step: An int64 ``tf.Variable``, or None for 0. Retraining from step k sets it to k: the rate resumes
+            there, while a fresh optimiser counts from 0, as Adam's bias correction needs. A trace reads the new value.
+        last_step: The last step of training; later steps keep its rate.
 
     Returns:
-        The number itself where it never changes, or else a ``LearningRateSchedule`` of the module.
+        The number itself if it never changes, or else a ``LearningRateSchedule`` of the module.
 
     Raises:
-        LotteryError: The learning rate is neither.
+        LotteryError: The learning rate is neither a number nor such a schedule.
     """
     base = keras.optimizers.schedules.LearningRateSchedule
     is_number = isinstance(learning_rate, (int, float)) and not isinstance(learning_rate, bool)
@@ -64,11 +62,10 @@ def schedule(
 
 @cache
 def _kind(keras: Any) -> Any:
-    """The class, as a subclass of one that belongs to the library: an optimiser takes no other."""
+    """Make the class: an optimiser takes only schedules that derive from its own library's."""
     schedules = keras.optimizers.schedules
 
-    # Registered under a name, a saved model can be loaded again where such a schedule has been made before; anywhere
-    # else with `compile=False`.
+    # Registered, so that a saved model can be loaded where such a schedule was made before; elsewhere `compile=False`.
     @keras.saving.register_keras_serializable(package="lottery", name="WarmupAndDrops")
     class WarmupAndDrops(schedules.LearningRateSchedule):
         def __init__(
@@ -94,12 +91,12 @@ def _kind(keras: Any) -> Any:
             at = tf.cast(tf.convert_to_tensor(step), tf.int64) + tf.cast(self.first_step, tf.int64)
             if self.last_step is not None:
                 at = tf.minimum(at, tf.constant(self.last_step, tf.int64))
-            given: Any = self.learning_rate
-            rate: Any = given(at) if callable(given) else tf.constant(given, tf.float32)
+            own: Any = self.learning_rate
+            rate: Any = own(at) if callable(own) else tf.constant(own, tf.float32)
             if self.warmup_steps > 1:
                 rate *= tf.minimum(tf.cast(1, rate.dtype), tf.cast(at + 1, rate.dtype) / self.warmup_steps)
             if self.drop_at:
-                # Powers from a table, which are rounded once.
+                # Powers from a table are rounded once.
                 powers = [self.drop_factor**index for index in range(len(self.drop_at) + 1)]
                 passed = tf.reduce_sum(tf.cast(at >= tf.constant(self.drop_at, tf.int64), tf.int32))
                 rate *= tf.gather(tf.constant(powers, rate.dtype), passed)
@@ -124,9 +121,7 @@ def _kind(keras: Any) -> Any:
     return WarmupAndDrops
 
 
-# Operations that call back into Python, which XLA cannot compile.
-PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
-
+PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}  # operations that call Python, which XLA cannot compile
 
 # Operations that keep their random state in the kernel, where nothing can reset it.
 UNREPEATABLE = {
@@ -137,13 +132,13 @@ UNREPEATABLE = {
 
 @dataclass(frozen=True)
 class Examined:
-    """What a model's own steps report and draw.
+    """Facts about a model's own steps.
 
     Attributes:
-        train_logs, test_logs: Names of what ``train_step`` and ``test_step`` report by themselves; empty where it is
-            the model's metrics, as Keras does it.
+        train_logs, test_logs: Names that ``train_step`` and ``test_step`` report themselves; empty if they report the
+            model's metrics, as Keras' own steps do.
         unrepeatable: Operations that draw random numbers which a resumed run cannot repeat.
-        calls_python: Whether a training step calls back into Python.
+        calls_python: True if a training step calls Python.
     """
 
     train_logs: tuple[str, ...]
@@ -153,18 +148,17 @@ class Examined:
 
 
 def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any = None) -> None:
-    """Give a model the optimiser and loss that it is to be trained with.
+    """Give a model its optimiser and loss.
 
-    A model that comes compiled keeps its own optimiser, loss and metrics. Another gets the experiment's optimiser,
-    and the cross-entropy loss that its outputs call for: if they are probabilities on the example (not negative,
-    summing to one) the one for probabilities, else the one for logits. The wrong one of the two trains badly and
-    in silence.
+    A model that comes compiled keeps its optimiser, loss and metrics. Any other gets the experiment's optimiser and a
+    cross-entropy loss: for probabilities if its outputs on the example are not negative and sum to one, else for
+    logits. The wrong loss of the two would train badly, without a message.
 
     Args:
         model: A built model.
         settings: The ``[train]`` section of an experiment.
         example: A few inputs, as the network gets them.
-        schedule_step: A variable that is added to the optimiser's steps where the learning rate follows a schedule.
+        schedule_step: A variable that is added to the optimiser's count if the learning rate follows a schedule.
 
     Raises:
         LotteryError: An argument of the optimiser or schedule is wrong, or the model does not fit the data.
@@ -195,18 +189,15 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
 
 
 def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
-    """Check that labels are classes of the model and that a batch is no larger than the data.
+    """Raise `LotteryError` if a batch is larger than the data, or a label is no class of the model.
 
-    TensorFlow would make NaN of a label that is no class, or nothing at all.
+    TensorFlow would turn a label that is no class into NaN, or into nothing at all.
 
     Args:
         model: A compiled model.
-        data: What it is to be trained on.
+        data: The data.
         batch_size: Examples in a batch.
         example: A few inputs, as the network gets them.
-
-    Raises:
-        LotteryError: They do not fit.
     """
     if batch_size > len(data.train):
         raise LotteryError(
@@ -234,16 +225,13 @@ def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
 
 
 def examine(model: Any, example: tuple[Any, Any]) -> Examined:
-    """Trace a model's own steps without taking one, and see what they report and what they draw.
+    """Trace a model's own steps without taking one, to see what they report and draw.
 
-    Afterwards its metrics and slots exist. Made later, while the loop is traced, they would be missing from resets.
+    This also creates its metrics and slots. Created later, while the loop is traced, they would not be reset.
 
     Args:
         model: A compiled model.
         example: A few inputs, as the network gets them, and their labels.
-
-    Returns:
-        What was seen.
 
     Raises:
         LotteryError: The model does not fit the data.
@@ -269,7 +257,7 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
 
 
 def step_variable() -> Any:
-    """A step of training as a variable, which a trace reads anew each time."""
+    """Make a variable for a step of training, which a trace reads anew each time."""
     import tensorflow as tf
 
     first: Any = 0
@@ -277,11 +265,7 @@ def step_variable() -> Any:
 
 
 def optimizer(keras: Any, settings: Train, schedule_step: Any = None) -> Any:
-    """The Keras optimiser of an experiment.
-
-    Raises:
-        LotteryError: Keras refuses an argument.
-    """
+    """Make the Keras optimiser of an experiment, or raise `LotteryError` if Keras refuses an argument."""
     table = {"name": settings.optimizer} if isinstance(settings.optimizer, str) else dict(settings.optimizer)
     name = table.pop("name")
     try:
@@ -289,16 +273,9 @@ def optimizer(keras: Any, settings: Train, schedule_step: Any = None) -> Any:
         if isinstance(rate, dict):
             arguments = dict(rate)
             rate = getattr(keras.optimizers.schedules, arguments.pop("name"))(**arguments)
-        rate = schedule(
-            keras,
-            rate,
-            settings.warmup_steps,
-            settings.drop_at,
-            settings.drop_factor,
-            schedule_step,
-            settings.num_steps - 1,
-        )
-        # By class, for keras.optimizers.get does not know all of them.
+        shape = (settings.warmup_steps, settings.drop_at, settings.drop_factor)
+        rate = schedule(keras, rate, *shape, schedule_step, settings.num_steps - 1)
+        # By class: keras.optimizers.get does not know all of them.
         classes = {key.lower(): value for key, value in vars(keras.optimizers).items() if isinstance(value, type)}
         return classes[name](learning_rate=rate, **table)
     except (TypeError, ValueError, KeyError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""One network on several devices: a copy on each, and a share of every batch for each copy."""
+"""Train a network on several devices with a distribution strategy: each device takes a share of every batch."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,10 +14,10 @@ Logs = Mapping[str, Any]
 
 
 def strategy_for(name: str) -> Any:
-    """The strategy of a word of ``run.strategy``: None for ``"none"``.
+    """Make the strategy that ``run.strategy`` names: None for ``"none"``.
 
-    ``"mirrored"`` is ``tf.distribute.MirroredStrategy`` over every GPU that TensorFlow sees, or, where there is none,
-    over its logical CPU devices, of which there is one unless somebody has configured more.
+    ``"mirrored"`` is ``tf.distribute.MirroredStrategy`` over every GPU, or without GPUs over the logical CPU devices,
+    of which there is one unless more are configured.
     """
     if name == "none":
         return None
@@ -25,13 +25,13 @@ def strategy_for(name: str) -> Any:
 
     gpus = tf.config.list_logical_devices("GPU")
     devices = [device.name for device in gpus or tf.config.list_logical_devices("CPU")]
-    # NCCL is for GPUs; elsewhere TensorFlow would say in a warning that it does this.
+    # NCCL is for GPUs; elsewhere TensorFlow would choose this too, with a warning.
     reduction = None if gpus else tf.distribute.ReductionToOneDevice()
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=reduction)
 
 
 def strategy_of(model: Any) -> Any:
-    """The mirrored strategy that a model was made under, or None."""
+    """Return the mirrored strategy that a model was made under, or None."""
     import tensorflow as tf
 
     strategy = model.distribute_strategy
@@ -39,26 +39,23 @@ def strategy_of(model: Any) -> Any:
 
 
 def scope(strategy: Any) -> contextlib.AbstractContextManager[Any]:
-    """Where variables are made that each device of a strategy has; nothing where there is no strategy."""
+    """Return the scope in which a strategy makes variables for each device; it does nothing without a strategy."""
     return contextlib.nullcontext() if strategy is None else strategy.scope()
 
 
 def num_devices(model: Any) -> int:
-    """How many devices train a model; each has its copy, a replica in TensorFlow's words."""
+    """Count the devices that train a model."""
     strategy = strategy_of(model)
     return 1 if strategy is None else strategy.num_replicas_in_sync
 
 
 def check_batches(model: Any, batch_size: int | None, key: str = "train.batch_size") -> None:
-    """Check that the devices get equal shares of each batch, without which their gradients would not count alike.
+    """Raise `LotteryError` unless devices get equal shares of each batch, so that their gradients count alike.
 
     Args:
         model: The model.
-        batch_size: Examples in a batch; None where it is not known.
-        key: What to call it.
-
-    Raises:
-        LotteryError: They do not.
+        batch_size: Examples in a batch; None if unknown.
+        key: The name of the batch size in the message.
     """
     num = num_devices(model)
     if batch_size is None or batch_size % num:
@@ -70,19 +67,15 @@ def check_batches(model: Any, batch_size: int | None, key: str = "train.batch_si
 
 
 def run(model: Any, step: Callable[[Any], Logs], batch: Any, names: tuple[str, ...] = ()) -> Logs:
-    """Take a step of a model on a batch, each device on its share.
+    """Take a step of a model on a batch, each device on its share, and return the report.
 
-    Where a strategy spreads the model, what Keras' metrics have counted is in their variables, which add up over the
-    devices when they are read here; of what the step reports itself, the mean over the examples is given back.
+    Keras' metrics add up over devices when they are read. Of the step's own report this is the mean over the examples.
 
     Args:
         model: The model.
-        step: From a batch to what the step reports, such as the model's own ``train_step``.
-        batch: Tensors whose first axis is examples, one or more for each device. The shares differ by at most one.
-        names: What is wanted of the report.
-
-    Returns:
-        The report.
+        step: From a batch to a report, such as the model's own ``train_step``.
+        batch: Tensors whose first axis is examples, at least one for each device. The shares differ by at most one.
+        names: The wanted entries of the step's own report.
     """
     strategy = strategy_of(model)
     if strategy is None:
@@ -103,7 +96,7 @@ def run(model: Any, step: Callable[[Any], Logs], batch: Any, names: tuple[str, .
 
 
 def on_each(model: Any, step: Callable[[Any], Logs], batch: Any) -> Any:
-    """Take a step of a model, each device on the whole batch, and give back what it reports, device by device."""
+    """Take a step of a model, each device on the whole batch, and return the reports of all devices."""
     strategy = strategy_of(model)
     if strategy is None:
         return step(batch)
@@ -111,7 +104,7 @@ def on_each(model: Any, step: Callable[[Any], Logs], batch: Any) -> Any:
 
     logger = tf.get_logger()
     before = logger.level
-    logger.setLevel("ERROR")  # outside a graph it says that this is slow, which is no matter for one step
+    logger.setLevel("ERROR")  # outside a graph it warns that this is slow; one step is enough
     try:
         return strategy.run(step, args=(batch,))
     finally:
@@ -119,7 +112,7 @@ def on_each(model: Any, step: Callable[[Any], Logs], batch: Any) -> Any:
 
 
 def batches(model: Any, dataset: Iterable[Any]) -> Iterator[Any]:
-    """The batches of a data set; one with fewer examples than devices goes to the one before it."""
+    """List the batches of a data set; one with fewer examples than devices is added to the one before it."""
     import tensorflow as tf
 
     num, waiting = num_devices(model), None
@@ -134,10 +127,10 @@ def batches(model: Any, dataset: Iterable[Any]) -> Iterator[Any]:
 
 
 def settle(model: Any) -> None:
-    """Give every device the mean of what each has measured for itself, such as moving statistics.
+    """Give every device the mean of the moving statistics that each has measured.
 
-    They are averages over batches, so the mean of those of the shares is that of the whole batches, but for a variance,
-    which each device takes around the mean of its own share. Counts, which add up over devices, stay.
+    The mean over shares is that over whole batches, except for a variance, which each device takes around the mean of
+    its share. Counts, which add up over devices, stay.
     """
     import tensorflow as tf
 
@@ -151,11 +144,8 @@ def settle(model: Any) -> None:
 def skip_together(model: Any) -> None:
     """Let all devices skip a step if the gradients of one are not finite, in half precision.
 
-    Keras 3 asks its first device alone, before gradients are added up, so what overflows on another would become NaN on
-    all. tf_keras asks afterwards.
-
-    Args:
-        model: A compiled model that a strategy spreads.
+    Keras 3 checks its first device alone, before gradients are added up, so an overflow on another would become NaN on
+    all. tf_keras checks afterwards.
     """
     import tensorflow as tf
 
@@ -172,7 +162,7 @@ def skip_together(model: Any) -> None:
 
 
 def draw_apart(model: Any) -> None:
-    """Let each device draw random numbers of its own: Keras 3 gives the same state to all, and so the same dropout."""
+    """Let each device draw its own random numbers: Keras 3 gives all the same state, and so the same dropout."""
     for name, variable in weights.variables(model).items():
         if weights.is_random_state(name):
             for place, one in enumerate(components(variable)[1:], 1):
@@ -182,12 +172,7 @@ def draw_apart(model: Any) -> None:
 
 
 def differing(model: Any, state: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """The plain variables that hold something else than a state says, because each device has its own; by name.
-
-    Args:
-        model: The model.
-        state: What is read of it, by name.
-    """
+    """Return the plain variables of devices whose values differ from a model's state, by name."""
     found = {}
     for name, variable in weights.variables(model).items():
         parts = components(variable)
@@ -201,7 +186,7 @@ def differing(model: Any, state: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def component(model: Any, name: str) -> Any:
-    """The plain variable of a name that `differing` gives."""
+    """Return the plain variable of a name from `differing`."""
     place, _, own = name.partition("/")
     return components(weights.variables(model)[own])[int(place)]
 
@@ -213,7 +198,7 @@ def _size(tensor: Any) -> Any:
 
 
 def _measured(model: Any) -> list[Any]:
-    """What each device changes by itself: floating variables that no optimiser trains and that do not add up."""
+    """List the variables that each device changes itself: floating, not trained, and not added up."""
     import tensorflow as tf
 
     trained = {id(one) for one in model.trainable_variables}

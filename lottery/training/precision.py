@@ -1,4 +1,4 @@
-"""Build models under a dtype policy of Keras, and see what they compute with."""
+"""Build models under a dtype policy of Keras."""
 
 import contextlib
 import contextvars
@@ -10,25 +10,21 @@ from lottery import weights
 from lottery.errors import LotteryError
 
 FULL = "float32"
-
-
 _ASIDE: contextvars.ContextVar[bool] = contextvars.ContextVar("aside", default=False)
 
 
 def building(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
-    """A function that builds what another does under a policy, in Keras 3 and in tf_keras.
+    """Make a function that builds the same model under a policy, in Keras 3 and in tf_keras.
 
-    Under ``"float32"``, the default, the function is given back: what it builds is what its builder says.
-
-    Raises:
-        LotteryError: When it is called: nothing of what it has built computes as the policy says.
+    For ``"float32"``, the default, this is the function itself. The new function raises `LotteryError` if no layer that
+    it builds has the policy.
     """
-    if policy == FULL or hasattr(build, "trainable_variables"):  # a model, which is refused where it is to be built
+    if policy == FULL or hasattr(build, "trainable_variables"):  # a model, which `build_model` refuses
         return build
 
     @functools.wraps(build)
     def built() -> Any:
-        # SynFlow computes in double precision, whatever the network does.
+        # SynFlow computes in double precision, whatever the policy.
         if _ASIDE.get() or "float64" in {one.global_policy().name for one in _libraries()}:
             return build()
         with _everywhere(policy):
@@ -45,7 +41,7 @@ def building(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
 
 @contextlib.contextmanager
 def left_aside() -> Iterator[None]:
-    """Within, what `building` gives builds as without a policy: what is small is zero in half precision."""
+    """Build without the policy inside this context: small numbers are zero in half precision."""
     token = _ASIDE.set(True)
     try:
         yield
@@ -54,9 +50,10 @@ def left_aside() -> Iterator[None]:
 
 
 def policies(model: Any) -> set[str]:
-    """The names of the policies that a model's layers with weights have."""
+    """Return the names of the policies of a model's layers with weights."""
     layers = [weights.inside(layer) for layer in model._flatten_layers(include_self=False)]
-    return {_policy(layer) for layer in layers if layer.weights}
+    found = [getattr(layer, "dtype_policy", None) for layer in layers if layer.weights]
+    return {str(policy and policy.name) for policy in found}
 
 
 @contextlib.contextmanager
@@ -76,7 +73,3 @@ def _libraries() -> tuple[Any, Any]:
     import tf_keras
 
     return keras.mixed_precision, tf_keras.mixed_precision
-
-
-def _policy(layer: Any) -> str:
-    return str(getattr(layer, "dtype_policy", None) and layer.dtype_policy.name)

@@ -1,44 +1,59 @@
-"""One training run: full length, evaluated along the way, the weights of the best validation loss kept beside."""
+"""Train the networks of an experiment under masks, one after the other, with one model and one compiled loop."""
 
 import contextlib
+import copy
 import math
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from lottery import masks, weights
+from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.training import checkpoints
+from lottery.training import checkpoints, compiling, mirrored
 from lottery.training.checkpoints import Checkpointer, TrainingState
-from lottery.training.loop import PIECE_SECONDS, Loop, reset
+from lottery.training.loop import PIECE_SECONDS, Loop, compile_loop
 from lottery.training.settings import Train
 
-# What Keras calls plain accuracy; of other metrics whose names end so, the first.
+# Keras' names for plain accuracy; a model without any of these may report another metric whose name ends so.
 ACCURACIES = ("accuracy", "acc", "sparse_categorical_accuracy", "categorical_accuracy", "binary_accuracy")
 
+Arrays = Mapping[str, np.ndarray]  # by the name of a variable
+Row = tuple[int, str, float, float]  # step, split, loss, accuracy
 
-Row = tuple[int, str, float, float]
 
+@dataclass(frozen=True)
+class Span:
+    """The part of a training that a network goes through.
 
-State = Mapping[str, np.ndarray]
+    Attributes:
+        first_step: The step that the start weights belong to. The batches are those that follow it.
+        last_step: The last step; ``train.num_steps`` if None. If it equals `first_step`, nothing is trained.
+        schedule_step: The place in the learning rate's schedule at which training begins; `first_step` if None.
+    """
+
+    first_step: int = 0
+    last_step: int | None = None
+    schedule_step: int | None = None
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training run leaves.
+    """A trained network.
 
     Attributes:
         weights: Every variable after the last step, by name.
         metrics: Rows of step, split, loss, accuracy, by step. A row of the training split is the mean over the steps
-            since the row before it, measured on each batch as it was trained on.
-        summary: ``early_stop_step``, the step of minimum validation loss (of equals the first), and loss and
-            accuracy of every split there and at the end.
-        start_sha256: Fingerprint of what the model held when training began, read back from it.
-        seconds: How long it took, evaluations included.
+            since the row before it, each batch measured as it was trained on.
+        summary: ``early_stop_step``, the first step of minimum validation loss, and loss and accuracy of every split
+            there and at the end.
+        start_sha256: Fingerprint of the model's variables when training began, read back from the model.
+        seconds: Duration, evaluations included.
     """
 
     weights: dict[str, np.ndarray]
@@ -48,132 +63,231 @@ class Trained:
     seconds: float
 
 
-def train(
-    loop: Loop,
-    start: State,
-    kept: Masks,
-    settings: Train,
-    seed: tuple[int, ...],
-    report: Callable[[int, float], None] = lambda step, accuracy: None,
-    first_step: int = 0,
-    schedule_step: int | None = None,
-    watch: Mapping[int, Callable[[dict[str, np.ndarray]], None]] | None = None,
-    measured: Callable[[Row], None] = lambda row: None,
-    keeper: Checkpointer | None = None,
-) -> Trained:
-    """Train from given weights under masks, with a fresh optimiser.
+def silent(step: int, accuracy: float, row: Row | None) -> None:
+    """Report nothing."""
+
+
+class Trainer:
+    """A model with its data, its masks and its compiled loop, for all rounds, branches and replicates.
+
+    Masks are variables, so one trace serves every mask. They are enforced from the first call that needs it (`hold`)
+    until `close`.
 
     Args:
-        loop: The compiled loop.
-        start: Every variable to start from, by name; masked entries start at zero.
-        kept: The masks.
+        model: A compiled Keras 3 or tf_keras model; its own ``train_step`` and ``test_step`` run.
+        data: The data. Arrays stay in memory as they are, and become floats batch by batch.
         settings: The ``[train]`` section of an experiment.
-        seed: Words that decide the order of the batches.
-        report: Called several times a second with the step and the last validation accuracy.
-        first_step: The step that `start` is of. Training goes on from there to `settings.num_steps`, with the batches
-            that it would have had; where the two are equal, the network is evaluated and not trained.
-        schedule_step: Where in its schedule the learning rate begins; at `first_step` if None.
-        watch: Functions by step, each called with every variable once that step is taken.
-        measured: Called with each row of `Trained.metrics` as soon as it is known; where training goes on from a
-            checkpoint, with those before it again.
-        keeper: Keeps a checkpoint, and says where to go on. What `watch` has taken at steps before it is not called
-            for again, so what that needs is in the keeper's memory, or already stored.
+        enforce: Takes the model and its mask variables and returns a context manager that holds masked entries, such
+            as the functions of ``lottery.enforcement.ENFORCEMENTS``. None holds nothing.
+        schedule_step: The variable that the model was compiled with, if any; see `compiling.compile_model`.
+        augment: Augmentation of training images: ``"crop"``, ``"flip"``.
 
-    Returns:
-        What was trained.
+    Attributes:
+        model: The Keras model.
+        masks: By prunable weight, a boolean variable that is True where an entry is kept.
+        loop: The compiled steps and evaluations.
+        settings: The ``[train]`` section.
+        seconds_per_step: Duration of a step in the last call of the compiled steps; None before the first call.
 
     Raises:
-        LotteryError: The loss is no longer a finite number, or a masked entry is no longer zero.
-        Stopped: Somebody has asked to stop, and the keeper has a checkpoint.
+        LotteryError: The model does not fit the data.
     """
-    began, watch = time.perf_counter(), watch or {}
-    for name, mask in kept.items():
-        loop.masks[name].assign(mask)
-    weights.assign(loop.model, masks.apply(start, kept))
-    reset(loop)
-    schedule_step = first_step if schedule_step is None else schedule_step
-    loop.schedule_step.assign(schedule_step)
-    start_sha256 = weights.fingerprint(weights.read_state(loop.model))
-    now = TrainingState(first_step, first_step)
-    if keeper:
-        parts = [start_sha256, weights.fingerprint(kept), settings.model_dump(mode="json"), seed]
-        now = keeper.begin(loop, checkpoints.identity(loop, [*parts, first_step, schedule_step, sorted(watch)]), now)
-        for row in now.metrics:
-            measured(row)
-    began -= now.seconds
-    batches = loop.batches(seed, now.step)
 
-    def add(*row: Any) -> None:
-        now.metrics.append(row)
-        measured(row)
+    def __init__(
+        self,
+        model: Any,
+        data: Splits | Streams,
+        settings: Train,
+        enforce: Callable[..., contextlib.AbstractContextManager[list[Any]]] | None = None,
+        schedule_step: Any = None,
+        augment: Collection[str] = (),
+    ) -> None:
+        import tensorflow as tf
 
-    def evaluate(split: str, at: int) -> tuple[float, float]:
-        loss, accuracy = _finite(loop.evaluations[split](), f"{split} loss at step {at}")
-        add(at, split, loss, accuracy)
-        return loss, accuracy
+        self.model, self.settings = model, settings
+        self.masks: dict[str, Any] = {
+            name: tf.Variable(tf.constant(mask), trainable=False, dtype=tf.bool)
+            for name, mask in masks.ones_like(weights.read(model)).items()
+        }
+        self.loop: Loop = compile_loop(model, data, settings, augment, self._end_of_step)
+        self.seconds_per_step: float | None = None
+        self._schedule_step = compiling.step_variable() if schedule_step is None else schedule_step
+        self._enforce, self._held, self._is_held = enforce, contextlib.ExitStack(), False
+        self._callbacks: list[Any] = []
+        self._first_values: list[tuple[Any, np.ndarray]] = []
 
-    with contextlib.closing(keeper) if keeper else contextlib.nullcontext():
-        while True:
-            if now.step == now.due:
-                if now.step > first_step:
-                    add(now.step, "train", *now.trained)
-                now.validation = evaluate("validation", now.step)
-                if settings.test_curve:
-                    evaluate("test", now.step)
-                if now.validation[0] < now.lowest:
-                    now.lowest, now.best = now.validation[0], weights.read_state(loop.model)
-                    now.summary = {"early_stop_step": now.step, **_named("early_stop_val", now.validation)}
-                report(now.step, now.validation[1])
-                if now.step == settings.num_steps:
-                    break
-                now.due = min(now.step - now.step % settings.eval_every + settings.eval_every, settings.num_steps)
-            _advance(loop, batches, now, first_step, min([now.due, *(at for at in watch if at > now.step)]), settings)
-            if now.step in watch:
-                watch[now.step](weights.read_state(loop.model))
-            report(now.step, now.validation[1])
-            now.seconds = time.perf_counter() - began
-            if keeper:
-                keeper.keep(now)
+    def hold(self) -> None:
+        """Enforce the masks from now on, until `close`."""
+        if self._enforce is not None and not self._is_held:
+            self._callbacks = self._held.enter_context(self._enforce(self.model, self.masks))
+            self._is_held = True
 
-    step, summary = now.step, now.summary
-    final = _held(weights.read_state(loop.model), kept)
-    known = {at: (loss, accuracy) for at, split, loss, accuracy in now.metrics if split == "test"}
-    test = known.get(step) or evaluate("test", step)
-    stopped_at = int(summary["early_stop_step"])
-    if stopped_at == step:
-        best_test = test
-    elif stopped_at in known:
-        best_test = known[stopped_at]
-    else:
-        weights.assign(loop.model, _held(now.best, kept))
-        best_test = evaluate("test", stopped_at)
-    summary |= _named("early_stop_test", best_test)
-    summary |= _named("final_train", now.trained) | _named("final_val", now.validation) | _named("final_test", test)
-    rows = sorted(now.metrics, key=lambda row: row[0])
-    return Trained(final, rows, summary, start_sha256, time.perf_counter() - began)
+    def close(self) -> None:
+        """Stop enforcing the masks."""
+        self._held.close()
+        self._is_held = False
 
+    def set_masks(self, kept: Masks) -> None:
+        """Assign the masks; a weight that `kept` does not name is not pruned."""
+        for name, variable in self.masks.items():
+            variable.assign(kept[name] if name in kept else np.ones(variable.shape, bool))
 
-def _advance(
-    loop: Loop,
-    batches: Callable[..., tuple[Any, ...]],
-    now: TrainingState,
-    first_step: int,
-    until: int,
-    settings: Train,
-) -> None:
-    """Train for about `PIECE_SECONDS`, and not farther than to a step; the bits do not depend on how far."""
-    num_steps = min(loop.longest, until - now.step, max(1, int(PIECE_SECONDS / loop.pace[0])) if loop.pace else 1)
-    before = now.step - max(first_step, (now.due - 1) // settings.eval_every * settings.eval_every)
-    began = time.perf_counter()
-    logs = loop.steps(*batches(num_steps, before))
-    now.trained = _finite(logs, f"training loss between steps {now.step} and {now.step + num_steps}")
-    # The first call compiles, so it tells nothing.
-    loop.pace[:] = [(time.perf_counter() - began) / num_steps if loop.pace else PIECE_SECONDS]
-    now.step += num_steps
+    def reset(self) -> None:
+        """Put everything that a step touches, besides the model's variables and the masks, back to its first value.
+
+        The trace knows what that is: slots and iterations of all optimisers, metrics, and random generators, whoever
+        owns them. Each device has its own, and draws its own random numbers.
+        """
+        for variable, value in self._touched():
+            variable.assign(value)
+        mirrored.draw_apart(self.model)
+
+    def redrawn(self, draw: Callable[[str, np.ndarray], np.ndarray]) -> "Trainer":
+        """Make a trainer of the same model whose `reset` sets other values.
+
+        Args:
+            draw: Takes the name and the first value of each variable that a step touches besides the model's, and
+                returns its new first value.
+        """
+        self.hold()
+        other = copy.copy(self)
+        other._first_values = [(variable, draw(variable.name, value)) for variable, value in self._touched()]
+        return other
+
+    def train(
+        self,
+        start: Arrays,
+        kept: Masks,
+        seed: tuple[int, ...],
+        span: Span = Span(),
+        watch: Mapping[int, Callable[[dict[str, np.ndarray]], None]] | None = None,
+        report: Callable[[int, float, Row | None], None] = silent,
+        checkpointer: Checkpointer | None = None,
+    ) -> Trained:
+        """Train a network from given weights under masks, with a fresh optimiser.
+
+        Args:
+            start: Every variable at the start, by name. Masked entries start at zero, whatever is here.
+            kept: The masks.
+            seed: Words that decide the order of the batches.
+            span: The first and the last step.
+            watch: Functions by step, each called with every variable after that step. A training that resumes from a
+                checkpoint does not repeat earlier calls, so their results belong in `Checkpointer.memory` or on disk.
+            report: Called several times a second with the step and the last validation accuracy, and with each new row
+                of `Trained.metrics`. A training that resumes reports earlier rows again.
+            checkpointer: Writes checkpoints, and resumes from one.
+
+        Returns:
+            The trained network.
+
+        Raises:
+            LotteryError: The loss is not a finite number any more, or a masked entry is not zero.
+            Stopped: A stop was requested, and the checkpoint is written.
+        """
+        began, watch = time.perf_counter(), watch or {}
+        first, loop, settings = span.first_step, self.loop, self.settings
+        last = settings.num_steps if span.last_step is None else span.last_step
+        settings = settings.model_copy(update={"num_steps": last})
+        schedule_step = first if span.schedule_step is None else span.schedule_step
+        self.hold()
+        self.set_masks(kept)
+        weights.assign(self.model, masks.apply(start, kept))
+        self.reset()
+        self._schedule_step.assign(schedule_step)
+        start_sha256 = weights.fingerprint(weights.read_state(self.model))
+        now = TrainingState(first, first)
+        if checkpointer:
+            own = self._named_variables()
+            parts = [start_sha256, weights.fingerprint(kept), settings.model_dump(mode="json"), seed]
+            identity = checkpoints.identity(own, [*parts, first, schedule_step, sorted(watch)])
+            now = checkpointer.begin(self.model, own, identity, now)
+            for row in now.metrics:
+                report(row[0], now.validation[1], row)
+        began -= now.seconds
+        batches = loop.batches(seed, now.step)
+
+        def add(*row: Any) -> None:
+            now.metrics.append(row)
+            report(now.step, now.validation[1], row)
+
+        def evaluate(split: str, step: int) -> tuple[float, float]:
+            measured = _finite(loop.evaluations[split](), f"{split} loss at step {step}")
+            add(step, split, *measured)
+            return measured
+
+        with contextlib.closing(checkpointer) if checkpointer else contextlib.nullcontext():
+            while True:
+                if now.step == now.due:
+                    if now.step > first:
+                        add(now.step, "train", *now.trained)
+                    now.validation = evaluate("validation", now.step)
+                    if settings.test_curve:
+                        evaluate("test", now.step)
+                    if now.validation[0] < now.lowest:
+                        now.lowest, now.best = now.validation[0], weights.read_state(self.model)
+                        now.summary = {"early_stop_step": now.step, **_named("early_stop_val", now.validation)}
+                    report(now.step, now.validation[1], None)
+                    if now.step == last:
+                        break
+                    now.due = min(now.step - now.step % settings.eval_every + settings.eval_every, last)
+                # The bits do not depend on where steps are cut into calls: each lasts about `PIECE_SECONDS`.
+                most = int(PIECE_SECONDS / self.seconds_per_step) if self.seconds_per_step else 1
+                until = min([now.due, *(step for step in watch if step > now.step)])
+                num_steps = min(loop.longest, until - now.step, max(1, most))
+                before = now.step - max(first, (now.due - 1) // settings.eval_every * settings.eval_every)
+                called = time.perf_counter()
+                logs = loop.steps(*batches(num_steps, before))
+                what = f"training loss between steps {now.step} and {now.step + num_steps}"
+                now.trained = _finite(logs, what)
+                taken = (time.perf_counter() - called) / num_steps
+                self.seconds_per_step = taken if self.seconds_per_step else PIECE_SECONDS  # the first call compiles
+                now.step += num_steps
+                if now.step in watch:
+                    watch[now.step](weights.read_state(self.model))
+                report(now.step, now.validation[1], None)
+                now.seconds = time.perf_counter() - began
+                if checkpointer:
+                    checkpointer.keep(now)
+
+        summary, stopped_at = now.summary, int(now.summary["early_stop_step"])
+        final = _checked(weights.read_state(self.model), kept)
+        known = {step: (loss, accuracy) for step, split, loss, accuracy in now.metrics if split == "test"}
+        test = known[last] if last in known else evaluate("test", last)
+        best_test = test if stopped_at == last else known.get(stopped_at)
+        if best_test is None:
+            weights.assign(self.model, _checked(now.best, kept))
+            best_test = evaluate("test", stopped_at)
+        summary |= _named("early_stop_test", best_test) | _named("final_train", now.trained)
+        summary |= _named("final_val", now.validation) | _named("final_test", test)
+        rows = sorted(now.metrics, key=lambda row: row[0])
+        return Trained(final, rows, summary, start_sha256, time.perf_counter() - began)
+
+    def _end_of_step(self, index: Any, logs: Any) -> None:
+        """Call the callbacks that enforcement needs, in the graph."""
+        for one in self._callbacks:
+            one.on_train_batch_end(index, logs)
+
+    def _touched(self) -> list[tuple[Any, np.ndarray]]:
+        """The variables that a step touches besides the model's and the masks, with their first values."""
+        if not self._first_values:
+            self.hold()
+            own = [*self.model.variables, *self.masks.values()]
+            known = {id(inner) for one in own for inner in weights.components(one)}
+            traced = self.loop.steps.get_concrete_function(*self.loop.batches((0,))(1)).graph
+            # A graph lists its variables in an order of chance, its captures in the order of the trace.
+            place = {id(tensor): number for number, (tensor, _) in enumerate(traced.captures)}
+            found = sorted(traced.variables, key=lambda one: place[id(one.handle)])
+            self._first_values = [(one, np.array(one.numpy())) for one in found if id(one) not in known]
+        return self._first_values
+
+    def _named_variables(self) -> dict[str, Any]:
+        """The variables of `_touched`, by names that do not count the models that a process has built."""
+        touched = enumerate(self._touched())
+        return {f"{place:04d}/{re.sub(r'_[0-9]+', '', one.name)}": one for place, (one, _) in touched}
 
 
 def _finite(logs: Mapping[str, Any], what: str) -> tuple[float, float]:
-    """Loss and accuracy from what a model reports; an accuracy that it does not measure is NaN."""
+    """Get loss and accuracy from a model's report; the accuracy is NaN if the model measures none."""
     if "loss" not in logs:
         raise LotteryError(f"The model reports {', '.join(logs) or 'nothing'}, and no 'loss', which is needed.")
     loss = float(logs["loss"])
@@ -183,14 +297,13 @@ def _finite(logs: Mapping[str, Any], what: str) -> tuple[float, float]:
     return loss, float(logs[named[0]]) if named else math.nan
 
 
-def _held(state: dict[str, np.ndarray], kept: Masks) -> dict[str, np.ndarray]:
-    """The state itself, once it is seen that every masked entry is zero."""
-    for name, mask in kept.items():
-        if np.any(state[name][~mask]):
-            raise LotteryError(
-                f"{name} has masked entries that are not zero: the model's train_step changes it without its "
-                "optimiser, whose constraints hold the masks."
-            )
+def _checked(state: dict[str, np.ndarray], kept: Masks) -> dict[str, np.ndarray]:
+    """Return the state, in which every masked entry must be zero."""
+    for name in masks.leaks(state, kept):
+        raise LotteryError(
+            f"{name} has masked entries that are not zero: the model's train_step changes it without its optimiser, "
+            "whose constraints hold the masks."
+        )
     return state
 
 

@@ -1,5 +1,6 @@
 """Siblings and the path between them: the line itself, the files, and the sentences about it."""
 
+import contextlib
 import csv
 import dataclasses
 import functools
@@ -13,14 +14,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
 import lottery
-from lottery import config, enforcement, files, masks, progress, weights
+from lottery import config, files, masks, progress, weights
 from lottery.analysis import connectivity, connectivity_files
 from lottery.analysis.connectivity_files import Siblings
 from lottery.data import Data
 from lottery.errors import LotteryError
-from lottery.pipeline import connecting, interpolation, jobs
+from lottery.pipeline import connecting, interpolation, preparing, rounds
+from lottery.pipeline.dispatch import Execution
+from lottery.pipeline.preparing import Ingredients, prepare
 from lottery.runs import store
-from lottery.training import trainer
 from tests.conftest import checksum, quietly, toy_arrays
 
 K, POINTS = 15, 5
@@ -62,8 +64,13 @@ def connect(run, *arguments, num_points=POINTS, recompute=False, **options):
     line = interpolation.Line(num_points, recompute)
     options = {"line": line, "model": build, "data": arrays(), "report": quietly} | options
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(connecting, "prepare", prepared_once)
-        return connecting.connect(run.path, *arguments, **options)
+        patched.setattr(preparing, "prepare", prepared_once)
+        own = Ingredients(options.pop("model"), options.pop("data"))
+        execution = Execution(
+            **{key: options.pop(key) for key in ("report", "asked", "checkpoint_every") if key in options}
+        )
+        connecting.connect(run.path, *arguments, **options, ingredients=own, execution=execution)
+        return run
 
 
 @functools.cache
@@ -71,14 +78,15 @@ def prepared_for(digest, fingerprint):
     return []
 
 
-def prepared_once(experiment, model=build, data=None, criterion=None):
+def prepared_once(experiment, ingredients=None):
     """Preparing takes most of the time of a call, and calls for one run on the same arrays prepare the same."""
-    data = arrays() if data is None else data
+    ingredients = ingredients or Ingredients(build, arrays())
+    data = ingredients.data
     if callable(data[0]):
-        return lottery.pipeline.preparing.prepare(experiment, model, data)
+        return prepare(experiment, ingredients)
     there = prepared_for(config.digest(experiment), data[0].tobytes())
     if not there:
-        there.append(lottery.pipeline.preparing.prepare(experiment, model, data))
+        there.append(prepare(experiment, ingredients))
     return there[0]
 
 
@@ -117,7 +125,7 @@ def connected(tmp_path_factory):
 
 @pytest.fixture
 def copied(connected, tmp_path):
-    run = lottery.runs.results.Run(tmp_path / connected[0].path.name)
+    run = lottery.load(tmp_path / connected[0].path.name)
     shutil.copytree(connected[0].path, run.path)
     return run
 
@@ -156,15 +164,15 @@ def test_between_refuses_two_networks_that_are_not_of_one_kind():
 
 def test_a_barrier_is_seen_where_there_is_one():
     """Two networks from other initial weights lie in other basins; two from the same ones, here, in one."""
-    prepared = lottery.pipeline.preparing.prepare(config.load(DIGITS))
-    model, (x, y) = prepared.loop.model, (prepared.data.test.x, prepared.data.test.y)
+    prepared = prepare(config.load(DIGITS))
+    model, (x, y) = prepared.trainer.model, (prepared.data.test.x, prepared.data.test.y)
     x = lottery.training.loop.scaler(prepared.data)(x).numpy()
-    states = [jobs.built_state(jobs.Job(None, prepared, [], quietly), seed) for seed in (0, 1)]
-    kept = masks.ones_like({name: states[0][name] for name in prepared.loop.masks})
+    states = [preparing.initial_state(prepared, replicate) for replicate in (1, 2)]
+    kept = masks.ones_like({name: states[0][name] for name in prepared.trainer.masks})
 
     def trained(start, number):
-        settings, words = prepared.experiment.train, connectivity_files.seed_words(prepared.experiment, 1, number)
-        return trainer.train(prepared.loop, start, kept, settings, words).weights
+        words = connectivity_files.seed_words(prepared.experiment, 1, number)
+        return prepared.trainer.train(start, kept, words).weights
 
     one, same, other = trained(states[0], 1), trained(states[0], 2), trained(states[1], 2)
     near = interpolation.barrier(model, one, same, (x, y), num_points=5)
@@ -255,14 +263,14 @@ def test_order_one_is_the_runs_own_and_two_is_another(connected):
     prepared = prepared_once(run.experiment)
     words = [connectivity_files.seed_words(run.experiment, 1, number) for number in (1, 2)]
     for place in range(2):
-        one, other = (prepared.loop.batches(each)(3)[(0, 3)[place]].numpy() for each in words)
+        one, other = (prepared.trainer.loop.batches(each)(3)[(0, 3)[place]].numpy() for each in words)
         assert np.any(one != other), ("positions", "augmentation")[place]
     for index in (0, 1):
         folder = store.round_path(run.path, 1, index)
         kept = files.read_masks(folder / "masks.safetensors")
         start = files.read_arrays(run.path / "replicate-1" / "initial.safetensors")
-        with enforcement.constraint(prepared.loop.model, prepared.loop.masks):
-            again = trainer.train(prepared.loop, start, kept, run.experiment.train, words[0]).weights
+        with contextlib.closing(prepared.trainer):
+            again = prepared.trainer.train(start, kept, words[0]).weights
         trained = files.read_arrays(folder / "weights.safetensors")
         assert all(np.array_equal(again[name], trained[name]) for name in trained)
         assert not (run.path / "connectivity/replicate-1" / f"round-0{index}" / "branch-step_0_order_1").exists()
@@ -482,13 +490,13 @@ def test_the_second_sibling_has_other_dropout(connected):
     def noisy():
         return keras.Sequential([keras.Input((6,)), Noise(), keras.layers.Dense(3)])
 
-    prepared = lottery.pipeline.preparing.prepare(config.load(TABLES, {"train": {"num_steps": 2}}), noisy, arrays())
-    job, start = jobs.Job(None, prepared, [], quietly), weights.read_state(prepared.loop.model)
+    prepared = prepare(config.load(TABLES, {"train": {"num_steps": 2}}), Ingredients(noisy, arrays()))
+    training, start = rounds.Training(None, prepared, quietly), weights.read_state(prepared.trainer.model)
     kept, words = masks.ones_like({"dense/kernel": start["dense/kernel"]}), (1, 2)
 
     def trained(number):
-        loop = connecting._with_noise(job, Siblings(None, prepared.experiment, 1, 0, 0), number).prepared.loop
-        return trainer.train(loop, start, kept, prepared.experiment.train, words).weights["dense/kernel"]
+        own = connecting._with_noise(training, Siblings(None, prepared.experiment, 1, 0, 0), number)
+        return own.prepared.trainer.train(start, kept, words).weights["dense/kernel"]
 
     one, other = trained(1), trained(2)  # with the same batches
     assert np.any(one != other) and np.array_equal(one, trained(1)) and np.array_equal(other, trained(2))
@@ -524,7 +532,7 @@ def test_other_modes_of_rewinding_are_refused(tmp_path):
     with store.opened(path, experiment):
         pass
     with pytest.raises(LotteryError, match="received 'learning_rate', allowed is 'weights'"):
-        connecting.connect(path, report=quietly)
+        connecting.connect(path, execution=Execution(report=quietly))
 
 
 def test_data_sets_in_one_order_are_refused_and_endless_ones_tested(tmp_path, monkeypatch):
@@ -536,7 +544,7 @@ def test_data_sets_in_one_order_are_refused_and_endless_ones_tested(tmp_path, mo
 
     x, y, x_test, y_test = arrays()
     train, test = (tf.data.Dataset.from_tensor_slices(part).batch(20) for part in ((x, y), (x_test, y_test)))
-    prepared = lottery.pipeline.preparing.prepare(config.load(TABLES), linear, (train, test, test))
+    prepared = prepare(config.load(TABLES), Ingredients(linear, (train, test, test)))
     with pytest.raises(LotteryError, match="come in the same order whatever the seed"):
         connecting._check_orders(prepared)
     data = (lambda: train.unbatch().shuffle(200).batch(20), test, test)
@@ -548,10 +556,10 @@ def test_data_sets_in_one_order_are_refused_and_endless_ones_tested(tmp_path, mo
     one, two = (siblings(run, 1, 0, 0).network(n).weights for n in (1, 2))
     assert np.any(one["dense/kernel"] != two["dense/kernel"])
 
-    prepared = lottery.pipeline.preparing.prepare(run.experiment, linear, data)
+    prepared = prepare(run.experiment, Ingredients(linear, data))
     endless = dataclasses.replace(prepared.data, train=lambda once=prepared.data.train: once().repeat())
     prepared = dataclasses.replace(prepared, data=endless)
-    monkeypatch.setattr(lottery.pipeline.preparing, "prepare", lambda *_: prepared)
+    monkeypatch.setitem(globals(), "prepare", lambda *_: prepared)
     connect(run, [0], model=linear, data=data, num_points=POINTS + 1, report=said.append)
     assert "do not end within one training, so only the test error is measured" in said[-2].text
     points = connectivity.points(run.path)

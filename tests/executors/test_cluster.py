@@ -22,7 +22,7 @@ from lottery.errors import LotteryError, StorageError
 from lottery.executors import scheduler
 from lottery.executors.cluster import Job, Ray, _check_room, _has_kinds, _meaning, _resources, _stamp, _Worker, joined
 from lottery.executors.scheduler import Task
-from lottery.pipeline import branching, dispatch
+from lottery.pipeline import dispatch
 from lottery.runs import store
 from lottery.training import checkpoints
 from tests.conftest import checksum, quietly, toy_arrays
@@ -282,12 +282,12 @@ def test_a_node_with_other_data_fails_and_one_with_another_processor_says_so(sma
     recorded = store.read_environment(run)
     known = {key: value for key, value in recorded.items() if key != "record_sha256"}
     store.write_record(run / "environment.json", known | {"processor": "an abacus"})
-    work = dispatch.Work(run, settings, recorded["num_threads"], data_sha256="0" * 64, away=True)
+    recipe = dispatch.Recipe(run, settings, recorded["num_threads"], data_sha256="0" * 64, away=True)
     said, task = [], Task(Path("elsewhere"), (1, 3, "ticket"))
     with pytest.raises(LotteryError, match="The data, the model or the criterion on .* are not those that"):
-        dispatch.trainer({task.run: work}, said.append, lottery.stopping.never)(task)
-    work = dataclasses.replace(work, data_sha256=recorded["data_sha256"])
-    dispatch.trainer({task.run: work}, said.append, lottery.stopping.never)(task)
+        dispatch.trainer({task.run: recipe}, said.append, lottery.stopping.never)(task)
+    recipe = dataclasses.replace(recipe, data_sha256=recorded["data_sha256"])
+    dispatch.trainer({task.run: recipe}, said.append, lottery.stopping.never)(task)
     (note,) = [one.text for one in said if isinstance(one, progress.Note)]
     assert "computes with another processor (an abacus; now " in note and "python" not in note
     assert checksum(run / "replicate-1/round-03/weights.safetensors") == checksum(
@@ -422,6 +422,6 @@ def test_one_that_fails_does_not_stop_the_others(cluster, whole, tmp_path):
 
     workers = Ray(cluster.address)
     with pytest.raises(LotteryError, match="round 2, branch picky: That is too sparse"):
-        branching.branch(path, picky, **given(), workers=workers, report=quietly)
+        lottery.branch(path, picky, **given(), workers=workers, report=quietly)
     stored = {str(one.parent.relative_to(path)) for one in path.glob("*/*/branch-picky/round.json")}
     assert stored == {"replicate-1/round-01/branch-picky", "replicate-2/round-01/branch-picky"}

@@ -31,17 +31,17 @@ def test_data_that_change_while_a_run_is_trained_are_refused(world, monkeypatch)
     from lottery.pipeline import dispatch
 
     run, number = world.copy(world.partial), []
-    honest = dispatch.Bench.__init__
+    honest = dispatch.Worker.__init__
 
-    def unprepared(self, works, report, asked, prepared):
+    def unprepared(self, recipes, report, asked, prepared):
         number.append(world.data.read_bytes())
         arrays = dict(faults.np.load(world.data))
         arrays["x_train"][0] += 1
         faults.np.savez(world.data, **arrays)
-        honest(self, works, report, asked, {})
+        honest(self, recipes, report, asked, {})
 
     with monkeypatch.context() as patched:
-        patched.setattr(dispatch.Bench, "__init__", unprepared)
+        patched.setattr(dispatch.Worker, "__init__", unprepared)
         assert "are not those that" in world.refused(run)
     world.data.write_bytes(number[0])
     world.check_end(run)

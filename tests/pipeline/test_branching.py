@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 import lottery
 from lottery import cli, config, files, masks, randomness
 from lottery.errors import LotteryError
-from lottery.pipeline import branching
+from lottery.pipeline.preparing import Ingredients
 from lottery.pruning import branches
 from lottery.runs import store, verdicts, verification
 from lottery.settings import GIVEN
-from lottery.training import trainer
+from lottery.training.trainer import Span
 from tests.conftest import checksum, quietly, toy_arrays
 
 K = 15
@@ -91,13 +91,13 @@ def test_late_rewinding_starts_at_step_k_of_the_dense_network(controlled):
     assert any(np.any(start[name] != initial[name]) for name in start)
     assert np.any(start["batch_normalization/moving_mean"] != 0), "statistics are rewound with the weights"
 
-    prepared = lottery.pipeline.preparing.prepare(controlled.experiment, build, arrays())
-    ones = masks.ones_like({name: start[name] for name in prepared.loop.masks})
+    prepared = lottery.pipeline.preparing.prepare(controlled.experiment, Ingredients(build, arrays()))
+    ones = masks.ones_like({name: start[name] for name in prepared.trainer.masks})
     words = (controlled.experiment.run.seed, 1, randomness.BATCHES)
-    again = trainer.train(prepared.loop, start, ones, controlled.experiment.train, words, first_step=K)
+    again = prepared.trainer.train(start, ones, words, Span(K))
     assert all(np.array_equal(again.weights[name], dense[name]) for name in dense)
     assert again.metrics[0][0] == K
-    wrong = trainer.train(prepared.loop, start, ones, controlled.experiment.train, words, first_step=0)
+    wrong = prepared.trainer.train(start, ones, words)
     assert any(np.any(wrong.weights[name] != dense[name]) for name in dense)
 
 
@@ -231,14 +231,14 @@ def test_branches_of_a_run_that_is_stored(tmp_path):
     """The command's function: the same as a control of the run, for chosen rounds; again, nothing is trained."""
     run = go(tmp_path)
     events = []
-    done = branching.branch(run.path, "random_mask", [2], model=build, data=arrays(), report=events.append)
+    done = lottery.branch(run.path, "random_mask", [2], model=build, data=arrays(), report=events.append)
     assert done.table().query("branch == 'random_mask'")["round"].tolist() == [2, 2]
     whole = go(tmp_path, {"run": {"controls": ["random_mask"]}})
     for replicate in (1, 2):
         one, other = (folder_of(each, replicate, 2, "random_mask") / "weights.safetensors" for each in (run, whole))
         assert checksum(one) == checksum(other)
     before = (folder_of(run, 1, 2, "random_mask") / "round.json").stat().st_mtime_ns
-    branching.branch(run.path, "random_mask", [2], model=build, data=arrays(), report=events.append)
+    lottery.branch(run.path, "random_mask", [2], model=build, data=arrays(), report=events.append)
     assert (folder_of(run, 1, 2, "random_mask") / "round.json").stat().st_mtime_ns == before
     assert "complete" in events[-1].text and is_right(done) == []
 
@@ -250,7 +250,7 @@ def test_a_branch_of_the_callers_own(tmp_path):
         start = {name: value / 2 if name in origin.kept else value for name, value in origin.start.items()}
         return branches.BranchStart(start, origin.kept, 0, origin.num_steps)
 
-    done = branching.branch(run.path, halved, model=build, data=arrays(), report=quietly)
+    done = lottery.branch(run.path, halved, model=build, data=arrays(), report=quietly)
     assert sorted(done.table()["branch"].unique()) == ["halved", "ticket"] and is_right(done) == []
 
 
@@ -283,7 +283,7 @@ def test_a_control_is_added_in_one_place(tmp_path, monkeypatch):
 
 def test_transfer_trains_the_ticket_on_other_data(tmp_path):
     run = go(tmp_path, {"run": {"num_replicates": 1}})
-    done = branching.branch(run.path, "transfer", [0, 2], model=build, data=arrays(seed=8), report=quietly)
+    done = lottery.branch(run.path, "transfer", [0, 2], model=build, data=arrays(seed=8), report=quietly)
     (label,) = set(done.table()["branch"]) - {"ticket"}
     assert label.startswith("transfer-given-") and is_right(done) == []
     stored = record(folder_of(run, branch=label))
@@ -299,16 +299,16 @@ def test_early_bird(tmp_path):
     """The mask is drawn at the first epoch at which the last five differ in at most a tenth of the entries."""
     longer = {"train": {"num_steps": 200}, "run": {"num_replicates": 1}, "prune": {"num_rounds": 1, "rate": 0.5}}
     run = go(tmp_path, longer)
-    done = branching.branch(run.path, "early_bird", [1], model=build, data=arrays(), report=quietly)
+    done = lottery.branch(run.path, "early_bird", [1], model=build, data=arrays(), report=quietly)
     assert is_right(done) == []
     stored = record(folder_of(run, 1, 1, "early_bird"))
     drawn_at = stored["first_step"]
     per_epoch = 160 / 16
     assert drawn_at % per_epoch == 0 and 5 * per_epoch <= drawn_at < 200 and stored["last_step"] == 200
 
-    prepared = lottery.pipeline.preparing.prepare(done.experiment, build, arrays())
+    prepared = lottery.pipeline.preparing.prepare(done.experiment, Ingredients(build, arrays()))
     initial = state(run.path / "replicate-1", "initial")
-    ones = masks.ones_like({name: initial[name] for name in prepared.loop.masks})
+    ones = masks.ones_like({name: initial[name] for name in prepared.trainer.masks})
     drawn = {}
 
     def draw(step):
@@ -320,9 +320,7 @@ def test_early_bird(tmp_path):
 
     epochs = [int(per_epoch * epoch) for epoch in range(1, 21)]
     words = (0, 1, randomness.BATCHES)
-    trainer.train(
-        prepared.loop, initial, ones, done.experiment.train, words, watch={step: draw(step) for step in epochs}
-    )
+    prepared.trainer.train(initial, ones, words, watch={step: draw(step) for step in epochs})
     farthest = {
         end: max(
             masks.distance(drawn[a], drawn[b])
@@ -341,13 +339,13 @@ def test_no_early_bird_is_said_and_nothing_is_stored(tmp_path):
     fast = {"train": {"num_steps": 60, "learning_rate": 3.0}, "run": {"num_replicates": 1}}
     run, said = go(tmp_path, fast), []
     with pytest.raises(LotteryError, match=r"No early-bird ticket for round 1 of replicate 1: in 6 epochs"):
-        branching.branch(run.path, "early_bird", [1, 2], model=build, data=arrays(), report=said.append)
+        lottery.branch(run.path, "early_bird", [1, 2], model=build, data=arrays(), report=said.append)
     notes = [event.text for event in said if hasattr(event, "text")]
     assert len(notes) == 2 and "round 2" in notes[1], "the other rounds are tried all the same"
     assert all(stored.branch == store.TICKET for stored in store.rounds(run.path))
     short = go(tmp_path, {"run": {"num_replicates": 1}})
     with pytest.raises(LotteryError, match="received 4 epochs of training, allowed are 5 or more"):
-        branching.branch(short.path, "early_bird", [1], model=build, data=arrays(), report=quietly)
+        lottery.branch(short.path, "early_bird", [1], model=build, data=arrays(), report=quietly)
 
 
 @pytest.mark.parametrize("mode", ["weights", "learning_rate", "none", "sign"])
@@ -422,7 +420,7 @@ def test_a_builder_that_draws_the_same_weights_has_no_reinitialised_control(tmp_
     run = go(tmp_path, {"run": {"num_replicates": 2}}, model=fixed)
     assert is_right(run) == [] and "same weights" in verification.not_repeated(run.path)[0]
     with pytest.raises(LotteryError, match="same initial weights each time, so random_reinit would be the ticket"):
-        branching.branch(run.path, "random_reinit", model=fixed, data=arrays(), report=quietly)
+        lottery.branch(run.path, "random_reinit", model=fixed, data=arrays(), report=quietly)
 
 
 def partial(origin):
@@ -458,7 +456,7 @@ def ticket(origin):
 )  # fmt: skip
 def test_a_branch_of_the_callers_own_that_is_not_one_is_refused(controlled, own, message):
     with pytest.raises(LotteryError, match=message):
-        branching.branch(controlled.path, own, [1], model=build, data=arrays(), report=quietly)
+        lottery.branch(controlled.path, own, [1], model=build, data=arrays(), report=quietly)
     assert not list(controlled.path.rglob(f"branch-{own.__name__}/round.json"))
 
 
@@ -469,7 +467,7 @@ def test_an_own_branch_may_keep_other_counts(tmp_path):
         kept = {name: mask & (origin.rng.random(mask.shape) < 0.5) for name, mask in origin.kept.items()}
         return branches.BranchStart(origin.start, kept, 0, origin.num_steps)
 
-    branching.branch(run.path, sparser, [2], model=build, data=arrays(), report=quietly)
+    lottery.branch(run.path, sparser, [2], model=build, data=arrays(), report=quietly)
     assert is_right(run) == []
 
 
@@ -478,7 +476,7 @@ def test_no_branch_grows_from_a_damaged_round(tmp_path):
     one, other = (folder_of(run, index=index) / "masks.safetensors" for index in (1, 2))
     shutil.copy(other, one)
     with pytest.raises(LotteryError, match="is damaged"):
-        branching.branch(run.path, "random_mask", [1], model=build, data=arrays(), report=quietly)
+        lottery.branch(run.path, "random_mask", [1], model=build, data=arrays(), report=quietly)
 
 
 def test_synflow_keeps_what_is_never_pruned_and_collapses_nothing(tmp_path):
@@ -503,14 +501,14 @@ def test_synflow_keeps_what_is_never_pruned_and_collapses_nothing(tmp_path):
 def test_what_cannot_be_branched_is_refused(controlled, arguments, message):
     passed = {} if len(arguments) > 2 and arguments[0] == "transfer" else {"data": arrays()}
     with pytest.raises(LotteryError, match=message):
-        branching.branch(controlled.path, *arguments, model=build, report=quietly, **passed)
+        lottery.branch(controlled.path, *arguments, model=build, report=quietly, **passed)
 
 
 def test_a_branch_needs_the_same_data_and_the_same_model(controlled):
     with pytest.raises(LotteryError, match="data are not those"):
-        branching.branch(controlled.path, "random_mask", [1], model=build, data=arrays(seed=9), report=quietly)
+        lottery.branch(controlled.path, "random_mask", [1], model=build, data=arrays(seed=9), report=quietly)
     with pytest.raises(LotteryError, match="replicate: received 5, allowed is 1 to 2"):
-        branching.branch(controlled.path, "random_mask", [1], replicate=5, model=build, data=arrays(), report=quietly)
+        lottery.branch(controlled.path, "random_mask", [1], replicate=5, model=build, data=arrays(), report=quietly)
 
 
 def test_a_criterion_of_the_callers_own(tmp_path):

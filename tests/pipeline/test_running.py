@@ -8,7 +8,7 @@ from rich.console import Console
 import lottery
 from lottery import config, enforcement, files, masks, progress, randomness, weights
 from lottery.errors import LotteryError
-from lottery.pipeline import preparing, running
+from lottery.pipeline import preparing
 from lottery.runs import store, verification
 from lottery.training import trainer
 from tests.conftest import SMALL, checksum, quietly, toy_arrays
@@ -98,13 +98,13 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path, small_
 
 def test_one_trace_serves_the_whole_run(tmp_path, monkeypatch):
     loops = []
-    original = preparing.compile_loop
+    original = trainer.compile_loop
 
     def spy(*arguments):
         loops.append(original(*arguments))
         return loops[-1]
 
-    monkeypatch.setattr(preparing, "compile_loop", spy)
+    monkeypatch.setattr(trainer, "compile_loop", spy)
     lottery.run(SMALL, out=tmp_path, report=quietly)
     (only,) = loops
     assert only.steps.experimental_get_tracing_count() == 1
@@ -157,7 +157,7 @@ def test_stopped_at_every_single_write_it_ends_with_the_same_bits(tmp_path, monk
 
 
 def test_a_complete_run_is_not_trained_again(small_run, monkeypatch):
-    monkeypatch.setattr(running, "prepare", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(preparing, "prepare", lambda *_: pytest.fail("trained again"))
     events = []
     again = lottery.run(SMALL, out=small_run.path.parent, report=events.append)
     assert again.path == small_run.path and "complete" in events[-1].text
@@ -324,14 +324,14 @@ def test_a_model_passed_for_a_function_or_built_once_is_refused(tmp_path):
 
 def test_nan_keeps_the_rounds_before(tmp_path, monkeypatch):
     """The loss of round 1 becomes NaN: round 0 stays, and running again goes on from it."""
-    original = trainer.train
+    original = trainer.Trainer.train
 
-    def poisoned(loop, start, kept, *arguments, **options):
+    def poisoned(self, start, kept, *arguments, **options):
         if not kept["dense/kernel"].all():
             start = start | {"dense/bias": np.full_like(start["dense/bias"], np.nan)}
-        return original(loop, start, kept, *arguments, **options)
+        return original(self, start, kept, *arguments, **options)
 
-    monkeypatch.setattr(trainer, "train", poisoned)
+    monkeypatch.setattr(trainer.Trainer, "train", poisoned)
     with pytest.raises(LotteryError, match=r"Replicate 1, round 1: The .* loss .* is nan.*trained before is kept"):
         lottery.run(ONE, out=tmp_path, report=quietly)
     monkeypatch.undo()

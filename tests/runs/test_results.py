@@ -152,7 +152,7 @@ def test_the_ticket_comes_first_in_a_summary_and_nan_is_not_an_error():
 
 
 def test_a_run_says_its_verdict(small_run):
-    assert small_run.verdict() == verdicts.sentences(small_run.table(), results.TOLERANCE, "winning")
+    assert small_run.verdict() == verdicts.sentences(small_run.table(), verdicts.TOLERANCE, "winning")
     assert small_run.verdict(0.9)[0].startswith("Winning at density 0.51")
     assert "Winning" not in small_run.verdict(0.0)[0]
     assert small_run.path.name in small_run._repr_html_() and "<table" in small_run._repr_html_()

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -57,6 +58,43 @@ def test_a_stored_round_reads_back(tmp_path, rng):
     assert sorted(path.name for path in (folder).iterdir()) == [
         "masks.safetensors", "metrics.csv", "round.json", "weights.safetensors",
     ]  # fmt: skip
+
+
+def test_a_round_is_read_lazily_and_against_its_checksums(small_run, tmp_path):
+    stored = store.StoredRound(small_run.path, 1, 2)
+    assert set(vars(stored)) == {"run", "replicate", "index", "branch"}
+    assert stored.masks is stored.masks and stored.labels[:3] == (1, "ticket", 2)
+    initial = files.read_arrays(store.start_path(small_run.path, 1))
+    for name, value in initial.items():
+        kept = stored.masks.get(name, np.ones(value.shape, bool))
+        np.testing.assert_array_equal(stored.masked_start[name], np.where(kept, value, 0))
+        np.testing.assert_array_equal(stored.start[name], value)
+    assert stored.began_with(initial) and not stored.began_with(stored.weights)
+    copy = tmp_path / small_run.path.name
+    shutil.copytree(small_run.path, copy)
+    for name in ("masks", "weights", "metrics"):
+        (path,) = store.round_path(copy, 1, 2).glob(f"{name}.*")
+        path.write_bytes(path.read_bytes().replace(b"0", b"1", 1) + b"\0")
+        with pytest.raises(LotteryError, match=rf"{path.name}' is damaged: it does not have the checksum"):
+            getattr(store.StoredRound(copy, 1, 2), name)
+    with pytest.raises(LotteryError, match="is a branch; the weights that it started from are not stored"):
+        _ = store.StoredRound(copy, 1, 2, "random_mask").start
+
+
+def test_rounds_are_listed_with_their_branches(small_run, tmp_path):
+    copy = tmp_path / small_run.path.name
+    shutil.copytree(small_run.path, copy)
+    for index, branch in ((3, "a"), (1, "b"), (1, "a")):
+        folder = store.round_path(copy, 1, index, branch)
+        folder.mkdir()
+        (folder / "round.json").touch()
+    store.round_path(copy, 2, 1, "incomplete").mkdir()
+    first = [(index, "ticket") for index in range(4)]
+    expected = [(1, *place) for place in [*first, (1, "a"), (3, "a"), (1, "b")]] + [(2, *place) for place in first]
+    places = [(stored.replicate, stored.index, stored.branch) for stored in store.rounds(copy)]
+    assert places == expected
+    chain = [(stored.index, stored.branch) for stored in store.rounds(copy, [0, 3], branches=False)]
+    assert chain == [(0, "ticket"), (3, "ticket")] * 2
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "replace"])

@@ -450,9 +450,9 @@ def folder_deleted(world: World) -> list[Row]:
 
 def memory_error(world: World) -> list[Row]:
     run = world.copy(world.partial)
-    from lottery.training import trainer
+    from lottery.training.trainer import Trainer
 
-    with mock.patch.object(trainer, "_advance", mock.Mock(side_effect=MemoryError("cannot allocate 3 GiB"))):
+    with mock.patch.object(Trainer, "train", mock.Mock(side_effect=MemoryError("cannot allocate 3 GiB"))):
         said = world.refused(run)
     assert "not enough memory" in said
     world.check_end(run)

@@ -96,6 +96,8 @@ def started(out: Path, *options: str) -> Iterator[Run]:
         process = subprocess.Popen(
             [*command, *options], start_new_session=True, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,
             env={**os.environ, "LOTTERY_DATA": ""},
+            # A shell lets its background jobs ignore Ctrl-C, and the command keeps to that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
     try:
         yield Run(process, out, log)

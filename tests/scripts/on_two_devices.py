@@ -2,6 +2,7 @@
 `tests/training/test_mirrored.py` runs ``python -m pytest tests/scripts/on_two_devices.py`` in a new one.
 """
 
+import contextlib
 import itertools
 
 import keras
@@ -14,8 +15,9 @@ import lottery
 from lottery import config, enforcement, files, randomness, stopping, weights
 from lottery.errors import LotteryError
 from lottery.pipeline import preparing
+from lottery.pipeline.preparing import Ingredients
 from lottery.runs import store, verification
-from lottery.training import checkpoints, loop, mirrored, trainer
+from lottery.training import checkpoints, mirrored
 from tests.conftest import quietly, toy_arrays
 
 tf.config.set_logical_device_configuration(
@@ -60,22 +62,20 @@ def prepared(build, strategy="mirrored", given=None, enforcement="constraint", *
     settings = {"num_steps": NUM_STEPS, "batch_size": 16, "eval_every": 15, "learning_rate": 0.02} | train
     tables = {"data": {"validation": 77}, "train": settings, "prune": {"num_rounds": 1}}
     tables["run"] = {"strategy": strategy, "enforcement": enforcement}
-    return preparing.prepare(config.load(tables), build, given or arrays())
+    return preparing.prepare(config.load(tables), Ingredients(build, given or arrays()))
 
 
 def half(one, seed=0):
     rng = np.random.default_rng(seed)
-    return {name: rng.random(value.shape) < 0.5 for name, value in weights.read(one.loop.model).items()}
+    return {name: rng.random(value.shape) < 0.5 for name, value in weights.read(one.trainer.model).items()}
 
 
 def trained(one, start=None, kept=None, **options):
     """A training run under masks, with the masks."""
     kept = half(one) if kept is None else kept
-    start = weights.read_state(one.loop.model) if start is None else start
-    mode = enforcement.ENFORCEMENTS[one.experiment.run.enforcement]
-    with mode(one.loop.model, one.loop.masks) as callbacks:
-        one.loop.callbacks[:] = callbacks
-        return trainer.train(one.loop, start, kept, one.experiment.train, (9,), **options)
+    start = weights.read_state(one.trainer.model) if start is None else start
+    with contextlib.closing(one.trainer):
+        return one.trainer.train(start, kept, (9,), **options)
 
 
 def bits(result):
@@ -133,7 +133,7 @@ def test_the_constraint_holds_on_every_replica(library):
 def test_the_same_batches_lead_to_the_weights_of_one_device(library, optimizer):
     alone = prepared(plain(LIBRARIES[library]), "none", optimizer=optimizer, jit_compile=False)
     both = prepared(plain(LIBRARIES[library]), optimizer=optimizer)
-    start = weights.read_state(alone.loop.model)
+    start = weights.read_state(alone.trainer.model)
     first, second = trained(alone, start), trained(both, start)
     for name, value in first.weights.items():
         assert np.any(value != start[name])
@@ -156,16 +156,15 @@ def test_the_same_batches_lead_to_the_weights_of_one_device(library, optimizer):
 )  # fmt: skip
 def test_every_device_holds_the_masks_after_every_step(library, mode, precision):
     one = prepared(plain(LIBRARIES[library]), enforcement=mode, precision=precision, optimizer="adamw")
-    kept, model = half(one, 1), one.loop.model
-    with enforcement.ENFORCEMENTS[mode](model, one.loop.masks) as callbacks:
-        one.loop.callbacks.extend(callbacks)
-        for name, mask in kept.items():
-            one.loop.masks[name].assign(mask)
+    kept, model = half(one, 1), one.trainer.model
+    with contextlib.closing(one.trainer):
+        one.trainer.hold()
+        one.trainer.set_masks(kept)
         weights.assign(model, {name: value * kept.get(name, 1) for name, value in weights.read_state(model).items()})
-        loop.reset(one.loop)
-        batches, before = one.loop.batches((9,)), weights.read(model)
+        one.trainer.reset()
+        batches, before = one.trainer.loop.batches((9,)), weights.read(model)
         for _ in range(8):
-            one.loop.steps(*batches(1))
+            one.trainer.loop.steps(*batches(1))
             for name, variable in weights.variables(model).items():
                 first, second = of_each(variable)
                 assert first.tobytes() == second.tobytes(), name
@@ -178,10 +177,10 @@ def test_every_device_holds_the_masks_after_every_step(library, mode, precision)
 @libraries
 def test_statistics_are_one_and_dropout_is_two(library):
     one = prepared(restless(LIBRARIES[library]), optimizer="sgd", learning_rate=0.0)
-    start = weights.read_state(one.loop.model)
-    loop.reset(one.loop)
-    one.loop.steps(*one.loop.batches((9,))(5))
-    state = weights.read_state(one.loop.model)
+    start = weights.read_state(one.trainer.model)
+    one.trainer.reset()
+    one.trainer.loop.steps(*one.trainer.loop.batches((9,))(5))
+    state = weights.read_state(one.trainer.model)
     mean, variance = np.zeros(20), np.ones(20)
     for positions in randomness.batches(len(one.data.train), 16, (9,))(5):
         hidden = np.maximum(one.data.train.x[positions] @ start["dense/kernel"] + start["dense/bias"], 0)
@@ -191,7 +190,7 @@ def test_statistics_are_one_and_dropout_is_two(library):
     np.testing.assert_allclose(state["batch_normalization/moving_mean"], mean, atol=1e-6)
     np.testing.assert_allclose(state["batch_normalization/moving_variance"], variance, atol=1e-6)
     # The states of random layers differ, and nothing else does.
-    differing = mirrored.differing(one.loop.model, state)
+    differing = mirrored.differing(one.trainer.model, state)
     assert list(differing) == (["1/dropout/seed_generator_state"] if library == "keras" else [])
 
 
@@ -216,16 +215,16 @@ def test_it_repeats_and_goes_on_from_a_checkpoint_bit_for_bit(library, build, tm
         return prepared(build(LIBRARIES[library]), precision="mixed_float16" if build is plain else "float32")
 
     one = made()
-    start = weights.read_state(one.loop.model)
+    start = weights.read_state(one.trainer.model)
     whole = bits(trained(one, start))
     assert bits(trained(one, start)) == whole
     file = tmp_path / "checkpoint.safetensors"
     calls = itertools.count()
     with pytest.raises(stopping.Stopped):
-        trained(one, start, keeper=checkpoints.Checkpointer(file, asked=lambda: 15 * (next(calls) > 2)))
+        trained(one, start, checkpointer=checkpoints.Checkpointer(file, asked=lambda: 15 * (next(calls) > 2)))
     drops = library == "keras" and build is restless
     assert ("device/1/dropout/seed_generator_state" in files.read_arrays(file)) == drops
-    assert bits(trained(made(), start, keeper=checkpoints.Checkpointer(file, note=pytest.fail))) == whole
+    assert bits(trained(made(), start, checkpointer=checkpoints.Checkpointer(file, note=pytest.fail))) == whole
 
 
 @few(
@@ -256,7 +255,7 @@ def test_every_example_of_a_data_set_is_counted_once(library, sizes):
 
     train = tf.data.Dataset.from_tensor_slices((x, y)).batch(16, drop_remainder=True)
     one = prepared(plain(LIBRARIES[library]), given=(train, test, test))
-    _check_counts(plain(LIBRARIES[library]), (test_x, test_y), one.loop.evaluations["test"]())
+    _check_counts(plain(LIBRARIES[library]), (test_x, test_y), one.trainer.loop.evaluations["test"]())
 
 
 def _check_counts(build, examples, logs):
@@ -281,10 +280,10 @@ def test_what_a_step_reports_itself_is_the_mean_over_examples():
     given = arrays(1003)
     one = prepared(lambda: Own([keras.Input((6,)), keras.layers.Dense(3)]), given=given)
     assert any("train_step of its own" in note for note in one.notes)
-    assert float(one.loop.evaluations["test"]()["first"]) == pytest.approx(given[2][:, 0].mean(), abs=1e-5)
-    loop.reset(one.loop)
+    assert float(one.trainer.loop.evaluations["test"]()["first"]) == pytest.approx(given[2][:, 0].mean(), abs=1e-5)
+    one.trainer.reset()
     seen = randomness.batches(len(one.data.train), 16, (9,))(6)
-    logs = one.loop.steps(*one.loop.batches((9,))(6))
+    logs = one.trainer.loop.steps(*one.trainer.loop.batches((9,))(6))
     assert float(logs["first"]) == pytest.approx(one.data.train.x[seen][..., 0].mean(), abs=1e-5)
 
 
@@ -295,15 +294,15 @@ def test_all_devices_skip_what_overflows_on_one(library):
     x[:, 0] = 0
     x[7] = 30_000
     one = prepared(plain(LIBRARIES[library]), given=(x, y, *test), precision="mixed_float16", learning_rate=1e-6)
-    loop.reset(one.loop)
-    batches = one.loop.batches((9,))
+    one.trainer.reset()
+    batches = one.trainer.loop.batches((9,))
     for _ in range(2):
-        one.loop.steps(*batches(15))
-    optimizer = one.loop.model.optimizer
+        one.trainer.loop.steps(*batches(15))
+    optimizer = one.trainer.model.optimizer
     scale = optimizer.dynamic_scale if library == "keras" else optimizer._loss_scale._current_loss_scale
     first, second = of_each(scale)
     assert first == second < 2**15
-    assert all(np.isfinite(value).all() for value in weights.read_state(one.loop.model).values())
+    assert all(np.isfinite(value).all() for value in weights.read_state(one.trainer.model).values())
 
 
 @few("library", ["keras"], ["tf_keras"])
@@ -320,13 +319,13 @@ def test_a_whole_run_finds_masks(library, tmp_path, monkeypatch):
     assert done.table()["num_kept"].tolist() == [180, 144, 115, 115]
     assert store.read_environment(done.path)["num_devices"] == 2
     given = {key: options[key] for key in ("model", "data", "report")}
-    lottery.pipeline.branching.branch(done.path, "random_mask", rounds=[2], **given)
+    lottery.pipeline.lottery.branch(done.path, "random_mask", rounds=[2], **given)
     checked = list(verification.verify(done.path))
     assert len(checked) >= 5 and not [found for _, found in checked if found]
     # With another number of devices, nothing is trained for it any more.
     monkeypatch.setattr(mirrored, "num_devices", lambda model: 3)
     with pytest.raises(LotteryError, match="trains on 2 devices.*has 3 now"):
-        lottery.pipeline.branching.branch(done.path, "shuffled_mask", rounds=[2], **given)
+        lottery.pipeline.lottery.branch(done.path, "shuffled_mask", rounds=[2], **given)
     (done.path / "replicate-1" / "round-02" / "round.json").unlink()
     with pytest.raises(LotteryError, match="trains on 2 devices.*has 3 now"):
         lottery.run(tables, **options)

@@ -1,6 +1,7 @@
 """Tickets: what comes out of a run or a model is what goes into another, bit by bit, in both Kerases."""
 
 import builtins
+import contextlib
 import importlib
 import io
 import itertools
@@ -28,7 +29,7 @@ from lottery.enforcement import wrappers
 from lottery.errors import LotteryError, TicketError
 from lottery.models import networks, outputs
 from lottery.tickets import from_run
-from lottery.training import trainer
+from lottery.training.trainer import Span
 from tests.conftest import quietly, toy_arrays
 from tests.tickets.test_readers import read_ticket
 
@@ -545,16 +546,15 @@ def build():
 @pytest.fixture(scope="module")
 def prepared(rewound):
     """What the rounds were trained with, for training them again."""
-    made = lottery.pipeline.preparing.prepare(rewound.experiment, build)
-    with enforcement.constraint(made.loop.model, made.loop.masks) as callbacks:
-        made.loop.callbacks.extend(callbacks)
+    made = lottery.pipeline.preparing.prepare(rewound.experiment, lottery.pipeline.preparing.Ingredients(build))
+    with contextlib.closing(made.trainer):
         yield made
 
 
 def retrained(prepared, ticket, states):
-    settings, seed = prepared.experiment.train, prepared.experiment.run.seed
+    seed = prepared.experiment.run.seed
     words, first = (seed, ticket.provenance["replicate"], randomness.BATCHES), ticket.provenance["rewind_step"]
-    return trainer.train(prepared.loop, states | ticket.weights, ticket.masks, settings, words, first_step=first)
+    return prepared.trainer.train(states | ticket.weights, ticket.masks, words, Span(first))
 
 
 def test_training_from_a_late_ticket_gives_what_was_trained(rewound, prepared):
@@ -758,7 +758,7 @@ def test_masks_and_trained_weights_that_do_not_fit_are_refused(small):
             ones | {"dense_2/kernel": np.ones((8, 3), bool)}, error=LotteryError)  # fmt: skip
     refused("must be a boolean array", tickets.of, model, {"dense/kernel": np.ones((6, 8))}, error=LotteryError)
     refused(r"shape \(8, 6\)", tickets.of, model, {"dense/kernel": np.ones((8, 6), bool)}, error=LotteryError)
-    refused("no masks", tickets.of, model, {})
+    refused("without masks", tickets.of, model, {})
     refused("NoneType, allowed is a Keras model", tickets.of, None, ones, error=LotteryError)
     refused(r"Only the model has: dense/bias \(8,\)", tickets.of, model, ones,
             trained={name: one for name, one in state.items() if name != "dense/bias"})  # fmt: skip

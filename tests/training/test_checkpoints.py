@@ -8,8 +8,9 @@ import pytest
 
 from lottery import data, files, masks, stopping, weights
 from lottery.errors import LotteryError
-from lottery.training import checkpoints, compiling, loop, trainer
+from lottery.training import checkpoints, compiling
 from lottery.training.settings import Train
+from lottery.training.trainer import Trainer
 
 NUM_STEPS = 60
 SETTINGS = Train(num_steps=NUM_STEPS, batch_size=16, eval_every=25, learning_rate=0.02, drop_at=(30,), warmup_steps=5)
@@ -50,7 +51,7 @@ def compiled(settings=SETTINGS, library="keras", own_step=False):
     schedule_step = compiling.step_variable()
     compiling.compile_model(model, settings, splits.train.x[:4].astype("float32"), schedule_step)
     augment = ("crop", "flip") if library == "keras" else ()
-    return loop.compile_loop(model, splits, settings, {}, schedule_step, augment)
+    return Trainer(model, splits, settings, None, schedule_step, augment)
 
 
 def result(one):
@@ -72,14 +73,14 @@ def stop_after(*pieces):
     return asked
 
 
-def trained_in_pieces(make, settings, file, stops, start, **options):
-    """Train, stopping after each of `stops` pieces; each part on another loop, as in another process."""
+def trained_in_pieces(make, file, stops, start, **options):
+    """Train, stopping after each of `stops` pieces; each part on another trainer, as in another process."""
     for num in itertools.chain(stops, [None]):
         one = make()
         asked = stopping.never if num is None else stop_after(num + 1)
-        keeper = checkpoints.Checkpointer(file, asked=asked, note=pytest.fail, **options)
+        checkpointer = checkpoints.Checkpointer(file, asked=asked, note=pytest.fail, **options)
         try:
-            return trainer.train(one, start, {}, settings, (9,), keeper=keeper), one
+            return one.train(start, {}, (9,), checkpointer=checkpointer), one
         except stopping.Stopped as error:
             assert error.signal == 15
     raise AssertionError
@@ -91,22 +92,21 @@ def trained_in_pieces(make, settings, file, stops, start, **options):
 def test_stopped_anywhere_and_gone_on_with_elsewhere(tmp_path, library, own_step):
     first, second = (compiled(library=library, own_step=own_step) for _ in range(2))
     start = weights.read_state(first.model)
-    whole = trainer.train(first, start, {}, SETTINGS, (9,))
+    whole = first.train(start, {}, (9,))
     make = itertools.cycle([second, first]).__next__  # one is new, the other at the state of something else
     for number, stops in enumerate([(0, 1, 2, 1), (3, 4)]):
-        again, _ = trained_in_pieces(make, SETTINGS, tmp_path / f"{number}.safetensors", stops, start)
+        again, _ = trained_in_pieces(make, tmp_path / f"{number}.safetensors", stops, start)
         assert result(again) == result(whole)
 
 
 def test_bits_do_not_depend_on_the_pieces():
     one = compiled()
     start = weights.read_state(one.model)
-    whole = result(trainer.train(one, start, {}, SETTINGS, (9,)))
+    whole = result(one.train(start, {}, (9,)))
     for pace in (1e-9, 0.5, 0.1, 0.07):  # all at once, then step by step, five and seven at a time
-        one.pace[:] = [pace]
-        frozen = type("Pace", (list,), {"__setitem__": lambda self, at, value: None})(one.pace)
-        object.__setattr__(one, "pace", frozen)
-        assert result(trainer.train(one, start, {}, SETTINGS, (9,))) == whole
+        fixed = property(lambda self, pace=pace: pace, lambda self, value: None)
+        one.__class__ = type("Paced", (Trainer,), {"seconds_per_step": fixed})
+        assert result(one.train(start, {}, (9,))) == whole
 
 
 def test_a_checkpoint_of_another_training_is_not_used(tmp_path):
@@ -114,16 +114,12 @@ def test_a_checkpoint_of_another_training_is_not_used(tmp_path):
     start = weights.read_state(one.model)
     file, said = tmp_path / "checkpoint.safetensors", []
     with pytest.raises(stopping.Stopped):
-        trainer.train(one, start, {}, SETTINGS, (9,), keeper=checkpoints.Checkpointer(file, asked=stop_after(2)))
+        one.train(start, {}, (9,), checkpointer=checkpoints.Checkpointer(file, asked=stop_after(2)))
     kept = {"dense/kernel": np.arange(36 * 4 * 12).reshape(36 * 4, 12) % 2 == 0}
-    import tensorflow as tf
-
-    held = {"dense/kernel": tf.Variable(kept["dense/kernel"])}
-    object.__setattr__(one, "masks", held)
     for other, seed, masked in ((start, (10,), {}), (masks.apply(start, kept), (9,), {})):
-        whole = trainer.train(one, other, masked, SETTINGS, seed)
-        keeper = checkpoints.Checkpointer(file, note=said.append)
-        assert result(trainer.train(one, other, masked, SETTINGS, seed, keeper=keeper)) == result(whole)
+        whole = one.train(other, masked, seed)
+        checkpointer = checkpoints.Checkpointer(file, note=said.append)
+        assert result(one.train(other, masked, seed, checkpointer=checkpointer)) == result(whole)
     assert len(said) == 2 and all("is of another training" in one for one in said)
 
 
@@ -134,10 +130,10 @@ def test_a_checkpoint_of_another_training_is_not_used(tmp_path):
 def test_a_damaged_checkpoint_is_said_and_not_used(tmp_path, damage):
     one = compiled()
     start = weights.read_state(one.model)
-    whole = result(trainer.train(one, start, {}, SETTINGS, (9,)))
+    whole = result(one.train(start, {}, (9,)))
     file, said = tmp_path / "checkpoint.safetensors", []
     with pytest.raises(stopping.Stopped):
-        trainer.train(one, start, {}, SETTINGS, (9,), keeper=checkpoints.Checkpointer(file, asked=stop_after(2)))
+        one.train(start, {}, (9,), checkpointer=checkpoints.Checkpointer(file, asked=stop_after(2)))
     content = bytearray(file.read_bytes())
     if damage == "flipped":
         content[len(content) // 2] ^= 1
@@ -145,8 +141,8 @@ def test_a_damaged_checkpoint_is_said_and_not_used(tmp_path, damage):
         place = content.index(b'"sha256":"') + 12
         content[place] = ord("0") if content[place] != ord("0") else ord("1")
     file.write_bytes({"truncated": content[:-5], "empty": b"", "text": b"hello" * 10}.get(damage, bytes(content)))
-    keeper = checkpoints.Checkpointer(file, note=said.append)
-    assert result(trainer.train(one, start, {}, SETTINGS, (9,), keeper=keeper)) == whole
+    checkpointer = checkpoints.Checkpointer(file, note=said.append)
+    assert result(one.train(start, {}, (9,), checkpointer=checkpointer)) == whole
     assert len(said) == 1 and "trained from its beginning" in said[0] and str(file) in said[0]
 
 
@@ -154,16 +150,16 @@ def test_what_watches_goes_on_too(tmp_path):
     one = compiled()
     start = weights.read_state(one.model)
     expected: dict = {}
-    trainer.train(one, start, {}, SETTINGS, (9,), watch={10: expected.update})
+    one.train(start, {}, (9,), watch={10: expected.update})
     saved: dict = {}
     file = tmp_path / "checkpoint.safetensors"
     with pytest.raises(stopping.Stopped):
-        keeper = checkpoints.Checkpointer(file, asked=stop_after(2), memory=saved)
-        trainer.train(one, start, {}, SETTINGS, (9,), watch={10: saved.update}, keeper=keeper)
+        checkpointer = checkpoints.Checkpointer(file, asked=stop_after(2), memory=saved)
+        one.train(start, {}, (9,), watch={10: saved.update}, checkpointer=checkpointer)
     assert saved
     again: dict = {}
-    keeper = checkpoints.Checkpointer(file, memory=again)
-    trainer.train(one, start, {}, SETTINGS, (9,), watch={10: lambda state: pytest.fail("was taken")}, keeper=keeper)
+    checkpointer = checkpoints.Checkpointer(file, memory=again)
+    one.train(start, {}, (9,), watch={10: lambda state: pytest.fail("was taken")}, checkpointer=checkpointer)
     assert {name: value.tobytes() for name, value in again.items()} == {
         name: value.tobytes() for name, value in expected.items()
     }
@@ -172,7 +168,7 @@ def test_what_watches_goes_on_too(tmp_path):
 @pytest.mark.parametrize("every,few", [(checkpoints.Every(0, 20), True), (checkpoints.Every(0, 0), False)])
 def test_how_often(tmp_path, every, few, monkeypatch):
     one = compiled()
-    one.pace[:] = [0.1]
+    one.seconds_per_step = 0.1
     steps = []
     real = files.write
 
@@ -182,8 +178,8 @@ def test_how_often(tmp_path, every, few, monkeypatch):
         steps.append(record["standing"]["step"])
 
     monkeypatch.setattr(files, "write", write)
-    keeper = checkpoints.Checkpointer(tmp_path / "checkpoint.safetensors", every)
-    trainer.train(one, weights.read_state(one.model), {}, SETTINGS, (9,), keeper=keeper)
+    checkpointer = checkpoints.Checkpointer(tmp_path / "checkpoint.safetensors", every)
+    one.train(weights.read_state(one.model), {}, (9,), checkpointer=checkpointer)
     assert bool(steps) == few
     if few:
         assert all(20 <= after - before < 45 for before, after in itertools.pairwise([0, *steps]))
@@ -193,12 +189,12 @@ def test_seconds_count_what_the_next_piece_takes(tmp_path, monkeypatch):
     """Work at risk stays within the limit where pieces are long."""
     now = [0.0]
     monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
-    keeper, written = checkpoints.Checkpointer(tmp_path / "file", checkpoints.Every(60)), []
-    monkeypatch.setattr(keeper, "_write", lambda standing: written.append(now[0]))
-    monkeypatch.setattr(keeper, "_read", lambda: None)
-    keeper.begin(None, "", checkpoints.TrainingState(0, 0))
+    checkpointer, written = checkpoints.Checkpointer(tmp_path / "file", checkpoints.Every(60)), []
+    monkeypatch.setattr(checkpointer, "_write", lambda state: written.append(now[0]))
+    monkeypatch.setattr(checkpointer, "_read", lambda: None)
+    checkpointer.begin(None, {}, "", checkpoints.TrainingState(0, 0))
     for now[0] in np.arange(25, 500, 25):
-        keeper.keep(checkpoints.TrainingState(int(now[0]), 0))
+        checkpointer.keep(checkpoints.TrainingState(int(now[0]), 0))
     assert max(after - before for before, after in itertools.pairwise([0, *written])) <= 60 and written[0] == 50
 
 
@@ -206,6 +202,6 @@ def test_a_disk_that_is_full_stops_with_a_sentence(tmp_path, monkeypatch):
     one = compiled()
     folder = tmp_path / "file"
     folder.write_text("")  # a file where the folder should be
-    keeper = checkpoints.Checkpointer(folder / "checkpoint.safetensors", checkpoints.Every(0, 1))
+    checkpointer = checkpoints.Checkpointer(folder / "checkpoint.safetensors", checkpoints.Every(0, 1))
     with pytest.raises(LotteryError, match="cannot be written"):
-        trainer.train(one, weights.read_state(one.model), {}, SETTINGS, (9,), keeper=keeper)
+        one.train(weights.read_state(one.model), {}, (9,), checkpointer=checkpointer)

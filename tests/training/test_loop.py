@@ -5,8 +5,9 @@ import tensorflow as tf
 from lottery import data, randomness, weights
 from lottery.errors import LotteryError
 from lottery.models import networks
-from lottery.training import compiling, loop, trainer
+from lottery.training import compiling, loop
 from lottery.training.settings import Train
+from lottery.training.trainer import Trainer
 from tests.conftest import toy_arrays
 
 SETTINGS = Train(num_steps=70, batch_size=16, eval_every=30, learning_rate=0.01)
@@ -21,7 +22,7 @@ def prepared(build=None, settings=SETTINGS, num_test=617):
     model = build(keras) if build else networks.lenet_300_100((6,), 3)
     compiling.compile_model(model, settings, splits.train.x[:4])
     compiling.check_data(model, splits, settings.batch_size, splits.train.x[:4])
-    return loop.compile_loop(model, splits, settings, {}), splits
+    return Trainer(model, splits, settings), splits
 
 
 def random_network(keras):
@@ -52,9 +53,9 @@ def test_the_loop_takes_keras_own_steps(build):
     """The same batches through `train_on_batch`, one at a time, lead to the same weights."""
     compiled, splits = prepared(build, SETTINGS.model_copy(update={"jit_compile": False}))
     start = weights.read_state(compiled.model)
-    result = trainer.train(compiled, start, {}, SETTINGS, seed=(9,))
+    result = compiled.train(start, {}, seed=(9,))
     weights.assign(compiled.model, start)
-    loop.reset(compiled)
+    compiled.reset()
     for batch in randomness.batches(len(splits.train), 16, (9,))(70):
         compiled.model.train_on_batch(splits.train.x[batch], splits.train.y[batch])
     for name, value in weights.read_state(compiled.model).items():
@@ -69,7 +70,7 @@ def test_evaluation_counts_every_example(num_test):
     for index in ("", "_1", "_2"):
         hidden = hidden @ state[f"dense{index}/kernel"] + state[f"dense{index}/bias"]
         hidden = np.maximum(hidden, 0) if index != "_2" else hidden
-    logs = compiled.evaluations["test"]()
+    logs = compiled.loop.evaluations["test"]()
     assert float(logs["accuracy"]) == pytest.approx(np.mean(hidden.argmax(1) == splits.test.y), abs=1e-6)
     exps = np.exp(hidden - hidden.max(1, keepdims=True))
     losses = -np.log((exps / exps.sum(1, keepdims=True))[np.arange(num_test), splits.test.y])
@@ -82,23 +83,23 @@ def test_training_twice_gives_the_same_bits_and_one_trace(build, jit_compile):
     settings = SETTINGS.model_copy(update={"jit_compile": jit_compile})
     compiled, _ = prepared(build, settings)
     start = weights.read_state(compiled.model)
-    first = trainer.train(compiled, start, {}, settings, seed=(9,))
-    trainer.train(compiled, start, {}, settings, seed=(10,))
-    second = trainer.train(compiled, start, {}, settings, seed=(9,))
+    first = compiled.train(start, {}, seed=(9,))
+    compiled.train(start, {}, seed=(10,))
+    second = compiled.train(start, {}, seed=(9,))
     assert first.metrics == second.metrics and first.summary == second.summary
     for name, value in first.weights.items():
         assert value.tobytes() == second.weights[name].tobytes(), name
-    assert compiled.steps.experimental_get_tracing_count() == 1
-    assert all(one.experimental_get_tracing_count() == 1 for one in compiled.evaluations.values())
+    assert compiled.loop.steps.experimental_get_tracing_count() == 1
+    assert all(one.experimental_get_tracing_count() == 1 for one in compiled.loop.evaluations.values())
 
 
 def test_reset_brings_every_slot_back():
     compiled, _ = prepared()
     optimizer = compiled.model.optimizer
     before = [np.array(value) for value in optimizer.variables]
-    trainer.train(compiled, weights.read_state(compiled.model), {}, SETTINGS, seed=(9,))
+    compiled.train(weights.read_state(compiled.model), {}, seed=(9,))
     assert any(np.any(np.array(value) != old) for value, old in zip(optimizer.variables, before, strict=True))
-    loop.reset(compiled)
+    compiled.reset()
     for value, old in zip(optimizer.variables, before, strict=True):
         np.testing.assert_array_equal(np.array(value), old)
 
@@ -109,7 +110,7 @@ def test_early_stop_is_the_first_minimum_and_test_is_evaluated_there():
     )
     compiled, splits = prepared(settings=settings)
     start = weights.read_state(compiled.model)
-    result = trainer.train(compiled, start, {}, settings, seed=(1,))
+    result = compiled.train(start, {}, seed=(1,))
     curve = [(loss, step, accuracy) for step, split, loss, accuracy in result.metrics if split == "validation"]
     assert [step for _, step, _ in curve] == list(range(0, 301, 10))
     loss, step, accuracy = min(curve)
@@ -124,7 +125,8 @@ def test_early_stop_is_the_first_minimum_and_test_is_evaluated_there():
     assert (found["final_test_loss"], found["final_test_accuracy"]) == tests[300]
     # Without the whole curve the same test numbers come from the weights that were kept beside.
     assert step < 300, "a case in which the last step is best would show nothing"
-    without = trainer.train(compiled, start, {}, settings.model_copy(update={"test_curve": False}), seed=(1,))
+    compiled.settings = settings.model_copy(update={"test_curve": False})
+    without = compiled.train(start, {}, seed=(1,))
     for key, value in found.items():
         assert without.summary[key] == value, key
     assert sorted(one for one, split, *_ in without.metrics if split == "test") == [step, 300]
@@ -135,9 +137,9 @@ def test_early_stop_is_the_first_minimum_and_test_is_evaluated_there():
 def test_train_rows_are_the_means_of_the_steps_between():
     compiled, splits = prepared()
     start = weights.read_state(compiled.model)
-    result = trainer.train(compiled, start, {}, SETTINGS, seed=(9,))
+    result = compiled.train(start, {}, seed=(9,))
     weights.assign(compiled.model, start)
-    loop.reset(compiled)
+    compiled.reset()
     losses = []
     for batch in randomness.batches(len(splits.train), 16, (9,))(70):
         compiled.model.reset_metrics()
@@ -151,7 +153,7 @@ def test_nan_stops_and_says_where():
     settings = SETTINGS.model_copy(update={"learning_rate": 1e30, "optimizer": "sgd"})
     compiled, _ = prepared(settings=settings)
     with pytest.raises(LotteryError, match=r"loss .*(nan|inf).*lower learning rate"):
-        trainer.train(compiled, weights.read_state(compiled.model), {}, settings, seed=(1,))
+        compiled.train(weights.read_state(compiled.model), {}, seed=(1,))
 
 
 def test_xla_only_where_it_gains():
@@ -180,7 +182,7 @@ def test_pixels_stay_bytes_in_memory_and_are_scaled_in_the_graph(rng):
     model = networks.lenet_300_100((5, 5), 3)
     scaled = loop.scaler(splits)
     compiling.compile_model(model, SETTINGS, loop.example_batch(splits)[0])
-    compiled = loop.compile_loop(model, splits, SETTINGS, {})
+    compiled = loop.compile_loop(model, splits, SETTINGS)
     np.testing.assert_allclose(scaled(x[:9]), (x[:9] - splits.mean) / splits.standard_deviation, rtol=1e-6)
     expected = model.evaluate((splits.test.x - splits.mean) / splits.standard_deviation, splits.test.y, verbose=0)
     assert float(compiled.evaluations["test"]()["loss"]) == pytest.approx(expected[0], rel=1e-5)

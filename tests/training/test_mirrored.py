@@ -11,7 +11,8 @@ import pytest
 from lottery import config, weights
 from lottery.errors import LotteryError
 from lottery.pipeline import preparing
-from lottery.training import mirrored, trainer
+from lottery.pipeline.preparing import Ingredients
+from lottery.training import mirrored
 from tests.conftest import toy_arrays
 
 TABLES = {"data": {"validation": 77}, "train": {"num_steps": 20, "batch_size": 15}, "prune": {"num_rounds": 1}}
@@ -23,7 +24,9 @@ def build():
 
 def prepared(**run):
     arrays = toy_arrays(np.random.default_rng(3))
-    return preparing.prepare(config.load(TABLES, {"run": run, "train": {"jit_compile": False}}), build, arrays)
+    return preparing.prepare(
+        config.load(TABLES, {"run": run, "train": {"jit_compile": False}}), Ingredients(build, arrays)
+    )
 
 
 def on_two_devices(*options):
@@ -58,8 +61,8 @@ def test_the_rest_on_two_devices():
 def test_one_device_is_enough_and_is_said():
     alone, mirrored = prepared(), prepared(strategy="mirrored")
     assert not alone.notes and any("There is one device" in note for note in mirrored.notes)
-    start = weights.read_state(alone.loop.model)
-    results = [trainer.train(one.loop, start, {}, one.experiment.train, (1,)) for one in (alone, mirrored)]
+    start = weights.read_state(alone.trainer.model)
+    results = [one.trainer.train(start, {}, (1,)) for one in (alone, mirrored)]
     for name, value in results[0].weights.items():
         np.testing.assert_allclose(results[1].weights[name], value, rtol=0, atol=1e-6, err_msg=name)
 

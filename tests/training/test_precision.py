@@ -1,5 +1,6 @@
 """Mixed precision: what is built, what is held, and what a checkpoint has of it."""
 
+import contextlib
 import itertools
 
 import keras
@@ -12,9 +13,10 @@ from lottery import config, enforcement, files, stopping, weights
 from lottery.errors import LotteryError
 from lottery.models import networks
 from lottery.pipeline import preparing
+from lottery.pipeline.preparing import Ingredients
 from lottery.pruning import synflow
 from lottery.runs import verification
-from lottery.training import checkpoints, loop, precision, trainer
+from lottery.training import checkpoints, precision
 from tests.conftest import SMALL, quietly, toy_arrays
 
 LIBRARIES = {"keras": keras, "tf_keras": tf_keras}
@@ -30,12 +32,14 @@ def plain(library, **last):
 def prepared(build, policy, mode="constraint", **train):
     settings = {"num_steps": 40, "batch_size": 16, "eval_every": 15, "learning_rate": 0.02, "precision": policy} | train
     tables = {"data": {"validation": 77}, "train": settings, "prune": {"num_rounds": 1}, "run": {"enforcement": mode}}
-    return preparing.prepare(config.load(tables), build, toy_arrays(np.random.default_rng(3), num_train=277))
+    return preparing.prepare(
+        config.load(tables), Ingredients(build, toy_arrays(np.random.default_rng(3), num_train=277))
+    )
 
 
 def half(one):
     rng = np.random.default_rng(1)
-    return {name: rng.random(value.shape) < 0.5 for name, value in weights.read(one.loop.model).items()}
+    return {name: rng.random(value.shape) < 0.5 for name, value in weights.read(one.trainer.model).items()}
 
 
 def globals_now():
@@ -84,7 +88,7 @@ def test_half_precision_scales_the_loss(library, compiles):
 
     given = {"optimizer": "compiled"} if compiles else {}
     one = prepared(build, "mixed_float16", **given)
-    optimizer = one.loop.model.optimizer
+    optimizer = one.trainer.model.optimizer
     assert "LossScale" in type(optimizer).__name__
     assert "LossScale" not in type(prepared(build, "mixed_bfloat16", **given).loop.model.optimizer).__name__
     # The model's own last layer is not in float32, which is said.
@@ -110,17 +114,16 @@ def test_the_cases_are_all_modes():
 @pytest.mark.parametrize("library,mode,policy", [*CASES, *(pytest.param(*one, marks=pytest.mark.long) for one in REST)])
 def test_masked_entries_are_zero_after_every_step(library, mode, policy):
     one = prepared(plain(LIBRARIES[library], dtype="float32"), policy, mode, optimizer="adamw")
-    kept, model = half(one), one.loop.model
-    with enforcement.ENFORCEMENTS[mode](model, one.loop.masks) as callbacks:
-        one.loop.callbacks.extend(callbacks)
-        for name, mask in kept.items():
-            one.loop.masks[name].assign(mask)
+    kept, model = half(one), one.trainer.model
+    with contextlib.closing(one.trainer):
+        one.trainer.hold()
+        one.trainer.set_masks(kept)
         weights.assign(model, {name: value * kept.get(name, 1) for name, value in weights.read_state(model).items()})
-        loop.reset(one.loop)
-        batches = one.loop.batches((9,))
+        one.trainer.reset()
+        batches = one.trainer.loop.batches((9,))
         for _ in range(5):
             before = weights.read(model)
-            one.loop.steps(*batches(1))
+            one.trainer.loop.steps(*batches(1))
             for name, value in weights.read(model).items():
                 assert value.dtype == np.float32
                 assert not value[~kept[name]].any() and np.any(value[kept[name]] != before[name][kept[name]])
@@ -133,21 +136,21 @@ def test_a_checkpoint_has_the_scale_of_the_loss(library, tmp_path):
         return prepared(plain(LIBRARIES[library], dtype="float32"), "mixed_float16", learning_rate=0.5)
 
     def train(one, **options):
-        with enforcement.constraint(one.loop.model, one.loop.masks):
-            result = trainer.train(one.loop, start, half(one), one.experiment.train, (9,), **options)
+        with contextlib.closing(one.trainer):
+            result = one.trainer.train(start, half(one), (9,), **options)
         return [repr(result.metrics), *(value.tobytes() for value in result.weights.values())]
 
     one = made()
-    start = {name: value * 30 for name, value in weights.read_state(one.loop.model).items()}
+    start = {name: value * 30 for name, value in weights.read_state(one.trainer.model).items()}
     whole = train(one)
     assert train(one) == whole
     file = tmp_path / "checkpoint.safetensors"
     calls = itertools.count()
     with pytest.raises(stopping.Stopped):
-        train(one, keeper=checkpoints.Checkpointer(file, asked=lambda: 15 * (next(calls) > 2)))
+        train(one, checkpointer=checkpoints.Checkpointer(file, asked=lambda: 15 * (next(calls) > 2)))
     scales = {float(value) for name, value in files.read_arrays(file).items() if "scale" in name and value.ndim == 0}
     assert scales and max(scales) < 2**15, scales
-    assert train(made(), keeper=checkpoints.Checkpointer(file, note=pytest.fail)) == whole
+    assert train(made(), checkpointer=checkpoints.Checkpointer(file, note=pytest.fail)) == whole
 
 
 @pytest.mark.parametrize("library", ["keras", pytest.param("tf_keras", marks=pytest.mark.long)])
@@ -158,7 +161,7 @@ def test_synflow_is_in_double_precision_all_the_same(library):
     for policy in ("float32", "mixed_float16"):
         tables = {"prune": {"criterion": "synflow", "num_rounds": 1}, "train": {"precision": policy, "batch_size": 16}}
         given = toy_arrays(np.random.default_rng(3))
-        one = preparing.prepare(config.load(tables | {"data": {"validation": 50}}), build, given)
+        one = preparing.prepare(config.load(tables | {"data": {"validation": 50}}), Ingredients(build, given))
         network = preparing.scoring_network(one, 1)
         assert precision.policies(network.model) == {"float32"}
         kept = {name: np.ones(value.shape, bool) for name, value in weights.read(network.model).items()}

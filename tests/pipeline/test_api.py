@@ -1,0 +1,38 @@
+"""The object that `lottery.run` and `lottery.load` return."""
+
+import numpy as np
+import pytest
+
+import lottery
+from lottery.errors import LotteryError
+
+
+def test_load_gives_the_run_that_run_gave(small_run):
+    run = lottery.load(small_run.path)
+    assert run == small_run and run.experiment == small_run.experiment
+    with pytest.raises(LotteryError, match="is not a run"):
+        lottery.load(small_run.path / "replicate-1")
+
+
+def test_what_a_run_can_be_asked(small_run, tmp_path):
+    run = lottery.load(small_run.path)
+    assert len(run.table()) == 8 and all(isinstance(sentence, str) for sentence in run.verdict())
+    ticket = run.ticket(round=2, replicate=2)
+    assert np.isclose(ticket.density, run.table().query("replicate == 2 and round == 2")["density"].item())
+    assert len(run.tickets()) == 6 and run.verify() == []
+    assert run.plot().axes and run.plot("overlap", round=1).axes
+    with pytest.raises(LotteryError, match="did you mean"):
+        run.plot("acuracy")
+    page = run.report(tmp_path / "page.html")
+    assert page.read_text().startswith("<!DOCTYPE html>") or "<html" in page.read_text()
+
+
+def test_a_notebook_shows_the_verdict_a_small_table_and_the_figure(small_run):
+    text = small_run._repr_html_()
+    assert small_run.path.name in text and "<table" in text and "<svg" in text
+    assert all(lottery.api.html.escape(sentence) in text for sentence in small_run.verdict())
+
+
+def test_options_that_do_not_exist_are_refused(tmp_path):
+    with pytest.raises(TypeError, match="wrokers"):
+        lottery.run({}, out=tmp_path, wrokers=2)
