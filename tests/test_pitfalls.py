@@ -246,7 +246,7 @@ def keep_the_function_that_fit_has_made(patch):
     from lottery.enforcement import callbacks
 
     keep_the_old_trace(patch)
-    patch.setattr(callbacks, "guard", lambda stack, model, container, fit, take_off: None)
+    patch.setattr(callbacks, "_remake_train_function", lambda model: None)
 
 
 def multiply_after_the_batch(patch):
@@ -277,15 +277,10 @@ def leave_old_momentum(patch):
 
 
 def stay_installed_after_an_exception(patch):
-    """3: a training that broke off leaves the masks in the model, which no later one knows of."""
+    """3: training that broke off leaves the masks in the model, also when it is trained again without them."""
     from lottery.enforcement import callbacks
 
-    original = callbacks.guard
-    patch.setattr(
-        callbacks,
-        "guard",
-        lambda stack, model, container, fit, take_off: original(stack, model, container, fit, lambda: None),
-    )
+    patch.setattr(callbacks.FitCallback, "_closed_before", lambda self, fit: fit)
 
 
 def let_a_step_of_tf_keras_forget(patch):
@@ -329,8 +324,8 @@ MUTANTS = {
         "gradient", "keras", "momentum", np.random.default_rng(0)
     ),
     stay_installed_after_an_exception: lambda tmp, patch: (
-        test_modes.test_the_callback_takes_itself_off_when_training_breaks_off(
-            "constraint", "keras", "callback", np.random.default_rng(0)
+        test_modes.test_after_an_exception_the_callback_holds_masks_until_the_next_fit(
+            "keras", np.random.default_rng(0)
         )
     ),
     let_a_step_of_tf_keras_forget: lambda tmp, patch: held_after_every_update("loss_scale", "constraint", "tf_keras"),

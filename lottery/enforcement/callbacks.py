@@ -30,9 +30,7 @@ class FitCallback(keras.callbacks.Callback):
         with contextlib.ExitStack() as stack:
             self.install(stack, logs)
             stack.callback(setattr, self.model, "train_function", None)
-            self.model.train_function = None
-            # Keras 3 sets the function, tf_keras returns it.
-            self.model.train_function = self.model.make_train_function() or self.model.train_function
+            _remake_train_function(self.model)
             stack.enter_context(replaced(self.model, "fit", self._closed_before))
             self._installed = stack.pop_all()
 
@@ -69,6 +67,11 @@ class FitCallback(keras.callbacks.Callback):
 
     def _implements_predict_batch_hooks(self) -> bool:
         return False
+
+
+def _remake_train_function(model: Any) -> None:
+    model.train_function = None
+    model.train_function = model.make_train_function() or model.train_function  # Keras 3 sets it, tf_keras returns it
 
 
 class EnforceMasks(FitCallback):
