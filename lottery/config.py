@@ -92,11 +92,7 @@ def load(
 
 
 def validated(tables: Mapping[str, Any]) -> Experiment:
-    """Check the tables of an experiment, and fill in every default.
-
-    Raises:
-        LotteryError: A key or a value is wrong.
-    """
+    """Check the tables of an experiment, and fill in every default, or raise a `LotteryError`."""
     try:
         return Experiment.model_validate(tables)
     except ValidationError as error:
@@ -191,9 +187,8 @@ def merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
 def _drop_later_controls(merged: dict[str, Any], overrides: Mapping[str, Any]) -> None:
     """Keep the file's control rounds that are left, or the last round, if an override leaves fewer rounds."""
     prune, run = (overrides.get(section) for section in ("prune", "run"))
-    if not isinstance(prune, Mapping) or not isinstance(merged.get("run"), Mapping):
-        return
-    if isinstance(run, Mapping) and "control_rounds" in run:
+    chosen = isinstance(run, Mapping) and "control_rounds" in run
+    if chosen or not isinstance(prune, Mapping) or not isinstance(merged.get("run"), Mapping):
         return
     densities, rounds = prune.get("densities"), merged["run"].get("control_rounds")
     last = len(densities) if isinstance(densities, list | tuple) else prune.get("num_rounds")

@@ -38,7 +38,11 @@ def branch(
     _check_overrides(overrides, transfers, ingredients.data is not None)
     with execution.started() as (report, asked), contextlib.ExitStack() as stack:
         places = stored_rounds(path, experiment, rounds, replicate, first=1)
-        other = _with(experiment, overrides) if transfers else None
+        other = None
+        if transfers:
+            tables = experiment.model_dump(mode="json")
+            tables["data"] |= {"path": "", "fingerprint": ""} if "data" in overrides else {}
+            other = config.load(tables, overrides)
         prepared, num_threads, _ = preparing.open_run(stack, path, experiment, ingredients, transfer=other)
         if transfers:
             _check_fit(path, prepared)
@@ -63,11 +67,7 @@ def branch(
 def stored_rounds(
     path: Path, settings: config.Experiment, rounds: Sequence[int], replicate: int | None, first: int = 0
 ) -> list[tuple[int, int]]:
-    """List replicate and round of chosen rounds of a run, by default of every complete round from `first` on.
-
-    Raises:
-        LotteryError: Nothing is stored, there is no such replicate, or a round is not complete.
-    """
+    """List replicate and round of chosen rounds of a run, by default of every complete round from `first` on."""
     if not store.read_environment(path):
         raise LotteryError(f"No round of {str(path)!r} is complete yet.")
     numbers = range(1, settings.run.num_replicates + 1)
@@ -101,15 +101,6 @@ def _check_overrides(overrides: Mapping[str, Any], transfers: bool, has_data: bo
     wrong = [key for key in overrides if key not in ("data", "train")]
     if wrong:
         raise unknown("A section that 'transfer' may change", wrong[0], ("data", "train"))
-
-
-def _with(experiment: config.Experiment, overrides: Mapping[str, Any]) -> config.Experiment:
-    if not overrides:
-        return experiment
-    tables = experiment.model_dump(mode="json")
-    if "data" in overrides:
-        tables["data"] |= {"path": "", "fingerprint": ""}
-    return config.load(tables, overrides)
 
 
 def _label(name: str, overrides: Mapping[str, Any], prepared: Prepared | None) -> str:

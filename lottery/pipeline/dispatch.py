@@ -26,6 +26,10 @@ from lottery.training.checkpoints import Every
 
 MOST_OPEN = 3
 
+# Roughly, the seconds of a step on one core, those of each multiplication in it, forward and backward, and the training
+# that makes processes worth it, which start in some ten seconds.
+SECONDS_OF_STEP, SECONDS_OF_MAC, WORTH = 1e-4, 3e-11, 20.0
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -39,11 +43,7 @@ class Execution:
 
     @contextlib.contextmanager
     def started(self) -> Iterator[tuple[progress.Report, stopping.Asked]]:
-        """Check the workers; show progress and heed signals where the caller does not.
-
-        Raises:
-            LotteryError: The number of workers is not positive, or the cluster's settings are wrong.
-        """
+        """Check the workers; show progress and heed signals where the caller does not."""
         if isinstance(self.workers, cluster.Ray):
             self.workers.check()
         elif self.workers is not None and self.workers < 1:
@@ -80,12 +80,7 @@ class Worker:
     _open: dict[Path, rounds.Training] = field(default_factory=dict)
 
     def train(self, task: Task) -> None:
-        """Train one network of a run, unless it is stored.
-
-        Raises:
-            Stopped: A stop was requested; there is a checkpoint.
-            LotteryError: It cannot be trained.
-        """
+        """Train one network of a run, unless it is stored; see `rounds.train_network` for errors."""
         recipe, (replicate, index, label) = self.recipes[task.run], task.network
         store.check_there(recipe.path)
         if store.is_stored(recipe.path, *task.network):
@@ -128,11 +123,7 @@ def carry_out(
     prepared: Mapping[Path, Prepared] | None = None,
     copies: Mapping[Task, Task] | None = None,
 ) -> None:
-    """Train networks, by priority.
-
-    Args:
-        report, asked: Of `Execution.started`.
-        copies: Networks that are copied and not trained, each with its original.
+    """Train networks, by priority; those in `copies` are copied from their originals instead.
 
     Raises:
         Stopped: A stop was requested; every network in training has a checkpoint.
@@ -198,15 +189,22 @@ def _num_workers(
     """Decide in how many processes to train on this machine, and report it if there are several."""
     threads, chosen = max(recipe.num_threads for recipe in recipes.values()), ""
     if workers is None:
-        macs, spans = None, [rounds.span(recipes[task.run].experiment, task.network) for task in tasks]
+        import tensorflow as tf
+
+        experiments, seconds = {run: recipe.experiment for run, recipe in recipes.items()}, math.inf
         if prepared:
             model = next(iter(prepared.values())).trainer.model
             sizes = {name: math.prod(value.shape) for name, value in weights.prunable(model).items()}
             macs = costs.multiply_adds(sizes, multiply_adds.per_entry(model))
-        batch_size = next(iter(recipes.values())).experiment.train.batch_size
-        workers = environment.workers_for(threads, spans, macs, batch_size)
-        if any(recipe.experiment.run.strategy != "none" for recipe in recipes.values()):
-            workers = 1  # each network has all devices
+            spans = [rounds.span(experiments[task.run], task.network) for task in tasks]
+            batch_size = next(iter(experiments.values())).train.batch_size
+            if macs is not None:
+                step = SECONDS_OF_STEP + macs * batch_size * SECONDS_OF_MAC
+                seconds = step * sum(last - first for first, last in spans)
+        # Processes would have to share a GPU; under a strategy, each network has all devices.
+        shared = any(one.run.strategy != "none" for one in experiments.values())
+        alone = shared or tf.config.list_physical_devices("GPU")
+        workers = 1 if alone or seconds < WORTH else loky.cpu_count() // threads
         chosen = "; --workers says otherwise"
     workers = max(1, min(workers, len(tasks)))
     if workers > 1:

@@ -1,13 +1,12 @@
 """Versions, processor, threads and commit that a run is computed with; bits depend on them, so they are recorded."""
 
 import contextlib
-import math
 import os
 import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,6 @@ from lottery.training import mirrored
 
 MOST_THREADS = {"lenet_300_100": 2}  # models that gain nothing from more threads
 
-# Roughly, the seconds of a step on one core, those of each multiplication in it, forward and backward, and the training
-# that makes processes worth it, which start in some ten seconds.
-SECONDS_OF_STEP, SECONDS_OF_MAC, WORTH = 1e-4, 3e-11, 20.0
-
 PACKAGES = ("lottery", "tensorflow", "keras", "tf-keras", "tensorflow-model-optimization", "numpy", "safetensors")
 
 
@@ -38,8 +33,8 @@ def begin_threads(experiment: config.Experiment, recorded: int = 0) -> int:
     side by side, for bits must not depend on how many do; else what TensorFlow already has. A run that resumes uses
     the number `recorded`; see `use_threads` for errors.
     """
-    if recorded or experiment.run.num_threads:
-        return use_threads(recorded or experiment.run.num_threads)
+    if wanted := recorded or experiment.run.num_threads:
+        return use_threads(wanted)
     width = experiment.run.num_replicates * (2 if experiment.run.controls else 1)
     most = MOST_THREADS.get(experiment.model.name, loky.cpu_count())
     try:
@@ -49,11 +44,7 @@ def begin_threads(experiment: config.Experiment, recorded: int = 0) -> int:
 
 
 def use_threads(wanted: int) -> int:
-    """Set TensorFlow's number of threads, and return it.
-
-    Raises:
-        LotteryError: TensorFlow has begun with another number in this process.
-    """
+    """Set and return TensorFlow's number of threads; raise `LotteryError` if it began with another."""
     current = num_threads()
     if current != wanted:
         import tensorflow as tf
@@ -67,24 +58,6 @@ def use_threads(wanted: int) -> int:
                 "start it in a new one."
             ) from None
     return wanted
-
-
-def workers_for(num_threads: int, spans: Sequence[tuple[int, int]], macs: float | None, batch_size: int) -> int:
-    """Choose the number of processes that train networks on this machine.
-
-    Args:
-        num_threads: Threads of each process.
-        spans: First and last step of each network.
-        macs: Multiply-adds of one example, if known.
-        batch_size: Examples of a step.
-    """
-    import tensorflow as tf
-
-    if tf.config.list_physical_devices("GPU"):
-        return 1  # processes would have to share it
-    steps = sum(last - first for first, last in spans)
-    seconds = math.inf if macs is None else steps * (SECONDS_OF_STEP + macs * batch_size * SECONDS_OF_MAC)
-    return 1 if seconds < WORTH else max(1, min(loky.cpu_count() // num_threads, len(spans)))
 
 
 def threads_of_like_runs(out: str | Path, experiment: config.Experiment) -> int:
@@ -123,10 +96,7 @@ def check_devices(run: Path, model: Any) -> None:
 
 
 def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | Streams, num_threads: int) -> list[str]:
-    """Write ``environment.json`` when a run begins; compare with it when the run resumes.
-
-    Returns:
-        Sentences that a person should read.
+    """Write ``environment.json``, or compare with it, and return sentences that a person should read.
 
     Raises:
         LotteryError: The run began with other data, or on another number of devices.

@@ -69,9 +69,6 @@ def open_run(
 
     Returns:
         Everything the run needs, its number of threads, and sentences that a person should read.
-
-    Raises:
-        LotteryError: The run is damaged or open elsewhere, or something does not fit the experiment or the run.
     """
     existed = path.exists()
     if existed:
@@ -100,14 +97,8 @@ def check_complete(path: Path, experiment: config.Experiment) -> None:
 def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredients(), replicate: int = 1) -> Prepared:
     """Load the data, build and compile the model, and check that everything fits together.
 
-    A model of the caller's own is built twice: for the trainer, and with the initial weights of a replicate, which
-    shows that the function builds new layers each time.
-
-    Args:
-        replicate: The replicate that is trained first.
-
-    Raises:
-        LotteryError: Something does not fit.
+    A model of the caller's own is built twice: for the trainer, and with the initial weights of the replicate that is
+    trained first, which shows that the function builds new layers each time.
     """
     mode = experiment.run.enforcement
     if experiment.run.strategy != "none" and mode in ("reparameterization", "tfmot"):
@@ -131,11 +122,7 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredient
 
 
 def with_functions(experiment: config.Experiment, ingredients: Ingredients) -> config.Experiment:
-    """Write into an experiment which functions the caller passes: fingerprints, and the densities of a schedule.
-
-    Raises:
-        LotteryError: A function is missing, or a schedule does not fall from round to round.
-    """
+    """Write into an experiment which functions the caller passes: fingerprints, and the densities of a schedule."""
     tables = experiment.model_dump(exclude_unset=True)  # what a caller has set is not what has a default
     for section, key, function in (
         ("prune", "criterion", ingredients.criterion),
@@ -201,11 +188,7 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
 
 
 def build_model(build: Callable[[], Any], seed: int) -> Any:
-    """Build a model with initial weights from a seed.
-
-    Raises:
-        LotteryError: The function fails, or returns something other than a built Keras model.
-    """
+    """Build a model with initial weights from a seed; raise `LotteryError` if that fails or it is no Keras model."""
     import keras
     import tf_keras
 

@@ -105,9 +105,7 @@ def train_network(
     watch: Watch | None = None,
     words: tuple[int, ...] | None = None,
 ) -> Trained:
-    """Train one network from `start`, every variable, under the masks `kept`, or resume from its checkpoint.
-
-    Seed `words` decide the order of the batches; None for those of the replicate.
+    """Train one network from `start`, or resume; seed `words` of the batches' order are by default the replicate's.
 
     Raises:
         LotteryError: It cannot be trained; the message says which network it is.
@@ -322,24 +320,19 @@ def _drawn_early(training: Training, network: Network) -> branches.BranchStart:
     experiment, (replicate, index, _) = training.prepared.experiment, network
     initial = initial_state(training, replicate)
     dense = masks.ones_like({name: initial[name] for name in training.prepared.trainer.masks})
-    seen: dict[str, np.ndarray] = {}  # the masks of the last epochs, by step and weight
+    seen: dict[str, np.ndarray] = {}  # by weight, its masks of the last epochs
     starts = []
 
-    def drawn() -> dict[int, Masks]:
-        steps = sorted({int(key.partition("/")[0]) for key in seen})
-        return {step: {name: seen[f"{step}/{name}"] for name in dense} for step in steps}
-
     def farthest() -> float:
-        return max(masks.distance(one, other) for one in drawn().values() for other in drawn().values())
+        drawn = [dict(zip(seen, each, strict=True)) for each in zip(*seen.values(), strict=True)]
+        return max(masks.distance(one, other) for one in drawn for other in drawn)
 
     def look(step: int, state: dict[str, np.ndarray]) -> None:
         scores = _scores(training, replicate, index, state, dense)
         kept = plan.round_masks(experiment.prune, index, scores, dense)
-        seen.update({f"{step}/{name}": mask for name, mask in kept.items()})
-        for old in list(drawn())[:-EARLY_MASKS]:
-            for name in dense:
-                del seen[f"{old}/{name}"]
-        if len(drawn()) == EARLY_MASKS and farthest() <= EARLY_DISTANCE:
+        for name, mask in kept.items():
+            seen[name] = np.stack([*seen.get(name, ()), mask][-EARLY_MASKS:])
+        if all(len(drawn) == EARLY_MASKS for drawn in seen.values()) and farthest() <= EARLY_DISTANCE:
             starts.append(branches.BranchStart(state, kept, step, experiment.train.num_steps, step))
             raise _Enough
 

@@ -70,11 +70,8 @@ def states(copies: Mapping[Task, Task], settings: Mapping[Path, config.Experimen
     return {run: tuple(sorted(steps - {0})) for run, steps in wanted.items()}
 
 
-def copy_network(task: Task, original: Task, experiment: config.Experiment) -> dict:
+def copy_network(task: Task, original: Task, experiment: config.Experiment) -> None:
     """Copy a complete network into the run of another `experiment`, with the start weights of its replicate.
-
-    Returns:
-        The record of the copy.
 
     Raises:
         LotteryError: A file of it is missing or damaged, or nothing can be written.
@@ -98,6 +95,5 @@ def copy_network(task: Task, original: Task, experiment: config.Experiment) -> d
             record["rewind_sha256"] = recorded
             files.write(store.start_path(task.run, replicate, step), files.pack_arrays(state))
     known = {key: value for key, value in record.items() if key not in ("format", "sha256", "record_sha256")}
-    stored = store.write_round(target, *parts, known)
+    store.write_round(target, *parts, known)
     store.clear_checkpoints(target)
-    return stored

@@ -10,7 +10,6 @@ from typing import Any
 
 from lottery import config, progress, stopping
 from lottery.errors import LotteryError
-from lottery.executors.scheduler import Task
 from lottery.models import networks
 from lottery.pipeline import dispatch, environment, preparing, presets, running, shared_prefix
 from lottery.pipeline.dispatch import Execution, Recipe
@@ -64,7 +63,8 @@ def points(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] 
         found.append(Point(chosen, settings.model_copy(update={"name": _name(settings.name, chosen)})))
     for one, other in itertools.combinations(found, 2):
         if one.settings == other.settings:
-            raise LotteryError(f"sweep: {_said(other.values)} is there twice.")
+            twice = ", ".join(f"{key} = {value!r}" for key, value in other.values.items())
+            raise LotteryError(f"sweep: {twice} is there twice.")
     return found
 
 
@@ -82,30 +82,33 @@ def sweep(
     found = points(source, overrides)
     with execution.started() as (report, asked), contextlib.ExitStack() as stack:
         experiments = {store.run_path(out, one): one for one in map(_completed, (point.settings for point in found))}
-        threads = [number for path in experiments if (number := store.read_environment(path).get("num_threads"))]
-        recipes: dict[Path, Recipe] = {}
+        recorded = (store.read_environment(path).get("num_threads", 0) for path in experiments)
+        num_threads = next(filter(None, recorded), 0)  # all with as many as one that began before
         for number, (path, experiment) in enumerate(experiments.items(), start=1):
             if not (path / "environment.json").exists():
                 report(progress.Note(f"{path}: experiment {number} of {len(experiments)} is prepared."))
-            num_threads = threads[0] if threads else 0  # all with as many as one that began before
             if store.is_complete(path, experiment):
                 stack.enter_context(store.opened(path, experiment))
                 preparing.check_complete(path, experiment)
-                num_threads = store.read_environment(path)["num_threads"]
             else:
-                num_threads, notes = preparing.open_run(stack, path, experiment, Ingredients(), num_threads)[1:]
-                for note in notes:
+                for note in preparing.open_run(stack, path, experiment, Ingredients(), num_threads)[-1]:
                     report(progress.Note(f"{path}: {note}"))
-            digest = store.read_environment(path)["data_sha256"]
-            recipes[path] = Recipe(path, experiment, num_threads, digest, every=execution.checkpoint_every)
             if signal := asked():
                 raise stopping.Stopped(signal)
         every = [task for path, experiment in experiments.items() for task in running.wanted(path, experiment)]
         tasks = [task for task in every if not store.is_stored(task.run, *task.network)]
         copies = shared_prefix.same(every, experiments)
-        states = shared_prefix.states(copies, experiments)
-        recipes = {path: dataclasses.replace(one, states=states.get(path, ())) for path, one in recipes.items()}
-        report(progress.Note(_size(experiments, tasks, copies)))
+        states, recipes = shared_prefix.states(copies, experiments), {}
+        for path, experiment in experiments.items():
+            threads, digest = (store.read_environment(path)[key] for key in ("num_threads", "data_sha256"))
+            options = {"every": execution.checkpoint_every, "states": states.get(path, ())}
+            recipes[path] = Recipe(path, experiment, threads, digest, **options)
+        shared = f"; {len(copies)} more are the same as one of these" if copies else ""
+        size = f"{len(tasks) - len(copies)} networks are to be trained{shared}"
+        size = (
+            f"{len(experiments)} experiments: {size}." if tasks else f"All {len(experiments)} experiments are complete."
+        )
+        report(progress.Note(size))
         if execution.tensorboard:
             report = _written(experiments, report)
         dispatch.carry_out(recipes, tasks, execution, report, asked, copies=copies)
@@ -164,18 +167,7 @@ def _written(settings: Mapping[Path, config.Experiment], report: progress.Report
     return write
 
 
-def _size(settings: Mapping[Path, Any], tasks: Sequence[Task], copies: Mapping[Task, Task]) -> str:
-    if not tasks:
-        return f"All {len(settings)} experiments are complete."
-    shared = f"; {len(copies)} more are the same as one of these" if copies else ""
-    return f"{len(settings)} experiments: {len(tasks) - len(copies)} networks are to be trained{shared}."
-
-
 def _name(name: str, chosen: Mapping[str, Any]) -> str:
     """Name an experiment by what is different, as far as a folder's name can."""
     words = [name, *(f"{key.rpartition('.')[2]}-{value}" for key, value in chosen.items())]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words))[:100].rstrip(".-_")
-
-
-def _said(chosen: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {value!r}" for key, value in chosen.items())
