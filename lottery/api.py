@@ -231,8 +231,7 @@ def branch(
         The run, whose table has the branches beside the rounds.
 
     Raises:
-        LotteryError: There is no such run, round, replicate or branch; or the ticket does not fit the other data.
-        Stopped: A stop was requested.
+        LotteryError, Stopped: As for `run`; or there is no such run, round, replicate or branch.
     """
     replicate = options.pop("replicate", None)
     branching.branch(run, kind, rounds, overrides, replicate, *_divided(model, data, options))

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lottery import config, files, progress
-from lottery import weights as weights_module
+from lottery import config, progress, weights
 from lottery.errors import LotteryError, unknown
 from lottery.executors.scheduler import Task
 from lottery.pipeline import dispatch, preparing
@@ -44,8 +43,8 @@ def branch(
             tables["data"] |= {"path": "", "fingerprint": ""} if "data" in overrides else {}
             other = config.load(tables, overrides)
         prepared, num_threads, _ = preparing.open_run(stack, path, experiment, ingredients, transfer=other)
-        if transfers:
-            _check_fit(path, prepared)
+        if transfers and places:
+            _check_fit(store.StoredRound(path, places[0][0], 0), prepared)
         label = _label(name, overrides, prepared if transfers else None)
         networks = [(*place, label) for place in places]
         missing = [network for network in networks if not store.is_stored(path, *network)]
@@ -114,11 +113,10 @@ def _label(name: str, overrides: Mapping[str, Any], prepared: Prepared | None) -
     return f"{label}-{hashlib.sha256(what.encode()).hexdigest()[:6]}"
 
 
-def _check_fit(path: Path, prepared: Prepared) -> None:
-    """Raise `LotteryError` unless the network for the other data has the shapes of the stored ones."""
-    folder = min(path.glob("replicate-*/round-00"))
-    ticket = {name: value.shape for name, value in files.read_arrays(folder / "weights.safetensors").items()}
-    other = {name: value.shape for name, value in weights_module.read_state(prepared.trainer.model).items()}
+def _check_fit(dense: store.StoredRound, prepared: Prepared) -> None:
+    """Raise `LotteryError` unless the network for the other data has the shapes of a stored one."""
+    ticket = {name: value.shape for name, value in dense.weights.items()}
+    other = {name: value.shape for name, value in weights.read_state(prepared.trainer.model).items()}
     wrong = [name for name in (*ticket, *other) if ticket.get(name) != other.get(name)]
     for name in wrong:
         raise LotteryError(

@@ -123,12 +123,7 @@ def carry_out(
     prepared: Mapping[Path, Prepared] | None = None,
     copies: Mapping[Task, Task] | None = None,
 ) -> None:
-    """Train networks, by priority; those in `copies` are copied from their originals instead.
-
-    Raises:
-        Stopped: A stop was requested; every network in training has a checkpoint.
-        LotteryError: A network could not be trained; see `scheduler.launch`.
-    """
+    """Train networks, by priority; copy those in `copies` from their originals. See `scheduler.launch` for errors."""
     if not tasks:
         return
     copies, prepared = copies or {}, dict(prepared or {})

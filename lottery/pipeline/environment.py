@@ -66,7 +66,6 @@ def threads_of_like_runs(out: str | Path, experiment: config.Experiment) -> int:
     The run of an experiment with a user's model is known only when the model is built, and by then TensorFlow has begun
     to compute. So runs are compared without the values that the model and data decide.
     """
-
     by_model_and_data = {"data": True, "model": {"fingerprint", "name"}, "train": {"optimizer", "learning_rate"}}
     wanted = experiment.model_dump(exclude=by_model_and_data)
     for path in store.runs(out):
@@ -96,11 +95,7 @@ def check_devices(run: Path, model: Any) -> None:
 
 
 def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | Streams, num_threads: int) -> list[str]:
-    """Write ``environment.json``, or compare with it, and return sentences that a person should read.
-
-    Raises:
-        LotteryError: The run began with other data, or on another number of devices.
-    """
+    """Write ``environment.json``, or compare with it, and return sentences that a person should read."""
     stored, name = store.read_environment(run), experiment.model.name
     if stored:
         check_data(run, data.fingerprint)

@@ -102,10 +102,8 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredient
     """
     mode = experiment.run.enforcement
     if experiment.run.strategy != "none" and mode in ("reparameterization", "tfmot"):
-        raise LotteryError(
-            f'run.enforcement: received "{mode}", allowed with run.strategy = "{experiment.run.strategy}" are '
-            '"constraint", "gradient" and "callback".'
-        )
+        allowed = f'with run.strategy = "{experiment.run.strategy}" are "constraint", "gradient" and "callback"'
+        raise LotteryError(f'run.enforcement: received "{mode}", allowed {allowed}.')
     with mirrored.scope(mirrored.strategy_for(experiment.run.strategy)):
         prepared = _prepared(with_functions(experiment, ingredients), ingredients)
     if ingredients.model is None and networks.is_built_in(experiment.model.name):
@@ -124,11 +122,8 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredient
 def with_functions(experiment: config.Experiment, ingredients: Ingredients) -> config.Experiment:
     """Write into an experiment which functions the caller passes: fingerprints, and the densities of a schedule."""
     tables = experiment.model_dump(exclude_unset=True)  # what a caller has set is not what has a default
-    for section, key, function in (
-        ("prune", "criterion", ingredients.criterion),
-        ("run", "enforcement", ingredients.enforcement),
-    ):
-        if function is not None:
+    for section, key in ("prune", "criterion"), ("run", "enforcement"):
+        if (function := getattr(ingredients, key)) is not None:
             known = {key: GIVEN, "fingerprint": fingerprint.of_function(function)}
             tables[section] = tables.get(section, {}) | known
         elif getattr(getattr(experiment, section), key) == GIVEN:

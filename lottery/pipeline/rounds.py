@@ -1,6 +1,6 @@
 """The algorithm, train, prune, rewind and again; and the branches from its rounds."""
 
-import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,6 +113,7 @@ def train_network(
     """
     experiment = training.prepared.experiment
     last = experiment.train.num_steps if span.last_step is None else span.last_step
+    words = words or (experiment.run.seed, network[0], randomness.BATCHES)
     watch, reported = watch or Watch({}), 0
 
     def report(step: int, accuracy: float, row: Row | None) -> None:
@@ -127,10 +128,7 @@ def train_network(
     note: Callable[[str], None] = lambda text: training.report(progress.Note(text))  # noqa: E731
     checkpointer = Checkpointer(file, training.every, training.asked, note, watch.memory)
     try:
-        return training.prepared.trainer.train(
-            start, kept, words or (experiment.run.seed, network[0], randomness.BATCHES), span, watch.at, report,
-            checkpointer,
-        )  # fmt: skip
+        return training.prepared.trainer.train(start, kept, words, span, watch.at, report, checkpointer)
     except StorageError:  # says itself that the disk is at fault
         raise
     except Exception as error:
@@ -167,11 +165,7 @@ def store_network(
 
 
 def initial_state(training: Training, replicate: int) -> dict[str, np.ndarray]:
-    """Return every variable at step 0, which is stored before the first round.
-
-    Raises:
-        LotteryError: The stored file has other values than the model is built with.
-    """
+    """Return every variable at step 0, which is stored before the first round, and compared with the file after."""
     if replicate not in training.initial:
         start, file = preparing.initial_state(training.prepared, replicate), store.start_path(training.path, replicate)
         if not file.exists():
@@ -196,12 +190,11 @@ def while_there(run: Path, report: progress.Report) -> progress.Report:
 
 
 def schedule_step(experiment: config.Experiment, index: int) -> int:
-    """Return the step of its schedule at which the learning rate begins in a round.
-
-    For fine-tuning that is the schedule's end, so that the rate keeps its last value.
-    """
-    after_the_dense = experiment.train.num_steps if experiment.rewind.mode == "none" else experiment.rewind.step
-    return after_the_dense if index else 0
+    """Return the step of its schedule at which the learning rate begins in a round."""
+    if not index:
+        return 0
+    # Fine-tuning keeps the last value of the rate.
+    return experiment.train.num_steps if experiment.rewind.mode == "none" else experiment.rewind.step
 
 
 def span(experiment: config.Experiment, network: Network) -> tuple[int, int]:
@@ -252,11 +245,11 @@ def _states_on_the_way(training: Training) -> Watch:
     """Watch the dense network at the steps that this run, or others of a sweep, rewind to."""
     seen: dict[str, np.ndarray] = {}
 
-    def keep(step: int) -> Callable[[dict[str, np.ndarray]], None]:
-        return lambda state: seen.update({f"{step}/{name}": value for name, value in state.items()})
+    def keep(step: int, state: dict[str, np.ndarray]) -> None:
+        seen.update({f"{step}/{name}": value for name, value in state.items()})
 
     steps = sorted({training.prepared.experiment.rewind.step, *training.states} - {0})
-    return Watch({step: keep(step) for step in steps}, seen)
+    return Watch({step: functools.partial(keep, step) for step in steps}, seen)
 
 
 def _store_states(training: Training, replicate: int, watch: Watch, initial: Arrays) -> str:
@@ -312,7 +305,7 @@ def _check_start(training: Training, branch: str, chosen: Any) -> None:
 
 
 class _Enough(Exception):
-    """Ends a training early."""
+    """Ends a training early, with the start of the branch."""
 
 
 def _drawn_early(training: Training, network: Network) -> branches.BranchStart:
@@ -321,7 +314,6 @@ def _drawn_early(training: Training, network: Network) -> branches.BranchStart:
     initial = initial_state(training, replicate)
     dense = masks.ones_like({name: initial[name] for name in training.prepared.trainer.masks})
     seen: dict[str, np.ndarray] = {}  # by weight, its masks of the last epochs
-    starts = []
 
     def farthest() -> float:
         drawn = [dict(zip(seen, each, strict=True)) for each in zip(*seen.values(), strict=True)]
@@ -333,19 +325,18 @@ def _drawn_early(training: Training, network: Network) -> branches.BranchStart:
         for name, mask in kept.items():
             seen[name] = np.stack([*seen.get(name, ()), mask][-EARLY_MASKS:])
         if all(len(drawn) == EARLY_MASKS for drawn in seen.values()) and farthest() <= EARLY_DISTANCE:
-            starts.append(branches.BranchStart(state, kept, step, experiment.train.num_steps, step))
-            raise _Enough
+            raise _Enough(branches.BranchStart(state, kept, step, experiment.train.num_steps, step))
 
     epochs = preparing.ends_of_epochs(training.prepared)
     if len(epochs) < EARLY_MASKS:
         raise LotteryError(f"early_bird: received {len(epochs)} epochs of training, allowed are {EARLY_MASKS} or more.")
-    watch = Watch({step: (lambda state, at=step: look(at, state)) for step in epochs}, seen, "dense")
-    with contextlib.suppress(_Enough):
+    watch = Watch({step: functools.partial(look, step) for step in epochs}, seen, "dense")
+    try:
         train_network(training, network, initial, dense, watch=watch)
-    if not starts:
-        store.clear_checkpoints(store.round_path(training.path, *network))
-        raise LotteryError(
-            f"No early-bird ticket for round {index} of replicate {replicate}: in {len(epochs)} epochs the last "
-            f"{EARLY_MASKS} masks still differ by up to {farthest():.3f}, allowed is {EARLY_DISTANCE}."
-        )
-    return starts[0]
+    except _Enough as enough:
+        return enough.args[0]
+    store.clear_checkpoints(store.round_path(training.path, *network))
+    raise LotteryError(
+        f"No early-bird ticket for round {index} of replicate {replicate}: in {len(epochs)} epochs the last "
+        f"{EARLY_MASKS} masks still differ by up to {farthest():.3f}, allowed is {EARLY_DISTANCE}."
+    )

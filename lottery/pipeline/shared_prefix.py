@@ -18,20 +18,15 @@ COMPUTED_WITH = ("data_sha256", "num_threads", "num_devices", "python", "version
 
 
 def prefix(experiment: config.Experiment, environment: Mapping[str, Any], index: int) -> str:
-    """Write down everything that decides the bits of a round's networks and branches, as a text to compare.
-
-    Pruning and rewinding do not decide round 0.
-    """
+    """Write down everything that decides the bits of a round's networks and branches, as a text to compare."""
     tables = experiment.model_dump(mode="json")
     run = {key: value for key, value in tables["run"].items() if key not in OF_THE_WHOLE}
     decides: dict[str, Any] = {**{key: tables[key] for key in ("data", "model", "train")}, "run": run}
     decides["environment"] = {key: environment.get(key) for key in COMPUTED_WITH}
-    if index:
+    if index:  # pruning and rewinding do not decide round 0
         prune = tables["prune"]
-        if prune["densities"]:
+        if prune["densities"] or (prune["schedule"] == "geometric" and not prune["final_density"]):
             prune |= {"densities": prune["densities"][:index], "num_rounds": index}
-        elif prune["schedule"] == "geometric" and not prune["final_density"]:
-            prune |= {"num_rounds": index}
         decides |= {"prune": prune, "rewind": tables["rewind"]}
     return json.dumps(decides, sort_keys=True)
 
@@ -71,15 +66,11 @@ def states(copies: Mapping[Task, Task], settings: Mapping[Path, config.Experimen
 
 
 def copy_network(task: Task, original: Task, experiment: config.Experiment) -> None:
-    """Copy a complete network into the run of another `experiment`, with the start weights of its replicate.
-
-    Raises:
-        LotteryError: A file of it is missing or damaged, or nothing can be written.
-    """
+    """Copy a complete network into the run of another `experiment`, with the start weights of its replicate."""
     store.check_there(task.run)
     (replicate, index, _), step = task.network, experiment.rewind.step
     network, target = store.StoredRound(original.run, *original.network), store.round_path(task.run, *task.network)
-    record = dict(network.record)
+    record = {key: value for key, value in network.record.items() if key not in ("format", "sha256", "record_sha256")}
     parts = network.masks, network.weights, network.metrics  # whole, or nothing is stored
     if not index:
         initial = store.start_path(original.run, replicate)
@@ -94,6 +85,5 @@ def copy_network(task: Task, original: Task, experiment: config.Experiment) -> N
                 raise LotteryError(f"{str(late)!r} is damaged: it does not have the checksum that was recorded.")
             record["rewind_sha256"] = recorded
             files.write(store.start_path(task.run, replicate, step), files.pack_arrays(state))
-    known = {key: value for key, value in record.items() if key not in ("format", "sha256", "record_sha256")}
-    store.write_round(target, *parts, known)
+    store.write_round(target, *parts, record)
     store.clear_checkpoints(target)

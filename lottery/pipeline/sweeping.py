@@ -74,11 +74,7 @@ def sweep(
     out: str | Path = "runs",
     execution: Execution = Execution(),  # noqa: B008 (frozen)
 ) -> list[Path]:
-    """Run a grid of experiments, resume it, or find it complete, and return the folders of its runs.
-
-    Networks that experiments share are trained once and copied: the same dense network where experiments differ in
-    pruning or rewinding alone, the same rounds where they differ in later rounds. See `lottery.sweep`.
-    """
+    """Run a grid of experiments, resume it, or find it complete, and return its runs' folders; see `lottery.sweep`."""
     found = points(source, overrides)
     with execution.started() as (report, asked), contextlib.ExitStack() as stack:
         experiments = {store.run_path(out, one): one for one in map(_completed, (point.settings for point in found))}

@@ -115,7 +115,7 @@ def test_what_decides_a_network():
         "pruned": [("prune.rate", 0.3), ("prune.criterion", "random"), ("prune.scope", "global"), ("rewind.step", 5), ("rewind.mode", "none"),
                    ("prune.final_density", 0.1), ("prune.schedule", "linear"), ("prune.iterative", False), ("prune.rates", {"dense/kernel": 0.1}), ("prune.num_examples", 3)],
         "dense": [("train.num_steps", 41), ("train.learning_rate", 0.1), ("train.batch_size", 8), ("train.eval_every", 10), ("train.test_curve", True), ("data.validation", 100),
-                  ("data.pixels", "unit"), ("model.name", "lenet_5"), ("run.seed", 3), ("run.enforcement", "gradient"), ("train.jit_compile", False), ("train.optimizer", "sgd")],
+                  ("data.pixels", "unit"), ("model.name", "lenet_5"), ("run.seed", 3), ("run.enforcement", "gradient"), ("train.jit_compile", True), ("train.optimizer", "sgd")],
     }  # fmt: skip
     for kind, changes in others.items():
         for key, value in changes:
