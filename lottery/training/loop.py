@@ -31,25 +31,17 @@ GAINS_FROM_XLA = {
 
 @dataclass(frozen=True)
 class Loop:
-    """The compiled steps and evaluations of a model.
-
-    Attributes:
-        model: The Keras model.
-        steps: The only door to an optimiser step: takes what `batches` returns, trains the model, returns its report.
-        batches: From seed words and a first step to a function. That takes a number of steps, and how many steps before
-            them the report is to include, and returns the arguments of `steps`.
-        evaluations: By split, a function that returns what the model reports over every example.
-        examined: What the model's own steps report and draw.
-        longest: The most steps that one call of `steps` may take; a shorter call needs no other trace.
-        jit_compile: True if XLA compiles the steps.
-    """
+    """The compiled steps and evaluations of a model."""
 
     model: Any
+    # The only door to an optimiser step: takes what `batches` returns, trains the model, returns its report.
     steps: Any
+    # From seed words and a first step to a function. That takes a number of steps, and how many steps before them the
+    # report is to include, and returns the arguments of `steps`.
     batches: Callable[..., Callable[..., tuple[Any, ...]]]
-    evaluations: Mapping[str, Callable[[], Logs]]
+    evaluations: Mapping[str, Callable[[], Logs]]  # by split, the model's report over every example
     examined: Examined
-    longest: int
+    longest: int  # the most steps that one call of `steps` may take; a shorter call needs no other trace
     jit_compile: bool
 
 
@@ -60,17 +52,10 @@ def compile_loop(
     augment: Collection[str] = (),
     end_of_step: Callable[[Any, Logs], None] = lambda index, logs: None,
 ) -> Loop:
-    """Make the compiled training and evaluation of a model.
+    """Make the compiled training and evaluation of a model; arguments as for `trainer.Trainer`.
 
     Nothing is traced before the first step. Whatever enforces masks must be active by then: a constraint that is set
-    later is not in the trace.
-
-    Args:
-        model, data, settings, augment: As for `trainer.Trainer`.
-        end_of_step: Called in the graph after each step, with its number and its report.
-
-    Raises:
-        LotteryError: The model does not fit the data.
+    later is not in the trace. `end_of_step` is called in the graph after each step, with its number and its report.
     """
     strategy = mirrored.strategy_of(model)
     if strategy is not None:
@@ -141,7 +126,6 @@ def gains_from_xla(model: Any) -> bool:
 
 
 def _sums(names: tuple[str, ...]) -> dict[str, Any]:
-    """Make variables that add up what a model's own steps report, by name."""
     import tensorflow as tf
 
     zero: Any = 0.0
@@ -149,19 +133,15 @@ def _sums(names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _repeat(model: Any, step: Callable[[Any], Logs], num: Any, sums: Mapping[str, Any], before: Any) -> Logs:
-    """Take a step `num` times in the graph.
-
-    Sums stay in variables, so that steps in one call or in several give the same bits.
+    """Take a step `num` times in the graph, and return the model's metrics or the means of the steps' own reports.
 
     Args:
         model: The model.
         step: From the number of a step in this call to its report.
         num: The number of steps.
-        sums: Variables that add up the steps' own reports; none if the model's metrics are the report.
+        sums: Variables that add up the steps' own reports, so that steps in one call or in several give the same bits;
+            none if the model's metrics are the report.
         before: How many earlier steps the report includes; 0 starts it anew.
-
-    Returns:
-        The model's metrics over all these steps, or the means of the steps' own reports.
     """
     import tensorflow as tf
 
@@ -279,11 +259,8 @@ def _evaluation_of_arrays(
         last = mirrored.run(model, model.test_step, (scaled(x[whole * size :]), y[whole * size :]), own)
         if not own:
             return model.get_metrics_result()
-        before = whole and {name: logs[name] * (whole * size) for name in own}
-        return {
-            name: ((before[name] if before else 0.0) + tf.cast(last[name], tf.float32) * rest) / len(split)
-            for name in own
-        }
+        before = {name: logs[name] * (whole * size) if whole else 0.0 for name in own}
+        return {name: (before[name] + tf.cast(last[name], tf.float32) * rest) / len(split) for name in own}
 
     return evaluate
 
