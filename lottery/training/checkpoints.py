@@ -57,11 +57,7 @@ class Checkpointer:
     def begin(self, model: Any, own: Mapping[str, Any], identity: str, state: TrainingState) -> TrainingState:
         """Return the state to train from: the checkpoint's if it has this identity, or else `state`.
 
-        Args:
-            model: The model, at its start weights.
-            own: Every other variable that a step touches, by name.
-            identity: The result of `identity` for this training.
-            state: The state at the beginning.
+        The model is at its start weights; `own` are the other variables that a step touches, by name.
         """
         self._model, self._own, self._identity = model, own, identity
         _stop(self.asked())
@@ -138,10 +134,7 @@ class Checkpointer:
 
 
 def identity(own: Mapping[str, Any], parts: Sequence[Any]) -> str:
-    """Compute a digest of everything that decides the result of a training.
-
-    Of the variables that a step touches besides the model's, `own`, types and shapes count; the parts are JSON.
-    """
+    """Compute a digest of everything that decides the result of a training: JSON, and types and shapes of variables."""
     described = [f"{name} {one.dtype.name} {tuple(one.shape)}" for name, one in own.items()]
     return hashlib.sha256(json.dumps([described, parts], sort_keys=True).encode()).hexdigest()
 

@@ -33,7 +33,7 @@ def schedule(
     2.2, which Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, need for VGG-19 and ResNet-18.
 
     Args:
-        keras: The optimiser's module: ``keras`` or ``tf_keras``.
+        keras: The optimiser's module, ``keras`` or ``tf_keras``.
         learning_rate: A number, or a ``LearningRateSchedule`` of that module.
         warmup_steps: Steps over which the rate rises; 0 or 1 for no warm-up.
         drop_at: Steps at which the rate is multiplied by `drop_factor` once more.
@@ -208,8 +208,7 @@ def step_variable() -> Any:
     """Make a variable for a step of training, which a trace reads anew each time."""
     import tensorflow as tf
 
-    first: Any = 0
-    return tf.Variable(first, dtype=tf.int64, trainable=False)
+    return tf.Variable(tf.constant(0, tf.int64), trainable=False)
 
 
 def optimizer(keras: Any, settings: Train, schedule_step: Any = None) -> Any:

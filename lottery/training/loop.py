@@ -128,20 +128,14 @@ def gains_from_xla(model: Any) -> bool:
 def _sums(names: tuple[str, ...]) -> dict[str, Any]:
     import tensorflow as tf
 
-    zero: Any = 0.0
-    return {name: tf.Variable(zero, trainable=False) for name in names}
+    return {name: tf.Variable(tf.constant(0.0), trainable=False) for name in names}
 
 
 def _repeat(model: Any, step: Callable[[Any], Logs], num: Any, sums: Mapping[str, Any], before: Any) -> Logs:
     """Take a step `num` times in the graph, and return the model's metrics or the means of the steps' own reports.
 
-    Args:
-        model: The model.
-        step: From the number of a step in this call to its report.
-        num: The number of steps.
-        sums: Variables that add up the steps' own reports, so that steps in one call or in several give the same bits;
-            none if the model's metrics are the report.
-        before: How many earlier steps the report includes; 0 starts it anew.
+    Variables, `sums`, add up these reports, so that steps in one call or in several give the same bits. The result
+    includes as many steps `before` this call; 0 starts anew.
     """
     import tensorflow as tf
 

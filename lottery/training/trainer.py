@@ -51,10 +51,6 @@ class Trained:
     seconds: float  # evaluations included
 
 
-def silent(step: int, accuracy: float, row: Row | None) -> None:
-    """Report nothing."""
-
-
 class Trainer:
     """A model with its data, its masks and its compiled loop, for all rounds, branches and replicates.
 
@@ -63,15 +59,11 @@ class Trainer:
 
     Args:
         model: A compiled Keras 3 or tf_keras model; its own ``train_step`` and ``test_step`` run.
-        data: The data. Arrays stay in memory as they are, and become floats batch by batch.
+        data: Arrays stay in memory as they are, and become floats batch by batch.
         settings: The ``[train]`` section of an experiment.
-        enforce: Takes the model and its mask variables and returns a context manager that holds masked entries, such
-            as the functions of ``lottery.enforcement.ENFORCEMENTS``. None holds nothing.
+        enforce: One of ``lottery.enforcement.ENFORCEMENTS``, or a function like them. None holds nothing.
         schedule_step: The variable that the model was compiled with, if any; see `compiling.compile_model`.
         augment: Augmentation of training images: ``"crop"``, ``"flip"``.
-
-    Raises:
-        LotteryError: The model does not fit the data.
     """
 
     def __init__(
@@ -137,7 +129,7 @@ class Trainer:
         seed: tuple[int, ...],
         span: Span = Span(),
         watch: Mapping[int, Callable[[dict[str, np.ndarray]], None]] | None = None,
-        report: Callable[[int, float, Row | None], None] = silent,
+        report: Callable[[int, float, Row | None], None] = lambda step, accuracy, row: None,
         checkpointer: Checkpointer | None = None,
     ) -> Trained:
         """Train a network under masks, with a fresh optimiser.
@@ -225,14 +217,14 @@ class Trainer:
 
         summary, stopped_at = now.summary, int(now.summary["early_stop_step"])
         final = _checked(weights.read_state(self.model), kept)
-        known = {step: (loss, accuracy) for step, split, loss, accuracy in now.metrics if split == "test"}
-        test = known[last] if last in known else evaluate("test", last)
-        best_test = test if stopped_at == last else known.get(stopped_at)
-        if best_test is None:
+        test = {step: (loss, accuracy) for step, split, loss, accuracy in now.metrics if split == "test"}
+        if last not in test:
+            test[last] = evaluate("test", last)
+        if stopped_at not in test:
             weights.assign(self.model, _checked(now.best, kept))
-            best_test = evaluate("test", stopped_at)
-        summary |= _named("early_stop_test", best_test) | _named("final_train", now.trained)
-        summary |= _named("final_val", now.validation) | _named("final_test", test)
+            test[stopped_at] = evaluate("test", stopped_at)
+        summary |= _named("early_stop_test", test[stopped_at]) | _named("final_train", now.trained)
+        summary |= _named("final_val", now.validation) | _named("final_test", test[last])
         rows = sorted(now.metrics, key=lambda row: row[0])
         return Trained(final, rows, summary, start_sha256, time.perf_counter() - began)
 
