@@ -207,12 +207,10 @@ def _with_noise(training: Training, siblings: Siblings, order: int) -> Training:
     """Draw the first states of generators that the model does not hold anew for the second order of the data."""
     if order == 1:
         return training
-
-    def draw(name: str, value: np.ndarray) -> np.ndarray:
-        # Names count the models that a process has built, so they must not decide what is drawn.
-        return siblings.redrawn(order, "", value) if connectivity_files.is_generator(name) else value
-
-    trainer = training.prepared.trainer.redrawn(draw)
+    # Names count the models that a process has built, so they must not decide what is drawn.
+    trainer = training.prepared.trainer.redrawn(
+        lambda name, value: siblings.redrawn(order, "", value) if connectivity_files.is_generator(name) else value
+    )
     return dataclasses.replace(training, prepared=dataclasses.replace(training.prepared, trainer=trainer))
 
 

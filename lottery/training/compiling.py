@@ -29,17 +29,15 @@ def schedule(
 
     At step t, the optimiser's own count from 0 plus `first_step`, the rate is
     ``rate(t) * min(1, (t + 1) / warmup_steps) * drop_factor ** d(t)``, where d(t) is the number of `drop_at` that are
-    at most t. The first factor is the gradual warm-up of Goyal et al. 2017, https://arxiv.org/abs/1706.02677, section
-    2.2, which Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, need for VGG-19 and ResNet-18.
+    at most t; after `last_step` it stays. The first factor is the gradual warm-up of Goyal et al. 2017,
+    https://arxiv.org/abs/1706.02677, section 2.2, which Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, need
+    for VGG-19 and ResNet-18; 0 steps of warm-up are none.
 
     Args:
         keras: The optimiser's module, ``keras`` or ``tf_keras``.
         learning_rate: A number, or a ``LearningRateSchedule`` of that module.
-        warmup_steps: Steps over which the rate rises; 0 or 1 for no warm-up.
-        drop_at: Steps at which the rate is multiplied by `drop_factor` once more.
         first_step: An int64 ``tf.Variable``, or None for 0. Retraining from step k sets it to k: the rate resumes
             there, while a fresh optimiser counts from 0, as Adam's bias correction needs. A trace reads the new value.
-        last_step: The last step of training; later steps keep its rate.
 
     Returns:
         The number itself if it never changes, or else a ``LearningRateSchedule`` of the module.

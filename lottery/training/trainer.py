@@ -41,11 +41,8 @@ class Trained:
     """A trained network."""
 
     weights: dict[str, np.ndarray]  # every variable after the last step, by name
-    # By step. A row of the training split is the mean over the steps since the row before it, each batch measured as it
-    # was trained on.
-    metrics: list[Row]
-    # ``early_stop_step``, the first step of minimum validation loss, and loss and accuracy of every split there and at
-    # the end.
+    metrics: list[Row]  # by step; a training row is the mean since the row before, each batch as it was trained on
+    # ``early_stop_step``, the first step of minimum validation loss; loss and accuracy of every split there and at last
     summary: dict[str, float | int]
     start_sha256: str  # fingerprint of the model's variables when training began, read back from the model
     seconds: float  # evaluations included
@@ -136,9 +133,7 @@ class Trainer:
 
         Args:
             start: Every variable at the start, by name. Masked entries start at zero, whatever is here.
-            kept: The masks.
             seed: Words that decide the order of the batches.
-            span: The first and the last step.
             watch: Functions by step, each called with every variable after that step. A training that resumes from a
                 checkpoint does not repeat earlier calls, so their results belong in `Checkpointer.memory` or on disk.
             report: Called several times a second with the step and the last validation accuracy, and with each new row
