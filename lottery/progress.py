@@ -68,7 +68,7 @@ def silent(event: Event) -> None:
 
 
 def tallied(report: Report, spans: Mapping[Key, tuple[int, int]]) -> Report:
-    """Fill in `Step.done` and `Step.total` from the first and last step of each network, and pass events to `report`."""
+    """Fill in `Step.done` and `Step.total` from first and last steps, however many networks train at the same time."""
     taken = dict.fromkeys(spans, 0)
     total, several = sum(last - first for first, last in spans.values()), len({key[0] for key in spans}) > 1
 

@@ -20,68 +20,41 @@ if TYPE_CHECKING:
     from lottery.training import checkpoints
 
 
-RunPath = Annotated[Path, typer.Argument(help="The run's folder.", metavar="RUN", show_default=False)]
-Source = Annotated[
-    Path, typer.Argument(help="A run's folder, or a ticket file.", metavar="RUN|FILE", show_default=False)
-]
-ExperimentName = Annotated[
-    str, typer.Argument(help="A name from `experiments ls`.", metavar="NAME", show_default=False)
-]
-Out = Annotated[Path, typer.Option("--out", help="The folder that holds runs.")]
+RunPath = Annotated[Path, typer.Argument(help="The run's folder.", metavar="RUN")]
+Source = Annotated[Path, typer.Argument(help="A run's folder, or a ticket file.", metavar="RUN|FILE")]
+ExperimentName = Annotated[str, typer.Argument(help="A name from `experiments ls`.", metavar="NAME")]
+Out = Annotated[Path, typer.Option(help="The folder that holds runs.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")]
-Replicate = Annotated[int | None, typer.Option("--replicate", help="Only this replicate, from 1.")]
-Round = Annotated[int | None, typer.Option("--round", help="Only this round; 0 is dense.")]
+Replicate = Annotated[int | None, typer.Option(help="Only this replicate, from 1.")]
+Round = Annotated[int | None, typer.Option(help="Only this round; 0 is dense.")]
 Rounds = Annotated[str, typer.Option(help="Which rounds, such as 7,15; by default every pruned round.")]
 Tolerance = Annotated[float, typer.Option(min=0, max=1, help="Accuracy that a matching ticket may lose, in [0, 1].")]
-Tensorboard = Annotated[
-    bool, typer.Option("--tensorboard/--no-tensorboard", help="Write event files for TensorBoard in the run's folder.")
-]
+Tensorboard = Annotated[bool, typer.Option(help="Write event files for TensorBoard in the run's folder.")]
 Workers = Annotated[
     int | None,
     typer.Option(
-        "--workers",
         min=1,
-        show_default=False,
         help="Number of networks to train at the same time; by default as many as the cores allow, if it pays off.",
     ),
 ]
-On = Annotated[
-    str | None,
-    typer.Option(
-        "--on", metavar="processes|ray", help="Where to train; by default on this machine.", show_default=False
-    ),
-]
+On = Annotated[str | None, typer.Option(metavar="processes|ray", help="Where to train; by default on this machine.")]
 Address = Annotated[
     str | None,
-    typer.Option(
-        "--address", metavar="HOST:PORT", help="Address of the Ray cluster; by default a local one, started if needed."
-    ),
+    typer.Option(metavar="HOST:PORT", help="Address of the Ray cluster; by default a local one, started if needed."),
 ]
-TaskCpus = Annotated[int | None, typer.Option("--task-cpus", min=1, help="On Ray: processors for each network.")]
-TaskGpus = Annotated[float | None, typer.Option("--task-gpus", min=0, help="On Ray: GPUs for each network.")]
-TaskMemory = Annotated[
-    str | None, typer.Option("--task-memory", metavar="4GB", help="On Ray: memory for each network, such as 4GB.")
-]
+TaskCpus = Annotated[int | None, typer.Option(min=1, help="On Ray: processors for each network.")]
+TaskGpus = Annotated[float | None, typer.Option(min=0, help="On Ray: GPUs for each network.")]
+TaskMemory = Annotated[str | None, typer.Option(metavar="4GB", help="On Ray: memory for each network, such as 4GB.")]
 CheckpointEvery = Annotated[
     str,
-    typer.Option(
-        "--checkpoint-every", metavar="60s|500steps", help="How often to save a network in training; 0s for never."
-    ),
+    typer.Option(metavar="60s|500steps", help="How often to save a network in training; 0s for never."),
 ]
 # Of the commands that take one ticket.
-OneRound = Annotated[
-    str | None,
-    typer.Option("--round", help="Round of a run: a number, best or smallest_matching.", show_default=False),
-]
-Density = Annotated[
-    float | None,
-    typer.Option("--density", help="Instead of --round: the round of the nearest density.", show_default=False),
-]
-OneReplicate = Annotated[int, typer.Option("--replicate", help="Replicate of a run, from 1.")]
-DataPath = Annotated[
-    str, typer.Option("--data", help="A file with the data of the ticket, if they are not found.", show_default=False)
-]
+OneRound = Annotated[str | None, typer.Option(help="Round of a run: a number, best or smallest_matching.")]
+Density = Annotated[float | None, typer.Option(help="Instead of --round: the round of the nearest density.")]
+OneReplicate = Annotated[int, typer.Option(help="Replicate of a run, from 1.")]
+DataPath = Annotated[str, typer.Option(help="A file with the data of the ticket, if they are not found.")]
 
 
 def naming(read: Callable[[], Iterable[str]]) -> type[TyperCommand]:

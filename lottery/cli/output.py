@@ -3,7 +3,7 @@
 import json
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,9 @@ def means(frame: Any, keys: Sequence[str], columns: Sequence[str], count: str = 
     lines = []
     for values, part in frame.groupby(list(keys), sort=False, dropna=False):
         known = [f"{value:.4f}" if isinstance(value, float) else str(value) for value in values]
+        known += [str(len(part))] if count else []
         taken = [float(part[column].mean()) for column in columns]
-        texts = [number(mean, ".0f" if mean.is_integer() else ".4f") for mean in taken]
-        lines.append([*known, *([str(len(part))] if count else []), *texts])
+        lines.append(known + [number(mean, ".0f" if mean.is_integer() else ".4f") for mean in taken])
     table([*keys, *([count] if count else []), *columns], lines)
 
 
@@ -64,16 +64,6 @@ def summary(run: Path, rows: Any, tolerance: float) -> None:
         print(sentence)
 
 
-def compared(found: Any, first: str, as_json: bool = False, as_csv: bool = False) -> None:
-    """Print a comparison of runs with the first of them."""
-    from lottery.runs import tables
-
-    if as_json or as_csv:
-        rows(found, as_json, as_csv)
-    else:
-        grid(tables.compared(found, first))
-
-
 def table(heads: list[str], lines: list[list[str]]) -> None:
     """Print a table with words to the left and numbers to the right."""
     from rich.box import SIMPLE_HEAD
@@ -96,9 +86,7 @@ def table(heads: list[str], lines: list[list[str]]) -> None:
 
 def _branches(points: Any) -> None:
     """Print the mean accuracies of the branches, if any, beside those of the ticket."""
-    means = points.pivot(index=["round"], columns="branch", values="accuracy_mean")[
-        list(dict.fromkeys(points["branch"]))
-    ]
+    means = points.pivot(index=["round"], columns="branch", values="accuracy_mean")[points["branch"].unique()]
     if len(means.columns) < 2 or means.isna().all(axis=None):
         return
     means = means[means.iloc[:, 1:].notna().any(axis=1)]
@@ -156,11 +144,10 @@ def ticket(one: Any, as_json: bool = False) -> None:
             print(printable(f"{name + ':':14} {text}"))
 
 
-def exports(saved: Path | None, done: Iterable[Any], failed: Mapping[str, Exception]) -> None:
+def exports(saved: Path | None, done: Sequence[Any], failed: Mapping[str, Exception]) -> None:
     """Print the files that a ticket was written to: the ticket file, if any, and others; and why some `failed`."""
     from lottery import files
 
-    done = list(done)
     if saved and not done:
         print(f"{saved}: {saved.stat().st_size} bytes")
         return

@@ -37,11 +37,11 @@ PATIENCE = 90.0  # seconds until every node of a shared file system shows what a
 class Ray:
     """A Ray cluster, and the resources that each network takes there.
 
-    The address is ``host:6379``. If it is empty: ``RAY_ADDRESS``, the cluster that ``ray start`` started on this machine,
-    or a new one on this machine, which ends with the run.
+    An empty address means ``RAY_ADDRESS``, the cluster that ``ray start`` started on this machine, or a new one here,
+    which ends with the run.
     """
 
-    address: str = ""
+    address: str = ""  # host:6379
     num_cpus: int = 0  # never fewer than the threads that the network trains with
     num_gpus: float = 0.0  # a whole number, or a fraction of one
     memory: int = 0  # bytes
@@ -339,7 +339,9 @@ def _connected(asks: Ray, report: progress.Report) -> Iterator[Any]:
         return
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     named = asks.address or os.environ.get("RAY_ADDRESS", "")
-    address = named or _started_here()
+    # The cluster that `ray start` started on this machine; not the private cluster of another run.
+    noted = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    address = named or (noted.read_text(encoding="utf-8").strip() if noted.is_file() else "")
     unreachable = _unreachable(address) if address else ""
     if unreachable and named:
         raise LotteryError(f"There is no Ray cluster at {address!r} that can be joined: {unreachable}.")
@@ -376,12 +378,6 @@ def _connected(asks: Ray, report: progress.Report) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
-
-
-def _started_here() -> str:
-    """The cluster that ``ray start`` started on this machine; not the private cluster of another run."""
-    noted = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
-    return noted.read_text(encoding="utf-8").strip() if noted.is_file() else ""
 
 
 def _unreachable(address: str) -> str:
