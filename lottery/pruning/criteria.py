@@ -133,7 +133,8 @@ def synflow(inputs: CriterionInputs) -> dict[str, np.ndarray]:
     steps go from the masks of the round before to the density of this one.
 
     Raises:
-        LotteryError: There is no network, it cannot be evaluated in double precision, or a score is not finite.
+        LotteryError: There is no network, it cannot be evaluated in double precision, its outputs are probabilities,
+            nothing flows through it while dense, or a score is not finite.
     """
     network = _network(inputs, "synflow")
     kept = {name: mask for name, mask in inputs.kept.items() if name in inputs.trained}
@@ -164,8 +165,5 @@ NEEDS_NETWORK = frozenset({"snip", "grasp", "synflow"})
 
 def _network(inputs: CriterionInputs, criterion: str) -> Network:
     if inputs.network is None:
-        raise LotteryError(
-            f"The criterion {criterion!r} needs the network: received CriterionInputs.network=None, allowed is a "
-            "Network."
-        )
+        raise LotteryError(f"{criterion!r} needs the network: received CriterionInputs.network=None; pass a Network.")
     return inputs.network

@@ -30,10 +30,9 @@ def ladder(
 
     `scope` is a member of `ranking.SCOPES`; for `of_survivors` see `schedules.counts`.
     """
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     return {
-        names: schedules.counts(
-            own or schedule, sum(math.prod(shapes[name]) for name in names), num_rounds, of_survivors
-        )
+        names: schedules.counts(own or schedule, sum(sizes[name] for name in names), num_rounds, of_survivors)
         for names, own in ranking.groups(shapes, scope, exceptions)
     }
 
@@ -54,11 +53,7 @@ def allocated(shapes: Shapes, schedule: Schedule, num_rounds: int, allocate: All
 
 
 def planned(settings: Prune, shapes: Shapes, num_rounds: int) -> Ladder:
-    """Count the entries that an experiment keeps in rounds 0 to `num_rounds`, at most ``prune.num_rounds``.
-
-    Raises:
-        LotteryError: ``prune.rates`` has a name or pattern that fits no weight.
-    """
+    """Count the entries that an experiment keeps in rounds 0 to `num_rounds`, at most ``prune.num_rounds``."""
     make = SCHEDULES.get(settings.schedule, schedules.explicit)  # densities stand for a function of the caller's
     if settings.densities:
         schedule, exceptions = schedules.explicit(settings.densities), {}
@@ -92,11 +87,7 @@ def check_rounds(settings: Prune, shapes: Shapes) -> Ladder:
 
 
 def round_masks(settings: Prune, index: int, scores: Scores, masks: Masks) -> Masks:
-    """Make the masks of round `index` of an experiment from scores and the masks of the round before.
-
-    Raises:
-        LotteryError: A score is missing, misshapen or not a number; or as `planned`.
-    """
+    """Make the masks of round `index` of an experiment from scores and the masks of the round before."""
     survivors = num_kept(masks)
     plan = planned(settings, _shapes(masks), index).items()
     counts = {names: sum(survivors[name] for name in names) - kept[index] for names, kept in plan}
