@@ -29,9 +29,7 @@ def variables(model: Any) -> dict[str, Any]:
         LotteryError: The model is not built.
     """
     if not getattr(model, "built", True) or not model.variables:
-        raise LotteryError(
-            f"The model {model.name!r} is not built, so it has no weights; give it an Input layer, or call it once."
-        )
+        raise LotteryError(f"The model {model.name!r} is not built; give it an Input layer, or call it once.")
     named: dict[str, Any] = {}
     _collect(model, "", named, set())
     return named
