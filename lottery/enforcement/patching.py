@@ -65,8 +65,7 @@ def putting(owner: Any, name: str, entries: Sequence[Held]) -> Iterator[None]:
 def undone(undo: Callable[[], Any]) -> Iterator[None]:
     """Call a function that computes with TensorFlow at the end, but not if the context is abandoned and collected.
 
-    Python may collect at any moment: the computation would become part of a graph that is being traced at that moment,
-    or wait for a lock of that graph for ever.
+    Python may collect while a graph is traced: the computation would become part of it, or wait for its lock for ever.
     """
     abandoned = False
     try:
@@ -182,19 +181,14 @@ def _set_constraint(variable: Any, value: Callable[[Any], Any] | None) -> None:
     elif value is None or isinstance(value, keras.constraints.Constraint):
         variable.constraint = value
     else:
-        variable.constraint = _as_constraint(value)
 
+        class Constraint(keras.constraints.Constraint):
+            """Keras needs an instance of this class up to version 3.14, and takes a function since."""
 
-def _as_constraint(function: Callable[[Any], Any]) -> Any:
-    import keras
+            def __call__(self, weight: Any) -> Any:
+                return value(weight)
 
-    class Constraint(keras.constraints.Constraint):
-        """Keras needs an instance of this class up to version 3.14, and takes a function since."""
-
-        def __call__(self, weight: Any) -> Any:
-            return function(weight)
-
-    return Constraint()
+        variable.constraint = Constraint()
 
 
 def _rebuild(owner: Any, name: str, now: _Replaced) -> None:

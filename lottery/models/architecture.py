@@ -29,16 +29,12 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def describe(model: Any, name: str | None = None) -> Architecture:
-    """Describe a model, as values that JSON holds.
-
-    Args:
-        model: A built Keras 3 or tf_keras model.
-        name: The name of the built-in network that it is, if it is one.
-    """
+    """Describe a built model, as values that JSON holds; `name` is that of the built-in network, if it is one."""
     library = keras_of(model).__name__
     if name is not None:
         input_shape, num_classes = list(model.input_shape[1:]), int(model.output_shape[-1])
         return {"library": library, "name": name, "input_shape": input_shape, "num_classes": num_classes}
+    undescribed = {"library": library, "class": type(model).__name__}
     try:
         with warnings.catch_warnings(action="ignore"):  # about layers that cannot be loaded again: see `why` below
             text = json.dumps(keras_of(model).saving.serialize_keras_object(model), allow_nan=False)
@@ -48,24 +44,16 @@ def describe(model: Any, name: str | None = None) -> Architecture:
         architecture = {"library": library, "keras": {key: whole.get(key) for key in kept}}
         check(architecture, _shapes(model))
     except TicketError as error:
-        return {"library": library, "class": type(model).__name__, "why": str(error)}
+        return undescribed | {"why": str(error)}
     except Exception as error:  # a user's layers may raise anything
-        why = f"Keras has no configuration of it: {reason(error)}"
-        return {"library": library, "class": type(model).__name__, "why": why}
+        return undescribed | {"why": f"Keras has no configuration of it: {reason(error)}"}
     return architecture
 
 
 def check(architecture: Architecture, expected: Shapes) -> None:
-    """Check that an architecture is harmless and has the expected variables, without building it.
+    """Raise a `TicketError` unless an architecture is harmless and has the expected variables, by `weights.portable`.
 
-    A layer of a billion units takes no memory, and a loop ends.
-
-    Args:
-        architecture: A description, which a stranger may have written.
-        expected: The shape of each variable of `weights.portable`, by name.
-
-    Raises:
-        TicketError: It names code, or another network.
+    Nothing is built: a layer of a billion units takes no memory, and a loop ends.
     """
     library = architecture.get("library")
     if library not in LIBRARIES:
@@ -93,18 +81,9 @@ def check(architecture: Architecture, expected: Shapes) -> None:
 
 
 def build(architecture: Architecture, expected: Shapes, library: str | None = None) -> Any:
-    """Build the network, with random initial weights.
+    """Build the network after a `check`, with random initial weights and not compiled.
 
-    Args:
-        architecture: A description, which a stranger may have written.
-        expected: The shape of each variable of `weights.portable`, by name.
-        library: ``"keras"`` or ``"tf_keras"``; by default the library of the description.
-
-    Returns:
-        The model, built, not compiled.
-
-    Raises:
-        TicketError: As `check`; or the other library has no such configuration.
+    Raises a `TicketError` too if `library` is not the description's, and has no such configuration.
     """
     library = library or architecture.get("library")
     if library not in LIBRARIES:
@@ -215,13 +194,7 @@ _PARTS = ("layer", "layers", "backward_layer", "cell", "cells")  # by a name alo
 
 
 def refused(value: Any, library: str, depth: int = 0) -> Iterator[str]:
-    """Yield, in words, what a configuration names or needs and may not; nothing if it is harmless.
-
-    Args:
-        value: The configuration, or a part of it.
-        library: ``"keras"`` or ``"tf_keras"``, which will read it.
-        depth: How many records and lists it lies in.
-    """
+    """Yield, in words, everything that a configuration, which `library` will read, names or needs and may not."""
     if depth > _DEEPEST:
         yield f"parts nested more than {_DEEPEST} deep"
     elif isinstance(value, Mapping):
@@ -274,13 +247,7 @@ class Stopped(BaseException):
 def traced(library: str, make: Callable[[], Any], expected: Shapes) -> Shapes:
     """Return the shapes of a model's variables, in a bounded number of calls and with memory only for expected ones.
 
-    Args:
-        library: ``"keras"`` or ``"tf_keras"``, which makes the model.
-        make: Makes the model.
-        expected: The shape of each variable of `weights.portable` that it should have, by name.
-
-    Raises:
-        Exception, Stopped: Whatever Keras raises; or the trace takes too long, or makes too many variables.
+    Raises any exception of Keras, or `Stopped` if the trace takes too long or makes too many variables.
     """
     found: list[Shapes] = []
     errors: list[BaseException] = []

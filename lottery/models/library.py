@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from lottery.errors import LotteryError
@@ -34,12 +34,9 @@ EFFECTS = {name: effect for effect, names in _NAMES.items() for name in names.sp
 
 
 def obstacle(layer: str, settings: Mapping[str, Any], has_units: bool) -> str:
-    """Say why a layer cannot be part of a chain that treats its units alike; empty if it can.
+    """Say why a layer of this class and configuration cannot be part of a chain that treats its units alike.
 
-    Args:
-        layer: Name of its class.
-        settings: Its configuration; ``groups`` and ``data_format`` count.
-        has_units: True after the first weights.
+    Empty if it can. `has_units` is True after the first weights.
     """
     if layer not in EFFECTS:
         return ", which is not known here"
@@ -50,23 +47,17 @@ def obstacle(layer: str, settings: Mapping[str, Any], has_units: bool) -> str:
     return " with channels first, allowed is channels_last" if settings.get("data_format") == "channels_first" else ""
 
 
-def library_name(thing: Any) -> str:
-    """Name of the package that defines a class or a function, such as ``"keras"``; empty if it says none."""
-    return (getattr(thing, "__module__", None) or "").partition(".")[0]
-
-
-def is_keras(thing: Any) -> bool:
+def is_keras(thing: Any, libraries: Collection[str] = LIBRARIES) -> bool:
     """Check if a class or a function is part of Keras 3 or tf_keras itself."""
-    return library_name(thing) in LIBRARIES
+    return (getattr(thing, "__module__", None) or "").partition(".")[0] in libraries
 
 
 def keras_of(model: Any) -> Any:
-    """Return the module that a model was made with: ``keras`` or ``tf_keras``.
+    """Return the module that a model was made with, ``keras`` or ``tf_keras``, or raise if it is no Keras model.
 
-    Raises:
-        LotteryError: It is no Keras model, or the backend of Keras is not TensorFlow.
+    Also refuses a backend of Keras other than TensorFlow.
     """
-    if any(library_name(cls) == "tf_keras" for cls in type(model).__mro__):
+    if any(is_keras(cls, ["tf_keras"]) for cls in type(model).__mro__):
         import tf_keras
 
         return tf_keras

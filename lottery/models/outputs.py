@@ -14,14 +14,9 @@ _LENGTH = 16  # of dimensions that a model leaves open
 
 
 def largest_difference(one: Any, other: Any, example: Any = None) -> float:
-    """Compute how far two models are apart at inference, as `between`.
+    """Compute how far two models of one library are apart at inference, as `between`.
 
-    Args:
-        one, other: Models of one library that take the same inputs.
-        example: Inputs as the models take them; by default `random_inputs` of the first.
-
-    Raises:
-        LotteryError: There is nothing to compare, or an example is needed.
+    They take the same inputs; without an `example` of those, they get `random_inputs` of the first.
     """
     made = example is None
     what = "random inputs, pass some that it takes as example" if made else "the example, pass inputs that it takes"
@@ -32,15 +27,9 @@ def largest_difference(one: Any, other: Any, example: Any = None) -> float:
 
 
 def evaluate(function: Callable[..., Any], inputs: Any, **settings: Any) -> list[np.ndarray]:
-    """Compute the outputs of a function in batches.
+    """Compute the outputs of a model or a function in batches: a flat list of arrays, in the order of TensorFlow.
 
-    Args:
-        function: A model, or any function from inputs to an output, or to several in any nesting.
-        inputs: An array, or arrays in any nesting; the first dimension counts examples, as in the outputs.
-        settings: Other arguments of the function, by name.
-
-    Returns:
-        One array for each output, in the order of TensorFlow's structures.
+    Inputs and outputs may be nested; the first dimension of each counts examples.
     """
     import tensorflow as tf
 
@@ -52,11 +41,7 @@ def evaluate(function: Callable[..., Any], inputs: Any, **settings: Any) -> list
 
 
 def comparable(outputs: Any, of: str = "the model") -> list[np.ndarray]:
-    """Return outputs, in any nesting, as a list of arrays; `of` names the model in errors.
-
-    Raises:
-        LotteryError: An output is empty, or holds nothing but NaN and infinities.
-    """
+    """Return outputs, in any nesting, as a list of arrays; raise if one is empty or only NaN and infinities."""
     arrays = _arrays(outputs)
     for array in arrays:
         if not array.size:
@@ -72,13 +57,9 @@ def comparable(outputs: Any, of: str = "the model") -> list[np.ndarray]:
 def between(outputs: Any, others: Any, of: str = "the model") -> float:
     """Compute how far the outputs of one model, in any nesting, are from those of another, relative to the largest.
 
-    Returns:
-        The largest absolute difference in an output over its largest finite absolute value; of several outputs, the
-        largest of these. 0 if they are the same. Infinite where their shapes differ, or where only one of the two has
-        NaN or an infinity.
-
-    Raises:
-        LotteryError: There is nothing to compare: `outputs` are not `comparable`.
+    Return the largest absolute difference in an output over its largest finite absolute value; of several outputs, the
+    largest of these. It is infinite where shapes differ, or only one of the two has NaN or an infinity. `outputs` must
+    be `comparable`.
     """
     first, second = comparable(outputs, of), _arrays(others)
     if len(first) != len(second):
@@ -112,10 +93,8 @@ def _is_text(array: np.ndarray) -> bool:
 def random_inputs(model: Any) -> Any:
     """Make random inputs of a model's shapes and types, the same each time.
 
-    They are normal numbers, or indices that all Embeddings of the model know, a third of them 0.
-
-    Raises:
-        LotteryError: Only the caller knows which inputs are valid.
+    They are normal numbers, or indices that all Embeddings of the model know, a third of them 0; other integers are
+    refused.
     """
     import tensorflow as tf
 

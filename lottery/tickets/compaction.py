@@ -30,34 +30,20 @@ Piece = tuple[Any, list[np.ndarray]]
 
 @dataclass(frozen=True)
 class Compacted:
-    """A smaller model that computes the same, and its sizes as pairs of before and after.
+    """A smaller model that computes the same, and its sizes as pairs of before and after."""
 
-    Attributes:
-        model: The compacted model, of the same library as the original, not compiled.
-        units: Units of each Dense and convolution, by the stable name of the layer.
-        num_parameters: Numbers that Keras counts in the model, moving statistics included.
-        multiply_adds: Multiplications of Dense and convolutional kernels for one example.
-        input_shape: Shape of one example as the compacted model takes it.
-        unread: Of the shape of one example of the original, True where no remaining weight reads the entry.
-        inputs: Flat positions, in an example of the original, of the entries that the compacted model takes.
-    """
-
-    model: Any
-    units: dict[str, tuple[int, int]]
-    num_parameters: tuple[int, int]
-    multiply_adds: tuple[int, int]
-    input_shape: tuple[int, ...]
-    unread: np.ndarray
-    inputs: np.ndarray
+    model: Any  # of the same library as the original, not compiled
+    units: dict[str, tuple[int, int]]  # of each Dense and convolution, by the stable name of the layer
+    num_parameters: tuple[int, int]  # as Keras counts them, moving statistics included
+    multiply_adds: tuple[int, int]  # of Dense and convolutional kernels for one example
+    input_shape: tuple[int, ...]  # of one example as the compacted model takes it
+    unread: np.ndarray  # of the shape of one example of the original, True where no remaining weight reads the entry
+    inputs: np.ndarray  # flat positions, in an example of the original, of the entries that the compacted model takes
 
     def select(self, x: Any) -> Any:
         """Convert examples for the original model, an array or tensor, into examples for the compacted one.
 
-        Returns:
-            `x` itself if the compacted model takes all entries in their shape; else a flat array of those it takes.
-
-        Raises:
-            LotteryError: The examples have another shape than the original model takes.
+        Return `x` itself if that takes all entries in their shape, else a flat array of the entries it takes.
         """
         if tuple(x.shape[1:]) != self.unread.shape:
             raise LotteryError(
@@ -90,8 +76,7 @@ def compact(model: Any, drop_inputs: bool = False) -> Compacted:
             `Compacted.select` returns them. Only where the first layer with weights is a Dense.
 
     Raises:
-        LotteryError: The model is no chain of known layers, its inputs cannot be dropped, or on random inputs it gives
-            no finite outputs, or others than the compacted model.
+        LotteryError: The model does not fit, or its outputs on random inputs are not finite, or change.
     """
     links = chain.take_apart(model)
     first = [*itertools.takewhile(lambda link: link.effect != WEIGHTED, links)]
@@ -105,8 +90,7 @@ def compact(model: Any, drop_inputs: bool = False) -> Compacted:
     unread = _unread(keras_of(model), links, segments)
     inputs, shape = np.arange(unread.size), links[0].before
     if drop_inputs:
-        inputs = np.flatnonzero(~unread)
-        inputs = inputs if inputs.size else np.arange(1)  # Keras needs one
+        inputs = np.flatnonzero(~unread) if not unread.all() else np.arange(1)  # Keras needs one
         shape = (inputs.size,)
         pieces = _flat_pieces(first, segments, inputs)
     else:
@@ -123,7 +107,14 @@ def compact(model: Any, drop_inputs: bool = False) -> Compacted:
         unread=unread,
         inputs=inputs,
     )
-    _check(model, compacted)
+    # On random inputs, in case a layer behaves in another way than expected.
+    apart = _difference(model, compacted, _random(model, 4))
+    allowed = max(_TOLERANCE.get(layer.compute_dtype, 1e-3) for layer in model.layers)
+    if apart > allowed:
+        raise LotteryError(
+            f"The compacted model gives other outputs than {model.name!r}, {apart:.2g} of the largest away on random "
+            f"inputs, allowed is {allowed:g}; use the masked model, and please report its layers."
+        )
     return compacted
 
 
@@ -364,17 +355,6 @@ def _set(layer: Any, values: Sequence[np.ndarray]) -> None:
         layer.finalize_state()
 
 
-def _check(model: Any, compacted: Compacted) -> None:
-    """Compare on random inputs, in case a layer behaves in another way than expected."""
-    apart = _difference(model, compacted, _random(model, 4))
-    allowed = max(_TOLERANCE.get(layer.compute_dtype, 1e-3) for layer in model.layers)
-    if apart > allowed:
-        raise LotteryError(
-            f"The compacted model gives other outputs than {model.name!r}, {apart:.2g} of the largest away on random "
-            f"inputs, allowed is {allowed:g}; use the masked model, and please report its layers."
-        )
-
-
 def _difference(model: Any, compacted: Compacted, inputs: np.ndarray) -> float:
     taken = compacted.select(inputs)
     with evaluating(f"The model {model.name!r} fails on the inputs"):
@@ -417,12 +397,7 @@ def benchmark(
 ) -> Benchmark:
     """Compact a model as `compact`, compare its outputs with the original's, and time both as `latency`.
 
-    Args:
-        inputs: Examples as the model takes them, by default 1000 random ones. All are compared; one of them and all, at
-            most 1000, are timed.
-
-    Raises:
-        LotteryError: As `compact`; or the model does not take the inputs, or gives no finite outputs on them.
+    `inputs` are 1000 random examples by default. All are compared; one of them and all, at most 1000, are timed.
     """
     compacted = compact(model, drop_inputs)
     inputs = _random(model, _MANY) if inputs is None else np.asarray(inputs)
@@ -450,9 +425,6 @@ def latency(
 
     Returns:
         Seconds of a call by name, the median over the turns.
-
-    Raises:
-        LotteryError: There is no model, or one has no inputs by its name, or does not take them.
     """
     import tensorflow as tf
 

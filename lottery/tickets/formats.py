@@ -41,9 +41,6 @@ class Form(NamedTuple):
         return Path(self.file).suffix
 
 
-# Keras, by Keras' own `save`, and SavedModel
-
-
 def keras(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """Write a model with Keras' own ``save``, without optimiser, loss and metrics; ``models.load_model`` loads it."""
     # Keras also saves what a model was compiled with, the slots of its optimiser included.
@@ -77,9 +74,6 @@ def saved_model_opened(path: Path, model: Any) -> Opened:
         return loaded.serve(flat if is_flat and len(flat) > 1 else inputs)
 
     return Opened(outputs, tensors, named=False)
-
-
-# TFLite
 
 
 def tflite(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
@@ -188,12 +182,8 @@ def decoded(values: np.ndarray, shape: Any, encoding: Mapping[str, Any]) -> np.n
 
     It is a tree of dimensions, after Chou, Kjolstad & Amarasinghe 2018, https://arxiv.org/abs/1804.10112: under each
     entry of one dimension all places of the next (a dense dimension), or a list of some (a sparse one). A dimension
-    that is cut into blocks comes a second time, for the place within the block.
-
-    Args:
-        values: The stored values, in the order of the tree.
-        shape: Shape of the dense array.
-        encoding: ``traversal_order``, ``block_map`` and ``dim_metadata`` as the interpreter returns them.
+    that is cut into blocks comes a second time, for the place within the block. `values` are in the order of the tree;
+    `encoding` is a record of the interpreter.
     """
     places = np.zeros((1, 0), np.int64)  # one row for each entry so far, one column for each dimension passed
     for level in encoding["dim_metadata"]:
@@ -216,8 +206,6 @@ def decoded(values: np.ndarray, shape: Any, encoding: Mapping[str, Any]) -> np.n
     dense[tuple(index)] = values
     return dense
 
-
-# NumPy
 
 _MASK = "mask:"
 
@@ -250,9 +238,6 @@ def npz_opened(path: Path, model: Any) -> Opened:
     return Opened(outputs, {name: Stored(value) for name, value in arrays.items()}, named=True)
 
 
-# tfmot
-
-
 def tfmot(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """Write a tf_keras model in pruning wrappers of tfmot that hold the masks and never recompute them.
 
@@ -270,9 +255,6 @@ def tfmot_opened(path: Path, model: Any) -> Opened:
 
     with library.sparsity.keras.prune_scope():
         return keras_opened(path, model)
-
-
-# ONNX
 
 
 def onnx(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
