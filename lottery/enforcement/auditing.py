@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from lottery.enforcement.callbacks import FitCallback
 from lottery.enforcement.holding import PRESENT, Held, HeldAt, held, slots, words
@@ -67,8 +68,6 @@ class AuditMasks(FitCallback):
 
     def install(self, stack: contextlib.ExitStack, logs: Any) -> None:
         """Watch from the first step on."""
-        import tensorflow as tf
-
         self._entries = held(self.model, self._masks, self._held_at)
         self._step = tf.Variable(tf.zeros((), tf.int64), trainable=False)
         # By weight: the first step after which an entry had moved, -1 for none; its place, and its value.
@@ -104,8 +103,6 @@ class AuditMasks(FitCallback):
         return watched
 
     def _look(self) -> None:
-        import tensorflow as tf
-
         for index, entry in enumerate(self._entries):
             value = tf.convert_to_tensor(entry.variable)
             # NaN is unequal to itself, so it counts as moved.
@@ -144,8 +141,6 @@ def _audited(entry: Held, optimizer: Any, gradients: Mapping[int, np.ndarray]) -
 
 def _gradients(model: Any, batch: Any) -> dict[int, np.ndarray]:
     """Compute the loss's gradients by variable as a training step of the model would, dropout included."""
-    import tensorflow as tf
-
     if getattr(model, "optimizer", None) is None:
         raise LotteryError("audit: gradients of a batch need the model's loss; compile it, or leave out `batch`.")
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:

@@ -136,10 +136,7 @@ def clear_slots(optimizer: Any, entries: Sequence[Held]) -> None:
 
 
 def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
-    """Iterate over an optimiser's slots of a variable's shape, which hold a number for each of its entries.
-
-    Statistics of rows and columns, such as Adafactor's, are of another shape and are left out.
-    """
+    """Iterate over an optimiser's slots of a variable's shape, so not over statistics of its rows and columns."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:  # of a LossScaleOptimizer
         yield from slots(inner, variable)

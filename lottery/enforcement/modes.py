@@ -94,17 +94,10 @@ def reparameterization(model: Any, masks: Mapping[str, Any], held_at: HeldAt = N
             'with keras, or use another mode, such as "constraint".'
         )
 
-    def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
-        def call_masked(*arguments: Any, **named: Any) -> Any:
-            with computing_with(entries):
-                return call(*arguments, **named)
-
-        return call_masked
-
     with (
         _holding(model, masks, held_at, "reparameterization") as entries,
         constrained(entries),
-        replaced(model, "call", wrapped),
+        replaced(model, "call", computing_with(entries)),
     ):
         yield []
 
@@ -122,12 +115,9 @@ def callback(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
     """
     _refuse_several_steps(model)
     with _holding(model, masks, held_at, "callback") as entries:
-
-        def project_after_batch(batch: Any, logs: Any = None) -> None:
-            put(entries)
-
         made: Any = keras_of(model).callbacks.LambdaCallback(
-            on_train_begin=lambda logs: _refuse_several_steps(made.model), on_train_batch_end=project_after_batch
+            on_train_begin=lambda logs: _refuse_several_steps(made.model),
+            on_train_batch_end=lambda batch, logs=None: put(entries),
         )
         made._supports_tf_logs = True  # or tf_keras copies logs from the device for it
         yield [made]

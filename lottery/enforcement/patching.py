@@ -24,10 +24,7 @@ _REPLACED: dict[tuple[int, str], _Replaced] = {}
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Method], Method]) -> Iterator[None]:
-    """Replace a method of one object by `make(method)`, for a while.
-
-    Several contexts may replace the same method and may end in any order: callbacks begin and end in the same order.
-    """
+    """Replace a method of one object by `make(method)`, for a while; contexts may overlap and end in any order."""
     key = (id(owner), name)
     now = _REPLACED.setdefault(key, _Replaced(vars(owner).get(name)))
 
@@ -63,10 +60,8 @@ def putting(owner: Any, name: str, entries: Sequence[Held]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undone(undo: Callable[[], Any]) -> Iterator[None]:
-    """Call a function that computes with TensorFlow at the end, but not if the context is abandoned and collected.
-
-    Python may collect while a graph is traced: the computation would become part of it, or wait for its lock for ever.
-    """
+    """Call a function that computes with TensorFlow at the end, but not if the context is abandoned and collected."""
+    # Python may collect while a graph is traced: the call would become part of it, or wait for its lock for ever.
     abandoned = False
     try:
         yield
@@ -146,10 +141,8 @@ def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def computing_with(entries: Sequence[Held]) -> Iterator[None]:
-    """Let everything that reads a variable see held values, with a gradient for kept entries only.
-
-    A ``keras.StatelessScope`` would do the same for reading, and lose the updates and losses of layers.
-    """
+    """Let everything that reads a variable see held values, with a gradient for kept entries only; also a decorator."""
+    # A keras.StatelessScope would do the same for reading, and lose the updates and losses of layers.
     before = [entry.variable._value for entry in entries]
     for entry, value in zip(entries, before, strict=True):
         entry.variable._value = entry.projected(value)

@@ -13,7 +13,7 @@ from lottery.enforcement.holding import Held, held
 from lottery.enforcement.patching import replaced, retrace, undone
 from lottery.errors import LotteryError
 from lottery.models import outputs
-from lottery.models.library import keras_of, reason
+from lottery.models.library import evaluating, keras_of
 
 _OTHERWISE = 'or use another mode of enforcement, such as "constraint"'
 
@@ -43,10 +43,7 @@ def check_library(model: Any) -> None:
 
 
 def hosts(layers: Sequence[Any], entries: Sequence[Held]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Find by weight the layer that a wrapper has to wrap, or else the reason why tfmot cannot prune it.
-
-    Of `layers`, all that may be wrapped, outer ones come before those inside them.
-    """
+    """Find by weight the first of `layers`, outer ones first, to wrap, or the reason why tfmot cannot prune it."""
     found, reasons = {}, {}
     pruned = {id(layer): _pruned(weights.inside(layer)) for layer in layers if layer.variables}
     for one in entries:
@@ -93,11 +90,8 @@ def _has_mask(layer: Any, which: str) -> bool:
 
 
 def difference(layer: Any, masked: bool) -> str | None:
-    """Describe a change that a wrapper would make to a tf_keras layer besides its pruned weights; None without one.
-
-    A wrapper calls the layer's ``call`` directly, without the work that Keras does around it. `masked` is a value of
-    `leaves`.
-    """
+    """Describe a change that a wrapper would make to a layer of `leaves` besides pruning; None without one."""
+    # A wrapper calls the layer's `call` directly, without the work that Keras does around it.
     if masked:
         return "its wrapper would drop the masks that Keras passes on for padded inputs"
     if layer.compute_dtype != layer.variable_dtype:
@@ -125,14 +119,8 @@ def with_layers(model: Any, new: dict[int, Any]) -> Any:
             new.setdefault(id(layer), with_layers(layer, new))  # once, since it may be shared
         return new.get(id(layer), layer)
 
-    try:
+    with evaluating(f"Keras cannot build the model {model.name!r} anew from its layers, as tfmot needs it"):
         copy = tf_keras.models.clone_model(model, clone_function=layer_of)
-    except LotteryError:
-        raise
-    except Exception as error:  # a user's layers may raise anything
-        raise LotteryError(
-            f"Keras cannot build the model {model.name!r} anew from its layers, as tfmot needs it: {reason(error)}"
-        ) from error
     if type(copy) is not type(model):
         raise LotteryError(
             f"Keras makes a plain {type(copy).__name__} of the {type(model).__name__} {model.name!r}, without its own "
@@ -156,10 +144,7 @@ def _pruned(layer: Any) -> Sequence[Any] | None:
 
 
 def find(model: Any) -> dict[str, Wrapped]:
-    """Find the weights that wrappers of tfmot prune, by their names in the model without wrappers.
-
-    They are in the order of `weights.variables`; a model of Keras 3 has none. Two wrappers of one weight are an error.
-    """
+    """Find the weights that wrappers of tfmot prune, by their names in the model without wrappers, in its order."""
     pruned: dict[int, Wrapped] = {}
     for wrapper in _wrappers(model):
         for variable, mask, _ in wrapper.pruning_vars:
@@ -201,8 +186,8 @@ def wrap(model: Any, masks: Mapping[str, Any]) -> Any:
         masks: Boolean arrays by weight, True where the entry is kept.
 
     Raises:
-        LotteryError: It is a Keras 3 model, a mask does not fit, or tfmot cannot hold a mask that prunes anything
-            (masks that keep everything are left out then). No weight has been changed then.
+        LotteryError: tfmot cannot hold a mask that prunes anything (masks that keep everything are left out then),
+            or a mask or the model does not fit. No weight has been changed then.
     """
     check_library(model)
     entries, found = held(model, masks), find(model)
@@ -262,10 +247,7 @@ def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
 
 
 def silence(model: Any) -> list[tuple[Any, Any, int]]:
-    """Stop the wrappers of a model from recomputing their masks, and let them train without ``UpdatePruningStep``.
-
-    Returns each wrapper with its schedule and its count of steps, for `restore`.
-    """
+    """Stop wrappers from recomputing masks and needing ``UpdatePruningStep``; return what `restore` needs of each."""
     before = [(one, one.pruning_schedule, int(one.pruning_step.numpy())) for one in _wrappers(model)]
     for wrapper, _, step in before:
         _set_schedule(wrapper, _never())
@@ -295,8 +277,7 @@ def strip(model: Any, example: Any = None) -> Any:
         example: Inputs to compare on, as the model takes them; random inputs by default, if they can be made.
 
     Raises:
-        LotteryError: The model has no wrappers, or some that cannot be taken out, or gives other outputs without
-            them; or an example is needed.
+        LotteryError: The wrappers cannot be taken out, or outputs differ without them; or an example is needed.
     """
     found = _found(model)
     plain = with_layers(model, {id(wrapper): wrapper.layer for wrapper in _wrappers(model)})

@@ -12,9 +12,9 @@ import json
 import math
 import re
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lottery import weights
@@ -51,10 +51,8 @@ def describe(model: Any, name: str | None = None) -> Architecture:
 
 
 def check(architecture: Architecture, expected: Shapes) -> None:
-    """Raise a `TicketError` unless an architecture is harmless and has the expected variables, by `weights.portable`.
-
-    Nothing is built: a layer of a billion units takes no memory, and a loop ends.
-    """
+    """Raise a `TicketError` unless an architecture is harmless and has the variables of `weights.portable` expected."""
+    # Nothing is built: a layer of a billion units takes no memory, and a loop ends.
     library = architecture.get("library")
     if library not in LIBRARIES:
         raise TicketError(
@@ -81,10 +79,7 @@ def check(architecture: Architecture, expected: Shapes) -> None:
 
 
 def build(architecture: Architecture, expected: Shapes, library: str | None = None) -> Any:
-    """Build the network after a `check`, with random initial weights and not compiled.
-
-    Raises a `TicketError` too if `library` is not the description's, and has no such configuration.
-    """
+    """Build the network after a `check`, with random initial weights, not compiled; by default with its own library."""
     library = library or architecture.get("library")
     if library not in LIBRARIES:
         raise TicketError(f"library: received {_short(repr(library))}, allowed is one of {', '.join(LIBRARIES)}.")
@@ -245,12 +240,7 @@ class Stopped(BaseException):
 
 
 def traced(library: str, make: Callable[[], Any], expected: Shapes) -> Shapes:
-    """Return the shapes of a model's variables, in a bounded number of calls and with memory only for expected ones.
-
-    Raises any exception of Keras, or `Stopped` if the trace takes too long or makes too many variables.
-    """
-    found: list[Shapes] = []
-    errors: list[BaseException] = []
+    """Return the shapes of a model's variables, with bounded calls and memory; Keras may raise any error."""
     left = min(_CALLS + _CALLS_BY_VARIABLE * len(expected), _MOST_CALLS)
     most = 2 * sum(map(math.prod, expected.values())) + _SPARE
 
@@ -261,25 +251,20 @@ def traced(library: str, make: Callable[[], Any], expected: Shapes) -> Shapes:
         if left < 0 and event == "call" and "keras" in frame.f_code.co_filename:
             raise Stopped("it takes too long, for its graph has a loop, or one of its numbers is too large.")
 
-    def trace() -> None:
+    def trace() -> Shapes:
         scope = _without_values if library == "keras" else _with_few_values
         try:
             with warnings.catch_warnings(action="ignore"), scope(most):
                 sys.setprofile(count)  # of this thread
-                found.append(_shapes(make()))
+                found = _shapes(make())
                 sys.setprofile(None)
-        except (Exception, Stopped) as error:
-            errors.append(error)
+                return found
         finally:
             sys.setprofile(None)
 
     # A thread, because Keras remembers by thread which variables have no value yet, and would give them one next time.
-    thread = threading.Thread(target=trace)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return found[0]
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(trace).result()
 
 
 @contextlib.contextmanager

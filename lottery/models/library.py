@@ -34,10 +34,7 @@ EFFECTS = {name: effect for effect, names in _NAMES.items() for name in names.sp
 
 
 def obstacle(layer: str, settings: Mapping[str, Any], has_units: bool) -> str:
-    """Say why a layer of this class and configuration cannot be part of a chain that treats its units alike.
-
-    Empty if it can. `has_units` is True after the first weights.
-    """
+    """Say why a layer of this class and settings cannot be in a chain that treats its units alike; empty if it can."""
     if layer not in EFFECTS:
         return ", which is not known here"
     if EFFECTS[layer] == START and has_units:
@@ -53,10 +50,7 @@ def is_keras(thing: Any, libraries: Collection[str] = LIBRARIES) -> bool:
 
 
 def keras_of(model: Any) -> Any:
-    """Return the module that a model was made with, ``keras`` or ``tf_keras``, or raise if it is no Keras model.
-
-    Also refuses a backend of Keras other than TensorFlow.
-    """
+    """Return the module that a model was made with, ``keras`` or ``tf_keras``, or raise if it is no Keras model."""
     if any(is_keras(cls, ["tf_keras"]) for cls in type(model).__mro__):
         import tf_keras
 

@@ -169,13 +169,9 @@ def _normalisation(layers: Any, name: str | None = None) -> Any:
 MODELS: dict[str, Callable[..., Any]] = {
     "lenet_300_100": lenet_300_100,
     "lenet_5": lenet_5,
-    "conv_2": partial(conv, 2),
-    "conv_4": partial(conv, 4),
-    "conv_6": partial(conv, 6),
+    **{f"conv_{num}": partial(conv, num) for num in (2, 4, 6)},
     "resnet_20": partial(resnet, 20),
-    "vgg_11": partial(vgg, 11),
-    "vgg_16": partial(vgg, 16),
-    "vgg_19": partial(vgg, 19),
+    **{f"vgg_{depth}": partial(vgg, depth) for depth in VGG_CONVOLUTIONS},
 }
 
 

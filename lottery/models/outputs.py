@@ -14,10 +14,7 @@ _LENGTH = 16  # of dimensions that a model leaves open
 
 
 def largest_difference(one: Any, other: Any, example: Any = None) -> float:
-    """Compute how far two models of one library are apart at inference, as `between`.
-
-    They take the same inputs; without an `example` of those, they get `random_inputs` of the first.
-    """
+    """Compute how far two models are apart at inference, as `between`, on an example or on `random_inputs`."""
     made = example is None
     what = "random inputs, pass some that it takes as example" if made else "the example, pass inputs that it takes"
     with evaluating(f"The model {one.name!r} fails on {what}"):
@@ -27,10 +24,7 @@ def largest_difference(one: Any, other: Any, example: Any = None) -> float:
 
 
 def evaluate(function: Callable[..., Any], inputs: Any, **settings: Any) -> list[np.ndarray]:
-    """Compute the outputs of a model or a function in batches: a flat list of arrays, in the order of TensorFlow.
-
-    Inputs and outputs may be nested; the first dimension of each counts examples.
-    """
+    """Compute the outputs of a model or a function in batches: a flat list of arrays, in any nesting before."""
     import tensorflow as tf
 
     batches = []
@@ -55,11 +49,9 @@ def comparable(outputs: Any, of: str = "the model") -> list[np.ndarray]:
 
 
 def between(outputs: Any, others: Any, of: str = "the model") -> float:
-    """Compute how far the outputs of one model, in any nesting, are from those of another, relative to the largest.
+    """Return the largest absolute difference in an output over the output's largest finite absolute value.
 
-    Return the largest absolute difference in an output over its largest finite absolute value; of several outputs, the
-    largest of these. It is infinite where shapes differ, or only one of the two has NaN or an infinity. `outputs` must
-    be `comparable`.
+    Infinite where shapes differ, or only one has NaN or an infinity. `outputs`, in any nesting, must be `comparable`.
     """
     first, second = comparable(outputs, of), _arrays(others)
     if len(first) != len(second):
@@ -91,11 +83,7 @@ def _is_text(array: np.ndarray) -> bool:
 
 
 def random_inputs(model: Any) -> Any:
-    """Make random inputs of a model's shapes and types, the same each time.
-
-    They are normal numbers, or indices that all Embeddings of the model know, a third of them 0; other integers are
-    refused.
-    """
+    """Make inputs of a model, always the same: normal numbers, or indices that its Embeddings know, a third of them 0."""
     import tensorflow as tf
 
     keras = keras_of(model)

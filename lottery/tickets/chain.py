@@ -32,10 +32,7 @@ class Link(NamedTuple):
 
 
 def take_apart(model: Any) -> list[Link]:
-    """List the layers of a built model that is one chain, in order, without its input; raise if it is none.
-
-    At least one of the layers is `WEIGHTED`.
-    """
+    """List the layers of a built model that is one chain, some of them `WEIGHTED`, in order, without its input."""
     keras, received = keras_of(model), type(model)
     weights.variables(model)  # refuses a model that is not built
     if received.__name__ not in ("Sequential", "Functional") or not is_keras(received):

@@ -41,10 +41,7 @@ class Compacted:
     inputs: np.ndarray  # flat positions, in an example of the original, of the entries that the compacted model takes
 
     def select(self, x: Any) -> Any:
-        """Convert examples for the original model, an array or tensor, into examples for the compacted one.
-
-        Return `x` itself if that takes all entries in their shape, else a flat array of the entries it takes.
-        """
+        """Convert examples for the original model into those for the compacted one: themselves, or a flat choice."""
         if tuple(x.shape[1:]) != self.unread.shape:
             raise LotteryError(
                 f"The examples have shape {tuple(x.shape[1:])}, allowed is {self.unread.shape}, as the model before "
@@ -107,14 +104,7 @@ def compact(model: Any, drop_inputs: bool = False) -> Compacted:
         unread=unread,
         inputs=inputs,
     )
-    # On random inputs, in case a layer behaves in another way than expected.
-    apart = _difference(model, compacted, _random(model, 4))
-    allowed = max(_TOLERANCE.get(layer.compute_dtype, 1e-3) for layer in model.layers)
-    if apart > allowed:
-        raise LotteryError(
-            f"The compacted model gives other outputs than {model.name!r}, {apart:.2g} of the largest away on random "
-            f"inputs, allowed is {allowed:g}; use the masked model, and please report its layers."
-        )
+    _check(model, compacted)
     return compacted
 
 
@@ -355,6 +345,17 @@ def _set(layer: Any, values: Sequence[np.ndarray]) -> None:
         layer.finalize_state()
 
 
+def _check(model: Any, compacted: Compacted) -> None:
+    """Compare on random inputs, in case a layer behaves in another way than expected."""
+    apart = _difference(model, compacted, _random(model, 4))
+    allowed = max(_TOLERANCE.get(layer.compute_dtype, 1e-3) for layer in model.layers)
+    if apart > allowed:
+        raise LotteryError(
+            f"The compacted model gives other outputs than {model.name!r}, {apart:.2g} of the largest away on random "
+            f"inputs, allowed is {allowed:g}; use the masked model, and please report its layers."
+        )
+
+
 def _difference(model: Any, compacted: Compacted, inputs: np.ndarray) -> float:
     taken = compacted.select(inputs)
     with evaluating(f"The model {model.name!r} fails on the inputs"):
@@ -395,10 +396,7 @@ def benchmark(
     num_turns: int = 25,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Benchmark:
-    """Compact a model as `compact`, compare its outputs with the original's, and time both as `latency`.
-
-    `inputs` are 1000 random examples by default. All are compared; one of them and all, at most 1000, are timed.
-    """
+    """Compact a model, compare outputs on all `inputs`, and time both models on one of them and on at most 1000."""
     compacted = compact(model, drop_inputs)
     inputs = _random(model, _MANY) if inputs is None else np.asarray(inputs)
     difference, taken = _difference(model, compacted, inputs), compacted.select(inputs)
@@ -420,11 +418,8 @@ def latency(
     Args:
         models: Built models of one input, by name.
         example: Inputs, all of which go through in one call; or, where models take different ones, inputs by name.
-        num_turns: Turns that each model takes.
+        num_turns: Turns that each model takes; by name, the median of the seconds of a call over them is returned.
         clock: Returns seconds; ``time.process_time`` returns those of the processors, whatever else they do.
-
-    Returns:
-        Seconds of a call by name, the median over the turns.
     """
     import tensorflow as tf
 

@@ -49,14 +49,13 @@ def keras(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
 
 def keras_opened(path: Path, model: Any) -> Opened:
     """Load a file of `keras`."""
-    return _of_model(keras_of(model).models.load_model(path))
+    loaded = keras_of(model).models.load_model(path)
+    tensors = {name: Stored(value) for name, value in weights.read_state(loaded).items()}
+    return Opened(lambda inputs: loaded(inputs, training=False), tensors, named=True)
 
 
 def saved_model(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
-    """Write a TensorFlow SavedModel with Keras' ``export``; it has an endpoint ``serve``.
-
-    Keras 3 (seen in 3.15) writes each variable twice.
-    """
+    """Write a TensorFlow SavedModel with an endpoint ``serve``; Keras 3 (seen in 3.15) writes each variable twice."""
     model.export(str(path))
 
 
@@ -123,15 +122,18 @@ def tflite_int8(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
 def _converter(model: Any) -> Any:
     import tensorflow as tf
 
-    for what in ("inputs", "outputs"):
-        tensors = getattr(model, what, None)
-        if tensors is None or len(tensors) != 1:
-            found = "no fixed" if tensors is None else len(tensors)
-            raise LotteryError(
-                f"The model {model.name!r} has {found} {what}, and TFLite is written for Sequential and functional "
-                'models with one; use the form "saved_model".'
-            )
+    _check_single(model, "inputs", "TFLite")
+    _check_single(model, "outputs", "TFLite")
     return tf.lite.TFLiteConverter.from_keras_model(model)
+
+
+def _check_single(model: Any, what: str, library: str) -> None:
+    tensors = getattr(model, what, None)
+    if tensors is None or len(tensors) != 1:
+        raise LotteryError(
+            f"The model {model.name!r} has {'no fixed' if tensors is None else len(tensors)} {what}, and {library} is "
+            'written for Sequential and functional models with one; use the form "saved_model".'
+        )
 
 
 def tflite_opened(path: Path, model: Any) -> Opened:
@@ -239,11 +241,7 @@ def npz_opened(path: Path, model: Any) -> Opened:
 
 
 def tfmot(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
-    """Write a tf_keras model in pruning wrappers of tfmot that hold the masks and never recompute them.
-
-    ``tf_keras.models.load_model`` loads it within ``tfmot.sparsity.keras.prune_scope()``, and it trains there without
-    ``UpdatePruningStep``.
-    """
+    """Write a tf_keras model in wrappers of tfmot that hold the masks; it trains without ``UpdatePruningStep``."""
     wrappers.check_library(model)
     # A copy, because the wrappers would share the layers of the caller's model.
     wrappers.wrap(_copy(model), masks).save(path)
@@ -261,11 +259,7 @@ def onnx(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """Write an ONNX file with tf2onnx. Zeros are stored like other numbers."""
     if missing := [name for name in ("onnx", "onnxruntime", "tf2onnx") if importlib.util.find_spec(name) is None]:
         raise LotteryError(f"ONNX needs {', '.join(missing)}; install them by: pip install 'lottery[onnx]'.")
-    if len(getattr(model, "inputs", None) or ()) != 1:
-        raise LotteryError(
-            f"The model {model.name!r} has not one input, and ONNX is written for Sequential and functional models "
-            'that do; use the form "saved_model".'
-        )
+    _check_single(model, "inputs", "ONNX")
     if keras_of(model).__name__ == "keras":
         with warnings.catch_warnings():
             # Keras checks for a name that NumPy removed, and NumPy 2 warns that it may come back.
@@ -323,8 +317,3 @@ def _copy(model: Any) -> Any:
         )
     weights.assign(copy, weights.read_state(model))
     return copy
-
-
-def _of_model(loaded: Any) -> Opened:
-    tensors = {name: Stored(value) for name, value in weights.read_state(loaded).items()}
-    return Opened(lambda inputs: loaded(inputs, training=False), tensors, named=True)
