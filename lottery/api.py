@@ -60,11 +60,7 @@ class Options(ExecutionOptions, total=False):
 
 
 class BranchOptions(Options, total=False):
-    """Options of `branch` besides those of `Options`.
-
-    Attributes:
-        replicate: The replicate to branch from; all by default.
-    """
+    """Options of `branch`: those of `Options`, and the only replicate to branch from; all by default."""
 
     replicate: int | None
 
@@ -161,9 +157,6 @@ def run(
             ``tf.data.Dataset`` or functions without arguments that return one.
         out: The folder that holds runs.
         options: See `Options`.
-
-    Returns:
-        The complete run.
 
     Raises:
         LotteryError: Something is wrong, or a network cannot be trained, which does not stop the others.

@@ -84,10 +84,8 @@ def load(
         model = (overrides or {}).get("model")
         if isinstance(model, Mapping) and "name" in model:
             del tables["prune"]["rates"]  # they are for the weights of the model that ships with it
-    elif isinstance(source, Mapping):
-        tables = dict(source)
     else:
-        tables = read(Path(source))
+        tables = source if isinstance(source, Mapping) else read(Path(source))
     return validated(merged(tables, overrides or {}))
 
 
@@ -125,10 +123,8 @@ def dump(experiment: Experiment) -> str:
 
 
 def digest(experiment: Experiment) -> str:
-    """Compute eight hexadecimal digits that differ as soon as any value differs.
-
-    Defaults do not count, so that a new key does not change the digests of older experiments.
-    """
+    """Compute eight hexadecimal digits that differ as soon as any value differs."""
+    # Without defaults, so that a new key does not change the digests of older experiments.
     canonical = json.dumps(experiment.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 

@@ -29,9 +29,9 @@ PACKAGES = ("lottery", "tensorflow", "keras", "tf-keras", "tensorflow-model-opti
 def begin_threads(experiment: config.Experiment, recorded: int = 0) -> int:
     """Set TensorFlow's number of threads, and return it.
 
-    A new run uses what the experiment says; else its part of the cores, as if all replicates and their controls trained
-    side by side, for bits must not depend on how many do; else what TensorFlow already has. A run that resumes uses
-    the number `recorded`; see `use_threads` for errors.
+    A run that resumes uses the number `recorded`. A new run uses what the experiment says; else its part of the cores,
+    as if all replicates and their controls trained side by side, for bits must not depend on how many do; else what
+    TensorFlow already has.
     """
     if wanted := recorded or experiment.run.num_threads:
         return use_threads(wanted)
@@ -96,8 +96,7 @@ def check_devices(run: Path, model: Any) -> None:
 
 def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | Streams, num_threads: int) -> list[str]:
     """Write ``environment.json``, or compare with it, and return sentences that a person should read."""
-    stored, name = store.read_environment(run), experiment.model.name
-    if stored:
+    if stored := store.read_environment(run):
         check_data(run, data.fingerprint)
         check_devices(run, model)
         notes = [f"The run began with {other}, so bits may differ." for other in differences(stored)]
@@ -105,6 +104,7 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
     scaling = None  # of inputs that are used as they are
     if isinstance(data, Splits) and data.train.x.dtype == np.uint8:
         scaling = {"mean": data.mean.tolist(), "deviation": data.standard_deviation.tolist()}
+    name = experiment.model.name if networks.is_built_in(experiment.model.name) else None
     now = {
         "digest": config.digest(experiment),
         "data_sha256": data.fingerprint,
@@ -114,7 +114,7 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
         **_versions(),
         "platform": platform.platform(),
         "commit": _commit(),
-        "architecture": architecture.describe(model, name if networks.is_built_in(name) else None),
+        "architecture": architecture.describe(model, name),
         "not_pruned": weights.unprunable(model),
         "uses": multiply_adds.per_entry(model),
     }
@@ -148,10 +148,8 @@ def num_threads() -> int:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence standard error below Python, unless something goes wrong.
-
-    TensorFlow writes lines about CUDA before any of its log levels can be set.
-    """
+    """Silence standard error below Python, unless something goes wrong."""
+    # TensorFlow writes lines about CUDA before any of its log levels can be set.
     if "tensorflow" in sys.modules or os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0") < "3":
         yield
         return

@@ -60,10 +60,9 @@ def open_run(
     prepared: Prepared | None = None,
     transfer: config.Experiment | None = None,
 ) -> tuple[Prepared, int, list[str]]:
-    """Open a run for this process alone, or begin it; nothing is written before everything is seen to fit.
+    """Open a run until `stack` closes, or begin it; nothing is written before everything is seen to fit.
 
     Args:
-        stack: Closes the run.
         num_threads: The number of threads for a new run; 0 to choose.
         transfer: The experiment to prepare instead, with other data.
 
@@ -74,8 +73,8 @@ def open_run(
     if existed:
         stack.enter_context(store.opened(path, experiment))
         verification.refuse_damaged(path, experiment)
-    num_threads = store.read_environment(path).get("num_threads", num_threads)
-    num_threads = environment.begin_threads(experiment, num_threads)
+    recorded = store.read_environment(path).get("num_threads", num_threads)
+    num_threads = environment.begin_threads(experiment, recorded)
     prepared = prepared or prepare(transfer or experiment, ingredients)
     if transfer:
         return prepared, num_threads, []
@@ -108,14 +107,13 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredient
         prepared = _prepared(with_functions(experiment, ingredients), ingredients)
     if ingredients.model is None and networks.is_built_in(experiment.model.name):
         return prepared
-    before = weights.read(prepared.trainer.model)
     drawn = build_model(prepared.build, _initial_seed(experiment, replicate))
     if {id(one) for one in drawn.variables} & {id(one) for one in prepared.trainer.model.variables}:
         raise LotteryError("model: the function uses the same model or layers twice; it must build new ones each time.")
     prepared.initial[replicate] = weights.read_state(drawn)
     for name in experiment.run.controls:
         if "start weights" in branches.BRANCHES[name].needs_model:
-            check_drawn_anew(prepared.initial[replicate], before, name)
+            check_drawn_anew(prepared.initial[replicate], weights.read(prepared.trainer.model), name)
     return prepared
 
 
@@ -225,10 +223,7 @@ def check_drawn_anew(drawn: Arrays, before: Arrays, branch: str) -> None:
 
 
 def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
-    """Make a network without enforcement, and a batch, for criteria that look at gradients.
-
-    The batch is the first `prune.num_examples` examples of the training data in an order drawn for the replicate.
-    """
+    """Make a network without enforcement, with examples in an order of the replicate, for criteria with gradients."""
     experiment, data = prepared.experiment, prepared.data
     words = (experiment.run.seed, replicate, randomness.SCORES)
     with precision.left_aside():  # gradients in half precision would be zero where they are small

@@ -105,12 +105,9 @@ def train_network(
     watch: Watch | None = None,
     words: tuple[int, ...] | None = None,
 ) -> Trained:
-    """Train one network from `start`, or resume; seed `words` of the batches' order are by default the replicate's.
+    """Train one network from `start`, or resume; seed `words` of the batches' order are by default the replicate's."""
+    import tensorflow as tf
 
-    Raises:
-        LotteryError: It cannot be trained; the message says which network it is.
-        Stopped: A stop was requested.
-    """
     experiment = training.prepared.experiment
     last = experiment.train.num_steps if span.last_step is None else span.last_step
     words = words or (experiment.run.seed, network[0], randomness.BATCHES)
@@ -131,11 +128,7 @@ def train_network(
         return training.prepared.trainer.train(start, kept, words, span, watch.at, report, checkpointer)
     except StorageError:  # says itself that the disk is at fault
         raise
-    except Exception as error:
-        import tensorflow as tf
-
-        if not isinstance(error, (LotteryError, MemoryError, tf.errors.OpError)):
-            raise
+    except (LotteryError, MemoryError, tf.errors.OpError) as error:
         why = f"There is not enough memory: {error}." if isinstance(error, MemoryError) else error
         why = f"TensorFlow stopped: {reason(error)}." if isinstance(error, tf.errors.OpError) else why
         which = named(Task(training.path, network))
@@ -156,11 +149,10 @@ def store_network(
         "start_sha256": trained.start_sha256, "jit_compile": prepared.trainer.loop.jit_compile,
         "seconds": round(trained.seconds, 3), **details,
     }  # fmt: skip
-    folder = store.round_path(training.path, *network)
+    folder, steps = store.round_path(training.path, *network), span(prepared.experiment, network)
     record = store.write_round(folder, kept, trained.weights, trained.metrics, record)
     store.clear_checkpoints(folder)
-    last = prepared.experiment.train.num_steps
-    where = _where(training, network, kept, last, record["final_val_accuracy"], span(prepared.experiment, network))
+    where = _where(training, network, kept, steps[1], record["final_val_accuracy"], steps)
     training.report(progress.Done(where, record))
 
 
@@ -217,8 +209,7 @@ def _where(
 
 def _last(path: Path, replicate: int) -> tuple[int, Masks, Arrays] | None:
     """Read the last complete round, if there is one."""
-    indices = store.complete_rounds(path, replicate)
-    if not indices:
+    if not (indices := store.complete_rounds(path, replicate)):
         return None
     stored = store.StoredRound(path, replicate, indices[-1])
     return stored.index, stored.masks, stored.weights

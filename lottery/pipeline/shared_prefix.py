@@ -73,8 +73,7 @@ def copy_network(task: Task, original: Task, experiment: config.Experiment) -> N
     record = {key: value for key, value in network.record.items() if key not in ("format", "sha256", "record_sha256")}
     parts = network.masks, network.weights, network.metrics  # whole, or nothing is stored
     if not index:
-        initial = store.start_path(original.run, replicate)
-        files.write(store.start_path(task.run, replicate), files.read(initial))
+        files.write(store.start_path(task.run, replicate), files.read(store.start_path(original.run, replicate)))
         rewind_sha256 = record.pop("rewind_sha256", None)
         if step:
             own = store.read_experiment(original.run).rewind.step == step

@@ -35,9 +35,6 @@ def points(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] 
         source: A TOML file or its tables: an experiment's, and ``[sweep]`` with a list of values for each key that
             varies, such as ``"prune.rate"``. ``experiment``, at the top, is a file or a preset to start from.
         overrides: Tables that replace single values in all experiments.
-
-    Raises:
-        LotteryError: The file cannot be read, or a key or a value is wrong.
     """
     tables = dict(source) if isinstance(source, Mapping) else config.read(Path(source))
     grid, base = tables.pop("sweep", None), tables.pop("experiment", None)
