@@ -137,7 +137,7 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
     inches = ax.figure.dpi_scale_trans + ScaledTranslation(0, 0, ax.transAxes)
     below = blended_transform_factory(ax.transAxes, inches)
     bar = ax.figure.colorbar(shown, cax=ax.inset_axes((0, -0.25, 1, 0.12), transform=below), orientation="horizontal")
-    bar.set_label(f"kept entries of each {what}" + " (log)" * log, fontsize=8)
+    bar.set_label(f"kept entries of each {what}" + (" (log)" if log else ""), fontsize=8)
     if log:
         style.log_ticks(bar.ax.xaxis)
     else:
