@@ -74,11 +74,11 @@ def prunable(model: Any, biases: bool = False) -> dict[str, Any]:
 
 def unprunable(model: Any, biases: bool = False) -> dict[str, str]:
     """Return the variables that cannot be pruned, by name, each with the reason; the others are `prunable`."""
-    named = _named_by_layers(model)
+    targets, named = variables(model), _named_by_layers(model)
     # A variable of tf_keras calls itself trainable even where its layer is frozen.
     trained = {id(value) for value in model.trainable_variables}
     reasons = {}
-    for name, value in variables(model).items():
+    for name, value in targets.items():
         if id(value) not in trained:
             reasons[name] = "not trainable"
         elif "float" not in str(value.dtype):
