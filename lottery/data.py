@@ -17,11 +17,7 @@ KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Read the four arrays of a file with the keys that Keras uses; nothing is unpickled.
-
-    Raises:
-        LotteryError: The file is missing, truncated, or lacks an array.
-    """
+    """Read the four arrays of a file with the keys that Keras uses; nothing is unpickled."""
     try:
         # Opened here, because np.load leaves a file open that it cannot read.
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
@@ -142,9 +138,6 @@ def load(settings: Data) -> Splits:
 
     The places are, in this order: ``data.path``; ``$LOTTERY_DATA/<name>.npz``; Keras' cache; a download by
     ``keras.datasets``. The digits come with scikit-learn.
-
-    Raises:
-        LotteryError: The data cannot be found or read, or do not fit together.
     """
     if settings.name == GIVEN:
         raise LotteryError(
@@ -161,11 +154,7 @@ def load(settings: Data) -> Splits:
 
 
 def split(arrays: Mapping[str, Any], settings: Data, where: str = "data") -> Splits:
-    """Check arrays by the names in `KEYS`, and split the validation examples off the training part.
-
-    Raises:
-        LotteryError: The arrays do not fit together, hold NaN, or are too few. `where` names them.
-    """
+    """Check arrays by the names in `KEYS`, and split the validation examples off; errors name them by `where`."""
     x_train, y_train, x_test, y_test = (_checked(arrays[key], key, where) for key in KEYS)
     for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
         if len(x) != len(y):
@@ -197,9 +186,6 @@ def given(data: Any, settings: Data) -> Splits | Streams:
             ``(train, validation, test)``, each a batched ``tf.data.Dataset`` or a function without arguments that
             returns one, for `Streams`.
         settings: The ``[data]`` section of the experiment.
-
-    Raises:
-        LotteryError: It is none of these, or the arrays do not fit together.
     """
     parts = tuple(data) if isinstance(data, (tuple, list)) else ()
     if len(parts) == 2 and all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in parts):

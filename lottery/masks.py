@@ -73,11 +73,7 @@ def is_nested(inner: Masks, outer: Masks) -> bool:
 
 
 def leaks(weights: Weights, masks: Masks) -> dict[str, int]:
-    """Count the masked entries that are not zero (NaN is not), by weight; weights without any are left out.
-
-    Raises:
-        LotteryError: A mask does not fit.
-    """
+    """Count the masked entries that are not zero (NaN is not), by weight; weights without any are left out."""
     check(masks, weights)
     counts = {name: int(np.count_nonzero(weights[name][~mask])) for name, mask in masks.items()}
     return {name: count for name, count in counts.items() if count}

@@ -1,4 +1,4 @@
-"""The bridge to Keras: stable names of variables, prunable weights, reading and assigning."""
+"""The bridge to built Keras 3 and tf_keras models: stable names of variables, prunable weights, reading, assigning."""
 
 import hashlib
 import re
@@ -21,9 +21,6 @@ def variables(model: Any) -> dict[str, Any]:
     Keras named are numbered by their position among their siblings, so that a name does not depend on how many models
     the process has built. Layers that you named keep their names, unless Keras could have chosen the name too
     (``dense_3`` for a Dense).
-
-    Args:
-        model: A built Keras 3 or tf_keras model.
 
     Raises:
         LotteryError: The model is not built.
@@ -61,7 +58,6 @@ def prunable(model: Any, biases: bool = False) -> dict[str, Any]:
     else in the layer, or in a layer inside it, is prunable.
 
     Args:
-        model: A built Keras 3 or tf_keras model.
         biases: Include biases, of any dimensions: trainable, floating variables whose own name is ``bias``, except
             where their layer names its weights and leaves them out.
 
@@ -74,11 +70,11 @@ def prunable(model: Any, biases: bool = False) -> dict[str, Any]:
 
 def unprunable(model: Any, biases: bool = False) -> dict[str, str]:
     """Return the variables that cannot be pruned, by name, each with the reason; the others are `prunable`."""
-    named = _named_by_layers(model)
+    targets, named = variables(model), _named_by_layers(model)
     # A variable of tf_keras calls itself trainable even where its layer is frozen.
     trained = {id(value) for value in model.trainable_variables}
     reasons = {}
-    for name, value in variables(model).items():
+    for name, value in targets.items():
         if id(value) not in trained:
             reasons[name] = "not trainable"
         elif "float" not in str(value.dtype):
@@ -113,10 +109,8 @@ def assign(model: Any, values: Mapping[str, np.ndarray], only: Mapping[str, np.n
     """Set variables of a model.
 
     Args:
-        model: A built Keras 3 or tf_keras model.
         values: Arrays by stable name; other variables keep their values.
-        only: Masks by name: of a weight that has one, only the entries that it keeps are set, and the others keep
-            their bits.
+        only: Masks by name: of a weight that has one, only the entries that it keeps are set.
 
     Raises:
         LotteryError: A name does not exist or a shape differs. Nothing has been assigned then.

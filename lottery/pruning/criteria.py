@@ -133,8 +133,7 @@ def synflow(inputs: CriterionInputs) -> dict[str, np.ndarray]:
     steps go from the masks of the round before to the density of this one.
 
     Raises:
-        LotteryError: There is no network, it cannot be evaluated in double precision, its outputs are probabilities,
-            nothing flows through it while dense, or a score is not finite.
+        LotteryError: There is no network, SynFlow cannot evaluate it, or the scores are all zero or not finite.
     """
     network = _network(inputs, "synflow")
     kept = {name: mask for name, mask in inputs.kept.items() if name in inputs.trained}

@@ -26,10 +26,7 @@ def ladder(
     exceptions: Mapping[str, Schedule] | None = None,
     of_survivors: bool = True,
 ) -> Ladder:
-    """Plan rounds in which each group of weights follows a schedule, or its own in `exceptions`, by itself.
-
-    `scope` is a member of `ranking.SCOPES`; for `of_survivors` see `schedules.counts`.
-    """
+    """Plan rounds in which each group of weights follows a schedule, or its own in `exceptions`, by itself."""
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     return {
         names: schedules.counts(own or schedule, sum(sizes[name] for name in names), num_rounds, of_survivors)

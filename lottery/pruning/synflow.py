@@ -82,10 +82,7 @@ def _joined(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndarra
 
 
 def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[str]) -> Callable[[Masks], Scores]:
-    """Make a function from masks to SynFlow's scores |w * dR/dw| of the named weights, the masks applied to w.
-
-    The model is read here, not when the function is called.
-    """
+    """Make a function from masks to SynFlow's scores |w * dR/dw| of the named weights; the model is read only once."""
     import tensorflow as tf
 
     with (
