@@ -21,8 +21,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Find winning lottery tickets: train, prune the smallest weights, rewind, repeat.",
 )
-
-
 app.add_typer(train.experiments, name="experiments")
 app.add_typer(tickets.tickets, name="tickets")
 app.add_typer(analyze.analyze, name="analyze")
@@ -44,15 +42,16 @@ def main() -> None:
     except LotteryError as error:
         print(f"lottery: {printable(error)}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # the reader of the pipe, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except OSError as error:
-        if error.filename is not None:
-            raise
-        print(f"lottery: the output cannot be written: {error.strerror}; what is stored is intact.", file=sys.stderr)
+        enough = isinstance(error, BrokenPipeError)  # the reader of the pipe, such as head, has seen enough
+        if not enough:
+            if error.filename is not None:
+                raise
+            print(
+                f"lottery: the output cannot be written: {error.strerror}; what is stored is intact.", file=sys.stderr
+            )
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again
-        sys.exit(2)
+        sys.exit(0 if enough else 2)
 
 
 @app.callback(invoke_without_command=True)
@@ -112,8 +111,6 @@ def show(
 
 
 app.command(short_help="Draw a figure of a run.", cls=analyze.WithKinds)(analyze.plot)
-
-
 app.command(short_help="Write an HTML page about runs.")(analyze.report)
 
 

@@ -100,17 +100,6 @@ def _branches(points: Any) -> None:
     print("The ticket and the branches from its rounds: mean test accuracy at the early-stop step.")
 
 
-def tickets(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
-    """Print the table of `lottery.tickets.from_run.listed`; see `rows`."""
-    if not (as_json or as_csv):
-        if frame.empty:
-            print("No pruned round is complete yet.")
-            return
-        formats = {"density": "{:.4f}", "test_accuracy": "{:.4f}", "less_dense": "{:+.4f}"}
-        frame = frame.assign(**{name: frame[name].map(how.format) for name, how in formats.items()})
-    rows(frame, as_json, as_csv)
-
-
 def ticket(one: Any, as_json: bool = False) -> None:
     """Print the content and the origin of a `lottery.tickets.Ticket`."""
     from lottery import masks

@@ -13,7 +13,6 @@ from lottery.errors import LotteryError, TicketError, printable, unknown
 
 tickets = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The tickets of a run, and ticket files.")
 
-
 TICKET = "safetensors"
 
 
@@ -32,7 +31,14 @@ def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None
     """List a run's tickets, and which of them `best` and `smallest_matching` mean."""
     from lottery.tickets import from_run
 
-    output.tickets(from_run.listed(run), as_json, as_csv)
+    found = from_run.listed(run)
+    if not (as_json or as_csv):
+        if found.empty:
+            print("No pruned round is complete yet.")
+            return
+        formats = {"density": "{:.4f}", "test_accuracy": "{:.4f}", "less_dense": "{:+.4f}"}
+        found = found.assign(**{name: found[name].map(how.format) for name, how in formats.items()})
+    output.rows(found, as_json, as_csv)
 
 
 @tickets.command("show", short_help="Show what a ticket file holds.")

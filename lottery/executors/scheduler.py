@@ -36,11 +36,11 @@ class Engine:
     """A place where networks are trained.
 
     The future of `submit` is True if the network was trained, False if it was stopped, with a checkpoint; its exception
-    may be `Lost`. `stop` asks every network in training to stop; its future still completes.
+    may be `Lost`.
     """
 
     submit: Callable[[Task], Future]
-    stop: Callable[[], None] = lambda: None
+    stop: Callable[[], None] = lambda: None  # asks every network in training to stop; its future still completes
     slots: Callable[[], int | None] = lambda: 1  # to train at the same time; None if the engine queues networks itself
     fewer: Callable[[], bool] = lambda: False  # reduces the slots, perhaps for lack of memory; True if it could
     happened: Any = field(default_factory=queue.SimpleQueue)  # events, and futures that are done
@@ -49,15 +49,14 @@ class Engine:
 def needs(task: Task) -> list[Task]:
     """The network that must be stored before: of the previous round, or of the round that a branch starts from."""
     replicate, index, branch = task.network
-    before = (replicate, index, store.TICKET) if branch != store.TICKET else (replicate, index - 1, store.TICKET)
-    return [Task(task.run, before)] if before[1] >= 0 else []
+    before = index - 1 if branch == store.TICKET else index
+    return [Task(task.run, (replicate, before, store.TICKET))] if before >= 0 else []
 
 
 def by_priority(tasks: Sequence[Task]) -> list[Task]:
-    """Order networks so that the most slots are filled.
+    """Order networks so that the most slots are filled: the rounds, which wait for each other, before the branches.
 
-    Of each run the rounds come first, which wait for each other, all replicates alike; then branches, which can train
-    at any time. Run by run, because it takes seconds to open another.
+    It goes run by run, because it takes seconds to open another.
     """
     place = {run: number for number, run in enumerate(dict.fromkeys(task.run for task in tasks))}
     return sorted(tasks, key=lambda task: (place[task.run], task.network[2] != store.TICKET, task.network[1]))
@@ -80,8 +79,7 @@ def launch(
         StorageError: Something cannot be written, so everything was stopped.
         LotteryError: Networks failed. All others that do not need them are trained.
     """
-    place = {task: number for number, task in enumerate(tasks)}
-    more = more_needs or {}
+    place, more = {task: number for number, task in enumerate(tasks)}, more_needs or {}
     graph = {task: [need for need in (*needs(task), *more.get(task, ())) if need in place] for task in tasks}
     order = TopologicalSorter(graph)
     order.prepare()
@@ -158,8 +156,8 @@ def _raise(
             raise error
     if signal and len(trained) + len(untrainable) < len(graph):
         raise stopping.Stopped(signal)
+    others = len(untrainable) - 1
     for task, error in failed.items():
-        others = len(untrainable) - 1
         raise LotteryError(
             f"{_sentence(task, error)} {others} other network{'s' if others > 1 else ''} could not be trained either; "
             "all others are stored."
