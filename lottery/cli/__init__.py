@@ -70,8 +70,6 @@ app.command(short_help="Run a grid of experiments.")(train.sweep)
 @app.command(short_help="List the runs of a folder.")
 def ls(out: Out = Path("runs"), as_json: Json = False, as_csv: Csv = False) -> None:
     """List the runs of a folder."""
-    import pandas as pd
-
     from lottery.runs import store
 
     rows = []
@@ -88,7 +86,7 @@ def ls(out: Out = Path("runs"), as_json: Json = False, as_csv: Csv = False) -> N
     if not rows and not (as_json or as_csv):
         print(f"There are no runs in {str(out)!r}; `lottery run` makes one.", file=sys.stderr)
         return
-    output.rows(pd.DataFrame(rows), as_json, as_csv)
+    output.rows(rows, as_json, as_csv)
 
 
 @app.command(short_help="Show a run's table.")

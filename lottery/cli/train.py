@@ -145,11 +145,9 @@ experiments = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Exp
 @experiments.command("ls", short_help="List the experiments.")
 def ls(as_json: options.Json = False, as_csv: options.Csv = False) -> None:
     """List the experiments: name, data, network, and what each reproduces."""
-    import pandas as pd
-
     from lottery.pipeline import presets
 
-    output.rows(pd.DataFrame(presets.listed()), as_json, as_csv)
+    output.rows(presets.listed(), as_json, as_csv)
 
 
 @experiments.command("show", short_help="Print an experiment.")

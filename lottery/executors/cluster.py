@@ -289,11 +289,10 @@ def train(key: str, trainer: bytes, settings: Mapping[str, str], events: Any, or
 
 def _stamp(run: Path) -> tuple[int, int]:
     """Seconds and size of a run's environment.json: the same on all nodes that share the folder, and on no others."""
-    try:
+    with contextlib.suppress(OSError):
         found = (run / "environment.json").stat()
-    except OSError:
-        return 0, 0
-    return int(found.st_mtime), found.st_size
+        return int(found.st_mtime), found.st_size
+    return 0, 0
 
 
 def _check_shared(job: Job) -> None:

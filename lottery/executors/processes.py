@@ -8,7 +8,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
@@ -135,7 +135,7 @@ class _Worker:
     """The state of one of the processes."""
 
     connection: Connection  # to the process that started it
-    train: Callable[[Task], None] | None = None
+    train: Any = None
     stopped: bool = False  # by that process, for good
     signal: int = 0  # stops the network in training alone
 
@@ -175,7 +175,6 @@ def _begin(address: Any, key: bytes, trainer: bytes) -> None:
 def _train(task: Task) -> bool:
     """Train one network in this process; return False if it was stopped."""
     worker = _WORKER[0]
-    assert worker.train
     try:
         worker.train(task)
     except stopping.Stopped:

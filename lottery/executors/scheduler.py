@@ -54,10 +54,7 @@ def needs(task: Task) -> list[Task]:
 
 
 def by_priority(tasks: Sequence[Task]) -> list[Task]:
-    """Order networks so that the most slots are filled: the rounds, which wait for each other, before the branches.
-
-    It goes run by run, because it takes seconds to open another.
-    """
+    """Order networks so that slots fill: run by run, for opening another takes seconds; rounds first, then branches."""
     place = {run: number for number, run in enumerate(dict.fromkeys(task.run for task in tasks))}
     return sorted(tasks, key=lambda task: (place[task.run], task.network[2] != store.TICKET, task.network[1]))
 
@@ -193,12 +190,11 @@ def here(train: Callable[[Task], None]) -> Engine:
 
 def settle(future: Future | None, result: bool, error: BaseException | None = None) -> None:
     """Complete a future, unless it is complete."""
-    if future is None or future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+    if future is not None and not future.done():
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
 
 
 def packed(trainer: Trainer) -> bytes:
@@ -208,6 +204,5 @@ def packed(trainer: Trainer) -> bytes:
     try:
         return cloudpickle.dumps(trainer)
     except Exception as error:  # whatever a user's own object raises
-        raise LotteryError(
-            f"What was passed cannot be sent to another process ({error}); pass functions that make it there."
-        ) from error
+        why = f"What was passed cannot be sent to another process ({error})"
+        raise LotteryError(f"{why}; pass functions that make it there.") from error
