@@ -108,13 +108,12 @@ def export(
 
     paths = _paths(out, form)
     ticket = _ticket(source, round, density, replicate)
-    if TICKET in paths:
-        ticket.save(paths[TICKET], trained=not start)
+    if saved := paths.get(TICKET):
+        ticket.save(saved, trained=not start)
     others = {one: path for one, path in paths.items() if one != TICKET}
     done, failed = _exported(ticket, source, others, start, data) if others else ([], {})
     if failed and form != "all":
         raise next(iter(failed.values()))
-    saved = paths.get(TICKET)
     if saved and not done:
         print(f"{saved}: {saved.stat().st_size} bytes")
         return

@@ -1,6 +1,6 @@
 """The commands that train: run, sweep and branch."""
 
-from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,13 +96,7 @@ def sweep(
     output.rows(rows if as_json or as_csv else rows.round(4).astype(object).fillna(""), as_json, as_csv)
 
 
-def _branches() -> Iterable[str]:
-    from lottery.pruning.branches import BRANCHES
-
-    return BRANCHES
-
-
-NamingBranches = options.naming(_branches)
+NamingBranches = options.naming(lambda: import_module("lottery.pruning.branches").BRANCHES)
 
 
 def branch(

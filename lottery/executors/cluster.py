@@ -59,10 +59,7 @@ class Ray:
 
 @contextlib.contextmanager
 def joined(asks: Ray, trainer: Trainer, num_threads: Mapping[Path, int], report: progress.Report) -> Iterator[Engine]:
-    """Give the engine of a cluster, or raise `LotteryError` if there is none, or no node has the resources.
-
-    Whatever ends a process or its node, the network is only `Lost`.
-    """
+    """Give the engine of a cluster, on which a network is only `Lost`, whatever ends its process or its node."""
     blob = packed(trainer)
     with _connected(asks, report) as ray:
         resources = {run: _resources(asks, threads) for run, threads in num_threads.items()}

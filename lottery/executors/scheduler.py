@@ -33,13 +33,9 @@ class Lost(Exception):
 
 @dataclass(frozen=True)
 class Engine:
-    """A place where networks are trained.
+    """A place where networks are trained."""
 
-    The future of `submit` is True if the network was trained, False if it was stopped, with a checkpoint; its exception
-    may be `Lost`.
-    """
-
-    submit: Callable[[Task], Future]
+    submit: Callable[[Task], Future]  # True if trained, False if stopped, with a checkpoint; its error may be `Lost`
     stop: Callable[[], None] = lambda: None  # asks every network in training to stop; its future still completes
     slots: Callable[[], int | None] = lambda: 1  # to train at the same time; None if the engine queues networks itself
     fewer: Callable[[], bool] = lambda: False  # reduces the slots, perhaps for lack of memory; True if it could
@@ -133,9 +129,8 @@ def _after_loss(
     times = times + 1 if before == checkpoints else 1
     losses[task] = times, checkpoints
     if times >= LOSSES:
-        return LotteryError(
-            f"{named(task)}: {error} {LOSSES} times without any progress; there may be too little memory for it."
-        )
+        why = f"{error} {LOSSES} times without any progress; there may be too little memory for it."
+        return LotteryError(f"{named(task)}: {why}")
     fewer = " From now on one network trains at a time." if times > 1 and engine.fewer() else ""
     report(progress.Note(f"{named(task)}: {error}; it starts again from its last checkpoint.{fewer}"))
     return error
@@ -155,10 +150,8 @@ def _raise(
         raise stopping.Stopped(signal)
     others = len(untrainable) - 1
     for task, error in failed.items():
-        raise LotteryError(
-            f"{_sentence(task, error)} {others} other network{'s' if others > 1 else ''} could not be trained either; "
-            "all others are stored."
-        ) from error
+        more = f"{others} other network{'s' if others > 1 else ''} could not be trained either; all others are stored."
+        raise LotteryError(f"{_sentence(task, error)} {more}") from error
 
 
 def _sentence(task: Task, error: BaseException) -> str:

@@ -122,10 +122,8 @@ def _start_again(place: Path, session: str, step: int) -> None:
 
 def _write_done(run: Path, experiment: config.Experiment, session: str, record: Mapping[str, Any]) -> None:
     # A branch may be trained after that of a later round: then this one is written again.
-    folders = [
-        store.round_path(run, record["replicate"], index, record["branch"])
-        for index in range(record["round"] + 1, experiment.prune.num_rounds + 1)
-    ]
+    indices = range(record["round"] + 1, experiment.prune.num_rounds + 1)
+    folders = [_folder(run, {**record, "round": index}) for index in indices]
     later = [store.read_record(folder) for folder in folders if (folder / "round.json").exists()]
     _write_rounds(run, session, [record, *later])
     _write_results(run, experiment, session, record)
