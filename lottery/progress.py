@@ -105,8 +105,7 @@ def throttled(report: Report, apart: float = 0.1) -> Report:
 def shown(console: Any = None) -> Iterator[Report]:
     """Show events: in a terminal a bar for each network in training and one for all; a line for each stored network.
 
-    The bars vanish at the end of the context. `console` is a ``rich.console.Console``, by default for standard error,
-    which leaves standard output to results.
+    By default they go to standard error, which leaves standard output to results.
     """
     from rich.console import Console
 

@@ -30,11 +30,10 @@ def never() -> int:
 def asked(notify: Callable[[int], None] | None = None, at_once: bool = False) -> Iterator[Asked]:
     """Take the first SIGINT or SIGTERM as a request to stop when it suits.
 
-    Python runs handlers in its main thread alone, between two calls of TensorFlow: a signal is noticed as soon as the
-    piece of training ends that it came in, about half a second. In any other thread signals keep their meaning.
-
-    The context gives a function that returns the first signal, or 0 before. `notify` is called with that signal. With
-    `at_once`, the second ends the process, with status 128 + its number; else it means what it means outside.
+    The context gives a function that returns the first signal, or 0 before; `notify` is called with that signal. With
+    `at_once`, the second ends the process, with status 128 + its number; else it means what it means outside. Python
+    runs handlers in its main thread alone, between two calls of TensorFlow: a signal is noticed after the piece of
+    training that it came in, about half a second. In any other thread signals keep their meaning.
     """
     if threading.current_thread() is not threading.main_thread():
         yield never

@@ -21,8 +21,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Find winning lottery tickets: train, prune the smallest weights, rewind, repeat.",
 )
-
-
 app.add_typer(train.experiments, name="experiments")
 app.add_typer(tickets.tickets, name="tickets")
 app.add_typer(analyze.analyze, name="analyze")
@@ -44,15 +42,16 @@ def main() -> None:
     except LotteryError as error:
         print(f"lottery: {printable(error)}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # the reader of the pipe, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except OSError as error:
-        if error.filename is not None:
-            raise
-        print(f"lottery: the output cannot be written: {error.strerror}; what is stored is intact.", file=sys.stderr)
+        enough = isinstance(error, BrokenPipeError)  # the reader of the pipe, such as head, has seen enough
+        if not enough:
+            if error.filename is not None:
+                raise
+            print(
+                f"lottery: the output cannot be written: {error.strerror}; what is stored is intact.", file=sys.stderr
+            )
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again
-        sys.exit(2)
+        sys.exit(0 if enough else 2)
 
 
 @app.callback(invoke_without_command=True)
@@ -71,8 +70,6 @@ app.command(short_help="Run a grid of experiments.")(train.sweep)
 @app.command(short_help="List the runs of a folder.")
 def ls(out: Out = Path("runs"), as_json: Json = False, as_csv: Csv = False) -> None:
     """List the runs of a folder."""
-    import pandas as pd
-
     from lottery.runs import store
 
     rows = []
@@ -89,7 +86,7 @@ def ls(out: Out = Path("runs"), as_json: Json = False, as_csv: Csv = False) -> N
     if not rows and not (as_json or as_csv):
         print(f"There are no runs in {str(out)!r}; `lottery run` makes one.", file=sys.stderr)
         return
-    output.rows(pd.DataFrame(rows), as_json, as_csv)
+    output.rows(rows, as_json, as_csv)
 
 
 @app.command(short_help="Show a run's table.")
@@ -112,8 +109,6 @@ def show(
 
 
 app.command(short_help="Draw a figure of a run.", cls=analyze.WithKinds)(analyze.plot)
-
-
 app.command(short_help="Write an HTML page about runs.")(analyze.report)
 
 

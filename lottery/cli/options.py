@@ -58,10 +58,7 @@ DataPath = Annotated[str, typer.Option(help="A file with the data of the ticket,
 
 
 def naming(read: Callable[[], Iterable[str]]) -> type[TyperCommand]:
-    """Return a kind of command that puts names in place of ``{names}`` in its help texts.
-
-    They are read when its help is shown, because the modules that hold them would slow down ``lottery --help``.
-    """
+    """Return a kind of command that puts names in place of ``{names}`` in its help texts, which are read only then."""
 
     class Naming(TyperCommand):
         def get_help(self, ctx: Any) -> str:
@@ -99,8 +96,8 @@ def workers_on(
     on: str | None, workers: int | None, address: str | None, cpus: int | None, gpus: float | None, memory: str | None
 ) -> "int | cluster.Ray | None":
     """Return the number of worker processes, or the Ray cluster, that the options ask for."""
-    of_ray = {"--address": address, "--task-cpus": cpus, "--task-gpus": gpus, "--task-memory": memory}
     if on in (None, "processes"):
+        of_ray = {"--address": address, "--task-cpus": cpus, "--task-gpus": gpus, "--task-memory": memory}
         for option, value in of_ray.items():
             if value is not None:
                 raise LotteryError(f"{option} goes with --on ray alone.")
@@ -138,10 +135,7 @@ def every(words: str) -> "checkpoints.Every":
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[stopping.Asked]:
-    """Turn Ctrl+C and SIGTERM into a clean stop, with a sentence and exit status 130 or 143.
-
-    The context gives a function that returns the first signal, or 0 before; a second signal ends the process at once.
-    """
+    """Turn Ctrl+C and SIGTERM into a clean stop, with a sentence and exit status 130 or 143; see `stopping.asked`."""
 
     def say(sentence: str) -> None:
         with contextlib.suppress(OSError):  # the reader may be gone

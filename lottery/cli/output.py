@@ -1,9 +1,8 @@
 """Print tables and sentences to a terminal or a pipe."""
 
-import json
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def rows(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
-    """Print a data frame as JSON, as CSV, or as a table."""
+    """Print a data frame, or a list of rows, as JSON, as CSV, or as a table."""
+    import pandas as pd
+
+    frame = pd.DataFrame(frame)
     if as_json:
         print(frame.to_json(orient="records", indent=1, double_precision=15))
     elif as_csv:
@@ -98,70 +100,6 @@ def _branches(points: Any) -> None:
     print()
     table(["round", "density", *(branch.replace("_", "_\n") for branch in means.columns)], lines)
     print("The ticket and the branches from its rounds: mean test accuracy at the early-stop step.")
-
-
-def tickets(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
-    """Print the table of `lottery.tickets.from_run.listed`; see `rows`."""
-    if not (as_json or as_csv):
-        if frame.empty:
-            print("No pruned round is complete yet.")
-            return
-        formats = {"density": "{:.4f}", "test_accuracy": "{:.4f}", "less_dense": "{:+.4f}"}
-        frame = frame.assign(**{name: frame[name].map(how.format) for name, how in formats.items()})
-    rows(frame, as_json, as_csv)
-
-
-def ticket(one: Any, as_json: bool = False) -> None:
-    """Print the content and the origin of a `lottery.tickets.Ticket`."""
-    from lottery import masks
-
-    counts, of = masks.num_kept(one.masks), one.provenance
-    if as_json:
-        about = {"density": one.density, "num_kept": one.num_kept, "kept": counts, "has_trained": bool(one.trained)}
-        about |= {key: getattr(one, key) for key in ("architecture", "metrics", "provenance")}
-        print(json.dumps(about, indent=1))
-        return
-    lines = [
-        [name, " x ".join(map(str, mask.shape)), str(counts[name]), str(mask.size), f"{mask.mean():.4f}"]
-        for name, mask in one.masks.items()
-    ]
-    table(["weight", "shape", "kept", "of", "density"], lines)
-    architecture, data = one.architecture, of.get("data")
-    data = data if isinstance(data, dict) else {}
-    network = architecture.get("name") or architecture.get("class") or "layers of Keras' own"
-    accuracy = one.metrics.get("early_stop_test_accuracy")
-    facts = {
-        "density": f"{one.density:.4f}, {one.num_kept} weights kept",
-        "network": f"{network}, of {architecture.get('library')}",
-        "weights": "at the start, and trained" if one.trained else "at the start",
-        "from": of.get("run") and f"{of['run']}, replicate {of.get('replicate')}, round {of.get('round')}",
-        "rewound to": "rewind_step" in of and f"step {of['rewind_step']} ({of.get('rewind_mode')})",
-        "data": data.get("name") and f"{data['name']}, digest {data.get('digest')}",
-        "test accuracy": isinstance(accuracy, float) and f"{accuracy:.4f} at the early-stop step",
-    }
-    for name, text in facts.items():
-        if text:
-            print(printable(f"{name + ':':14} {text}"))
-
-
-def exports(saved: Path | None, done: Sequence[Any], failed: Mapping[str, Exception]) -> None:
-    """Print the files that a ticket was written to: the ticket file, if any, and others; and why some `failed`."""
-    from lottery import files
-
-    if saved and not done:
-        print(f"{saved}: {saved.stat().st_size} bytes")
-        return
-    lines = [["safetensors", str(saved), *map(str, files.sizes(saved)), "", ""]] if saved else []
-    for one in done:
-        sizes, close = [str(one.num_bytes), str(one.num_gzipped)], [f"{one.difference:.1g}", f"{one.agreement:.4f}"]
-        lines.append([one.form, str(one.path), *sizes, *close])
-    table(["format", "file", "bytes", "gzipped", "difference", "same class"], lines)
-    print("Each file was loaded again and compared. Difference: the largest of an output, relative to the largest")
-    print("output. Same class: the share of inputs with the same class. Masked entries are zero in each file.")
-    if unseen := [one.form for one in done if not one.zeros_checked]:
-        print(f"But the zeros could not be checked in: {', '.join(unseen)}.")
-    for form, error in failed.items():
-        print(f"Not written: {form}. {printable(error)}")
 
 
 def compacted(found: Any) -> None:

@@ -1,6 +1,7 @@
 """The commands about tickets: list, show, export, compact and verify."""
 
 import contextlib
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,6 @@ from lottery.cli.options import Csv, DataPath, Density, Json, OneReplicate, OneR
 from lottery.errors import LotteryError, TicketError, printable, unknown
 
 tickets = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The tickets of a run, and ticket files.")
-
 
 TICKET = "safetensors"
 
@@ -32,7 +32,14 @@ def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None
     """List a run's tickets, and which of them `best` and `smallest_matching` mean."""
     from lottery.tickets import from_run
 
-    output.tickets(from_run.listed(run), as_json, as_csv)
+    found = from_run.listed(run)
+    if not (as_json or as_csv):
+        if found.empty:
+            print("No pruned round is complete yet.")
+            return
+        formats = {"density": "{:.4f}", "test_accuracy": "{:.4f}", "less_dense": "{:+.4f}"}
+        found = found.assign(**{name: found[name].map(how.format) for name, how in formats.items()})
+    output.rows(found, as_json, as_csv)
 
 
 @tickets.command("show", short_help="Show what a ticket file holds.")
@@ -41,12 +48,40 @@ def tickets_show(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything in it as JSON.")] = False,
 ) -> None:
     """Check a ticket file and show what it holds and where it comes from; nothing in it is run."""
-    from lottery import files
+    from lottery import files, masks
     from lottery.tickets.ticket import load
 
     if files.is_folder(file):
         raise LotteryError(f"{str(file)!r} is a folder, allowed is a ticket file; `lottery tickets ls` lists a run's.")
-    output.ticket(load(file), as_json)
+    ticket = load(file)
+    counts, of = masks.num_kept(ticket.masks), ticket.provenance
+    if as_json:
+        about = {"density": ticket.density, "num_kept": ticket.num_kept, "kept": counts}
+        about |= {"has_trained": bool(ticket.trained), "architecture": ticket.architecture}
+        about |= {"metrics": ticket.metrics, "provenance": of}
+        print(json.dumps(about, indent=1))
+        return
+    lines = [
+        [name, " x ".join(map(str, mask.shape)), str(counts[name]), str(mask.size), f"{mask.mean():.4f}"]
+        for name, mask in ticket.masks.items()
+    ]
+    output.table(["weight", "shape", "kept", "of", "density"], lines)
+    architecture, data = ticket.architecture, of.get("data")
+    data = data if isinstance(data, dict) else {}
+    network = architecture.get("name") or architecture.get("class") or "layers of Keras' own"
+    accuracy = ticket.metrics.get("early_stop_test_accuracy")
+    facts = {
+        "density": f"{ticket.density:.4f}, {ticket.num_kept} weights kept",
+        "network": f"{network}, of {architecture.get('library')}",
+        "weights": "at the start, and trained" if ticket.trained else "at the start",
+        "from": of.get("run") and f"{of['run']}, replicate {of.get('replicate')}, round {of.get('round')}",
+        "rewound to": "rewind_step" in of and f"step {of['rewind_step']} ({of.get('rewind_mode')})",
+        "data": data.get("name") and f"{data['name']}, digest {data.get('digest')}",
+        "test accuracy": isinstance(accuracy, float) and f"{accuracy:.4f} at the early-stop step",
+    }
+    for name, text in facts.items():
+        if text:
+            print(printable(f"{name + ':':14} {text}"))
 
 
 def export(
@@ -69,15 +104,30 @@ def export(
     Examples: lottery export runs/NAME --round 7 --out ticket.safetensors; lottery export ticket.safetensors --out
     model.tflite --format tflite_sparse
     """
+    from lottery import files
+
     paths = _paths(out, form)
     ticket = _ticket(source, round, density, replicate)
-    if TICKET in paths:
-        ticket.save(paths[TICKET], trained=not start)
+    if saved := paths.get(TICKET):
+        ticket.save(saved, trained=not start)
     others = {one: path for one, path in paths.items() if one != TICKET}
     done, failed = _exported(ticket, source, others, start, data) if others else ([], {})
     if failed and form != "all":
         raise next(iter(failed.values()))
-    output.exports(paths.get(TICKET), done, failed)
+    if saved and not done:
+        print(f"{saved}: {saved.stat().st_size} bytes")
+        return
+    lines = [["safetensors", str(saved), *map(str, files.sizes(saved)), "", ""]] if saved else []
+    for one in done:
+        sizes, close = [str(one.num_bytes), str(one.num_gzipped)], [f"{one.difference:.1g}", f"{one.agreement:.4f}"]
+        lines.append([one.form, str(one.path), *sizes, *close])
+    output.table(["format", "file", "bytes", "gzipped", "difference", "same class"], lines)
+    print("Each file was loaded again and compared. Difference: the largest of an output, relative to the largest")
+    print("output. Same class: the share of inputs with the same class. Masked entries are zero in each file.")
+    if unseen := [one.form for one in done if not one.zeros_checked]:
+        print(f"But the zeros could not be checked in: {', '.join(unseen)}.")
+    for form, error in failed.items():
+        print(f"Not written: {form}. {printable(error)}")
 
 
 def compact(

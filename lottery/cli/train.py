@@ -1,6 +1,6 @@
 """The commands that train: run, sweep and branch."""
 
-from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,13 +96,7 @@ def sweep(
     output.rows(rows if as_json or as_csv else rows.round(4).astype(object).fillna(""), as_json, as_csv)
 
 
-def _branches() -> Iterable[str]:
-    from lottery.pruning.branches import BRANCHES
-
-    return BRANCHES
-
-
-NamingBranches = options.naming(_branches)
+NamingBranches = options.naming(lambda: import_module("lottery.pruning.branches").BRANCHES)
 
 
 def branch(
@@ -145,11 +139,9 @@ experiments = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Exp
 @experiments.command("ls", short_help="List the experiments.")
 def ls(as_json: options.Json = False, as_csv: options.Csv = False) -> None:
     """List the experiments: name, data, network, and what each reproduces."""
-    import pandas as pd
-
     from lottery.pipeline import presets
 
-    output.rows(pd.DataFrame(presets.listed()), as_json, as_csv)
+    output.rows(presets.listed(), as_json, as_csv)
 
 
 @experiments.command("show", short_help="Print an experiment.")

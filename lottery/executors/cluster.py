@@ -59,13 +59,7 @@ class Ray:
 
 @contextlib.contextmanager
 def joined(asks: Ray, trainer: Trainer, num_threads: Mapping[Path, int], report: progress.Report) -> Iterator[Engine]:
-    """Give the engine of a cluster, on which a network is only `Lost`, whatever ends its process or its node.
-
-    Networks train with `num_threads`, by the folder of their run. `report` receives notes, such as which cluster it is.
-
-    Raises:
-        LotteryError: There is no such cluster, or none of its nodes has the resources.
-    """
+    """Give the engine of a cluster, on which a network is only `Lost`, whatever ends its process or its node."""
     blob = packed(trainer)
     with _connected(asks, report) as ray:
         resources = {run: _resources(asks, threads) for run, threads in num_threads.items()}
@@ -91,13 +85,6 @@ class Job(NamedTuple):
 
 
 @dataclass
-class _Attempt:
-    ref: Any  # of Ray's task
-    future: Future
-    begun: bool = False
-
-
-@dataclass
 class _Tasks:
     """Ray's tasks, and a queue that looks after them whenever the scheduler waits for something to happen."""
 
@@ -108,7 +95,8 @@ class _Tasks:
     orders: Any  # Ray's queue that holds something as soon as all training should stop
     key: str = field(default_factory=lambda: secrets.token_hex(8))
     numbers: Iterator[int] = field(default_factory=itertools.count)
-    attempts: dict[int, _Attempt] = field(default_factory=dict)
+    attempts: dict[int, tuple[Any, Future]] = field(default_factory=dict)  # Ray's reference of each, and our future
+    begun: set[int] = field(default_factory=set)
     happened: deque = field(default_factory=deque)
     stopping: bool = False
     gone: str = ""
@@ -127,7 +115,7 @@ class _Tasks:
             settings |= {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
             remote = self.ray.remote(**options)(train)
             ref = remote.remote(self.key, self.trainer, settings, self.events, self.orders, job)
-            self.attempts[number] = _Attempt(ref, future)
+            self.attempts[number] = ref, future
         except Exception as error:
             settle(future, False, error)
         return future
@@ -141,9 +129,9 @@ class _Tasks:
                 self._look(timeout)
             except Exception as error:
                 self.gone = f"The Ray cluster is gone ({_last_line(error)}); everything that was trained is stored."
-                attempts, self.attempts = self.attempts, {}
-                for attempt in attempts.values():
-                    settle(attempt.future, False, LotteryError(self.gone))
+                for _, future in self.attempts.values():
+                    settle(future, False, LotteryError(self.gone))
+                self.attempts.clear()
         if not self.happened:
             raise queue.Empty
         return self.happened.popleft()
@@ -151,16 +139,16 @@ class _Tasks:
     def _look(self, timeout: float) -> None:
         if self.stopping and self.orders.empty():  # it is again if Ray had to start the queue again
             self.orders.put(True)
-        numbers = {attempt.ref: number for number, attempt in self.attempts.items()}
+        numbers = {ref: number for number, (ref, _) in self.attempts.items()}
         ended = self.ray.wait(list(numbers), timeout=timeout)[0] if numbers else []
         # A task puts everything that happens before it ends, so events come first.
         with contextlib.suppress(queue.Empty):
             for number, events in self.events.get_nowait_batch(self.events.qsize()):
                 if number in self.attempts:  # else Ray gave it up, and another attempt took its place
-                    self.attempts[number].begun = True
+                    self.begun.add(number)
                     self.happened.extend(events)
         for ref in ended:
-            future = self.attempts.pop(numbers[ref]).future
+            future = self.attempts.pop(numbers[ref])[1]
             try:
                 settle(future, self.ray.get(ref))
             except Exception as error:
@@ -168,14 +156,14 @@ class _Tasks:
 
     def stop(self) -> None:
         self.stopping = True
-        for attempt in self.attempts.values():
-            if not attempt.begun:  # there may never be room for it
-                self.ray.cancel(attempt.ref)
+        for number, (ref, _) in self.attempts.items():
+            if number not in self.begun:  # there may never be room for it
+                self.ray.cancel(ref)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
-            for attempt in self.attempts.values():
-                self.ray.cancel(attempt.ref, force=True)
+            for ref, _ in self.attempts.values():
+                self.ray.cancel(ref, force=True)
         with contextlib.suppress(Exception):
             self.events.shutdown(force=True)
             self.orders.shutdown(force=True)  # now all processes end
@@ -197,12 +185,10 @@ def _meaning(error: BaseException) -> BaseException | None:
 
     if isinstance(error, exceptions.RayTaskError):
         cause: Any = getattr(error, "cause", None)
-        if isinstance(cause, KeyboardInterrupt):
-            return None
-        if not isinstance(cause, exceptions.RayError):
+        if not isinstance(cause, KeyboardInterrupt | exceptions.RayError):
             return cause if isinstance(cause, LotteryError) else LotteryError(_last_line(error))
         error = cause
-    if isinstance(error, exceptions.TaskCancelledError):
+    if isinstance(error, KeyboardInterrupt | exceptions.TaskCancelledError):
         return None
     if isinstance(error, exceptions.OutOfMemoryError):
         return Lost("Ray ended the process that trained it, because its node ran out of memory")
@@ -283,10 +269,7 @@ _WORKERS: dict[str, _Worker] = {}
 
 
 def train(key: str, trainer: bytes, settings: Mapping[str, str], events: Any, orders: Any, job: Job) -> bool:
-    """Train a network in this process of Ray's, which keeps its model and data for the next network of the same key.
-
-    The key is that of the `_Tasks` that the process works for, as are the queues; the trainer is pickled.
-    """
+    """Train a network in this process of Ray's, which keeps its model and data for the next network of the same key."""
     import cloudpickle
 
     if key not in _WORKERS:
@@ -303,11 +286,10 @@ def train(key: str, trainer: bytes, settings: Mapping[str, str], events: Any, or
 
 def _stamp(run: Path) -> tuple[int, int]:
     """Seconds and size of a run's environment.json: the same on all nodes that share the folder, and on no others."""
-    try:
+    with contextlib.suppress(OSError):
         found = (run / "environment.json").stat()
-    except OSError:
-        return 0, 0
-    return int(found.st_mtime), found.st_size
+        return int(found.st_mtime), found.st_size
+    return 0, 0
 
 
 def _check_shared(job: Job) -> None:
@@ -357,9 +339,8 @@ def _connected(asks: Ray, report: progress.Report) -> Iterator[Any]:
                     f"The Ray cluster at {address!r} cannot be joined: {why}; if it asks for a token, "
                     "RAY_AUTH_MODE=token must be set here."
                 ) from error
-            alive = [node for node in ray.nodes() if node["Alive"]]
-            cpus = sum(node["Resources"].get("CPU", 0) for node in alive)
-            size = f"{len(alive)} node{'' if len(alive) == 1 else 's'}, {cpus:g} CPUs"
+            cpus = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
+            size = f"{len(cpus)} node{'' if len(cpus) == 1 else 's'}, {sum(cpus):g} CPUs"
             report(progress.Note(f"Joined the Ray cluster at {address}: {size}."))
         else:
             cores = loky.cpu_count()

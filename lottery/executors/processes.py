@@ -8,7 +8,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
@@ -21,10 +21,7 @@ from lottery.executors.scheduler import Engine, Lost, Task, Trainer, packed, set
 
 @contextlib.contextmanager
 def several(trainer: Trainer, num: int) -> Iterator[Engine]:
-    """Give an engine of `num` other processes, which end with this process, however it ends.
-
-    A process that dies takes the others with it; the next network starts all of them again.
-    """
+    """Give an engine of several processes; if one dies, all do, until the next network. They end with this process."""
     key = secrets.token_bytes(32)
     files.temporary_folder()  # where the sockets are
     with Listener(authkey=key) as listener:
@@ -60,7 +57,7 @@ class _Pool:
                 continue
             self.connections.append(connection)
             if self.stopping:
-                _send_stop(connection)
+                self.stop()
             threading.Thread(target=self.read, args=(connection,), daemon=True).start()
 
     def read(self, connection: Connection) -> None:
@@ -101,20 +98,23 @@ class _Pool:
 
         # Without this a process takes all memory of a GPU.
         growth = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-        with _quiet_tracker():
-            self.executor = loky.ProcessPoolExecutor(
-                self.num,
-                initializer=_begin,
-                initargs=(self.listener.address, self.key, self.trainer),
-                # Opening the model and data of another run is no memory leak.
-                env={"TF_FORCE_GPU_ALLOW_GROWTH": growth, "LOKY_MAX_MEMORY_LEAK_SIZE": "1e15"},
-            )
+        # Opening the model and data of another run is no memory leak.
+        env = {"TF_FORCE_GPU_ALLOW_GROWTH": growth, "LOKY_MAX_MEMORY_LEAK_SIZE": "1e15"}
+        begin = (self.listener.address, self.key, self.trainer)
+        # loky's tracker, which is started here, would warn where it cleans up after killed processes.
+        before = os.environ.get("PYTHONWARNINGS", "")
+        os.environ["PYTHONWARNINGS"] = f"{before},ignore::UserWarning:loky.backend.resource_tracker".lstrip(",")
+        try:
+            self.executor = loky.ProcessPoolExecutor(self.num, initializer=_begin, initargs=begin, env=env)
+        finally:
+            os.environ["PYTHONWARNINGS"] = before
         return self.executor
 
     def stop(self) -> None:
         self.stopping = True
         for connection in self.connections:
-            _send_stop(connection)
+            with contextlib.suppress(OSError):
+                connection.send("stop")
 
     def fewer(self) -> bool:
         self.num, before = 1, self.num  # processes must not take each other down again
@@ -130,30 +130,12 @@ class _Pool:
             connection.close()
 
 
-@contextlib.contextmanager
-def _quiet_tracker() -> Iterator[None]:
-    """Keep loky's tracker, which is started inside, from warning where it cleans up after killed processes."""
-    before = dict(os.environ)
-    quiet = "ignore::UserWarning:loky.backend.resource_tracker"
-    os.environ["PYTHONWARNINGS"] = f"{before['PYTHONWARNINGS']},{quiet}" if "PYTHONWARNINGS" in before else quiet
-    try:
-        yield
-    finally:
-        del os.environ["PYTHONWARNINGS"]
-        os.environ.update(before)
-
-
-def _send_stop(connection: Connection) -> None:
-    with contextlib.suppress(OSError):
-        connection.send("stop")
-
-
 @dataclass
 class _Worker:
     """The state of one of the processes."""
 
     connection: Connection  # to the process that started it
-    train: Callable[[Task], None] | None = None
+    train: Any = None
     stopped: bool = False  # by that process, for good
     signal: int = 0  # stops the network in training alone
 
@@ -193,7 +175,6 @@ def _begin(address: Any, key: bytes, trainer: bytes) -> None:
 def _train(task: Task) -> bool:
     """Train one network in this process; return False if it was stopped."""
     worker = _WORKER[0]
-    assert worker.train
     try:
         worker.train(task)
     except stopping.Stopped:

@@ -33,14 +33,10 @@ class Lost(Exception):
 
 @dataclass(frozen=True)
 class Engine:
-    """A place where networks are trained.
+    """A place where networks are trained."""
 
-    The future of `submit` is True if the network was trained, False if it was stopped, with a checkpoint; its exception
-    may be `Lost`. `stop` asks every network in training to stop; its future still completes.
-    """
-
-    submit: Callable[[Task], Future]
-    stop: Callable[[], None] = lambda: None
+    submit: Callable[[Task], Future]  # True if trained, False if stopped, with a checkpoint; its error may be `Lost`
+    stop: Callable[[], None] = lambda: None  # asks every network in training to stop; its future still completes
     slots: Callable[[], int | None] = lambda: 1  # to train at the same time; None if the engine queues networks itself
     fewer: Callable[[], bool] = lambda: False  # reduces the slots, perhaps for lack of memory; True if it could
     happened: Any = field(default_factory=queue.SimpleQueue)  # events, and futures that are done
@@ -49,16 +45,12 @@ class Engine:
 def needs(task: Task) -> list[Task]:
     """The network that must be stored before: of the previous round, or of the round that a branch starts from."""
     replicate, index, branch = task.network
-    before = (replicate, index, store.TICKET) if branch != store.TICKET else (replicate, index - 1, store.TICKET)
-    return [Task(task.run, before)] if before[1] >= 0 else []
+    before = index - 1 if branch == store.TICKET else index
+    return [Task(task.run, (replicate, before, store.TICKET))] if before >= 0 else []
 
 
 def by_priority(tasks: Sequence[Task]) -> list[Task]:
-    """Order networks so that the most slots are filled.
-
-    Of each run the rounds come first, which wait for each other, all replicates alike; then branches, which can train
-    at any time. Run by run, because it takes seconds to open another.
-    """
+    """Order networks so that slots fill: run by run, for opening another takes seconds; rounds first, then branches."""
     place = {run: number for number, run in enumerate(dict.fromkeys(task.run for task in tasks))}
     return sorted(tasks, key=lambda task: (place[task.run], task.network[2] != store.TICKET, task.network[1]))
 
@@ -80,8 +72,7 @@ def launch(
         StorageError: Something cannot be written, so everything was stopped.
         LotteryError: Networks failed. All others that do not need them are trained.
     """
-    place = {task: number for number, task in enumerate(tasks)}
-    more = more_needs or {}
+    place, more = {task: number for number, task in enumerate(tasks)}, more_needs or {}
     graph = {task: [need for need in (*needs(task), *more.get(task, ())) if need in place] for task in tasks}
     order = TopologicalSorter(graph)
     order.prepare()
@@ -138,9 +129,8 @@ def _after_loss(
     times = times + 1 if before == checkpoints else 1
     losses[task] = times, checkpoints
     if times >= LOSSES:
-        return LotteryError(
-            f"{named(task)}: {error} {LOSSES} times without any progress; there may be too little memory for it."
-        )
+        why = f"{error} {LOSSES} times without any progress; there may be too little memory for it."
+        return LotteryError(f"{named(task)}: {why}")
     fewer = " From now on one network trains at a time." if times > 1 and engine.fewer() else ""
     report(progress.Note(f"{named(task)}: {error}; it starts again from its last checkpoint.{fewer}"))
     return error
@@ -158,12 +148,10 @@ def _raise(
             raise error
     if signal and len(trained) + len(untrainable) < len(graph):
         raise stopping.Stopped(signal)
+    others = len(untrainable) - 1
     for task, error in failed.items():
-        others = len(untrainable) - 1
-        raise LotteryError(
-            f"{_sentence(task, error)} {others} other network{'s' if others > 1 else ''} could not be trained either; "
-            "all others are stored."
-        ) from error
+        more = f"{others} other network{'s' if others > 1 else ''} could not be trained either; all others are stored."
+        raise LotteryError(f"{_sentence(task, error)} {more}") from error
 
 
 def _sentence(task: Task, error: BaseException) -> str:
@@ -195,12 +183,11 @@ def here(train: Callable[[Task], None]) -> Engine:
 
 def settle(future: Future | None, result: bool, error: BaseException | None = None) -> None:
     """Complete a future, unless it is complete."""
-    if future is None or future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+    if future is not None and not future.done():
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
 
 
 def packed(trainer: Trainer) -> bytes:
@@ -210,6 +197,5 @@ def packed(trainer: Trainer) -> bytes:
     try:
         return cloudpickle.dumps(trainer)
     except Exception as error:  # whatever a user's own object raises
-        raise LotteryError(
-            f"What was passed cannot be sent to another process ({error}); pass functions that make it there."
-        ) from error
+        why = f"What was passed cannot be sent to another process ({error})"
+        raise LotteryError(f"{why}; pass functions that make it there.") from error

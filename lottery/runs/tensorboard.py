@@ -40,13 +40,11 @@ _EVENTS = "events.out.tfevents"
 def write(run: Path) -> None:
     """Write for TensorBoard the networks that are stored and that it does not show yet.
 
-    Below RUN/tensorboard, TensorBoard's runs are ``replicate-1/round-07/ticket/train`` and ``.../validation`` (and
-    ``.../test`` if ``train.test_curve`` is true) with ``steps/loss`` and ``steps/accuracy``, so that one chart shows
-    all splits, as Keras' own callback does; ``replicate-1/rounds/ticket`` with `BY_ROUND` by round; and
-    ``replicate-1/round-07/ticket`` with a network's hyper-parameters and results.
-
-    Files are only appended to, because an open TensorBoard may be reading them. Where a curve starts again, an event
-    (the ``purge_step`` of other writers) makes TensorBoard drop all points from there on.
+    Below RUN/tensorboard, TensorBoard's runs are ``replicate-1/round-07/ticket/train`` and so on for other splits, each
+    with ``steps/loss`` and ``steps/accuracy``, so that one chart shows all splits; ``replicate-1/rounds/ticket`` with
+    `BY_ROUND`; and ``replicate-1/round-07/ticket`` with a network's hyper-parameters and results. Files are only
+    appended to, because an open TensorBoard may be reading them: where a curve starts again, an event (the
+    ``purge_step`` of other writers) makes it drop all points from there on.
     """
     with files.readable_errors(run / FOLDER):
         _write_stored(run, store.read_experiment(run), str(time.time_ns()))
@@ -55,8 +53,7 @@ def write(run: Path) -> None:
 def writer(run: Path, experiment: config.Experiment, report: progress.Report = progress.silent) -> progress.Report:
     """Write for TensorBoard while networks train: first all that is stored, as `write`, then each evaluation at once.
 
-    The function that takes the events passes them on to `report`. After an error, which is reported in one note,
-    nothing more is written, and training continues.
+    Events are passed on to `report`. After an error, of which it gets one note, nothing more is written.
     """
     working, session = True, str(time.time_ns())
 
@@ -125,10 +122,8 @@ def _start_again(place: Path, session: str, step: int) -> None:
 
 def _write_done(run: Path, experiment: config.Experiment, session: str, record: Mapping[str, Any]) -> None:
     # A branch may be trained after that of a later round: then this one is written again.
-    folders = [
-        store.round_path(run, record["replicate"], index, record["branch"])
-        for index in range(record["round"] + 1, experiment.prune.num_rounds + 1)
-    ]
+    indices = range(record["round"] + 1, experiment.prune.num_rounds + 1)
+    folders = [_folder(run, {**record, "round": index}) for index in indices]
     later = [store.read_record(folder) for folder in folders if (folder / "round.json").exists()]
     _write_rounds(run, session, [record, *later])
     _write_results(run, experiment, session, record)
@@ -187,8 +182,7 @@ def _columns() -> Event:
 
 
 def _of_plugin(tag: str, content: HParamsPluginData) -> Event:
-    about = metadata.create_summary_metadata(content)
-    value = Summary.Value(tag=tag, metadata=about, tensor=metadata.NULL_TENSOR)
+    value = Summary.Value(tag=tag, metadata=metadata.create_summary_metadata(content), tensor=metadata.NULL_TENSOR)
     return Event(wall_time=time.time(), summary=Summary(value=[value]))
 
 

@@ -1,5 +1,6 @@
 """Networks in several processes: the bits of one, whatever dies or fails, from any script."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -114,8 +115,12 @@ def script(tmp_path):
 def workers_of(process):
     import psutil
 
-    children = psutil.Process(process.pid).children(recursive=True)
-    return [one for one in children if "loky.backend.popen_loky_posix" in " ".join(one.cmdline())]
+    found = []
+    for one in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended in the meantime
+            if "loky.backend.popen_loky_posix" in " ".join(one.cmdline()):
+                found.append(one)
+    return found
 
 
 def until(process, word):
