@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lottery import config, files, masks, progress, weights
+from lottery import files, masks, progress, weights
 from lottery.analysis import connectivity, connectivity_files
 from lottery.analysis.connectivity_files import ORDERS, Row, Siblings
 from lottery.data import Streams
@@ -60,7 +60,12 @@ def connect(
     """
     path = Path(run)
     settings = store.read_experiment(path)
-    steps, alphas = _steps(settings, steps), line.alphas
+    if settings.rewind.mode != "weights":
+        raise unknown("rewind.mode of a run whose networks are to be connected", settings.rewind.mode, ["weights"])
+    for step in steps:
+        if not 0 <= step < settings.train.num_steps:
+            raise LotteryError(f"steps: received {step}, allowed are 0 to {settings.train.num_steps - 1}.")
+    steps, alphas = sorted(set(steps)) or [settings.rewind.step], line.alphas
     chosen = branching.stored_rounds(path, settings, rounds, replicate)
     wanted = [Siblings(path, settings, *place, step) for place in chosen for step in steps]
     if any(siblings.round.record["final_test_accuracy"] is None for siblings in wanted):
@@ -100,15 +105,6 @@ def connect(
                     _train(training, siblings, order)
                 if siblings in todo:
                     _measure(training, siblings, walk, again is not None)
-
-
-def _steps(settings: config.Experiment, steps: Sequence[int]) -> list[int]:
-    if settings.rewind.mode != "weights":
-        raise unknown("rewind.mode of a run whose networks are to be connected", settings.rewind.mode, ["weights"])
-    for step in steps:
-        if not 0 <= step < settings.train.num_steps:
-            raise LotteryError(f"steps: received {step}, allowed are 0 to {settings.train.num_steps - 1}.")
-    return sorted(set(steps)) or [settings.rewind.step]
 
 
 def _check_orders(prepared: Prepared) -> None:

@@ -42,9 +42,8 @@ def schedule(
     Returns:
         The number itself if it never changes, or else a ``LearningRateSchedule`` of the module.
     """
-    base = keras.optimizers.schedules.LearningRateSchedule
     is_number = isinstance(learning_rate, (int, float)) and not isinstance(learning_rate, bool)
-    if not is_number and not isinstance(learning_rate, base):
+    if not is_number and not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
         raise LotteryError(
             f"learning_rate: received {learning_rate!r}, allowed is a number or a LearningRateSchedule of "
             f"{keras.__name__}."

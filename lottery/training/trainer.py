@@ -15,7 +15,7 @@ from lottery import masks, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.training import checkpoints, compiling, mirrored
+from lottery.training import compiling, mirrored
 from lottery.training.checkpoints import Checkpointer, TrainingState
 from lottery.training.loop import PIECE_SECONDS, Loop, compile_loop
 from lottery.training.settings import Train
@@ -129,16 +129,14 @@ class Trainer:
         report: Callable[[int, float, Row | None], None] = lambda step, accuracy, row: None,
         checkpointer: Checkpointer | None = None,
     ) -> Trained:
-        """Train a network under masks, with a fresh optimiser.
+        """Train a network under masks, with a fresh optimiser; masked entries start at zero, whatever `start` holds.
 
         Args:
-            start: Every variable at the start, by name. Masked entries start at zero, whatever is here.
             seed: Words that decide the order of the batches.
             watch: Functions by step, each called with every variable after that step. A training that resumes from a
                 checkpoint does not repeat earlier calls, so their results belong in `Checkpointer.memory` or on disk.
             report: Called several times a second with the step and the last validation accuracy, and with each new row
                 of `Trained.metrics`. A training that resumes reports earlier rows again.
-            checkpointer: Writes checkpoints, and resumes from the last.
 
         Raises:
             LotteryError: The loss is not a finite number any more, or a masked entry is not zero.
@@ -161,8 +159,7 @@ class Trainer:
             touched = enumerate(self._touched())
             own = {f"{place:04d}/{re.sub(r'_[0-9]+', '', one.name)}": one for place, (one, _) in touched}
             parts = [start_sha256, weights.fingerprint(kept), settings.model_dump(mode="json"), seed]
-            identity = checkpoints.identity(own, [*parts, first, schedule_step, sorted(watch)])
-            now = checkpointer.begin(self.model, own, identity, now)
+            now = checkpointer.begin(self.model, own, [*parts, first, schedule_step, sorted(watch)], now)
             for row in now.metrics:
                 report(row[0], now.validation[1], row)
         began -= now.seconds
