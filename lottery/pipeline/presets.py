@@ -65,8 +65,9 @@ def smoke_test(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.
         in proportion; and made-up data of the same shape: four arrays, as `lottery.run` takes them.
     """
     if experiment.data.name not in SHAPES:
-        known = ", ".join(SHAPES)
-        raise LotteryError(f"--smoke makes data for {known}; received data.name = {experiment.data.name!r}.")
+        raise LotteryError(
+            f"--smoke makes data for {', '.join(SHAPES)}; received data.name = {experiment.data.name!r}."
+        )
     tables = experiment.model_dump(mode="json")
     train, prune, run = tables["train"], tables["prune"], tables["run"]
 

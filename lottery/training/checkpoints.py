@@ -43,10 +43,7 @@ class Every:
 
 @dataclass
 class Checkpointer:
-    """Write checkpoints of one training, and resume from the last.
-
-    Training waits while variables are copied; a thread writes them.
-    """
+    """Write checkpoints of a training in a thread, while training waits only for copies; resume from the last."""
 
     file: Path  # a new checkpoint replaces the one before once it is whole
     every: Every = field(default_factory=Every)
