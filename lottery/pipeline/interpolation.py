@@ -75,8 +75,7 @@ def path(
 ) -> list[Row]:
     """Evaluate the networks at some places between two networks of a model, which keeps the weights of the last.
 
-    Returns:
-        Rows of alpha, split, loss and error, which is 1 - accuracy. A loss may be infinite or NaN.
+    The result is rows of alpha, split, loss and error, which is 1 - accuracy. A loss may be infinite or NaN.
     """
     rows = []
     for alpha in alphas:

@@ -60,14 +60,12 @@ def copied(name: str, to: Path) -> Path:
 def smoke_test(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.ndarray, ...]]:
     """Shrink an experiment to seconds. It goes through the same code, and shows nothing about tickets.
 
-    Returns:
-        Its tables, named ``...-smoke``, with fewer rounds and replicates, smaller batches, and all that counts steps
-        in proportion; and made-up data of the same shape: four arrays, as `lottery.run` takes them.
+    Its tables, named ``...-smoke``, have fewer rounds and replicates, smaller batches, and all that counts steps in
+    proportion. Beside them come made-up data of the same shape: four arrays, as `lottery.run` takes them.
     """
     if experiment.data.name not in SHAPES:
-        raise LotteryError(
-            f"--smoke makes data for {', '.join(SHAPES)}; received data.name = {experiment.data.name!r}."
-        )
+        known = ", ".join(SHAPES)
+        raise LotteryError(f"--smoke makes data for {known}; received data.name = {experiment.data.name!r}.")
     tables = experiment.model_dump(mode="json")
     train, prune, run = tables["train"], tables["prune"], tables["run"]
 

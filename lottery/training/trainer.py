@@ -210,8 +210,8 @@ class Trainer:
         final = weights.read_state(self.model)
         for name in masks.leaks(final, kept) | masks.leaks(now.best, kept):
             raise LotteryError(
-                f"{name} has masked entries that are not zero: the model's train_step changes it without its optimiser, "
-                "whose constraints hold the masks."
+                f"{name} has masked entries that are not zero: the model's train_step changes it without its "
+                "optimiser, whose constraints hold the masks."
             )
         test = {step: (loss, accuracy) for step, split, loss, accuracy in now.metrics if split == "test"}
         if last not in test:
