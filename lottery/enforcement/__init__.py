@@ -30,12 +30,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # Callbacks derive from a class of Keras, so importing them imports TensorFlow; the rest waits for a model.
-    if name in ("Audit", "AuditMasks", "audit"):
-        from lottery.enforcement import auditing
+    if name in ("Audit", "AuditMasks", "EnforceMasks", "audit"):
+        from lottery.enforcement import auditing, callbacks
 
-        return getattr(auditing, name)
-    if name == "EnforceMasks":
-        from lottery.enforcement.callbacks import EnforceMasks
-
-        return EnforceMasks
+        return getattr(callbacks if name == "EnforceMasks" else auditing, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from lottery.enforcement.callbacks import FitCallback
 from lottery.enforcement.holding import PRESENT, Held, HeldAt, held, slots, words
@@ -15,28 +16,19 @@ from lottery.errors import LotteryError
 
 @dataclass(frozen=True)
 class Audit:
-    """The state of the masked entries of one weight.
-
-    Attributes:
-        num_masked: How many entries are masked.
-        deviation: The largest distance of a masked entry from its held value; infinite if it is not a finite number,
-            0 if everything is held.
-        index, held_at, found: The place of that entry, its held value and its value; None if nothing deviates.
-        num_nonzero_slots: Entries of the optimiser's slots that belong to a masked entry and are not zero.
-        gradient: The largest absolute gradient of the loss for a masked entry; None without a batch.
-    """
+    """The state of the masked entries of one weight."""
 
     num_masked: int
-    deviation: float
-    index: tuple[int, ...] | None
+    deviation: float  # largest distance of a masked entry from its held value; infinite if it is not a finite number
+    index: tuple[int, ...] | None  # the place of that entry; this and the next two are None if nothing deviates
     held_at: float | None
     found: float | None
-    num_nonzero_slots: int
-    gradient: float | None
+    num_nonzero_slots: int  # numbers in the optimiser's slots that belong to a masked entry and are not zero
+    gradient: float | None  # largest absolute gradient of the loss for a masked entry; None without a batch
 
 
 def audit(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None, batch: Any = None) -> dict[str, Audit]:
-    """Examine every masked entry of a model, its optimiser's slots and its gradients.
+    """Examine every masked entry of a model, its optimiser's slots and its gradients; return a record by weight.
 
     A deviation is a broken promise. Slots and gradients that are not zero only show how an entry would move if nothing
     reset it after each update.
@@ -47,16 +39,13 @@ def audit(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None, batch: A
         held_at: The values that masked entries should have, by weight; zero if missing.
         batch: Inputs and labels, for the gradients of the compiled model's loss.
 
-    Returns:
-        A record by weight.
-
     Raises:
         LotteryError: A mask or value does not fit, or there is a batch for a model that is not compiled.
     """
     if PRESENT in words(held_at):
         raise LotteryError('audit: received held_at="present", from which nothing deviates; pass the values by weight.')
     entries = held(model, masks, held_at)
-    gradients = None if batch is None else _gradients(model, batch)
+    gradients = {} if batch is None else _gradients(model, batch)
     return {entry.name: _audited(entry, getattr(model, "optimizer", None), gradients) for entry in entries}
 
 
@@ -67,9 +56,7 @@ class AuditMasks(FitCallback):
     ``steps_per_execution``, and at the end of each batch. Put it behind the callback that enforces the masks.
 
     Args:
-        masks: Boolean arrays by weight, True where the entry is kept.
-        held_at: The values that masked entries should have, by weight; zero if missing; or ``"present"`` for the
-            values at the beginning of training.
+        masks, held_at: As for `audit`; or ``held_at="present"`` for the values at the beginning of training.
 
     Raises:
         LotteryError: From `fit`, with the weight, the entry's index, its held value and the value found.
@@ -81,8 +68,6 @@ class AuditMasks(FitCallback):
 
     def install(self, stack: contextlib.ExitStack, logs: Any) -> None:
         """Watch from the first step on."""
-        import tensorflow as tf
-
         self._entries = held(self.model, self._masks, self._held_at)
         self._step = tf.Variable(tf.zeros((), tf.int64), trainable=False)
         # By weight: the first step after which an entry had moved, -1 for none; its place, and its value.
@@ -95,16 +80,14 @@ class AuditMasks(FitCallback):
     def on_train_batch_end(self, batch: Any, logs: Any = None) -> None:
         """Raise if anything has moved."""
         self._looking()
-        firsts = self._first.numpy()
-        moved = [index for index in range(len(firsts)) if firsts[index] >= 0]
+        moved = [(first, index) for index, first in enumerate(self._first.numpy()) if first >= 0]
         if not moved:
             return
-        index = min(moved, key=lambda place: firsts[place])
+        first, index = min(moved)
         entry = self._entries[index]
-        place = np.unravel_index(int(self._where.numpy()[index]), tuple(entry.variable.shape))
-        place = tuple(int(axis) for axis in place)
+        place = _place(self._where.numpy()[index], entry)
         value = np.broadcast_to(np.asarray(entry.value), tuple(entry.variable.shape))[place]
-        when = f"after step {firsts[index]}" if firsts[index] else "before the first step"
+        when = f"after step {first}" if first else "before the first step"
         raise LotteryError(
             f"{entry.name}{list(place)} is masked and held at {value:.9g}, and was found at "
             f"{self._found.numpy()[index]:.9g} {when}: what trains this model does not hold its masks."
@@ -120,8 +103,6 @@ class AuditMasks(FitCallback):
         return watched
 
     def _look(self) -> None:
-        import tensorflow as tf
-
         for index, entry in enumerate(self._entries):
             value = tf.convert_to_tensor(entry.variable)
             # NaN is unequal to itself, so it counts as moved.
@@ -134,32 +115,32 @@ class AuditMasks(FitCallback):
                 variable.assign(tf.where(chosen, tf.cast(new, variable.dtype), variable))
 
 
-def _audited(entry: Held, optimizer: Any, gradients: Mapping[int, np.ndarray] | None) -> Audit:
-    shape = tuple(entry.variable.shape)
+def _place(flat: Any, entry: Held) -> tuple[int, ...]:
+    return tuple(int(axis) for axis in np.unravel_index(int(flat), tuple(entry.variable.shape)))
+
+
+def _audited(entry: Held, optimizer: Any, gradients: Mapping[int, np.ndarray]) -> Audit:
     masked = ~np.asarray(entry.mask.numpy() if hasattr(entry.mask, "numpy") else entry.mask)
-    value, should = np.asarray(entry.variable.numpy()), np.broadcast_to(np.asarray(entry.value), shape)
+    value, should = np.asarray(entry.variable.numpy()), np.broadcast_to(np.asarray(entry.value), masked.shape)
     off = np.where(masked, np.abs(value.astype(np.float64) - should.astype(value.dtype)), 0.0)
     off = np.where(np.isfinite(off), off, np.inf)
-    place = np.unravel_index(int(np.argmax(off)), shape) if off.any() else None
-    remembered = (
-        [np.asarray(slot)[masked] for slot in slots(optimizer, entry.variable)] if optimizer is not None else []
-    )
-    gradient = gradients.get(id(entry.variable)) if gradients is not None else None
+    place = _place(np.argmax(off), entry) if off.any() else None
+    gradient = gradients.get(id(entry.variable))
     return Audit(
         num_masked=int(masked.sum()),
         deviation=float(off.max(initial=0.0)),
-        index=None if place is None else tuple(int(axis) for axis in place),
+        index=place,
         held_at=None if place is None else float(should[place]),
         found=None if place is None else float(value[place]),
-        num_nonzero_slots=sum(int(np.count_nonzero(values)) for values in remembered),
+        num_nonzero_slots=sum(
+            int(np.count_nonzero(np.asarray(slot)[masked])) for slot in slots(optimizer, entry.variable)
+        ),
         gradient=None if gradient is None else float(np.abs(gradient[masked]).max(initial=0.0)),
     )
 
 
 def _gradients(model: Any, batch: Any) -> dict[int, np.ndarray]:
     """Compute the loss's gradients by variable as a training step of the model would, dropout included."""
-    import tensorflow as tf
-
     if getattr(model, "optimizer", None) is None:
         raise LotteryError("audit: gradients of a batch need the model's loss; compile it, or leave out `batch`.")
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
@@ -168,9 +149,7 @@ def _gradients(model: Any, batch: Any) -> dict[int, np.ndarray]:
     with tf.GradientTape() as tape:
         loss = model.compute_loss(x, y, model(x, training=True))
     variables = model.trainable_variables
-    gradients = tape.gradient(loss, variables)
-    dense = (
-        np.zeros(variable.shape) if value is None else np.asarray(tf.convert_to_tensor(value))
-        for variable, value in zip(variables, gradients, strict=True)
-    )
-    return {id(variable): value for variable, value in zip(variables, dense, strict=True)}
+    return {
+        id(variable): np.zeros(variable.shape) if value is None else np.asarray(tf.convert_to_tensor(value))
+        for variable, value in zip(variables, tape.gradient(loss, variables), strict=True)
+    }

@@ -79,15 +79,13 @@ class EnforceMasks(FitCallback):
 
     ``model.fit(x, y, callbacks=[EnforceMasks(masks)])`` is all that is needed, also for a model that was fitted
     before. When training ends, the model is as before, except for its values. If ``fit`` raises, Keras does not tell
-    its callbacks, so entries stay held until the next ``fit`` of the model begins or `close` is called. (The context
-    managers of `lottery.enforcement` release entries at once.) A callback can be used again, for the same model or
-    another. Put callbacks that read the weights after a batch behind it.
+    its callbacks, so entries stay held until the next ``fit`` of the model begins or `close` is called. (Context
+    managers release them at once.) A callback can be used again. Put callbacks that read the weights behind it.
 
     Args:
         masks: Boolean arrays by weight, True where the entry is kept.
         mode: A key of ``lottery.enforcement.ENFORCEMENTS``, or a function like its entries.
-        held_at: The values of masked entries by weight, zero if missing; or ``"present"`` for the values that the
-            weights have when training begins.
+        held_at: As for `constraint`; ``"present"`` means the values when training begins.
 
     Raises:
         LotteryError: Here, the mode does not exist; when training begins, masks or values do not fit the model.

@@ -19,19 +19,12 @@ PRESENT = "present"
 
 @dataclass(frozen=True)
 class Held:
-    """A weight of which entries are held.
-
-    Attributes:
-        name: Its stable name.
-        variable: The model's variable.
-        mask: The entries that are kept: a boolean array, or a boolean ``tf.Variable`` that can be assigned.
-        value: The held values of the others: an array of the weight's shape, or a number.
-    """
+    """A weight of which entries are held."""
 
     name: str
     variable: Any
-    mask: Any
-    value: Any
+    mask: Any  # True for kept entries: a boolean array, or a boolean tf.Variable that can be assigned
+    value: Any  # the held values of the others: an array of the weight's shape, or a number
 
     @property
     def frozen(self) -> bool:
@@ -60,20 +53,7 @@ class Held:
 
 
 def held(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> list[Held]:
-    """Check masks and held values against a model.
-
-    Args:
-        model: A built Keras 3 or tf_keras model.
-        masks: Boolean arrays or boolean ``tf.Variable`` by weight, True where the entry is kept.
-        held_at: The values of masked entries by weight: an array of the weight's shape, a number, or ``"present"`` for
-            the values that it has now; zero if missing. ``"present"`` alone is for all weights.
-
-    Returns:
-        A record for each mask.
-
-    Raises:
-        LotteryError: A mask or a held value does not fit the model, or is not finite.
-    """
+    """Check masks and held values, as `constraint` takes them, against a model; return a record for each mask."""
     if not isinstance(masks, Mapping):
         raise LotteryError(f"masks: received {type(masks).__name__}, allowed is a dict from weights' names to masks.")
     keras_of(model)
@@ -94,12 +74,8 @@ def held(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> list[H
 def project(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> None:
     """Set every masked entry of a model to its held value, once; for loops written by hand, after each update.
 
-    Works in a ``tf.function`` too. ``held_at="present"`` would change nothing, so it is refused.
-
-    Args:
-        model: A built Keras 3 or tf_keras model.
-        masks: Boolean arrays or boolean ``tf.Variable`` by weight, True where the entry is kept.
-        held_at: The values of masked entries by weight; zero if missing.
+    Works in a ``tf.function`` too. Takes the arguments of `constraint`, but not ``held_at="present"``, which would
+    change nothing.
 
     Raises:
         LotteryError: A mask or a held value does not fit. Nothing has been changed then.
@@ -117,13 +93,9 @@ def mask_gradients(
     Call `project` after the update, too: decoupled weight decay and old momentum move entries without a gradient.
 
     Args:
-        model: A built Keras 3 or tf_keras model.
-        masks: Boolean arrays or boolean ``tf.Variable`` by weight, True where the entry is kept.
-        gradients: A gradient for each of `variables`: tensors, ``tf.IndexedSlices`` or None.
+        model, masks: As for `constraint`.
+        gradients: A gradient for each of `variables`: tensors, ``tf.IndexedSlices`` or None. As many are returned.
         variables: The variables that were differentiated; the model's ``trainable_variables`` by default.
-
-    Returns:
-        As many gradients, in the same order.
 
     Raises:
         LotteryError: A mask does not fit, or there are not as many gradients as variables.
@@ -164,10 +136,7 @@ def clear_slots(optimizer: Any, entries: Sequence[Held]) -> None:
 
 
 def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
-    """Iterate over an optimiser's slots of a variable's shape, which hold a number for each of its entries.
-
-    Statistics of rows and columns, such as Adafactor's, are of another shape and are left out.
-    """
+    """Iterate over an optimiser's slots of a variable's shape, so not over statistics of its rows and columns."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:  # of a LossScaleOptimizer
         yield from slots(inner, variable)
@@ -175,7 +144,9 @@ def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
     for name in getattr(optimizer, "get_slot_names", list)():  # a legacy optimiser of tf_keras
         with contextlib.suppress(KeyError):  # not made yet
             yield optimizer.get_slot(variable, name)
-    index = _index(optimizer, variable)
+    # Of Keras 3, or of tf_keras.
+    positions = getattr(optimizer, "_trainable_variables_indices", None) or getattr(optimizer, "_index_dict", None)
+    index = positions.get(optimizer._var_key(variable)) if positions else None
     if index is None:
         return
     known = getattr(optimizer, "_trainable_variables", None) or []
@@ -185,15 +156,6 @@ def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
             slot = value[index]
             if hasattr(slot, "assign") and slot is not variable and tuple(slot.shape) == tuple(variable.shape):
                 yield slot
-
-
-def _index(optimizer: Any, variable: Any) -> int | None:
-    """Return the position of a variable among those that an optimiser was built with, or None."""
-    positions = getattr(optimizer, "_trainable_variables_indices", None)  # Keras 3
-    if positions is None:
-        positions = getattr(optimizer, "_index_dict", None)  # tf_keras
-    key = getattr(optimizer, "_var_key", None)
-    return None if not positions or key is None else positions.get(key(variable))
 
 
 def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at: HeldAt) -> dict[str, Any]:

@@ -63,16 +63,7 @@ def gradient(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
 
     The optimiser's slots of masked entries are set to zero at the beginning and stay zero. A change of an entry
     without a gradient (such as decoupled weight decay of a held value that is not zero) is undone in the same step.
-
-    Args:
-        model: A built and compiled Keras 3 or tf_keras model; its own optimiser must be the one that trains it.
-        masks, held_at: As for `constraint`.
-
-    Yields:
-        No callbacks.
-
-    Raises:
-        LotteryError: As for `constraint`, or the model has no optimiser.
+    Takes, yields and raises as `constraint`; the model must be compiled, and trained by its own optimiser.
     """
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
@@ -95,16 +86,7 @@ def reparameterization(model: Any, masks: Mapping[str, Any], held_at: HeldAt = N
 
     So a masked entry has no gradient, whatever the optimiser. Its hidden copy, which decoupled weight decay and old
     momentum would move, is reset after each update, so that a weight that is read or saved is the one computed with.
-
-    Args:
-        model: A built Keras 3 model.
-        masks, held_at: As for `constraint`.
-
-    Yields:
-        No callbacks.
-
-    Raises:
-        LotteryError: As for `constraint`, or the model is a tf_keras model.
+    Takes, yields and raises as `constraint`; for Keras 3 only.
     """
     if keras_of(model).__name__ == "tf_keras":
         raise LotteryError(
@@ -112,17 +94,10 @@ def reparameterization(model: Any, masks: Mapping[str, Any], held_at: HeldAt = N
             'with keras, or use another mode, such as "constraint".'
         )
 
-    def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
-        def call_masked(*arguments: Any, **named: Any) -> Any:
-            with computing_with(entries):
-                return call(*arguments, **named)
-
-        return call_masked
-
     with (
         _holding(model, masks, held_at, "reparameterization") as entries,
         constrained(entries),
-        replaced(model, "call", wrapped),
+        replaced(model, "call", computing_with(entries)),
     ):
         yield []
 
@@ -133,26 +108,16 @@ def callback(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
 
     Between an update and the end of its batch the entries are not held, so ``steps_per_execution > 1`` is refused:
     Keras then ends a batch only after several updates. In a loop of your own, call the callback's
-    ``on_train_batch_end(step)`` after each update.
-
-    Args:
-        model: A built Keras 3 or tf_keras model.
-        masks, held_at: As for `constraint`.
+    ``on_train_batch_end(step)`` after each update. Takes and raises as `constraint`.
 
     Yields:
         The callback, in a list, for ``fit(..., callbacks=...)``; put it before callbacks that read the weights.
-
-    Raises:
-        LotteryError: As for `constraint`, or ``steps_per_execution`` is more than one.
     """
     _refuse_several_steps(model)
     with _holding(model, masks, held_at, "callback") as entries:
-
-        def project_after_batch(batch: Any, logs: Any = None) -> None:
-            put(entries)
-
         made: Any = keras_of(model).callbacks.LambdaCallback(
-            on_train_begin=lambda logs: _refuse_several_steps(made.model), on_train_batch_end=project_after_batch
+            on_train_begin=lambda logs: _refuse_several_steps(made.model),
+            on_train_batch_end=lambda batch, logs=None: put(entries),
         )
         made._supports_tf_logs = True  # or tf_keras copies logs from the device for it
         yield [made]
@@ -163,18 +128,9 @@ def tfmot(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Itera
     """Hold masked entries by the pruning wrappers of tensorflow_model_optimization, with these masks in them.
 
     The wrappers multiply by their masks before each forward pass, which leaves entries one update away from zero after
-    the last step; so entries are also set to zero after each update. Masks are never recomputed.
-
-    Args:
-        model: A built tf_keras model: plain, or wrapped by tfmot or by `wrappers.wrap`.
-        masks: As for `constraint`.
-        held_at: None: tfmot holds zeros only.
-
-    Yields:
-        No callbacks; tfmot's ``UpdatePruningStep`` is not needed.
-
-    Raises:
-        LotteryError: As for `constraint`, or tfmot cannot hold this mask, or the model is one of Keras 3.
+    the last step; so entries are also set to zero after each update. Masks are never recomputed, and tfmot's
+    ``UpdatePruningStep`` is not needed. Takes, yields and raises as `constraint`, for a built tf_keras model, plain or
+    wrapped by tfmot or by `wrappers.wrap`, and masks that tfmot can hold; `held_at` must be None.
     """
     if held_at is not None:
         raise LotteryError('held_at: tfmot holds masked entries at zero only; use another mode, such as "constraint".')

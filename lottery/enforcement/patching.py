@@ -24,10 +24,7 @@ _REPLACED: dict[tuple[int, str], _Replaced] = {}
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Method], Method]) -> Iterator[None]:
-    """Replace a method of one object by `make(method)`, for a while.
-
-    Several contexts may replace the same method and may end in any order: callbacks begin and end in the same order.
-    """
+    """Replace a method of one object by `make(method)`, for a while; contexts may overlap and end in any order."""
     key = (id(owner), name)
     now = _REPLACED.setdefault(key, _Replaced(vars(owner).get(name)))
 
@@ -63,11 +60,8 @@ def putting(owner: Any, name: str, entries: Sequence[Held]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undone(undo: Callable[[], Any]) -> Iterator[None]:
-    """Call a function that computes with TensorFlow at the end, but not if the context is abandoned and collected.
-
-    Python may collect at any moment: the computation would become part of a graph that is being traced at that moment,
-    or wait for a lock of that graph for ever.
-    """
+    """Call a function that computes with TensorFlow at the end, but not if the context is abandoned and collected."""
+    # Python may collect while a graph is traced: the call would become part of it, or wait for its lock for ever.
     abandoned = False
     try:
         yield
@@ -147,10 +141,8 @@ def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def computing_with(entries: Sequence[Held]) -> Iterator[None]:
-    """Let everything that reads a variable see held values, with a gradient for kept entries only.
-
-    A ``keras.StatelessScope`` would do the same for reading, and lose the updates and losses of layers.
-    """
+    """Let everything that reads a variable see held values, with a gradient for kept entries only; also a decorator."""
+    # A keras.StatelessScope would do the same for reading, and lose the updates and losses of layers.
     before = [entry.variable._value for entry in entries]
     for entry, value in zip(entries, before, strict=True):
         entry.variable._value = entry.projected(value)
@@ -182,19 +174,14 @@ def _set_constraint(variable: Any, value: Callable[[Any], Any] | None) -> None:
     elif value is None or isinstance(value, keras.constraints.Constraint):
         variable.constraint = value
     else:
-        variable.constraint = _as_constraint(value)
 
+        class Constraint(keras.constraints.Constraint):
+            """Keras needs an instance of this class up to version 3.14, and takes a function since."""
 
-def _as_constraint(function: Callable[[Any], Any]) -> Any:
-    import keras
+            def __call__(self, weight: Any) -> Any:
+                return value(weight)
 
-    class Constraint(keras.constraints.Constraint):
-        """Keras needs an instance of this class up to version 3.14, and takes a function since."""
-
-        def __call__(self, weight: Any) -> Any:
-            return function(weight)
-
-    return Constraint()
+        variable.constraint = Constraint()
 
 
 def _rebuild(owner: Any, name: str, now: _Replaced) -> None:

@@ -13,7 +13,7 @@ from lottery.enforcement.holding import Held, held
 from lottery.enforcement.patching import replaced, retrace, undone
 from lottery.errors import LotteryError
 from lottery.models import outputs
-from lottery.models.library import keras_of, reason
+from lottery.models.library import evaluating, keras_of
 
 _OTHERWISE = 'or use another mode of enforcement, such as "constraint"'
 
@@ -26,16 +26,10 @@ _TOLERANCE = 1e-5
 
 
 class Wrapped(NamedTuple):
-    """A weight that a wrapper of tfmot prunes.
-
-    Attributes:
-        variable: The weight's variable.
-        mask: The variable that it is multiplied by, of the same shape and type: 1 keeps, 0 prunes.
-        wrapper: The wrapper.
-    """
+    """A weight that a wrapper of tfmot prunes."""
 
     variable: Any
-    mask: Any
+    mask: Any  # the variable that it is multiplied by, of the same shape and type: 1 keeps, 0 prunes
     wrapper: Any
 
 
@@ -49,21 +43,13 @@ def check_library(model: Any) -> None:
 
 
 def hosts(layers: Sequence[Any], entries: Sequence[Held]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Find the layer that a wrapper has to wrap for each weight.
-
-    Args:
-        layers: Layers that may be wrapped, outer layers before those inside them.
-        entries: The weights.
-
-    Returns:
-        By the weight's name, the layer for each weight that tfmot prunes, and the reason for each other weight.
-    """
+    """Find by weight the first of `layers`, outer ones first, to wrap, or the reason why tfmot cannot prune it."""
     found, reasons = {}, {}
     pruned = {id(layer): _pruned(weights.inside(layer)) for layer in layers if layer.variables}
     for one in entries:
-        around = [layer for layer in layers if _holds(layer.variables, one)]
+        around = [layer for layer in layers if any(value is one.variable for value in layer.variables)]
         known = [layer for layer in around if pruned[id(layer)] is not None]
-        taken = [layer for layer in known if _holds(pruned[id(layer)] or (), one)]
+        taken = [layer for layer in known if any(value is one.variable for value in pruned[id(layer)] or ())]
         if taken:
             found[one.name] = taken[0]
         elif known:
@@ -77,24 +63,35 @@ def hosts(layers: Sequence[Any], entries: Sequence[Held]) -> tuple[dict[str, Any
     return found, reasons
 
 
-def leaves(model: Any) -> dict[Any, bool]:
+def leaves(model: Any, masked: bool = False) -> dict[Any, bool]:
     """Return the layers that can be replaced in a tf_keras model and in models inside it.
 
     The value of a layer is True if Keras passes masks of inputs on from it, such as those of
-    ``Embedding(..., mask_zero=True)``.
+    ``Embedding(..., mask_zero=True)``; `masked` if it passes some to the model.
     """
+    import tf_keras
+
     found: dict[Any, bool] = {}
-    for layer, masked in _walk(model, False):
-        found[layer] = masked or found.get(layer, False)
+    for layer in model.layers if isinstance(model, tf_keras.Sequential) or model._is_graph_network else ():
+        if isinstance(layer, tf_keras.Model):
+            inner = leaves(layer, masked or _has_mask(layer, "input_tensors"))
+        else:
+            inner = {layer: masked or _has_mask(layer, "output_tensors")}
+        for leaf, is_masked in inner.items():
+            found[leaf] = is_masked or found.get(leaf, False)
     return found
 
 
-def difference(layer: Any, masked: bool) -> str | None:
-    """Return what a wrapper around a tf_keras layer would change besides its pruned weights, or None.
+def _has_mask(layer: Any, which: str) -> bool:
+    import tensorflow as tf
 
-    A wrapper calls the layer's ``call`` directly, without the work that Keras does around it. `masked` is a value of
-    `leaves`.
-    """
+    tensors = tf.nest.flatten([getattr(node, which) for node in layer._inbound_nodes])
+    return any(getattr(tensor, "_keras_mask", None) is not None for tensor in tensors)
+
+
+def difference(layer: Any, masked: bool) -> str | None:
+    """Describe a change that a wrapper would make to a layer of `leaves` besides pruning; None without one."""
+    # A wrapper calls the layer's `call` directly, without the work that Keras does around it.
     if masked:
         return "its wrapper would drop the masks that Keras passes on for padded inputs"
     if layer.compute_dtype != layer.variable_dtype:
@@ -114,18 +111,7 @@ def refuse(reasons: Mapping[str, str]) -> None:
 
 
 def with_layers(model: Any, new: dict[int, Any]) -> Any:
-    """Copy a model over the same layers, except for some that are replaced.
-
-    Args:
-        model: A Sequential or functional tf_keras model; it is not changed.
-        new: The replacements, by identity of a layer in the model or in models inside it.
-
-    Returns:
-        The new model, not compiled.
-
-    Raises:
-        LotteryError: Keras cannot build it.
-    """
+    """Make a tf_keras model, not compiled, of the same layers but for those that `new` replaces, by their identity."""
     import tf_keras
 
     def layer_of(layer: Any) -> Any:
@@ -133,14 +119,8 @@ def with_layers(model: Any, new: dict[int, Any]) -> Any:
             new.setdefault(id(layer), with_layers(layer, new))  # once, since it may be shared
         return new.get(id(layer), layer)
 
-    try:
+    with evaluating(f"Keras cannot build the model {model.name!r} anew from its layers, as tfmot needs it"):
         copy = tf_keras.models.clone_model(model, clone_function=layer_of)
-    except LotteryError:
-        raise
-    except Exception as error:  # a user's layers may raise anything
-        raise LotteryError(
-            f"Keras cannot build the model {model.name!r} anew from its layers, as tfmot needs it: {reason(error)}"
-        ) from error
     if type(copy) is not type(model):
         raise LotteryError(
             f"Keras makes a plain {type(copy).__name__} of the {type(model).__name__} {model.name!r}, without its own "
@@ -163,37 +143,8 @@ def _pruned(layer: Any) -> Sequence[Any] | None:
         del layer.get_prunable_weights  # leave the layer as it was
 
 
-def _holds(variables: Sequence[Any], one: Held) -> bool:
-    return any(value is one.variable for value in variables)
-
-
-def _walk(model: Any, masked: bool) -> Iterator[tuple[Any, bool]]:
-    import tf_keras
-
-    if not (isinstance(model, tf_keras.Sequential) or model._is_graph_network):
-        return
-    for layer in model.layers:
-        if isinstance(layer, tf_keras.Model):
-            yield from _walk(layer, masked or any(_has_mask(node.input_tensors) for node in layer._inbound_nodes))
-        else:
-            yield layer, masked or any(_has_mask(node.output_tensors) for node in layer._inbound_nodes)
-
-
-def _has_mask(tensors: Any) -> bool:
-    import tensorflow as tf
-
-    return any(getattr(tensor, "_keras_mask", None) is not None for tensor in tf.nest.flatten(tensors))
-
-
 def find(model: Any) -> dict[str, Wrapped]:
-    """Find the weights that wrappers of tfmot prune, by their names in the model without wrappers.
-
-    Returns:
-        Records by name, in the order of `weights.variables`; none for a model of Keras 3.
-
-    Raises:
-        LotteryError: The model is not built, or two wrappers prune the same weight.
-    """
+    """Find the weights that wrappers of tfmot prune, by their names in the model without wrappers, in its order."""
     pruned: dict[int, Wrapped] = {}
     for wrapper in _wrappers(model):
         for variable, mask, _ in wrapper.pruning_vars:
@@ -208,12 +159,10 @@ def find(model: Any) -> dict[str, Wrapped]:
 
 
 def read_masks(model: Any) -> dict[str, np.ndarray]:
-    """Read the masks of a model with wrappers of tfmot, from `wrap` or not.
+    """Read the boolean masks by weight, True where the entry is kept, of a model with wrappers of tfmot.
 
-    The weights may disagree: tfmot leaves pruned entries one update away from zero until the next forward pass.
-
-    Returns:
-        Boolean arrays by name, True where the entry is kept; for every weight that is wrapped, pruned or not.
+    Every wrapped weight has one, pruned or not. The weights may disagree: tfmot leaves pruned entries one update away
+    from zero until the next forward pass.
 
     Raises:
         LotteryError: The model has no wrappers of tfmot.
@@ -222,12 +171,12 @@ def read_masks(model: Any) -> dict[str, np.ndarray]:
 
 
 def wrap(model: Any, masks: Mapping[str, Any]) -> Any:
-    """Wrap the layers of a model with tfmot's wrappers, which hold these masks and never recompute them.
+    """Wrap the layers of a model that have masks with tfmot's wrappers, which hold the masks and never recompute them.
 
     As in tfmot itself, the layers are shared: the new model trains the variables of `model`, whose masked entries are
-    set to zero at once. Layers without a mask are not wrapped. The new model is not compiled, and needs no
-    ``UpdatePruningStep``. After each update tfmot leaves masked entries one step away from zero until the next forward
-    pass; `strip`, or ``enforcement.tfmot`` around the training, makes them exactly zero.
+    set to zero at once. The new model is not compiled, and needs no ``UpdatePruningStep``. After each update tfmot
+    leaves masked entries one step away from zero until the next forward pass; `strip`, or ``enforcement.tfmot`` around
+    the training, makes them exactly zero.
 
     Wrappers that the model has already get these masks, keep their own for weights that `masks` does not name, and
     stop updating. If they hold everything, that model itself is returned, compiled or not.
@@ -237,8 +186,8 @@ def wrap(model: Any, masks: Mapping[str, Any]) -> Any:
         masks: Boolean arrays by weight, True where the entry is kept.
 
     Raises:
-        LotteryError: It is a Keras 3 model, a mask does not fit, or tfmot cannot hold a mask that prunes anything
-            (masks that keep everything are left out then). No weight has been changed then.
+        LotteryError: tfmot cannot hold a mask that prunes anything (masks that keep everything are left out then),
+            or a mask or the model does not fit. No weight has been changed then.
     """
     check_library(model)
     entries, found = held(model, masks), find(model)
@@ -250,11 +199,11 @@ def wrap(model: Any, masks: Mapping[str, Any]) -> Any:
     if chosen:
         model = with_layers(model, {key: _wrapper(layer) for key, layer in chosen.items()})
     silence(model)
-    given = {id(one.variable): one.mask for one in entries}
     found = find(model)
+    kept = {id(one.variable): one.mask for one in entries}
     for one in found.values():
-        if id(one.variable) in given:
-            _assign(one.mask, given[id(one.variable)])
+        if id(one.variable) in kept:
+            _assign(one.mask, kept[id(one.variable)])
     _apply(found)
     return model
 
@@ -265,15 +214,7 @@ def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
 
     Wrappers that it has already get the masks, and stop updating; other layers with masks, wherever they are in the
     model, multiply by them before each call as a wrapper would. Afterwards everything is restored, masks, schedules and
-    counts of steps included. Weights do not change before the first forward pass.
-
-    Args:
-        model: A built tf_keras model of any kind.
-        masks: Boolean arrays by weight, or boolean ``tf.Variable`` that can be assigned other masks.
-
-    Raises:
-        LotteryError: It is a Keras 3 model, a mask does not fit, or tfmot cannot hold a mask that prunes anything or
-            may come to. Nothing has been changed then.
+    counts of steps included. Weights do not change before the first forward pass, and nothing does after an error.
     """
     check_library(model)
     entries, found = held(model, masks), find(model)
@@ -288,7 +229,10 @@ def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
                 stack.callback(delattr, layer, "get_prunable_weights")
             wrapper.build(None)
             # If Keras casts variables to half precision, tfmot would assign rounded values.
-            wrapper.pruning_obj._pruning_vars = [tuple(map(_raw, triple)) for triple in wrapper.pruning_vars]
+            wrapper.pruning_obj._pruning_vars = [
+                tuple(getattr(variable, "_variable", variable) for variable in triple)
+                for triple in wrapper.pruning_vars
+            ]
             pruned = {id(variable): mask for variable, mask, _ in wrapper.pruning_vars}
             own = [(pruned[id(one.variable)], one.mask) for one in entries if id(one.variable) in pruned]
             stack.enter_context(replaced(layer, "call", partial(_preceded, own, wrapper.pruning_obj.weight_mask_op)))
@@ -303,11 +247,7 @@ def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
 
 
 def silence(model: Any) -> list[tuple[Any, Any, int]]:
-    """Stop the wrappers of a model from recomputing their masks, and let them train without ``UpdatePruningStep``.
-
-    Returns:
-        Each wrapper with its schedule and its count of steps, for `restore`.
-    """
+    """Stop wrappers from recomputing masks and needing ``UpdatePruningStep``; return what `restore` needs of each."""
     before = [(one, one.pruning_schedule, int(one.pruning_step.numpy())) for one in _wrappers(model)]
     for wrapper, _, step in before:
         _set_schedule(wrapper, _never())
@@ -333,15 +273,11 @@ def strip(model: Any, example: Any = None) -> Any:
     as after ``Embedding(..., mask_zero=True)``, and in a model that draws random numbers at inference.
 
     Args:
-        model: A model with wrappers of tfmot, from `wrap` or not.
+        model: A model with wrappers of tfmot, from `wrap` or not. The one without them is not compiled.
         example: Inputs to compare on, as the model takes them; random inputs by default, if they can be made.
 
-    Returns:
-        The model without wrappers, not compiled.
-
     Raises:
-        LotteryError: The model has no wrappers, or some that cannot be taken out, or gives other outputs without
-            them; or an example is needed.
+        LotteryError: The wrappers cannot be taken out, or outputs differ without them; or an example is needed.
     """
     found = _found(model)
     plain = with_layers(model, {id(wrapper): wrapper.layer for wrapper in _wrappers(model)})
@@ -403,10 +339,6 @@ def _assign(variable: Any, mask: Any) -> None:
     import tensorflow as tf
 
     variable.assign(tf.cast(mask, variable.dtype))
-
-
-def _raw(variable: Any) -> Any:
-    return getattr(variable, "_variable", variable)
 
 
 def _preceded(masks: Sequence[tuple[Any, Any]], then: Callable[[], Any] | None, call: Callable[..., Any]) -> Any:

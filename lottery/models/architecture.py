@@ -12,9 +12,9 @@ import json
 import math
 import re
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lottery import weights
@@ -29,16 +29,12 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def describe(model: Any, name: str | None = None) -> Architecture:
-    """Describe a model, as values that JSON holds.
-
-    Args:
-        model: A built Keras 3 or tf_keras model.
-        name: The name of the built-in network that it is, if it is one.
-    """
+    """Describe a built model, as values that JSON holds; `name` is that of the built-in network, if it is one."""
     library = keras_of(model).__name__
     if name is not None:
         input_shape, num_classes = list(model.input_shape[1:]), int(model.output_shape[-1])
         return {"library": library, "name": name, "input_shape": input_shape, "num_classes": num_classes}
+    undescribed = {"library": library, "class": type(model).__name__}
     try:
         with warnings.catch_warnings(action="ignore"):  # about layers that cannot be loaded again: see `why` below
             text = json.dumps(keras_of(model).saving.serialize_keras_object(model), allow_nan=False)
@@ -48,25 +44,15 @@ def describe(model: Any, name: str | None = None) -> Architecture:
         architecture = {"library": library, "keras": {key: whole.get(key) for key in kept}}
         check(architecture, _shapes(model))
     except TicketError as error:
-        return {"library": library, "class": type(model).__name__, "why": str(error)}
+        return undescribed | {"why": str(error)}
     except Exception as error:  # a user's layers may raise anything
-        why = f"Keras has no configuration of it: {reason(error)}"
-        return {"library": library, "class": type(model).__name__, "why": why}
+        return undescribed | {"why": f"Keras has no configuration of it: {reason(error)}"}
     return architecture
 
 
 def check(architecture: Architecture, expected: Shapes) -> None:
-    """Check that an architecture is harmless and has the expected variables, without building it.
-
-    A layer of a billion units takes no memory, and a loop ends.
-
-    Args:
-        architecture: A description, which a stranger may have written.
-        expected: The shape of each variable of `weights.portable`, by name.
-
-    Raises:
-        TicketError: It names code, or another network.
-    """
+    """Raise a `TicketError` unless an architecture is harmless and has the variables of `weights.portable` expected."""
+    # Nothing is built: a layer of a billion units takes no memory, and a loop ends.
     library = architecture.get("library")
     if library not in LIBRARIES:
         raise TicketError(
@@ -93,19 +79,7 @@ def check(architecture: Architecture, expected: Shapes) -> None:
 
 
 def build(architecture: Architecture, expected: Shapes, library: str | None = None) -> Any:
-    """Build the network, with random initial weights.
-
-    Args:
-        architecture: A description, which a stranger may have written.
-        expected: The shape of each variable of `weights.portable`, by name.
-        library: ``"keras"`` or ``"tf_keras"``; by default the library of the description.
-
-    Returns:
-        The model, built, not compiled.
-
-    Raises:
-        TicketError: As `check`; or the other library has no such configuration.
-    """
+    """Build the network after a `check`, with random initial weights, not compiled; by default with its own library."""
     library = library or architecture.get("library")
     if library not in LIBRARIES:
         raise TicketError(f"library: received {_short(repr(library))}, allowed is one of {', '.join(LIBRARIES)}.")
@@ -215,13 +189,7 @@ _PARTS = ("layer", "layers", "backward_layer", "cell", "cells")  # by a name alo
 
 
 def refused(value: Any, library: str, depth: int = 0) -> Iterator[str]:
-    """Yield, in words, what a configuration names or needs and may not; nothing if it is harmless.
-
-    Args:
-        value: The configuration, or a part of it.
-        library: ``"keras"`` or ``"tf_keras"``, which will read it.
-        depth: How many records and lists it lies in.
-    """
+    """Yield, in words, everything that a configuration, which `library` will read, names or needs and may not."""
     if depth > _DEEPEST:
         yield f"parts nested more than {_DEEPEST} deep"
     elif isinstance(value, Mapping):
@@ -272,18 +240,7 @@ class Stopped(BaseException):
 
 
 def traced(library: str, make: Callable[[], Any], expected: Shapes) -> Shapes:
-    """Return the shapes of a model's variables, in a bounded number of calls and with memory only for expected ones.
-
-    Args:
-        library: ``"keras"`` or ``"tf_keras"``, which makes the model.
-        make: Makes the model.
-        expected: The shape of each variable of `weights.portable` that it should have, by name.
-
-    Raises:
-        Exception, Stopped: Whatever Keras raises; or the trace takes too long, or makes too many variables.
-    """
-    found: list[Shapes] = []
-    errors: list[BaseException] = []
+    """Return the shapes of a model's variables, with bounded calls and memory; Keras may raise any error."""
     left = min(_CALLS + _CALLS_BY_VARIABLE * len(expected), _MOST_CALLS)
     most = 2 * sum(map(math.prod, expected.values())) + _SPARE
 
@@ -294,25 +251,20 @@ def traced(library: str, make: Callable[[], Any], expected: Shapes) -> Shapes:
         if left < 0 and event == "call" and "keras" in frame.f_code.co_filename:
             raise Stopped("it takes too long, for its graph has a loop, or one of its numbers is too large.")
 
-    def trace() -> None:
+    def trace() -> Shapes:
         scope = _without_values if library == "keras" else _with_few_values
         try:
             with warnings.catch_warnings(action="ignore"), scope(most):
                 sys.setprofile(count)  # of this thread
-                found.append(_shapes(make()))
+                found = _shapes(make())
                 sys.setprofile(None)
-        except (Exception, Stopped) as error:
-            errors.append(error)
+                return found
         finally:
             sys.setprofile(None)
 
     # A thread, because Keras remembers by thread which variables have no value yet, and would give them one next time.
-    thread = threading.Thread(target=trace)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return found[0]
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(trace).result()
 
 
 @contextlib.contextmanager

@@ -56,10 +56,8 @@ def _config(thing: Any, method: str = "get_config") -> Any:
 def _attributes(layer: Any) -> list[Any]:
     """Return the source of functions that a layer holds, and plain attributes of a layer that is not Keras' own."""
     held = vars(layer).items()
-    own = bool(_source(type(layer)))
-    plain = {
-        key: value for key, value in held if own and not key.startswith("_") and key != "name" and _is_plain(value)
-    }
+    own = held if _source(type(layer)) else ()
+    plain = {key: value for key, value in own if not key.startswith("_") and key != "name" and _is_plain(value)}
     return [plain, [_source(value) for _, value in held if inspect.isroutine(value)]]
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from lottery.errors import LotteryError
@@ -34,13 +34,7 @@ EFFECTS = {name: effect for effect, names in _NAMES.items() for name in names.sp
 
 
 def obstacle(layer: str, settings: Mapping[str, Any], has_units: bool) -> str:
-    """Say why a layer cannot be part of a chain that treats its units alike; empty if it can.
-
-    Args:
-        layer: Name of its class.
-        settings: Its configuration; ``groups`` and ``data_format`` count.
-        has_units: True after the first weights.
-    """
+    """Say why a layer of this class and settings cannot be in a chain that treats its units alike; empty if it can."""
     if layer not in EFFECTS:
         return ", which is not known here"
     if EFFECTS[layer] == START and has_units:
@@ -50,23 +44,14 @@ def obstacle(layer: str, settings: Mapping[str, Any], has_units: bool) -> str:
     return " with channels first, allowed is channels_last" if settings.get("data_format") == "channels_first" else ""
 
 
-def library_name(thing: Any) -> str:
-    """Name of the package that defines a class or a function, such as ``"keras"``; empty if it says none."""
-    return (getattr(thing, "__module__", None) or "").partition(".")[0]
-
-
-def is_keras(thing: Any) -> bool:
+def is_keras(thing: Any, libraries: Collection[str] = LIBRARIES) -> bool:
     """Check if a class or a function is part of Keras 3 or tf_keras itself."""
-    return library_name(thing) in LIBRARIES
+    return (getattr(thing, "__module__", None) or "").partition(".")[0] in libraries
 
 
 def keras_of(model: Any) -> Any:
-    """Return the module that a model was made with: ``keras`` or ``tf_keras``.
-
-    Raises:
-        LotteryError: It is no Keras model, or the backend of Keras is not TensorFlow.
-    """
-    if any(library_name(cls) == "tf_keras" for cls in type(model).__mro__):
+    """Return the module that a model was made with, ``keras`` or ``tf_keras``, or raise if it is no Keras model."""
+    if any(is_keras(cls, ["tf_keras"]) for cls in type(model).__mro__):
         import tf_keras
 
         return tf_keras

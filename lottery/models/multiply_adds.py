@@ -11,19 +11,13 @@ Shape = tuple[int | None, ...]
 
 
 def per_entry(model: Any) -> dict[str, int | None]:
-    """Count the multiply-adds of one entry of each prunable weight, for one example.
+    """Count the multiply-adds of one entry of each prunable weight for one example, in the order of `weights.prunable`.
 
     A Dense layer multiplies an entry once for a vector, and once per step for a sequence; a convolution once per output
     position, windows that reach over padding included, as is usual; a transposed convolution once per input position;
     LSTM, GRU and SimpleRNN once per step; an Embedding, which looks its entries up, never. A layer that is called
-    several times counts each call.
-
-    Args:
-        model: A built Keras 3 or tf_keras model, with pruning wrappers of tfmot or without.
-
-    Returns:
-        By stable name, in the order of `weights.prunable`, a number; or None where it is unknown: the layer or the
-        model has a ``call`` of its own, or the number depends on an open dimension (None in a shape).
+    several times counts each call. The number is None where it is unknown: the layer or the model has a ``call`` of its
+    own, or the number depends on an open dimension (None in a shape).
     """
     prunable = weights.prunable(model)
     found: dict[str, list[int | None]] = {name: [] for name in prunable}

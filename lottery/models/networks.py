@@ -29,7 +29,7 @@ def lenet_300_100(input_shape: tuple[int, ...] = (28, 28), num_classes: int = 10
 
     Examples of any shape are flattened. 266,200 prunable weights on MNIST.
     """
-    keras = keras or _keras_3()
+    keras = keras or importlib.import_module("keras")
     layers = keras.layers
     stack = [layers.InputLayer(input_shape), layers.Flatten()]
     stack += [layers.Dense(units, activation="relu", kernel_initializer=GLOROT) for units in (300, 100)]
@@ -42,12 +42,9 @@ def lenet_5(input_shape: tuple[int, ...] = (28, 28), num_classes: int = 10, kera
     Convolutions of 20 and 50 channels, 5 x 5, without padding, each followed by 2 x 2 max pooling and by no other
     nonlinearity; then 500 units with ReLU, then the classes. https://arxiv.org/abs/1506.02626 prunes it. It is not in
     Frankle & Carbin 2019, whose "LeNet" is `lenet_300_100`; it starts like their networks, Glorot normal. 430,500
-    prunable weights on MNIST.
-
-    Raises:
-        LotteryError: Examples are not images, or smaller than 16 x 16 pixels.
+    prunable weights on MNIST. Images have at least 16 x 16 pixels.
     """
-    keras = keras or _keras_3()
+    keras = keras or importlib.import_module("keras")
     layers = keras.layers
     stack = _image(layers, "lenet_5", input_shape, 16)
     for channels in (20, 50):
@@ -63,14 +60,12 @@ def conv(
 
     Pairs of 3 x 3 convolutions with ReLU, of 64, 128 and 256 channels, each pair followed by 2 x 2 max pooling; then
     256, 256 units with ReLU, then the classes. Glorot normal. 4,300,992, 2,425,024 or 2,261,184 prunable weights on
-    CIFAR-10; the paper's table has 1.7M for the last, which its own layers do not add up to.
-
-    Raises:
-        LotteryError: `num_convolutions` is not 2, 4 or 6; or examples are not images, or smaller than 2, 4 or 8 pixels.
+    CIFAR-10; the paper's table has 1.7M for the last, which its own layers do not add up to. Images have at least 2, 4
+    or 8 pixels in height and width.
     """
     if num_convolutions not in (2, 4, 6):
         raise unknown("conv_N", num_convolutions, ("2", "4", "6"))
-    keras = keras or _keras_3()
+    keras = keras or importlib.import_module("keras")
     layers, num_pairs = keras.layers, num_convolutions // 2
     stack = _image(layers, f"conv_{num_convolutions}", input_shape, 2**num_pairs)
     for channels in (64, 128, 256)[:num_pairs]:
@@ -90,14 +85,12 @@ def vgg(depth: int, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int
     dense layer in place of the original's three. Glorot normal, as the table of https://arxiv.org/abs/1803.03635 says;
     open_lth, the later code of its author, draws He normal instead, gives its convolutions biases, which the BatchNorm
     after them takes off again, and starts the scales of BatchNorm at random between 0 and 1 where these start at 1.
-    9,222,848, 14,715,584 or 20,024,000 prunable weights on CIFAR-10, of which the dense layer has 5,120.
-
-    Raises:
-        LotteryError: `depth` is not 11, 16 or 19; or examples are not images, or smaller than 16 x 16 pixels.
+    9,222,848, 14,715,584 or 20,024,000 prunable weights on CIFAR-10, of which the dense layer has 5,120. Images have at
+    least 16 x 16 pixels.
     """
     if depth not in VGG_CONVOLUTIONS:
         raise unknown("vgg_N", depth, [str(one) for one in VGG_CONVOLUTIONS])
-    keras = keras or _keras_3()
+    keras = keras or importlib.import_module("keras")
     layers = keras.layers
     stack = _image(layers, f"vgg_{depth}", input_shape, 16)
     for index, (channels, num) in enumerate(zip(VGG_WIDTHS, VGG_CONVOLUTIONS[depth], strict=True)):
@@ -118,13 +111,10 @@ def resnet(depth: int, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: 
     (He et al. pad with zeros, without weights). Glorot normal, as its table says; open_lth draws He normal, and starts
     the scales of BatchNorm at random between 0 and 1 where these start at 1. ResNet-20 has 270,896 prunable weights on
     CIFAR-10: 270,256 in convolutions and 640 in the dense layer.
-
-    Raises:
-        LotteryError: There is no such depth, or examples are not images.
     """
     if depth < 8 or depth % 6 != 2:
         raise LotteryError(f"resnet_N has 6 n + 2 layers: received {depth}, allowed is 8, 14, 20, 26 and so on.")
-    keras = keras or _keras_3()
+    keras = keras or importlib.import_module("keras")
     layers = keras.layers
 
     def convolution(x: Any, channels: int, size: int, stride: int = 1, name: str | None = None) -> Any:
@@ -147,12 +137,6 @@ def resnet(depth: int, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: 
             x = layers.ReLU()(convolution(x, channels, 3, 2 if shrinks else 1))
             x = layers.ReLU()(layers.Add()([convolution(x, channels, 3), shortcut]))
     return keras.Model(inputs, _output(keras, num_classes)(layers.GlobalAveragePooling2D()(x)))
-
-
-def _keras_3() -> Any:
-    import keras
-
-    return keras
 
 
 def _output(keras: Any, num_classes: int) -> Any:
@@ -185,13 +169,9 @@ def _normalisation(layers: Any, name: str | None = None) -> Any:
 MODELS: dict[str, Callable[..., Any]] = {
     "lenet_300_100": lenet_300_100,
     "lenet_5": lenet_5,
-    "conv_2": partial(conv, 2),
-    "conv_4": partial(conv, 4),
-    "conv_6": partial(conv, 6),
+    **{f"conv_{num}": partial(conv, num) for num in (2, 4, 6)},
     "resnet_20": partial(resnet, 20),
-    "vgg_11": partial(vgg, 11),
-    "vgg_16": partial(vgg, 16),
-    "vgg_19": partial(vgg, 19),
+    **{f"vgg_{depth}": partial(vgg, depth) for depth in VGG_CONVOLUTIONS},
 }
 
 
@@ -202,11 +182,7 @@ def is_built_in(name: str) -> bool:
 
 
 def named(name: str) -> Callable[..., Any]:
-    """Look up the function that builds a network, ``(input_shape, num_classes, keras) -> model``.
-
-    Raises:
-        LotteryError: The name is not `is_built_in`.
-    """
+    """Look up the function that builds a network, ``(input_shape, num_classes, keras) -> model``."""
     if not is_built_in(name):
         raise unknown("The network", name, MODELS)
     return MODELS.get(name) or partial(resnet, int(name.removeprefix("resnet_")))
@@ -220,9 +196,6 @@ def builder(name: str, input_shape: tuple[int, ...], num_classes: int, library: 
             model. The current folder is searched for its module first.
         input_shape, num_classes, library: Of a built-in network. With ``"tf_keras"`` it starts from the weights that
             Keras 3 draws, as with ``"keras"``.
-
-    Raises:
-        LotteryError: The module or the function does not exist.
     """
     if is_built_in(name):
         return lambda: _built(named(name), input_shape, num_classes, library)

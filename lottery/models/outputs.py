@@ -14,15 +14,7 @@ _LENGTH = 16  # of dimensions that a model leaves open
 
 
 def largest_difference(one: Any, other: Any, example: Any = None) -> float:
-    """Compute how far two models are apart at inference, as `between`.
-
-    Args:
-        one, other: Models of one library that take the same inputs.
-        example: Inputs as the models take them; by default `random_inputs` of the first.
-
-    Raises:
-        LotteryError: There is nothing to compare, or an example is needed.
-    """
+    """Compute how far two models are apart at inference, as `between`, on an example or on `random_inputs`."""
     made = example is None
     what = "random inputs, pass some that it takes as example" if made else "the example, pass inputs that it takes"
     with evaluating(f"The model {one.name!r} fails on {what}"):
@@ -32,16 +24,7 @@ def largest_difference(one: Any, other: Any, example: Any = None) -> float:
 
 
 def evaluate(function: Callable[..., Any], inputs: Any, **settings: Any) -> list[np.ndarray]:
-    """Compute the outputs of a function in batches.
-
-    Args:
-        function: A model, or any function from inputs to an output, or to several in any nesting.
-        inputs: An array, or arrays in any nesting; the first dimension counts examples, as in the outputs.
-        settings: Other arguments of the function, by name.
-
-    Returns:
-        One array for each output, in the order of TensorFlow's structures.
-    """
+    """Compute the outputs of a model or a function in batches: a flat list of arrays, in any nesting before."""
     import tensorflow as tf
 
     batches = []
@@ -52,11 +35,7 @@ def evaluate(function: Callable[..., Any], inputs: Any, **settings: Any) -> list
 
 
 def comparable(outputs: Any, of: str = "the model") -> list[np.ndarray]:
-    """Return outputs, in any nesting, as a list of arrays; `of` names the model in errors.
-
-    Raises:
-        LotteryError: An output is empty, or holds nothing but NaN and infinities.
-    """
+    """Return outputs, in any nesting, as a list of arrays; raise if one is empty or only NaN and infinities."""
     arrays = _arrays(outputs)
     for array in arrays:
         if not array.size:
@@ -70,15 +49,9 @@ def comparable(outputs: Any, of: str = "the model") -> list[np.ndarray]:
 
 
 def between(outputs: Any, others: Any, of: str = "the model") -> float:
-    """Compute how far the outputs of one model, in any nesting, are from those of another, relative to the largest.
+    """Return the largest absolute difference in an output over the output's largest finite absolute value.
 
-    Returns:
-        The largest absolute difference in an output over its largest finite absolute value; of several outputs, the
-        largest of these. 0 if they are the same. Infinite where their shapes differ, or where only one of the two has
-        NaN or an infinity.
-
-    Raises:
-        LotteryError: There is nothing to compare: `outputs` are not `comparable`.
+    Infinite where shapes differ, or only one has NaN or an infinity. `outputs`, in any nesting, must be `comparable`.
     """
     first, second = comparable(outputs, of), _arrays(others)
     if len(first) != len(second):
@@ -110,13 +83,7 @@ def _is_text(array: np.ndarray) -> bool:
 
 
 def random_inputs(model: Any) -> Any:
-    """Make random inputs of a model's shapes and types, the same each time.
-
-    They are normal numbers, or indices that all Embeddings of the model know, a third of them 0.
-
-    Raises:
-        LotteryError: Only the caller knows which inputs are valid.
-    """
+    """Make inputs of a model, always the same: normal numbers, or indices that its Embeddings know, a third of them 0."""
     import tensorflow as tf
 
     keras = keras_of(model)

@@ -22,34 +22,17 @@ _CHAIN = (
 
 
 class Link(NamedTuple):
-    """A layer of a chain.
-
-    Attributes:
-        layer: The Keras layer.
-        effect: Its effect on units; see `lottery.models.library.EFFECTS`.
-        before, after: Shapes of one example.
-        mixes: True if an output of the layer, or of the activation within it, may depend on other units at its place.
-    """
+    """A layer of a chain."""
 
     layer: Any
-    effect: str
-    before: tuple[int, ...]
+    effect: str  # on units: see `lottery.models.library.EFFECTS`
+    before: tuple[int, ...]  # the shape of one example; so is `after`
     after: tuple[int, ...]
-    mixes: bool
+    mixes: bool  # an output of the layer, or of the activation within it, may depend on other units at its place
 
 
 def take_apart(model: Any) -> list[Link]:
-    """List the layers of a model that is one chain, in order, without its input.
-
-    Args:
-        model: A built Keras 3 or tf_keras model, Sequential or functional.
-
-    Returns:
-        The chain; at least one of its layers is `WEIGHTED`.
-
-    Raises:
-        LotteryError: It is no chain, or has a layer that is not known here.
-    """
+    """List the layers of a built model that is one chain, some of them `WEIGHTED`, in order, without its input."""
     keras, received = keras_of(model), type(model)
     weights.variables(model)  # refuses a model that is not built
     if received.__name__ not in ("Sequential", "Functional") or not is_keras(received):

@@ -30,35 +30,18 @@ Piece = tuple[Any, list[np.ndarray]]
 
 @dataclass(frozen=True)
 class Compacted:
-    """A smaller model that computes the same, and its sizes as pairs of before and after.
+    """A smaller model that computes the same, and its sizes as pairs of before and after."""
 
-    Attributes:
-        model: The compacted model, of the same library as the original, not compiled.
-        units: Units of each Dense and convolution, by the stable name of the layer.
-        num_parameters: Numbers that Keras counts in the model, moving statistics included.
-        multiply_adds: Multiplications of Dense and convolutional kernels for one example.
-        input_shape: Shape of one example as the compacted model takes it.
-        unread: Of the shape of one example of the original, True where no remaining weight reads the entry.
-        inputs: Flat positions, in an example of the original, of the entries that the compacted model takes.
-    """
-
-    model: Any
-    units: dict[str, tuple[int, int]]
-    num_parameters: tuple[int, int]
-    multiply_adds: tuple[int, int]
-    input_shape: tuple[int, ...]
-    unread: np.ndarray
-    inputs: np.ndarray
+    model: Any  # of the same library as the original, not compiled
+    units: dict[str, tuple[int, int]]  # of each Dense and convolution, by the stable name of the layer
+    num_parameters: tuple[int, int]  # as Keras counts them, moving statistics included
+    multiply_adds: tuple[int, int]  # of Dense and convolutional kernels for one example
+    input_shape: tuple[int, ...]  # of one example as the compacted model takes it
+    unread: np.ndarray  # of the shape of one example of the original, True where no remaining weight reads the entry
+    inputs: np.ndarray  # flat positions, in an example of the original, of the entries that the compacted model takes
 
     def select(self, x: Any) -> Any:
-        """Convert examples for the original model, an array or tensor, into examples for the compacted one.
-
-        Returns:
-            `x` itself if the compacted model takes all entries in their shape; else a flat array of those it takes.
-
-        Raises:
-            LotteryError: The examples have another shape than the original model takes.
-        """
+        """Convert examples for the original model into those for the compacted one: themselves, or a flat choice."""
         if tuple(x.shape[1:]) != self.unread.shape:
             raise LotteryError(
                 f"The examples have shape {tuple(x.shape[1:])}, allowed is {self.unread.shape}, as the model before "
@@ -90,8 +73,7 @@ def compact(model: Any, drop_inputs: bool = False) -> Compacted:
             `Compacted.select` returns them. Only where the first layer with weights is a Dense.
 
     Raises:
-        LotteryError: The model is no chain of known layers, its inputs cannot be dropped, or on random inputs it gives
-            no finite outputs, or others than the compacted model.
+        LotteryError: The model does not fit, or its outputs on random inputs are not finite, or change.
     """
     links = chain.take_apart(model)
     first = [*itertools.takewhile(lambda link: link.effect != WEIGHTED, links)]
@@ -105,8 +87,7 @@ def compact(model: Any, drop_inputs: bool = False) -> Compacted:
     unread = _unread(keras_of(model), links, segments)
     inputs, shape = np.arange(unread.size), links[0].before
     if drop_inputs:
-        inputs = np.flatnonzero(~unread)
-        inputs = inputs if inputs.size else np.arange(1)  # Keras needs one
+        inputs = np.flatnonzero(~unread) if not unread.all() else np.arange(1)  # Keras needs one
         shape = (inputs.size,)
         pieces = _flat_pieces(first, segments, inputs)
     else:
@@ -415,15 +396,7 @@ def benchmark(
     num_turns: int = 25,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Benchmark:
-    """Compact a model as `compact`, compare its outputs with the original's, and time both as `latency`.
-
-    Args:
-        inputs: Examples as the model takes them, by default 1000 random ones. All are compared; one of them and all, at
-            most 1000, are timed.
-
-    Raises:
-        LotteryError: As `compact`; or the model does not take the inputs, or gives no finite outputs on them.
-    """
+    """Compact a model, compare outputs on all `inputs`, and time both models on one of them and on at most 1000."""
     compacted = compact(model, drop_inputs)
     inputs = _random(model, _MANY) if inputs is None else np.asarray(inputs)
     difference, taken = _difference(model, compacted, inputs), compacted.select(inputs)
@@ -445,14 +418,8 @@ def latency(
     Args:
         models: Built models of one input, by name.
         example: Inputs, all of which go through in one call; or, where models take different ones, inputs by name.
-        num_turns: Turns that each model takes.
+        num_turns: Turns that each model takes; by name, the median of the seconds of a call over them is returned.
         clock: Returns seconds; ``time.process_time`` returns those of the processors, whatever else they do.
-
-    Returns:
-        Seconds of a call by name, the median over the turns.
-
-    Raises:
-        LotteryError: There is no model, or one has no inputs by its name, or does not take them.
     """
     import tensorflow as tf
 

@@ -24,26 +24,15 @@ from lottery.tickets.reopened import zeros_kept
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported file, and how it compares with the model.
+    """An exported file, and how it compares with the model."""
 
-    Attributes:
-        path: The file, or the folder of a SavedModel.
-        form: A key of `EXPORTS`.
-        num_bytes: Its size; of a folder, that of its files.
-        num_gzipped: Its size after gzip at level 9; of a folder, that of a tar file of it.
-        difference: The largest difference of an output from the model's, over the model's largest output.
-        agreement: Share of inputs for which the same entry of the output is the largest, at every place of every
-            output.
-        zeros_checked: False if a converter took a weight apart, so that its masked entries were not seen to be zero.
-    """
-
-    path: Path
+    path: Path  # of a SavedModel, the folder
     form: str
-    num_bytes: int
-    num_gzipped: int
-    difference: float
-    agreement: float
-    zeros_checked: bool
+    num_bytes: int  # of a folder, those of its files
+    num_gzipped: int  # bytes after gzip at level 9; of a folder, those of a tar file of it
+    difference: float  # the largest of an output from the model's, over the model's largest output
+    agreement: float  # share of inputs with the same largest entry of the output, at every place of every output
+    zeros_checked: bool  # False if a converter took a weight apart, so that its masked entries were not seen to be zero
 
 
 def export(model: Any, masks: Masks, path: str | Path, form: str | None = None, inputs: Any = None) -> Exported:
@@ -61,9 +50,6 @@ def export(model: Any, masks: Masks, path: str | Path, form: str | None = None, 
             without one, a SavedModel.
         inputs: Real examples as the network takes them, to compare on; ``"tflite_int8"`` takes the ranges of its
             integers from them too. By default a few random ones, where they can be made.
-
-    Returns:
-        Sizes, and how close the outputs are.
 
     Raises:
         LotteryError: A masked entry is not zero, here or in the file; the form does not take this model, or needs

@@ -41,9 +41,6 @@ class Form(NamedTuple):
         return Path(self.file).suffix
 
 
-# Keras, by Keras' own `save`, and SavedModel
-
-
 def keras(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """Write a model with Keras' own ``save``, without optimiser, loss and metrics; ``models.load_model`` loads it."""
     # Keras also saves what a model was compiled with, the slots of its optimiser included.
@@ -52,14 +49,13 @@ def keras(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
 
 def keras_opened(path: Path, model: Any) -> Opened:
     """Load a file of `keras`."""
-    return _of_model(keras_of(model).models.load_model(path))
+    loaded = keras_of(model).models.load_model(path)
+    tensors = {name: Stored(value) for name, value in weights.read_state(loaded).items()}
+    return Opened(lambda inputs: loaded(inputs, training=False), tensors, named=True)
 
 
 def saved_model(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
-    """Write a TensorFlow SavedModel with Keras' ``export``; it has an endpoint ``serve``.
-
-    Keras 3 (seen in 3.15) writes each variable twice.
-    """
+    """Write a TensorFlow SavedModel with an endpoint ``serve``; Keras 3 (seen in 3.15) writes each variable twice."""
     model.export(str(path))
 
 
@@ -77,9 +73,6 @@ def saved_model_opened(path: Path, model: Any) -> Opened:
         return loaded.serve(flat if is_flat and len(flat) > 1 else inputs)
 
     return Opened(outputs, tensors, named=False)
-
-
-# TFLite
 
 
 def tflite(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
@@ -129,15 +122,18 @@ def tflite_int8(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
 def _converter(model: Any) -> Any:
     import tensorflow as tf
 
-    for what in ("inputs", "outputs"):
-        tensors = getattr(model, what, None)
-        if tensors is None or len(tensors) != 1:
-            found = "no fixed" if tensors is None else len(tensors)
-            raise LotteryError(
-                f"The model {model.name!r} has {found} {what}, and TFLite is written for Sequential and functional "
-                'models with one; use the form "saved_model".'
-            )
+    _check_single(model, "inputs", "TFLite")
+    _check_single(model, "outputs", "TFLite")
     return tf.lite.TFLiteConverter.from_keras_model(model)
+
+
+def _check_single(model: Any, what: str, library: str) -> None:
+    tensors = getattr(model, what, None)
+    if tensors is None or len(tensors) != 1:
+        raise LotteryError(
+            f"The model {model.name!r} has {'no fixed' if tensors is None else len(tensors)} {what}, and {library} is "
+            'written for Sequential and functional models with one; use the form "saved_model".'
+        )
 
 
 def tflite_opened(path: Path, model: Any) -> Opened:
@@ -188,12 +184,8 @@ def decoded(values: np.ndarray, shape: Any, encoding: Mapping[str, Any]) -> np.n
 
     It is a tree of dimensions, after Chou, Kjolstad & Amarasinghe 2018, https://arxiv.org/abs/1804.10112: under each
     entry of one dimension all places of the next (a dense dimension), or a list of some (a sparse one). A dimension
-    that is cut into blocks comes a second time, for the place within the block.
-
-    Args:
-        values: The stored values, in the order of the tree.
-        shape: Shape of the dense array.
-        encoding: ``traversal_order``, ``block_map`` and ``dim_metadata`` as the interpreter returns them.
+    that is cut into blocks comes a second time, for the place within the block. `values` are in the order of the tree;
+    `encoding` is a record of the interpreter.
     """
     places = np.zeros((1, 0), np.int64)  # one row for each entry so far, one column for each dimension passed
     for level in encoding["dim_metadata"]:
@@ -216,8 +208,6 @@ def decoded(values: np.ndarray, shape: Any, encoding: Mapping[str, Any]) -> np.n
     dense[tuple(index)] = values
     return dense
 
-
-# NumPy
 
 _MASK = "mask:"
 
@@ -250,15 +240,8 @@ def npz_opened(path: Path, model: Any) -> Opened:
     return Opened(outputs, {name: Stored(value) for name, value in arrays.items()}, named=True)
 
 
-# tfmot
-
-
 def tfmot(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
-    """Write a tf_keras model in pruning wrappers of tfmot that hold the masks and never recompute them.
-
-    ``tf_keras.models.load_model`` loads it within ``tfmot.sparsity.keras.prune_scope()``, and it trains there without
-    ``UpdatePruningStep``.
-    """
+    """Write a tf_keras model in wrappers of tfmot that hold the masks; it trains without ``UpdatePruningStep``."""
     wrappers.check_library(model)
     # A copy, because the wrappers would share the layers of the caller's model.
     wrappers.wrap(_copy(model), masks).save(path)
@@ -272,18 +255,11 @@ def tfmot_opened(path: Path, model: Any) -> Opened:
         return keras_opened(path, model)
 
 
-# ONNX
-
-
 def onnx(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """Write an ONNX file with tf2onnx. Zeros are stored like other numbers."""
     if missing := [name for name in ("onnx", "onnxruntime", "tf2onnx") if importlib.util.find_spec(name) is None]:
         raise LotteryError(f"ONNX needs {', '.join(missing)}; install them by: pip install 'lottery[onnx]'.")
-    if len(getattr(model, "inputs", None) or ()) != 1:
-        raise LotteryError(
-            f"The model {model.name!r} has not one input, and ONNX is written for Sequential and functional models "
-            'that do; use the form "saved_model".'
-        )
+    _check_single(model, "inputs", "ONNX")
     if keras_of(model).__name__ == "keras":
         with warnings.catch_warnings():
             # Keras checks for a name that NumPy removed, and NumPy 2 warns that it may come back.
@@ -341,8 +317,3 @@ def _copy(model: Any) -> Any:
         )
     weights.assign(copy, weights.read_state(model))
     return copy
-
-
-def _of_model(loaded: Any) -> Opened:
-    tensors = {name: Stored(value) for name, value in weights.read_state(loaded).items()}
-    return Opened(lambda inputs: loaded(inputs, training=False), tensors, named=True)

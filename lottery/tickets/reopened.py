@@ -33,22 +33,12 @@ class Opened(NamedTuple):
 
 
 def zeros_kept(opened: Opened, weights: Weights, masks: Masks) -> bool:
-    """Check that masked entries are zero in an opened file.
+    """Check that the masked entries of a ticket are zero in an opened file, and raise if one is not.
 
     Without stable names, a weight is found by its kept values: some tensor must hold them, in any order of dimensions
     and each output channel times a number of its own (converters transpose, merge dimensions, fold a normalisation into
-    the layer before it, and round to integers).
-
-    Args:
-        opened: The file.
-        weights, masks: The ticket, by name.
-
-    Returns:
-        True if every masked entry was seen to be zero; False if some weight with masked entries cannot be found in the
-        file, because a converter took it apart, for example.
-
-    Raises:
-        LotteryError: A masked entry is not zero in the file, or a weight is missing there.
+    the layer before it, and round to integers). Return False if a weight with masked entries cannot be found, because
+    a converter took it apart, for example.
     """
     seen = True
     for name, mask in masks.items():
