@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lottery import config, files, masks, progress, weights
+from lottery import files, masks, progress, weights
 from lottery.analysis import connectivity, connectivity_files
 from lottery.analysis.connectivity_files import ORDERS, Row, Siblings
 from lottery.data import Streams
@@ -55,12 +55,17 @@ def connect(
         execution: How to train; its workers and TensorBoard play no part.
 
     Raises:
-        LotteryError: There is no such run, round, replicate or step; its rounds do not start from rewound weights; the
-            two orders of its data are the same; or a stored sibling is damaged or no longer has the round's masks.
+        LotteryError: No such network is stored; rounds do not start from rewound weights; the two orders of the data
+            are the same; or a stored sibling is damaged or no longer has the round's masks.
     """
     path = Path(run)
     settings = store.read_experiment(path)
-    steps, alphas = _steps(settings, steps), line.alphas
+    if settings.rewind.mode != "weights":
+        raise unknown("rewind.mode of a run whose networks are to be connected", settings.rewind.mode, ["weights"])
+    for step in steps:
+        if not 0 <= step < settings.train.num_steps:
+            raise LotteryError(f"steps: received {step}, allowed are 0 to {settings.train.num_steps - 1}.")
+    steps, alphas = sorted(set(steps)) or [settings.rewind.step], line.alphas
     chosen = branching.stored_rounds(path, settings, rounds, replicate)
     wanted = [Siblings(path, settings, *place, step) for place in chosen for step in steps]
     if any(siblings.round.record["final_test_accuracy"] is None for siblings in wanted):
@@ -102,15 +107,6 @@ def connect(
                     _measure(training, siblings, walk, again is not None)
 
 
-def _steps(settings: config.Experiment, steps: Sequence[int]) -> list[int]:
-    if settings.rewind.mode != "weights":
-        raise unknown("rewind.mode of a run whose networks are to be connected", settings.rewind.mode, ["weights"])
-    for step in steps:
-        if not 0 <= step < settings.train.num_steps:
-            raise LotteryError(f"steps: received {step}, allowed are 0 to {settings.train.num_steps - 1}.")
-    return sorted(set(steps)) or [settings.rewind.step]
-
-
 def _check_orders(prepared: Prepared) -> None:
     """Refuse a data set whose order does not depend on the seed: its two siblings would be the same network."""
     import tensorflow as tf
@@ -147,13 +143,11 @@ def _missing_steps(own: Sequence[Siblings]) -> list[int]:
 
 def _spans(wanted: Sequence[Siblings]) -> dict[Network, tuple[int, int]]:
     """Give the first and last step of each network to train: dense networks up to the last missing step, siblings."""
-    spans: dict[Network, tuple[int, int]] = {}
-    for own in _by_replicate(wanted):
-        if missing := _missing_steps(own):
-            spans[own[0].replicate, 0, f"to_step_{missing[-1]}"] = 0, missing[-1]
-        for one in own:
-            for order in one.missing():
-                spans[one.replicate, one.index, one.branch(order)] = one.step, one.experiment.train.num_steps
+    last = {own[0].replicate: steps[-1] for own in _by_replicate(wanted) if (steps := _missing_steps(own))}
+    spans = {(replicate, 0, f"to_step_{step}"): (0, step) for replicate, step in last.items()}
+    for one in wanted:
+        for order in one.missing():
+            spans[one.replicate, one.index, one.branch(order)] = one.step, one.experiment.train.num_steps
     return spans
 
 
@@ -174,15 +168,14 @@ def _store_states(training: Training, own: Sequence[Siblings]) -> None:
     if _missing_steps(own):  # a state was removed that was stored before the checkpoint
         _store_states(training, own)
     before = {row[0]: row[2] for row in store.StoredRound(own[0].run, replicate, 0).metrics if row[1] == "validation"}
-    for step, split, loss, _ in trained.metrics:
-        if split == "validation" and before.get(step, loss) != loss:
-            training.report(
-                progress.Note(
-                    f"Replicate {replicate}: training the dense network again gave other bits than the run has (see "
-                    f"the validation loss at step {step}): the processor or a version differs."
-                )
+    again = {row[0]: row[2] for row in trained.metrics if row[1] == "validation"}
+    if other := [step for step, loss in again.items() if before.get(step, loss) != loss]:
+        training.report(
+            progress.Note(
+                f"Replicate {replicate}: training the dense network again gave other bits than the run has (see the "
+                f"validation loss at step {other[0]}): the processor or a version differs."
             )
-            break
+        )
 
 
 def _train(training: Training, siblings: Siblings, order: int) -> None:

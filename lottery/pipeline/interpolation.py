@@ -15,12 +15,10 @@ from lottery.errors import LotteryError
 from lottery.models.library import is_compiled
 from lottery.training import mirrored
 from lottery.training.loop import Logs, Loop, evaluation, scaler
-from lottery.training.trainer import ACCURACIES
+from lottery.training.trainer import ACCURACIES, Arrays
 
 # BatchNormalization statistics are recomputed from at most so many examples, so many at a time.
 STATISTICS_EXAMPLES, STATISTICS_BATCH = 10_000, 1000
-
-Arrays = Mapping[str, np.ndarray]  # every variable of a network, by name
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,7 @@ class Line:
 
     Args:
         num_points: Networks to evaluate on the line, evenly apart, its ends included.
-        recompute: Measure the statistics of BatchNormalization layers anew at each point (see `recomputed`), instead of
-            interpolating them like weights.
+        recompute: Measure statistics of BatchNormalization anew at each point (see `recomputed`), not interpolate them.
     """
 
     num_points: int = 30
@@ -78,8 +75,7 @@ def path(
 ) -> list[Row]:
     """Evaluate the networks at some places between two networks of a model, which keeps the weights of the last.
 
-    Returns:
-        Rows of alpha, split, loss and error, which is 1 - accuracy. A loss may be infinite or NaN.
+    The result is rows of alpha, split, loss and error, which is 1 - accuracy. A loss may be infinite or NaN.
     """
     rows = []
     for alpha in alphas:
@@ -143,8 +139,7 @@ def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[],
 
     The mean of two networks' statistics is not the statistics of their mean, and an error barrier may be nothing but
     that: Jordan et al. 2023, https://arxiv.org/abs/2211.08403. The model computes each batch of inputs as in training
-    (with dropout, if it has any), and its layers keep the mean of the batches' statistics. Frozen layers keep theirs.
-    A model without such layers gives None.
+    (with dropout), and its layers keep the mean of the batches' statistics. None if no layer is trained and has them.
     """
     import tensorflow as tf
 

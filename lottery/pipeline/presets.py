@@ -60,9 +60,8 @@ def copied(name: str, to: Path) -> Path:
 def smoke_test(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.ndarray, ...]]:
     """Shrink an experiment to seconds. It goes through the same code, and shows nothing about tickets.
 
-    Returns:
-        Its tables, named ``...-smoke``, with fewer rounds and replicates, smaller batches, and all that counts steps
-        in proportion; and made-up data of the same shape: four arrays, as `lottery.run` takes them.
+    Its tables, named ``...-smoke``, have fewer rounds and replicates, smaller batches, and all that counts steps in
+    proportion. Beside them come made-up data of the same shape: four arrays, as `lottery.run` takes them.
     """
     if experiment.data.name not in SHAPES:
         known = ", ".join(SHAPES)

@@ -18,11 +18,9 @@ def check(example_shape: tuple[int, ...]) -> None:
 
 
 def draws(key: Any, num_images: Any) -> tuple[Any, Any]:
-    """Draw a crop and a flip for each image, all 162 outcomes equally likely; the same key, two int32, draws the same.
+    """Draw row and column, from 0 to 8, of each image's crop in the padded image, and True to flip it.
 
-    Returns:
-        Row and column, from 0 to 8, at which each crop begins in the padded image, as int32 of shape (images, 2); and
-        for each image True to flip it, of shape (images,).
+    All 162 outcomes are equally likely; the same key, a tensor of two int32, draws the same.
     """
     import tensorflow as tf
 
@@ -38,14 +36,8 @@ def augmented(images: Any, key: Any, crop: bool, flip: bool) -> Any:
     The augmentation of He et al. 2016, https://arxiv.org/abs/1512.03385, section 4.2, which most papers on CIFAR-10
     use. Raw pixels are padded with zeros, which is black, before they are standardised, as in torchvision and open_lth.
 
-    Args:
-        images: A batch of any type, of shape (images, height, width) or (images, height, width, channels). Height and
-            width must be known when the graph is made.
-        key: A tensor of two int32.
-        crop, flip: The changes to make.
-
-    Raises:
-        LotteryError: Examples are not images.
+    Images are of any type and of shape (images, height, width) or (images, height, width, channels), with height and
+    width known when the graph is made. The key is as for `draws`.
     """
     import tensorflow as tf
 

@@ -43,10 +43,7 @@ class Every:
 
 @dataclass
 class Checkpointer:
-    """Write checkpoints of one training, and resume from the last.
-
-    Training waits while variables are copied; a thread writes them.
-    """
+    """Write checkpoints of a training in a thread, while training waits only for copies; resume from the last."""
 
     file: Path  # a new checkpoint replaces the one before once it is whole
     every: Every = field(default_factory=Every)
@@ -54,13 +51,17 @@ class Checkpointer:
     note: Callable[[str], None] = lambda text: None  # receives a sentence about a checkpoint that cannot be used
     memory: dict[str, np.ndarray] = field(default_factory=dict)  # of the functions that watch the training
 
-    def begin(self, model: Any, own: Mapping[str, Any], identity: str, state: TrainingState) -> TrainingState:
-        """Return the state to train from: the checkpoint's if it has this identity, or else `state`.
+    def begin(self, model: Any, own: Mapping[str, Any], parts: Sequence[Any], state: TrainingState) -> TrainingState:
+        """Return the state to train from: the checkpoint's if it is of this very training, or else `state`.
 
-        The model is at its start weights; `own` are the other variables that a step touches, by name.
+        The model is at its start weights; `own` are the other variables that a step touches, by name, whose types and
+        shapes decide with `parts`, as JSON, which training it is.
         """
-        self._model, self._own, self._identity = model, own, identity
-        _stop(self.asked())
+        if asked := self.asked():
+            raise stopping.Stopped(asked)
+        described = [f"{name} {one.dtype.name} {tuple(one.shape)}" for name, one in own.items()]
+        self._identity = hashlib.sha256(json.dumps([described, parts], sort_keys=True).encode()).hexdigest()
+        self._model, self._own = model, own
         state = self._read() or state
         self._step, self._taken, self._before, self._lasted = state.step, time.monotonic(), time.monotonic(), 0.0
         self._writer, self._writing = ThreadPoolExecutor(1), None
@@ -78,7 +79,7 @@ class Checkpointer:
             self._step, self._taken, self._before = state.step, now, time.monotonic()
         if asked:
             self.close()
-        _stop(asked)
+            raise stopping.Stopped(asked)
 
     def close(self) -> None:
         """Wait until the last checkpoint is whole."""
@@ -133,19 +134,8 @@ class Checkpointer:
         return TrainingState(**known, best=parts["best"])
 
 
-def identity(own: Mapping[str, Any], parts: Sequence[Any]) -> str:
-    """Compute a digest of everything that decides the result of a training: JSON, and types and shapes of variables."""
-    described = [f"{name} {one.dtype.name} {tuple(one.shape)}" for name, one in own.items()]
-    return hashlib.sha256(json.dumps([described, parts], sort_keys=True).encode()).hexdigest()
-
-
 def _store(file: Path, arrays: Mapping[str, np.ndarray]) -> float:
     """Write a checkpoint and return how many seconds it took."""
     began = time.monotonic()
     files.write(file, files.pack_arrays(arrays, {"sha256": weights.fingerprint(arrays)}))
     return time.monotonic() - began
-
-
-def _stop(number: int) -> None:
-    if number:
-        raise stopping.Stopped(number)

@@ -31,20 +31,16 @@ def schedule(
     ``rate(t) * min(1, (t + 1) / warmup_steps) * drop_factor ** d(t)``, where d(t) is the number of `drop_at` that are
     at most t; after `last_step` it stays. The first factor is the gradual warm-up of Goyal et al. 2017,
     https://arxiv.org/abs/1706.02677, section 2.2, which Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, need
-    for VGG-19 and ResNet-18; 0 steps of warm-up are none.
+    for VGG-19 and ResNet-18; 0 steps of warm-up are none. A number that never changes is returned as it is.
 
     Args:
         keras: The optimiser's module, ``keras`` or ``tf_keras``.
         learning_rate: A number, or a ``LearningRateSchedule`` of that module.
         first_step: An int64 ``tf.Variable``, or None for 0. Retraining from step k sets it to k: the rate resumes
             there, while a fresh optimiser counts from 0, as Adam's bias correction needs. A trace reads the new value.
-
-    Returns:
-        The number itself if it never changes, or else a ``LearningRateSchedule`` of the module.
     """
-    base = keras.optimizers.schedules.LearningRateSchedule
     is_number = isinstance(learning_rate, (int, float)) and not isinstance(learning_rate, bool)
-    if not is_number and not isinstance(learning_rate, base):
+    if not is_number and not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
         raise LotteryError(
             f"learning_rate: received {learning_rate!r}, allowed is a number or a LearningRateSchedule of "
             f"{keras.__name__}."
@@ -121,8 +117,7 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
     """Give a model its optimiser and loss, unless it comes compiled: then it keeps its own, and its metrics.
 
     The loss is a cross-entropy: for probabilities if the outputs on the example, a few inputs, are not negative and sum
-    to one, else for logits. The wrong loss of the two would train badly, without a message. `schedule_step` is a
-    variable that is added to the optimiser's count if the learning rate follows a schedule.
+    to one, else for logits. A learning rate with a schedule adds the variable `schedule_step` to the optimiser's count.
     """
     keras = keras_of(model)
     if is_compiled(model):
@@ -150,10 +145,7 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
 
 
 def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
-    """Raise `LotteryError` if a batch is larger than the data, or a label is no class of the model.
-
-    TensorFlow would turn a label that is no class into NaN, or into nothing at all.
-    """
+    """Raise `LotteryError` if a batch is larger than the data, or a label is no class of the model."""
     if batch_size > len(data.train):
         raise LotteryError(
             f"train.batch_size: received {batch_size}, allowed is at most the {len(data.train)} examples that are left "
@@ -171,6 +163,7 @@ def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
                 f"The {part} labels have type {split.y.dtype} and shape {split.y.shape[1:]} for an example, allowed is "
                 f"one whole number, the class, for each output of shape {tuple(positions)}."
             )
+        # TensorFlow would turn a label that is no class into NaN, or into nothing at all.
         lowest, highest = int(split.y.min()), int(split.y.max())
         if highest >= num_classes or (lowest < 0 and getattr(model.loss, "ignore_class", None) != lowest):
             raise LotteryError(

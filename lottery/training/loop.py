@@ -237,9 +237,8 @@ def _evaluation_of_arrays(
     def evaluate() -> Logs:
         def test(index: Any) -> Logs:
             first = index * size
-            batch_x = tf.ensure_shape(x[first : first + size], (size, *split.x.shape[1:]))
-            batch_y = tf.ensure_shape(y[first : first + size], (size, *split.y.shape[1:]))
-            return mirrored.run(model, model.test_step, (scaled(batch_x), batch_y), own)
+            batch = [tf.ensure_shape(each[first : first + size], (size, *each.shape[1:])) for each in (x, y)]
+            return mirrored.run(model, model.test_step, (scaled(batch[0]), batch[1]), own)
 
         logs = repeat(test, tf.constant(whole), tf.constant(0))
         if not rest:

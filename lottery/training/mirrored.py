@@ -70,9 +70,8 @@ def run(model: Any, step: Callable[[Any], Logs], batch: Any, names: tuple[str, .
         return step(batch)
     import tensorflow as tf
 
-    first_part = tf.nest.flatten(batch)[0]
-    num, size = strategy.num_replicas_in_sync, first_part.shape[0]
-    size = tf.shape(first_part)[0] if size is None else size
+    num, first_part = strategy.num_replicas_in_sync, tf.nest.flatten(batch)[0]
+    size = tf.shape(first_part)[0] if first_part.shape[0] is None else first_part.shape[0]
 
     def on_one_device() -> Logs:
         place = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
@@ -137,8 +136,7 @@ def settle(model: Any) -> None:
 def skip_together(model: Any) -> None:
     """Let all devices skip a step if the gradients of one are not finite, in half precision.
 
-    Keras 3 checks its first device alone, before gradients are added up, so an overflow on another would become NaN on
-    all. tf_keras checks afterwards.
+    Keras 3 checks its first device alone, before gradients are added up; an overflow on another would be NaN on all.
     """
     import tensorflow as tf
 

@@ -16,8 +16,7 @@ _ASIDE: contextvars.ContextVar[bool] = contextvars.ContextVar("aside", default=F
 def building(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
     """Make a function that builds the same model under a policy, in Keras 3 and in tf_keras.
 
-    For ``"float32"``, the default, this is the function itself. The new one raises `LotteryError` if no layer that it
-    builds has the policy.
+    For ``"float32"`` this is the function itself. The new one raises `LotteryError` if no layer gets the policy.
     """
     if policy == FULL or hasattr(build, "trainable_variables"):  # a model, which `build_model` refuses
         return build

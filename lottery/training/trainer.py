@@ -15,7 +15,7 @@ from lottery import masks, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.training import checkpoints, compiling, mirrored
+from lottery.training import compiling, mirrored
 from lottery.training.checkpoints import Checkpointer, TrainingState
 from lottery.training.loop import PIECE_SECONDS, Loop, compile_loop
 from lottery.training.settings import Train
@@ -57,7 +57,6 @@ class Trainer:
     Args:
         model: A compiled Keras 3 or tf_keras model; its own ``train_step`` and ``test_step`` run.
         data: Arrays stay in memory as they are, and become floats batch by batch.
-        settings: The ``[train]`` section of an experiment.
         enforce: One of ``lottery.enforcement.ENFORCEMENTS``, or a function like them. None holds nothing.
         schedule_step: The variable that the model was compiled with, if any; see `compiling.compile_model`.
         augment: Augmentation of training images: ``"crop"``, ``"flip"``.
@@ -106,7 +105,7 @@ class Trainer:
         """Put everything that a step touches, besides the model's variables and the masks, back to its first value.
 
         The trace knows what that is: slots and iterations of all optimisers, metrics, and random generators, whoever
-        owns them. Each device has its own, and draws its own random numbers.
+        owns them. Each device draws its own random numbers.
         """
         for variable, value in self._touched():
             variable.assign(value)
@@ -129,16 +128,14 @@ class Trainer:
         report: Callable[[int, float, Row | None], None] = lambda step, accuracy, row: None,
         checkpointer: Checkpointer | None = None,
     ) -> Trained:
-        """Train a network under masks, with a fresh optimiser.
+        """Train a network under masks, with a fresh optimiser; masked entries start at zero, whatever `start` holds.
 
         Args:
-            start: Every variable at the start, by name. Masked entries start at zero, whatever is here.
             seed: Words that decide the order of the batches.
             watch: Functions by step, each called with every variable after that step. A training that resumes from a
                 checkpoint does not repeat earlier calls, so their results belong in `Checkpointer.memory` or on disk.
             report: Called several times a second with the step and the last validation accuracy, and with each new row
                 of `Trained.metrics`. A training that resumes reports earlier rows again.
-            checkpointer: Writes checkpoints, and resumes from the last.
 
         Raises:
             LotteryError: The loss is not a finite number any more, or a masked entry is not zero.
@@ -161,8 +158,7 @@ class Trainer:
             touched = enumerate(self._touched())
             own = {f"{place:04d}/{re.sub(r'_[0-9]+', '', one.name)}": one for place, (one, _) in touched}
             parts = [start_sha256, weights.fingerprint(kept), settings.model_dump(mode="json"), seed]
-            identity = checkpoints.identity(own, [*parts, first, schedule_step, sorted(watch)])
-            now = checkpointer.begin(self.model, own, identity, now)
+            now = checkpointer.begin(self.model, own, [*parts, first, schedule_step, sorted(watch)], now)
             for row in now.metrics:
                 report(row[0], now.validation[1], row)
         began -= now.seconds
@@ -211,12 +207,17 @@ class Trainer:
                     checkpointer.keep(now)
 
         summary, stopped_at = now.summary, int(now.summary["early_stop_step"])
-        final = _checked(weights.read_state(self.model), kept)
+        final = weights.read_state(self.model)
+        for name in masks.leaks(final, kept) | masks.leaks(now.best, kept):
+            raise LotteryError(
+                f"{name} has masked entries that are not zero: the model's train_step changes it without its "
+                "optimiser, whose constraints hold the masks."
+            )
         test = {step: (loss, accuracy) for step, split, loss, accuracy in now.metrics if split == "test"}
         if last not in test:
             test[last] = evaluate("test", last)
         if stopped_at not in test:
-            weights.assign(self.model, _checked(now.best, kept))
+            weights.assign(self.model, now.best)
             test[stopped_at] = evaluate("test", stopped_at)
         summary |= _named("early_stop_test", test[stopped_at]) | _named("final_train", now.trained)
         summary |= _named("final_val", now.validation) | _named("final_test", test[last])
@@ -251,16 +252,6 @@ def _finite(logs: Mapping[str, Any], what: str) -> tuple[float, float]:
         raise LotteryError(f"The {what} is {loss}; try a lower learning rate.")
     named = [name for name in logs if name in ACCURACIES] or [name for name in logs if name.endswith("accuracy")]
     return loss, float(logs[named[0]]) if named else math.nan
-
-
-def _checked(state: dict[str, np.ndarray], kept: Masks) -> dict[str, np.ndarray]:
-    """Return the state, in which every masked entry must be zero."""
-    for name in masks.leaks(state, kept):
-        raise LotteryError(
-            f"{name} has masked entries that are not zero: the model's train_step changes it without its optimiser, "
-            "whose constraints hold the masks."
-        )
-    return state
 
 
 def _named(prefix: str, values: tuple[float, float]) -> dict[str, float | int]:

@@ -234,7 +234,7 @@ def test_it_repeats_and_goes_on_from_a_checkpoint_bit_for_bit(library, build, tm
 )
 def test_every_example_is_counted_once(library, num_test):
     given = arrays(num_test)
-    logs = prepared(plain(LIBRARIES[library]), given=given).loop.evaluations["test"]()
+    logs = prepared(plain(LIBRARIES[library]), given=given).trainer.loop.evaluations["test"]()
     _check_counts(plain(LIBRARIES[library]), given[2:], logs)
 
 

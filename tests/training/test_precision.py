@@ -90,11 +90,11 @@ def test_half_precision_scales_the_loss(library, compiles):
     one = prepared(build, "mixed_float16", **given)
     optimizer = one.trainer.model.optimizer
     assert "LossScale" in type(optimizer).__name__
-    assert "LossScale" not in type(prepared(build, "mixed_bfloat16", **given).loop.model.optimizer).__name__
+    assert "LossScale" not in type(prepared(build, "mixed_bfloat16", **given).trainer.loop.model.optimizer).__name__
     # The model's own last layer is not in float32, which is said.
     assert any("outputs of the model are of type float16" in note for note in one.notes)
     if compiles:  # the schedule is where it was asked to be
-        one.loop.schedule_step.assign(30)
+        one.trainer._schedule_step.assign(30)
         assert float(optimizer.inner_optimizer._learning_rate(0)) == pytest.approx(0.01)
 
 
