@@ -60,8 +60,8 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95, method: str
 def num_needed(values: Sequence[float], distance: float, confidence: float = 0.95) -> int | None:
     """Estimate how many replicates make half a t interval no wider than a distance: that of the mean from a value.
 
-    It is the smallest m with t_{m-1} s / sqrt(m) <= distance, where s is the sample standard deviation at hand, at
-    least 2; None from one value, or if it takes more than `MOST`.
+    It is the smallest m >= 2 with t_{m-1} s / sqrt(m) <= distance, where s is the sample standard deviation at hand;
+    None from one value, or if it takes more than `MOST`.
     """
     from scipy import special
 

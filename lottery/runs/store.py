@@ -90,10 +90,9 @@ class StoredRound:
     def masked_start(self) -> dict[str, np.ndarray]:
         """The start under the masks, compared with the fingerprint taken when training began."""
         if not self.began_with(self.start):
-            raise LotteryError(
-                f"{str(self.run)!r} is damaged: round {self.index} of replicate {self.replicate} did not begin from "
-                "the start weights stored there."
-            )
+            place = f"round {self.index} of replicate {self.replicate}"
+            why = f"{place} did not begin from the start weights stored there."
+            raise LotteryError(f"{str(self.run)!r} is damaged: {why}")
         return masks_module.apply(self.start, self.masks)
 
     def began_with(self, start: Mapping[str, np.ndarray]) -> bool:
@@ -282,9 +281,8 @@ def read_record(folder: Path) -> dict[str, Any]:
     replicate, index, branch = record.get("replicate", 0), record.get("round", 0), record.get("branch", TICKET)
     place = round_path(Path(), replicate, index, branch).parts
     if place != folder.parts[-len(place) :]:
-        raise LotteryError(
-            f"{str(path)!r} belongs to replicate {replicate}, round {index}, branch {branch}; it was moved here."
-        )
+        where = f"replicate {replicate}, round {index}, branch {branch}"
+        raise LotteryError(f"{str(path)!r} belongs to {where}; it was moved here.")
     return record
 
 

@@ -129,9 +129,8 @@ def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterat
                 recorded = np.array([record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")], float)
                 if not np.array_equal(recorded, curves[split][step], equal_nan=True):
                     yield f"The record's {when} {split} loss and accuracy are not those of the curve."
-    expected = (record["first_step"], record["last_step"])
-    if stored.branch == store.TICKET:
-        expected = (experiment.rewind.step if stored.index else 0, experiment.train.num_steps)
+    steps = experiment.rewind.step if stored.index else 0, experiment.train.num_steps
+    expected = steps if stored.branch == store.TICKET else (record["first_step"], record["last_step"])
     if (first, last) != expected:
         yield f"The curve goes from step {first} to {last}, training from {expected[0]} to {expected[1]}."
     masks.check(kept, trained)

@@ -61,18 +61,14 @@ def pick(rows: verdicts.Table, round: int | str | None = None, density: float | 
             raise TicketError(f"density: received {density!r}, allowed is a fraction in (0, 1].")
         return min(stored, key=lambda index: (abs(math.log(stored[index] / density)), index))
     if round is None:
-        raise TicketError(
-            f"A run has many tickets: pass a round ({span}, {' or '.join(map(repr, CHOICES))}) or a density."
-        )
+        allowed = f"a round ({span}, {' or '.join(map(repr, CHOICES))}) or a density"
+        raise TicketError(f"A run has many tickets: pass {allowed}.")
     if round in CHOICES:
-        index = _chosen(rows)[str(round)]
-        if index is None:
-            raise TicketError(
-                f"No pruned round of the run matches dense within {verdicts.TOLERANCE:g}."
-                if round == "smallest_matching"
-                else "The run has no pruned round with a validation accuracy, so none is the best."
-            )
-        return index
+        if (index := _chosen(rows)[str(round)]) is not None:
+            return index
+        if round == "best":
+            raise TicketError("The run has no pruned round with a validation accuracy, so none is the best.")
+        raise TicketError(f"No pruned round of the run matches dense within {verdicts.TOLERANCE:g}.")
     if isinstance(round, str):
         raise TicketError(str(unknown("round", round, [*CHOICES, *map(str, stored)])))
     # NumPy's whole numbers too, as columns of the table hold them.
