@@ -109,7 +109,8 @@ def read_metadata(path: Path) -> dict[str, str]:
 def pack_masks(masks: Masks) -> bytes:
     """Pack masks as safetensors at one bit an entry, in row-major order, the first entry in the highest bit.
 
-    The metadata's one entry ``shapes`` is a JSON object from names, in the order of the weights, to shapes.
+    The metadata's ``shapes`` is a JSON object from names, in the order of the weights, to shapes. One entry, for the
+    order of several varies, and the same masks must be the same bytes.
     """
     shapes = json.dumps({name: mask.shape for name, mask in masks.items()})
     return safetensors.save({name: np.packbits(mask) for name, mask in masks.items()}, metadata={"shapes": shapes})
