@@ -25,8 +25,7 @@ from lottery.masks import Masks
 def write(path: Path, content: bytes) -> None:
     """Write a file whole: a temporary file beside it, flushed to the disk, renamed into place.
 
-    Raises:
-        LotteryError: The disk is full or the folder cannot be written. The old file is intact.
+    After an error (`StorageError` if the disk is full or the folder cannot be written) the old file is intact.
     """
     with readable_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -151,32 +150,18 @@ def readable_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(_existing(path)).free
-            why = f"the disk is full ({free / 1e6:.1f} MB free)"
+            existing = next(place for place in (path, *path.parents) if place.exists())
+            why = f"the disk is full ({shutil.disk_usage(existing).free / 1e6:.1f} MB free)"
         else:
             why = error.strerror or str(error)
         raise StorageError(f"{str(path)!r} cannot be written: {why}; everything stored before is intact.") from None
 
 
-def _existing(path: Path) -> Path:
-    while not path.exists():
-        path = path.parent
-    return path
-
-
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write a file or folder to, and move that into place at the end.
+    """Yield a temporary path of the same name to write a file or folder to, and move that into place at the end.
 
-    Args:
-        path: The final path; its folder is made. An existing file or SavedModel is replaced.
-
-    Yields:
-        A path of the same name in a temporary folder beside it.
-
-    Raises:
-        LotteryError: Another folder is in the way, the disk is full or the folder cannot be written. What stood at the
-            path is intact, as it is after any error within.
+    An existing file or SavedModel is replaced, but intact after any error; another folder is refused.
     """
     if path.is_dir() and not (path / "saved_model.pb").is_file():
         raise LotteryError(f"{str(path)!r} is a folder; name another path, or remove it.")
@@ -201,10 +186,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sizes(path: Path) -> tuple[int, int]:
-    """Count the bytes of a file, raw and after gzip at level 9; of a folder, those of its files and of a gzipped tar.
-
-    Owners and times do not count.
-    """
+    """Count the bytes of a file, raw and after gzip at level 9; of a folder, of its files and of a gzipped tar."""
     if path.is_file():
         content = path.read_bytes()
         return len(content), len(gzip.compress(content, 9, mtime=0))
@@ -228,10 +210,7 @@ def _flush(path: Path) -> None:
 
 @contextlib.contextmanager
 def redirected(descriptor: int, to: int | None = None) -> Iterator[None]:
-    """Within, send what the process writes to a descriptor, also from below Python, to another one, or nowhere.
-
-    A descriptor that was closed is closed again afterwards.
-    """
+    """Within, send what the process writes to a descriptor, also from below Python, to another, by default nowhere."""
     try:
         saved = os.dup(descriptor)
     except OSError:

@@ -1,5 +1,6 @@
 """Compare several runs: the accuracy of each at the same rounds, and its difference from the first."""
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,29 +19,22 @@ SAME_DENSITY = 0.01  # densities are the same if their ratio is this near to 1
 def tables(runs: list[Path]) -> dict[str, Table]:
     """Read the table of each run, by the keys of `labelled`.
 
-    Raises:
-        LotteryError: One is no run, or replicates are not pairs: another seed drew the batches, or from other data.
+    Raises `LotteryError` if replicates are not pairs: another seed drew the batches, or from other data.
     """
     labels = labelled(runs)
     first, *others = labels.values()
-    for run in others:
-        for what, values in (
-            ("data", [store.read_environment(path).get("data_sha256") for path in (first, run)]),
-            ("run.seed", [store.read_experiment(path).run.seed for path in (first, run)]),
-        ):
-            if values[0] != values[1]:
-                raise LotteryError(
-                    f"compare: {str(run)!r} has another {what} than {str(first)!r}: no pairs to compare."
-                )
+    readers = {
+        "data": lambda run: store.read_environment(run).get("data_sha256"),
+        "run.seed": lambda run: store.read_experiment(run).run.seed,
+    }
+    for run, (what, read) in itertools.product(others, readers.items()):
+        if read(run) != read(first):
+            raise LotteryError(f"compare: {str(run)!r} has another {what} than {str(first)!r}: no pairs to compare.")
     return {label: results.table(run) for label, run in labels.items()}
 
 
 def labelled(runs: list[Path]) -> dict[str, Path]:
-    """Name each run by its experiment, or by its folder where that is ambiguous, or by its path; list it once.
-
-    Raises:
-        LotteryError: One is no run.
-    """
+    """Name each run by its experiment, or by its folder where that is ambiguous, or by its path; list it once."""
     runs = list({run.resolve(): run for run in runs}.values())
     names, folders = [store.read_experiment(run).name for run in runs], [run.name for run in runs]
     labels = [
@@ -51,20 +45,10 @@ def labelled(runs: list[Path]) -> dict[str, Path]:
 
 
 def compared(tables: Mapping[str, Table], measure: str = verdicts.MEASURE, confidence: float = 0.95) -> Table:
-    """Compare the tickets of several runs, round by round.
+    """Compare the tickets of several runs by a measure, from the table of each run by its name.
 
-    Args:
-        tables: The table of each run, by name.
-        measure: The column to compare.
-        confidence: The probability with which an interval holds the true mean.
-
-    Returns:
-        A data frame with the columns `COLUMNS`, by round, and within a round the best first: mean and t interval of
-        each run, and of run − first run, paired by replicate. Rounds whose density is not that of the same round of
-        the first run are left out.
-
-    Raises:
-        LotteryError: There are not two runs, or they have no round in common.
+    Returns the `COLUMNS` by round, and within a round the best first: mean and t interval of each run, and of run −
+    first run, paired by replicate. Rounds whose density is not that of the same round of the first run are left out.
     """
     import pandas as pd
 

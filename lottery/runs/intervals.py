@@ -14,11 +14,7 @@ SAME = 1e-6
 
 
 def students_t(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Compute the ends of mean ± t s / sqrt(n), of Student 1908, with n - 1 degrees of freedom.
-
-    It assumes normal values, at least two. `confidence`, in (0, 1), is the probability with which such an interval
-    holds the true mean.
-    """
+    """Compute the ends of mean ± t s / sqrt(n), of Student 1908, with n - 1 degrees of freedom, for normal values."""
     from scipy import special  # not stats, which takes a second to import
 
     num = len(values)
@@ -29,32 +25,25 @@ def students_t(values: np.ndarray, confidence: float) -> tuple[float, float]:
 def bootstrap(values: np.ndarray, confidence: float) -> tuple[float, float]:
     """Compute the ends of the bias-corrected and accelerated bootstrap of Efron 1987, from a fixed seed.
 
-    It assumes no distribution of the values, at least two. For a handful it is too narrow: it never leaves their range.
+    It assumes no distribution, but for a handful of values it is too narrow: it never leaves their range.
     """
     from scipy import stats
 
-    rng = np.random.default_rng(0)
     # The order of the replicates must not move the ends.
     found = stats.bootstrap(
-        (np.sort(values),), np.mean, confidence_level=confidence, n_resamples=RESAMPLES, method="BCa", rng=rng
-    )
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+        (np.sort(values),), np.mean, confidence_level=confidence, n_resamples=RESAMPLES, method="BCa", rng=0
+    ).confidence_interval
+    return float(found.low), float(found.high)
 
 
 METHODS: dict[str, Callable[[np.ndarray, float], tuple[float, float]]] = {"t": students_t, "bootstrap": bootstrap}
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95, method: str = "t") -> tuple[float, float, float]:
-    """Compute the mean and a confidence interval for it.
+    """Compute the mean, and the ends of an interval that holds the true mean with a probability, in (0, 1).
 
-    Args:
-        values: One number for each replicate.
-        confidence: The probability with which such an interval holds the true mean, in (0, 1).
-        method: A key of `METHODS`.
-
-    Returns:
-        Mean, lower end, upper end. The ends are infinite for one value, and for two equal ones, which accuracies over
-        few examples often are; for three or more equal values they are the mean.
+    The ends are infinite for one value, and for two equal ones, which accuracies over few examples often are; for three
+    or more equal values they are the mean.
 
     Raises:
         LotteryError: No value, one that is not finite, an unknown method, or a confidence outside (0, 1).
@@ -62,43 +51,28 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95, method: str
     taken = _checked(values, confidence)
     if method not in METHODS:
         raise unknown("The method of an interval", method, METHODS)
-    mean = float(taken.mean())
-    same = _are_same(taken)
+    mean, same = float(taken.mean()), _are_same(taken)
     if len(taken) == 1 or (len(taken) == 2 and same):
         return mean, -math.inf, math.inf
-    if same:
-        return mean, mean, mean
-    low, high = METHODS[method](taken, confidence)
-    return mean, low, high
+    return (mean, mean, mean) if same else (mean, *METHODS[method](taken, confidence))
 
 
 def num_needed(values: Sequence[float], distance: float, confidence: float = 0.95) -> int | None:
-    """Estimate how many replicates make half a t interval no wider than a distance.
+    """Estimate how many replicates make half a t interval no wider than a distance: that of the mean from a value.
 
-    The smallest m with t_{m-1} s / sqrt(m) <= distance, where s is the sample standard deviation at hand.
-
-    Args:
-        values: One number for each replicate at hand.
-        distance: From the mean to the value to tell it apart from.
-        confidence: As in `mean_interval`.
-
-    Returns:
-        The number, at least 2; None from one value, or if it takes more than `MOST`.
-
-    Raises:
-        LotteryError: As `mean_interval`.
+    It is the smallest m >= 2 with t_{m-1} s / sqrt(m) <= distance, where s is the sample standard deviation at hand;
+    None from one value, or if it takes more than `MOST`.
     """
     from scipy import special
 
     taken = _checked(values, confidence)
     if len(taken) == 1:
         return None
-    nums = np.arange(2, MOST + 1)
-    halves = special.stdtrit(nums - 1, (1 + confidence) / 2) * taken.std(ddof=1) / np.sqrt(nums)
-    enough = halves <= abs(distance)
     if _are_same(taken):
         return 2
-    return int(nums[enough][0]) if enough.any() else None
+    nums = np.arange(2, MOST + 1)
+    halves = special.stdtrit(nums - 1, (1 + confidence) / 2) * taken.std(ddof=1) / np.sqrt(nums)
+    return next((int(num) for num, half in zip(nums, halves, strict=True) if half <= abs(distance)), None)
 
 
 def _are_same(taken: np.ndarray) -> bool:

@@ -1,5 +1,6 @@
 """Published results, and how well a run reproduces them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,20 +21,13 @@ _FIFTH = 0.79  # a round that prunes a fifth leaves more than this
 
 @dataclass(frozen=True)
 class Claim:
-    """One published result, and how to look for it in a run.
-
-    Attributes:
-        text: The claim.
-        published: The number that was published.
-        tolerance: How far from it a run may be, and still pass.
-        check: Called with the rows of `lottery.runs.results.table` and the arguments. Returns what was measured, and
-            True if it is as claimed; None where the run lacks the rows to tell.
-        arguments: The other arguments of `check`.
-    """
+    """One published result, and how to look for it in a run."""
 
     text: str
     published: str
-    tolerance: str
+    tolerance: str  # how far from it a run may be, and still pass
+    # Called with the rows of `results.table` and the arguments. Returns what was measured, and True if it is as
+    # claimed, None where the run lacks the rows to tell.
     check: Callable[..., tuple[str, bool | None]]
     arguments: tuple[Any, ...]
 
@@ -51,11 +45,7 @@ class Protocol:
 def compare(run: Path) -> tuple[list[dict[str, str]], list[str]]:
     """Compare a run, finished or not, with the protocol in `PROTOCOLS` that has the name of its experiment.
 
-    Returns:
-        The lines of `checked`, and sentences: the source, where the run differs, what the paper leaves open.
-
-    Raises:
-        LotteryError: It is not a run, or of no published protocol.
+    Returns the lines of `checked`, and sentences: the source, where the run differs, what the paper leaves open.
     """
     experiment = store.read_experiment(run)
     if experiment.name not in PROTOCOLS:
@@ -67,16 +57,11 @@ def compare(run: Path) -> tuple[list[dict[str, str]], list[str]]:
 
 
 def checked(rows: Table, protocol: Protocol) -> list[dict[str, str]]:
-    """Check each claim of a protocol against the rows of `lottery.runs.results.table`.
-
-    Returns:
-        ``claim``, ``published`` (with its tolerance), ``measured`` and ``verdict``: pass, fail, or open where the rows
-        are missing.
-    """
+    """Check each claim against the rows of `lottery.runs.results.table`; a verdict is open where rows are missing."""
     lines = []
     for claim in protocol.claims:
         measured, passed = claim.check(rows, *claim.arguments)
-        verdict = "open" if passed is None else "pass" if passed else "fail"
+        verdict = {None: "open", True: "pass", False: "fail"}[passed]
         published = f"{claim.published} ({claim.tolerance})"
         lines.append({"claim": claim.text, "published": published, "measured": measured, "verdict": verdict})
     return lines
@@ -84,22 +69,17 @@ def checked(rows: Table, protocol: Protocol) -> list[dict[str, str]]:
 
 def differing(experiment: config.Experiment, protocol: Protocol) -> list[str]:
     """Name each setting that is not that of the paper, in a sentence."""
-    sections = experiment.model_dump()
-    used = {key: sections[key.split(".")[0]][key.split(".")[1]] for key in protocol.settings}
-    found = [
-        f"Differs: {key} is {used[key]!r}, published {value!r}."
-        for key, value in protocol.settings.items()
-        if used[key] != value
-    ]
+    sections, found = experiment.model_dump(), []
+    for key, value in protocol.settings.items():
+        section, _, name = key.partition(".")
+        if (used := sections[section][name]) != value:
+            found.append(f"Differs: {key} is {used!r}, published {value!r}.")
     # A file may hold another split, or other images.
     return found + ([f"The data were read from {experiment.data.path!r}."] if experiment.data.path else [])
 
 
 def survivors(groups: Sequence[tuple[int, float]], num_rounds: int, held: int = 0) -> list[int]:
-    """Count the weights left after rounds 0 to `num_rounds`, from size and rate of each group that is ranked together.
-
-    `held` prunable weights are never pruned.
-    """
+    """Count the weights left after each round, from size and rate of each group ranked together; `held` always stay."""
     shapes = {str(place): (size,) for place, (size, _) in enumerate(groups)}
     own = {str(place): geometric(rate) for place, (_, rate) in enumerate(groups)}
     counts = plan.ladder(shapes, geometric(0), num_rounds, exceptions=own).values()
@@ -107,10 +87,7 @@ def survivors(groups: Sequence[tuple[int, float]], num_rounds: int, held: int = 
 
 
 def counts(rows: Table, num_rounds: int, *allowed: Sequence[int]) -> tuple[str, bool | None]:
-    """Check the survivors of every round against those allowed, a list for each way to read the paper.
-
-    A verdict needs rounds 0 to `num_rounds`; later rounds of the run count as well.
-    """
+    """Check the survivors of all rounds, at least 0 to `num_rounds`, against a list for each reading of the paper."""
     kept = rows[rows["branch"] == store.TICKET].groupby("round")["num_kept"].unique()
     seen = {index: sorted(map(int, values)) for index, values in kept.items() if index < len(allowed[0])}
     fit = [ladder for ladder in allowed if all(values == [ladder[index]] for index, values in seen.items())]
@@ -133,7 +110,7 @@ def accuracy(rows: Table, index: int, value: float, tolerance: float) -> tuple[s
 
 def better(rows: Table, least: float, rounds: Sequence[int], than: str = "dense") -> tuple[str, bool | None]:
     """Check that the mean of ticket − dense, or ticket − control, is at least so much in each of the rounds."""
-    if than != "dense" and than not in set(rows["branch"]):
+    if than not in {"dense", *rows["branch"]}:
         return _missing(than, rounds), None
     found = verdicts.differences(rows, against=than).set_index("round")["mean"]
     return _at_least(found[found.index.isin(rounds)], least, [index for index in rounds if index not in found], than)
@@ -170,17 +147,12 @@ def sooner_in_each(rows: Table, index: int) -> tuple[str, bool | None]:
 
 
 def sooner_between(rows: Table, low: float, high: float) -> tuple[str, bool | None]:
-    """Check that the mean early-stop step of tickets is before that of dense at all densities between two.
-
-    It passes as late as `better_between` does.
-    """
+    """Check the same of the mean early-stop step of tickets, which is to be before that of dense."""
     tickets = rows[rows["branch"] == store.TICKET].groupby("round")[["density", "early_stop_step"]].mean()
     inside = tickets[tickets["density"].between(low, high) & (tickets.index > 0)]["early_stop_step"]
-    if inside.empty or 0 not in tickets.index:
-        return _missing(store.TICKET, [f"at density {low:g}"]), None
-    dense = float(tickets["early_stop_step"][0])
-    failed = bool(inside.max() >= dense)
-    if not failed and not (tickets["density"] < low / _FIFTH).any():
+    dense = float(tickets["early_stop_step"].get(0, math.nan))
+    failed = bool(inside.max() >= dense)  # not where one of the two is missing
+    if not failed and (inside.empty or dense != dense or not (tickets["density"] < low / _FIFTH).any()):
         return _missing(store.TICKET, [f"at density {low:g}"]), None
     return f"{inside.max():.0f} at the latest, and {dense:.0f}", not failed
 
@@ -211,9 +183,7 @@ def _missing(branch: str, rounds: Sequence[Any]) -> str:
 
 
 _FRANKLE = "Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635"
-
 _PIXELS = "how pixels are scaled (data.pixels); replications on MNIST fit best with standardised ones"
-
 _SOME = 1e-6  # "above" is by any amount
 
 # Survivors as printed; the other rounds follow from the rates.

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lottery.runs import intervals, store, verdicts
 from lottery.runs.store import StoredRound
 from lottery.runs.verdicts import Table
@@ -16,16 +18,10 @@ COLUMNS = (
 
 
 def table(run: Path) -> Table:
-    """Gather one row for each trained network of a run, branches included.
+    """Gather the `COLUMNS` of each trained network of a run, by replicate, branch (the ticket first) and round.
 
-    Returns:
-        A data frame with the columns `COLUMNS`, sorted by replicate, branch (the ticket first) and round. Densities and
-        accuracies are in [0, 1], losses as the model reports them (cross-entropies in nats), and an accuracy that the
-        model does not measure is NaN. ``seconds`` is the time that a round took; ``final_train_loss`` is the mean over
-        the last steps before the end, as trained, and NaN for a network that was not trained.
-
-    Raises:
-        LotteryError: It is not a run, or a record is damaged.
+    Densities and accuracies are in [0, 1], losses as the model reports them (cross-entropies in nats); an accuracy that
+    the model does not measure is NaN. ``final_train_loss`` is the mean over the last steps, NaN if not trained.
     """
     return rows_of(store.rounds(run))
 
@@ -44,31 +40,20 @@ def collapsed(run: Path) -> list[str]:
     found = []
     for stored in store.rounds(run):
         branch = "" if stored.branch == store.TICKET else f", {stored.branch}"
-        if names := stored.record["collapsed"]:
-            place = f"Replicate {stored.replicate}, round {stored.index}{branch}"
-            found.append(f"{place}: nothing is left of {', '.join(names)}.")
+        if names := ", ".join(stored.record["collapsed"]):
+            found.append(f"Replicate {stored.replicate}, round {stored.index}{branch}: nothing is left of {names}.")
     return found
 
 
 def summary(rows: Table, num_steps: int | None = None) -> Table:
-    """Compute mean and spread over replicates, by branch and round.
+    """Compute mean and spread over replicates from the table of a run, by branch (in their order there) and round.
 
-    Args:
-        rows: The table of a run.
-        num_steps: ``train.num_steps`` of the experiment, for ``censored``.
-
-    Returns:
-        A data frame with ``branch, round, density, num_kept, replicates`` and, for the test accuracy at the early-stop
-        step, ``accuracy_mean``, ``accuracy_std`` (sample standard deviation, NaN for one replicate), ``accuracy_min``,
-        ``accuracy_max``, ``accuracy_low`` and ``accuracy_high`` (95 % t interval for the mean, see `intervals`;
-        NaN where an accuracy is); then ``final_accuracy_mean``, ``early_stop_step_mean``, and ``censored``: in how many
-        replicates the lowest validation loss is that of the very last evaluation, so that a longer training might have
-        found a lower one (NaN without `num_steps`; transfers, which may have another length, do not count). Branches
-        are in their order in the table.
+    ``accuracy_mean``, ``_std`` (sample standard deviation), ``_min``, ``_max``, ``_low`` and ``_high`` (95 % t interval
+    for the mean) are of the test accuracy at the early-stop step. ``censored`` counts the replicates, but for
+    transfers, whose validation loss is lowest at the last step, the experiment's ``train.num_steps``, so that longer
+    training might find a lower one (NaN without `num_steps`).
     """
-    import numpy as np
-
-    order = {branch: place for place, branch in enumerate(dict.fromkeys(rows["branch"]))}
+    order = list(dict.fromkeys(rows["branch"]))
     # What was not trained cannot be trained longer, and a transfer may end at another step.
     trained = rows["final_train_loss"].notna() & ~verdicts.transferred(rows)
     last = (rows["early_stop_step"] == num_steps) & trained if num_steps else np.nan
@@ -89,18 +74,12 @@ def summary(rows: Table, num_steps: int | None = None) -> Table:
             early_stop_step_mean=("early_stop_step", "mean"),
             censored=("censored", lambda values: values.sum(skipna=False)),
         )
-        .sort_values(
-            ["branch", "round"],
-            ignore_index=True,
-            key=lambda column: column.map(order) if column.name == "branch" else column,
-        )
+        .sort_values("branch", ignore_index=True, kind="stable", key=lambda column: column.map(order.index))
     )
 
 
 def chosen(rounds: Iterable[int], most: int) -> list[int]:
     """Choose rounds for a figure: at most so many, evenly apart, the first and the last among them."""
-    import numpy as np
-
     there = sorted(set(rounds))
     places = np.linspace(0, len(there) - 1, min(most, len(there))).round().astype(int)
     return [int(there[place]) for place in dict.fromkeys(places.tolist())]

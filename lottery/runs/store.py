@@ -29,21 +29,14 @@ METRICS = ("step", "split", "loss", "accuracy")
 
 @dataclass(frozen=True)
 class StoredRound:
-    """A complete round of a run, or a branch from it. Each file is read once, on first use, and checked.
+    """A complete round of a run, or a branch from it.
 
-    Attributes:
-        run: The run's folder.
-        replicate: The replicate, from 1.
-        index: The round.
-        branch: The branch; ``"ticket"`` for the main chain.
-
-    Raises:
-        LotteryError: On reading: a file is missing, damaged, or was changed.
+    Each file is read once, on first use; `LotteryError` says that it is missing, damaged, or was changed.
     """
 
-    run: Path
-    replicate: int
-    index: int
+    run: Path  # its folder
+    replicate: int  # from 1
+    index: int  # the round
     branch: str = TICKET
 
     @property
@@ -74,7 +67,7 @@ class StoredRound:
     @cached_property
     def metrics(self) -> list[tuple[int, str, float, float]]:
         """Step, split, loss and accuracy of every evaluation."""
-        return _parse_metrics(*self._read("metrics.csv"))
+        return read_metrics(self.folder, self._read("metrics.csv")[1])
 
     @cached_property
     def start(self) -> dict[str, np.ndarray]:
@@ -97,10 +90,9 @@ class StoredRound:
     def masked_start(self) -> dict[str, np.ndarray]:
         """The start under the masks, compared with the fingerprint taken when training began."""
         if not self.began_with(self.start):
-            raise LotteryError(
-                f"{str(self.run)!r} is damaged: round {self.index} of replicate {self.replicate} did not begin from "
-                "the start weights stored there."
-            )
+            place = f"round {self.index} of replicate {self.replicate}"
+            why = f"{place} did not begin from the start weights stored there."
+            raise LotteryError(f"{str(self.run)!r} is damaged: {why}")
         return masks_module.apply(self.start, self.masks)
 
     def began_with(self, start: Mapping[str, np.ndarray]) -> bool:
@@ -113,24 +105,21 @@ class StoredRound:
 
 
 def rounds(run: Path, indices: Iterable[int] | None = None, branches: bool = True) -> Iterator[StoredRound]:
-    """List the complete networks of a run: by replicate, the main chain first, then each branch by round.
+    """List the complete networks of a run, or of some rounds: by replicate, the main chain, then each branch by round.
 
-    Only rounds with one of the `indices`, if those are not None; only the main chain without `branches`.
-
-    Raises:
-        LotteryError: It is not a run, or no replicate has one of the rounds.
+    A round that no replicate has is refused.
     """
     experiment = read_experiment(run)
     found: list[StoredRound] = []
     for replicate in range(1, experiment.run.num_replicates + 1):
         complete = complete_rounds(run, replicate)[: experiment.prune.num_rounds + 1]
-        chain = [StoredRound(run, replicate, index) for index in complete]
-        labels = {
-            path.parent.name.removeprefix("branch-")
-            for stored in chain if branches for path in stored.folder.glob("branch-*/round.json")
-        }  # fmt: skip
-        branched = [StoredRound(run, replicate, index, label) for label in sorted(labels) for index in complete]
-        found += chain + [stored for stored in branched if (stored.folder / "round.json").exists()]
+        found += [StoredRound(run, replicate, index) for index in complete]
+        places = [
+            (path.parent.name.removeprefix("branch-"), index)
+            for index in (complete if branches else ())
+            for path in round_path(run, replicate, index).glob("branch-*/round.json")
+        ]
+        found += [StoredRound(run, replicate, index, label) for label, index in sorted(places)]
     if indices is None:
         return _one_by_one(found)
     chosen, last = set(indices), max((stored.index for stored in found), default=-1)
@@ -187,21 +176,14 @@ def clear_checkpoints(folder: Path) -> None:
 
 
 def read_experiment(run: Path) -> config.Experiment:
-    """Read the experiment of a run, and check it against the digest recorded when the run began.
-
-    Raises:
-        LotteryError: There is no run, or its configuration was changed after it began.
-    """
+    """Read the experiment of a run; `LotteryError` if there is none, or it was changed after the run began."""
     path = run / "experiment.toml"
     if not path.is_file():
         raise LotteryError(f"{str(run)!r} is not a run: it has no experiment.toml.")
     experiment = _stored(path)
-    recorded = read_environment(run).get("digest")
-    if recorded and recorded != config.digest(experiment):
-        raise LotteryError(
-            f"{str(path)!r} was edited after the run began: its digest is {config.digest(experiment)} and was "
-            f"{recorded}; restore it, or start a new run from a copy of it."
-        )
+    recorded, digest = read_environment(run).get("digest"), config.digest(experiment)
+    if recorded and recorded != digest:
+        raise _edited(path, f": its digest is {digest} and was {recorded}")
     return experiment
 
 
@@ -229,11 +211,7 @@ def check_there(run: Path) -> None:
 
 @contextlib.contextmanager
 def opened(run: Path, experiment: config.Experiment) -> Iterator[None]:
-    """Create or open a run for writing. Other processes are refused until this one closes it, or ends.
-
-    Raises:
-        LotteryError: Another process has it open, its configuration was edited, or it cannot be written.
-    """
+    """Create or open a run for writing; other processes get a `LotteryError` until this one closes it, or ends."""
     with files.readable_errors(run):
         run.mkdir(parents=True, exist_ok=True)
         # The kernel drops this lock when the process ends, killed or not.
@@ -244,16 +222,15 @@ def opened(run: Path, experiment: config.Experiment) -> Iterator[None]:
             raise LotteryError(f"Another process is working on {str(run)!r}; wait for it, or stop it first.") from None
     try:
         with files.readable_errors(run):
-            _clear_temporary(run)
+            # What a killed process left: half-written files, and checkpoints of complete networks.
+            for path in (*run.rglob(".*.*-*"), *run.rglob("checkpoint*.safetensors")):
+                if path.name.startswith(".") or (path.parent / "round.json").exists():
+                    path.unlink(missing_ok=True)
         if not (run / "experiment.toml").exists():
             files.write(run / "experiment.toml", config.dump(experiment).encode())
         stored = _stored(run / "experiment.toml")
         if stored != experiment:
-            changed = "; ".join(config.differences(stored, experiment))
-            raise LotteryError(
-                f"{str(run / 'experiment.toml')!r} was edited after the run began ({changed}); restore it, or start "
-                "a new run from a copy of it."
-            )
+            raise _edited(run / "experiment.toml", f" ({'; '.join(config.differences(stored, experiment))})")
         yield
     finally:
         lock.release()
@@ -266,20 +243,9 @@ def write_round(
     metrics: Iterable[tuple[int, str, float, float]],
     record: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Store a round, ``round.json`` last.
+    """Store a round with every variable after training, over what an interrupted attempt left in its folder.
 
-    Args:
-        folder: The folder of the round; files that an interrupted attempt left there are overwritten.
-        masks: The masks of training.
-        weights: Every variable after training.
-        metrics: Rows of step, split, loss, accuracy.
-        record: The other keys of ``round.json``.
-
-    Returns:
-        The record as stored, with the checksum of each file.
-
-    Raises:
-        LotteryError: The disk is full or the folder cannot be written. Earlier rounds are intact.
+    ``round.json`` comes last: it is the record, with the checksum of each file, and is returned.
     """
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows([METRICS, *metrics])
@@ -305,11 +271,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Read the record of a complete round.
-
-    Raises:
-        LotteryError: It is missing, damaged, or was changed.
-    """
+    """Read the record of a complete round; `LotteryError` if it is missing, damaged, or was changed."""
     path = folder / "round.json"
     record = files.read_json(path)
     if record.get("format") != FORMAT:
@@ -319,23 +281,15 @@ def read_record(folder: Path) -> dict[str, Any]:
     replicate, index, branch = record.get("replicate", 0), record.get("round", 0), record.get("branch", TICKET)
     place = round_path(Path(), replicate, index, branch).parts
     if place != folder.parts[-len(place) :]:
-        raise LotteryError(
-            f"{str(path)!r} belongs to replicate {replicate}, round {index}, branch {branch}; it was moved here."
-        )
+        where = f"replicate {replicate}, round {index}, branch {branch}"
+        raise LotteryError(f"{str(path)!r} belongs to {where}; it was moved here.")
     return record
 
 
-def read_metrics(folder: Path) -> list[tuple[int, str, float, float]]:
-    """Read step, split, loss and accuracy of every evaluation of a network.
-
-    Raises:
-        LotteryError: They are missing or damaged.
-    """
+def read_metrics(folder: Path, content: bytes | None = None) -> list[tuple[int, str, float, float]]:
+    """Parse step, split, loss and accuracy of every evaluation of a network, from its file or content read before."""
     path = folder / "metrics.csv"
-    return _parse_metrics(path, files.read(path))
-
-
-def _parse_metrics(path: Path, content: bytes) -> list[tuple[int, str, float, float]]:
+    content = files.read(path) if content is None else content
     try:
         columns, *lines = csv.reader(io.StringIO(content.decode()))
         if tuple(columns) != METRICS:
@@ -378,15 +332,15 @@ def is_stored(run: Path, replicate: int, index: int, branch: str = TICKET) -> bo
 
 def progress(run: Path, experiment: config.Experiment) -> tuple[int, int]:
     """Count the networks of an experiment that are stored, and all of them."""
-    replicates = range(1, experiment.run.num_replicates + 1)
-    networks = [(replicate, *place) for replicate in replicates for place in wanted(experiment)]
-    return sum(is_stored(run, *network) for network in networks), len(networks)
+    replicates, places = range(1, experiment.run.num_replicates + 1), wanted(experiment)
+    stored = sum(is_stored(run, replicate, *place) for replicate in replicates for place in places)
+    return stored, len(replicates) * len(places)
 
 
 def is_complete(run: Path, experiment: config.Experiment) -> bool:
     """Return True if every network of an experiment is stored."""
-    stored, all_of_them = progress(run, experiment)
-    return stored == all_of_them
+    num_stored, num_wanted = progress(run, experiment)
+    return num_stored == num_wanted
 
 
 def runs(out: str | Path) -> list[Path]:
@@ -398,19 +352,13 @@ def _stored(path: Path) -> config.Experiment:
     try:
         return config.load(path)
     except LotteryError as error:
-        why = str(error).rstrip(".")
-        raise LotteryError(
-            f"{str(path)!r} is damaged, or was edited ({why}); restore it, or start a new run."
-        ) from None
+        why = f"is damaged, or was edited ({str(error).rstrip('.')}); restore it, or start a new run."
+        raise LotteryError(f"{str(path)!r} {why}") from None
 
 
-def _clear_temporary(run: Path) -> None:
-    """Remove what a killed process left: half-written files, and checkpoints of complete networks."""
-    for path in run.rglob(".*.*-*"):
-        path.unlink(missing_ok=True)
-    for path in run.rglob("checkpoint*.safetensors"):
-        if (path.parent / "round.json").exists():
-            path.unlink(missing_ok=True)
+def _edited(path: Path, how: str) -> LotteryError:
+    why = f"was edited after the run began{how}; restore it, or start a new run from a copy of it."
+    return LotteryError(f"{str(path)!r} {why}")
 
 
 def _digest_of(record: Mapping[str, Any]) -> str:

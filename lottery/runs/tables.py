@@ -9,31 +9,21 @@ from lottery.runs.verdicts import Table
 
 
 class Grid(NamedTuple):
-    """A table of texts.
-
-    Attributes:
-        heads: The names of the columns.
-        rows: A text for each column, row by row; the first column names the row.
-        notes: Sentences to show below it.
-    """
+    """A table of texts."""
 
     heads: list[str]
-    rows: list[list[str]]
-    notes: Sequence[str] = ()
+    rows: list[list[str]]  # the first column names the row
+    notes: Sequence[str] = ()  # sentences to show below it
 
 
 def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None = None) -> Grid:
-    """List the tickets, a row for each round.
+    """List the tickets, a row for each round, from `lottery.runs.results.summary` and `lottery.runs.verdicts.judged`.
 
-    Args:
-        points: The table of `lottery.runs.results.summary`.
-        judged: The table of `lottery.runs.verdicts.judged`.
-        num_steps: The experiment's ``train.num_steps``.
-        costs: The table of `lottery.analysis.costs.table`, which adds columns that a terminal has no room for.
+    The table of `lottery.analysis.costs` adds columns that a terminal has no room for.
     """
     judgements = {line["round"]: line for line in judged.to_dict("records")}
     points = points[points["branch"] == store.TICKET]
-    several, lines = points["replicates"].max() > 1, []
+    most, lines = int(points["replicates"].max()), []
     for line in points.to_dict("records"):
         verdict, measured = judgements.get(line["round"]), line["accuracy_mean"] == line["accuracy_mean"]
         spread = f" ± {line['accuracy_std']:.4f}" if measured and line["replicates"] > 1 else ""
@@ -57,18 +47,17 @@ def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None =
                 "speed-up": formatting.number(own["speedup"].mean(), ".1f"),
             }
         lines.append(cells)
-    over = f"mean ± standard deviation over {'n' if costs is not None else points['replicates'].max()} replicates"
     notes = ["− dense: ticket − the dense network of the same replicate, the mean."]
     if points["accuracy_mean"].notna().any():
-        of = over if several else "of one replicate"
+        over = f"mean ± standard deviation over {'n' if costs is not None else most} replicates"
+        of = over if most > 1 else "of one replicate"
         notes.insert(0, f"Test accuracy: at the early-stop step, {of}; and at the end of training.")
     if points["censored"].any():
         last = f"≥: in some replicate the validation loss was lowest at the last step, {num_steps}"
         notes.append(f"{last}; longer training may stop later.")
     if len(undecided := judged[judged["verdict"] == verdicts.CANNOT_TELL]):
         needed = "; the number beside it: about how many would tell" if undecided["needed"].notna().any() else ""
-        num = formatting.replicates(int(points["replicates"].max()))
-        notes.append(f"{verdicts.CANNOT_TELL}: cannot tell from {num}{needed}.")
+        notes.append(f"{verdicts.CANNOT_TELL}: cannot tell from {formatting.replicates(most)}{needed}.")
     if costs is not None:
         notes.append(
             "n: replicates; the interval is the t interval of ticket − dense. Compression: 1 / density. Multiply-adds: "
@@ -78,32 +67,18 @@ def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None =
 
 
 def compared(found: Table, first: str) -> Grid:
-    """List several runs at the same rounds, each compared with the first.
-
-    Args:
-        found: The table of `lottery.runs.comparison.compared`.
-        first: The name of the first run.
-    """
+    """List several runs at the same rounds, compared with the first, from `lottery.runs.comparison.compared`."""
     rows = []
     for _, part in found.groupby("round", sort=True):
         for place, line in enumerate(part.to_dict("records")):
             where = ["", ""] if place else [str(line["round"]), f"{line['density']:.4f}"]
             own = [formatting.number(line["accuracy"]), formatting.ends(line["low"], line["high"], ".4f")]
-            ends = formatting.ends(line["difference_low"], line["difference_high"])
-            difference = (
-                [formatting.signed(line["difference"]), ends] if line["difference"] == line["difference"] else []
-            )
-            rows.append([*where, line["run"], str(line["replicates"]), *own, *(difference or ["", ""])])
-    heads = [
-        "round",
-        "density",
-        "run",
-        "replicates",
-        "test accuracy",
-        "95 % interval",
-        f"− {first}",
-        "its 95 % interval",
-    ]
+            difference = ["", ""]
+            if line["difference"] == line["difference"]:
+                ends = formatting.ends(line["difference_low"], line["difference_high"])
+                difference = [formatting.signed(line["difference"]), ends]
+            rows.append([*where, line["run"], str(line["replicates"]), *own, *difference])
+    heads = ["round", "density", "run", "replicates", "test accuracy", "95 % interval", f"− {first}"]
     note = f"Test accuracy at the early-stop step: mean and t interval, then run − {first}, paired by replicate."
     return Grid([*heads, "its 95 % interval"], rows, [note, "Within a round the best comes first."])
 

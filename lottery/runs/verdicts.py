@@ -27,18 +27,10 @@ def goal(experiment: config.Experiment) -> str:
 
 
 def paired(rows: Table, measure: str = MEASURE, against: str = "dense") -> Table:
-    """Compute ticket − dense, or ticket − branch, for each replicate and round.
+    """Compute ticket − dense (round 0), or ticket − branch (the same round), from the table of a run in any order.
 
-    Args:
-        rows: The table of a run, in any order; see `lottery.runs.results.table`.
-        measure: The column to compare.
-        against: ``"dense"``, round 0 of the same replicate; or a branch, at the same round of the same replicate.
-
-    Returns:
-        A data frame with a row for each replicate and a column for each round; NaN where one of the two is missing.
-
-    Raises:
-        LotteryError: The table has no such measure or branch.
+    Returns a data frame of a measure with a row for each replicate and a column for each round; NaN where one of the
+    two is missing. Raises `LotteryError` if the table has no such measure or branch.
     """
     if measure not in rows:
         raise unknown("The measure to compare", measure, rows.columns)
@@ -59,27 +51,17 @@ def paired(rows: Table, measure: str = MEASURE, against: str = "dense") -> Table
 def differences(
     rows: Table, measure: str = MEASURE, against: str = "dense", confidence: float = 0.95, method: str = "t"
 ) -> Table:
-    """Summarise `paired` over replicates.
+    """Summarise `paired` over replicates, a row for each round in which at least one pair is complete.
 
-    Args:
-        rows, measure, against: As for `paired`.
-        confidence, method: As for `lottery.runs.intervals.mean_interval`; each interval is for its round alone.
-
-    Returns:
-        A data frame with the columns `DIFFERENCES`, a row for each round in which at least one pair is complete:
-        ``replicates`` counts the pairs, ``std`` is the sample standard deviation (NaN for one pair), ``low`` and
-        ``high`` are the ends of the interval (infinite for one pair).
-
-    Raises:
-        LotteryError: As `paired` and `mean_interval`.
+    Of the columns `DIFFERENCES`, ``replicates`` counts the pairs, ``std`` is the sample standard deviation (NaN for
+    one pair), ``low`` and ``high`` are from `lottery.runs.intervals.mean_interval` (infinite for one pair).
     """
     import pandas as pd
 
     density = rows[rows["branch"] == "ticket"].groupby("round")["density"].mean()
     lines = []
     for index, column in paired(rows, measure, against).items():
-        pairs = column.dropna()
-        if not pairs.empty:
+        if len(pairs := column.dropna()):
             mean, low, high = intervals.mean_interval(pairs.tolist(), confidence, method)
             lines.append((index, density[index], len(pairs), mean, pairs.std(), low, high))
     return pd.DataFrame(lines, columns=list(DIFFERENCES))
@@ -88,18 +70,11 @@ def differences(
 def judged(
     rows: Table, tolerance: float = TOLERANCE, word: str = "winning", confidence: float = 0.95, method: str = "t"
 ) -> Table:
-    """Judge each pruned round.
+    """Judge each pruned round: is the accuracy that it loses within a tolerance, in [0, 1]?
 
-    Args:
-        rows: The table of a run.
-        tolerance: Accuracy that may be lost, in [0, 1].
-        word: What `goal` returns.
-        confidence, method: As for `differences`.
-
-    Returns:
-        The rows of `differences` against dense, with ``verdict``: the word where the whole interval is above minus the
-        tolerance, "not" and the word where it is below, otherwise `CANNOT_TELL`, as always from one replicate; and
-        ``needed``: about how many replicates would tell then, NaN where that is unknown.
+    Returns the rows of `differences` against dense, with ``verdict``: the word (see `goal`) where the whole interval is
+    above minus the tolerance, "not" and the word where it is below, otherwise `CANNOT_TELL`, as always from one
+    replicate; and ``needed``: about how many replicates would tell then, NaN where that is unknown.
     """
     found, pairs = differences(rows, confidence=confidence, method=method), paired(rows)
     verdicts, needed = [], []
@@ -118,14 +93,9 @@ def judged(
 
 
 def smallest_matching(rows: Table, tolerance: float = TOLERANCE) -> dict[str, Any] | None:
-    """Find the smallest density at which tickets match the dense network by the mean alone.
+    """Find the smallest density at which tickets match dense by the mean alone; None if no pruned round does.
 
-    A round matches if the mean of ticket − dense over replicates is at least minus the tolerance. `smallest_shown` is
-    the claim with a bound.
-
-    Returns:
-        ``round``, ``density``, ``difference`` (mean of ticket − dense), ``dense`` (mean accuracy) and ``replicates``;
-        None if no pruned round matches.
+    Returns ``round``, ``density``, ``difference`` (mean of ticket − dense), ``dense`` (mean accuracy), ``replicates``.
     """
     found = differences(rows)
     best = _sparsest(found[found["mean"] >= -tolerance - _LAST_PLACE])
@@ -144,14 +114,10 @@ def smallest_shown(lines: Table, word: str = "winning") -> dict[str, Any] | None
 def sentences(
     rows: Table, tolerance: float = TOLERANCE, word: str = "winning", confidence: float = 0.95, method: str = "t"
 ) -> list[str]:
-    """Say what a run shows, and what it does not.
+    """Say what a run shows, from the arguments of `judged`.
 
-    Args:
-        rows, tolerance, word, confidence, method: As for `judged`.
-
-    Returns:
-        Sentences: the smallest density that is shown to be winning, the smallest by the mean alone, the rounds shown
-        not to be, and the ticket against each branch.
+    The sentences name the smallest density that is shown to be winning, and by the mean alone, the rounds shown not to
+    be, and the ticket against each branch.
     """
     lines = judged(rows, tolerance, word, confidence, method)
     if len(rows) and rows[MEASURE].isna().all():
@@ -201,10 +167,8 @@ def controls(rows: Table) -> list[str]:
 def cannot_tell(line: dict[str, Any]) -> str:
     """Say of a line of `judged` without a verdict how many replicates would give one."""
     num, needed = int(line["replicates"]), line["needed"]
-    why = f"cannot tell from {replicates(num)}"
-    if num == 1:
-        return why
-    return why + (f", about {needed:.0f} would be needed" if needed == needed else f", nor from {intervals.MOST}")
+    more = f", about {needed:.0f} would be needed" if needed == needed else f", nor from {intervals.MOST}"
+    return f"cannot tell from {replicates(num)}{more if num > 1 else ''}"
 
 
 def _against(branch: str, found: Table, at: float, kind: str) -> str:
@@ -213,18 +177,18 @@ def _against(branch: str, found: Table, at: float, kind: str) -> str:
     head = f"Ticket − {branch} {_where(line)}: {_measured(line, kind)}"
     known = branches.find(branch)
     matters = known.takes_away if known else ""
-    better = found[(found["low"] > 0) & (found["round"] != line["round"])]["round"]
-    elsewhere = (
-        f" Where the ticket is better{' too' if line['low'] > 0 else ''}: {_rounds(better)}." if len(better) else ""
-    )
     if line["replicates"] == 1:
-        return f"{head}, which cannot tell.{elsewhere}"
-    if line["low"] > 0:
-        return f"{head}: the ticket is better{f', so {matters} matters there' if matters else ''}.{elsewhere}"
-    if line["high"] < 0:
-        return f"{head}: {branch} is better than the ticket.{elsewhere}"
-    why = f", so {matters} is not shown to matter there" if matters else ""
-    return f"{head}: that does not tell {branch} from the ticket{why}.{elsewhere}"
+        shows = ", which cannot tell."
+    elif line["low"] > 0:
+        shows = f": the ticket is better{f', so {matters} matters there' if matters else ''}."
+    elif line["high"] < 0:
+        shows = f": {branch} is better than the ticket."
+    else:
+        why = f", so {matters} is not shown to matter there" if matters else ""
+        shows = f": that does not tell {branch} from the ticket{why}."
+    better = found[(found["low"] > 0) & (found["round"] != line["round"])]["round"]
+    too = " too" if line["low"] > 0 else ""
+    return head + shows + (f" Where the ticket is better{too}: {_rounds(better)}." if len(better) else "")
 
 
 def _rounds(indices: Any) -> str:
@@ -237,13 +201,12 @@ def _where(line: dict[str, Any]) -> str:
 
 
 def _measured(line: dict[str, Any], kind: str) -> str:
-    num = int(line["replicates"])
+    num, mean = int(line["replicates"]), signed(line["mean"])
     if num == 1:
-        return f"{signed(line['mean'])} from 1 replicate"
+        return f"{mean} from 1 replicate"
     if abs(line["low"]) == math.inf:
-        return f"{signed(line['mean'])} in each of {replicates(num)}"
-    ends = f"{signed(line['low'])} to {signed(line['high'])}"
-    return f"{signed(line['mean'])}, {kind} {ends}, {replicates(num)}"
+        return f"{mean} in each of {replicates(num)}"
+    return f"{mean}, {kind} {signed(line['low'])} to {signed(line['high'])}, {replicates(num)}"
 
 
 def _sparsest(lines: Table) -> dict[str, Any] | None:

@@ -1,10 +1,8 @@
 """Every checksum and every invariant of a run, computed again from its files."""
 
 import contextlib
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,19 +15,12 @@ from lottery.settings import GIVEN
 
 
 def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
-    """Check a run.
+    """Check a run, and yield the name of each stored network with a sentence for everything that is wrong with it.
 
     For each round: the checksum of each file; counts that are exactly those of the schedule; masks that lie within
     those of the round before, and are what pruning its trained weights gives; masked weights that are zero; training
     that began from the start weights under the masks; a record that agrees with the curve. For each branch: that it
     keeps and changes of its round what its name says.
-
-    Yields:
-        The name of each stored network, and a sentence for everything that is wrong with it. A round that lies behind
-        a missing one is wrong.
-
-    Raises:
-        LotteryError: It is not a run, or its configuration was edited.
     """
     experiment = store.read_experiment(run)
     for replicate in range(1, experiment.run.num_replicates + 1):
@@ -46,16 +37,12 @@ def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
         dense, before = StoredRound(run, replicate, 0), None
         for index in complete[: experiment.prune.num_rounds + 1]:
             stored = StoredRound(run, replicate, index) if index else dense
-            wrong, readable = _collected(
-                itertools.chain(_wrong_network(experiment, stored), _wrong_round(experiment, stored, before, dense))
-            )
+            wrong, readable = _collected(_wrong_round(experiment, stored, before, dense))
             before = stored if readable else None
             yield f"replicate {replicate}, round {index}", wrong
         for stored in store.rounds(run):
             if stored.replicate == replicate and stored.branch != store.TICKET:
-                wrong, _ = _collected(
-                    itertools.chain(_wrong_network(experiment, stored), _wrong_branch(experiment, stored))
-                )
+                wrong, _ = _collected(_wrong_branch(experiment, stored))
                 yield f"replicate {replicate}, round {stored.index}, branch {stored.branch}", wrong
 
 
@@ -82,8 +69,7 @@ def not_repeated(run: Path) -> list[str]:
     labels = {stored.branch for stored in store.rounds(run)} - {store.TICKET}
     for label in sorted(labels, key=lambda label: (branches.find(label) is None, label)):
         known = branches.find(label)
-        parts = known.needs_model if known else ("masks", "start weights")
-        if parts:
+        if parts := known.needs_model if known else ("masks", "start weights"):
             found.append(f"The {' and '.join(parts)} of {label} were not made again: that needs the model.")
     return found
 
@@ -129,11 +115,10 @@ def _is_own(experiment: config.Experiment) -> bool:
 
 def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterator[str]:
     """Check what rounds and branches share: the record against the curve, the masks and the trained weights."""
-    record, on_chain = stored.record, stored.branch == store.TICKET
     curves: dict[str, dict[int, tuple[float, float]]] = {"train": {}, "validation": {}, "test": {}}
     for step, split, loss, accuracy in stored.metrics:
         curves[split][step] = loss, accuracy
-    kept, trained, curve = stored.masks, stored.weights, curves["validation"]
+    record, kept, trained, curve = stored.record, stored.masks, stored.weights, curves["validation"]
     first, last = min(curve), max(curve)
     stop = min(curve, key=lambda step: (curve[step][0], step))
     if record["early_stop_step"] != stop:
@@ -145,7 +130,7 @@ def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterat
                 if not np.array_equal(recorded, curves[split][step], equal_nan=True):
                     yield f"The record's {when} {split} loss and accuracy are not those of the curve."
     steps = experiment.rewind.step if stored.index else 0, experiment.train.num_steps
-    expected = steps if on_chain else (record["first_step"], record["last_step"])
+    expected = steps if stored.branch == store.TICKET else (record["first_step"], record["last_step"])
     if (first, last) != expected:
         yield f"The curve goes from step {first} to {last}, training from {expected[0]} to {expected[1]}."
     masks.check(kept, trained)
@@ -163,27 +148,24 @@ def _wrong_round(
     experiment: config.Experiment, stored: StoredRound, before: StoredRound | None, dense: StoredRound
 ) -> Iterator[str]:
     """Check a round of the main chain; `before` is None where the round before it cannot be read."""
+    yield from _wrong_network(experiment, stored)
     index, replicate, kept = stored.index, stored.replicate, stored.masks
     if not index and experiment.rewind.step:
         late = weights.fingerprint(files.read_arrays(store.start_path(stored.run, replicate, experiment.rewind.step)))
         if late != stored.record["rewind_sha256"]:
             yield "start.safetensors was changed."
-    counts = masks.num_kept(kept)
-    planned = plan.planned(experiment.prune, {name: mask.shape for name, mask in kept.items()}, index)
-    for names, expected in planned.items():
+    counts, settings = masks.num_kept(kept), experiment.prune
+    for names, expected in plan.planned(settings, {name: mask.shape for name, mask in kept.items()}, index).items():
         found = sum(counts[name] for name in names)
         if found != expected[index]:
             yield f"{' + '.join(names)} keeps {found} entries, the schedule says {expected[index]}."
-    if index and before is None:
-        return
-    if not stored.began_with(stored.start):
+    if (before or not index) and not stored.began_with(stored.start):
         yield "Training did not begin from the start weights under the masks."
     if before is None:
         return
     if not masks.is_nested(kept, before.masks):
         yield "An entry that was pruned before has come back."
-    if plan.is_repeatable(experiment.prune):
-        settings = experiment.prune
+    if plan.is_repeatable(settings):
         rng = randomness.generator(experiment.run.seed, replicate, randomness.SCORES, index)
         scored = (before if settings.iterative else dense).weights
         inputs = plan.criterion_inputs(settings, index, dense.start, scored, before.masks, rng)
@@ -195,21 +177,17 @@ def _wrong_round(
 
 def _wrong_branch(experiment: config.Experiment, stored: StoredRound) -> Iterator[str]:
     """Make a branch again from its round, as far as that needs no model, and compare."""
-    record: dict[str, Any] = stored.record
-    name, known = record["control"], branches.BRANCHES.get(record["control"])
+    yield from _wrong_network(experiment, stored)
+    name, known = stored.record["control"], branches.BRANCHES.get(stored.record["control"])
     if known is None:
         return
     ticket, kept = StoredRound(stored.run, stored.replicate, stored.index), stored.masks
     rng = branches.rng_for(experiment.run.seed, stored.replicate, stored.index, stored.branch)
-    first, last = record["first_step"], record["last_step"]
-    like_the_ticket = branches.BranchStart(
-        stored.weights, ticket.masks, first, last
-    )  # in place of what needs the model
-    made = known.function(
-        branches.StoredTicket(
-            ticket.masks, ticket.start, first, last, rng, lambda: stored.weights, lambda: like_the_ticket
-        )
-    )
+    steps = stored.record["first_step"], stored.record["last_step"]
+    # In place of what needs the model.
+    like_the_ticket = branches.BranchStart(stored.weights, ticket.masks, *steps)
+    needs_model = lambda: stored.weights, lambda: like_the_ticket
+    made = known.function(branches.StoredTicket(ticket.masks, ticket.start, *steps, rng, *needs_model))
     if masks.num_kept(kept) != masks.num_kept(made.kept):
         yield f"It does not keep as many entries of each weight as {name} does."
     if sum(masks.num_kept(kept).values()) != sum(masks.num_kept(ticket.masks).values()):

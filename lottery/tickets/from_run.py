@@ -19,41 +19,23 @@ from lottery.tickets.ticket_file import Contents
 CHOICES = ("best", "smallest_matching")
 NUM_EXAMPLES = 1000
 
-# The keys of a round's record that travel with the ticket.
-_MEASURES = (
-    "early_stop_step", "early_stop_val_loss", "early_stop_val_accuracy", "early_stop_test_accuracy", "final_train_loss",
-    "final_val_loss", "final_val_accuracy", "final_test_accuracy", "seconds",
-)  # fmt: skip
+_MEASURES = results.COLUMNS[results.COLUMNS.index("early_stop_step") :]  # these travel with the ticket
 
 
 def contents(run: Path, round: int | str | None = None, density: float | None = None, replicate: int = 1) -> Contents:
-    """Read a ticket from a run. Each file of a round is opened once at most.
-
-    States of random layers are left out: another process draws its own.
-
-    Args:
-        run: The run's folder.
-        round, density, replicate: As for `pick`.
-
-    Returns:
-        The parts of the ticket. Of the paths and functions that the experiment names, only file names are kept.
-
-    Raises:
-        TicketError: There is no such ticket.
-        LotteryError: A file is missing or damaged, or training did not begin from the start weights.
-    """
+    """Read the ticket that `pick` finds. Of the paths and functions that the experiment names, file names are kept."""
     networks = list(store.rounds(run, branches=False))
     rows = results.rows_of(networks)
     index = pick(rows, round, density, replicate)
     by_place = {(stored.replicate, stored.index): stored for stored in networks}
     stored, dense = by_place[replicate, index], by_place[replicate, 0]
-    experiment, environment = store.read_experiment(run), store.read_environment(run)
+    environment = store.read_environment(run)
     about = {
         "architecture": environment["architecture"],
         "metrics": _metrics(rows, stored.record, dense.record),
-        "provenance": _provenance(run, experiment, environment, stored.record),
+        "provenance": _provenance(run, environment, stored.record),
     }
-    # In the order of the masks, which files of arrays do not keep.
+    # In the order of the masks, which files of arrays do not keep. Another process draws its own random states.
     names = [*stored.masks, *sorted(set(stored.weights) - set(stored.masks))]
     names = [name for name in names if not weights.is_random_state(name)]
     start, trained = ({name: state[name] for name in names} for state in (stored.masked_start, stored.weights))
@@ -61,21 +43,10 @@ def contents(run: Path, round: int | str | None = None, density: float | None = 
 
 
 def pick(rows: verdicts.Table, round: int | str | None = None, density: float | None = None, replicate: int = 1) -> int:
-    """Find the round that is meant.
+    """Find the round that the arguments of `lottery.tickets.load` mean, from the table of the run.
 
-    Args:
-        rows: The table of the run; see `lottery.runs.results.table`.
-        round: Its number; ``"best"``, the pruned round with the highest validation accuracy at the early-stop step, by
-            the mean over replicates, the sparsest of equals; or ``"smallest_matching"``, the sparsest that matches
-            dense, as `verdicts.smallest_matching` finds it. Both are among the rounds that all replicates have.
-        density: A density in (0, 1], to take the round whose density is nearest in ratio.
-        replicate: The replicate, from 1.
-
-    Returns:
-        The round.
-
-    Raises:
-        TicketError: Neither or both were given, or there is no such round.
+    The density is the nearest in ratio. ``"best"`` is by the validation accuracy at the early-stop step, the sparsest
+    of equals; it and ``"smallest_matching"`` are among the rounds that all replicates have.
     """
     tickets = rows[rows["branch"] == store.TICKET]
     stored = dict(tickets[tickets["replicate"] == replicate][["round", "density"]].itertuples(index=False, name=None))
@@ -90,18 +61,14 @@ def pick(rows: verdicts.Table, round: int | str | None = None, density: float | 
             raise TicketError(f"density: received {density!r}, allowed is a fraction in (0, 1].")
         return min(stored, key=lambda index: (abs(math.log(stored[index] / density)), index))
     if round is None:
-        raise TicketError(
-            f"A run has many tickets: pass a round ({span}, {' or '.join(map(repr, CHOICES))}) or a density."
-        )
+        allowed = f"a round ({span}, {' or '.join(map(repr, CHOICES))}) or a density"
+        raise TicketError(f"A run has many tickets: pass {allowed}.")
     if round in CHOICES:
-        index = _chosen(rows)[str(round)]
-        if index is None:
-            raise TicketError(
-                f"No pruned round of the run matches dense within {verdicts.TOLERANCE:g}."
-                if round == "smallest_matching"
-                else "The run has no pruned round with a validation accuracy, so none is the best."
-            )
-        return index
+        if (index := _chosen(rows)[str(round)]) is not None:
+            return index
+        if round == "best":
+            raise TicketError("The run has no pruned round with a validation accuracy, so none is the best.")
+        raise TicketError(f"No pruned round of the run matches dense within {verdicts.TOLERANCE:g}.")
     if isinstance(round, str):
         raise TicketError(str(unknown("round", round, [*CHOICES, *map(str, stored)])))
     # NumPy's whole numbers too, as columns of the table hold them.
@@ -111,15 +78,10 @@ def pick(rows: verdicts.Table, round: int | str | None = None, density: float | 
 
 
 def listed(run: Path) -> verdicts.Table:
-    """List the tickets of a run.
+    """List the tickets of a run in a data frame, a row for each replicate and pruned round.
 
-    Returns:
-        A data frame with a row for each replicate and pruned round: ``replicate, round, density, num_kept``,
-        ``test_accuracy`` at the early-stop step, ``less_dense`` (ticket − dense), and ``choice``, which of `CHOICES`
-        mean the round.
-
-    Raises:
-        LotteryError: It is not a run, or a record is damaged.
+    Its columns are ``replicate, round, density, num_kept``, ``test_accuracy`` at the early-stop step, ``less_dense``
+    (ticket − dense), and ``choice``: which of `CHOICES` mean the round.
     """
     rows = results.rows_of(store.rounds(run, branches=False))
     dense = rows[rows["round"] == 0].set_index("replicate")[verdicts.MEASURE]
@@ -132,22 +94,11 @@ def listed(run: Path) -> verdicts.Table:
 
 
 def examples(source: Path, provenance: Mapping[str, Any], path: str = "", num: int = NUM_EXAMPLES) -> np.ndarray:
-    """Load examples of the validation part, scaled as in training.
+    """Load at most so many examples of the validation part, or of the training part if there is none, scaled as there.
 
-    The data of a run are looked up as the run did. Those of a ticket file, which may come from a stranger, are never
-    downloaded: they are the digits, or lie in the folder that ``LOTTERY_DATA`` names.
-
-    Args:
-        source: The run or file of the ticket.
-        provenance: The provenance of the ticket.
-        path: A file with the four arrays of the data, instead of looking them up.
-        num: How many, at most.
-
-    Returns:
-        An array, the first axis the example; of the training part where no validation part was split off.
-
-    Raises:
-        LotteryError: The data are missing, or not those that the ticket was found on.
+    A file at `path` with the four arrays of the data goes first. Otherwise the data of a run are looked up as the run
+    did; those of a ticket file, which may come from a stranger, are never downloaded: they are the digits, or lie in
+    the folder that ``LOTTERY_DATA`` names. Data that the ticket was not found on are refused.
     """
     about = provenance.get("data")
     if not isinstance(about, dict):
@@ -207,9 +158,8 @@ def _interval(*ends: float) -> dict[str, float | None]:
     return dict(zip(("mean", "low", "high"), values, strict=True))
 
 
-def _provenance(
-    run: Path, experiment: config.Experiment, environment: dict[str, Any], record: dict[str, Any]
-) -> dict[str, Any]:
+def _provenance(run: Path, environment: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    experiment = store.read_experiment(run)
     protocol = experiment.model_dump(mode="json")
     protocol["data"]["path"] = Path(protocol["data"]["path"]).name if protocol["data"]["path"] else ""
     kept = ("versions", "python", "processor", "num_threads", "commit")

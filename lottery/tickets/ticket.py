@@ -24,12 +24,11 @@ class Ticket:
 
     Attributes:
         masks: Boolean arrays by weight, True where the entry is kept.
-        weights: Every variable of the network at the start, by stable name; masked entries are zero. States of random
-            layers are left out.
+        weights: Every variable but states of random layers at the start, by stable name; masked entries are zero.
         trained: The same variables after training under the masks, or None.
         architecture: The network as plain data; see `lottery.models.architecture`.
-        metrics: Measures of the trained network (losses in nats, accuracies in [0, 1]), of its dense network under
-            ``dense``, and over replicates under ``replicates``; may be empty.
+        metrics: Losses in nats, accuracies in [0, 1]; those of the dense network under ``dense``, over replicates under
+            ``replicates``; may be empty.
         provenance: Run, round, replicate, rewind step, data and their digest, protocol, versions.
     """
 
@@ -76,8 +75,7 @@ class Ticket:
         """Set the weights of a model with the same names and shapes; masked entries become zero.
 
         Values are rounded where variables of the model have a smaller type. Use `lottery.enforcement` to hold the masks
-        while training. Wrappers of tfmot in the model get the masks here, keep everything where the ticket has none,
-        and stop computing masks.
+        while training; wrappers of tfmot get them here, keep everything without one, and stop computing masks.
 
         Args:
             model: A built model of either Keras.
@@ -90,27 +88,22 @@ class Ticket:
 
         values = self._values(trained)
         keras_of(model)
-        expected = {name: tuple(value.shape) for name, value in weights.portable(model).items()}
+        expected = shapes(weights.portable(model))
         if expected != shapes(values):
             differing = architecture.differing(shapes(values), expected)
             raise TicketError(f"The ticket is not of the model {model.name!r}. {differing}")
-        wrapped = wrappers.find(model)
+        wrapped = {name: np.ones(wrapper.mask.shape, bool) for name, wrapper in wrappers.find(model).items()}
         _assign(model, values)
         if wrapped:
             # A mask that the wrapper computes would prune what the ticket keeps.
-            wrappers.wrap(
-                model, {name: self.masks.get(name, np.ones(one.mask.shape, bool)) for name, one in wrapped.items()}
-            )
+            wrappers.wrap(model, {name: self.masks.get(name, ones) for name, ones in wrapped.items()})
 
     def save(self, path: str | Path, trained: bool = True) -> Path:
         """Write the ticket to one file, whole or not at all. `load` and every reader of safetensors can open it.
 
         Args:
-            path: The file, ending in ``.safetensors``.
+            path: The file, ending in ``.safetensors``; it is returned.
             trained: Write the trained weights too, if there are any.
-
-        Returns:
-            The path.
 
         Raises:
             LotteryError: The path has another ending, or cannot be written.
@@ -124,36 +117,33 @@ class Ticket:
         return path
 
     def _values(self, trained: bool) -> dict[str, np.ndarray]:
-        if trained and self.trained is None:
+        if not trained:
+            return self.weights
+        if self.trained is None:
             raise TicketError("The ticket holds no trained weights; train its model, or leave trained=True out.")
-        return self.trained if trained and self.trained is not None else self.weights
+        return self.trained
 
     def __repr__(self) -> str:
-        of, more = self.provenance, []
+        of, more = self.provenance, [f"density {self.density:.4f} ({self.num_kept} weights kept)"]
         if "run" in of:
             more.append(f"round {of.get('round')} of {of['run']}, replicate {of.get('replicate')}")
-        accuracy = self.metrics.get("early_stop_test_accuracy")
-        if isinstance(accuracy, float):
+        if isinstance(accuracy := self.metrics.get("early_stop_test_accuracy"), float):
             more.append(f"test accuracy {accuracy:.4f}")
         more.append("start and trained weights" if self.trained is not None else "start weights")
-        return printable(f"<Ticket: density {self.density:.4f} ({self.num_kept} weights kept), {', '.join(more)}>")
+        return printable(f"<Ticket: {', '.join(more)}>")
 
 
 def load(
-    source: str | Path,
-    *,
-    round: int | str | None = None,
-    density: float | None = None,
-    replicate: int = 1,
+    source: str | Path, *, round: int | str | None = None, density: float | None = None, replicate: int = 1
 ) -> Ticket:
     """Load a ticket from a file, or from a round of a run.
 
     Args:
         source: A ``.safetensors`` file that `Ticket.save` wrote, or the folder of a run.
-        round: For a run: the number; ``"best"``, the pruned round with the highest mean validation accuracy; or
+        round: Of a run: its number; ``"best"``, the pruned round with the highest mean validation accuracy; or
             ``"smallest_matching"``, the sparsest that matches dense within 0.002 of test accuracy by the mean.
-        density: For a run, instead of a round: a density in (0, 1]. The nearest round is taken; provenance has it.
-        replicate: For a run: the replicate, from 1.
+        density: Of a run, instead of a round: a density in (0, 1], to take the nearest round; provenance has it.
+        replicate: Of a run, from 1.
 
     Returns:
         The ticket. Every checksum was compared; nothing was unpickled, imported or run.
@@ -202,16 +192,14 @@ def of(
     if trained is not None:
         after = {name: np.array(value) for name, value in trained.items() if name in named}
         if shapes(after) != shapes(start):
-            raise TicketError(
-                f"The trained weights are not of the model. {architecture.differing(shapes(after), shapes(start))}"
-            )
+            differing = architecture.differing(shapes(after), shapes(start))
+            raise TicketError(f"The trained weights are not of the model. {differing}")
         for name, value in after.items():
             if value.dtype != start[name].dtype:
                 raise TicketError(f"The trained {name!r} is {value.dtype}, the model's is {start[name].dtype}.")
         after = masks.apply(after, held)
-    described = architecture.describe(model)
     about = copy.deepcopy((dict(metrics or {}), dict(provenance or {})))
-    return Ticket(held, masks.apply(start, held), after, described, *about)
+    return Ticket(held, masks.apply(start, held), after, architecture.describe(model), *about)
 
 
 def shapes(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -221,9 +209,8 @@ def shapes(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _assign(model: Any, values: Mapping[str, np.ndarray]) -> None:
     weights.assign(model, values)
-    kind = keras_of(model).layers.Normalization
     for layer in model._flatten_layers():
-        if isinstance(layer, kind):
+        if isinstance(layer, keras_of(model).layers.Normalization):
             # The layer computes with constants made of its variables, and so do functions traced before.
             layer.finalize_state()
             patching.retrace(model)

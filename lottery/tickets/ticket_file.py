@@ -1,6 +1,7 @@
 """A ticket as one file: how it is written, and everything that is checked before it is used."""
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -8,13 +9,13 @@ from importlib import metadata
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load as parse_arrays
 from safetensors.numpy import save as format_arrays
 
 from lottery.errors import TicketError
-from lottery.masks import Masks
+from lottery.masks import Masks, density, num_kept
 
 FORMAT = 1
 KEY = "ticket"  # the one entry of the metadata, for the order of several varies
@@ -38,17 +39,13 @@ class Contents(NamedTuple):
     about: dict[str, Any]
 
 
-class _Variable(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
+class _Variable(BaseModel, strict=True, extra="forbid"):
     shape: list[Annotated[int, Field(ge=1, le=2**40)]] = Field(max_length=32)
     dtype: str
     masked: bool
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
+class _Record(BaseModel, strict=True, extra="forbid"):
     format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
     lottery: str
     density: float
@@ -66,22 +63,18 @@ def pack(contents: Contents) -> bytes:
 
     ``mask/NAME`` is a mask at one bit an entry, in row-major order, the first in the highest bit. ``start/NAME`` and
     ``trained/NAME`` are the kept entries of a masked weight in the same order, or the whole of another variable. The
-    record is JSON, under ``ticket`` in the metadata.
-
-    Raises:
-        TicketError: A name or type cannot be written.
+    record is JSON, under ``ticket`` in the metadata. `TicketError` says which name or type cannot be written.
     """
     masks = contents.masks
     tensors = {f"mask/{name}": np.packbits(mask) for name, mask in masks.items()}
     for part, values in (("start", contents.weights), ("trained", contents.trained or {})):
         for name, value in values.items():
             tensors[f"{part}/{name}"] = np.asarray(value[masks[name]] if name in masks else value, order="C")
-    kept = sum(int(np.count_nonzero(mask)) for mask in masks.values())
     record: dict[str, Any] = {
         "format": FORMAT,
         "lottery": metadata.version("lottery"),
-        "density": kept / sum(mask.size for mask in masks.values()),
-        "num_kept": kept,
+        "density": density(masks),
+        "num_kept": sum(num_kept(masks).values()),
         "variables": {
             name: {"shape": list(value.shape), "dtype": value.dtype.name, "masked": name in masks}
             for name, value in contents.weights.items()
@@ -103,17 +96,10 @@ def pack(contents: Contents) -> bytes:
 
 
 def unpack(content: bytes, where: str) -> Contents:
-    """Unpack the bytes of a ticket file, once they are seen to be whole and true.
+    """Unpack the bytes of a ticket file after checking sizes, counts, names and checksums; `where` names it in errors.
 
-    Sizes, counts, names and checksums are checked first. The arrays take at most 160 times the memory of the file: a
+    Nothing but `TicketError` is raised, whatever the bytes. The arrays take at most 160 times the memory of the file: a
     bit of a mask becomes a number of eight bytes, twice with trained weights.
-
-    Args:
-        content: The file.
-        where: Its name in errors.
-
-    Raises:
-        TicketError: It is not a ticket as it was written. Nothing else is raised, whatever the bytes.
     """
     try:
         return _unpacked(content)
@@ -123,7 +109,12 @@ def unpack(content: bytes, where: str) -> Contents:
 
 
 def _unpacked(content: bytes) -> Contents:
-    header, size = _header(content)
+    # Read by hand, for the library forgives what must not pass here.
+    length = int.from_bytes(content[:8], "little")
+    size = len(content) - 8 - length  # of the tensors
+    if len(content) < 8 or size < 0 or length > MOST_HEADER:
+        raise TicketError("it ends before its header does, or has none.")
+    header = _parsed(content[8 : 8 + length])
     texts = header.pop("__metadata__", None)
     if not isinstance(texts, dict) or list(texts) != [KEY]:
         raise TicketError(f"its metadata has no {KEY!r}.")
@@ -139,30 +130,19 @@ def _unpacked(content: bytes) -> Contents:
     for name, value in tensors.items():
         if hashlib.sha256(value.tobytes()).hexdigest() != record.sha256[name]:
             raise TicketError(f"{name} does not have the checksum that was written.")
-    masks, counts = {}, {}
+    masks: Masks = {}
     for name, variable in record.variables.items():
         if variable.masked:
-            bits = np.unpackbits(tensors[f"mask/{name}"])
-            num = math.prod(variable.shape)
-            counts[name] = int(np.count_nonzero(bits))
-            if bits[num:].any() or counts[name] != tensors[f"start/{name}"].size:
+            bits, num = np.unpackbits(tensors[f"mask/{name}"]), math.prod(variable.shape)
+            if bits[num:].any() or np.count_nonzero(bits) != tensors[f"start/{name}"].size:
                 raise TicketError(f"the mask of {name} does not keep as many entries as there are.")
             masks[name] = bits[:num].astype(bool).reshape(variable.shape)
-    total = sum(mask.size for mask in masks.values())
-    if record.num_kept != sum(counts.values()) or record.density != record.num_kept / total:
+    if record.num_kept != sum(num_kept(masks).values()) or record.density != density(masks):
         raise TicketError("its density is not that of its masks.")
     has_trained = any(name.startswith("trained/") for name in tensors)
     about = {key: loaded[key] for key in ("architecture", "metrics", "provenance")}
-    parts = [_whole(part, record, masks, tensors) for part in ("start", "trained")[: 1 + has_trained]]
-    return Contents(masks, parts[0], parts[1] if has_trained else None, about)
-
-
-def _header(content: bytes) -> tuple[dict[str, Any], int]:
-    """Parse the header, and count the bytes of tensors behind it. The library forgives what must not pass here."""
-    length = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or length > min(len(content) - 8, MOST_HEADER):
-        raise TicketError("it ends before its header does, or has none.")
-    return _parsed(content[8 : 8 + length]), len(content) - 8 - length
+    trained = _whole("trained", record, masks, tensors) if has_trained else None
+    return Contents(masks, _whole("start", record, masks, tensors), trained, about)
 
 
 def _parsed(text: Any) -> dict[str, Any]:
@@ -184,8 +164,8 @@ def _parsed(text: Any) -> dict[str, Any]:
         raise TicketError("its header is not a record.")
     level: list[Any] = [values]
     for _ in range(MOST_NESTED):
-        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
-        level = [one for several in inner for one in several]
+        inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, (dict, list))]
+        level = list(itertools.chain.from_iterable(inner))
     if level:
         raise TicketError(f"its record nests more than {MOST_NESTED} deep.")
     return values
@@ -206,7 +186,8 @@ def _check_tensors(record: _Record, header: Mapping[str, Any], size: int) -> Non
         _check_name(own)
         shape, variable = entry["shape"], record.variables[own]
         # Before multiplying them: thousands of numbers of thousands of digits take minutes.
-        if not isinstance(shape, list) or len(shape) > 32 or not all(_is_size(length) for length in shape):
+        sizes = isinstance(shape, list) and all(type(length) is int and 0 <= length <= 2**40 for length in shape)
+        if not sizes or len(shape) > 32:
             raise TicketError(f"{name} has the shape {repr(shape)[:80]}, allowed are up to 32 sizes.")
         dtype, num = _TYPES.get(entry["dtype"], ""), math.prod(variable.shape)
         if part == "mask":
@@ -220,10 +201,6 @@ def _check_tensors(record: _Record, header: Mapping[str, Any], size: int) -> Non
         total += math.prod(shape) * np.dtype(dtype).itemsize
     if total != size:
         raise TicketError(f"its tensors are {total} bytes by its header, and {size} are there.")
-
-
-def _is_size(length: Any) -> bool:
-    return type(length) is int and 0 <= length <= 2**40
 
 
 def _check_name(name: str) -> None:
