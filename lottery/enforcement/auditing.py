@@ -83,6 +83,7 @@ class AuditMasks(FitCallback):
         moved = [(first, index) for index, first in enumerate(self._first.numpy()) if first >= 0]
         if not moved:
             return
+        self.close()
         first, index = min(moved)
         entry = self._entries[index]
         place = _place(self._where.numpy()[index], entry)

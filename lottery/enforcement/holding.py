@@ -189,10 +189,10 @@ def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at
 def _are_finite(values: np.ndarray, variable: Any) -> bool:
     import tensorflow as tf
 
-    dtype = variable.dtype if isinstance(variable.dtype, str) else variable.dtype.name
+    dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
     try:
         with np.errstate(over="ignore"):
-            return bool(np.isfinite(values.astype(tf.as_dtype(dtype).as_numpy_dtype).astype(np.float64)).all())
+            return bool(np.isfinite(values.astype(dtype).astype(np.float64)).all())
     except (TypeError, ValueError):
         return False
 

@@ -60,8 +60,7 @@ def conv(
 
     Pairs of 3 x 3 convolutions with ReLU, of 64, 128 and 256 channels, each pair followed by 2 x 2 max pooling; then
     256, 256 units with ReLU, then the classes. Glorot normal. 4,300,992, 2,425,024 or 2,261,184 prunable weights on
-    CIFAR-10; the paper's table has 1.7M for the last, which its own layers do not add up to. Images have at least 2, 4
-    or 8 pixels in height and width.
+    CIFAR-10; the paper's table has 1.7M for the last, which its own layers do not add up to.
     """
     if num_convolutions not in (2, 4, 6):
         raise unknown("conv_N", num_convolutions, ("2", "4", "6"))

@@ -114,12 +114,9 @@ def multiply_adds(links: Sequence[Link]) -> int:
     return sum(math.prod(link.after[:-1]) * math.prod(link.layer.weights[0].shape) for link in weighted)
 
 
-# The chain in segments, whose kernels end with zeros wherever nothing is needed
-
-
 @dataclass
 class Segment:
-    """A layer with a kernel, and the layers between it and the next such layer."""
+    """A layer with a kernel, which ends with zeros wherever nothing is needed, and those before the next such layer."""
 
     link: Link
     following: list[Link]
@@ -202,13 +199,11 @@ def _sees_padding(layer: Any) -> bool:
 
 
 def _unread(keras: Any, links: Sequence[Link], segments: Sequence[Segment]) -> np.ndarray:
-    """Return True for each entry of an example from which no path of weights leads to an output.
-
-    It is a derivative: of the sum of all outputs of a network of the same layers, in which every weight that is not
-    zero is one, every pooling is a mean, and nothing else is left. All terms are positive, so nothing cancels.
-    """
+    """Return True for each entry of an example from which no path of weights leads to an output."""
     import tensorflow as tf
 
+    # It is a derivative: of the sum of all outputs of a network of the same layers, in which every weight that is not
+    # zero is one, every pooling is a mean, and nothing else is left. All terms are positive, so nothing cancels.
     kernels = {id(one.link.layer): one.kernel for one in segments}
     start = tf.ones((1, *links[0].before), "float64")
     with tf.GradientTape() as tape:
@@ -232,9 +227,6 @@ def _unread(keras: Any, links: Sequence[Link], segments: Sequence[Segment]) -> n
                 x = tf.ones_like(x) * tf.reduce_sum(x)
         total = tf.reduce_sum(x)
     return np.asarray(tape.gradient(total, start))[0] == 0
-
-
-# Smaller layers, and the model of them
 
 
 def _pieces(segments: Sequence[Segment], kept: np.ndarray) -> list[Piece]:
@@ -373,8 +365,6 @@ def _random(model: Any, num: int) -> np.ndarray:
 def _dtype(model: Any) -> str:
     return str(getattr(model.inputs[0].dtype, "name", model.inputs[0].dtype))
 
-
-# How much less time it takes
 
 _LEAST_SECONDS = 0.005  # of the calls in a turn
 _MANY = 1000  # examples in a call, beside a call of one
