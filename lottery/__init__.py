@@ -10,19 +10,7 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lottery import (
-        analysis,
-        data,
-        enforcement,
-        masks,
-        models,
-        plots,
-        pruning,
-        report,
-        runs,
-        tickets,
-        weights,
-    )
+    from lottery import analysis, data, enforcement, masks, models, plots, pruning, report, runs, tickets, weights
     from lottery.api import branch, load, run, sweep
 
 __version__ = _version("lottery")

@@ -22,19 +22,17 @@ from lottery.training.checkpoints import Every
 if TYPE_CHECKING:
     from lottery.tickets import Ticket
 
-__all__ = ["ExecutionOptions", "Options", "Run", "branch", "load", "run", "sweep"]
+__all__ = ["BranchOptions", "ExecutionOptions", "Options", "Run", "branch", "load", "run", "sweep"]
 
 
 class ExecutionOptions(TypedDict, total=False):
     """How networks are trained. None of it changes bits.
 
     Attributes:
-        workers: The number of processes that train; None for as many as this machine has room for, which is reported;
-            or a `lottery.executors.cluster.Ray`.
-        checkpoint_every: How often a network in training is checkpointed; by default at most 60 seconds of work are at
-            risk.
-        report: Receives everything that happens, as events of `lottery.progress`; by default they are shown on
-            standard error.
+        workers: The number of processes, 1 by default; None for as many as this machine has room for; or a
+            `lottery.executors.cluster.Ray`.
+        checkpoint_every: How often a network in training is checkpointed; by default at most 60 seconds are at risk.
+        report: Receives events of `lottery.progress`; by default they are shown on standard error.
         tensorboard: Also write for TensorBoard, into the run's folder; True by default.
         asked: Returns the signal that requested a stop, or 0; by default SIGINT and SIGTERM are heeded.
     """
@@ -47,14 +45,12 @@ class ExecutionOptions(TypedDict, total=False):
 
 
 class Options(ExecutionOptions, total=False):
-    """Functions that take the place of a name in an experiment, beside the options of `ExecutionOptions`.
-
-    Each is part of the experiment, and has to be passed again to resume it; but the densities of a schedule are stored.
+    """Functions in place of names in an experiment, besides `ExecutionOptions`. Pass them again to resume a run.
 
     Attributes:
         criterion: A function from `lottery.pruning.criteria.CriterionInputs` to scores by weight.
-        schedule: A function from a round to a density; see `lottery.pruning.schedules`. It takes the place of
-            ``prune.rate``, ``prune.rates``, ``prune.final_density`` and ``prune.densities``.
+        schedule: A function from a round to a density, which replaces every rate and density of ``[prune]``; see
+            `lottery.pruning.schedules`. Its densities are stored, so resuming does not need it.
         enforcement: A context manager function, as those in `lottery.enforcement.ENFORCEMENTS`.
     """
 
@@ -63,13 +59,19 @@ class Options(ExecutionOptions, total=False):
     enforcement: Enforcement | None
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run on disk.
+class BranchOptions(Options, total=False):
+    """Options of `branch` besides those of `Options`.
 
     Attributes:
-        path: The run's folder.
+        replicate: The replicate to branch from; all by default.
     """
+
+    replicate: int | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk, in the folder `path`."""
 
     path: Path
 
@@ -85,8 +87,7 @@ class Run:
     def verdict(self, tolerance: float = TOLERANCE) -> list[str]:
         """Say in sentences if a ticket is winning, and what the controls show.
 
-        Args:
-            tolerance: Accuracy that a matching ticket may lose, in [0, 1].
+        A matching ticket may lose `tolerance` of its accuracy, both in [0, 1].
         """
         return verdicts.sentences(self.table(), tolerance, verdicts.goal(self.experiment))
 
@@ -151,8 +152,8 @@ def run(
     """Run an experiment, resume it where it stopped, or find it complete.
 
     Args:
-        experiment: A TOML file, the tables themselves, or None: the experiment that ships with the package, or the
-            defaults of every key if a model or data are passed.
+        experiment: A TOML file, its tables, or None: the experiment that ships with the package, or every default if
+            a model or data are passed.
         overrides: Tables that replace single values, such as ``{"prune": {"num_rounds": 12}}``.
         model: A function without arguments that builds a Keras model. A compiled model keeps its optimiser, loss and
             metrics; any other gets the experiment's optimiser and a cross-entropy loss.
@@ -165,20 +166,15 @@ def run(
         The complete run.
 
     Raises:
-        LotteryError: The experiment, the objects passed, the files or the training are wrong. Complete networks stay,
-            and a network that fails does not stop the others.
-        Stopped: A stop was requested, as by Ctrl-C. Every network in training has a checkpoint, and the same call
-            resumes. It is a ``KeyboardInterrupt``.
+        LotteryError: Something is wrong, or a network cannot be trained, which does not stop the others.
+        Stopped: A stop was requested, as by Ctrl-C; the same call resumes from checkpoints. A ``KeyboardInterrupt``.
     """
     ingredients, execution = _divided(model, data, options)
     return Run(running.run(experiment, overrides, ingredients, out, execution))
 
 
 def load(path: str | Path) -> Run:
-    """Open a stored run.
-
-    Args:
-        path: The run's folder.
+    """Open the run that is stored in a folder.
 
     Raises:
         LotteryError: The folder is not a run, or its experiment was changed.
@@ -194,9 +190,7 @@ def sweep(
     out: str | Path = "runs",
     **options: Unpack[ExecutionOptions],
 ) -> list[Run]:
-    """Run a grid of experiments, resume it, or find it complete. Each experiment is a run of its own.
-
-    Networks that experiments share are trained once and copied.
+    """Run a grid of experiments, each a run, resume it, or find it complete; networks that they share train once.
 
     Args:
         source, overrides: As for `lottery.pipeline.sweeping.points`.
@@ -207,8 +201,7 @@ def sweep(
         The complete runs, in the order of the grid.
 
     Raises:
-        LotteryError: As for `run`; before any training if an experiment is wrong.
-        Stopped: A stop was requested.
+        LotteryError, Stopped: As for `run`; before any training if an experiment is wrong.
     """
     return [Run(path) for path in sweeping.sweep(source, overrides, out, Execution(**options))]
 
@@ -219,23 +212,20 @@ def branch(
     rounds: Sequence[int] = (),
     overrides: Mapping[str, Any] | None = None,
     *,
-    replicate: int | None = None,
     model: Callable[[], Any] | None = None,
     data: Any = None,
-    **options: Unpack[Options],
+    **options: Unpack[BranchOptions],
 ) -> Run:
     """Train branches from stored rounds, or find them complete.
 
     Args:
         run: The run's folder.
-        kind: A key of `lottery.pruning.branches.BRANCHES`, or a function from `StoredTicket` to `BranchStart` there,
-            whose name is the branch's.
+        kind: A key of `lottery.pruning.branches.BRANCHES`, or a function from `StoredTicket` to `BranchStart`.
         rounds: The rounds to branch from; every complete pruned round by default.
         overrides: For ``"transfer"`` only: the ``[data]`` of the other data set, and values of ``[train]`` that
             differ, such as ``{"data": {"name": "fashion_mnist"}}``.
-        replicate: The replicate; all by default.
         model, data: The objects passed to `lottery.run`; for ``"transfer"``, `data` may be the other data.
-        options: See `Options`.
+        options: See `BranchOptions`.
 
     Returns:
         The run, whose table has the branches beside the rounds.
@@ -244,6 +234,7 @@ def branch(
         LotteryError: There is no such run, round, replicate or branch; or the ticket does not fit the other data.
         Stopped: A stop was requested.
     """
+    replicate = options.pop("replicate", None)
     branching.branch(run, kind, rounds, overrides, replicate, *_divided(model, data, options))
     return Run(Path(run))
 

@@ -1,7 +1,6 @@
 """Experiments: read from TOML, override, check as a whole, write back, digest."""
 
 import hashlib
-import importlib.resources
 import json
 import re
 import tomllib
@@ -71,22 +70,17 @@ class Experiment(Section):
 def load(
     source: str | Path | Mapping[str, Any] | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Experiment:
-    """Read an experiment and check every key and value of it.
+    """Read an experiment, check every key and value, and fill in every default.
 
     Args:
         source: A TOML file, the tables themselves, or None for the experiment that ships with the package.
         overrides: Tables that replace single values, such as ``{"train": {"num_steps": 300}}``.
 
-    Returns:
-        The experiment, with every default filled in.
-
     Raises:
-        LotteryError: The file cannot be read, or a key or value is wrong: what was received, what is allowed,
-            and the nearest valid name.
+        LotteryError: The file cannot be read, or a key or value is wrong.
     """
     if source is None:
-        text = importlib.resources.files("lottery").joinpath("digits.toml").read_text(encoding="utf-8")
-        tables = tomllib.loads(text)
+        tables = read(Path(__file__).with_name("digits.toml"))
         model = (overrides or {}).get("model")
         if isinstance(model, Mapping) and "name" in model:
             del tables["prune"]["rates"]  # they are for the weights of the model that ships with it
@@ -124,9 +118,7 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
         section, dot, rest = key.strip().partition(".")
         table = tables.setdefault(section, {}) if dot else tables
         if not isinstance(table, dict):
-            raise LotteryError(
-                f"Overrides contradict each other: {section!r} is given a value and, by {word!r}, a key."
-            )
+            raise LotteryError(f"Overrides contradict each other: {section!r} has a value and, by {word!r}, a key.")
         table[rest or section] = value
     return tables
 
@@ -188,9 +180,8 @@ def merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
         for key, value in values.items():
             head, dot, tail = key.partition(".")
             if dot and not isinstance(inner.get(head, {}), Mapping):
-                raise LotteryError(
-                    f"Overrides contradict each other: {section}.{head} has a value and the key {tail!r}."
-                )
+                why = f"{section}.{head} has a value and the key {tail!r}"
+                raise LotteryError(f"Overrides contradict each other: {why}.")
             inner[head] = {**inner.get(head, {}), tail: value} if dot else value
         merged[section] = inner
     _drop_later_controls(merged, overrides)

@@ -25,12 +25,9 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     try:
         # Opened here, because np.load leaves a file open that it cannot read.
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            missing = [key for key in KEYS if key not in file.files]
-            if missing:
-                raise LotteryError(
-                    f"The data file {str(path)!r} lacks {', '.join(missing)}; it has "
-                    f"{', '.join(file.files) or 'nothing'}."
-                )
+            if missing := [key for key in KEYS if key not in file.files]:
+                found = ", ".join(file.files) or "nothing"
+                raise LotteryError(f"The data file {str(path)!r} lacks {', '.join(missing)}; it has {found}.")
             return {key: file[key] for key in KEYS}
     except LotteryError:
         raise
@@ -119,34 +116,25 @@ class Split:
 
 @dataclass(frozen=True)
 class Splits:
-    """A data set, in memory.
-
-    Attributes:
-        train, validation, test: The three parts. Images keep their type (uint8 stays uint8).
-        mean, standard_deviation: Statistics of the training part, a number or one for each channel. The network's
-            input is (x - mean) / standard_deviation.
-        fingerprint: Digest of every example and of the split.
-    """
+    """A data set in memory; images of type uint8 stay uint8."""
 
     train: Split
     validation: Split
     test: Split
+    # Of the training part, a number or one for each channel. The network's input is (x - mean) / standard_deviation.
     mean: np.ndarray
     standard_deviation: np.ndarray
-    fingerprint: str
+    fingerprint: str  # of every example and of the split
 
 
 @dataclass(frozen=True)
 class Streams:
-    """A data set that does not fit in memory: functions that make a new batched ``tf.data.Dataset`` at each call.
-
-    The fingerprint is of the first batches, since reading all of them would take as long as training.
-    """
+    """A data set that does not fit in memory: functions that make a new batched ``tf.data.Dataset`` at each call."""
 
     train: Callable[[], Any]
     validation: Callable[[], Any]
     test: Callable[[], Any]
-    fingerprint: str
+    fingerprint: str  # of the first batches, since reading all of them would take as long as training
 
 
 def load(settings: Data) -> Splits:
@@ -163,30 +151,20 @@ def load(settings: Data) -> Splits:
             'data.name = "given" stands for arrays that were passed to lottery.run(..., data=...); pass them again, in '
             "Python."
         )
-    folder = os.environ.get("LOTTERY_DATA", "")
-    local = Path(folder, f"{settings.name}.npz") if folder else None
-    if settings.path:
-        arrays = read_npz(Path(settings.path))
-    elif local is not None and local.exists():
-        arrays = read_npz(local)
-    else:
-        arrays = DATASETS[settings.name]()
+    folder, path = os.environ.get("LOTTERY_DATA"), settings.path
+    if not path and folder and (local := Path(folder, f"{settings.name}.npz")).exists():
+        path = local
+    arrays = read_npz(Path(path)) if path else DATASETS[settings.name]()
     if settings.name == "cifar10":  # its labels come as a column
         arrays = {key: value.reshape(-1) if key.startswith("y") else value for key, value in arrays.items()}
     return split(arrays, settings, where=settings.name)
 
 
 def split(arrays: Mapping[str, Any], settings: Data, where: str = "data") -> Splits:
-    """Check arrays and split the validation examples off the training part.
-
-    Args:
-        arrays: ``x_train``, ``y_train``, ``x_test``, ``y_test``.
-        settings: How many examples to split off, and how pixels (uint8) are scaled. Inputs of other types are not
-            scaled.
-        where: The name of the data in errors.
+    """Check arrays by the names in `KEYS`, and split the validation examples off the training part.
 
     Raises:
-        LotteryError: The arrays do not fit together, hold NaN, or are too few.
+        LotteryError: The arrays do not fit together, hold NaN, or are too few. `where` names them.
     """
     x_train, y_train, x_test, y_test = (_checked(arrays[key], key, where) for key in KEYS)
     for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
@@ -194,14 +172,11 @@ def split(arrays: Mapping[str, Any], settings: Data, where: str = "data") -> Spl
             raise LotteryError(f"{where}: x_{part} has {len(x)} examples and y_{part} has {len(y)}.")
         if not len(x):
             raise LotteryError(f"{where}: x_{part} is empty.")
-    if x_train.shape[1:] != x_test.shape[1:]:
-        raise LotteryError(
-            f"{where}: an example of x_train has shape {x_train.shape[1:]} and one of x_test {x_test.shape[1:]}."
-        )
+    shape, other = x_train.shape[1:], x_test.shape[1:]
+    if shape != other:
+        raise LotteryError(f"{where}: an example of x_train has shape {shape} and one of x_test {other}.")
     if x_train.dtype != x_test.dtype:
-        raise LotteryError(
-            f"{where}: x_train has type {x_train.dtype} and x_test {x_test.dtype}; allowed is one for both."
-        )
+        raise LotteryError(f"{where}: x_train has type {x_train.dtype} and x_test {x_test.dtype}; make them the same.")
     if settings.validation >= len(x_train):
         raise LotteryError(
             f"data.validation: received {settings.validation}, allowed is less than the {len(x_train)} examples "
@@ -218,13 +193,10 @@ def given(data: Any, settings: Data) -> Splits | Streams:
     """Make a data set of arrays or ``tf.data.Dataset`` that a caller passes.
 
     Args:
-        data: ``(x_train, y_train, x_test, y_test)``, or the pairs that ``keras.datasets`` returns, or
+        data: ``(x_train, y_train, x_test, y_test)``, or the pairs that ``keras.datasets`` returns, for `Splits`; or
             ``(train, validation, test)``, each a batched ``tf.data.Dataset`` or a function without arguments that
-            returns one.
+            returns one, for `Streams`.
         settings: The ``[data]`` section of the experiment.
-
-    Returns:
-        `Splits` for arrays, `Streams` for data sets.
 
     Raises:
         LotteryError: It is none of these, or the arrays do not fit together.
@@ -239,10 +211,10 @@ def given(data: Any, settings: Data) -> Splits | Streams:
         return split(dict(zip(KEYS, parts, strict=True)), settings)
     if len(parts) == 3 and all(hasattr(part, "element_spec") or callable(part) for part in parts):
         return _streams(parts)
+    received = f"{len(parts)} parts" if parts else type(data).__name__
     raise LotteryError(
-        "data: received "
-        + (f"{len(parts)} parts" if parts else type(data).__name__)
-        + ", allowed is (x_train, y_train, x_test, y_test), or (train, validation, test) as tf.data.Dataset."
+        f"data: received {received}, allowed is (x_train, y_train, x_test, y_test), or (train, validation, test) as "
+        "tf.data.Dataset."
     )
 
 
@@ -250,9 +222,7 @@ def _checked(value: Any, key: str, where: str) -> np.ndarray:
     try:
         array = np.asarray(value)
     except ValueError:
-        raise LotteryError(
-            f"{where}: {key} is no single array; several inputs can be passed as tf.data.Dataset."
-        ) from None
+        raise LotteryError(f"{where}: {key} is no single array; pass several inputs as tf.data.Dataset.") from None
     if array.dtype.kind not in "biuf":
         raise LotteryError(f"{where}: {key} has type {array.dtype}, allowed are numbers.")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -328,11 +298,11 @@ def _same(dataset: Any) -> Callable[[], Any]:
     """Make a function that returns `dataset`; refuse a shuffle that counts the passes made in this process."""
     waiting = [dataset]
     while waiting:
-        one = waiting.pop()
-        if type(one).__name__.startswith("_Shuffle") and getattr(one, "_reshuffle_each_iteration", True) is not False:
+        part = waiting.pop()
+        if type(part).__name__.startswith("_Shuffle") and getattr(part, "_reshuffle_each_iteration", True) is not False:
             raise LotteryError(
                 "data: this tf.data.Dataset shuffles anew in each pass, which a resumed run cannot repeat; pass a "
                 "function that builds it (with a seed), or use shuffle(..., reshuffle_each_iteration=False)."
             )
-        waiting.extend(one._inputs())
+        waiting.extend(part._inputs())
     return lambda: dataset

@@ -25,13 +25,7 @@ def printable(text: object) -> str:
 
 
 def unknown(what: str, received: object, allowed: Iterable[str]) -> LotteryError:
-    """Make an error for a name that does not exist, with the nearest name that does; the caller raises it.
-
-    Args:
-        what: The thing named, such as ``"data.name"``.
-        received: The wrong name.
-        allowed: All valid names.
-    """
+    """Make an error for a name that does not exist, with the nearest name that does; the caller raises it."""
     allowed = list(allowed)
     near = difflib.get_close_matches(str(received), allowed, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -34,13 +34,12 @@ def apply(weights: Weights, masks: Masks, held_at: Weights | None = None) -> dic
     """Set every masked entry to its held value.
 
     Args:
-        weights: Arrays by name. Those without a mask are returned unchanged.
-        masks: Boolean arrays by name, True where the entry is kept.
+        weights: Arrays by name; those without a mask are returned unchanged.
+        masks: Masks by name, each of its weight's shape.
         held_at: The values of masked entries, arrays of the weights' shapes by name; zero if missing.
 
     Returns:
-        New arrays for the masked weights. A masked entry is exactly its held value (positive zero for zero), even if
-        it was infinite or NaN before.
+        New arrays, each masked entry exactly at its held value (positive zero), even if it was infinite or NaN.
 
     Raises:
         LotteryError: A mask does not fit.
@@ -74,14 +73,7 @@ def is_nested(inner: Masks, outer: Masks) -> bool:
 
 
 def leaks(weights: Weights, masks: Masks) -> dict[str, int]:
-    """Count the masked entries that are not zero, by weight; weights without any are left out.
-
-    Args:
-        weights: Arrays by name.
-        masks: Boolean arrays by name, True where the entry is kept.
-
-    Returns:
-        The counts, NaN counted as not zero. Empty where every masked entry is zero.
+    """Count the masked entries that are not zero (NaN is not), by weight; weights without any are left out.
 
     Raises:
         LotteryError: A mask does not fit.
@@ -96,8 +88,8 @@ def check(masks: Masks, weights: Weights) -> None:
     for name, mask in masks.items():
         if name not in weights:
             raise unknown("A mask names a weight that does not exist", name, weights)
-        if getattr(mask, "dtype", None) != np.bool_:
-            found = getattr(mask, "dtype", type(mask).__name__)
+        found = getattr(mask, "dtype", type(mask).__name__)
+        if found != np.bool_:
             raise LotteryError(
                 f"The mask of {name!r} must be a boolean array, received {found}; use mask.astype(bool)."
             )

@@ -1,12 +1,13 @@
 """Figures of a stored run: every kind as a function by its name, such as `accuracy`, and as a file or as SVG.
 
-The functions raise `LotteryError` if their table is empty or lacks the value of an option.
+The functions draw the table of `read` on Matplotlib axes `ax`, or on pyplot's current axes, and return the axes. They
+raise `LotteryError` if the table is empty or lacks the value of an option.
 """
 
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from lottery import files
 from lottery.analysis import ANALYSES, style
@@ -32,16 +33,13 @@ def __dir__() -> list[str]:
 
 
 def read(run: Path, kind: str, **options: Any) -> Table:
-    """Read the table of a kind of figure from a run's folder.
+    """Read the table of a kind of figure, which `drawn`, `save` and `svg` draw, from a run's folder.
 
     Args:
         run: The run's folder.
         kind: A key of `kinds`.
         options: ``rounds``, by default at most six, evenly; or for an overlap ``round``, by default the last round
             of all replicates, and ``matched``. Options that the kind's table does not know are ignored.
-
-    Returns:
-        The table that `drawn`, `save` and `svg` draw.
 
     Raises:
         LotteryError: An unknown kind, or it is not a run, or it lacks what the kind needs.
@@ -58,16 +56,13 @@ def read(run: Path, kind: str, **options: Any) -> Table:
 
 
 def drawn(source: Table, kind: str = "accuracy", title: str = "", **options: Any) -> Any:
-    """Draw a figure outside pyplot: no window, no state, and no backend to choose.
+    """Draw a Matplotlib figure outside pyplot: no window, no state, and no backend to choose.
 
     Args:
         source: The table of the kind; see `read`.
         kind: A key of `kinds`.
         title: The figure's title.
         options: Those of the kind's function, by name.
-
-    Returns:
-        A Matplotlib figure.
 
     Raises:
         LotteryError: An unknown kind or option, an empty table, or an error of the kind's function.
@@ -95,17 +90,9 @@ def svg(source: Table, kind: str = "accuracy", title: str = "", **options: Any) 
 
 
 def save(source: Table, path: str | Path, kind: str = "accuracy", title: str = "", **options: Any) -> Path:
-    """Draw a figure to a file.
+    """Draw a figure to a file, whose ending decides the format (png, svg, pdf), and return its path.
 
-    Args:
-        source, kind, title, options: As for `drawn`.
-        path: The file; its ending decides the format (png, svg, pdf).
-
-    Returns:
-        The path.
-
-    Raises:
-        LotteryError: As `drawn`; an unknown ending, or a file that cannot be written.
+    See `drawn` for the other arguments and errors; an unknown ending, or a file that cannot be written, is an error.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -119,16 +106,16 @@ def save(source: Table, path: str | Path, kind: str = "accuracy", title: str = "
 
 
 def options_of(kind: str) -> tuple[str, ...]:
-    """The names of the options of a kind's function, after its table and axes."""
-    return tuple(inspect.signature(_figure(kind)).parameters)[2:]
+    """List the names of the options of a kind's function, after its table and axes."""
+    options: list[str] = []
+    for name, option in list(inspect.signature(_figure(kind)).parameters.items())[2:]:
+        grouped = get_args(option.annotation)[0] if option.kind is option.VAR_KEYWORD else None
+        options.extend(grouped.__annotations__ if grouped else [name])
+    return tuple(options)
 
 
 def last_common_round(run: Path) -> int:
-    """Return the last round that all replicates with a complete round have.
-
-    Raises:
-        LotteryError: It is not a run, or no round is complete.
-    """
+    """Return the last round that all replicates with a complete round have; raise `LotteryError` if there is none."""
     return min(_last_rounds(run))
 
 

@@ -13,17 +13,7 @@ from lottery.formatting import duration
 
 @dataclass(frozen=True)
 class Step:
-    """How far a network in training is.
-
-    Attributes:
-        run: The run's folder.
-        replicate, num_replicates, round, num_rounds, branch, density: The network.
-        step: Steps taken.
-        first_step, num_steps: The steps that its training starts from and ends at.
-        val_accuracy: At the last evaluation.
-        done, total: Steps of all networks of this call; see `tallied`.
-        several: True if the networks belong to more than one run.
-    """
+    """How far a network in training is; `done` and `total` are steps of all networks of this call, see `tallied`."""
 
     run: Path
     replicate: int
@@ -33,30 +23,24 @@ class Step:
     branch: str
     density: float
     step: int
-    first_step: int
-    num_steps: int
-    val_accuracy: float
+    first_step: int  # that its training starts from
+    num_steps: int  # that it ends at
+    val_accuracy: float  # at the last evaluation
     done: int = 0
     total: int = 0
-    several: bool = False
+    several: bool = False  # True if the networks belong to more than one run
 
 
 @dataclass(frozen=True)
 class Measured:
-    """An evaluation of a network in training.
-
-    Attributes:
-        run, replicate, round, branch: The network.
-        row: Step, split, loss and accuracy, as in metrics.csv.
-        first: True for the first evaluation after training starts or resumes; those from before follow again.
-    """
+    """An evaluation of a network in training."""
 
     run: Path
     replicate: int
     round: int
     branch: str
-    row: tuple[int, str, float, float]
-    first: bool
+    row: tuple[int, str, float, float]  # step, split, loss and accuracy, as in metrics.csv
+    first: bool  # of those after training starts or resumes, which repeat the ones from before
 
 
 @dataclass(frozen=True)
@@ -84,15 +68,7 @@ def silent(event: Event) -> None:
 
 
 def tallied(report: Report, spans: Mapping[Key, tuple[int, int]]) -> Report:
-    """Fill in `Step.done` and `Step.total`, whichever networks train at the same time.
-
-    Args:
-        report: Receives all events.
-        spans: First and last step of each network.
-
-    Returns:
-        A function that takes events.
-    """
+    """Fill in `Step.done` and `Step.total` from first and last steps, however many networks train at the same time."""
     taken = dict.fromkeys(spans, 0)
     total, several = sum(last - first for first, last in spans.values()), len({key[0] for key in spans}) > 1
 
@@ -129,11 +105,8 @@ def throttled(report: Report, apart: float = 0.1) -> Report:
 def shown(console: Any = None) -> Iterator[Report]:
     """Show events: in a terminal a bar for each network in training and one for all; a line for each stored network.
 
-    Args:
-        console: A ``rich.console.Console``; standard error if None, which leaves standard output to results.
-
-    Yields:
-        A function that takes events. The bars vanish at the end of the context.
+    The bars vanish at the end of the context. `console` is a ``rich.console.Console``, by default for standard error,
+    which leaves standard output to results.
     """
     from rich.console import Console
 
@@ -145,7 +118,6 @@ def shown(console: Any = None) -> Iterator[Report]:
     begin: list[tuple[float, int]] = []
 
     def left(where: Step) -> str:
-        """The time that remains."""
         now = time.monotonic()
         if not begin and where.step:  # compiling, which happens once, is part of the first steps
             begin.append((now, where.done))
@@ -175,12 +147,11 @@ def shown(console: Any = None) -> Iterator[Report]:
             if isinstance(event, Step | Done):
                 where = _where(event)
                 key = _key(where)
+                if key not in bars:
+                    bars[key] = display.add_task("", left="")
                 if isinstance(event, Done):
-                    if key in bars:
-                        display.remove_task(bars.pop(key))
+                    display.remove_task(bars.pop(key))
                 else:
-                    if key not in bars:
-                        bars[key] = display.add_task("", left="")
                     taken, length = where.step - where.first_step, where.num_steps - where.first_step
                     display.update(bars[key], description=_line(where), completed=taken, total=length)
                 display.update(whole, description="in all", completed=where.done, total=where.total, left=left(where))

@@ -1,5 +1,6 @@
 """Seeds and generators by purpose, and the order of batches: functions of the seed, so that a run can be resumed."""
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -26,25 +27,15 @@ def batches(
     Every epoch has a permutation of its own, and epochs follow one another without a gap: a batch may hold the end of
     an epoch and the beginning of the next, every batch is full, and every example is seen once an epoch.
 
-    Args:
-        num_examples: Examples in the training split.
-        batch_size: Examples in a batch.
-        seed: Words that determine the order.
-        first_step: The step of the first batch.
-
     Returns:
         A function from a number of steps to the positions of their examples, of type int32 and shape (steps,
-        batch_size); each call continues after the last.
+        batch_size); each call continues after the last, the first begins at `first_step`.
     """
-    permutations: dict[int, np.ndarray] = {}
     position = first_step * batch_size
 
+    @functools.lru_cache(maxsize=1)
     def permutation(epoch: int) -> np.ndarray:
-        if epoch not in permutations:
-            for old in [other for other in permutations if other < epoch - 1]:
-                del permutations[old]
-            permutations[epoch] = generator(*seed, epoch).permutation(num_examples).astype(np.int32)
-        return permutations[epoch]
+        return generator(*seed, epoch).permutation(num_examples).astype(np.int32)
 
     def following(num_steps: int) -> np.ndarray:
         nonlocal position

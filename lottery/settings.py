@@ -27,10 +27,9 @@ def one_of(
     """Make a check, for ``typing.Annotated``, that a value is one of some names.
 
     Args:
-        key: The value's name in errors, such as ``"prune.criterion"``.
+        key: The value's name in errors, such as ``"prune.criterion"``, followed by `hint`.
         allowed: The names, or a function that returns them. A dict is read each time, so a method added to it counts.
         also: Returns True for any other value that is allowed.
-        hint: Follows the key in errors.
     """
 
     def check(name: str) -> str:

@@ -14,11 +14,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
-    """Training stopped on request; everything trained is stored, and the same call continues from there.
-
-    Attributes:
-        signal: The signal that asked for it.
-    """
+    """Training stopped on request by `signal`; everything trained is stored, and the same call continues from there."""
 
     def __init__(self, number: int):
         super().__init__(f"stopped by {signal.Signals(number).name}; the same call continues from there")
@@ -37,13 +33,8 @@ def asked(notify: Callable[[int], None] | None = None, at_once: bool = False) ->
     Python runs handlers in its main thread alone, between two calls of TensorFlow: a signal is noticed as soon as the
     piece of training ends that it came in, about half a second. In any other thread signals keep their meaning.
 
-    Args:
-        notify: Called with the number of the first signal.
-        at_once: The second signal ends the process, with status 128 + its number, instead of raising what it would
-            raise outside this context.
-
-    Yields:
-        A function that returns the first signal, or 0 before.
+    The context gives a function that returns the first signal, or 0 before. `notify` is called with that signal. With
+    `at_once`, the second ends the process, with status 128 + its number; else it means what it means outside.
     """
     if threading.current_thread() is not threading.main_thread():
         yield never
@@ -57,13 +48,13 @@ def asked(notify: Callable[[int], None] | None = None, at_once: bool = False) ->
             with contextlib.suppress(OSError, RuntimeError):  # the output is closed, or being written to
                 if notify:
                     notify(number)
-            return
-        if at_once:
+        elif at_once:
             if sys.stderr.isatty():
                 os.write(2, b"\x1b[?25h\n")  # a display may have hidden the cursor
             os._exit(128 + number)
-        restore()
-        signal.raise_signal(number)
+        else:
+            restore()
+            signal.raise_signal(number)
 
     # Signals that were ignored before, as in the background of a script, stay ignored.
     taken = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -82,12 +73,5 @@ def asked(notify: Callable[[int], None] | None = None, at_once: bool = False) ->
 
 
 _RESTORE: list[Callable[[], None]] = []
-
-
-def _restore_all() -> None:
-    for restore in reversed(_RESTORE):
-        restore()
-
-
 if hasattr(os, "register_at_fork"):  # signals mean in a child what they did before
-    os.register_at_fork(after_in_child=_restore_all)
+    os.register_at_fork(after_in_child=lambda: [restore() for restore in reversed(_RESTORE)])

@@ -13,15 +13,9 @@ from lottery.errors import LotteryError, unknown
 
 _BIAS = "a bias"
 
-# Variables that tf_keras names differently from Keras 3, by the layer's class.
-_KERAS_3_NAMES = {
-    ("DepthwiseConv1D", "depthwise_kernel"): "kernel",
-    ("DepthwiseConv2D", "depthwise_kernel"): "kernel",
-}
-
 
 def variables(model: Any) -> dict[str, Any]:
-    """Return every variable of a model by its stable name: weights, statistics, and states of random layers.
+    """Return every variable by its stable name, in layer order: weights, statistics, and states of random layers.
 
     A name is the path of layers below the model and the variable's own name, such as ``dense_1/kernel``. Layers that
     Keras named are numbered by their position among their siblings, so that a name does not depend on how many models
@@ -31,16 +25,11 @@ def variables(model: Any) -> dict[str, Any]:
     Args:
         model: A built Keras 3 or tf_keras model.
 
-    Returns:
-        Variables by name, in the order of the layers.
-
     Raises:
-        LotteryError: The model is not built, so it has no variables yet.
+        LotteryError: The model is not built.
     """
     if not getattr(model, "built", True) or not model.variables:
-        raise LotteryError(
-            f"The model {model.name!r} is not built, so it has no weights yet; give it an Input layer, or call it once."
-        )
+        raise LotteryError(f"The model {model.name!r} is not built; give it an Input layer, or call it once.")
     named: dict[str, Any] = {}
     _collect(model, "", named, set())
     return named
@@ -67,18 +56,14 @@ def prunable(model: Any, biases: bool = False) -> dict[str, Any]:
     """Return the variables that can be pruned, by name, in the order of `variables`.
 
     They are trainable and floating, and have two or more dimensions or are named by their layer. Biases and the scales
-    and shifts of normalisation (``gamma``, ``beta``) are left out, whatever their dimensions.
-
-    A layer names its prunable weights as tfmot's ``PrunableLayer`` does, by a method ``get_prunable_weights`` of its
-    class. Then nothing else in the layer, or in a layer inside it, is prunable.
+    and shifts of normalisation (``gamma``, ``beta``) are left out, whatever their dimensions. A layer names its
+    prunable weights as tfmot's ``PrunableLayer`` does, by a method ``get_prunable_weights`` of its class; then nothing
+    else in the layer, or in a layer inside it, is prunable.
 
     Args:
         model: A built Keras 3 or tf_keras model.
         biases: Include biases, of any dimensions: trainable, floating variables whose own name is ``bias``, except
             where their layer names its weights and leaves them out.
-
-    Returns:
-        Variables by name.
 
     Raises:
         LotteryError: The model is not built, or a layer names something that is not a variable of its own.
@@ -89,11 +74,11 @@ def prunable(model: Any, biases: bool = False) -> dict[str, Any]:
 
 def unprunable(model: Any, biases: bool = False) -> dict[str, str]:
     """Return the variables that cannot be pruned, by name, each with the reason; the others are `prunable`."""
-    targets, named = variables(model), _named_by_layers(model)
+    named = _named_by_layers(model)
     # A variable of tf_keras calls itself trainable even where its layer is frozen.
     trained = {id(value) for value in model.trainable_variables}
     reasons = {}
-    for name, value in targets.items():
+    for name, value in variables(model).items():
         if id(value) not in trained:
             reasons[name] = "not trainable"
         elif "float" not in str(value.dtype):
@@ -130,9 +115,8 @@ def assign(model: Any, values: Mapping[str, np.ndarray], only: Mapping[str, np.n
     Args:
         model: A built Keras 3 or tf_keras model.
         values: Arrays by stable name; other variables keep their values.
-        only: Boolean arrays by name: of a weight that has one, only the entries that are True are set, and the others
-            keep their bits. So ``only=masks`` sets the entries that the masks keep, and
-            ``only={name: ~mask for name, mask in masks.items()}`` the masked ones.
+        only: Masks by name: of a weight that has one, only the entries that it keeps are set, and the others keep
+            their bits.
 
     Raises:
         LotteryError: A name does not exist or a shape differs. Nothing has been assigned then.
@@ -142,10 +126,8 @@ def assign(model: Any, values: Mapping[str, np.ndarray], only: Mapping[str, np.n
         if name not in targets:
             raise unknown("The model has no weight of this name", name, targets)
         if tuple(np.shape(value)) != tuple(targets[name].shape):
-            raise LotteryError(
-                f"The value for {name!r} has shape {tuple(np.shape(value))}, "
-                f"the model's has {tuple(targets[name].shape)}."
-            )
+            shapes = f"has shape {tuple(np.shape(value))}, the model's has {tuple(targets[name].shape)}"
+            raise LotteryError(f"The value for {name!r} {shapes}.")
     masks_module.check(dict(only or {}), targets)
     for name, value in values.items():
         if only and name in only:
@@ -169,7 +151,8 @@ def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> 
         if id(value) not in below and id(value) not in seen:
             seen.add(id(value))
             own = value.name.split(":")[0].rsplit("/", 1)[-1]
-            own = _KERAS_3_NAMES.get((type(layer).__name__, own)) or own
+            if own == "depthwise_kernel" and type(layer).__name__ in ("DepthwiseConv1D", "DepthwiseConv2D"):
+                own = "kernel"  # as in Keras 3
             named[_unique(prefix + own, named)] = value
     taken: Counter[str] = Counter()
     for child in children:

@@ -4,6 +4,7 @@ import gc
 import hashlib
 import json
 import os
+import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["LOTTERY_DATA"] = ""  # nothing that lies on the machine may decide a test
@@ -21,6 +22,10 @@ gc.set_threshold(20_000, 20, 20)
 
 # A flush to disk guards against a power cut, which no test makes, and takes longer than many a test.
 os.fsync = lambda file: None
+
+# A shell lets what it starts in the background ignore Ctrl-C, and tests of Ctrl-C, and their children, would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The default run is the same each time; `--hypothesis-profile=explore` looks at other examples.
 # However slow the machine is, no example takes too long.

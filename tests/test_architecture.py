@@ -115,6 +115,19 @@ def test_no_function_bears_its_modules_name():
         assert path.stem not in names, path
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_no_public_function_has_more_than_seven_parameters(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        # Typer makes an option of each parameter of a command.
+        if not isinstance(node, ast.FunctionDef) or node.name.startswith("_") or room(path) == "cli":
+            continue
+        given = node.args
+        names = [
+            one.arg for one in [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg] if one
+        ]
+        assert len(set(names) - {"self", "cls"}) <= 7, node.name
+
+
 def test_the_top_level_is_small_and_every_name_is_there():
     assert len(dir(lottery)) < 20
     assert all(getattr(lottery, name) is not None for name in dir(lottery))

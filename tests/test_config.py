@@ -149,7 +149,7 @@ def test_a_table_that_is_a_value_is_replaced_and_a_dotted_key_is_merged():
 
 
 def test_overrides_that_contradict_each_other_are_refused():
-    with pytest.raises(LotteryError, match="'train' is given a value"):
+    with pytest.raises(LotteryError, match="'train' has a value"):
         config.parse_overrides(["train=3", "train.num_steps=5"])
 
 

@@ -26,16 +26,12 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = Fa
     legend. Branches are shifted a little to the side, so that equal points show.
 
     Args:
-        rows: The table of `lottery.runs.results.table`.
-        ax: Matplotlib axes to draw on; new ones if None.
+        rows: The table of `lottery.runs.results.table`, with at most as many branches as there are `style.STYLES`.
+        ax: Matplotlib axes to draw on.
         interval: The bars, a key of `style.INTERVALS`; by default from the lowest to the highest replicate.
         full: Show every point.
-        reference: Draw the dense network, round 0 of the first branch. If False, as for a figure whose branches are
-            the tickets of several runs, every point is shown.
-
-    Returns:
-        The axes: for each of at most `style.STYLES` branches the mean over replicates with its bars, and the mean of
-        the dense network as a line with its bar as a band.
+        reference: Draw the dense network, round 0 of the first branch, as a line with its bar as a band. If False, as
+            for a figure whose branches are the tickets of several runs, every point is shown.
     """
     chains, points = _branches(rows, MEASURE, interval)
     ax = style.new_or(ax)
@@ -67,17 +63,11 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = Fa
 
 
 def early_stop(rows: Table, ax: Any = None, interval: str = "range", num_steps: int | None = None) -> Any:
-    """Draw the early-stop step against density, to show how fast each network learns.
+    """Draw the early-stop step of each trained branch against density, with bars as `figure`.
 
-    Args:
-        rows: The table of `lottery.runs.results.table`.
-        ax, interval: As for `figure`.
-        num_steps: The experiment's ``train.num_steps``; by default from the table's ``attrs``. A marker is open if
-            the lowest validation loss of a replicate is that of the last step: longer training might have found a
-            lower one, so the mean is a lower bound.
-
-    Returns:
-        The axes: for each trained branch, the mean over replicates with its bars.
+    A marker is open if the lowest validation loss of a replicate is that of step `num_steps`, by default the
+    experiment's ``train.num_steps`` in the table's ``attrs``: longer training might have found a lower one, so the mean
+    is a lower bound.
     """
     style.check(rows)
     num_steps = num_steps or rows.attrs.get("num_steps")
@@ -112,12 +102,7 @@ def _branches(rows: Table, measure: str, interval: str) -> tuple[dict[str, style
     return style.by_name(branches), points
 
 
-ACCURACY = Analysis(
-    table,
-    figure,
-    "Test accuracy at the early-stop step against density.",
-    chapter="Accuracy",
-)
+ACCURACY = Analysis(table, figure, "Test accuracy at the early-stop step against density.", chapter="Accuracy")
 
 EARLY_STOP = Analysis(
     table,

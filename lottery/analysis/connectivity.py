@@ -50,10 +50,9 @@ def points(run: Path) -> Table:
 
 
 def barriers(points: Table) -> Table:
-    """Compute the error barrier of every path.
+    """Compute the error barrier of every path: the highest error on the straight line − the mean of its ends.
 
-    The highest error on the straight line between two networks − the mean of its ends: "linear interpolation
-    instability" of Frankle et al. 2020, https://arxiv.org/abs/1912.05671, section 2.
+    It is the "linear interpolation instability" of Frankle et al. 2020, https://arxiv.org/abs/1912.05671, section 2.
 
     Returns:
         A data frame with the columns `BARRIERS`, a row for each path and split: ``ends`` is the mean error of the two
@@ -62,17 +61,18 @@ def barriers(points: Table) -> Table:
     """
     import pandas as pd
 
-    rows = []
-    for place, part in points.groupby([*PLACE, "split"]):
-        measured = error_barrier(part["alpha"], part["error"])
-        rows.append({**dict(zip([*PLACE, "split"], place, strict=True)), **measured})
+    by = [*PLACE, "split"]
+    rows = [
+        dict(zip(by, place, strict=True)) | error_barrier(part["alpha"], part["error"])
+        for place, part in points.groupby(by)
+    ]
     return pd.DataFrame(rows, columns=list(BARRIERS))
 
 
 def error_barrier(alphas: Sequence[float], errors: Sequence[float]) -> dict[str, Any]:
     """Compute the last five columns of `barriers` for one path, from its points in any order."""
-    rank = np.argsort(np.asarray(alphas, float))
-    at, values = np.asarray(alphas, float)[rank], np.asarray(errors, float)[rank]
+    at, values = np.asarray(alphas, float), np.asarray(errors, float)
+    at, values = at[rank := np.argsort(at)], values[rank]
     ends, top = float(values[0] + values[-1]) / 2, int(np.argmax(values))
     barrier = float(values[top]) - ends
     return {
@@ -82,18 +82,11 @@ def error_barrier(alphas: Sequence[float], errors: Sequence[float]) -> dict[str,
 
 
 def sentences(barriers: Table, confidence: float = 0.95) -> list[str]:
-    """Put the barriers of the test error into sentences.
-
-    The mean over replicates decides, and its interval stands beside it. Steps and rounds that break the pattern are
-    named.
-
-    Args:
-        barriers: The table of `barriers`.
-        confidence: Of `lottery.runs.intervals.mean_interval`.
+    """Put the barriers of the test error into sentences, by the mean over replicates, with its interval.
 
     Returns:
         For the dense network, and each round that several steps were tried of, the earliest step from which it is
-        stable; for each step, the smallest density down to which pruned networks are.
+        stable; for each step, the smallest density down to which pruned networks are; and what breaks the pattern.
     """
     tested, found = barriers[barriers["split"] == "test"], []
     for kind, prefix in ((STORED, ""), (RECOMPUTED, "With the statistics of batches recomputed, ")):
@@ -108,15 +101,10 @@ def sentences(barriers: Table, confidence: float = 0.95) -> list[str]:
 
 
 def wrong(run: Path) -> Iterator[tuple[str, list[str]]]:
-    """Check everything that is stored of a run's connectivity.
+    """Yield the name of each stored sibling and path of a run, and sentences about everything that is wrong with it.
 
-    Yields:
-        For each sibling and each path, its name and what is wrong with it, each a sentence: see `wrong_network`; of a
-        path that it is damaged, that its networks are not those it was measured between, or that its ends do not have
-        their test errors. In a name ", network " comes before a sibling's step, and ", path " before a path's.
-
-    Raises:
-        LotteryError: It is not a run, or its configuration was edited.
+    For siblings see `wrong_network`; a path may be damaged, its networks others than when it was measured, or the
+    errors at its ends not theirs. In a name ", network " comes before a sibling's step, and ", path " before a path's.
     """
     experiment = store.read_experiment(run)
     for path in sorted(connectivity_files.folder(run).glob("replicate-*/round-*/branch-*/round.json")):
@@ -126,14 +114,10 @@ def wrong(run: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def wrong_network(run: Path, experiment: config.Experiment, folder: Path) -> Iterator[str]:
-    """Check the sibling in a folder of a run.
+    """Yield a sentence for everything that is wrong with the sibling in a folder of a run.
 
-    Yields:
-        A sentence for everything that is wrong: masks that are not the round's, masked weights that are not zero,
-        training that did not start from the weights of its step under the masks.
-
-    Raises:
-        LotteryError: A file is missing, or does not have its checksum.
+    These are masks that are not the round's, masked weights that are not zero, and training that did not start from the
+    weights of its step under the masks. Raises `LotteryError` if a file is missing, or does not have its checksum.
     """
     store.check_files(folder)
     record = store.read_record(folder)
@@ -164,21 +148,15 @@ def barrier(
 ) -> Any:
     """Draw the error along the straight line between two siblings.
 
+    For each round and step the mean over replicates, in a band from the lowest to the highest, and in the legend the
+    mean of its error barrier. Replicates measured at different points are all interpolated linearly at each of these.
+
     Args:
         points: The table of `points`.
-        ax: Matplotlib axes to draw on; new ones if None.
+        ax: Matplotlib axes to draw on.
         split: ``"test"`` or ``"train"``; both by default, the train error dashed.
         rounds, steps: All of these are drawn; by default at most three rounds and three rewind steps, evenly apart.
-        batch_norm: ``"stored"`` or ``"recomputed"``; by default the first if the table has it. The title names the
-            second.
-
-    Returns:
-        The axes: for each round and step the mean over replicates, in a band from the lowest to the highest, and in the
-        legend its error barrier, the mean over replicates. Replicates measured at different points are all taken at
-        every one of these, interpolated linearly.
-
-    Raises:
-        LotteryError: The table is empty or lacks a round, step, split or kind of statistics.
+        batch_norm: ``"stored"``, by default if the table has it, or ``"recomputed"``, which the title names.
     """
     part = _selected(points, split, batch_norm)
     part = style.of_rounds(style.of_rounds(part, rounds, 3), steps, 3, "step")
@@ -201,20 +179,10 @@ def barrier(
 
 
 def instability(barriers: Table, ax: Any = None, over: str = "density", batch_norm: str | None = None) -> Any:
-    """Draw the error barrier against density or against the rewind step, to see where networks become stable.
+    """Draw the error barrier against density, a line for each rewind step, or over ``"step"``, for each of some rounds.
 
-    Args:
-        barriers: The table of `barriers`.
-        ax: Matplotlib axes to draw on; new ones if None.
-        over: ``"density"``, a line for each rewind step, or ``"step"``, a line for each of at most six rounds.
-        batch_norm: As for `barrier`.
-
-    Returns:
-        The axes: the mean over replicates with bars from the lowest to the highest, train dashed, and a line at
-        `STABLE`.
-
-    Raises:
-        LotteryError: The table is empty, or `over` or `batch_norm` is unknown.
+    Means over replicates with bars from the lowest to the highest, train dashed, and a line at `STABLE` show where
+    networks become stable. `batch_norm` is as for `barrier`.
     """
     if over not in ("density", "step"):
         raise unknown("The x axis of an instability", over, ("density", "step"))

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import io
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,21 +27,13 @@ Row = tuple[float, str, float, float]  # alpha, split, loss, error
 
 @dataclass(frozen=True)
 class Siblings:
-    """Two networks trained from one step of a dense network, under a round's masks, with two orders of the data.
-
-    Attributes:
-        run: The run's folder.
-        experiment: Its experiment.
-        replicate: The replicate, from 1.
-        index: The round whose masks they have.
-        step: The step of the dense network that both start from.
-    """
+    """Two networks trained from one step of a dense network, under a round's masks, with two orders of the data."""
 
     run: Path
     experiment: config.Experiment
     replicate: int
-    index: int
-    step: int
+    index: int  # of the round
+    step: int  # of the dense network
 
     @property
     def round(self) -> StoredRound:
@@ -82,16 +75,14 @@ class Siblings:
 
         For the second order the states of random layers are drawn anew, so that dropout leaves out other units.
         """
-        if order == 1:
-            return dict(state)
         return {
-            name: self.redrawn(order, name, value) if is_generator(name) else value for name, value in state.items()
+            name: self.redrawn(order, name, value) if order > 1 and is_generator(name) else value
+            for name, value in state.items()
         }
 
     def redrawn(self, order: int, name: str, value: Any) -> np.ndarray:
         """Draw another state of a generator of random numbers for an order of the data, always the same one."""
-        before = np.ascontiguousarray(value)
-        words = seed_words(self.experiment, self.replicate, order)[:-1]
+        before, words = np.ascontiguousarray(value), seed_words(self.experiment, self.replicate, order)[:-1]
         source = randomness.generator(*words, randomness.INITIALISATION, zlib.crc32(name.encode() + before.tobytes()))
         return source.integers(2**31, size=before.shape).astype(before.dtype)
 
@@ -154,11 +145,7 @@ def write_path(path: Path, rows: Sequence[Row], digests: Sequence[str]) -> None:
 
 
 def read_path(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    """Read the record and the points of a path.
-
-    Raises:
-        LotteryError: A file is missing, damaged or was changed.
-    """
+    """Read the record and the points of a path; raise `LotteryError` if a file is missing, damaged or was changed."""
     content = files.read(path)
     try:
         record = files.read_json(record_file(path))
@@ -184,17 +171,16 @@ def read_path(path: Path) -> tuple[dict[str, Any], list[Row]]:
 
 
 def stored_paths(run: Path, experiment: config.Experiment) -> Iterator[tuple[Siblings, bool]]:
-    """List every complete path of a run: its siblings, and whether its statistics are recomputed."""
+    """List every complete path of a run: its siblings, and True if its statistics are recomputed."""
     for path in sorted(folder(run).glob("replicate-*/round-*/path-step_*.csv")):
-        step, _, kind = path.stem.removeprefix("path-step_").partition("-")
-        numbers = (path.parts[-3].removeprefix("replicate-"), path.parts[-2].removeprefix("round-"), step)
-        usual = kind in ("", RECOMPUTED) and all(number.isdecimal() for number in numbers)
+        usual = re.search(rf"/replicate-(\d+)/round-(\d+)/path-step_(\d+)(-{RECOMPUTED})?\.csv$", path.as_posix())
         if usual and record_file(path).exists():
+            *numbers, kind = usual.groups()
             yield Siblings(run, experiment, *map(int, numbers)), bool(kind)
 
 
 def _summary(path: Path, rows: Sequence[Row]) -> dict[str, Any]:
-    """Put together the part of a path's record that its name and points decide."""
+    """Return the part of a path's record that its name and points decide."""
     return {
         "format": FORMAT,
         "num_points": len({row[0] for row in rows}),

@@ -16,14 +16,11 @@ COLUMNS = (
 
 
 def multiply_adds(kept: Mapping[str, int], per_entry: Mapping[str, int | None]) -> int | None:
-    """Count the multiply-adds of the weights that are kept, for one example.
+    """Count the multiply-adds for one example, without biases and normalisation; None if those of a weight are unknown.
 
     Args:
         kept: How many entries of each weight are kept; see `lottery.masks.num_kept`.
         per_entry: Multiply-adds of one entry of each weight; see `lottery.models.multiply_adds.per_entry`.
-
-    Returns:
-        Their number without biases and normalisation; None if those of a weight are unknown.
     """
     known = {name: per_entry.get(name) for name in kept}
     return None if None in known.values() else sum(kept[name] * (known[name] or 0) for name in kept)
@@ -44,33 +41,30 @@ def table(run: Path) -> Table:
     """
     import pandas as pd
 
-    rows, per_entry = [], _per_entry(run)
+    rows, per_entry = [], store.read_environment(run).get("uses", {})
     dense: int | None = None
     for stored in store.rounds(run):
         record = stored.record
         needed = multiply_adds(record["kept"], per_entry)
         if (stored.branch, stored.index) == (store.TICKET, 0):  # the first round of each replicate
             dense = needed
-        rows.append(
-            {
-                **{column: record[column] for column in COLUMNS if column in record},
-                "compression": 1 / record["density"] if record["density"] else math.inf,
-                "multiply_adds": math.nan if needed is None else needed,
-                "speedup": math.nan if needed is None or dense is None else dense / needed if needed else math.inf,
-                "steps": _steps(stored),
-            }
-        )
+        steps = [step for step, *_ in stored.metrics]
+        computed = {
+            "compression": 1 / record["density"] if record["density"] else math.inf,
+            "multiply_adds": math.nan if needed is None else needed,
+            "speedup": math.nan if needed is None or dense is None else dense / needed if needed else math.inf,
+            "steps": max(steps) - min(steps),
+        }
+        rows.append({column: record[column] for column in COLUMNS if column in record} | computed)
     floats = dict.fromkeys(("compression", "multiply_adds", "speedup", "seconds"), float)
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(floats)
 
 
 def total(run: Path) -> dict[str, float | int | None]:
-    """Compute the cost of a run so far, branches included.
+    """Compute the cost of a run so far: ``networks``, ``steps``, ``seconds`` with evaluations, and ``examples`` seen.
 
-    Returns:
-        The number of ``networks``; the ``steps`` of training and their ``seconds``, evaluations included; and the
-        ``examples`` seen in training, counted each time. The last is None for the caller's own data other than pixels
-        of a byte, whose batches may have had another size.
+    Branches are included, and each example is counted as often as it was seen. ``examples`` is None for the caller's
+    own data other than pixels of a byte, whose batches may have had another size.
     """
     rows, experiment = table(run), store.read_experiment(run)
     known = experiment.data.name != GIVEN or store.read_environment(run).get("scaling") is not None
@@ -82,17 +76,6 @@ def total(run: Path) -> dict[str, float | int | None]:
         "seconds": float(rows["seconds"].sum()),
         "examples": int((rows["steps"] * sizes).sum()) if known else None,
     }
-
-
-def _per_entry(run: Path) -> Mapping[str, int | None]:
-    """Return the multiply-adds of each entry of a weight, as recorded."""
-    return store.read_environment(run).get("uses", {})
-
-
-def _steps(stored: store.StoredRound) -> int:
-    """Count the steps from the first evaluation of a network to the last."""
-    steps = [step for step, *_ in stored.metrics]
-    return max(steps) - min(steps)
 
 
 COSTS = Analysis(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from lottery.analysis import style
 from lottery.analysis.record import Analysis
@@ -15,10 +15,6 @@ COLUMNS = ("replicate", "branch", "round", "density", *store.METRICS)
 
 def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
     """Read every evaluation of each trained network of a run, branches included.
-
-    Args:
-        run: The run's folder.
-        rounds: The rounds to read; all if None.
 
     Returns:
         A data frame with the columns `COLUMNS`, in the order of `lottery.runs.store.rounds`, and within a network
@@ -35,6 +31,13 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
 _SETTLED = 0.05  # of the steps; the losses before it are far from all later ones
 
 
+class Detail(TypedDict, total=False):
+    """How much of the curves `figure` shows."""
+
+    full: bool  # show everything; by default the first twentieth of the steps may leave the axes
+    most: int  # points of a line after step 0, by default 40
+
+
 def figure(
     curves: Table,
     ax: Any = None,
@@ -42,25 +45,23 @@ def figure(
     split: str = "validation",
     rounds: Iterable[int] | None = None,
     branch: str = store.TICKET,
-    full: bool = False,
-    most: int = 40,
+    **detail: Unpack[Detail],
 ) -> Any:
-    """Draw a measure against the step of training, for some rounds.
+    """Draw a measure against the step of training: the mean over replicates, in a band from the lowest to the highest.
 
     Args:
         curves: The table of `table`.
-        ax: Matplotlib axes to draw on; new ones if None.
+        ax: Matplotlib axes to draw on.
         measure: ``"accuracy"`` or ``"loss"``, which also replaces accuracies that were not measured.
         split: ``"train"``, ``"validation"`` or ``"test"``.
         rounds: The rounds to draw; by default at most six, evenly apart.
         branch: The branch to draw.
-        full: Show everything; by default the first twentieth of the steps may leave the axes.
-        most: The number of points of a line after step 0. Of more evaluations, neighbours are averaged, and the title
-            says how many. The evaluation at step 0, before training, is never averaged.
-
-    Returns:
-        The axes: for each round the mean over replicates, in a band from the lowest to the highest.
+        detail: See `Detail`. Of more evaluations than `most`, neighbours are averaged, and the title says how many. The
+            evaluation at step 0, before training, is never averaged.
     """
+    full, most = detail.pop("full", False), detail.pop("most", 40)
+    if detail:
+        raise TypeError(f"figure() got an unexpected keyword argument {next(iter(detail))!r}")
     style.check(curves)
     if measure not in ("accuracy", "loss"):
         raise unknown("The measure to plot", measure, ("accuracy", "loss"))

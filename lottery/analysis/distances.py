@@ -19,18 +19,14 @@ ALL = "all"  # the row of all weights together
 
 
 def moved(start: np.ndarray, trained: np.ndarray) -> tuple[float, float, float, float, float]:
-    """Measure how far values have moved, as vectors.
-
-    Args:
-        start: Values before training, of any shape.
-        trained: The same values after training.
+    """Measure how far training has moved values of any shape, as vectors.
 
     Returns:
         The Euclidean norm of `start`; the Euclidean distance of the two; that distance divided by the norm; the cosine
         of the angle between them; and, of the values that do not start at zero, the fraction that end with another
         sign (zero counts as a sign). The last three are NaN if they are not defined.
     """
-    start, trained = start.astype(np.float64).ravel(), trained.astype(np.float64).ravel()
+    start, trained = (values.astype(np.float64).ravel() for values in (start, trained))
     norm, end, distance = (float(np.linalg.norm(value)) for value in (start, trained, trained - start))
     signed = start != 0
     changed = np.sign(start[signed]) != np.sign(trained[signed])
@@ -73,15 +69,9 @@ DISTANCES = {
 
 
 def figure(table: Table, ax: Any = None, measure: str = "relative_distance") -> Any:
-    """Draw how far training moves the survivors of each weight, against density.
+    """Draw a measure of `DISTANCES` for the survivors of each weight against density, means over replicates with bars.
 
-    Args:
-        table: The table of `table`.
-        ax: Matplotlib axes to draw on; new ones if None.
-        measure: A key of `DISTANCES`.
-
-    Returns:
-        The axes: the mean over replicates, with bars from the lowest to the highest.
+    The bars go from the lowest to the highest replicate.
     """
     style.check(table)
     if measure not in DISTANCES:
@@ -89,9 +79,8 @@ def figure(table: Table, ax: Any = None, measure: str = "relative_distance") -> 
     points = style.spread(style.only(table, "branch", "ticket"), ("weight", "round"), measure)
     ax = style.new_or(ax)
     for weight, look in style.by_name(list(dict.fromkeys(table["weight"]))).items():
-        part = points[points["weight"] == weight]
-        label = "all weights" if weight == "all" else weight
-        style.bars(ax, part["density"], part, look, label, first=weight == "all")
+        part, label = points[points["weight"] == weight], "all weights" if weight == ALL else weight
+        style.bars(ax, part["density"], part, look, label, first=weight == ALL)
     style.density_axis(ax, points["density"])
     ax.set_ylabel(DISTANCES[measure])
     return style.finish(ax, style.over_replicates(points, "bars"))

@@ -14,18 +14,12 @@ from lottery.runs.results import Table
 
 COLUMNS = ("replicate", "round", "density", "weight", "what", "row", "column", "channel", "kept", "of")
 INPUT, KERNEL = "input", "kernel"
-
-
 # The effects of layers that leave the entries of an example in their order, up to the first weights.
 _IN_ORDER = (library.START, library.FLAT, library.ENTRYWISE, library.IDLE)
 
 
 def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
     """Count the kept entries of the first prunable weight at each input, in the main chain.
-
-    Args:
-        run: The run's folder.
-        rounds: The rounds to read; all if None.
 
     Returns:
         A data frame with the columns `COLUMNS`. For a dense layer, ``what`` is ``"input"`` and each row is an input:
@@ -38,24 +32,20 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
     import pandas as pd
 
     shape = image_shape(store.read_environment(run).get("architecture") or {})
-    parts = []
+    rows = []
     for stored in store.rounds(run, rounds, branches=False):
         name, mask = next(iter(stored.masks.items()))
         replicate, _, index, density = stored.labels
         what, kept, of = counted(mask, shape)
-        row, column, channel = (axis.ravel() for axis in np.indices(kept.shape))
-        known = dict(zip(COLUMNS, (replicate, index, density, name, what), strict=False))
-        place = {"row": row, "column": column, "channel": channel}
-        parts.append(pd.DataFrame({**known, **place, "kept": kept.ravel(), "of": of}))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(COLUMNS))
+        rows += [(replicate, index, density, name, what, *place, num, of) for place, num in np.ndenumerate(kept)]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def counted(mask: np.ndarray, shape: tuple[int, ...] = ()) -> tuple[str, np.ndarray, int]:
     """Count the kept entries of a first weight by the place that they read.
 
-    Args:
-        mask: A boolean array of the weight's shape: units on the last axis, inputs on the axis before it.
-        shape: The shape of an example, (height, width) or (height, width, channels); any other is no image.
+    The mask has units on its last axis and inputs on the axis before. Examples of the shape (height, width) or (height,
+    width, channels) are images.
 
     Returns:
         `INPUT` or `KERNEL`; an array of counts by (row, column, channel); and the number of entries at each place.
@@ -64,8 +54,7 @@ def counted(mask: np.ndarray, shape: tuple[int, ...] = ()) -> tuple[str, np.ndar
         return INPUT, mask.reshape(1, -1, 1).astype(int), 1
     kept, of = mask.sum(axis=-1), mask.shape[-1]
     if mask.ndim > 2:
-        width = mask.shape[-3]
-        return KERNEL, kept.reshape(-1, width, mask.shape[-2]), of
+        return KERNEL, kept.reshape(-1, *mask.shape[-3:-1]), of
     image = (*shape, 1) if len(shape) == 2 else shape
     if len(image) == 3 and int(np.prod(image)) == kept.size:
         return INPUT, kept.reshape(image), of
@@ -75,8 +64,7 @@ def counted(mask: np.ndarray, shape: tuple[int, ...] = ()) -> tuple[str, np.ndar
 def image_shape(architecture: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the shape of an example whose entries the first weights read in order; empty if it is unknown.
 
-    Args:
-        architecture: The network in ``environment.json``: a built-in one's name and shape, or Keras' configuration.
+    The architecture in ``environment.json`` has a built-in network's name and shape, or Keras' configuration.
     """
     if "name" in architecture:
         return _whole(architecture.get("input_shape"))
@@ -107,16 +95,9 @@ _UNREAD = "#FFE3F1"  # not in the scale, and paler than all of it, also in grey
 def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[int] | None = None) -> Any:
     """Draw the number of entries of the first weight kept at each input, or at each place of the kernel.
 
-    Args:
-        table: The table of `table`.
-        ax: Matplotlib axes to draw on; new ones if None.
-        replicate: The replicate to draw.
-        rounds: The rounds to draw; by default at most six, evenly apart.
-
-    Returns:
-        The axes: an image for each round, all on one scale from the fewest to the most, logarithmic if the most are
-        over five times the fewest. Inputs that no unit reads have a colour of their own. Channels of an image are
-        summed, those of a kernel are side by side.
+    An image for each round, by default of at most six, evenly apart; all on one scale from the fewest to the most,
+    logarithmic if the most are over five times the fewest. Inputs that no unit reads have a colour of their own.
+    Channels of an image are summed, those of a kernel are side by side.
     """
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap, LogNorm, Normalize
@@ -125,14 +106,15 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
 
     style.check(table)
     part = style.of_rounds(style.only(table, "replicate", replicate), rounds)
-    kernel, channels = part["what"].iloc[0] == "kernel", int(part["channel"].max()) + 1
+    kernel, channels = part["what"].iloc[0] == KERNEL, int(part["channel"].max()) + 1
     images = {index: _image(one, kernel) for index, one in part.groupby("round")}
     num_rows, num_columns = next(iter(images.values())).shape
     ax = style.new_or(ax)
     across, down, tall, line = _arranged(len(images), num_rows, num_columns)
     counts = np.concatenate([image[image > 0] for image in images.values()])
     low, high = (counts.min(), counts.max()) if counts.size else (1, 1)
-    scale = LogNorm(low, high) if high > 5 * low else Normalize(min(low, high - 1), high)
+    log = high > 5 * low
+    scale = LogNorm(low, high) if log else Normalize(min(low, high - 1), high)
     # Without its last tenth, which in grey is as pale as inputs that no unit reads.
     colors = ListedColormap(colormaps["viridis"](np.linspace(0, 0.9, 256))).with_extremes(bad=_UNREAD)
     gap, shown = 0.08 * num_columns, None
@@ -155,14 +137,13 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
     inches = ax.figure.dpi_scale_trans + ScaledTranslation(0, 0, ax.transAxes)
     below = blended_transform_factory(ax.transAxes, inches)
     bar = ax.figure.colorbar(shown, cax=ax.inset_axes((0, -0.25, 1, 0.12), transform=below), orientation="horizontal")
-    bar.set_label(f"kept entries of each {what}" + (" (log)" if high > 5 * low else ""), fontsize=8)
-    if high > 5 * low:
+    bar.set_label(f"kept entries of each {what}" + " (log)" * log, fontsize=8)
+    if log:
         style.log_ticks(bar.ax.xaxis)
     else:
         bar.ax.xaxis.get_major_locator().set_params(integer=True)
-    summed = ", channels summed" if channels > 1 and not kernel else ""
-    beside = f", {channels} channels side by side" if channels > 1 and kernel else ""
-    ax.set_title(f"{part['weight'].iloc[0]}, replicate {replicate}{summed}{beside}", fontsize=9)
+    several = f", {channels} channels side by side" if kernel else ", channels summed"
+    ax.set_title(f"{part['weight'].iloc[0]}, replicate {replicate}{several if channels > 1 else ''}", fontsize=9)
     if any((image == 0).any() for image in images.values()):
         ax.add_patch(Rectangle((0, 0), 0, 0, facecolor=_UNREAD, edgecolor="0.4", label="nothing is kept: not read"))
         ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.6), bbox_transform=below)
@@ -179,15 +160,14 @@ def _arranged(num: int, rows: int, columns: int) -> tuple[int, int, float, float
 
 def _image(table: Table, kernel: bool) -> np.ndarray:
     """Return kept entries at each place, (rows, columns): the channels of a kernel side by side, otherwise summed."""
-    shape = tuple(int(table[axis].max()) + 1 for axis in ("row", "column", "channel"))
-    kept = np.zeros(shape)
+    kept = np.zeros([int(table[axis].max()) + 1 for axis in ("row", "column", "channel")])
     kept[table["row"], table["column"], table["channel"]] = table["kept"]
     return np.concatenate(np.moveaxis(kept, 2, 0), axis=1) if kernel else kept.sum(axis=2)
 
 
 def _size(table: Table) -> tuple[float, float]:
     rows, columns, channels = (int(table[axis].max()) + 1 for axis in ("row", "column", "channel"))
-    columns *= channels if table["what"].iloc[0] == "kernel" else 1
+    columns *= channels if table["what"].iloc[0] == KERNEL else 1
     across, down, tall, line = _arranged(min(table["round"].nunique(), style.MOST), rows, columns)
     ratio = (down * (tall + line + 0.08 * columns) - 0.08 * columns) / ((1.08 * across - 0.08) * columns)
     width = min(6.0, 5.0 / ratio)

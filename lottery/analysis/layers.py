@@ -25,12 +25,6 @@ def degrees_of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     convolutions. The axes before those, the places of a convolution's kernel, are summed. A weight with one axis has
     units only. (The last axis of a depthwise kernel is the multiplier, that of a transposed convolution the input:
     units and inputs mean those axes there.)
-
-    Args:
-        mask: A boolean array of the weight's shape.
-
-    Returns:
-        Two arrays of whole numbers: the degrees of the units, and the degrees of the inputs.
     """
     if mask.ndim < 2:
         return mask.reshape(-1).astype(int), np.zeros(0, int)
@@ -65,10 +59,6 @@ def degrees(run: Path, rounds: Iterable[int] | None = None) -> Table:
 
     Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, show them in their appendix for LeNet's winning tickets.
 
-    Args:
-        run: The run's folder.
-        rounds: The rounds to read; all if None.
-
     Returns:
         A data frame with the columns `DEGREE_COLUMNS`: ``count`` units (``side`` is ``"in"``) or inputs (``"out"``)
         have ``degree`` kept entries; the degrees that occur, in ascending order.
@@ -86,15 +76,10 @@ def degrees(run: Path, rounds: Iterable[int] | None = None) -> Table:
 
 
 def summed(degrees: Table) -> Table:
-    """Summarise the degrees of each weight and side of each network in one row.
+    """Summarise the table of `degrees`, in a row for each weight and side of each network.
 
-    Args:
-        degrees: The table of `degrees`, or some of its rows.
-
-    Returns:
-        A data frame with ``replicate, branch, round, density, weight, side``; the number ``num`` of units or inputs;
-        the number ``dead`` of those without an entry; and the ``least``, ``mean`` and ``most`` entries of a unit or
-        input.
+    ``num`` is the number of units or inputs, ``dead`` of those without an entry; ``least``, ``mean`` and ``most`` are
+    the entries of a unit or input.
     """
     keys = ["replicate", "branch", "round", "density", "weight", "side"]
     rows = degrees.assign(
@@ -108,16 +93,10 @@ def summed(degrees: Table) -> Table:
 
 
 def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
-    """Draw the density of each weight and of the network against the round.
+    """Draw the density of each weight and of the network against the round, on a logarithmic axis.
 
-    Args:
-        table: The table of `table`.
-        ax: Matplotlib axes to draw on; new ones if None.
-        branch: The branch to draw.
-
-    Returns:
-        The axes with a logarithmic y axis: for each weight the mean over replicates with bars from the lowest to the
-        highest, and a cross at the bottom for rounds in which a replicate has nothing left of it.
+    For each weight the mean over replicates with bars from the lowest to the highest, and a cross at the bottom for
+    rounds in which a replicate has nothing left of it.
     """
     style.check(table)
     part = style.only(table, "branch", branch)
@@ -156,25 +135,17 @@ def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
 def degrees_figure(
     table: Table, ax: Any = None, weight: str | None = None, side: str = "in", rounds: Iterable[int] | None = None
 ) -> Any:
-    """Draw the distribution of entries per unit: the fraction of units that keep at most so many.
+    """Draw the distribution of entries per unit (side ``"in"``) or input (``"out"``): how many keep at most so many.
 
-    Args:
-        table: The table of `degrees`.
-        ax: Matplotlib axes to draw on; new ones if None.
-        weight: The weight to draw; by default the first.
-        side: ``"in"`` for the entries of each unit, or ``"out"`` for those of each input.
-        rounds: The rounds to draw; by default at most six, evenly apart.
-
-    Returns:
-        The axes: for each round a step line, the mean over replicates, in a band from the lowest to the highest. Its
-        value at 0 is the fraction of dead units. The x axis starts near the fewest entries, and is logarithmic if the
-        most are at least ten times the fewest above 0.
+    By default of the first weight, for at most six rounds, evenly apart: for each a step line, the mean over
+    replicates, in a band from the lowest to the highest. Its value at 0 is the fraction of dead units. The x axis
+    starts near the fewest entries, and is logarithmic if the most are at least ten times the fewest above 0.
     """
     import pandas as pd
     from matplotlib.ticker import SymmetricalLogLocator
 
     part, weight = style.of_weight(table, weight)
-    part = style.of_rounds(style.only(style.only(part, "branch", "ticket"), "side", side), rounds)
+    part = style.of_rounds(style.only(style.only(part, "branch", store.TICKET), "side", side), rounds)
     lines = part.groupby(["replicate", "round", "density", "degree"], as_index=False)["count"].sum()
     most = int(lines["degree"].max())
     chains = [

@@ -42,11 +42,7 @@ def check_run(run: Path, names: Mapping[str, Any]) -> None:
 
 
 def matched(
-    one: Masks,
-    other: Masks,
-    weights_one: Weights | None = None,
-    weights_other: Weights | None = None,
-    seed: int = 0,
+    one: Masks, other: Masks, weights_one: Weights | None = None, weights_other: Weights | None = None, seed: int = 0
 ) -> tuple[Masks, Permutations]:
     """Reorder the hidden units of the other network to agree most with those of the first.
 
@@ -61,8 +57,8 @@ def matched(
         one: Masks of a chain, in the order of its layers: the last axis of each are its units, the axis before it its
             inputs, which are the units before, or (flattened, channels last) several places of each.
         other: Masks of the same names and shapes.
-        weights_one, weights_other: The weights of both networks, by name, to match the masked weights instead, so that
-            their inner product is as large as possible.
+        weights_one, weights_other: The weights of both networks, to match the masked weights instead, so that their
+            inner product is as large as possible.
         seed: Of the random order.
 
     Returns:
@@ -89,11 +85,10 @@ def matched(
 
 def permuted(arrays: Weights, permutations: Permutations) -> dict[str, np.ndarray]:
     """Reorder the hidden units in all weights or masks of a chain: the units of each, and the inputs of the next."""
-    orders = list(permutations.values())
-    blocks = _blocks(arrays, None)
+    orders, blocks = list(permutations.values()), enumerate(_blocks(arrays, None))
     return {
         name: _ordered(block, orders, layer).reshape(np.shape(value))
-        for layer, ((name, value), block) in enumerate(zip(arrays.items(), blocks, strict=True))
+        for (name, value), (layer, block) in zip(arrays.items(), blocks, strict=True)
     }
 
 

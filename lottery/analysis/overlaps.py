@@ -25,14 +25,10 @@ NO_PAIR = "there are no two masks to compare"
 
 
 def iou(one: Masks | np.ndarray, other: Masks | np.ndarray) -> float:
-    """Compute the overlap of two masks: the entries that both keep, out of those that either keeps.
-
-    Args:
-        one: A boolean array, or several by name, which are counted together.
-        other: The same names and shapes.
+    """Compute the overlap of two masks, or of several by name together: the intersection over the union.
 
     Returns:
-        Intersection over union, in [0, 1]; NaN if neither keeps anything.
+        The entries that both keep, out of those that either keeps, in [0, 1]; NaN if neither keeps anything.
 
     Raises:
         LotteryError: Names or shapes differ.
@@ -58,16 +54,10 @@ def matched_chance(one: Masks, other: Masks, num_draws: int = 3, seed: int = 0) 
 
     Matching raises the overlap of random masks as well, so that `chance` is too low a value to compare with.
 
-    Args:
-        one, other: Masks of a chain, as for `lottery.analysis.matching.matched`; only shapes and counts matter.
-        num_draws: Pairs of random masks to draw.
-        seed: Of the draws.
-
-    Returns:
-        The mean over the draws, for ``"all"`` weights together and for each weight by name.
+    The masks are those of a chain, as for `lottery.analysis.matching.matched`; only shapes and counts matter. Returns
+    the mean over `num_draws` pairs of random masks, for ``"all"`` weights together and for each weight by name.
     """
-    random = np.random.default_rng(seed)
-    draws = []
+    random, draws = np.random.default_rng(seed), []
     for _ in range(num_draws):
         first, second = (_drawn(kept, random) for kept in (one, other))
         draws.append(_by_weight(first, matching.matched(first, second)[0]))
@@ -117,9 +107,8 @@ def table(runs: Path | str | Sequence[Path | str], round: int, matched: bool = F
 def pairs(found: Table) -> list[str]:
     """Say of each row of the `table` of several runs which networks it compares, because they overlap differently.
 
-    Returns:
-        For each row ``"one run"``; ``"two runs, one replicate"``, which share their initial weights if the runs have
-        one seed; or ``"two runs"``.
+    These are ``"one run"``; ``"two runs, one replicate"``, which share their initial weights if the runs have one seed;
+    or ``"two runs"``.
     """
     labels = []
     for pair in zip(found["one"], found["other"], strict=True):
@@ -130,19 +119,9 @@ def pairs(found: Table) -> list[str]:
 
 
 def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = False) -> Any:
-    """Draw the overlap of every two masks, and below it that of random masks.
+    """Draw a matrix of the overlaps of every two masks, below each that of random masks, on its diagonal the densities.
 
-    Args:
-        overlaps: The table of `table`.
-        ax: Matplotlib axes to draw on; new ones if None.
-        weight: A weight, or ``"all"``.
-        matched: Draw the overlap after the hidden units have been matched, and that of matched random masks.
-
-    Returns:
-        The axes: a matrix of masks, on its diagonal the density of each.
-
-    Raises:
-        LotteryError: The table is empty, has no such weight, or its masks have not been matched.
+    If `matched`, both are the overlaps after the hidden units have been matched.
     """
     style.check(overlaps, NO_PAIR)
     part = style.only(overlaps, "weight", weight)
@@ -186,19 +165,17 @@ def _tickets(runs: list[Path], round: int, matched: bool) -> dict[str, Masks]:
         prefix = "" if len(runs) == 1 else f"{name if folders.count(name) == 1 else run}:"
         for stored in store.rounds(run, [round], branches=False):
             kept = stored.masks
-            first = next(iter(found.values()), kept)
-            if _shapes(kept) != _shapes(first):
-                raise LotteryError(
-                    f"Only masks of the same network can be compared: {str(run)!r} has {_shapes(kept)}, "
-                    f"{str(runs[0])!r} has {_shapes(first)}."
-                )
+            has, had = _shapes(kept), _shapes(next(iter(found.values()), kept))
+            if has != had:
+                why = f"{str(run)!r} has {has}, {str(runs[0])!r} has {had}"
+                raise LotteryError(f"Only masks of the same network can be compared: {why}.")
             if matched:
                 matching.check_run(run, kept)
             found[f"{prefix}{stored.replicate}"] = kept
     if len(found) < 2:
+        received = f"{len(found)}, for round {round} of {', '.join(repr(str(run)) for run in runs) or 'no run'}"
         raise NothingToDraw(
-            f"An overlap is of two masks: received {len(found)}, for round {round} of "
-            f"{', '.join(repr(str(run)) for run in runs) or 'no run'}; pass a run with more replicates, or several."
+            f"An overlap is of two masks: received {received}; pass a run with more replicates, or several."
         )
     return found
 
@@ -214,10 +191,9 @@ def _by_weight(one: Masks, other: Masks) -> dict[str, float]:
 def _counts(one: Masks | np.ndarray, other: Masks | np.ndarray) -> list[tuple[int, int, int, int]]:
     """Count, in each weight, the entries that both keep, that the first and the other keep, and that there are."""
     mine, theirs = ({"mask": np.asarray(each)} if not isinstance(each, Mapping) else each for each in (one, other))
-    if _shapes(mine) != _shapes(theirs):
-        raise LotteryError(
-            f"Only masks of the same network can be compared, received {_shapes(mine)} and {_shapes(theirs)}."
-        )
+    shapes = _shapes(mine), _shapes(theirs)
+    if shapes[0] != shapes[1]:
+        raise LotteryError(f"Only masks of the same network can be compared, received {shapes[0]} and {shapes[1]}.")
     masks.check(mine, mine)
     masks.check(theirs, theirs)
     both, kept_one, kept_other = (masks.num_kept(each) for each in (masks.intersection(mine, theirs), mine, theirs))

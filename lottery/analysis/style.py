@@ -38,12 +38,9 @@ def in_order(num: int) -> list[Look]:
     from matplotlib import colormaps
 
     # The end of the colour map is a yellow that is invisible on white.
-    places = [0.85 * place / max(num - 1, 1) for place in range(num)]
+    colors = [colormaps["viridis"](0.85 * place / max(num - 1, 1)) for place in range(num)]
     several = len(STYLES)
-    return [
-        (colormaps["viridis"](place), STYLES[index % several][1], STYLES[index % (several - 1)][2])
-        for index, place in enumerate(places)
-    ]
+    return [(color, STYLES[at % several][1], STYLES[at % (several - 1)][2]) for at, color in enumerate(colors)]
 
 
 def by_name(names: Sequence[str]) -> dict[str, Look]:
@@ -68,11 +65,7 @@ def check(table: Table, why: str = NO_ROUND) -> None:
 
 
 def only(table: Table, column: str, value: Any) -> Table:
-    """Return the rows in which a column has a value.
-
-    Raises:
-        LotteryError: No row has it.
-    """
+    """Return the rows in which a column has a value; raise `LotteryError` if there are none."""
     values = list(dict.fromkeys(table[column]))
     if value not in values:
         if all(isinstance(known, str) for known in values):
@@ -82,11 +75,7 @@ def only(table: Table, column: str, value: Any) -> Table:
 
 
 def of_rounds(table: Table, rounds: Iterable[int] | None, most: int = MOST, column: str = "round") -> Table:
-    """Return the rows of some rounds, by default of at most `most`, evenly apart, with the first and the last.
-
-    Raises:
-        LotteryError: The table lacks a round.
-    """
+    """Return the rows of some rounds, by default of at most `most`, evenly apart; raise `LotteryError` if any lacks."""
     wanted = results.chosen(table[column], most) if rounds is None else list(rounds)
     for index in wanted:
         only(table, column, index)
@@ -112,21 +101,12 @@ def each_weight(caption: str, most: int = 8) -> Callable[[Table], list[tuple[dic
 
 
 def spread(table: Table, by: Sequence[str], column: str, interval: str = "range") -> Table:
-    """Average a column over replicates.
-
-    Args:
-        table: A tidy table.
-        by: The columns to group by; the last is the x axis, and is sorted.
-        column: The column to average.
-        interval: The bar of each mean, a key of `INTERVALS`.
+    """Average a column over replicates, grouped by columns of which the last is the x axis, and is sorted.
 
     Returns:
-        A data frame with the columns of `by`, ``mean``, ``low`` and ``high`` (the ends of the bar), ``replicates``
-        (the number of values that are not NaN), ``of`` (the number of values) and, if the table has it, the mean
-        ``density``. An infinite interval, as of a single value, has no length here.
-
-    Raises:
-        LotteryError: The interval is unknown.
+        A data frame with the columns of `by`, ``mean``, ``low`` and ``high`` (the ends of the bar by `INTERVALS`),
+        ``replicates`` (the number of values that are not NaN), ``of`` (the number of values) and, if the table has it,
+        the mean ``density``. An infinite interval, as of a single value, has no length here.
     """
     if interval not in INTERVALS:
         raise unknown("The interval of a plot", interval, INTERVALS)
@@ -159,12 +139,10 @@ def over_replicates(points: Table, shape: str, interval: str = "range") -> str:
 
 
 def aside(ax: Any, place: int, num: int, num_x: int) -> Any:
-    """Shift the line at a place among several to the side, so that equal points do not hide each other.
-
-    The first stays. Neighbours are at most 3 points (1/72 inch) apart, and closer the more places the x axis has.
-    """
+    """Shift all lines but the first a little to the side, by place, so that equal points do not hide each other."""
     from matplotlib.transforms import ScaledTranslation
 
+    # Neighbours are at most 3 points (1/72 inch) apart, and closer the more places the x axis has.
     step = min(3.0, 150 / num_x / num) * (1 if place % 2 else -1)
     return ScaledTranslation(step * ((place + 1) // 2) / 72, 0, ax.figure.dpi_scale_trans)
 
@@ -199,11 +177,7 @@ def by_round(points: Table) -> Iterator[tuple[str, Table, Look]]:
 
 
 def view(ax: Any, points: Table, full: bool = False) -> float:
-    """Give the accuracies of the first branch, with their bars, at least two fifths of the height, unless `full`.
-
-    Returns:
-        The accuracy at the bottom.
-    """
+    """Give the first branch, with its bars, at least two fifths of the height, unless `full`; return the bottom."""
     ax.ticklabel_format(axis="y", useOffset=False)
     known = points[points["mean"].notna()]
     main = known if full else known[known["branch"] == points["branch"].iloc[0]]
@@ -268,19 +242,12 @@ def contrasting(color: Any) -> str:
 def as_svg(figure: Any, label: str) -> str:
     """Convert a figure to SVG for an HTML page: small, the same bits each time, with ids that no other figure has.
 
-    Args:
-        figure: A Matplotlib figure.
-        label: The description that a screen reader reads.
-
     Returns:
         One ``<svg>`` element without XML declaration, metadata and external links, with text as text in the page's
-        sans-serif font, and lengths in points to two decimals.
+        sans-serif font, and lengths in points to two decimals. A screen reader reads the label.
     """
-    text = saved(figure, "svg").decode()
-    text = text[text.index("<svg") :]
-    text = re.sub(
-        r'="([^"]*)"', lambda found: f'="{_rounded(found[1])}"' if "base64" not in found[1] else found[0], text
-    )
+    _, start, text = saved(figure, "svg").decode().partition("<svg")
+    text = re.sub(r'="(?![^"]*base64)([^"]*)"', lambda found: f'="{_rounded(found[1])}"', start + text)
     text = re.sub(r">\s+<", "><", text).strip()
     text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
     text = re.sub(r"(?:'[^'\"]*', )+sans-serif", "sans-serif", text)
@@ -301,8 +268,7 @@ def saved(figure: Any, ending: str) -> bytes:
     dated = {"svg": ("Date", "Creator", "Format", "Type"), "pdf": ("CreationDate",)}.get(ending, ())
     file = io.BytesIO()
     # Images that are not merged stay small, with sharp pixels.
-    settings: Any = {"svg.hashsalt": "lottery", "svg.fonttype": "none", "image.composite_image": False}
-    with rc_context(settings):
+    with rc_context({"svg.hashsalt": "lottery", "svg.fonttype": "none", "image.composite_image": False}):
         figure.savefig(file, format=ending, dpi=150, metadata=dict.fromkeys(dated) or None)
     return file.getvalue()
 

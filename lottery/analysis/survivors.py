@@ -21,17 +21,12 @@ def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) ->
     Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, show them in their appendix: the start weights of a winning
     ticket are not distributed as they were drawn.
 
-    Args:
-        run: The run's folder.
-        rounds: The rounds of the main chain to read; all if None.
-        num_bins: The number of bins of a weight.
-
     Returns:
-        A data frame with the columns `COLUMNS`, a row for each bin: ``count`` survivors of ``weight`` started from
-        ``low`` to ``high``; only the last bin includes its high end. Bins have the same width, from the lowest to the
-        highest start of any survivor in those rounds, for all rounds and replicates of a weight. The start of a
-        survivor is its value before training in this round: the initial or the rewound value. No bin counts values
-        that are not finite.
+        A data frame with the columns `COLUMNS`, a row for each bin, of the main chain: ``count`` survivors of
+        ``weight`` started from ``low`` to ``high``; only the last bin includes its high end. The `num_bins` bins of a
+        weight have the same width, from the lowest to the highest start of any survivor in all those rounds and
+        replicates. The start of a survivor is its value before training in this round: the initial or the rewound
+        value. No bin counts values that are not finite.
 
     Raises:
         LotteryError: As for every table, or `num_bins` is below 1.
@@ -48,13 +43,13 @@ def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) ->
             starts.append((stored.labels, name, values))
             low, high = ends.get(name, (np.inf, -np.inf))
             ends[name] = (float(values.min(initial=low)), float(values.max(initial=high)))
-    parts = []
+    rows = []
     for (replicate, _, index, density), name, values in starts:
         low, high = ends[name] if ends[name][0] <= ends[name][1] else (0.0, 0.0)  # no entry of it survives anywhere
         counts, edges = np.histogram(values.astype(np.float64), num_bins, (low, high))
-        known = dict(zip(COLUMNS, (replicate, index, density, name), strict=False))
-        parts.append(pd.DataFrame({**known, "low": edges[:-1], "high": edges[1:], "count": counts}))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(COLUMNS))
+        bins = zip(edges[:-1], edges[1:], counts, strict=True)
+        rows += [(replicate, index, density, name, *one) for one in bins]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 _ENOUGH, _FEWEST_BINS = 100, 20
@@ -63,14 +58,8 @@ _ENOUGH, _FEWEST_BINS = 100, 20
 def figure(survivors: Table, ax: Any = None, weight: str | None = None, rounds: Iterable[int] | None = None) -> Any:
     """Draw the probability density of the start weights that each round keeps.
 
-    Args:
-        survivors: The table of `table`.
-        ax: Matplotlib axes to draw on; new ones if None.
-        weight: The weight to draw; by default the first.
-        rounds: The rounds to draw; by default at most six, evenly apart.
-
-    Returns:
-        The axes: for each round a step line, the mean over replicates, in a band from the lowest to the highest.
+    By default of the first weight, for at most six rounds, evenly apart: for each a step line, the mean over
+    replicates, in a band from the lowest to the highest.
     """
     part, weight = style.of_weight(survivors, weight)
     part = _merged(style.of_rounds(part, rounds))

@@ -127,9 +127,8 @@ def verify(source: Source) -> None:
     if not files.is_folder(source):
         tickets.verify(source)
         return
-    run = source
     num = num_wrong = 0
-    for name, wrong in itertools.chain(verification.verify(run), connectivity.wrong(run)):
+    for name, wrong in itertools.chain(verification.verify(source), connectivity.wrong(source)):
         num += 1
         num_wrong += bool(wrong)
         for sentence in wrong:
@@ -137,10 +136,10 @@ def verify(source: Source) -> None:
     if num_wrong:
         print(f"{num_wrong} of {num} are wrong.")
         raise typer.Exit(1)
-    stored, wanted = store.progress(run, store.read_experiment(run))
+    stored, wanted = store.progress(source, store.read_experiment(source))
     more = f" and {num - stored} more" if num > stored else ""
     print(f"{stored} of {wanted} networks{more} are stored; every checksum and every invariant holds.")
-    for sentence in verification.not_repeated(run):
+    for sentence in verification.not_repeated(source):
         print(sentence)
 
 
@@ -149,13 +148,13 @@ app.command(short_help="Train controls from stored rounds.", cls=train.NamingBra
 
 @app.command(short_help="Compare the tickets of several runs.")
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Two or more runs.", metavar="RUN RUN...", show_default=False)],
+    runs: Annotated[list[Path], typer.Argument(help="Two or more runs.", metavar="RUN RUN...")],
     as_json: Json = False,
     as_csv: Csv = False,
     rounds: Rounds = "",
 ) -> None:
     """Compare the tickets of several runs with those of the first, at the same rounds, paired by replicate."""
-    from lottery.runs import comparison
+    from lottery.runs import comparison, tables
 
     named = comparison.tables(runs)
     found = comparison.compared(named)
@@ -163,7 +162,11 @@ def compare(
     missing = sorted(set(chosen) - set(found["round"]))
     if missing:
         raise LotteryError(f"--rounds: received {missing[0]}, the runs have {sorted(set(found['round']))} in common.")
-    output.compared(found[found["round"].isin(chosen)] if chosen else found, next(iter(named)), as_json, as_csv)
+    found = found[found["round"].isin(chosen)] if chosen else found
+    if as_json or as_csv:
+        output.rows(found, as_json, as_csv)
+    else:
+        output.grid(tables.compared(found, next(iter(named))))
 
 
 @app.command(short_help="Compare a run with published numbers.")

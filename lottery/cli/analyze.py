@@ -7,35 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from lottery.cli import output
-from lottery.cli.options import (
-    CheckpointEvery,
-    Csv,
-    Json,
-    Replicate,
-    Round,
-    RunPath,
-    Tolerance,
-    every,
-    numbers,
-    selected,
-    stoppable,
-)
+from lottery.cli import options, output
+from lottery.cli.options import Csv, Json, Replicate, Round, RunPath
 from lottery.errors import LotteryError
 
 if TYPE_CHECKING:
     from lottery.analysis.record import Analysis
 
 
-class Analyses(TyperGroup):
+class _Analyses(TyperGroup):
     """A command for each analysis, made when it is needed: their files would slow down ``lottery --help``."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the commands."""
         return list(_commands())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command by its name, or None."""
         return _commands().get(cmd_name)
 
 
@@ -51,10 +37,7 @@ class WithKinds(TyperCommand):
 
 
 analyze = typer.Typer(
-    cls=Analyses,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Analyze masks, weights, training and costs.",
+    cls=_Analyses, no_args_is_help=True, rich_markup_mode=None, help="Analyze masks, weights, training and costs."
 )
 
 
@@ -74,7 +57,7 @@ def _printing(name: str, one: "Analysis") -> Callable[..., None]:
     def command(
         run: RunPath, replicate: Replicate = None, round: Round = None, as_json: Json = False, as_csv: Csv = False
     ) -> None:
-        rows = selected(one.table(run), replicate, round)
+        rows = options.selected(one.table(run), replicate, round)
         if rows.empty:
             raise LotteryError(f"No round of {str(run)!r} is complete yet.")
         if as_json or as_csv:
@@ -92,8 +75,7 @@ def connectivity(
     run: RunPath,
     rounds: Annotated[str, typer.Option(help="Rounds, such as 0,7; 0 is dense. By default every complete round.")] = "",
     steps: Annotated[
-        str,
-        typer.Option(help="Steps to train siblings from, such as 0,500; by default the run's rewind step."),
+        str, typer.Option(help="Steps to train siblings from, such as 0,500; by default the run's rewind step.")
     ] = "",
     replicate: Replicate = None,
     points: Annotated[
@@ -102,7 +84,7 @@ def connectivity(
     recompute: Annotated[
         bool, typer.Option("--recompute-batch-norm", help="Recompute BatchNorm statistics at each point.")
     ] = False,
-    checkpoint_every: CheckpointEvery = "60s",
+    checkpoint_every: options.CheckpointEvery = "60s",
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -116,12 +98,11 @@ def connectivity(
     from lottery.pipeline import connecting, dispatch
     from lottery.pipeline.interpolation import Line
 
-    often = every(checkpoint_every)
-    with stoppable() as asked:
-        connecting.connect(
-            run, numbers("--rounds", rounds), numbers("--steps", steps), replicate, Line(points, recompute),
-            execution=dispatch.Execution(checkpoint_every=often, asked=asked),
-        )  # fmt: skip
+    often, line = options.every(checkpoint_every), Line(points, recompute)
+    indices, starts = options.numbers("--rounds", rounds), options.numbers("--steps", steps)
+    with options.stoppable() as asked:
+        execution = dispatch.Execution(checkpoint_every=often, asked=asked)
+        connecting.connect(run, indices, starts, replicate, line, execution=execution)
     one = ANALYSES["connectivity"]
     barriers = one.table(run)
     if as_json or as_csv:
@@ -135,8 +116,7 @@ def connectivity(
 
 def overlap(
     runs: Annotated[
-        list[Path],
-        typer.Argument(help="A run's folder, or several of the same network.", metavar="RUN...", show_default=False),
+        list[Path], typer.Argument(help="A run's folder, or several of the same network.", metavar="RUN...")
     ],
     round: Round = None,
     matched: Annotated[
@@ -174,19 +154,12 @@ def plot(
     run: RunPath,
     kind: Annotated[str, typer.Option(help="The figure to draw, of the kinds below.")] = "accuracy",
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="The file; png, svg or pdf. By default KIND.png in the run's folder.", show_default=False
-        ),
+        Path | None, typer.Option(help="The file; png, svg or pdf. By default KIND.png in the run's folder.")
     ] = None,
     replicate: Replicate = None,
     round: Round = None,
-    rounds: Annotated[
-        str, typer.Option(help="For kinds that draw some rounds: these rounds, such as 0,7,15.", show_default=False)
-    ] = "",
-    weight: Annotated[
-        str, typer.Option(help="For initial_weights, degrees and overlap: this weight.", show_default=False)
-    ] = "",
+    rounds: Annotated[str, typer.Option(help="For kinds that draw some rounds: these rounds, such as 0,7,15.")] = "",
+    weight: Annotated[str, typer.Option(help="For initial_weights, degrees and overlap: this weight.")] = "",
     full: Annotated[bool, typer.Option("--full", help="For accuracy and learning_curves: the whole range.")] = False,
 ) -> None:
     """Draw a figure of a run to a file.
@@ -199,31 +172,26 @@ def plot(
     from lottery.runs import store
 
     known = plots.options_of(kind)
-    wanted = {"rounds": numbers("--rounds", rounds), "weight": weight, "full": full}
-    options: dict[str, Any] = {name: value for name, value in wanted.items() if value}
-    for name in options:
+    wanted = {"rounds": options.numbers("--rounds", rounds), "weight": weight, "full": full}
+    chosen: dict[str, Any] = {name: value for name, value in wanted.items() if value}
+    for name in chosen:
         if name not in known:
             fitting = ", ".join(other for other in plots.kinds() if name in plots.options_of(other))
             raise LotteryError(f"--{name} does not go with the kind {kind!r}, but with {fitting}.")
     readable = inspect.signature(plots.kinds()[kind].table).parameters
-    table = plots.read(run, kind, round=round, rounds=options.get("rounds") or (None if round is None else [round]))
-    table = selected(table, replicate, None if "round" in readable else round)
+    table = plots.read(run, kind, round=round, rounds=chosen.get("rounds") or (None if round is None else [round]))
+    table = options.selected(table, replicate, None if "round" in readable else round)
     if "replicate" in known and replicate is not None:
-        options["replicate"] = replicate
-    print(plots.save(table, out or run / f"{kind}.png", kind, title=store.read_experiment(run).name, **options))
+        chosen["replicate"] = replicate
+    print(plots.save(table, out or run / f"{kind}.png", kind, title=store.read_experiment(run).name, **chosen))
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(help="A run's folder, or several.", metavar="RUN...", show_default=False)
-    ],
+    runs: Annotated[list[Path], typer.Argument(help="A run's folder, or several.", metavar="RUN...")],
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="The page; .html. By default report.html in the first run's folder.", show_default=False
-        ),
+        Path | None, typer.Option(help="The page; .html. By default report.html in the first run's folder.")
     ] = None,
-    tolerance: Tolerance = 0.002,
+    tolerance: options.Tolerance = 0.002,
 ) -> None:
     """Write one HTML page about a run, or about several side by side, that fetches nothing and can be mailed.
 

@@ -20,79 +20,47 @@ if TYPE_CHECKING:
     from lottery.training import checkpoints
 
 
-RunPath = Annotated[Path, typer.Argument(help="The run's folder.", metavar="RUN", show_default=False)]
-Source = Annotated[
-    Path, typer.Argument(help="A run's folder, or a ticket file.", metavar="RUN|FILE", show_default=False)
-]
-ExperimentName = Annotated[
-    str, typer.Argument(help="A name from `experiments ls`.", metavar="NAME", show_default=False)
-]
-Out = Annotated[Path, typer.Option("--out", help="The folder that holds runs.")]
+RunPath = Annotated[Path, typer.Argument(help="The run's folder.", metavar="RUN")]
+Source = Annotated[Path, typer.Argument(help="A run's folder, or a ticket file.", metavar="RUN|FILE")]
+ExperimentName = Annotated[str, typer.Argument(help="A name from `experiments ls`.", metavar="NAME")]
+Out = Annotated[Path, typer.Option(help="The folder that holds runs.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")]
-Replicate = Annotated[int | None, typer.Option("--replicate", help="Only this replicate, from 1.")]
-Round = Annotated[int | None, typer.Option("--round", help="Only this round; 0 is dense.")]
+Replicate = Annotated[int | None, typer.Option(help="Only this replicate, from 1.")]
+Round = Annotated[int | None, typer.Option(help="Only this round; 0 is dense.")]
 Rounds = Annotated[str, typer.Option(help="Which rounds, such as 7,15; by default every pruned round.")]
 Tolerance = Annotated[float, typer.Option(min=0, max=1, help="Accuracy that a matching ticket may lose, in [0, 1].")]
-Tensorboard = Annotated[
-    bool, typer.Option("--tensorboard/--no-tensorboard", help="Write event files for TensorBoard in the run's folder.")
-]
+Tensorboard = Annotated[bool, typer.Option(help="Write event files for TensorBoard in the run's folder.")]
 Workers = Annotated[
     int | None,
     typer.Option(
-        "--workers",
         min=1,
-        show_default=False,
         help="Number of networks to train at the same time; by default as many as the cores allow, if it pays off.",
     ),
 ]
-On = Annotated[
-    str | None,
-    typer.Option(
-        "--on",
-        metavar="processes|ray",
-        help="Where to train; by default on this machine.",
-        show_default=False,
-    ),
-]
+On = Annotated[str | None, typer.Option(metavar="processes|ray", help="Where to train; by default on this machine.")]
 Address = Annotated[
     str | None,
-    typer.Option(
-        "--address", metavar="HOST:PORT", help="Address of the Ray cluster; by default a local one, started if needed."
-    ),
+    typer.Option(metavar="HOST:PORT", help="Address of the Ray cluster; by default a local one, started if needed."),
 ]
-TaskCpus = Annotated[int | None, typer.Option("--task-cpus", min=1, help="On Ray: processors for each network.")]
-TaskGpus = Annotated[float | None, typer.Option("--task-gpus", min=0, help="On Ray: GPUs for each network.")]
-TaskMemory = Annotated[
-    str | None, typer.Option("--task-memory", metavar="4GB", help="On Ray: memory for each network, such as 4GB.")
-]
+TaskCpus = Annotated[int | None, typer.Option(min=1, help="On Ray: processors for each network.")]
+TaskGpus = Annotated[float | None, typer.Option(min=0, help="On Ray: GPUs for each network.")]
+TaskMemory = Annotated[str | None, typer.Option(metavar="4GB", help="On Ray: memory for each network, such as 4GB.")]
 CheckpointEvery = Annotated[
     str,
-    typer.Option(
-        "--checkpoint-every",
-        metavar="60s|500steps",
-        help="How often to save a network in training; 0s for never.",
-    ),
+    typer.Option(metavar="60s|500steps", help="How often to save a network in training; 0s for never."),
 ]
 # Of the commands that take one ticket.
-OneRound = Annotated[
-    str | None,
-    typer.Option("--round", help="Round of a run: a number, best or smallest_matching.", show_default=False),
-]
-Density = Annotated[
-    float | None,
-    typer.Option("--density", help="Instead of --round: the round of the nearest density.", show_default=False),
-]
-OneReplicate = Annotated[int, typer.Option("--replicate", help="Replicate of a run, from 1.")]
-DataPath = Annotated[
-    str, typer.Option("--data", help="A file with the data of the ticket, if they are not found.", show_default=False)
-]
+OneRound = Annotated[str | None, typer.Option(help="Round of a run: a number, best or smallest_matching.")]
+Density = Annotated[float | None, typer.Option(help="Instead of --round: the round of the nearest density.")]
+OneReplicate = Annotated[int, typer.Option(help="Replicate of a run, from 1.")]
+DataPath = Annotated[str, typer.Option(help="A file with the data of the ticket, if they are not found.")]
 
 
 def naming(read: Callable[[], Iterable[str]]) -> type[TyperCommand]:
     """Return a kind of command that puts names in place of ``{names}`` in its help texts.
 
-    The names are read when its help is shown, for the modules that hold them would slow down ``lottery --help``.
+    They are read when its help is shown, because the modules that hold them would slow down ``lottery --help``.
     """
 
     class Naming(TyperCommand):
@@ -107,11 +75,7 @@ def naming(read: Callable[[], Iterable[str]]) -> type[TyperCommand]:
 
 
 def numbers(option: str, words: str) -> list[int]:
-    """Read the numbers in the value of an option, such as 7,15.
-
-    Raises:
-        LotteryError: If it holds anything else.
-    """
+    """Read the numbers in the value of an option, such as 7,15."""
     try:
         return [int(word) for word in words.split(",") if word]
     except ValueError:
@@ -119,11 +83,7 @@ def numbers(option: str, words: str) -> list[int]:
 
 
 def selected(rows: Any, replicate: int | None, round: int | None) -> Any:
-    """Select the rows of one replicate, one round, or both.
-
-    Raises:
-        LotteryError: If there are none, or the table has no such column.
-    """
+    """Select the rows of one replicate, one round, or both; it is an error if there are none."""
     for column, wanted in (("replicate", replicate), ("round", round)):
         if wanted is not None:
             if column not in rows:
@@ -138,11 +98,7 @@ def selected(rows: Any, replicate: int | None, round: int | None) -> Any:
 def workers_on(
     on: str | None, workers: int | None, address: str | None, cpus: int | None, gpus: float | None, memory: str | None
 ) -> "int | cluster.Ray | None":
-    """Return the number of worker processes, or the Ray cluster, that the options ask for.
-
-    Raises:
-        LotteryError: If the options contradict each other.
-    """
+    """Return the number of worker processes, or the Ray cluster, that the options ask for."""
     of_ray = {"--address": address, "--task-cpus": cpus, "--task-gpus": gpus, "--task-memory": memory}
     if on in (None, "processes"):
         for option, value in of_ray.items():
@@ -161,11 +117,7 @@ def workers_on(
 
 
 def num_bytes(option: str, words: str) -> int:
-    """Read a number of bytes, such as 4GB, from the value of an option.
-
-    Raises:
-        LotteryError: If it holds anything else.
-    """
+    """Read a number of bytes, such as 4GB, from the value of an option."""
     matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", words.strip().lower())
     if not matched:
         raise LotteryError(f"{option}: received {words!r}, allowed are bytes such as 4GB.")
@@ -174,11 +126,7 @@ def num_bytes(option: str, words: str) -> int:
 
 
 def every(words: str) -> "checkpoints.Every":
-    """Read how often to write a checkpoint, such as 60s or 500steps.
-
-    Raises:
-        LotteryError: If it is anything else.
-    """
+    """Read how often to write a checkpoint, such as 60s or 500steps."""
     from lottery.training import checkpoints
 
     matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*s|(\d+)\s*steps?", words.strip())
@@ -192,22 +140,21 @@ def every(words: str) -> "checkpoints.Every":
 def stoppable() -> Iterator[stopping.Asked]:
     """Turn Ctrl+C and SIGTERM into a clean stop, with a sentence and exit status 130 or 143.
 
-    Yields:
-        A function that returns the signal received so far, or 0. A second signal ends the process at once.
+    The context gives a function that returns the first signal, or 0 before; a second signal ends the process at once.
     """
+
+    def say(sentence: str) -> None:
+        with contextlib.suppress(OSError):  # the reader may be gone
+            print(sentence, file=sys.stderr, flush=True)
 
     def announce(number: int) -> None:
         begin = "\n" if sys.stderr.isatty() else ""  # after the ^C that the terminal shows
-        with contextlib.suppress(OSError):  # the reader may be gone
-            print(f"{begin}lottery: stopping after this step; once more stops at once.", file=sys.stderr, flush=True)
+        say(f"{begin}lottery: stopping after this step; once more stops at once.")
 
     try:
         with stopping.asked(announce, at_once=True) as asked:
             yield asked
     except KeyboardInterrupt as error:
+        say("lottery: stopped; what was trained is kept, and the same command goes on.")
         number = error.signal if isinstance(error, stopping.Stopped) else signal.SIGINT
-        with contextlib.suppress(OSError):
-            print(
-                "lottery: stopped; what was trained is kept, and the same command goes on.", file=sys.stderr, flush=True
-            )
         raise typer.Exit(128 + number) from None

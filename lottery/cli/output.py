@@ -3,7 +3,7 @@
 import json
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 
 def rows(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
-    """Print a data frame: as JSON, as CSV, or as a table.
-
-    Args:
-        frame: Any data frame.
-        as_json: Print a list of objects, one for each row.
-        as_csv: Print comma-separated values with a heading.
-    """
+    """Print a data frame as JSON, as CSV, or as a table."""
     if as_json:
         print(frame.to_json(orient="records", indent=1, double_precision=15))
     elif as_csv:
@@ -31,20 +25,13 @@ def rows(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
 
 
 def means(frame: Any, keys: Sequence[str], columns: Sequence[str], count: str = "") -> None:
-    """Print the means of columns over rows with the same keys, in the order in which these come.
-
-    Args:
-        frame: Any data frame.
-        keys: Columns that rows share.
-        columns: Columns to take the means of; a column that is NaN in all rows is empty.
-        count: The head of a column that counts the rows, if it is wanted.
-    """
+    """Print the means of columns over rows with the same keys; `count` is the head of a column that counts them."""
     lines = []
     for values, part in frame.groupby(list(keys), sort=False, dropna=False):
         known = [f"{value:.4f}" if isinstance(value, float) else str(value) for value in values]
+        known += [str(len(part))] if count else []
         taken = [float(part[column].mean()) for column in columns]
-        texts = [number(mean, ".0f" if mean.is_integer() else ".4f") for mean in taken]
-        lines.append([*known, *([str(len(part))] if count else []), *texts])
+        lines.append(known + [number(mean, ".0f" if mean.is_integer() else ".4f") for mean in taken])
     table([*keys, *([count] if count else []), *columns], lines)
 
 
@@ -61,13 +48,7 @@ def grid(shown: "tables.Grid") -> None:
 
 
 def summary(run: Path, rows: Any, tolerance: float) -> None:
-    """Print a run's table with a verdict for each round, and its verdict in sentences.
-
-    Args:
-        run: The run's folder.
-        rows: The table of `lottery.runs.results.table`, or some of its rows.
-        tolerance: Accuracy that a matching ticket may lose, in [0, 1].
-    """
+    """Print a run's table with a verdict for each round, and its verdict in sentences."""
     from lottery.runs import results, store, tables, verdicts
 
     if rows.empty:
@@ -83,29 +64,8 @@ def summary(run: Path, rows: Any, tolerance: float) -> None:
         print(sentence)
 
 
-def compared(found: Any, first: str, as_json: bool = False, as_csv: bool = False) -> None:
-    """Print a comparison of runs.
-
-    Args:
-        found: The table of `lottery.runs.comparison.compared`, or some of its rows.
-        first: The name of the first run.
-        as_json, as_csv: As for `rows`.
-    """
-    from lottery.runs import tables
-
-    if as_json or as_csv:
-        rows(found, as_json, as_csv)
-    else:
-        grid(tables.compared(found, first))
-
-
 def table(heads: list[str], lines: list[list[str]]) -> None:
-    """Print a table with words to the left and numbers to the right.
-
-    Args:
-        heads: The names of the columns.
-        lines: A text for each column, line by line.
-    """
+    """Print a table with words to the left and numbers to the right."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -126,9 +86,7 @@ def table(heads: list[str], lines: list[list[str]]) -> None:
 
 def _branches(points: Any) -> None:
     """Print the mean accuracies of the branches, if any, beside those of the ticket."""
-    means = points.pivot(index=["round"], columns="branch", values="accuracy_mean")[
-        list(dict.fromkeys(points["branch"]))
-    ]
+    means = points.pivot(index=["round"], columns="branch", values="accuracy_mean")[points["branch"].unique()]
     if len(means.columns) < 2 or means.isna().all(axis=None):
         return
     means = means[means.iloc[:, 1:].notna().any(axis=1)]
@@ -154,12 +112,7 @@ def tickets(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
 
 
 def ticket(one: Any, as_json: bool = False) -> None:
-    """Print the content and the origin of a ticket.
-
-    Args:
-        one: A `lottery.tickets.Ticket`.
-        as_json: Print everything as one object.
-    """
+    """Print the content and the origin of a `lottery.tickets.Ticket`."""
     from lottery import masks
 
     counts, of = masks.num_kept(one.masks), one.provenance
@@ -191,17 +144,10 @@ def ticket(one: Any, as_json: bool = False) -> None:
             print(printable(f"{name + ':':14} {text}"))
 
 
-def exports(saved: Path | None, done: Iterable[Any], failed: Mapping[str, Exception]) -> None:
-    """Print the files that a ticket was written to.
-
-    Args:
-        saved: The ticket file, if any.
-        done: The results of `lottery.tickets.exporting.export`.
-        failed: Why others were not written, by format.
-    """
+def exports(saved: Path | None, done: Sequence[Any], failed: Mapping[str, Exception]) -> None:
+    """Print the files that a ticket was written to: the ticket file, if any, and others; and why some `failed`."""
     from lottery import files
 
-    done = list(done)
     if saved and not done:
         print(f"{saved}: {saved.stat().st_size} bytes")
         return
@@ -219,11 +165,7 @@ def exports(saved: Path | None, done: Iterable[Any], failed: Mapping[str, Except
 
 
 def compacted(found: Any) -> None:
-    """Print the sizes and times of a network before and after compaction.
-
-    Args:
-        found: A `lottery.tickets.compaction.Benchmark`.
-    """
+    """Print the sizes and times of a network before and after compaction."""
     small = found.compacted
     pairs = {f"units of {name}": pair for name, pair in small.units.items()}
     pairs |= {"parameters": small.num_parameters, "multiply-adds": small.multiply_adds}

@@ -37,7 +37,7 @@ def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None
 
 @tickets.command("show", short_help="Show what a ticket file holds.")
 def tickets_show(
-    file: Annotated[Path, typer.Argument(help="A ticket file.", metavar="FILE", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="A ticket file.", metavar="FILE")],
     as_json: Annotated[bool, typer.Option("--json", help="Print everything in it as JSON.")] = False,
 ) -> None:
     """Check a ticket file and show what it holds and where it comes from; nothing in it is run."""
@@ -51,14 +51,10 @@ def tickets_show(
 
 def export(
     source: Source,
-    out: Annotated[Path, typer.Option("--out", help="The file to write; for SavedModel or `all`, a folder.")],
+    out: Annotated[Path, typer.Option(help="The file to write; for SavedModel or `all`, a folder.")],
     form: Annotated[
         str,
-        typer.Option(
-            "--format",
-            help="The format: {names}, or all; by default the one that the file's ending means.",
-            show_default=False,
-        ),
+        typer.Option("--format", help="The format: {names}, or all; by default the one that the file's ending means."),
     ] = "",
     round: OneRound = None,
     density: Density = None,
@@ -86,9 +82,7 @@ def export(
 
 def compact(
     source: Source,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The .keras file for the smaller model.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The .keras file for the smaller model.")] = None,
     round: OneRound = None,
     density: Density = None,
     replicate: OneReplicate = 1,

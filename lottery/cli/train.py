@@ -12,10 +12,7 @@ from lottery.cli import options, output
 def run(
     experiment: Annotated[
         str | None,
-        typer.Argument(
-            help="A TOML file, or a name from `lottery experiments ls`; by default the digits.",
-            show_default=False,
-        ),
+        typer.Argument(help="A TOML file, or a name from `lottery experiments ls`; by default the digits."),
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -64,10 +61,7 @@ def run(
 
 
 def sweep(
-    file: Annotated[
-        Path,
-        typer.Argument(help="A TOML file: an experiment with a table [sweep] of lists of values.", show_default=False),
-    ],
+    file: Annotated[Path, typer.Argument(help="A TOML file: an experiment with a table [sweep] of lists of values.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="Single values, the same for every experiment.", metavar="[SECTION.KEY=VALUE]..."),
@@ -169,7 +163,7 @@ def show(name: options.ExperimentName) -> None:
 @experiments.command("cp", short_help="Copy an experiment, to change it.")
 def cp(
     name: options.ExperimentName,
-    to: Annotated[Path | None, typer.Argument(help="File or folder; by default here.", show_default=False)] = None,
+    to: Annotated[Path | None, typer.Argument(help="File or folder; by default here.")] = None,
 ) -> None:
     """Copy an experiment, to change it."""
     from lottery.pipeline import presets

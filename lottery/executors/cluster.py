@@ -37,18 +37,14 @@ PATIENCE = 90.0  # seconds until every node of a shared file system shows what a
 class Ray:
     """A Ray cluster, and the resources that each network takes there.
 
-    Attributes:
-        address: Host and port, as ``host:6379``; if empty, ``RAY_ADDRESS``, the cluster that ``ray start`` started on
-            this machine, or a new one on this machine, which ends with the run.
-        num_cpus: Processors for each network; never fewer than the threads that it trains with.
-        num_gpus: GPUs for each network, or a fraction of one.
-        memory: Bytes of memory that Ray reserves for each network.
+    An empty address means ``RAY_ADDRESS``, the cluster that ``ray start`` started on this machine, or a new one here,
+    which ends with the run.
     """
 
-    address: str = ""
-    num_cpus: int = 0
-    num_gpus: float = 0.0
-    memory: int = 0
+    address: str = ""  # host:6379
+    num_cpus: int = 0  # never fewer than the threads that the network trains with
+    num_gpus: float = 0.0  # a whole number, or a fraction of one
+    memory: int = 0  # bytes
 
     def check(self) -> None:
         """Raise `LotteryError` if an amount is impossible or Ray is not installed."""
@@ -63,16 +59,9 @@ class Ray:
 
 @contextlib.contextmanager
 def joined(asks: Ray, trainer: Trainer, num_threads: Mapping[Path, int], report: progress.Report) -> Iterator[Engine]:
-    """Train on a cluster.
+    """Give the engine of a cluster, on which a network is only `Lost`, whatever ends its process or its node.
 
-    Args:
-        asks: The cluster, and the resources that each network takes.
-        trainer: Makes, in each process there, the function that trains one network.
-        num_threads: Threads that networks train with, by the folder of their run.
-        report: Receives notes, such as which cluster this is.
-
-    Yields:
-        The engine for `scheduler.launch`. Whatever ends a process or its node, the network is only `Lost`.
+    Networks train with `num_threads`, by the folder of their run. `report` receives notes, such as which cluster it is.
 
     Raises:
         LotteryError: There is no such cluster, or none of its nodes has the resources.
@@ -133,8 +122,11 @@ class _Tasks:
             options = {"num_cpus": wanted["CPU"], "num_gpus": wanted.get("GPU", 0), "max_retries": 0}
             options |= {"memory": int(wanted["memory"])} if "memory" in wanted else {}
             job = Job(number, task, folder, _stamp(folder))
+            # A process takes all memory of a GPU unless it is prevented.
+            settings = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+            settings |= {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
             remote = self.ray.remote(**options)(train)
-            ref = remote.remote(self.key, self.trainer, _settings(), self.events, self.orders, job)
+            ref = remote.remote(self.key, self.trainer, settings, self.events, self.orders, job)
             self.attempts[number] = _Attempt(ref, future)
         except Exception as error:
             settle(future, False, error)
@@ -199,12 +191,6 @@ def _new_queue(ray: Any) -> Any:
     return Queue(actor_options=options)
 
 
-def _settings() -> dict[str, str]:
-    # A process takes all memory of a GPU unless it is prevented.
-    own = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
-    return own | {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
-
-
 def _meaning(error: BaseException) -> BaseException | None:
     """What the error of a task means for its network; None if the network was stopped."""
     from ray import exceptions
@@ -218,13 +204,13 @@ def _meaning(error: BaseException) -> BaseException | None:
         error = cause
     if isinstance(error, exceptions.TaskCancelledError):
         return None
-    reasons: dict[type, str] = {
-        exceptions.OutOfMemoryError: "Ray ended the process that trained it, because its node ran out of memory",
-        exceptions.WorkerCrashedError: "the process that trained it died",
-        exceptions.NodeDiedError: "the node that trained it is gone",
-    }
-    known = [reason for kind, reason in reasons.items() if isinstance(error, kind)]
-    return Lost(known[0] if known else f"Ray lost it ({_last_line(error)})")
+    if isinstance(error, exceptions.OutOfMemoryError):
+        return Lost("Ray ended the process that trained it, because its node ran out of memory")
+    if isinstance(error, exceptions.WorkerCrashedError):
+        return Lost("the process that trained it died")
+    if isinstance(error, exceptions.NodeDiedError):
+        return Lost("the node that trained it is gone")
+    return Lost(f"Ray lost it ({_last_line(error)})")
 
 
 def _last_line(error: BaseException) -> str:
@@ -299,12 +285,7 @@ _WORKERS: dict[str, _Worker] = {}
 def train(key: str, trainer: bytes, settings: Mapping[str, str], events: Any, orders: Any, job: Job) -> bool:
     """Train a network in this process of Ray's, which keeps its model and data for the next network of the same key.
 
-    Args:
-        key: Of the `joined` that it works for.
-        trainer: As `scheduler.Trainer`, pickled.
-        settings: Environment variables.
-        events, orders: As in `_Tasks`.
-        job: The network.
+    The key is that of the `_Tasks` that the process works for, as are the queues; the trainer is pickled.
     """
     import cloudpickle
 
@@ -358,7 +339,9 @@ def _connected(asks: Ray, report: progress.Report) -> Iterator[Any]:
         return
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     named = asks.address or os.environ.get("RAY_ADDRESS", "")
-    address = named or _started_here()
+    # The cluster that `ray start` started on this machine; not the private cluster of another run.
+    noted = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    address = named or (noted.read_text(encoding="utf-8").strip() if noted.is_file() else "")
     unreachable = _unreachable(address) if address else ""
     if unreachable and named:
         raise LotteryError(f"There is no Ray cluster at {address!r} that can be joined: {unreachable}.")
@@ -397,12 +380,6 @@ def _connected(asks: Ray, report: progress.Report) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _started_here() -> str:
-    """The cluster that ``ray start`` started on this machine; not the private cluster of another run."""
-    noted = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
-    return noted.read_text(encoding="utf-8").strip() if noted.is_file() else ""
-
-
 def _unreachable(address: str) -> str:
     """Why nothing answers at an address, which Ray would try for minutes; empty if something does."""
     import ray
@@ -422,7 +399,6 @@ def _unreachable(address: str) -> str:
 
 
 def _resources(asks: Ray, num_threads: int) -> dict[str, float]:
-    """The resources that a network takes, as Ray names them."""
     wanted = {"CPU": max(asks.num_cpus, num_threads), "GPU": asks.num_gpus, "memory": asks.memory}
     return {name: amount for name, amount in wanted.items() if amount}
 

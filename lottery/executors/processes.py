@@ -21,16 +21,9 @@ from lottery.executors.scheduler import Engine, Lost, Task, Trainer, packed, set
 
 @contextlib.contextmanager
 def several(trainer: Trainer, num: int) -> Iterator[Engine]:
-    """Train in other processes, which end with this process, however it ends.
+    """Give an engine of `num` other processes, which end with this process, however it ends.
 
     A process that dies takes the others with it; the next network starts all of them again.
-
-    Args:
-        trainer: Makes, in each process, the function that trains one network.
-        num: Number of processes.
-
-    Yields:
-        The engine for `scheduler.launch`.
     """
     key = secrets.token_bytes(32)
     files.temporary_folder()  # where the sockets are

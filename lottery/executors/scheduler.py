@@ -35,21 +35,15 @@ class Lost(Exception):
 class Engine:
     """A place where networks are trained.
 
-    Attributes:
-        submit: Starts to train a network. The future's result is True if it was trained, False if it was stopped, with
-            a checkpoint; its exception may be `Lost`.
-        stop: Asks every network in training to stop; its future still completes.
-        slots: Number of networks that may train at the same time; None for an engine that queues them itself.
-        fewer: Called after a network was lost twice, perhaps for lack of memory; returns True if there are fewer slots
-            from now on.
-        happened: A queue of events, and of futures that are done.
+    The future of `submit` is True if the network was trained, False if it was stopped, with a checkpoint; its exception
+    may be `Lost`. `stop` asks every network in training to stop; its future still completes.
     """
 
     submit: Callable[[Task], Future]
     stop: Callable[[], None] = lambda: None
-    slots: Callable[[], int | None] = lambda: 1
-    fewer: Callable[[], bool] = lambda: False
-    happened: Any = field(default_factory=queue.SimpleQueue)
+    slots: Callable[[], int | None] = lambda: 1  # to train at the same time; None if the engine queues networks itself
+    fewer: Callable[[], bool] = lambda: False  # reduces the slots, perhaps for lack of memory; True if it could
+    happened: Any = field(default_factory=queue.SimpleQueue)  # events, and futures that are done
 
 
 def needs(task: Task) -> list[Task]:
@@ -76,17 +70,10 @@ def launch(
     asked: stopping.Asked = stopping.never,
     more_needs: Mapping[Task, Sequence[Task]] | None = None,
 ) -> None:
-    """Train networks, each as soon as the networks that it needs are stored.
+    """Train networks, in the order of `tasks`, each as soon as those in `needs` and `more_needs` are stored.
 
     A network that fails does not stop the others, except those that need it. A network that is lost starts again from
     its last checkpoint; after `LOSSES` times without progress it has failed.
-
-    Args:
-        tasks: The networks, by priority.
-        engine: Trains them.
-        report: Receives events.
-        asked: Returns the signal to stop by, or 0.
-        more_needs: Networks that some of them need besides `needs`.
 
     Raises:
         Stopped: `asked` returned a signal; every network in training has a checkpoint.

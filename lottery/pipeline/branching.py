@@ -43,7 +43,7 @@ def branch(
         if transfers:
             _check_fit(path, prepared)
         label = _label(name, overrides, prepared if transfers else None)
-        networks = [(number, index, label) for number, index in places]
+        networks = [(*place, label) for place in places]
         missing = [network for network in networks if not store.is_stored(path, *network)]
         for network in set(networks) - set(missing):
             record = store.read_record(store.round_path(path, *network))
@@ -53,11 +53,9 @@ def branch(
             report(progress.Note(f"All {len(networks)} branches {label} of {path} are complete."))
         if execution.tensorboard:
             report = tensorboard.writer(path, experiment, report)
-        details = {"data_sha256": prepared.data.fingerprint, "overrides": overrides}
-        recipe = Recipe(
-            path, prepared.experiment, num_threads, prepared.data.fingerprint, ingredients, function,
-            details if transfers else None, execution.checkpoint_every,
-        )  # fmt: skip
+        digest, every = prepared.data.fingerprint, execution.checkpoint_every
+        details = {"data_sha256": digest, "overrides": overrides} if transfers else None
+        recipe = Recipe(path, prepared.experiment, num_threads, digest, ingredients, function, details, every)
         tasks = [Task(path, network) for network in missing]
         dispatch.carry_out({path: recipe}, tasks, execution, report, asked, {path: prepared})
 
@@ -65,14 +63,7 @@ def branch(
 def stored_rounds(
     path: Path, settings: config.Experiment, rounds: Sequence[int], replicate: int | None, first: int = 0
 ) -> list[tuple[int, int]]:
-    """List replicate and round of chosen rounds of a run.
-
-    Args:
-        path: The run's folder.
-        settings: Its experiment.
-        rounds: The rounds; every complete one from `first` on by default.
-        replicate: The replicate; all by default.
-        first: See `rounds`.
+    """List replicate and round of chosen rounds of a run, by default of every complete round from `first` on.
 
     Raises:
         LotteryError: Nothing is stored, there is no such replicate, or a round is not complete.
@@ -126,8 +117,7 @@ def _label(name: str, overrides: Mapping[str, Any], prepared: Prepared | None) -
     if prepared is None:
         return name
     label = f"{name}-{prepared.experiment.data.name}"
-    only_named = set(overrides) == {"data"} and set(overrides["data"]) == {"name"}
-    if only_named:
+    if set(overrides) == {"data"} and set(overrides["data"]) == {"name"}:
         return label
     what = json.dumps([overrides, prepared.data.fingerprint], sort_keys=True)
     return f"{label}-{hashlib.sha256(what.encode()).hexdigest()[:6]}"
@@ -135,12 +125,12 @@ def _label(name: str, overrides: Mapping[str, Any], prepared: Prepared | None) -
 
 def _check_fit(path: Path, prepared: Prepared) -> None:
     """Raise `LotteryError` unless the network for the other data has the shapes of the stored ones."""
-    folder = next(iter(sorted(path.glob("replicate-*/round-00"))))
+    folder = min(path.glob("replicate-*/round-00"))
     ticket = {name: value.shape for name, value in files.read_arrays(folder / "weights.safetensors").items()}
     other = {name: value.shape for name, value in weights_module.read_state(prepared.trainer.model).items()}
     wrong = [name for name in (*ticket, *other) if ticket.get(name) != other.get(name)]
-    if wrong:
+    for name in wrong:
         raise LotteryError(
-            f"The ticket does not fit the other data: {wrong[0]} has shape {ticket.get(wrong[0])} in the ticket and "
-            f"{other.get(wrong[0])} in a network for them."
+            f"The ticket does not fit the other data: {name} has shape {ticket.get(name)} in the ticket and "
+            f"{other.get(name)} in a network for them."
         )

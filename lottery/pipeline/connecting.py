@@ -2,15 +2,16 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from lottery import config, files, masks, progress, weights
 from lottery.analysis import connectivity, connectivity_files
-from lottery.analysis.connectivity_files import ORDERS, Siblings
+from lottery.analysis.connectivity_files import ORDERS, Row, Siblings
 from lottery.data import Streams
 from lottery.errors import LotteryError, unknown
 from lottery.pipeline import branching, interpolation, preparing
@@ -21,7 +22,6 @@ from lottery.pipeline.preparing import Ingredients, Prepared
 from lottery.pipeline.rounds import Network, Training, Watch
 from lottery.runs import store
 from lottery.training.checkpoints import Every
-from lottery.training.loop import Logs
 from lottery.training.trainer import Span
 
 
@@ -42,15 +42,14 @@ def connect(
     run's own, so a round that starts from step k is the first sibling. The second sibling differs in all other noise
     too: augmentation and random layers, such as dropout. Masks are those that the run found by rewinding to its own
     step, whatever k is; the paper finds masks for each k anew, which takes a run for each. If the training data do not
-    end within one training, as when they repeat, only the test error is measured.
-
-    `lottery.analysis.connectivity` reads the results.
+    end within one training, as when they repeat, only the test error is measured. `lottery.analysis.connectivity` reads
+    the results.
 
     Args:
         run: The run's folder; everything is stored below it as soon as it is trained or measured.
-        rounds: Which rounds; by default every complete round, the dense network included.
+        rounds: By default every complete round, the dense network included.
         steps: The steps k; by default the run's rewind step.
-        replicate: Which replicate; all by default.
+        replicate: All by default.
         line: The points to evaluate; a stored path with more points is kept.
         ingredients: The objects that were passed to the run.
         execution: How to train; its workers and TensorBoard play no part.
@@ -61,8 +60,7 @@ def connect(
     """
     path = Path(run)
     settings = store.read_experiment(path)
-    steps = _steps(settings, steps)
-    alphas = line.alphas
+    steps, alphas = _steps(settings, steps), line.alphas
     chosen = branching.stored_rounds(path, settings, rounds, replicate)
     wanted = [Siblings(path, settings, *place, step) for place in chosen for step in steps]
     if any(siblings.round.record["final_test_accuracy"] is None for siblings in wanted):
@@ -92,8 +90,8 @@ def connect(
         report = progress.tallied(report, {(folder, *network): span for network, span in spans.items()})
         report, every = rounds_module.while_there(path, report), execution.checkpoint_every or Every()
         training = Training(folder, prepared, report, every, asked)
-        for _, group in itertools.groupby(wanted, lambda siblings: siblings.replicate):
-            own = list(group)
+        walk = functools.partial(interpolation.path, evaluations=evaluations, alphas=alphas, recompute=again)
+        for own in _by_replicate(wanted):
             if _missing_steps(own):
                 _store_states(training, own)
                 _check_networks(own)
@@ -101,16 +99,15 @@ def connect(
                 for order in siblings.missing():
                     _train(training, siblings, order)
                 if siblings in todo:
-                    _measure(training, siblings, evaluations, again, alphas)
+                    _measure(training, siblings, walk, again is not None)
 
 
 def _steps(settings: config.Experiment, steps: Sequence[int]) -> list[int]:
     if settings.rewind.mode != "weights":
         raise unknown("rewind.mode of a run whose networks are to be connected", settings.rewind.mode, ["weights"])
-    last = settings.train.num_steps
     for step in steps:
-        if not 0 <= step < last:
-            raise LotteryError(f"steps: received {step}, allowed are 0 to {last - 1}.")
+        if not 0 <= step < settings.train.num_steps:
+            raise LotteryError(f"steps: received {step}, allowed are 0 to {settings.train.num_steps - 1}.")
     return sorted(set(steps)) or [settings.rewind.step]
 
 
@@ -120,7 +117,7 @@ def _check_orders(prepared: Prepared) -> None:
 
     if not isinstance(prepared.data, Streams):
         return
-    words = [connectivity_files.seed_words(prepared.experiment, 1, order) for order in ORDERS]
+    words = (connectivity_files.seed_words(prepared.experiment, 1, order) for order in ORDERS)
     first, second = (tf.nest.flatten(next(prepared.trainer.loop.batches(each)(1)[0])) for each in words)
     if all(np.array_equal(np.array(one), np.array(other)) for one, other in zip(first, second, strict=True)):
         raise LotteryError(
@@ -139,6 +136,10 @@ def _check_networks(wanted: Sequence[Siblings]) -> None:
                     raise LotteryError(f"{str(network.folder)!r}: {why} Delete it to have it trained again.")
 
 
+def _by_replicate(wanted: Sequence[Siblings]) -> list[list[Siblings]]:
+    return [list(group) for _, group in itertools.groupby(wanted, lambda siblings: siblings.replicate)]
+
+
 def _missing_steps(own: Sequence[Siblings]) -> list[int]:
     """List the steps of a replicate's dense network that are not stored."""
     return sorted({siblings.step for siblings in own if not siblings.state_file.exists()})
@@ -147,13 +148,12 @@ def _missing_steps(own: Sequence[Siblings]) -> list[int]:
 def _spans(wanted: Sequence[Siblings]) -> dict[Network, tuple[int, int]]:
     """Give the first and last step of each network to train: dense networks up to the last missing step, siblings."""
     spans: dict[Network, tuple[int, int]] = {}
-    for replicate, group in itertools.groupby(wanted, lambda siblings: siblings.replicate):
-        own = list(group)
+    for own in _by_replicate(wanted):
         if missing := _missing_steps(own):
-            spans[replicate, 0, f"to_step_{missing[-1]}"] = 0, missing[-1]
+            spans[own[0].replicate, 0, f"to_step_{missing[-1]}"] = 0, missing[-1]
         for one in own:
             for order in one.missing():
-                spans[replicate, one.index, one.branch(order)] = one.step, one.experiment.train.num_steps
+                spans[one.replicate, one.index, one.branch(order)] = one.step, one.experiment.train.num_steps
     return spans
 
 
@@ -207,12 +207,10 @@ def _with_noise(training: Training, siblings: Siblings, order: int) -> Training:
     """Draw the first states of generators that the model does not hold anew for the second order of the data."""
     if order == 1:
         return training
-
-    def draw(name: str, value: np.ndarray) -> np.ndarray:
-        # Names count the models that a process has built, so they must not decide what is drawn.
-        return siblings.redrawn(order, "", value) if connectivity_files.is_generator(name) else value
-
-    trainer = training.prepared.trainer.redrawn(draw)
+    # Names count the models that a process has built, so they must not decide what is drawn.
+    trainer = training.prepared.trainer.redrawn(
+        lambda name, value: siblings.redrawn(order, "", value) if connectivity_files.is_generator(name) else value
+    )
     return dataclasses.replace(training, prepared=dataclasses.replace(training.prepared, trainer=trainer))
 
 
@@ -225,20 +223,14 @@ def _is_measured(siblings: Siblings, recomputed: bool, num_points: int) -> bool:
     return record["num_points"] >= num_points and not siblings.misfit(record["networks"])
 
 
-def _measure(
-    training: Training,
-    siblings: Siblings,
-    evaluations: Mapping[str, Callable[[], Logs]],
-    recompute: Callable[[], None] | None,
-    alphas: np.ndarray,
-) -> None:
+def _measure(training: Training, siblings: Siblings, walk: Callable[..., list[Row]], recomputed: bool) -> None:
     """Evaluate and store the path between two siblings."""
     trainer, (one, other) = training.prepared.trainer, (siblings.network(order) for order in ORDERS)
     trainer.set_masks(one.masks)
-    rows = interpolation.path(trainer.model, one.weights, other.weights, evaluations, alphas, recompute)
-    connectivity_files.write_path(siblings.path_file(recompute is not None), rows, siblings.digests())
-    tested = [row for row in rows if row[1] == "test"]
-    found = connectivity.error_barrier([row[0] for row in tested], [row[3] for row in tested])
+    rows = walk(trainer.model, one.weights, other.weights)
+    connectivity_files.write_path(siblings.path_file(recomputed), rows, siblings.digests())
+    alphas, errors = zip(*((alpha, error) for alpha, split, _, error in rows if split == "test"), strict=True)
+    found = connectivity.error_barrier(alphas, errors)
     training.report(
         progress.Note(
             f"Replicate {siblings.replicate}, round {siblings.index}, step {siblings.step}: the test-error barrier is "

@@ -29,15 +29,7 @@ MOST_OPEN = 3
 
 @dataclass(frozen=True)
 class Execution:
-    """How networks are trained. None of it changes bits.
-
-    Attributes:
-        workers: The number of processes, or a `cluster.Ray`; None for as many as this machine has room for.
-        checkpoint_every: How often a network in training is checkpointed; None for at most 60 seconds of work at risk.
-        report: Receives everything that happens; None shows it on standard error.
-        tensorboard: Also write for TensorBoard, into the run's folder; see `lottery.runs.tensorboard`.
-        asked: Returns the signal that requested a stop, or 0; None heeds SIGINT and SIGTERM.
-    """
+    """How networks are trained; see `lottery.api.ExecutionOptions`. None of it changes bits."""
 
     workers: int | cluster.Ray | None = 1
     checkpoint_every: Every | None = None
@@ -63,45 +55,25 @@ class Execution:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything it takes to train networks of a run; no live object, so that another process can receive it.
-
-    Attributes:
-        path: The run's folder.
-        experiment: The experiment; for a transfer, the one with the other data.
-        num_threads: The number of threads to compute with.
-        data_sha256: The digest of the data.
-        ingredients: The caller's objects.
-        branch: The branch, if it is not one of `branches.BRANCHES`.
-        details: Entries to add to the records of branches.
-        every: How often a network in training is checkpointed.
-        states: Steps of the dense network at which other runs of a sweep need its state.
-        away: True if versions and the processor may differ where it is trained.
-    """
+    """Everything it takes to train networks of a run; no live object, so that another process can receive it."""
 
     path: Path
-    experiment: config.Experiment
+    experiment: config.Experiment  # for a transfer, the one with the other data
     num_threads: int
     data_sha256: str
     ingredients: Ingredients = field(default_factory=Ingredients)
-    branch: branches.BranchFunction | None = None
-    details: Mapping[str, Any] | None = None
+    branch: branches.BranchFunction | None = None  # if it is not one of `branches.BRANCHES`
+    details: Mapping[str, Any] | None = None  # entries to add to the records of branches
     every: Every | None = None
-    states: tuple[int, ...] = ()
-    away: bool = False
+    states: tuple[int, ...] = ()  # steps of the dense network at which other runs of a sweep need its state
+    away: bool = False  # versions and the processor may differ where it is trained
 
 
 @dataclass
 class Worker:
-    """A process that trains networks; it holds the models and data of the runs that it trained last.
+    """A process that trains networks; it holds the models and data of the runs that it trained last."""
 
-    Attributes:
-        recipes: By the folder of a run, how to train its networks.
-        report: Receives everything that happens.
-        asked: Returns the signal that requested a stop, or 0.
-        prepared: Everything that is prepared already, by the folder of a run.
-    """
-
-    recipes: Mapping[Path, Recipe]
+    recipes: Mapping[Path, Recipe]  # by the folder of a run, as `prepared`
     report: progress.Report
     asked: stopping.Asked
     prepared: dict[Path, Prepared] = field(default_factory=dict)
@@ -156,14 +128,10 @@ def carry_out(
     prepared: Mapping[Path, Prepared] | None = None,
     copies: Mapping[Task, Task] | None = None,
 ) -> None:
-    """Train networks.
+    """Train networks, by priority.
 
     Args:
-        recipes: By the folder of a run, how to train its networks.
-        tasks: The networks, by priority.
-        execution: Says where to train them.
         report, asked: Of `Execution.started`.
-        prepared: Everything that is prepared in this process already, by the folder of a run.
         copies: Networks that are copied and not trained, each with its original.
 
     Raises:
@@ -178,9 +146,8 @@ def carry_out(
     report = progress.tallied(report, spans)
     with contextlib.ExitStack() as stack:
         if isinstance(execution.workers, cluster.Ray):
-            away = {run: _away(recipe) for run, recipe in recipes.items()}
             threads = {run: recipe.num_threads for run, recipe in recipes.items()}
-            make = functools.partial(trainer, away)
+            make = functools.partial(trainer, {run: _away(recipe) for run, recipe in recipes.items()})
             engine = stack.enter_context(cluster.joined(execution.workers, make, threads, report))
             tasks = scheduler.by_priority(tasks)
         elif (num := _num_workers(execution.workers, recipes, trained or tasks, report, prepared)) > 1:
@@ -191,7 +158,16 @@ def carry_out(
             stack.callback(worker.close)
             engine = scheduler.here(worker.train)
         if copies:
-            engine = _copying(engine, recipes, copies)
+
+            def copy(task: Task) -> None:
+                original = copies[task]
+                shared_prefix.copy_network(task, original, recipes[task.run].experiment)
+                report(progress.Note(f"{scheduler.named(task)} of {task.run} is that of {original.run}."))
+
+            copier, other = scheduler.here(copy), engine.submit
+            engine = dataclasses.replace(
+                engine, submit=lambda task: copier.submit(task) if task in copies else other(task)
+            )
         scheduler.launch(tasks, engine, report, asked, {task: [original] for task, original in copies.items()})
 
 
@@ -220,8 +196,7 @@ def _num_workers(
     prepared: Mapping[Path, Prepared],
 ) -> int:
     """Decide in how many processes to train on this machine, and report it if there are several."""
-    cores, threads = loky.cpu_count(), max(recipe.num_threads for recipe in recipes.values())
-    chosen = ""
+    threads, chosen = max(recipe.num_threads for recipe in recipes.values()), ""
     if workers is None:
         macs, spans = None, [rounds.span(recipes[task.run].experiment, task.network) for task in tasks]
         if prepared:
@@ -236,25 +211,14 @@ def _num_workers(
     workers = max(1, min(workers, len(tasks)))
     if workers > 1:
         each = f"{workers} networks are trained at the same time, on {threads} thread{'s' if threads > 1 else ''} each"
-        report(progress.Note(f"{each}, of {cores} cores{chosen}."))
+        report(progress.Note(f"{each}, of {loky.cpu_count()} cores{chosen}."))
     return workers
-
-
-def _copying(engine: scheduler.Engine, recipes: Mapping[Path, Recipe], copies: Mapping[Task, Task]) -> scheduler.Engine:
-    """Make an engine that copies the networks that have an original, and trains the others with `engine`."""
-
-    def copy(task: Task) -> None:
-        shared_prefix.copy_network(task, copies[task], recipes[task.run].experiment)
-        engine.happened.put(progress.Note(f"{scheduler.named(task)} of {task.run} is that of {copies[task].run}."))
-
-    copier = scheduler.here(copy)
-    return dataclasses.replace(engine, submit=lambda one: (copier if one in copies else engine).submit(one))
 
 
 def _away(recipe: Recipe) -> Recipe:
     """Make a recipe for another machine, where relative paths begin elsewhere."""
-    recipe = dataclasses.replace(recipe, away=True, path=recipe.path.absolute())
-    if not recipe.experiment.data.path:
-        return recipe
-    data = recipe.experiment.data.model_copy(update={"path": str(Path(recipe.experiment.data.path).absolute())})
-    return dataclasses.replace(recipe, experiment=recipe.experiment.model_copy(update={"data": data}))
+    experiment = recipe.experiment
+    if experiment.data.path:
+        data = experiment.data.model_copy(update={"path": str(Path(experiment.data.path).absolute())})
+        experiment = experiment.model_copy(update={"data": data})
+    return dataclasses.replace(recipe, away=True, path=recipe.path.absolute(), experiment=experiment)

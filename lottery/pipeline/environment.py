@@ -1,7 +1,6 @@
 """Versions, processor, threads and commit that a run is computed with; bits depend on them, so they are recorded."""
 
 import contextlib
-import json
 import math
 import os
 import platform
@@ -36,14 +35,8 @@ def begin_threads(experiment: config.Experiment, recorded: int = 0) -> int:
     """Set TensorFlow's number of threads, and return it.
 
     A new run uses what the experiment says; else its part of the cores, as if all replicates and their controls trained
-    side by side, for bits must not depend on how many do; else what TensorFlow already has.
-
-    Args:
-        experiment: The experiment.
-        recorded: The number that the run began with; 0 for a new run.
-
-    Raises:
-        LotteryError: TensorFlow has begun with another number in this process.
+    side by side, for bits must not depend on how many do; else what TensorFlow already has. A run that resumes uses
+    the number `recorded`; see `use_threads` for errors.
     """
     if recorded or experiment.run.num_threads:
         return use_threads(recorded or experiment.run.num_threads)
@@ -80,9 +73,9 @@ def workers_for(num_threads: int, spans: Sequence[tuple[int, int]], macs: float 
     """Choose the number of processes that train networks on this machine.
 
     Args:
-        num_threads: Threads of each.
+        num_threads: Threads of each process.
         spans: First and last step of each network.
-        macs: Multiplications for one example, if known.
+        macs: Multiply-adds of one example, if known.
         batch_size: Examples of a step.
     """
     import tensorflow as tf
@@ -101,21 +94,12 @@ def threads_of_like_runs(out: str | Path, experiment: config.Experiment) -> int:
     to compute. So runs are compared without the values that the model and data decide.
     """
 
-    def decided(one: config.Experiment) -> str:
-        tables = one.model_dump(mode="json")
-        for section, key in (
-            ("model", "fingerprint"),
-            ("model", "name"),
-            ("train", "optimizer"),
-            ("train", "learning_rate"),
-        ):
-            del tables[section][key]
-        return json.dumps(tables | {"data": None}, sort_keys=True)
-
+    by_model_and_data = {"data": True, "model": {"fingerprint", "name"}, "train": {"optimizer", "learning_rate"}}
+    wanted = experiment.model_dump(exclude=by_model_and_data)
     for path in store.runs(out):
         try:
             like = store.read_experiment(path)
-            if decided(like) == decided(experiment) and not store.is_complete(path, like):
+            if like.model_dump(exclude=by_model_and_data) == wanted and not store.is_complete(path, like):
                 return int(store.read_environment(path).get("num_threads", 0))
         except LotteryError:  # a damaged run is another matter
             continue
@@ -141,13 +125,6 @@ def check_devices(run: Path, model: Any) -> None:
 def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | Streams, num_threads: int) -> list[str]:
     """Write ``environment.json`` when a run begins; compare with it when the run resumes.
 
-    Args:
-        run: The run's folder.
-        experiment: The experiment.
-        model: The model, whose architecture, unpruned weights and multiply-adds are recorded.
-        data: The data.
-        num_threads: The number of threads.
-
     Returns:
         Sentences that a person should read.
 
@@ -160,10 +137,13 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
         check_devices(run, model)
         notes = [f"The run began with {other}, so bits may differ." for other in differences(stored)]
         return ["This run began before; it resumes where it stopped.", *notes]
+    scaling = None  # of inputs that are used as they are
+    if isinstance(data, Splits) and data.train.x.dtype == np.uint8:
+        scaling = {"mean": data.mean.tolist(), "deviation": data.standard_deviation.tolist()}
     now = {
         "digest": config.digest(experiment),
         "data_sha256": data.fingerprint,
-        "scaling": _scaling(data),
+        "scaling": scaling,
         "num_threads": num_threads,
         "num_devices": mirrored.num_devices(model),
         **_versions(),
@@ -219,13 +199,6 @@ def _quiet() -> Iterator[None]:
             aside.seek(0)
             os.write(2, aside.read())
             raise
-
-
-def _scaling(data: Splits | Streams) -> dict[str, Any] | None:
-    """Return mean and standard deviation that standardise the network's inputs; None if they are used as they are."""
-    if isinstance(data, Streams) or data.train.x.dtype != np.uint8:
-        return None
-    return {"mean": data.mean.tolist(), "deviation": data.standard_deviation.tolist()}
 
 
 def _processor() -> str:

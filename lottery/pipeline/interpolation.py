@@ -27,7 +27,7 @@ Arrays = Mapping[str, np.ndarray]  # every variable of a network, by name
 class Line:
     """How to walk the straight line between two networks.
 
-    Attributes:
+    Args:
         num_points: Networks to evaluate on the line, evenly apart, its ends included.
         recompute: Measure the statistics of BatchNormalization layers anew at each point (see `recomputed`), instead of
             interpolating them like weights.
@@ -38,11 +38,7 @@ class Line:
 
     @property
     def alphas(self) -> np.ndarray:
-        """The places of the points, from 0 to 1.
-
-        Raises:
-            LotteryError: There is no point between the ends.
-        """
+        """The places of the points, from 0 to 1; a `LotteryError` if there is none between the ends."""
         if self.num_points < 3:
             raise LotteryError(
                 f"num_points: received {self.num_points}, allowed are 3 or more, the two ends among them."
@@ -56,24 +52,19 @@ def between(one: Arrays, other: Arrays, alpha: float) -> dict[str, np.ndarray]:
     It is computed in float64 and rounded to the type of each variable once. The ends are the networks themselves, bit
     by bit, and an entry in which they agree is the same everywhere between. Variables that are not floating, such as
     counters and the states of random layers, are those of the first network, except at alpha 1.
-
-    Raises:
-        LotteryError: The two are not of the same network, or alpha is outside [0, 1].
     """
     if not 0 <= alpha <= 1:
         raise LotteryError(f"alpha: received {alpha}, allowed is 0 to 1.")
     wrong = sorted(set(one) ^ set(other)) or [name for name in one if np.shape(one[name]) != np.shape(other[name])]
     if wrong:
         raise LotteryError(f"The two networks must have the same variables and shapes; see {wrong[0]!r}.")
-    found = {}
-    for name in one:
-        value = np.array(other[name] if alpha == 1 else one[name])
+    found = {name: np.array(value) for name, value in (other if alpha == 1 else one).items()}
+    for name, value in found.items():
         if 0 < alpha < 1 and "float" in value.dtype.name:
             first, second = value.astype(np.float64), np.asarray(other[name], np.float64)
             with np.errstate(invalid="ignore"):  # infinity minus itself, where the two agree
                 mixed = np.where(first == second, first, (1 - alpha) * first + alpha * second)
-            value = mixed.astype(value.dtype)
-        found[name] = value
+            found[name] = mixed.astype(value.dtype)
     return found
 
 
@@ -85,20 +76,10 @@ def path(
     alphas: Iterable[float],
     recompute: Callable[[], None] | None = None,
 ) -> list[Row]:
-    """Evaluate the networks at some places between two networks.
-
-    Args:
-        model: A model of the same architecture. It is left with the weights of the last place.
-        one, other: The two networks.
-        evaluations: By split, a function that returns what the model reports; such as `loop.Loop.evaluations`.
-        alphas: The places, in [0, 1].
-        recompute: Called at each place before the model is evaluated; see `recomputed`.
+    """Evaluate the networks at some places between two networks of a model, which keeps the weights of the last.
 
     Returns:
         Rows of alpha, split, loss and error, which is 1 - accuracy. A loss may be infinite or NaN.
-
-    Raises:
-        LotteryError: The model reports no accuracy, or the two do not fit it.
     """
     rows = []
     for alpha in alphas:
@@ -147,30 +128,23 @@ def barrier(
     options = {"batch_size": STATISTICS_BATCH} if len(parts) > 1 else {}
     recompute = None
     if statistics is not None:
-        drawn = _drawn(len(statistics))
-        recompute = recomputed(model, lambda: (statistics[at] for at in drawn))
+        recompute = recomputed(model, lambda: (statistics[at] for at in _drawn(len(statistics))))
     try:
         evaluate = {"test": lambda: model.evaluate(*parts, verbose=0, return_dict=True, **options)}
         rows = path(model, first, second, evaluate, alphas, recompute)
     finally:
         weights.assign(model, before)
     points = [(alpha, loss, error) for alpha, _, loss, error in rows]
-    return {**connectivity.error_barrier([row[0] for row in rows], [row[3] for row in rows]), "points": points}
+    return {**connectivity.error_barrier([row[0] for row in points], [row[2] for row in points]), "points": points}
 
 
 def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[], None] | None:
     """Make a function that measures the statistics of BatchNormalization layers for the weights that a model has.
 
     The mean of two networks' statistics is not the statistics of their mean, and an error barrier may be nothing but
-    that: Jordan et al. 2023, https://arxiv.org/abs/2211.08403. The model computes each batch as in training (with
-    dropout, if it has any), and its layers keep the mean of the batches' statistics. Frozen layers keep theirs.
-
-    Args:
-        model: A built Keras 3 or tf_keras model.
-        batches: Returns the inputs, batch by batch.
-
-    Returns:
-        The function; None if the model has no such layer.
+    that: Jordan et al. 2023, https://arxiv.org/abs/2211.08403. The model computes each batch of inputs as in training
+    (with dropout, if it has any), and its layers keep the mean of the batches' statistics. Frozen layers keep theirs.
+    A model without such layers gives None.
     """
     import tensorflow as tf
 
@@ -229,10 +203,10 @@ def evaluations(loop: Loop, data: Splits | Streams, most: int) -> dict[str, Call
 
     A data set of unknown length counts as endless if it has more than `most` batches.
     """
-    test = {"test": loop.evaluations["test"]}
-    if isinstance(data, Streams) and not _is_finite(data.train(), most):
-        return test
-    return {"train": evaluation(loop.model, data, "train", loop.examined), **test}
+    found = {"test": loop.evaluations["test"]}
+    if isinstance(data, Splits) or _is_finite(data.train(), most):
+        found = {"train": evaluation(loop.model, data, "train", loop.examined), **found}
+    return found
 
 
 def _drawn(num_examples: int) -> Sequence[np.ndarray]:

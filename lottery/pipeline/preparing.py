@@ -28,15 +28,7 @@ OF_RATES = ("rate", "rates", "final_density")  # keys of ``[prune]`` that a sche
 
 @dataclass(frozen=True)
 class Ingredients:
-    """Objects that a caller passes where an experiment has names.
-
-    Attributes:
-        model: A function that builds the model.
-        data: Data; see `data.given`.
-        criterion: A function from `criteria.CriterionInputs` to scores by weight.
-        schedule: A function from a round to a density; see `schedules.Schedule`.
-        enforcement: A context manager function; see `enforcement.Enforcement`.
-    """
+    """Objects that a caller passes where an experiment has names; see `lottery.run` and `lottery.api.Options`."""
 
     model: Callable[[], Any] | None = None
     data: Any = None
@@ -47,24 +39,15 @@ class Ingredients:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything a run needs to train.
+    """Everything a run needs to train."""
 
-    Attributes:
-        experiment: The experiment, completed with what the caller's objects decide.
-        build: Builds the model, with initial weights drawn anew.
-        data: The data.
-        trainer: Trains every network, with one model.
-        criterion: Scores weights.
-        notes: Sentences that a person should read.
-        initial: By replicate, every variable at step 0, where it is drawn already.
-    """
-
-    experiment: config.Experiment
-    build: Callable[[], Any]
+    experiment: config.Experiment  # completed with what the caller's objects decide
+    build: Callable[[], Any]  # builds the model, with initial weights drawn anew
     data: Splits | Streams
     trainer: Trainer
     criterion: criteria.Criterion
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # sentences that a person should read
+    # By replicate, every variable at step 0, where it is drawn already.
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
 
@@ -81,11 +64,7 @@ def open_run(
 
     Args:
         stack: Closes the run.
-        path: The run's folder.
-        experiment: Its experiment.
-        ingredients: The caller's objects.
         num_threads: The number of threads for a new run; 0 to choose.
-        prepared: Everything the run needs, if it is prepared already.
         transfer: The experiment to prepare instead, with other data.
 
     Returns:
@@ -118,19 +97,13 @@ def check_complete(path: Path, experiment: config.Experiment) -> None:
         environment.check_data(path, data.load(experiment.data).fingerprint)
 
 
-def prepare(
-    experiment: config.Experiment,
-    ingredients: Ingredients = Ingredients(),
-    replicate: int = 1,
-) -> Prepared:
+def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredients(), replicate: int = 1) -> Prepared:
     """Load the data, build and compile the model, and check that everything fits together.
 
     A model of the caller's own is built twice: for the trainer, and with the initial weights of a replicate, which
     shows that the function builds new layers each time.
 
     Args:
-        experiment: The experiment.
-        ingredients: Objects instead of names.
         replicate: The replicate that is trained first.
 
     Raises:
@@ -169,8 +142,8 @@ def with_functions(experiment: config.Experiment, ingredients: Ingredients) -> c
         ("run", "enforcement", ingredients.enforcement),
     ):
         if function is not None:
-            about = {key: GIVEN, "fingerprint": fingerprint.of_function(function)}
-            tables[section] = tables.get(section, {}) | about
+            known = {key: GIVEN, "fingerprint": fingerprint.of_function(function)}
+            tables[section] = tables.get(section, {}) | known
         elif getattr(getattr(experiment, section), key) == GIVEN:
             raise LotteryError(
                 f'{section}.{key} = "given" stands for a function passed to lottery.run(..., {key}=...); pass it '
@@ -201,9 +174,8 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
 
     strategy = mirrored.strategy_of(built)
     if strategy is not None and experiment.run.strategy == "none":
-        raise LotteryError(
-            'The model is made under a strategy of its own; leave it out, and set run.strategy = "mirrored".'
-        )
+        why = "The model is made under a strategy of its own"
+        raise LotteryError(f'{why}; leave it out, and set run.strategy = "mirrored".')
     inputs, schedule_step = example_batch(loaded)[0], compiling.step_variable()
     compiling.compile_model(built, experiment.train, inputs, schedule_step)
     if isinstance(loaded, Splits):
@@ -212,11 +184,9 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     enforce = ingredients.enforcement or ENFORCEMENTS[experiment.run.enforcement]
     trainer = Trainer(built, loaded, experiment.train, enforce, schedule_step, experiment.data.augment)
     # Everybody expects vectors to stay (biases, statistics, seeds); a tensor that stays is worth a line.
-    shapes = {name: variable.shape for name, variable in weights.variables(built).items()}
-    skipped = {
-        name: why for name, why in weights.unprunable(built).items() if len(shapes[name]) > 1 and why != "a bias"
-    }
-    notes = [f"{name} is not pruned: {why}." for name, why in skipped.items()]
+    skipped, variables = weights.unprunable(built).items(), weights.variables(built)
+    unexpected = [(name, why) for name, why in skipped if len(variables[name].shape) > 1 and why != "a bias"]
+    notes = [f"{name} is not pruned: {why}." for name, why in unexpected]
     if unrepeatable := trainer.loop.examined.unrepeatable:
         notes.append(
             f"The model draws random numbers by {', '.join(unrepeatable)}, which nothing can restore: "
@@ -281,21 +251,21 @@ def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
 
     The batch is the first `prune.num_examples` examples of the training data in an order drawn for the replicate.
     """
-    experiment = prepared.experiment
+    experiment, data = prepared.experiment, prepared.data
+    words = (experiment.run.seed, replicate, randomness.SCORES)
     with precision.left_aside():  # gradients in half precision would be zero where they are small
         model = build_model(prepared.build, _initial_seed(experiment, replicate))
-    compiling.compile_model(model, experiment.train, example_batch(prepared.data)[0])
-    wanted = experiment.prune.num_examples
-    if isinstance(prepared.data, Splits):
-        wanted = min(wanted, len(prepared.data.train))
-        words = (experiment.run.seed, replicate, randomness.SCORES)
-        (positions,) = randomness.batches(len(prepared.data.train), wanted, words)(1)
-        x, y = prepared.data.train.x[positions], prepared.data.train.y[positions]
-        return criteria.Network(model, scaler(prepared.data)(x), y, prepared.build)
-    import keras
+    compiling.compile_model(model, experiment.train, example_batch(data)[0])
+    if isinstance(data, Splits):
+        wanted = min(experiment.prune.num_examples, len(data.train))
+        (positions,) = randomness.batches(len(data.train), wanted, words)(1)
+        x, y = scaler(data)(data.train.x[positions]), data.train.y[positions]
+    else:
+        import keras
 
-    keras.utils.set_random_seed(randomness.seed_for(experiment.run.seed, replicate, randomness.SCORES))
-    x, y, *_ = next(iter(prepared.data.train().unbatch().batch(wanted)))  # leaves out weights of examples
+        keras.utils.set_random_seed(randomness.seed_for(*words))
+        # Leaves out weights of examples.
+        x, y, *_ = next(iter(data.train().unbatch().batch(experiment.prune.num_examples)))
     return criteria.Network(model, x, y, prepared.build)
 
 
@@ -305,11 +275,8 @@ def ends_of_epochs(prepared: Prepared) -> list[int]:
     if not isinstance(prepared.data, Splits):
         raise LotteryError("early_bird needs data of a known length, as arrays; a tf.data.Dataset has none.")
     size = len(prepared.data.train)
-    ends = [
-        -(-size * epoch // settings.batch_size)
-        for epoch in range(1, settings.num_steps * settings.batch_size // size + 1)
-    ]
-    return [step for step in ends if step <= settings.num_steps]
+    num_epochs = settings.num_steps * settings.batch_size // size
+    return [-(-size * epoch // settings.batch_size) for epoch in range(1, num_epochs + 1)]
 
 
 def _notes_on_devices(model: Any, strategy: Any) -> list[str]:
@@ -348,8 +315,7 @@ def _compiled_with(model: Any, settings: Train) -> Mapping[str, Any]:
             "compile the model with what you want."
         )
     rate = model.optimizer.learning_rate
-    rate = np.asarray(rate(0) if callable(rate) else rate)
-    return {"optimizer": COMPILED, "learning_rate": float(rate)}
+    return {"optimizer": COMPILED, "learning_rate": float(np.asarray(rate(0) if callable(rate) else rate))}
 
 
 def _builder(experiment: config.Experiment, loaded: Splits | Streams) -> Callable[[], Any]:

@@ -48,11 +48,7 @@ def listed() -> list[dict[str, Any]]:
 
 
 def copied(name: str, to: Path) -> Path:
-    """Copy a preset to a file or into a folder, and return the path of the copy.
-
-    Raises:
-        LotteryError: There is no such preset, or the file exists.
-    """
+    """Copy a preset to a new file or into a folder, and return the path of the copy."""
     source = named(name)
     target = to / source.name if to.is_dir() else to
     if target.exists():
@@ -64,15 +60,9 @@ def copied(name: str, to: Path) -> Path:
 def smoke_test(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.ndarray, ...]]:
     """Shrink an experiment to seconds. It goes through the same code, and shows nothing about tickets.
 
-    Args:
-        experiment: Any experiment on a data set with a name.
-
     Returns:
         Its tables, named ``...-smoke``, with fewer rounds and replicates, smaller batches, and all that counts steps
         in proportion; and made-up data of the same shape: four arrays, as `lottery.run` takes them.
-
-    Raises:
-        LotteryError: The shape of its data is unknown.
     """
     if experiment.data.name not in SHAPES:
         known = ", ".join(SHAPES)

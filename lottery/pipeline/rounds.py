@@ -1,7 +1,7 @@
 """The algorithm, train, prune, rewind and again; and the branches from its rounds."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 
 from lottery import config, files, masks, progress, randomness, stopping, weights
 from lottery.errors import LotteryError, StorageError
+from lottery.executors.scheduler import Task, named
 from lottery.masks import Masks
 from lottery.models.library import reason
 from lottery.pipeline import preparing
@@ -26,104 +27,54 @@ EARLY_MASKS, EARLY_DISTANCE = 5, 0.1  # You et al. 2020, https://arxiv.org/abs/1
 
 @dataclass(frozen=True)
 class Training:
-    """The training of a run's networks in this process.
+    """The training of a run's networks in this process."""
 
-    Attributes:
-        path: The run's folder.
-        prepared: Everything the networks need.
-        report: Receives everything that happens.
-        every: How often a network in training is checkpointed.
-        asked: Returns the signal that requested a stop, or 0.
-        states: Steps of the dense network at which other runs of a sweep need its state.
-        initial: By replicate, every variable at step 0, once it is compared with the stored file.
-    """
-
-    path: Path
+    path: Path  # the run's folder
     prepared: Prepared
     report: progress.Report
     every: Every = field(default_factory=Every)
     asked: stopping.Asked = stopping.never
-    states: tuple[int, ...] = ()
+    states: tuple[int, ...] = ()  # steps of the dense network at which other runs of a sweep need its state
+    # By replicate, every variable at step 0, once it is compared with the stored file.
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Functions that see a network while it trains.
+    """Functions that see a network while it trains."""
 
-    Attributes:
-        at: By step, a function that is called with every variable after that step.
-        memory: Arrays that these functions write, a part of every checkpoint.
-        stage: The name of a training that comes before the network's own, for a checkpoint of its own.
-    """
-
-    at: Mapping[int, Callable[[dict[str, np.ndarray]], None]]
-    memory: dict[str, np.ndarray] = field(default_factory=dict)
-    stage: str = ""
-
-
-def find_ticket(
-    prunable: Arrays,
-    train: Callable[[int, Masks, Arrays], Trained],
-    prune: Callable[[int, Arrays, Masks], Masks],
-    num_rounds: int,
-    last: tuple[int, Masks, Arrays] | None = None,
-) -> Iterator[tuple[int, Masks, Trained]]:
-    """Iterative magnitude pruning with rewinding, strategy 1 of Frankle & Carbin 2019, appendix B.
-
-    Args:
-        prunable: The weights that masks are for; only names and shapes matter.
-        train: Trains a round under masks; its third argument is the trained weights of the round before.
-        prune: From a round, the trained weights before it and their masks to the masks of that round.
-        num_rounds: Rounds after the dense one.
-        last: Number, masks and trained weights of a round to start after.
-
-    Yields:
-        Number, masks and trained network of each round, from round 0 or the one after `last`.
-    """
-    index, kept, before = last or (-1, masks.ones_like(prunable), {})
-    while index < num_rounds:
-        index += 1
-        if index:
-            kept = prune(index, before, kept)
-        trained = train(index, kept, before)
-        before = trained.weights
-        yield index, kept, trained
+    at: Mapping[int, Callable[[dict[str, np.ndarray]], None]]  # by step, called with every variable after it
+    memory: dict[str, np.ndarray] = field(default_factory=dict)  # arrays that they write, a part of every checkpoint
+    stage: str = ""  # the name of a training that comes before the network's own, for a checkpoint of its own
 
 
 def train_chain(training: Training, replicate: int, last: int) -> None:
-    """Train the rounds of a replicate that are not stored yet, up to round `last`."""
-    experiment = training.prepared.experiment
-    initial = initial_state(training, replicate)
-    prunable = {name: initial[name] for name in training.prepared.trainer.masks}
-    thresholds: dict[str, float | None] = dict.fromkeys(prunable)
-    k = experiment.rewind.step
+    """Train the rounds of a replicate that are not stored yet, up to round `last`.
 
-    def prune(index: int, before: Arrays, kept: Masks) -> Masks:
-        nonlocal thresholds
-        if not experiment.prune.iterative:  # each round is pruned in one shot, from the dense network
-            before = store.StoredRound(training.path, replicate, 0).weights
-        scores = _scores(training, replicate, index, before, kept)
-        pruned = plan.round_masks(experiment.prune, index, scores, kept)
-        thresholds = ranking.thresholds(scores, kept, pruned)
-        return pruned
-
-    def train(index: int, kept: Masks, before: Arrays) -> Trained:
+    Iterative magnitude pruning with rewinding, strategy 1 of Frankle & Carbin 2019, appendix B.
+    """
+    experiment, trainer = training.prepared.experiment, training.prepared.trainer
+    initial, k = initial_state(training, replicate), experiment.rewind.step
+    dense = masks.ones_like({name: initial[name] for name in trainer.masks})
+    index, kept, before = _last(training.path, replicate) or (-1, dense, {})
+    while index < last:
+        index += 1
         network, details = (replicate, index, store.TICKET), {}
         if index:
-            span = Span(k, schedule_step=schedule_step(experiment, index))
+            # Without iterations, each round is pruned in one shot, from the dense network.
+            scored = before if experiment.prune.iterative else store.StoredRound(training.path, replicate, 0).weights
+            scores = _scores(training, replicate, index, scored, kept)
+            pruned = plan.round_masks(experiment.prune, index, scores, kept)
+            thresholds, kept = ranking.thresholds(scores, kept, pruned), pruned
             start = rewinding.rewound(experiment.rewind.mode, _start_state(training, replicate), before, kept)
-            trained = train_network(training, network, start, kept, span)
+            trained = train_network(training, network, start, kept, Span(k, None, schedule_step(experiment, index)))
         else:
-            watch = _states_on_the_way(training)
+            thresholds, watch = dict.fromkeys(kept), _states_on_the_way(training)
             trained = train_network(training, network, initial, kept, watch=watch)
             sha256 = _store_states(training, replicate, watch, initial)
             details = {"rewind_sha256": sha256} if k else {}
         store_network(training, network, kept, trained, {"thresholds": thresholds, **details})
-        return trained
-
-    for _ in find_ticket(prunable, train, prune, last, _last(training.path, replicate)):
-        pass
+        before = trained.weights
 
 
 def train_branch(
@@ -132,14 +83,7 @@ def train_branch(
     branch: branches.BranchFunction,
     details: Mapping[str, Any] | None = None,
 ) -> None:
-    """Train a branch from a stored round.
-
-    Args:
-        training: The run.
-        network: Replicate, round, and the branch's label.
-        branch: Makes the start and the masks from the stored ticket.
-        details: Entries to add to its record.
-    """
+    """Train a branch from a stored round, and add `details` to its record."""
     experiment = training.prepared.experiment
     chosen = branch(_stored_ticket(training, network))
     _check_start(training, network[2], chosen)
@@ -161,30 +105,22 @@ def train_network(
     watch: Watch | None = None,
     words: tuple[int, ...] | None = None,
 ) -> Trained:
-    """Train one network, or resume from its checkpoint.
+    """Train one network from `start`, every variable, under the masks `kept`, or resume from its checkpoint.
 
-    Args:
-        training: The run.
-        network: Replicate, round and branch.
-        start: Every variable to start from; masked entries start at zero.
-        kept: The masks.
-        span: The first and the last step.
-        watch: Functions that see the network while it trains.
-        words: Seed words of the order of the batches; the replicate's own if None.
+    Seed `words` decide the order of the batches; None for those of the replicate.
 
     Raises:
         LotteryError: It cannot be trained; the message says which network it is.
         Stopped: A stop was requested.
     """
-    experiment, (replicate, index, branch) = training.prepared.experiment, network
+    experiment = training.prepared.experiment
     last = experiment.train.num_steps if span.last_step is None else span.last_step
     watch, reported = watch or Watch({}), 0
 
     def report(step: int, accuracy: float, row: Row | None) -> None:
         nonlocal reported
         if row is None:
-            at = _where(training, network, kept, step, accuracy, (span.first_step, last))
-            training.report(at)
+            training.report(_where(training, network, kept, step, accuracy, (span.first_step, last)))
         else:
             training.report(progress.Measured(training.path, *network, row, not reported))
             reported += 1
@@ -194,7 +130,7 @@ def train_network(
     checkpointer = Checkpointer(file, training.every, training.asked, note, watch.memory)
     try:
         return training.prepared.trainer.train(
-            start, kept, words or (experiment.run.seed, replicate, randomness.BATCHES), span, watch.at, report,
+            start, kept, words or (experiment.run.seed, network[0], randomness.BATCHES), span, watch.at, report,
             checkpointer,
         )  # fmt: skip
     except StorageError:  # says itself that the disk is at fault
@@ -206,19 +142,15 @@ def train_network(
             raise
         why = f"There is not enough memory: {error}." if isinstance(error, MemoryError) else error
         why = f"TensorFlow stopped: {reason(error)}." if isinstance(error, tf.errors.OpError) else why
-        name = "" if branch == store.TICKET else f", branch {branch}"
-        raise LotteryError(
-            f"Replicate {replicate}, round {index}{name}: {why} What was trained before is kept in "
-            f"{str(training.path)!r}."
-        ) from error
+        which = named(Task(training.path, network))
+        raise LotteryError(f"{which}: {why} What was trained before is kept in {str(training.path)!r}.") from error
 
 
 def store_network(
     training: Training, network: Network, kept: Masks, trained: Trained, details: Mapping[str, Any]
 ) -> None:
     """Store a trained network with its record, and report it."""
-    (replicate, index, branch), counts = network, masks.num_kept(kept)
-    prepared = training.prepared
+    (replicate, index, branch), counts, prepared = network, masks.num_kept(kept), training.prepared
     record = {
         "replicate": replicate, "branch": branch, "round": index,
         "density": masks.density(kept), "num_kept": sum(counts.values()),
@@ -268,21 +200,18 @@ def while_there(run: Path, report: progress.Report) -> progress.Report:
 def schedule_step(experiment: config.Experiment, index: int) -> int:
     """Return the step of its schedule at which the learning rate begins in a round.
 
-    That is the rewind step; for fine-tuning the schedule's end, so that the rate keeps its last value.
+    For fine-tuning that is the schedule's end, so that the rate keeps its last value.
     """
-    if not index:
-        return 0
-    return experiment.train.num_steps if experiment.rewind.mode == "none" else experiment.rewind.step
+    after_the_dense = experiment.train.num_steps if experiment.rewind.mode == "none" else experiment.rewind.step
+    return after_the_dense if index else 0
 
 
 def span(experiment: config.Experiment, network: Network) -> tuple[int, int]:
     """Estimate the first and the last step of a network's training before its branch says them."""
     (_, index, branch), last = network, experiment.train.num_steps
     known = branches.find(branch)
-    starts = known.starts if known else "rewind"
-    if starts == "end":
-        return last, last
-    return experiment.rewind.step if index and starts == "rewind" else 0, last
+    first = {"initial": 0, "rewind": experiment.rewind.step if index else 0, "end": last}
+    return first[known.starts if known else "rewind"], last
 
 
 def _where(
@@ -312,8 +241,7 @@ def _start_state(training: Training, replicate: int) -> dict[str, np.ndarray]:
 def _scores(training: Training, replicate: int, index: int, trained: Arrays, kept: Masks) -> dict[str, np.ndarray]:
     """Score the weights that round `index` is about to prune."""
     experiment = training.prepared.experiment
-    initial = files.read_arrays(store.start_path(training.path, replicate))
-    network = None
+    initial, network = files.read_arrays(store.start_path(training.path, replicate)), None
     if not plan.is_repeatable(experiment.prune):
         network = preparing.scoring_network(training.prepared, replicate)
         weights.assign(network.model, _start_state(training, replicate))
@@ -335,16 +263,16 @@ def _states_on_the_way(training: Training) -> Watch:
 
 def _store_states(training: Training, replicate: int, watch: Watch, initial: Arrays) -> str:
     """Store the states that were watched, and return the fingerprint of the one to rewind to."""
-    sha256 = ""
+    rewind_sha256 = ""
     for step in watch.at:
         state = {name: watch.memory[f"{step}/{name}"] for name in initial}
+        sha256 = weights.fingerprint(state)
         if step == training.prepared.experiment.rewind.step:
-            sha256 = weights.fingerprint(state)
+            rewind_sha256 = sha256
             files.write(store.start_path(training.path, replicate, step), files.pack_arrays(state))
         else:  # its checksum is in no record
-            known = {"sha256": weights.fingerprint(state)}
-            files.write(store.state_path(training.path, replicate, step), files.pack_arrays(state, known))
-    return sha256
+            files.write(store.state_path(training.path, replicate, step), files.pack_arrays(state, {"sha256": sha256}))
+    return rewind_sha256
 
 
 def _stored_ticket(training: Training, network: Network) -> branches.StoredTicket:
@@ -355,8 +283,7 @@ def _stored_ticket(training: Training, network: Network) -> branches.StoredTicke
     def fresh() -> dict[str, np.ndarray]:
         seed = randomness.seed_for(experiment.run.seed, replicate, randomness.BRANCH, index, randomness.INITIALISATION)
         drawn = weights.read_state(preparing.build_model(training.prepared.build, seed))
-        before = {name: initial[name] for name in training.prepared.trainer.masks}
-        preparing.check_drawn_anew(drawn, before, branch)
+        preparing.check_drawn_anew(drawn, {name: initial[name] for name in training.prepared.trainer.masks}, branch)
         return drawn
 
     return branches.StoredTicket(
@@ -378,18 +305,12 @@ def _check_start(training: Training, branch: str, chosen: Any) -> None:
     parts = ("start", chosen.start, weights.variables(trainer.model)), ("kept", chosen.kept, trainer.masks)
     for part, received, wanted in parts:
         if wrong := sorted(set(received) ^ set(wanted)):
-            raise LotteryError(
-                f"{branch}: {part} must have each weight of the ticket's, and no other; see {wrong[0]!r}."
-            )
+            what = "must have each weight of the ticket's, and no other"
+            raise LotteryError(f"{branch}: {part} {what}; see {wrong[0]!r}.")
     masks.check(dict(chosen.kept), chosen.start)
-    last = training.prepared.experiment.train.num_steps
-    if not 0 <= chosen.first_step <= chosen.last_step <= last:
-        steps = f"{chosen.first_step} to {chosen.last_step}"
-        raise LotteryError(f"{branch}: received the steps {steps}, allowed are some from 0 to {last}.")
-
-
-class NotDrawn(LotteryError):
-    """No mask settled early enough."""
+    first, last, most = chosen.first_step, chosen.last_step, training.prepared.experiment.train.num_steps
+    if not 0 <= first <= last <= most:
+        raise LotteryError(f"{branch}: received the steps {first} to {last}, allowed are some from 0 to {most}.")
 
 
 class _Enough(Exception):
@@ -430,7 +351,7 @@ def _drawn_early(training: Training, network: Network) -> branches.BranchStart:
         train_network(training, network, initial, dense, watch=watch)
     if not starts:
         store.clear_checkpoints(store.round_path(training.path, *network))
-        raise NotDrawn(
+        raise LotteryError(
             f"No early-bird ticket for round {index} of replicate {replicate}: in {len(epochs)} epochs the last "
             f"{EARLY_MASKS} masks still differ by up to {farthest():.3f}, allowed is {EARLY_DISTANCE}."
         )

@@ -39,19 +39,15 @@ def run(
                 tensorboard.writer(path, experiment, report)
             report(progress.Note(f"{path} is complete."))
             return path
-        opened = preparing.open_run(stack, path, experiment, ingredients, prepared=prepared)
-        prepared, num_threads, notes = opened
+        prepared, num_threads, notes = preparing.open_run(stack, path, experiment, ingredients, prepared=prepared)
         tasks = [task for task in wanted(path, experiment) if not store.is_stored(path, *task.network)]
-        size = (
-            f"{path}: replicates: {experiment.run.num_replicates}, networks of each: {len(store.wanted(experiment))}."
-        )
-        for note in (*notes, size):
+        size = f"replicates: {experiment.run.num_replicates}, networks of each: {len(store.wanted(experiment))}"
+        for note in (*notes, f"{path}: {size}."):
             report(progress.Note(note))
         if execution.tensorboard:
             report = tensorboard.writer(path, experiment, report)
-        recipe = Recipe(
-            path, experiment, num_threads, prepared.data.fingerprint, ingredients, every=execution.checkpoint_every
-        )
+        digest, every = prepared.data.fingerprint, execution.checkpoint_every
+        recipe = Recipe(path, experiment, num_threads, digest, ingredients, every=every)
         dispatch.carry_out({path: recipe}, tasks, execution, report, asked, {path: prepared})
     return path
 

@@ -20,10 +20,7 @@ COMPUTED_WITH = ("data_sha256", "num_threads", "num_devices", "python", "version
 def prefix(experiment: config.Experiment, environment: Mapping[str, Any], index: int) -> str:
     """Write down everything that decides the bits of a round's networks and branches, as a text to compare.
 
-    Args:
-        experiment: The experiment.
-        environment: The stored environment of the run.
-        index: The round; pruning and rewinding do not decide round 0.
+    Pruning and rewinding do not decide round 0.
     """
     tables = experiment.model_dump(mode="json")
     run = {key: value for key, value in tables["run"].items() if key not in OF_THE_WHOLE}
@@ -40,21 +37,16 @@ def prefix(experiment: config.Experiment, environment: Mapping[str, Any], index:
 
 
 def same(networks: Sequence[Task], settings: Mapping[Path, config.Experiment]) -> dict[Task, Task]:
-    """Find the networks that need not be trained, each with its original.
-
-    Args:
-        networks: All networks, stored or not, by priority.
-        settings: The experiment of each run.
-    """
+    """Find the networks that need not be trained, each with its original, among all networks, stored or not."""
     environments = {run: store.read_environment(run) for run in settings}
     same_as: dict[tuple[str, tuple[int, int, str]], list[Task]] = {}
     copies = {}
     for task in sorted(networks, key=lambda one: not store.is_stored(one.run, *one.network)):
         key = prefix(settings[task.run], environments[task.run], task.network[1]), task.network
         before = same_as.setdefault(key, [])
-        useful = [one for one in before if _has_state(task, one, settings)]
+        useful = next((other for other in before if _has_state(task, other, settings)), None)
         if useful and not store.is_stored(task.run, *task.network):
-            copies[task] = useful[0]
+            copies[task] = useful
         else:
             before.append(task)
     return copies
@@ -79,12 +71,10 @@ def states(copies: Mapping[Task, Task], settings: Mapping[Path, config.Experimen
 
 
 def copy_network(task: Task, original: Task, experiment: config.Experiment) -> dict:
-    """Copy a network from another run, with the start weights of its replicate, and return its record.
+    """Copy a complete network into the run of another `experiment`, with the start weights of its replicate.
 
-    Args:
-        task: The copy.
-        original: The original, which is complete.
-        experiment: The experiment of the copy's run.
+    Returns:
+        The record of the copy.
 
     Raises:
         LotteryError: A file of it is missing or damaged, or nothing can be written.
@@ -92,10 +82,8 @@ def copy_network(task: Task, original: Task, experiment: config.Experiment) -> d
     store.check_there(task.run)
     (replicate, index, _), step = task.network, experiment.rewind.step
     network, target = store.StoredRound(original.run, *original.network), store.round_path(task.run, *task.network)
-    record, parts = (
-        dict(network.record),
-        (network.masks, network.weights, network.metrics),
-    )  # whole, or nothing is stored
+    record = dict(network.record)
+    parts = network.masks, network.weights, network.metrics  # whole, or nothing is stored
     if not index:
         initial = store.start_path(original.run, replicate)
         files.write(store.start_path(task.run, replicate), files.read(initial))

@@ -23,12 +23,7 @@ FIXED = ("sweep", "run.num_threads")
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One experiment of a sweep.
-
-    Attributes:
-        values: The values that the grid sets, by key such as ``prune.rate``.
-        settings: The experiment.
-    """
+    """One experiment of a sweep, with the values that the grid sets in it, by key such as ``prune.rate``."""
 
     values: dict[str, Any]
     settings: config.Experiment
@@ -48,9 +43,7 @@ def points(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] 
     tables = dict(source) if isinstance(source, Mapping) else config.read(Path(source))
     grid, base = tables.pop("sweep", None), tables.pop("experiment", None)
     if not isinstance(grid, Mapping) or not grid:
-        raise LotteryError(
-            'A sweep has a table [sweep] with lists of values by key, such as "prune.rate" = [0.2, 0.5].'
-        )
+        raise LotteryError('A sweep has a table [sweep] of lists of values, such as "prune.rate" = [0.2, 0.5].')
     grid = config.flat(grid)
     for key, values in grid.items():
         if key in FIXED or "." not in key:
@@ -63,7 +56,11 @@ def points(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] 
     found = []
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
-        settings = config.load(tables, _as_overrides(chosen))
+        sections: dict[str, dict[str, Any]] = {}
+        for key, value in chosen.items():
+            section, _, rest = key.partition(".")
+            sections.setdefault(section, {})[rest] = value
+        settings = config.load(tables, sections)
         found.append(Point(chosen, settings.model_copy(update={"name": _name(settings.name, chosen)})))
     for one, other in itertools.combinations(found, 2):
         if one.settings == other.settings:
@@ -121,8 +118,7 @@ def table(runs: Sequence[Path], found: Sequence[Point], tolerance: float = verdi
     """Make a data frame with a row for each experiment of a sweep.
 
     Args:
-        runs: The result of `sweep`.
-        found: The result of `points`.
+        runs, found: The results of `sweep` and of `points`.
         tolerance: Accuracy that a matching ticket may lose, in [0, 1].
 
     Returns:
@@ -137,18 +133,15 @@ def table(runs: Sequence[Path], found: Sequence[Point], tolerance: float = verdi
         stored = results.table(run)
         tickets = stored[stored["branch"] == store.TICKET]
         best = verdicts.smallest_matching(stored, tolerance) or {}
-        rows.append(
-            {
-                **{
-                    key: value if isinstance(value, str | int | float) else str(value)
-                    for key, value in point.values.items()
-                },
-                "dense_accuracy": tickets[tickets["round"] == 0][verdicts.MEASURE].mean(),
-                "smallest_matching_density": best.get("density"),
-                "smallest_matching_difference": best.get("difference"),
-                "run": str(run),
-            }
-        )
+        values = {
+            key: value if isinstance(value, str | int | float) else str(value) for key, value in point.values.items()
+        }
+        measured = {
+            "dense_accuracy": tickets[tickets["round"] == 0][verdicts.MEASURE].mean(),
+            "smallest_matching_density": best.get("density"),
+            "smallest_matching_difference": best.get("difference"),
+        }
+        rows.append({**values, **measured, "run": str(run)})
     return pd.DataFrame(rows)
 
 
@@ -176,14 +169,6 @@ def _size(settings: Mapping[Path, Any], tasks: Sequence[Task], copies: Mapping[T
         return f"All {len(settings)} experiments are complete."
     shared = f"; {len(copies)} more are the same as one of these" if copies else ""
     return f"{len(settings)} experiments: {len(tasks) - len(copies)} networks are to be trained{shared}."
-
-
-def _as_overrides(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    tables: dict[str, Any] = {}
-    for key, value in chosen.items():
-        section, _, rest = key.partition(".")
-        tables.setdefault(section, {})[rest] = value
-    return tables
 
 
 def _name(name: str, chosen: Mapping[str, Any]) -> str:

@@ -11,12 +11,7 @@ Allocation = Callable[[Shapes, float], dict[str, float]]
 
 
 def uniform(shapes: Shapes, density: float) -> dict[str, float]:
-    """Give every weight the same density.
-
-    Args:
-        shapes: Shapes by weight.
-        density: Density of all weights together, in [0, 1]; any other is refused.
-    """
+    """Give every weight the density of all weights together, which must be in [0, 1]."""
     _check(density)
     return dict.fromkeys(shapes, float(density))
 
@@ -25,9 +20,9 @@ def erk(shapes: Shapes, density: float) -> dict[str, float]:
     """Keep of each weight a number of entries proportional to the sum of its dimensions (Erdos-Renyi-kernel).
 
     A kernel of n entries and dimensions d_1, ..., d_k has the density min(1, c (d_1 + ... + d_k) / n), where c is the
-    number that meets the density of the whole. For matrices that is the random graph of Mocanu et al. 2018,
-    https://arxiv.org/abs/1707.04780, equation 1; for convolutions that of Evci et al. 2020,
-    https://arxiv.org/abs/1911.11134, section 3. Arguments are those of `uniform`.
+    number that meets the density of the whole, in [0, 1]. For matrices that is the random graph of Mocanu et al. 2018,
+    https://arxiv.org/abs/1707.04780, equation 1; for convolutions Evci et al. 2020, https://arxiv.org/abs/1911.11134,
+    section 3.
     """
     _check(density)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
@@ -53,26 +48,17 @@ ALLOCATIONS: dict[str, Allocation | None] = {"rates": None, "uniform": uniform, 
 def counts(
     densities: Mapping[str, float], sizes: Mapping[str, int], total: int, most: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """Turn densities into whole numbers of entries that add up to a total, by the largest remainder.
+    """Turn densities into whole numbers of entries of sum `total`, by the largest remainder.
 
-    Each weight keeps its density times its size, rounded down. The entries still missing go to the weights with the
-    largest fractions cut off, the earlier first if equal. A weight that may keep no more passes its share on to the
-    next. (The largest remainder alone can give a weight more entries of a smaller total, which over rounds would
-    bring pruned entries back.)
-
-    Args:
-        densities: Densities by weight, in [0, 1]; they count as the decimal numbers that they are written as.
-        sizes: Number of entries by weight.
-        total: The sum of densities times sizes, rounded to a whole number, up or down.
-        most: Limits by weight, such as the numbers kept in the round before; the sizes by default.
-
-    Returns:
-        Numbers of entries by weight, of sum `total`.
+    Each weight keeps its density, as the decimal number that is written, times its size, rounded down. The entries
+    still missing go to the weights with the largest fractions cut off, the earlier first if equal. A weight that has
+    reached `most` (its size by default) passes its share on to the next. (The largest remainder alone can give a weight
+    more entries of a smaller total, which over rounds would bring pruned entries back.)
 
     Raises:
-        LotteryError: The total does not fit the densities, or exceeds the limits.
+        LotteryError: The total is not the sum of densities times sizes, rounded up or down, or exceeds the limits.
     """
-    most = sizes if most is None else most
+    most = most or sizes
     quotas = {name: Fraction(repr(float(densities[name]))) * size for name, size in sizes.items()}
     meant = sum(quotas.values())
     if not abs(total - meant) < 1 or total > sum(most[name] for name in sizes):

@@ -14,43 +14,26 @@ from lottery.pruning import rewinding
 
 @dataclass(frozen=True)
 class StoredTicket:
-    """The round that a branch starts from.
-
-    Attributes:
-        kept: The ticket's masks.
-        start: Every variable that the ticket's training started from (see `rewinding.REWINDS`), not masked, by name.
-        step: The rewind step.
-        num_steps: The step at which training ends.
-        rng: Random numbers for this branch of this round and replicate alone.
-        fresh: Draws every variable anew, as for another replicate.
-        drawn_early: Trains the dense network and draws this round's masks from it after each epoch; see `early_bird`.
-    """
+    """The round that a branch starts from."""
 
     kept: Masks
-    start: Weights
-    step: int
-    num_steps: int
-    rng: np.random.Generator
-    fresh: Callable[[], Weights]
-    drawn_early: Callable[[], "BranchStart"]
+    start: Weights  # every variable that the ticket's training started from, not masked; see `rewinding.REWINDS`
+    step: int  # the rewind step
+    num_steps: int  # the step at which training ends
+    rng: np.random.Generator  # for this branch of this round and replicate alone
+    fresh: Callable[[], Weights]  # draws every variable anew, as for another replicate
+    drawn_early: Callable[[], "BranchStart"]  # trains the dense network and draws masks from it; see `early_bird`
 
 
 @dataclass(frozen=True)
 class BranchStart:
-    """The network that a branch trains.
-
-    Attributes:
-        start: The variables to start from, by name.
-        kept: The masks to train under.
-        first_step, last_step: The steps that training goes from and to; nothing is trained if they are equal.
-        schedule_step: Where in its schedule the learning rate starts; by default where the ticket's does.
-    """
+    """The network that a branch trains from the variables `start` under the masks `kept`."""
 
     start: Weights
     kept: Masks
     first_step: int
-    last_step: int
-    schedule_step: int | None = None
+    last_step: int  # nothing is trained if it equals the first
+    schedule_step: int | None = None  # where in its schedule the learning rate starts; None: where the ticket's does
 
 
 BranchFunction = Callable[[StoredTicket], BranchStart]
@@ -58,23 +41,14 @@ BranchFunction = Callable[[StoredTicket], BranchStart]
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch with a name.
-
-    Attributes:
-        function: Makes the network to train from a stored round.
-        takes_away: The part of the ticket that it takes away: completes "so ... matters". Empty to say nothing.
-        is_control: ``run.controls`` may name it.
-        starts: Where its training starts: at step 0, at the rewind step like the ticket's, or at the end.
-        needs_model: The parts of it that cannot be made again from a run's files alone.
-        other_data: It is trained on another data set, so its accuracies cannot be compared with the ticket's.
-    """
+    """A branch with a name, and what the verdict, the configuration and the verification need to know of it."""
 
     function: BranchFunction
-    takes_away: str = ""
-    is_control: bool = True
-    starts: Literal["initial", "rewind", "end"] = "rewind"
-    needs_model: tuple[Literal["masks", "start weights"], ...] = ()
-    other_data: bool = False
+    takes_away: str = ""  # part of the ticket; completes "so ... matters" in the verdict, or is empty to say nothing
+    is_control: bool = True  # `run.controls` may name it
+    starts: Literal["initial", "rewind", "end"] = "rewind"  # training, at: step 0, the rewind step, the last step
+    needs_model: tuple[Literal["masks", "start weights"], ...] = ()  # cannot be made again from a run's files alone
+    other_data: bool = False  # so its accuracies cannot be compared with the ticket's
 
 
 def random_reinit(ticket: StoredTicket) -> BranchStart:
@@ -107,11 +81,10 @@ def random_mask_global(ticket: StoredTicket) -> BranchStart:
 
 
 def shuffled_mask(ticket: StoredTicket) -> BranchStart:
-    """The ticket's start weights under its masks, the entries of each weight's mask shuffled.
+    """The ticket's start weights under its masks, the entries of each weight's mask shuffled: another `random_mask`.
 
     The sanity check of Frankle et al. 2021, https://arxiv.org/abs/2009.08576, section 4, and Su et al. 2020,
-    https://arxiv.org/abs/2009.11094: only the proportions of the layers are kept. Masks are distributed as those of
-    `random_mask`, of which this is another draw; the papers report them by these two names.
+    https://arxiv.org/abs/2009.11094: only the proportions of the layers are kept.
     """
     kept = {name: ticket.rng.permutation(mask.reshape(-1)).reshape(mask.shape) for name, mask in ticket.kept.items()}
     return BranchStart(ticket.start, kept, ticket.step, ticket.num_steps)
@@ -120,8 +93,7 @@ def shuffled_mask(ticket: StoredTicket) -> BranchStart:
 def reshuffled_init(ticket: StoredTicket) -> BranchStart:
     """The ticket's masks, the start weights that survive shuffled among themselves, weight by weight.
 
-    "Reshuffle" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 4.1: the distribution of the start
-    weights is kept, and their places are not.
+    "Reshuffle" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 4.1.
     """
     start = dict(ticket.start)
     for name, mask in ticket.kept.items():
@@ -135,16 +107,12 @@ def signed_constant(ticket: StoredTicket) -> BranchStart:
 
     "Init sign, constant" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 4.1; see `rewinding.to_signs`.
     """
-    return BranchStart(
-        rewinding.to_signs(ticket.start, ticket.start, ticket.kept), ticket.kept, ticket.step, ticket.num_steps
-    )
+    start = rewinding.to_signs(ticket.start, ticket.start, ticket.kept)
+    return BranchStart(start, ticket.kept, ticket.step, ticket.num_steps)
 
 
 def untrained(ticket: StoredTicket) -> BranchStart:
-    """The ticket before any training: the accuracy of its masks alone.
-
-    "Supermasks" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 5.
-    """
+    """The ticket not trained: "supermasks" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 5."""
     return BranchStart(ticket.start, ticket.kept, ticket.step, ticket.step)
 
 
@@ -160,10 +128,7 @@ def early_bird(ticket: StoredTicket) -> BranchStart:
 
 
 def transfer(ticket: StoredTicket) -> BranchStart:
-    """The ticket itself, trained on another data set.
-
-    Morcos et al. 2019, https://arxiv.org/abs/1906.02773.
-    """
+    """The ticket itself, trained on another data set: Morcos et al. 2019, https://arxiv.org/abs/1906.02773."""
     return BranchStart(ticket.start, ticket.kept, ticket.step, ticket.num_steps)
 
 

@@ -1,4 +1,4 @@
-"""Criteria: functions from weights to scores, of which the highest are kept."""
+"""Criteria: functions from weights to scores by weight, of the weights' shapes, of which the highest are kept."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,48 +8,35 @@ import numpy as np
 
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
+from lottery.pruning import gradients
+from lottery.pruning.synflow import synaptic_flow
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network and a batch, for the criteria in `NEEDS_NETWORK`.
+    """A compiled Keras 3 or tf_keras model and a batch, for the criteria in `NEEDS_NETWORK`.
 
-    Attributes:
-        model: A compiled Keras 3 or tf_keras model with the weights that training starts from, none of them masked or
-            wrapped. A criterion leaves it unchanged.
-        x, y: A batch of inputs and labels, as the network takes them.
-        build: Builds the same architecture anew.
+    The model has the weights that training starts from, not masked or wrapped; a criterion leaves it unchanged.
     """
 
     model: Any
-    x: Any
+    x: Any  # inputs and labels of the batch, as the network takes them
     y: Any
-    build: Callable[[], Any]
+    build: Callable[[], Any]  # builds the same architecture anew
 
 
 @dataclass(frozen=True)
 class CriterionInputs:
-    """Everything a criterion can compute scores from.
+    """Everything a criterion can compute scores from: prunable weights by name, and what the round needs."""
 
-    Attributes:
-        initial: The prunable weights at step 0, by name.
-        trained: The prunable weights at the end of the round before, by name.
-        kept: The masks of the round before, by name.
-        rng: Random numbers, a function of seed, replicate and round.
-        density: The density that the round prunes to, over all prunable weights, in (0, 1].
-        scope: ``"layerwise"`` or ``"global"``: which weights will be ranked together.
-        network: The network, for the criteria in `NEEDS_NETWORK`.
-        targets: The exact number of entries to keep of each group of weights that are ranked together.
-    """
-
-    initial: Weights
-    trained: Weights
-    kept: Masks
-    rng: np.random.Generator
-    density: float
-    scope: str
-    network: Network | None = None
-    targets: Mapping[tuple[str, ...], int] | None = None
+    initial: Weights  # at step 0
+    trained: Weights  # at the end of the round before
+    kept: Masks  # of the round before
+    rng: np.random.Generator  # a function of seed, replicate and round
+    density: float  # that the round prunes to, over all prunable weights, in (0, 1]
+    scope: str  # "layerwise" or "global": which weights will be ranked together
+    network: Network | None = None  # for the criteria in `NEEDS_NETWORK`
+    targets: Mapping[tuple[str, ...], int] | None = None  # exact number to keep of each group that is ranked together
 
 
 Criterion = Callable[[CriterionInputs], dict[str, np.ndarray]]
@@ -60,9 +47,6 @@ def magnitude(inputs: CriterionInputs) -> dict[str, np.ndarray]:
 
     https://arxiv.org/abs/1803.03635, section 2; ``large_final`` in Zhou et al. 2019,
     https://arxiv.org/abs/1905.01067, section 2, which draws the criteria of initial and final weights.
-
-    Returns:
-        Scores by weight, of the weights' shapes; the highest are kept.
     """
     return {name: np.abs(value) for name, value in inputs.trained.items()}
 
@@ -83,26 +67,17 @@ def small_init(inputs: CriterionInputs) -> dict[str, np.ndarray]:
 
 
 def large_init_large_final(inputs: CriterionInputs) -> dict[str, np.ndarray]:
-    """Large before and after training, min(a |w_f|, |w_i|) with a = 1.
-
-    Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 2.
-    """
+    """Large at start and end, min(|w_f|, |w_i|): Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 2."""
     return {name: np.minimum(np.abs(value), np.abs(inputs.initial[name])) for name, value in inputs.trained.items()}
 
 
 def small_init_small_final(inputs: CriterionInputs) -> dict[str, np.ndarray]:
-    """Small before and after training, -max(a |w_f|, |w_i|) with a = 1.
-
-    Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 2.
-    """
+    """Small at start and end, -max(|w_f|, |w_i|): Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 2."""
     return {name: -np.maximum(np.abs(value), np.abs(inputs.initial[name])) for name, value in inputs.trained.items()}
 
 
 def magnitude_increase(inputs: CriterionInputs) -> dict[str, np.ndarray]:
-    """Growth of the absolute value in training, |w_f| - |w_i|.
-
-    Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 2.
-    """
+    """Growth in absolute value, |w_f| - |w_i|: Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 2."""
     return {
         name: np.abs(value, dtype=np.float64) - np.abs(inputs.initial[name], dtype=np.float64)
         for name, value in inputs.trained.items()
@@ -118,10 +93,7 @@ def movement(inputs: CriterionInputs) -> dict[str, np.ndarray]:
 
 
 def random(inputs: CriterionInputs) -> dict[str, np.ndarray]:
-    """Chance, uniform in [0, 1), drawn for the weights in the order of their names.
-
-    Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 2.
-    """
+    """Chance, uniform in [0, 1), drawn by name: Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 2."""
     drawn = {name: inputs.rng.random(np.shape(inputs.trained[name])) for name in sorted(inputs.trained)}
     return {name: drawn[name] for name in inputs.trained}
 
@@ -130,15 +102,12 @@ def snip(inputs: CriterionInputs) -> dict[str, np.ndarray]:
     """Immediate effect on the loss, |g * w|: SNIP, Lee et al. 2019, https://arxiv.org/abs/1810.02340, eq. 4 to 6.
 
     g is the gradient of the loss on one batch, w the weights that training starts from; see
-    `gradients.connection_sensitivity`. (The paper divides by the sum, which changes no ranking.) The network is the
-    dense one: masks of earlier rounds are not applied, so every round's masks are the one-shot masks of its density,
-    and the masks of all rounds are nested.
+    `gradients.connection_sensitivity`. (The paper divides by the sum, which changes no ranking.) The network is dense:
+    no masks are applied, so every round's masks are the one-shot masks of its density, and those of all rounds nested.
 
     Raises:
         LotteryError: There is no network, its loss cannot be evaluated, or a score is not finite.
     """
-    from lottery.pruning import gradients
-
     network = _network(inputs, "snip")
     return gradients.connection_sensitivity(network.model, network.x, network.y, list(inputs.trained))
 
@@ -147,14 +116,12 @@ def grasp(inputs: CriterionInputs) -> dict[str, np.ndarray]:
     """Loss of gradient flow, w * (H g): GraSP, Wang et al. 2020, https://arxiv.org/abs/2002.07376, equation 8.
 
     g and H are gradient and Hessian of the loss on one batch; see `gradients.gradient_flow`. The paper prunes the
-    highest S = -w * (H g), so the scores are -S. Its formula has no temperature for the logits, and none is used here
-    (the authors' program divides by 200). The network is the dense one, as for `snip`.
+    highest S = -w * (H g), so the scores are -S. As in its formula, logits have no temperature (the authors' program
+    divides by 200). The network is dense, as for `snip`.
 
     Raises:
         LotteryError: There is no network, its loss cannot be differentiated twice, or a score is not finite.
     """
-    from lottery.pruning import gradients
-
     network = _network(inputs, "grasp")
     return gradients.gradient_flow(network.model, network.x, network.y, list(inputs.trained))
 
@@ -166,13 +133,11 @@ def synflow(inputs: CriterionInputs) -> dict[str, np.ndarray]:
     steps go from the masks of the round before to the density of this one.
 
     Raises:
-        LotteryError: There is no network, it cannot be evaluated in double precision, a score is not finite, or the
-            density is not in (0, 1].
+        LotteryError: There is no network, it cannot be evaluated in double precision, its outputs are probabilities,
+            nothing flows through it while dense, or a score is not finite.
     """
-    from lottery.pruning.synflow import synaptic_flow
-
     network = _network(inputs, "synflow")
-    kept = {name: inputs.kept[name] for name in inputs.kept if name in inputs.trained}
+    kept = {name: mask for name, mask in inputs.kept.items() if name in inputs.trained}
     ranks = synaptic_flow(
         network.model, network.build, network.x, kept, inputs.density, inputs.scope, targets=inputs.targets
     )
@@ -195,14 +160,10 @@ CRITERIA: dict[str, Criterion] = {
     "synflow": synflow,
 }
 
-
 NEEDS_NETWORK = frozenset({"snip", "grasp", "synflow"})
 
 
 def _network(inputs: CriterionInputs, criterion: str) -> Network:
     if inputs.network is None:
-        raise LotteryError(
-            f"The criterion {criterion!r} needs the network: received CriterionInputs.network=None, allowed is a "
-            "Network."
-        )
+        raise LotteryError(f"{criterion!r} needs the network: received CriterionInputs.network=None; pass a Network.")
     return inputs.network

@@ -20,17 +20,7 @@ def connection_sensitivity(model: Any, x: Any, y: Any, names: Sequence[str]) -> 
     statistics of the batch (at initialisation the moving ones mean nothing), and dropout draws. Its random numbers
     depend on the model's own random state or, where layers keep theirs in the kernel, are always the same, so the same
     model and batch give the same scores. Weights, statistics, metrics and random states are restored afterwards.
-
-    Args:
-        model: A built, compiled Keras 3 or tf_keras model.
-        x, y: A batch, as the network takes it.
-        names: The stable names of the weights to score.
-
-    Returns:
-        Scores in double precision, by weight, of the weights' shapes.
-
-    Raises:
-        LotteryError: The loss cannot be evaluated, does not depend on the weights, or a score is not finite.
+    Scores are in double precision; a loss that cannot be evaluated, or does not depend on the weights, is refused.
     """
     gradients, held = _derivatives(model, x, y, names, twice=False), weights.read_state(model)
     return finite({name: np.abs(gradients[name] * held[name].astype(np.float64)) for name in names}, "SNIP")
@@ -40,8 +30,7 @@ def gradient_flow(model: Any, x: Any, y: Any, names: Sequence[str]) -> Scores:
     """Compute GraSP's -S = w * (H g), Wang et al. 2020, https://arxiv.org/abs/2002.07376, equation 8.
 
     Gradient and Hessian are those of the loss of `connection_sensitivity`, with respect to the named weights only. The
-    product H g is exact: the gradient of g' g, one of the two g held constant. Arguments, result and errors are those
-    of `connection_sensitivity`.
+    product H g is exact: the gradient of g' g, the first g held constant.
     """
     products, held = _derivatives(model, x, y, names, twice=True), weights.read_state(model)
     return finite({name: products[name] * held[name].astype(np.float64) for name in names}, "GraSP")
@@ -78,23 +67,22 @@ def _derivatives(model: Any, x: Any, y: Any, names: Sequence[str], twice: bool) 
     x, y = tf.nest.map_structure(tf.convert_to_tensor, (x, y))
 
     def loss(training: bool) -> Any:
-        outputs = model(x, training=training)
-        return model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=None)
+        return model.compute_loss(x=x, y=y, y_pred=model(x, training=training), sample_weight=None)
 
     @tf.function(autograph=False)
     def derivatives() -> list[Any]:
         tf.random.set_seed(0)  # of this graph only: layers of tf_keras draw from the kernel's state
         with tf.GradientTape() as outer:
             with tf.GradientTape() as inner:
-                value = loss(training=True)
-            gradients = inner.gradient(value, chosen)
+                total = loss(training=True)
+            gradients = inner.gradient(total, chosen)
             if all(gradient is None for gradient in gradients):
                 raise LotteryError(
                     f"The loss of the model {model.name!r} does not depend on its prunable weights; compile it with a "
                     "loss that does."
                 )
             gradients = tensors(gradients, chosen)
-            squared = tf.add_n([tf.reduce_sum(tf.stop_gradient(one) * one) for one in gradients])
+            squared = tf.add_n([tf.reduce_sum(tf.stop_gradient(value) * value) for value in gradients])
         return tensors(outer.gradient(squared, chosen), chosen) if twice else gradients
 
     with (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lottery.errors import LotteryError
-from lottery.masks import Masks
+from lottery.masks import Masks, num_kept
 from lottery.pruning import allocation, criteria, ranking, schedules
 from lottery.pruning.allocation import Allocation, Shapes
 from lottery.pruning.ranking import Scores
@@ -26,35 +26,22 @@ def ladder(
     exceptions: Mapping[str, Schedule] | None = None,
     of_survivors: bool = True,
 ) -> Ladder:
-    """Count the survivors in rounds 0 to `num_rounds`, where each group of weights follows a schedule by itself.
+    """Plan rounds in which each group of weights follows a schedule, or its own in `exceptions`, by itself.
 
-    Args:
-        shapes: Shapes by weight.
-        schedule: A function from a round to a density.
-        num_rounds: Rounds after the dense one.
-        scope: A member of `ranking.SCOPES`.
-        exceptions: Other schedules, by weight.
-        of_survivors: See `schedules.counts`.
+    `scope` is a member of `ranking.SCOPES`; for `of_survivors` see `schedules.counts`.
     """
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     return {
-        names: schedules.counts(
-            own or schedule, sum(math.prod(shapes[name]) for name in names), num_rounds, of_survivors
-        )
+        names: schedules.counts(own or schedule, sum(sizes[name] for name in names), num_rounds, of_survivors)
         for names, own in ranking.groups(shapes, scope, exceptions)
     }
 
 
 def allocated(shapes: Shapes, schedule: Schedule, num_rounds: int, allocate: Allocation) -> Ladder:
-    """Count the survivors in rounds 0 to `num_rounds`, where an allocation divides them among the weights.
+    """Plan rounds in which an allocation divides the survivors among the weights, each ranked by itself.
 
-    A round keeps exactly its density times the size of all weights, rounded half to even. Each weight is ranked by
-    itself, and never keeps more than in the round before.
-
-    Args:
-        shapes: Shapes by weight.
-        schedule: A function from a round to the density of all weights together.
-        num_rounds: Rounds after the dense one.
-        allocate: A function from shapes and a density to densities by weight.
+    A round keeps exactly its density times the size of all weights, rounded half to even, and of no weight more than
+    the round before.
     """
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     rounds = [sizes]
@@ -66,16 +53,7 @@ def allocated(shapes: Shapes, schedule: Schedule, num_rounds: int, allocate: All
 
 
 def planned(settings: Prune, shapes: Shapes, num_rounds: int) -> Ladder:
-    """Count the entries that an experiment keeps in rounds 0 to `num_rounds`.
-
-    Args:
-        settings: The ``[prune]`` section of an experiment.
-        shapes: Shapes by prunable weight.
-        num_rounds: The last round to plan, at most that of the settings.
-
-    Raises:
-        LotteryError: ``prune.rates`` has a name or pattern that fits no weight.
-    """
+    """Count the entries that an experiment keeps in rounds 0 to `num_rounds`, at most ``prune.num_rounds``."""
     make = SCHEDULES.get(settings.schedule, schedules.explicit)  # densities stand for a function of the caller's
     if settings.densities:
         schedule, exceptions = schedules.explicit(settings.densities), {}
@@ -91,15 +69,7 @@ def planned(settings: Prune, shapes: Shapes, num_rounds: int) -> Ladder:
 
 
 def check_rounds(settings: Prune, shapes: Shapes) -> Ladder:
-    """Plan an experiment, and refuse rounds that would prune nothing or leave a group of weights empty.
-
-    Args:
-        settings: The ``[prune]`` section of an experiment.
-        shapes: Shapes by prunable weight.
-
-    Raises:
-        LotteryError: There are more rounds than the weights allow; or as `planned`.
-    """
+    """Plan an experiment, and refuse rounds that would prune nothing or leave a group of weights empty."""
     if not shapes:
         raise LotteryError("The model has no weight that can be pruned.")
     counts = planned(settings, shapes, settings.num_rounds)
@@ -117,23 +87,11 @@ def check_rounds(settings: Prune, shapes: Shapes) -> Ladder:
 
 
 def round_masks(settings: Prune, index: int, scores: Scores, masks: Masks) -> Masks:
-    """Make the masks of round `index` of an experiment.
-
-    Args:
-        settings: The ``[prune]`` section of an experiment.
-        index: The round, from 1.
-        scores: Arrays by weight, of the masks' shapes; the highest are kept.
-        masks: The masks of the round before, by weight. They are not changed.
-
-    Returns:
-        New masks with the keys of `masks`.
-
-    Raises:
-        LotteryError: A score is missing, misshapen or not a number; or as `planned`.
-    """
-    plan = planned(settings, _shapes(masks), index)
-    survivors = {names: sum(int(np.count_nonzero(masks[name])) for name in names) for names in plan}
-    return ranking.prune_counts(scores, masks, {names: survivors[names] - kept[index] for names, kept in plan.items()})
+    """Make the masks of round `index` of an experiment from scores and the masks of the round before."""
+    survivors = num_kept(masks)
+    plan = planned(settings, _shapes(masks), index).items()
+    counts = {names: sum(survivors[name] for name in names) - kept[index] for names, kept in plan}
+    return ranking.prune_counts(scores, masks, counts)
 
 
 def criterion_inputs(
@@ -145,14 +103,7 @@ def criterion_inputs(
     rng: np.random.Generator,
     network: criteria.Network | None = None,
 ) -> criteria.CriterionInputs:
-    """Collect the inputs of a criterion before round `index`, of the prunable weights alone.
-
-    Args:
-        settings: The ``[prune]`` section of an experiment.
-        index: The round that is about to start.
-        initial, trained: Every variable at step 0 and at the end of the round before, by name.
-        kept, rng, network: See `criteria.CriterionInputs`.
-    """
+    """Collect the inputs of a criterion before round `index`; of `initial` and `trained` the prunable weights alone."""
     targets = {names: counts[index] for names, counts in planned(settings, _shapes(kept), index).items()}
     return criteria.CriterionInputs(
         initial={name: initial[name] for name in kept},

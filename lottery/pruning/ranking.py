@@ -27,7 +27,7 @@ def prune(
     rates: Mapping[str, float] | None = None,
     biases: bool = False,
 ) -> Masks:
-    """Make one-shot magnitude masks for a model, which is not changed.
+    """Make one-shot magnitude masks of every `weights.prunable` weight of a model, which is not changed.
 
     Either a fraction of the entries is masked (`sparsity`), those of the smallest absolute value, or all entries below
     a threshold (`below`). Weights that are not prunable get no mask; `weights.unprunable` lists them with the reasons.
@@ -35,21 +35,14 @@ def prune(
 
     Args:
         model: A built Keras 3 or tf_keras model.
-        sparsity: Fraction to prune, in [0, 1). As in `keep_highest`, exactly round(sparsity * n) of n entries that are
-            ranked together are pruned, the earlier positions first if values are equal.
-        below: In place of `sparsity`, a threshold, finite and not negative: an entry w is masked if
-            ``abs(w) < below``, compared in the precision of the weight.
-        scope: ``"layerwise"`` ranks each weight by itself, ``"global"`` ranks all weights together. A threshold
-            ignores it.
+        sparsity: Fraction to prune, in [0, 1): exactly round(sparsity * n) of n entries, as in `keep_highest`.
+        below: A finite, nonnegative threshold: w is masked if ``abs(w) < below``, in the precision of the weight.
+        scope: ``"layerwise"`` ranks each weight by itself, ``"global"`` all together; a threshold ignores it.
         rates: Exceptions by weight, which replace `sparsity` or `below`, whichever is used: the fraction to prune of
             that weight, ranked by itself, or its threshold. 0.0 leaves it whole. A key is the name of a weight, or a
             shell-style pattern such as ``"conv2d*/kernel"`` (case-sensitive; ``*`` matches ``/`` too). The exact name
             of a weight wins over patterns, and the first pattern over later ones.
-        biases: Prune biases too: trainable, floating variables whose own name is ``bias``, of any dimensions, except
-            where their layer names its prunable weights and leaves them out.
-
-    Returns:
-        Masks by weight, for every `weights.prunable` weight.
+        biases: Prune biases too, as in `weights.prunable`.
 
     Raises:
         LotteryError: The model is not built, has no prunable weight, or one that holds NaN; both or neither of
@@ -84,7 +77,7 @@ def keep_highest(
     scope: str = "layerwise",
     rates: Mapping[str, float] | None = None,
 ) -> Masks:
-    """Prune the lowest-scored fraction of the survivors.
+    """Make new masks that prune the lowest-scored fraction of the survivors.
 
     Of n survivors that are ranked together exactly round(rate * n) are pruned, half to even. Among equal scores the
     entry at the earlier position goes first (weights in the order of `masks`, entries in row-major order). Entries
@@ -95,36 +88,23 @@ def keep_highest(
         masks: The masks before, by weight. They are not changed.
         rate: Fraction of the survivors to prune, in [0, 1).
         scope: ``"layerwise"`` ranks each weight by itself, ``"global"`` ranks all weights together.
-        rates: Exceptions by weight. With ``"global"``, a weight with a rate of its own is ranked by itself.
-
-    Returns:
-        New masks with the keys of `masks`.
+        rates: Exceptions by weight, which is then ranked by itself in either scope.
 
     Raises:
-        LotteryError: An unknown scope or weight, a rate outside [0, 1), a score that is missing, misshapen or not a
-            number.
+        LotteryError: An unknown scope or weight, a rate out of range, a score missing, misshapen or not a number.
     """
-    counts = {}
-    for names, own in groups(masks, scope, rates):
-        survivors = sum(int(np.count_nonzero(masks[name])) for name in names)
-        counts[names] = num_pruned(_number("rate", rate if own is None else own, 1.0), survivors)
+    survivors = masks_module.num_kept(masks)
+    counts = {
+        names: num_pruned(_number("rate", rate if own is None else own, 1.0), sum(survivors[name] for name in names))
+        for names, own in groups(masks, scope, rates)
+    }
     return prune_counts(scores, masks, counts)
 
 
 def prune_counts(scores: Scores, masks: Masks, counts: Mapping[tuple[str, ...], int]) -> Masks:
     """Prune numbers of the lowest-scored survivors, as `keep_highest` prunes a fraction.
 
-    Args:
-        scores: Arrays by weight, of the masks' shapes; the highest are kept.
-        masks: The masks before, by weight. They are not changed.
-        counts: How many entries to prune from each group of weights that are ranked together; none if negative. Every
-            weight is in one group.
-
-    Returns:
-        New masks with the keys of `masks`.
-
-    Raises:
-        LotteryError: A score is missing, misshapen or not a number.
+    `counts` has the number for each group of weights that are ranked together; if negative, nothing is pruned.
     """
     kept: Masks = {}
     for names, count in counts.items():
@@ -146,18 +126,9 @@ def lowest(values: np.ndarray, count: int) -> np.ndarray:
 def groups(
     names: Iterable[str], scope: str, exceptions: Mapping[str, T] | None = None
 ) -> list[tuple[tuple[str, ...], T | None]]:
-    """Group the weights that are ranked together.
+    """Group the weights that are ranked together, each group with its exception or None.
 
-    Args:
-        names: The prunable weights, in order.
-        scope: A member of `SCOPES`.
-        exceptions: Anything by weight; a weight with an exception is a group of its own.
-
-    Returns:
-        Pairs of the weights of a group and its exception or None.
-
-    Raises:
-        LotteryError: An unknown scope, or an exception for an unknown weight.
+    A weight with an exception is a group by itself. An unknown scope or weight is refused.
     """
     names, exceptions = list(names), exceptions or {}
     for name in exceptions:
@@ -171,25 +142,14 @@ def groups(
 
 
 def by_weight(names: Iterable[str], exceptions: Mapping[str, T], what: str = "rates") -> dict[str, T]:
-    """Resolve exceptions by name or pattern to exceptions by weight.
-
-    Args:
-        names: The prunable weights.
-        exceptions: Anything, by name or pattern as for `prune`.
-        what: The word for the exceptions in errors.
-
-    Raises:
-        LotteryError: A name or pattern fits no weight.
-    """
+    """Resolve exceptions by name or pattern, as for `prune`, to exceptions by weight; each must fit a weight."""
     names = list(names)
     found: dict[str, T] = {}
     for key, value in exceptions.items():
         matched = [key] if key in names else [name for name in names if fnmatchcase(name, key)]
         if not matched:
             raise unknown(f"{what}, by the name of a weight or a pattern that fits one", key, names)
-        for name in matched:
-            if name == key or name not in exceptions:
-                found.setdefault(name, value)
+        found |= {name: found.get(name, value) for name in matched if name == key or name not in exceptions}
     return found
 
 

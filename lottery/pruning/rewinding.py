@@ -7,6 +7,8 @@ import numpy as np
 from lottery import masks
 from lottery.masks import Masks, Weights
 
+# From every variable at the rewind step, every variable at the end of the round before, and the masks of the round, to
+# every variable, by name, not masked yet.
 Rewind = Callable[[Weights, Weights, Masks], dict[str, np.ndarray]]
 
 
@@ -15,14 +17,6 @@ def to_start(start: Weights, trained: Weights, kept: Masks) -> dict[str, np.ndar
 
     At step 0 Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, theta_0 times m; later, Frankle et al. 2020,
     https://arxiv.org/abs/1912.05671, theta_k times m.
-
-    Args:
-        start: Every variable at the rewind step, by name.
-        trained: Every variable at the end of the round before, by name.
-        kept: Masks of the round, of the prunable weights.
-
-    Returns:
-        Every variable, by name, not masked yet.
     """
     return dict(start)
 
@@ -57,10 +51,5 @@ REWINDS: dict[str, Rewind] = {
 
 
 def rewound(mode: str, start: Weights, trained: Weights, kept: Masks) -> dict[str, np.ndarray]:
-    """Make the variables that a round starts from, every masked entry at zero.
-
-    Args:
-        mode: A key of `REWINDS`.
-        start, trained, kept: As for `to_start`.
-    """
+    """Make the variables that a round starts from, every masked entry at zero."""
     return masks.apply(REWINDS[mode](start, trained, kept), kept)

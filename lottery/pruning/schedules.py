@@ -12,13 +12,8 @@ Schedule = Callable[[int], float]
 def geometric(rate: float, num_rounds: int = 0, final_density: float | None = None) -> Schedule:
     """Prune the same fraction of the survivors in every round: density (1 - rate)^round.
 
-    The schedule of Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, section 1.
-
-    Args:
-        rate: Fraction of the survivors to prune in a round, in [0, 1).
-        num_rounds: Rounds after the dense one; needed with `final_density` only.
-        final_density: Density of round `num_rounds`, in place of a rate. Round i then has the density
-            final_density^(i / num_rounds).
+    The schedule of Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, section 1. `final_density` takes the place
+    of the rate: round i of `num_rounds` then has the density final_density^(i / num_rounds).
     """
     if final_density is not None:
         return lambda index: final_density ** (index / num_rounds)
@@ -46,11 +41,7 @@ def one_shot(rate: float, num_rounds: int = 1, final_density: float | None = Non
 
 
 def explicit(densities: Sequence[float]) -> Schedule:
-    """Take the densities of rounds 1, 2, ... from a list.
-
-    Raises:
-        LotteryError: The densities do not fall, or leave (0, 1).
-    """
+    """Take the densities of rounds 1, 2, ... from a list; they must fall, within (0, 1)."""
     values = [1.0, *densities]
     if not all(0 < after < before for before, after in itertools.pairwise(values)):
         raise LotteryError(f"Densities must fall from round to round within (0, 1), received {list(densities)}.")
@@ -67,14 +58,10 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 
 def counts(schedule: Schedule, size: int, num_rounds: int, of_survivors: bool = True) -> list[int]:
-    """Count the survivors in rounds 0 to `num_rounds`.
+    """Count the survivors of `size` entries that are ranked together, in rounds 0 to `num_rounds`.
 
-    Args:
-        schedule: Round to density.
-        size: Number of entries that are ranked together.
-        num_rounds: Rounds after the dense one.
-        of_survivors: Prune a rate of the survivors, as the paper does. If False, meet the density itself. The two
-            differ by what rounding adds up to over the rounds.
+    `of_survivors` prunes a rate of the survivors, as the paper does; without it, the density itself is met. The two
+    differ by the sum of the roundings.
     """
     kept = [size]
     for index in range(1, num_rounds + 1):

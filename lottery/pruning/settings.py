@@ -32,18 +32,13 @@ class Prune(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_many_rounds_as_densities(cls, values: Any) -> Any:
-        densities = values.get("densities") if isinstance(values, dict) else None
-        if densities and isinstance(densities, list | tuple) and "num_rounds" not in values:
-            return {**values, "num_rounds": len(densities)}
-        return values
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rate_to_a_final_density(cls, values: Any) -> Any:
+    def _rounds_and_rate_that_densities_imply(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        final, num_rounds = values.get("final_density"), values.get("num_rounds", 20)
+        densities, final = values.get("densities"), values.get("final_density")
+        if densities and isinstance(densities, list | tuple):
+            values = {"num_rounds": len(densities), **values}
+        num_rounds = values.get("num_rounds", 20)
         if type(final) is not float or not 0 < final < 1 or type(num_rounds) is not int or num_rounds < 1:
             return values
         rate = 1 - final ** (1 / num_rounds)

@@ -33,25 +33,12 @@ def synaptic_flow(
     outputs for an input of ones, in inference mode, with the absolute values of all trained variables, and without a
     softmax or sigmoid at its end. Of n survivors that are ranked together, step k leaves round(n f^(k/K)), where f is
     the target density over the present one. A copy in double precision is evaluated, since R grows with the product of
-    all widths.
-
-    Args:
-        model: A built Keras 3 or tf_keras model with the weights to start from. It is only read.
-        build: Builds the same architecture anew.
-        x: A batch, as the network takes it; only its shapes and types matter.
-        kept: Masks to start from, by weight.
-        density: Fraction of the masks' entries to keep in the end, in (0, 1].
-        scope: ``"layerwise"`` or ``"global"``: which weights are ranked together.
-        targets: In place of `density` and `scope`, the number of entries to keep in the end of each group of weights
-            that are ranked together.
+    all widths. Arguments and errors are those of `criteria.synflow`; of `x` only shapes and types matter, and `targets`
+    take the place of density and scope.
 
     Returns:
         Ranks as floats, by weight, of the masks' shapes, counted from 1 in each group in the order of pruning, and of
         scores within a step (the earlier position first if equal). Survivors come last; entries masked before are 0.
-
-    Raises:
-        LotteryError: The density is out of range, the network cannot be evaluated in double precision, R or a score
-            is not finite, its outputs are probabilities, or nothing flows through the dense network.
     """
     if not 0 < density <= 1:
         raise LotteryError(f"density: received {density!r}, allowed is a fraction in (0, 1].")
@@ -64,9 +51,7 @@ def synaptic_flow(
     present = sum(sizes) / max(1, sum(rank.size for rank in ranks))
     fractions = [min(1.0, density / present) if present else 1.0] * len(groups)
     if targets:
-        fractions = [
-            min(1.0, targets[names] / size) if size else 1.0 for names, size in zip(groups, sizes, strict=True)
-        ]
+        fractions = [min(1.0, targets[names] / (size or 1)) for names, size in zip(groups, sizes, strict=True)]
     now, ranked, scores = kept, {}, flow(kept)
     if present == 1 and not any(value.any() for value in scores.values()):
         raise LotteryError("SynFlow: every score is zero, since nothing flows to the network's outputs.")
@@ -77,9 +62,9 @@ def synaptic_flow(
             lowest = _lowest_first(values, values.size if step == NUM_STEPS else count)
             ranks[index][alive[index][lowest]] = sizes[index] - values.size + 1 + np.arange(lowest.size)
             alive[index] = np.delete(alive[index], lowest[:count])
-        ranked = {
-            name: part for names, rank in zip(groups, ranks, strict=True) for name, part in _parted(rank, kept, names)
-        }
+        for names, rank in zip(groups, ranks, strict=True):
+            parts = np.split(rank, np.cumsum([kept[name].size for name in names])[:-1])
+            ranked |= {name: part.reshape(kept[name].shape) for name, part in zip(names, parts, strict=True)}
         before, now = now, {name: mask & (ranked[name] == 0) for name, mask in kept.items()}
         if step < NUM_STEPS and any(np.any(before[name] != now[name]) for name in now):
             scores = flow(now)
@@ -96,21 +81,10 @@ def _joined(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndarra
     return np.concatenate([np.ravel(arrays[name]) for name in names])
 
 
-def _parted(joined: np.ndarray, like: Masks, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-    ends = np.cumsum([like[name].size for name in names])[:-1]
-    for name, part in zip(names, np.split(joined, ends), strict=True):
-        yield name, part.reshape(like[name].shape)
-
-
 def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[str]) -> Callable[[Masks], Scores]:
-    """Make a function from masks by weight to SynFlow's scores |w * dR/dw| by weight, the masks applied to w.
+    """Make a function from masks to SynFlow's scores |w * dR/dw| of the named weights, the masks applied to w.
 
-    Args:
-        model, build, x: As for `synaptic_flow`. The model is read here, not when the function is called.
-        names: The stable names of the weights to score.
-
-    Raises:
-        LotteryError: The copy cannot be made or evaluated. The function raises it if R or a score is not finite.
+    The model is read here, not when the function is called.
     """
     import tensorflow as tf
 
@@ -120,20 +94,16 @@ def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[s
     ):
         copy = build()
         variables, state = weights.variables(copy), weights.read_state(model)
-        if {name: value.shape for name, value in state.items()} != {
-            name: tuple(variable.shape) for name, variable in variables.items()
-        }:
+        shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
+        if shapes != {name: value.shape for name, value in state.items()}:
             raise LotteryError(f"The function that builds the model {model.name!r} anew builds another architecture.")
         floating = {name: value.astype(np.float64) for name, value in state.items() if "float" in str(value.dtype)}
-        absolute = {
-            name: np.abs(value) if weights.is_trained(copy, variables[name]) else value
-            for name, value in floating.items()
-        }
+        trained = [name for name in floating if weights.is_trained(copy, variables[name])]
+        absolute = floating | {name: np.abs(floating[name]) for name in trained}
         weights.assign(copy, absolute)
         for layer in _last_layers(copy):
-            activation = getattr(layer, "activation", None)
-            if getattr(activation, "__name__", "") in SQUASHING:
-                layer.activation = _unchanged
+            if getattr(getattr(layer, "activation", None), "__name__", "") in SQUASHING:
+                layer.activation = lambda value: value
         ones = tf.nest.map_structure(_ones, x)
         chosen = [variables[name] for name in names]
 
@@ -189,10 +159,6 @@ def _last_layers(model: Any) -> Iterator[Any]:
             yield from _last_layers(layer)
         elif layer is not None:
             yield layer
-
-
-def _unchanged(value: Any) -> Any:
-    return value
 
 
 def _ones(value: Any) -> np.ndarray:

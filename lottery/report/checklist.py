@@ -4,6 +4,7 @@ After Blalock, Gonzalez Ortiz, Frankle & Guttag 2020, "What is the state of neur
 https://arxiv.org/abs/2003.03033, appendix B, in our words. The list leaves out everything that only a text can do.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -22,29 +23,15 @@ MAGNITUDES = ("magnitude", "large_final")  # criteria that prune weights by thei
 
 
 class Item(NamedTuple):
-    """A line of the list.
+    """A line of the list."""
 
-    Attributes:
-        text: What a paper should have.
-        done: True if the runs have it.
-        how: Where it is or, if it is missing, how to get it.
-    """
-
-    text: str
+    text: str  # about something that a paper should have
     done: bool
-    how: str
+    how: str  # its place on the page or, if it is missing, how to get it
 
 
 def checked(runs: Sequence[Facts]) -> list[Item]:
-    """Hold the list against the runs of a page.
-
-    Args:
-        runs: The runs, from `lottery.report.tables.gathered`.
-
-    Returns:
-        An item for each line. A line about results is done if all runs have it; a line about baselines if any run is
-        or has the baseline.
-    """
+    """Hold the list against runs: a line about results is done if all have it, one about baselines if any has it."""
     items = []
     for text, find in EACH:
         found = [(one.label, *find(one)) for one in runs]
@@ -125,13 +112,12 @@ def _branch(*names: str) -> Callable[[Sequence[Facts]], tuple[bool, str]]:
     """Look for a control with one of the names."""
 
     def find(runs: Sequence[Facts]) -> tuple[bool, str]:
-        for one in runs:
-            for name in names:
-                if name in one.controls:
-                    num = (one.rows["branch"] == name).sum()
-                    of = ((one.rows["branch"] == store.TICKET) & (one.rows["round"] > 0)).sum()
-                    run = f" in {one.label}" if len(runs) > 1 else ""
-                    return True, f"{name}{run}, of {num} of {of} tickets, under Controls"
+        for one, name in itertools.product(runs, names):
+            if name in one.controls:
+                num = (one.rows["branch"] == name).sum()
+                of = ((one.rows["branch"] == store.TICKET) & (one.rows["round"] > 0)).sum()
+                run = f" in {one.label}" if len(runs) > 1 else ""
+                return True, f"{name}{run}, of {num} of {of} tickets, under Controls"
         return False, f"lottery branch {runs[0].path.name} {names[0]}"
 
     return find
@@ -170,10 +156,7 @@ EACH: tuple[tuple[str, Callable[[Facts], tuple[bool, str]]], ...] = (
     ("The accuracy at each point, with that of the unpruned network", _accuracy),
     ("Several runs from separate initialisations and seeds", _seeds),
     ("A mean, and error bars with their meaning", _spread),
-    (
-        "Compression",
-        lambda one: (True, "density and compression (its inverse), over the prunable weights, under Rounds"),
-    ),
+    ("Compression", lambda _: (True, "density and compression (its inverse), over the prunable weights, under Rounds")),
     ("Theoretical speed-up, from multiply-adds", _speedup),
 )
 

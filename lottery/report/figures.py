@@ -19,14 +19,7 @@ class Figure(NamedTuple):
 
 
 def drawn(one: Facts) -> tuple[dict[str, list[Figure]], dict[str, list[str]]]:
-    """Draw every kind of figure of a run.
-
-    Args:
-        one: The run, from `lottery.report.tables.gathered`.
-
-    Returns:
-        Figures by the chapter of their analysis; and, also by chapter, sentences about figures that cannot be drawn.
-    """
+    """Draw every kind of figure of a run, by chapter; and collect sentences about those that cannot be drawn."""
     found: dict[str, list[Figure]] = {}
     missing: dict[str, list[str]] = {}
     shown = [store.TICKET, *one.controls][: len(style.STYLES)]

@@ -18,15 +18,12 @@ TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 
 def write(runs: Sequence[str | Path], out: str | Path, tolerance: float = verdicts.TOLERANCE) -> Path:
-    """Write the page about one run, or about several side by side.
+    """Write the page about runs, side by side if there are several, and return its path.
 
     Args:
         runs: The runs' folders; they need not be complete.
         out: The file, ending in ``.html``; it is written whole or not at all.
         tolerance: Accuracy that a matching ticket may lose, in [0, 1].
-
-    Returns:
-        The path of the page.
 
     Raises:
         LotteryError: A folder is no run or has no complete round, or the file cannot be written.

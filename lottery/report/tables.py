@@ -18,23 +18,14 @@ from lottery.runs.verdicts import Table
 
 @dataclass(frozen=True)
 class Facts:
-    """A run, and its tables, each made when it is first needed.
+    """A run, and its tables, each made when it is first needed."""
 
-    Attributes:
-        label: Its name beside other runs.
-        path: Its folder.
-        experiment: Its experiment.
-        environment: The content of ``environment.json``.
-        rows: The table of `lottery.runs.results.table`.
-        tolerance: Accuracy that a matching ticket may lose, in [0, 1].
-    """
-
-    label: str
+    label: str  # its name beside other runs
     path: Path
     experiment: config.Experiment
-    environment: dict[str, Any]
-    rows: Table
-    tolerance: float
+    environment: dict[str, Any]  # the content of environment.json
+    rows: Table  # of `lottery.runs.results.table`
+    tolerance: float  # accuracy that a matching ticket may lose, in [0, 1]
     _read: dict[tuple[Any, ...], Table] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -76,18 +67,7 @@ class Facts:
 
 
 def gathered(runs: list[Path], tolerance: float = verdicts.TOLERANCE) -> list[Facts]:
-    """Read runs.
-
-    Args:
-        runs: Their folders.
-        tolerance: Accuracy that a matching ticket may lose, in [0, 1].
-
-    Returns:
-        The facts of each run once, in order.
-
-    Raises:
-        LotteryError: A folder is no run, or has no complete round.
-    """
+    """Read each run once, in order; raise `LotteryError` if a folder is no run, or has no complete round."""
     facts = []
     for label, path in comparison.labelled(runs).items():
         rows = results.table(path)

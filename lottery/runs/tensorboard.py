@@ -47,12 +47,6 @@ def write(run: Path) -> None:
 
     Files are only appended to, because an open TensorBoard may be reading them. Where a curve starts again, an event
     (the ``purge_step`` of other writers) makes TensorBoard drop all points from there on.
-
-    Args:
-        run: The run's folder.
-
-    Raises:
-        LotteryError: It is not a run, a record is damaged, or nothing can be written.
     """
     with files.readable_errors(run / FOLDER):
         _write_stored(run, store.read_experiment(run), str(time.time_ns()))
@@ -61,15 +55,8 @@ def write(run: Path) -> None:
 def writer(run: Path, experiment: config.Experiment, report: progress.Report = progress.silent) -> progress.Report:
     """Write for TensorBoard while networks train: first all that is stored, as `write`, then each evaluation at once.
 
-    After an error, which is reported in one note, nothing more is written, and training continues.
-
-    Args:
-        run: The run's folder.
-        experiment: The experiment.
-        report: Receives the events, too.
-
-    Returns:
-        A function that takes events.
+    The function that takes the events passes them on to `report`. After an error, which is reported in one note,
+    nothing more is written, and training continues.
     """
     working, session = True, str(time.time_ns())
 
@@ -102,7 +89,7 @@ def _write_stored(run: Path, experiment: config.Experiment, session: str) -> Non
     for _, rows in results.table(run).groupby(["replicate", "branch"], sort=False):
         records = [store.read_record(_folder(run, row)) for row in rows.to_dict("records")]
         missing = [record for record in records if not any(_place(run, record).glob(f"{_EVENTS}*"))]
-        if missing or not any(_rounds_place(run, records[0]).glob(f"{_EVENTS}*")):
+        if missing or not any(_place(run, records[0], "rounds").glob(f"{_EVENTS}*")):
             _write_rounds(run, session, records)
         for record in missing:
             _write_curves(run, experiment, session, record)
@@ -153,7 +140,7 @@ def _write_rounds(run: Path, session: str, records: Sequence[Mapping[str, Any]])
         _scalars({f"rounds/{name}": record[name] for name in BY_ROUND}, record["round"], _ended(run, record))
         for record in records
     ]
-    _append(_rounds_place(run, records[0]), session, [_purge(records[0]["round"]), *events])
+    _append(_place(run, records[0], "rounds"), session, [_purge(records[0]["round"]), *events])
 
 
 def _write_results(run: Path, experiment: config.Experiment, session: str, record: Mapping[str, Any]) -> None:
@@ -177,14 +164,13 @@ def _hyper_parameters(experiment: config.Experiment, record: Mapping[str, Any]) 
     tables = experiment.model_dump(mode="json")
     for section, changed in record.get("overrides", {}).items():  # of a transfer
         tables[section] |= changed
-    values = {name: record[name] for name in OF_NETWORK}
-    values |= {name: tables[name.split(".")[0]][name.split(".")[1]] for name in HYPER_PARAMETERS}
-    kinds = OF_NETWORK | HYPER_PARAMETERS
-    # A learning rate or an optimizer may be a number, a name or a table.
-    return {
-        name: json.dumps(value) if kinds[name] == "STRING" and not isinstance(value, str) else value
-        for name, value in values.items()
-    }
+    values: dict[str, Any] = {name: record[name] for name in OF_NETWORK}
+    for name, kind in HYPER_PARAMETERS.items():
+        section, key = name.split(".")
+        value = tables[section][key]
+        # A learning rate or an optimizer may be a number, a name or a table.
+        values[name] = json.dumps(value) if kind == "STRING" and not isinstance(value, str) else value
+    return values
 
 
 def _columns() -> Event:
@@ -211,8 +197,8 @@ def _point(step: int, loss: float, accuracy: float, at: float) -> Event:
 
 
 def _scalars(values: Mapping[str, float | None], step: int, at: float) -> Event:
-    known = {tag: value for tag, value in values.items() if value is not None and value == value}
-    found = [Summary.Value(tag=tag, simple_value=value) for tag, value in known.items()]
+    known = [(tag, value) for tag, value in values.items() if value is not None and value == value]
+    found = [Summary.Value(tag=tag, simple_value=value) for tag, value in known]
     return Event(wall_time=at, step=step, summary=Summary(value=found))
 
 
@@ -242,8 +228,7 @@ def _packed(events: Sequence[Event]) -> bytes:
 
 
 def _has_curve(experiment: config.Experiment, split: str) -> bool:
-    """Return True if a split is measured along the way, not at the early-stop step and the last step alone."""
-    return split != "test" or experiment.train.test_curve
+    return split != "test" or experiment.train.test_curve  # else only at the early-stop step and the last step
 
 
 def _folder(run: Path, record: Mapping[str, Any]) -> Path:
@@ -254,9 +239,5 @@ def _ended(run: Path, record: Mapping[str, Any]) -> float:
     return (_folder(run, record) / "round.json").stat().st_mtime
 
 
-def _place(run: Path, record: Mapping[str, Any]) -> Path:
-    return run / FOLDER / f"replicate-{record['replicate']}" / f"round-{record['round']:02d}" / record["branch"]
-
-
-def _rounds_place(run: Path, record: Mapping[str, Any]) -> Path:
-    return run / FOLDER / f"replicate-{record['replicate']}" / "rounds" / record["branch"]
+def _place(run: Path, record: Mapping[str, Any], of: str = "") -> Path:
+    return run / FOLDER / f"replicate-{record['replicate']}" / (of or f"round-{record['round']:02d}") / record["branch"]

@@ -18,15 +18,11 @@ def check(example_shape: tuple[int, ...]) -> None:
 
 
 def draws(key: Any, num_images: Any) -> tuple[Any, Any]:
-    """Draw a crop and a flip for each image of a batch.
-
-    Args:
-        key: A tensor of two int32; the same key draws the same.
-        num_images: The number of images.
+    """Draw a crop and a flip for each image, all 162 outcomes equally likely; the same key, two int32, draws the same.
 
     Returns:
         Row and column, from 0 to 8, at which each crop begins in the padded image, as int32 of shape (images, 2); and
-        for each image True to flip it, of shape (images,). All 162 outcomes are equally likely.
+        for each image True to flip it, of shape (images,).
     """
     import tensorflow as tf
 
@@ -37,21 +33,16 @@ def draws(key: Any, num_images: Any) -> tuple[Any, Any]:
 
 
 def augmented(images: Any, key: Any, crop: bool, flip: bool) -> Any:
-    """Crop images at random after padding by 4 pixels, and flip them left to right at random.
+    """Crop images at random after padding by 4 pixels, and flip them left to right with a probability of one half.
 
     The augmentation of He et al. 2016, https://arxiv.org/abs/1512.03385, section 4.2, which most papers on CIFAR-10
-    use. Images come as they are stored: raw pixels are padded with zeros, which is black, before they are standardised,
-    as in torchvision and open_lth.
+    use. Raw pixels are padded with zeros, which is black, before they are standardised, as in torchvision and open_lth.
 
     Args:
         images: A batch of any type, of shape (images, height, width) or (images, height, width, channels). Height and
             width must be known when the graph is made.
         key: A tensor of two int32.
-        crop: Crop.
-        flip: Flip, with a probability of one half.
-
-    Returns:
-        Images of the same shape and type.
+        crop, flip: The changes to make.
 
     Raises:
         LotteryError: Examples are not images.

@@ -20,28 +20,16 @@ FORMAT = 1
 
 @dataclass
 class TrainingState:
-    """The state of a training, besides the variables of its loop.
-
-    Attributes:
-        step: Number of steps taken.
-        due: The step of the next evaluation.
-        metrics: The rows so far.
-        best: Every variable at the lowest validation loss; empty before the first evaluation.
-        summary: Step, loss and accuracy there.
-        lowest: That loss.
-        validation: Loss and accuracy of the last evaluation.
-        trained: Loss and accuracy over the steps since.
-        seconds: Duration so far.
-    """
+    """The state of a training, besides the variables of its loop."""
 
     step: int
-    due: int
+    due: int  # step of the next evaluation
     metrics: list[tuple[int, str, float, float]] = field(default_factory=list)
-    best: dict[str, np.ndarray] = field(default_factory=dict)
-    summary: dict[str, float | int] = field(default_factory=dict)
-    lowest: float = float("inf")
-    validation: tuple[float, float] = (float("nan"), float("nan"))
-    trained: tuple[float, float] = (float("nan"), float("nan"))
+    best: dict[str, np.ndarray] = field(default_factory=dict)  # every variable at the lowest validation loss
+    summary: dict[str, float | int] = field(default_factory=dict)  # step, loss and accuracy there
+    lowest: float = float("inf")  # that loss
+    validation: tuple[float, float] = (float("nan"), float("nan"))  # loss and accuracy of the last evaluation
+    trained: tuple[float, float] = (float("nan"), float("nan"))  # the same over the steps since
     seconds: float = 0.0
 
 
@@ -58,32 +46,18 @@ class Checkpointer:
     """Write checkpoints of one training, and resume from the last.
 
     Training waits while variables are copied; a thread writes them.
-
-    Attributes:
-        file: The file; a new checkpoint replaces the one before once it is whole.
-        every: How often to write.
-        asked: Returns the signal that requested a stop, or 0. After a request, one more is written and training ends.
-        note: Receives a sentence about a checkpoint that cannot be used.
-        memory: Arrays of the functions that watch the training, stored and restored with it.
     """
 
-    file: Path
+    file: Path  # a new checkpoint replaces the one before once it is whole
     every: Every = field(default_factory=Every)
-    asked: stopping.Asked = stopping.never
-    note: Callable[[str], None] = lambda text: None
-    memory: dict[str, np.ndarray] = field(default_factory=dict)
+    asked: stopping.Asked = stopping.never  # after a request, one more is written and training ends
+    note: Callable[[str], None] = lambda text: None  # receives a sentence about a checkpoint that cannot be used
+    memory: dict[str, np.ndarray] = field(default_factory=dict)  # of the functions that watch the training
 
     def begin(self, model: Any, own: Mapping[str, Any], identity: str, state: TrainingState) -> TrainingState:
-        """Return the state to train on from: the checkpoint's, if there is one of this very training, or `state`.
+        """Return the state to train from: the checkpoint's if it has this identity, or else `state`.
 
-        Args:
-            model: The model, at its start weights.
-            own: Every other variable that a step touches, by name.
-            identity: The result of `identity` for this training.
-            state: The state at the beginning.
-
-        Raises:
-            Stopped: A stop was requested.
+        The model is at its start weights; `own` are the other variables that a step touches, by name.
         """
         self._model, self._own, self._identity = model, own, identity
         _stop(self.asked())
@@ -93,12 +67,7 @@ class Checkpointer:
         return state
 
     def keep(self, state: TrainingState) -> None:
-        """Write a checkpoint if one is due.
-
-        Raises:
-            Stopped: A stop was requested; a checkpoint is written.
-            LotteryError: It, or the one before, cannot be written.
-        """
+        """Write a checkpoint if it is due, or if a stop was requested; then raise `Stopped`."""
         now, every, asked = time.monotonic(), self.every, self.asked()
         # Before the next chance, a piece as long as the last may pass, and the writing itself takes time.
         whole = now + (now - self._before) + self._lasted
@@ -124,13 +93,8 @@ class Checkpointer:
     def _write(self, state: TrainingState) -> None:
         variables = weights.read_state(self._model)
         apart = mirrored.differing(self._model, variables)
-        parts = {
-            "model": variables,
-            "device": {name: np.array(one.numpy()) for name, one in apart.items()},
-            "loop": {name: np.array(one.numpy()) for name, one in self._own.items()},
-            "best": state.best,
-            "memory": self.memory,
-        }
+        device, loop = ({name: np.array(one.numpy()) for name, one in each.items()} for each in (apart, self._own))
+        parts = {"model": variables, "device": device, "loop": loop, "best": state.best, "memory": self.memory}
         arrays = {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
         known = {key: value for key, value in vars(state).items() if key != "best"}
         record = {"format": FORMAT, "identity": self._identity, "standing": known}
@@ -170,12 +134,7 @@ class Checkpointer:
 
 
 def identity(own: Mapping[str, Any], parts: Sequence[Any]) -> str:
-    """Compute a digest of everything that decides the result of a training.
-
-    Args:
-        own: The variables that a step touches besides the model's, by name; types and shapes count.
-        parts: Everything else, as JSON.
-    """
+    """Compute a digest of everything that decides the result of a training: JSON, and types and shapes of variables."""
     described = [f"{name} {one.dtype.name} {tuple(one.shape)}" for name, one in own.items()]
     return hashlib.sha256(json.dumps([described, parts], sort_keys=True).encode()).hexdigest()
 

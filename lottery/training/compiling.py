@@ -29,24 +29,18 @@ def schedule(
 
     At step t, the optimiser's own count from 0 plus `first_step`, the rate is
     ``rate(t) * min(1, (t + 1) / warmup_steps) * drop_factor ** d(t)``, where d(t) is the number of `drop_at` that are
-    at most t. The first factor is the gradual warm-up of Goyal et al. 2017, https://arxiv.org/abs/1706.02677, section
-    2.2, which Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, need for VGG-19 and ResNet-18.
+    at most t; after `last_step` it stays. The first factor is the gradual warm-up of Goyal et al. 2017,
+    https://arxiv.org/abs/1706.02677, section 2.2, which Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, need
+    for VGG-19 and ResNet-18; 0 steps of warm-up are none.
 
     Args:
-        keras: The optimiser's module: ``keras`` or ``tf_keras``.
+        keras: The optimiser's module, ``keras`` or ``tf_keras``.
         learning_rate: A number, or a ``LearningRateSchedule`` of that module.
-        warmup_steps: Steps over which the rate rises; 0 or 1 for no warm-up.
-        drop_at: Steps at which the rate is multiplied by the factor once more.
-        drop_factor: The factor.
         first_step: An int64 ``tf.Variable``, or None for 0. Retraining from step k sets it to k: the rate resumes
             there, while a fresh optimiser counts from 0, as Adam's bias correction needs. A trace reads the new value.
-        last_step: The last step of training; later steps keep its rate.
 
     Returns:
         The number itself if it never changes, or else a ``LearningRateSchedule`` of the module.
-
-    Raises:
-        LotteryError: The learning rate is neither a number nor such a schedule.
     """
     base = keras.optimizers.schedules.LearningRateSchedule
     is_number = isinstance(learning_rate, (int, float)) and not isinstance(learning_rate, bool)
@@ -57,7 +51,8 @@ def schedule(
         )
     if is_number and warmup_steps <= 1 and not drop_at:
         return learning_rate
-    return _kind(keras)(learning_rate, warmup_steps, drop_at, drop_factor, first_step, last_step)
+    shape = {"warmup_steps": warmup_steps, "drop_at": list(drop_at), "drop_factor": drop_factor, "last_step": last_step}
+    return _kind(keras)(learning_rate, first_step, **shape)
 
 
 @cache
@@ -68,50 +63,31 @@ def _kind(keras: Any) -> Any:
     # Registered, so that a saved model can be loaded where such a schedule was made before; elsewhere `compile=False`.
     @keras.saving.register_keras_serializable(package="lottery", name="WarmupAndDrops")
     class WarmupAndDrops(schedules.LearningRateSchedule):
-        def __init__(
-            self,
-            learning_rate: Any,
-            warmup_steps: int = 0,
-            drop_at: Sequence[int] = (),
-            drop_factor: float = 0.1,
-            first_step: Any = None,
-            last_step: int | None = None,
-        ) -> None:
+        def __init__(self, learning_rate: Any, first_step: Any, **shape: Any) -> None:
             super().__init__()
-            self.learning_rate = learning_rate
-            self.warmup_steps = warmup_steps
-            self.drop_at = tuple(drop_at)
-            self.drop_factor = drop_factor
+            self.learning_rate, self.shape = learning_rate, shape
             self.first_step = 0 if first_step is None else first_step
-            self.last_step = last_step
 
         def __call__(self, step: Any) -> Any:
             import tensorflow as tf
 
+            own, warmup_steps, drop_at = self.learning_rate, self.shape["warmup_steps"], self.shape["drop_at"]
             at = tf.cast(tf.convert_to_tensor(step), tf.int64) + tf.cast(self.first_step, tf.int64)
-            if self.last_step is not None:
-                at = tf.minimum(at, tf.constant(self.last_step, tf.int64))
-            own: Any = self.learning_rate
+            if self.shape["last_step"] is not None:
+                at = tf.minimum(at, tf.constant(self.shape["last_step"], tf.int64))
             rate: Any = own(at) if callable(own) else tf.constant(own, tf.float32)
-            if self.warmup_steps > 1:
-                rate *= tf.minimum(tf.cast(1, rate.dtype), tf.cast(at + 1, rate.dtype) / self.warmup_steps)
-            if self.drop_at:
+            if warmup_steps > 1:
+                rate *= tf.minimum(tf.cast(1, rate.dtype), tf.cast(at + 1, rate.dtype) / warmup_steps)
+            if drop_at:
                 # Powers from a table are rounded once.
-                powers = [self.drop_factor**index for index in range(len(self.drop_at) + 1)]
-                passed = tf.reduce_sum(tf.cast(at >= tf.constant(self.drop_at, tf.int64), tf.int32))
+                powers = [self.shape["drop_factor"] ** index for index in range(len(drop_at) + 1)]
+                passed = tf.reduce_sum(tf.cast(at >= tf.constant(drop_at, tf.int64), tf.int32))
                 rate *= tf.gather(tf.constant(powers, rate.dtype), passed)
             return rate
 
         def get_config(self) -> dict[str, Any]:
-            rate = self.learning_rate
-            return {
-                "learning_rate": schedules.serialize(rate) if callable(rate) else rate,
-                "warmup_steps": self.warmup_steps,
-                "drop_at": list(self.drop_at),
-                "drop_factor": self.drop_factor,
-                "first_step": int(self.first_step),
-                "last_step": self.last_step,
-            }
+            rate = schedules.serialize(self.learning_rate) if callable(self.learning_rate) else self.learning_rate
+            return {"learning_rate": rate, "first_step": int(self.first_step), **self.shape}
 
         @classmethod
         def from_config(cls, config: dict[str, Any]) -> Any:
@@ -132,36 +108,21 @@ UNREPEATABLE = {
 
 @dataclass(frozen=True)
 class Examined:
-    """Facts about a model's own steps.
+    """Facts about a model's own steps."""
 
-    Attributes:
-        train_logs, test_logs: Names that ``train_step`` and ``test_step`` report themselves; empty if they report the
-            model's metrics, as Keras' own steps do.
-        unrepeatable: Operations that draw random numbers which a resumed run cannot repeat.
-        calls_python: True if a training step calls Python.
-    """
-
+    # Names that ``train_step`` and ``test_step`` report; empty if they report the model's metrics, as Keras' own do.
     train_logs: tuple[str, ...]
     test_logs: tuple[str, ...]
-    unrepeatable: tuple[str, ...]
-    calls_python: bool
+    unrepeatable: tuple[str, ...]  # operations that draw random numbers which a resumed run cannot repeat
+    calls_python: bool  # in a training step
 
 
 def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any = None) -> None:
-    """Give a model its optimiser and loss.
+    """Give a model its optimiser and loss, unless it comes compiled: then it keeps its own, and its metrics.
 
-    A model that comes compiled keeps its optimiser, loss and metrics. Any other gets the experiment's optimiser and a
-    cross-entropy loss: for probabilities if its outputs on the example are not negative and sum to one, else for
-    logits. The wrong loss of the two would train badly, without a message.
-
-    Args:
-        model: A built model.
-        settings: The ``[train]`` section of an experiment.
-        example: A few inputs, as the network gets them.
-        schedule_step: A variable that is added to the optimiser's count if the learning rate follows a schedule.
-
-    Raises:
-        LotteryError: An argument of the optimiser or schedule is wrong, or the model does not fit the data.
+    The loss is a cross-entropy: for probabilities if the outputs on the example, a few inputs, are not negative and sum
+    to one, else for logits. The wrong loss of the two would train badly, without a message. `schedule_step` is a
+    variable that is added to the optimiser's count if the learning rate follows a schedule.
     """
     keras = keras_of(model)
     if is_compiled(model):
@@ -192,12 +153,6 @@ def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
     """Raise `LotteryError` if a batch is larger than the data, or a label is no class of the model.
 
     TensorFlow would turn a label that is no class into NaN, or into nothing at all.
-
-    Args:
-        model: A compiled model.
-        data: The data.
-        batch_size: Examples in a batch.
-        example: A few inputs, as the network gets them.
     """
     if batch_size > len(data.train):
         raise LotteryError(
@@ -225,26 +180,17 @@ def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
 
 
 def examine(model: Any, example: tuple[Any, Any]) -> Examined:
-    """Trace a model's own steps without taking one, to see what they report and draw.
+    """Trace a compiled model's own steps without taking one, to see what they report and draw.
 
     This also creates its metrics and slots. Created later, while the loop is traced, they would not be reset.
-
-    Args:
-        model: A compiled model.
-        example: A few inputs, as the network gets them, and their labels.
-
-    Raises:
-        LotteryError: The model does not fit the data.
     """
     import tensorflow as tf
-
-    def train(batch: Any) -> Any:
-        return mirrored.on_each(model, model.train_step, batch)
 
     with _fitting(model), mirrored.scope(mirrored.strategy_of(model)):
         test_logs = mirrored.on_each(model, model.test_step, example)
         model.optimizer.build(model.trainable_variables)
-        traced = tf.function(train, autograph=False).get_concrete_function(example)
+        train = tf.function(lambda batch: mirrored.on_each(model, model.train_step, batch), autograph=False)
+        traced = train.get_concrete_function(example)
         metrics = set(model.get_metrics_result())
     graph = traced.graph.as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
@@ -260,8 +206,7 @@ def step_variable() -> Any:
     """Make a variable for a step of training, which a trace reads anew each time."""
     import tensorflow as tf
 
-    first: Any = 0
-    return tf.Variable(first, dtype=tf.int64, trainable=False)
+    return tf.Variable(tf.constant(0, tf.int64), trainable=False)
 
 
 def optimizer(keras: Any, settings: Train, schedule_step: Any = None) -> Any:

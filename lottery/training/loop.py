@@ -31,25 +31,17 @@ GAINS_FROM_XLA = {
 
 @dataclass(frozen=True)
 class Loop:
-    """The compiled steps and evaluations of a model.
-
-    Attributes:
-        model: The Keras model.
-        steps: The only door to an optimiser step: takes what `batches` returns, trains the model, returns its report.
-        batches: From seed words and a first step to a function. That takes a number of steps, and how many steps before
-            them the report is to include, and returns the arguments of `steps`.
-        evaluations: By split, a function that returns what the model reports over every example.
-        examined: What the model's own steps report and draw.
-        longest: The most steps that one call of `steps` may take; a shorter call needs no other trace.
-        jit_compile: True if XLA compiles the steps.
-    """
+    """The compiled steps and evaluations of a model."""
 
     model: Any
+    # The only door to an optimiser step: takes what `batches` returns, trains the model, returns its report.
     steps: Any
+    # From seed words and a first step to a function. That takes a number of steps, and how many steps before them the
+    # report is to include, and returns the arguments of `steps`.
     batches: Callable[..., Callable[..., tuple[Any, ...]]]
-    evaluations: Mapping[str, Callable[[], Logs]]
+    evaluations: Mapping[str, Callable[[], Logs]]  # by split, the model's report over every example
     examined: Examined
-    longest: int
+    longest: int  # the most steps that one call of `steps` may take; a shorter call needs no other trace
     jit_compile: bool
 
 
@@ -60,18 +52,13 @@ def compile_loop(
     augment: Collection[str] = (),
     end_of_step: Callable[[Any, Logs], None] = lambda index, logs: None,
 ) -> Loop:
-    """Make the compiled training and evaluation of a model.
+    """Make the compiled training and evaluation of a model; arguments as for `trainer.Trainer`.
 
     Nothing is traced before the first step. Whatever enforces masks must be active by then: a constraint that is set
-    later is not in the trace.
-
-    Args:
-        model, data, settings, augment: As for `trainer.Trainer`.
-        end_of_step: Called in the graph after each step, with its number and its report.
-
-    Raises:
-        LotteryError: The model does not fit the data.
+    later is not in the trace. `end_of_step` is called in the graph after each step, with its number and its report.
     """
+    import tensorflow as tf
+
     strategy = mirrored.strategy_of(model)
     if strategy is not None:
         _check_mirrored(model, data, settings)
@@ -83,24 +70,31 @@ def compile_loop(
     jit = gains if settings.jit_compile == "auto" else bool(settings.jit_compile)
     longest = min(LONGEST_PIECE, settings.eval_every, settings.num_steps)
 
-    def take(train_step: Callable[[Any], Logs], batch: Any, index: Any) -> Logs:
-        def step(share: Any) -> Logs:
-            logs = train_step(share)
-            end_of_step(index, logs)
+    repeat = _repeater(model, examined.train_logs)
+    # XLA cannot compile the iterator of a data set, so there each step is compiled by itself.
+    compiled = tf.function(model.train_step, jit_compile=True) if jit and isinstance(data, Streams) else None
+
+    def train(batch: Callable[[Any], Any], num_steps: Any, before: Any) -> Logs:
+        def take(index: Any) -> Logs:
+            def step(share: Any) -> Logs:
+                logs = (compiled or model.train_step)(share)
+                end_of_step(index, logs)
+                return logs
+
+            logs = mirrored.run(model, step, batch(index), examined.train_logs)
+            mirrored.settle(model)
             return logs
 
-        logs = mirrored.run(model, step, batch, examined.train_logs)
-        mirrored.settle(model)
-        return logs
+        return repeat(take, num_steps, before)
 
     if isinstance(data, Splits):
         if augment:
             augmentation.check(data.train.x.shape[1:])
-        steps, batches = _steps_over_arrays(take, model, data, settings.batch_size, longest, jit, examined, augment)
+        steps, batches = _steps_over_arrays(train, data, settings.batch_size, longest, jit, augment)
     elif augment:
         raise LotteryError("data.augment: received a tf.data.Dataset, allowed are arrays; augment it in the data set.")
     else:
-        steps, batches = _steps_over_stream(take, model, data.train, jit, examined)
+        steps, batches = _steps_over_stream(train, data.train)
     evaluations = {split: evaluation(model, data, split, examined) for split in ("validation", "test")}
     return Loop(model, steps, batches, evaluations, examined, longest, jit)
 
@@ -140,30 +134,15 @@ def gains_from_xla(model: Any) -> bool:
     return all(type(weights.inside(layer)).__name__ in GAINS_FROM_XLA for layer in model._flatten_layers())
 
 
-def _sums(names: tuple[str, ...]) -> dict[str, Any]:
-    """Make variables that add up what a model's own steps report, by name."""
-    import tensorflow as tf
+def _repeater(model: Any, names: tuple[str, ...]) -> Callable[..., Logs]:
+    """Make a function that takes steps in the graph and returns the model's metrics, or the means of `names`.
 
-    zero: Any = 0.0
-    return {name: tf.Variable(zero, trainable=False) for name in names}
-
-
-def _repeat(model: Any, step: Callable[[Any], Logs], num: Any, sums: Mapping[str, Any], before: Any) -> Logs:
-    """Take a step `num` times in the graph.
-
-    Sums stay in variables, so that steps in one call or in several give the same bits.
-
-    Args:
-        model: The model.
-        step: From the number of a step in this call to its report.
-        num: The number of steps.
-        sums: Variables that add up the steps' own reports; none if the model's metrics are the report.
-        before: How many earlier steps the report includes; 0 starts it anew.
-
-    Returns:
-        The model's metrics over all these steps, or the means of the steps' own reports.
+    Variables add up the steps' own reports, so that steps in one call or in several give the same bits. The result
+    includes as many steps `before` this call; 0 starts anew.
     """
     import tensorflow as tf
+
+    sums = {name: tf.Variable(tf.constant(0.0), trainable=False) for name in names}
 
     def anew() -> Any:
         model.reset_metrics()
@@ -171,46 +150,41 @@ def _repeat(model: Any, step: Callable[[Any], Logs], num: Any, sums: Mapping[str
             total.assign(0.0)
         return tf.constant(True)
 
-    def body(index: Any) -> Any:
-        logs = step(index)
-        for name, total in sums.items():
-            total.assign_add(tf.cast(logs[name], tf.float32))
-        return index + 1
+    def repeat(step: Callable[[Any], Logs], num: Any, before: Any) -> Logs:
+        def body(index: Any) -> Any:
+            logs = step(index)
+            for name, total in sums.items():
+                total.assign_add(tf.cast(logs[name], tf.float32))
+            return index + 1
 
-    tf.cond(tf.equal(before, 0), anew, lambda: tf.constant(False))
-    tf.while_loop(lambda index: index < num, body, [tf.constant(0)], parallel_iterations=1)
-    if not sums:
-        return model.get_metrics_result()
-    return {name: total / tf.cast(before + num, tf.float32) for name, total in sums.items()}
+        tf.cond(tf.equal(before, 0), anew, lambda: tf.constant(False))
+        tf.while_loop(lambda index: index < num, body, [tf.constant(0)], parallel_iterations=1)
+        if not sums:
+            return model.get_metrics_result()
+        return {name: total / tf.cast(before + num, tf.float32) for name, total in sums.items()}
+
+    return repeat
 
 
 def _steps_over_arrays(
-    take: Callable[..., Logs],
-    model: Any,
-    data: Splits,
-    batch_size: int,
-    longest: int,
-    jit: bool,
-    examined: Examined,
-    augment: Collection[str],
+    train: Callable[..., Logs], data: Splits, batch_size: int, longest: int, jit: bool, augment: Collection[str]
 ) -> tuple[Any, Callable[..., Any]]:
     import tensorflow as tf
 
     scaled, split = scaler(data), data.train
     x, y = tf.constant(split.x), tf.constant(split.y)
-    sums = _sums(examined.train_logs)
 
     @tf.function(jit_compile=jit, autograph=False)
     def steps(positions: Any, num_steps: Any, before: Any, key: Any) -> Logs:
-        def train(index: Any) -> Logs:
-            batch = tf.gather(positions, index)
-            images = tf.gather(x, batch)
+        def batch(index: Any) -> Any:
+            examples = tf.gather(positions, index)
+            images = tf.gather(x, examples)
             if augment:
                 drawn = key + tf.stack([0, index])
                 images = augmentation.augmented(images, drawn, "crop" in augment, "flip" in augment)
-            return take(model.train_step, (scaled(images), tf.gather(y, batch)), index)
+            return scaled(images), tf.gather(y, examples)
 
-        return _repeat(model, train, num_steps, sums, before)
+        return train(batch, num_steps, before)
 
     def batches(seed: tuple[int, ...], first_step: int = 0) -> Callable[..., tuple[Any, ...]]:
         following = randomness.batches(len(split), batch_size, seed, first_step)
@@ -230,18 +204,13 @@ def _steps_over_arrays(
     return steps, batches
 
 
-def _steps_over_stream(
-    take: Callable[..., Logs], model: Any, make: Callable[[], Any], jit: bool, examined: Examined
-) -> tuple[Any, Callable[..., Any]]:
+def _steps_over_stream(train: Callable[..., Logs], make: Callable[[], Any]) -> tuple[Any, Callable[..., Any]]:
     import keras
     import tensorflow as tf
 
-    train_step = tf.function(model.train_step, jit_compile=True) if jit else model.train_step
-    sums = _sums(examined.train_logs)
-
     @tf.function(autograph=False)
     def steps(batches: Any, num_steps: Any, before: Any) -> Logs:
-        return _repeat(model, lambda index: take(train_step, next(batches), index), num_steps, sums, before)
+        return train(lambda index: next(batches), num_steps, before)
 
     def batches(seed: tuple[int, ...], first_step: int = 0) -> Callable[..., tuple[Any, ...]]:
         # A shuffle that has no seed uses TensorFlow's.
@@ -262,7 +231,7 @@ def _evaluation_of_arrays(
     whole, rest = divmod(len(split), size)
     if 0 < rest < mirrored.num_devices(model):  # each device needs at least one example
         whole, rest = whole - 1, rest + size
-    sums = _sums(own)
+    repeat = _repeater(model, own)
 
     @tf.function(autograph=False)
     def evaluate() -> Logs:
@@ -272,18 +241,15 @@ def _evaluation_of_arrays(
             batch_y = tf.ensure_shape(y[first : first + size], (size, *split.y.shape[1:]))
             return mirrored.run(model, model.test_step, (scaled(batch_x), batch_y), own)
 
-        logs = _repeat(model, test, tf.constant(whole), sums, tf.constant(0))
+        logs = repeat(test, tf.constant(whole), tf.constant(0))
         if not rest:
             return logs
         # The examples left over count as much as the others: metrics count examples, own reports are weighted by them.
         last = mirrored.run(model, model.test_step, (scaled(x[whole * size :]), y[whole * size :]), own)
         if not own:
             return model.get_metrics_result()
-        before = whole and {name: logs[name] * (whole * size) for name in own}
-        return {
-            name: ((before[name] if before else 0.0) + tf.cast(last[name], tf.float32) * rest) / len(split)
-            for name in own
-        }
+        before = {name: logs[name] * (whole * size) if whole else 0.0 for name in own}
+        return {name: (before[name] + tf.cast(last[name], tf.float32) * rest) / len(split) for name in own}
 
     return evaluate
 

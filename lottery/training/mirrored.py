@@ -14,10 +14,9 @@ Logs = Mapping[str, Any]
 
 
 def strategy_for(name: str) -> Any:
-    """Make the strategy that ``run.strategy`` names: None for ``"none"``.
+    """Make the strategy that ``run.strategy`` names: None, or a MirroredStrategy over every GPU.
 
-    ``"mirrored"`` is ``tf.distribute.MirroredStrategy`` over every GPU, or without GPUs over the logical CPU devices,
-    of which there is one unless more are configured.
+    Without GPUs it spans the logical CPU devices, of which there is one unless more are configured.
     """
     if name == "none":
         return None
@@ -50,13 +49,7 @@ def num_devices(model: Any) -> int:
 
 
 def check_batches(model: Any, batch_size: int | None, key: str = "train.batch_size") -> None:
-    """Raise `LotteryError` unless devices get equal shares of each batch, so that their gradients count alike.
-
-    Args:
-        model: The model.
-        batch_size: Examples in a batch; None if unknown.
-        key: The name of the batch size in the message.
-    """
+    """Raise `LotteryError` unless devices get equal shares of each batch, so that their gradients count alike."""
     num = num_devices(model)
     if batch_size is None or batch_size % num:
         received = "batches of no known size" if batch_size is None else str(batch_size)
@@ -69,20 +62,17 @@ def check_batches(model: Any, batch_size: int | None, key: str = "train.batch_si
 def run(model: Any, step: Callable[[Any], Logs], batch: Any, names: tuple[str, ...] = ()) -> Logs:
     """Take a step of a model on a batch, each device on its share, and return the report.
 
-    Keras' metrics add up over devices when they are read. Of the step's own report this is the mean over the examples.
-
-    Args:
-        model: The model.
-        step: From a batch to a report, such as the model's own ``train_step``.
-        batch: Tensors whose first axis is examples, at least one for each device. The shares differ by at most one.
-        names: The wanted entries of the step's own report.
+    A batch has at least one example for each device; the shares differ by at most one. Keras' metrics add up over
+    devices when they are read. Of the entries `names` of the step's own report this is the mean over the examples.
     """
     strategy = strategy_of(model)
     if strategy is None:
         return step(batch)
     import tensorflow as tf
 
-    num, size = strategy.num_replicas_in_sync, _size(tf.nest.flatten(batch)[0])
+    first_part = tf.nest.flatten(batch)[0]
+    num, size = strategy.num_replicas_in_sync, first_part.shape[0]
+    size = tf.shape(first_part)[0] if size is None else size
 
     def on_one_device() -> Logs:
         place = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
@@ -134,11 +124,14 @@ def settle(model: Any) -> None:
     """
     import tensorflow as tf
 
-    for variable in _measured(model):
+    trained = {id(one) for one in model.trainable_variables}
+    for variable in model.variables:
         parts = components(variable)
-        mean = tf.add_n([one.read_value() for one in parts]) / len(parts)
-        for one in parts:
-            one.assign(mean)
+        adds_up = getattr(getattr(variable, "_value", variable), "aggregation", None) == tf.VariableAggregation.SUM
+        if len(parts) > 1 and parts[0].dtype.is_floating and id(variable) not in trained and not adds_up:
+            mean = tf.add_n([one.read_value() for one in parts]) / len(parts)
+            for one in parts:
+                one.assign(mean)
 
 
 def skip_together(model: Any) -> None:
@@ -176,12 +169,9 @@ def differing(model: Any, state: Mapping[str, np.ndarray]) -> dict[str, Any]:
     found = {}
     for name, variable in weights.variables(model).items():
         parts = components(variable)
-        if len(parts) > 1:
-            found |= {
-                f"{place}/{name}": one
-                for place, one in enumerate(parts)
-                if np.array(one.numpy()).tobytes() != state[name].tobytes()
-            }
+        for place, one in enumerate(parts if len(parts) > 1 else ()):
+            if np.array(one.numpy()).tobytes() != state[name].tobytes():
+                found[f"{place}/{name}"] = one
     return found
 
 
@@ -189,25 +179,3 @@ def component(model: Any, name: str) -> Any:
     """Return the plain variable of a name from `differing`."""
     place, _, own = name.partition("/")
     return components(weights.variables(model)[own])[int(place)]
-
-
-def _size(tensor: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.shape(tensor)[0] if tensor.shape[0] is None else tensor.shape[0]
-
-
-def _measured(model: Any) -> list[Any]:
-    """List the variables that each device changes itself: floating, not trained, and not added up."""
-    import tensorflow as tf
-
-    trained = {id(one) for one in model.trainable_variables}
-    adding = tf.VariableAggregation.SUM
-    return [
-        one
-        for one in model.variables
-        if id(one) not in trained
-        and len(components(one)) > 1
-        and components(one)[0].dtype.is_floating
-        and getattr(getattr(one, "_value", one), "aggregation", None) != adding
-    ]

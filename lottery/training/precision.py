@@ -16,19 +16,29 @@ _ASIDE: contextvars.ContextVar[bool] = contextvars.ContextVar("aside", default=F
 def building(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
     """Make a function that builds the same model under a policy, in Keras 3 and in tf_keras.
 
-    For ``"float32"``, the default, this is the function itself. The new function raises `LotteryError` if no layer that
-    it builds has the policy.
+    For ``"float32"``, the default, this is the function itself. The new one raises `LotteryError` if no layer that it
+    builds has the policy.
     """
     if policy == FULL or hasattr(build, "trainable_variables"):  # a model, which `build_model` refuses
         return build
 
     @functools.wraps(build)
     def built() -> Any:
+        import keras
+        import tf_keras
+
+        libraries = keras.mixed_precision, tf_keras.mixed_precision
+        before = [one.global_policy() for one in libraries]
         # SynFlow computes in double precision, whatever the policy.
-        if _ASIDE.get() or "float64" in {one.global_policy().name for one in _libraries()}:
+        if _ASIDE.get() or "float64" in {own.name for own in before}:
             return build()
-        with _everywhere(policy):
+        try:
+            for one in libraries:
+                one.set_global_policy(policy)
             model = build()
+        finally:
+            for one, own in zip(libraries, before, strict=True):
+                one.set_global_policy(own)
         if hasattr(model, "_flatten_layers") and policy not in policies(model):
             raise LotteryError(
                 f'train.precision: received "{policy}", and the function that builds the model says otherwise: its '
@@ -54,22 +64,3 @@ def policies(model: Any) -> set[str]:
     layers = [weights.inside(layer) for layer in model._flatten_layers(include_self=False)]
     found = [getattr(layer, "dtype_policy", None) for layer in layers if layer.weights]
     return {str(policy and policy.name) for policy in found}
-
-
-@contextlib.contextmanager
-def _everywhere(policy: str) -> Iterator[None]:
-    before = [one.global_policy() for one in _libraries()]
-    for one in _libraries():
-        one.set_global_policy(policy)
-    try:
-        yield
-    finally:
-        for one, own in zip(_libraries(), before, strict=True):
-            one.set_global_policy(own)
-
-
-def _libraries() -> tuple[Any, Any]:
-    import keras
-    import tf_keras
-
-    return keras.mixed_precision, tf_keras.mixed_precision

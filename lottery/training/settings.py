@@ -34,13 +34,9 @@ class Train(Section):
     @classmethod
     def _known(cls, optimizer: str | dict[str, Any]) -> str | dict[str, Any]:
         table = optimizer if isinstance(optimizer, dict) else {"name": optimizer}
-        wrong = [
-            f"{key} is {value!r}"
-            for key, value in table.items()
-            if type(value) not in ((str,) if key == "name" else (int, float, bool))
-        ]
-        if wrong:
-            raise LotteryError(f"train.optimizer: {wrong[0]}, allowed are numbers, true and false.")
+        for key, value in table.items():
+            if type(value) not in ((str,) if key == "name" else (int, float, bool)):
+                raise LotteryError(f"train.optimizer: {key} is {value!r}, allowed are numbers, true and false.")
         if table.get("name") not in (*OPTIMIZERS, COMPILED):
             raise unknown("train.optimizer", table.get("name", ""), OPTIMIZERS)
         return optimizer
@@ -49,9 +45,10 @@ class Train(Section):
     @classmethod
     def _named(cls, rate: float | dict[str, Any]) -> float | dict[str, Any]:
         if isinstance(rate, dict) and not isinstance(rate.get("name"), str):
-            example = '{ name = "CosineDecay", initial_learning_rate = 0.1, decay_steps = 1000 }'
-            what = "a table needs the name of a class in keras.optimizers.schedules"
-            raise LotteryError(f"train.learning_rate: {what}, as {example}.")
+            raise LotteryError(
+                "train.learning_rate: a table needs the name of a class in keras.optimizers.schedules, as "
+                '{ name = "CosineDecay", initial_learning_rate = 0.1, decay_steps = 1000 }.'
+            )
         return rate
 
     @model_validator(mode="after")

@@ -29,68 +29,38 @@ Row = tuple[int, str, float, float]  # step, split, loss, accuracy
 
 @dataclass(frozen=True)
 class Span:
-    """The part of a training that a network goes through.
+    """The part of a training that a network goes through."""
 
-    Attributes:
-        first_step: The step that the start weights belong to. The batches are those that follow it.
-        last_step: The last step; ``train.num_steps`` if None. If it equals `first_step`, nothing is trained.
-        schedule_step: The place in the learning rate's schedule at which training begins; `first_step` if None.
-    """
-
-    first_step: int = 0
-    last_step: int | None = None
-    schedule_step: int | None = None
+    first_step: int = 0  # the step that the start weights belong to; the batches are those that follow it
+    last_step: int | None = None  # ``train.num_steps`` if None; if it equals `first_step`, nothing is trained
+    schedule_step: int | None = None  # where the learning rate's schedule begins; `first_step` if None
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained network.
+    """A trained network."""
 
-    Attributes:
-        weights: Every variable after the last step, by name.
-        metrics: Rows of step, split, loss, accuracy, by step. A row of the training split is the mean over the steps
-            since the row before it, each batch measured as it was trained on.
-        summary: ``early_stop_step``, the first step of minimum validation loss, and loss and accuracy of every split
-            there and at the end.
-        start_sha256: Fingerprint of the model's variables when training began, read back from the model.
-        seconds: Duration, evaluations included.
-    """
-
-    weights: dict[str, np.ndarray]
-    metrics: list[Row]
+    weights: dict[str, np.ndarray]  # every variable after the last step, by name
+    metrics: list[Row]  # by step; a training row is the mean since the row before, each batch as it was trained on
+    # ``early_stop_step``, the first step of minimum validation loss; loss and accuracy of every split there and at last
     summary: dict[str, float | int]
-    start_sha256: str
-    seconds: float
-
-
-def silent(step: int, accuracy: float, row: Row | None) -> None:
-    """Report nothing."""
+    start_sha256: str  # fingerprint of the model's variables when training began, read back from the model
+    seconds: float  # evaluations included
 
 
 class Trainer:
     """A model with its data, its masks and its compiled loop, for all rounds, branches and replicates.
 
     Masks are variables, so one trace serves every mask. They are enforced from the first call that needs it (`hold`)
-    until `close`.
+    until `close`. The attribute ``masks`` has a boolean variable for each prunable weight, True where an entry is kept.
 
     Args:
         model: A compiled Keras 3 or tf_keras model; its own ``train_step`` and ``test_step`` run.
-        data: The data. Arrays stay in memory as they are, and become floats batch by batch.
+        data: Arrays stay in memory as they are, and become floats batch by batch.
         settings: The ``[train]`` section of an experiment.
-        enforce: Takes the model and its mask variables and returns a context manager that holds masked entries, such
-            as the functions of ``lottery.enforcement.ENFORCEMENTS``. None holds nothing.
+        enforce: One of ``lottery.enforcement.ENFORCEMENTS``, or a function like them. None holds nothing.
         schedule_step: The variable that the model was compiled with, if any; see `compiling.compile_model`.
         augment: Augmentation of training images: ``"crop"``, ``"flip"``.
-
-    Attributes:
-        model: The Keras model.
-        masks: By prunable weight, a boolean variable that is True where an entry is kept.
-        loop: The compiled steps and evaluations.
-        settings: The ``[train]`` section.
-        seconds_per_step: Duration of a step in the last call of the compiled steps; None before the first call.
-
-    Raises:
-        LotteryError: The model does not fit the data.
     """
 
     def __init__(
@@ -110,7 +80,7 @@ class Trainer:
             for name, mask in masks.ones_like(weights.read(model)).items()
         }
         self.loop: Loop = compile_loop(model, data, settings, augment, self._end_of_step)
-        self.seconds_per_step: float | None = None
+        self.seconds_per_step: float | None = None  # in the last call of the compiled steps
         self._schedule_step = compiling.step_variable() if schedule_step is None else schedule_step
         self._enforce, self._held, self._is_held = enforce, contextlib.ExitStack(), False
         self._callbacks: list[Any] = []
@@ -143,12 +113,7 @@ class Trainer:
         mirrored.draw_apart(self.model)
 
     def redrawn(self, draw: Callable[[str, np.ndarray], np.ndarray]) -> "Trainer":
-        """Make a trainer of the same model whose `reset` sets other values.
-
-        Args:
-            draw: Takes the name and the first value of each variable that a step touches besides the model's, and
-                returns its new first value.
-        """
+        """Make a trainer of the same model whose `reset` sets what `draw` makes of each variable's name and value."""
         self.hold()
         other = copy.copy(self)
         other._first_values = [(variable, draw(variable.name, value)) for variable, value in self._touched()]
@@ -161,24 +126,19 @@ class Trainer:
         seed: tuple[int, ...],
         span: Span = Span(),
         watch: Mapping[int, Callable[[dict[str, np.ndarray]], None]] | None = None,
-        report: Callable[[int, float, Row | None], None] = silent,
+        report: Callable[[int, float, Row | None], None] = lambda step, accuracy, row: None,
         checkpointer: Checkpointer | None = None,
     ) -> Trained:
-        """Train a network from given weights under masks, with a fresh optimiser.
+        """Train a network under masks, with a fresh optimiser.
 
         Args:
             start: Every variable at the start, by name. Masked entries start at zero, whatever is here.
-            kept: The masks.
             seed: Words that decide the order of the batches.
-            span: The first and the last step.
             watch: Functions by step, each called with every variable after that step. A training that resumes from a
                 checkpoint does not repeat earlier calls, so their results belong in `Checkpointer.memory` or on disk.
             report: Called several times a second with the step and the last validation accuracy, and with each new row
                 of `Trained.metrics`. A training that resumes reports earlier rows again.
-            checkpointer: Writes checkpoints, and resumes from one.
-
-        Returns:
-            The trained network.
+            checkpointer: Writes checkpoints, and resumes from the last.
 
         Raises:
             LotteryError: The loss is not a finite number any more, or a masked entry is not zero.
@@ -197,7 +157,9 @@ class Trainer:
         start_sha256 = weights.fingerprint(weights.read_state(self.model))
         now = TrainingState(first, first)
         if checkpointer:
-            own = self._named_variables()
+            # Names must not count the models that a process has built.
+            touched = enumerate(self._touched())
+            own = {f"{place:04d}/{re.sub(r'_[0-9]+', '', one.name)}": one for place, (one, _) in touched}
             parts = [start_sha256, weights.fingerprint(kept), settings.model_dump(mode="json"), seed]
             identity = checkpoints.identity(own, [*parts, first, schedule_step, sorted(watch)])
             now = checkpointer.begin(self.model, own, identity, now)
@@ -236,9 +198,8 @@ class Trainer:
                 num_steps = min(loop.longest, until - now.step, max(1, most))
                 before = now.step - max(first, (now.due - 1) // settings.eval_every * settings.eval_every)
                 called = time.perf_counter()
-                logs = loop.steps(*batches(num_steps, before))
                 what = f"training loss between steps {now.step} and {now.step + num_steps}"
-                now.trained = _finite(logs, what)
+                now.trained = _finite(loop.steps(*batches(num_steps, before)), what)
                 taken = (time.perf_counter() - called) / num_steps
                 self.seconds_per_step = taken if self.seconds_per_step else PIECE_SECONDS  # the first call compiles
                 now.step += num_steps
@@ -251,14 +212,14 @@ class Trainer:
 
         summary, stopped_at = now.summary, int(now.summary["early_stop_step"])
         final = _checked(weights.read_state(self.model), kept)
-        known = {step: (loss, accuracy) for step, split, loss, accuracy in now.metrics if split == "test"}
-        test = known[last] if last in known else evaluate("test", last)
-        best_test = test if stopped_at == last else known.get(stopped_at)
-        if best_test is None:
+        test = {step: (loss, accuracy) for step, split, loss, accuracy in now.metrics if split == "test"}
+        if last not in test:
+            test[last] = evaluate("test", last)
+        if stopped_at not in test:
             weights.assign(self.model, _checked(now.best, kept))
-            best_test = evaluate("test", stopped_at)
-        summary |= _named("early_stop_test", best_test) | _named("final_train", now.trained)
-        summary |= _named("final_val", now.validation) | _named("final_test", test)
+            test[stopped_at] = evaluate("test", stopped_at)
+        summary |= _named("early_stop_test", test[stopped_at]) | _named("final_train", now.trained)
+        summary |= _named("final_val", now.validation) | _named("final_test", test[last])
         rows = sorted(now.metrics, key=lambda row: row[0])
         return Trained(final, rows, summary, start_sha256, time.perf_counter() - began)
 
@@ -279,11 +240,6 @@ class Trainer:
             found = sorted(traced.variables, key=lambda one: place[id(one.handle)])
             self._first_values = [(one, np.array(one.numpy())) for one in found if id(one) not in known]
         return self._first_values
-
-    def _named_variables(self) -> dict[str, Any]:
-        """The variables of `_touched`, by names that do not count the models that a process has built."""
-        touched = enumerate(self._touched())
-        return {f"{place:04d}/{re.sub(r'_[0-9]+', '', one.name)}": one for place, (one, _) in touched}
 
 
 def _finite(logs: Mapping[str, Any], what: str) -> tuple[float, float]:
