@@ -21,11 +21,9 @@ from lottery.tickets.chain import Link
 
 # Largest difference of an output allowed on random inputs, over the largest output, by the type of computation.
 _TOLERANCE = {"float16": 0.05, "bfloat16": 0.2}
-# Entries of one channel that differ by less than this fraction are the same, but for rounding in a pooling.
-_ROUNDING = 1e-6
+_ROUNDING = 1e-6  # entries of one channel that are this fraction apart are the same, but for rounding in a pooling
 
-# A new layer, and the values of its weights.
-Piece = tuple[Any, list[np.ndarray]]
+Piece = tuple[Any, list[np.ndarray]]  # a new layer, and the values of its weights
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def compact(model: Any, drop_inputs: bool = False) -> Compacted:
 
     A constant other than zero stays in front of a convolution whose windows reach over padding. So do units whose
     activation does not act on each entry by itself (softmax, or a function of the user's), the units of the last layer,
-    and one unit of a layer that would be empty. Outputs are the same at inference, but for rounding.
+    and one unit of a layer that would be empty. Outputs stay the same but for rounding, or an error is raised.
 
     Args:
         model: A built Keras 3 or tf_keras model that is one chain of layers: Dense and convolutions, with BatchNorm,
@@ -71,9 +69,6 @@ def compact(model: Any, drop_inputs: bool = False) -> Compacted:
             them. It is not changed. Initialisers, regularisers and constraints are kept; an optimiser is not.
         drop_inputs: Make the compacted model take only the entries of an example that some weight reads, flat, as
             `Compacted.select` returns them. Only where the first layer with weights is a Dense.
-
-    Raises:
-        LotteryError: The model does not fit, or its outputs on random inputs are not finite, or change.
     """
     links = chain.take_apart(model)
     first = [*itertools.takewhile(lambda link: link.effect != WEIGHTED, links)]

@@ -179,8 +179,7 @@ def decoded(values: np.ndarray, shape: Any, encoding: Mapping[str, Any]) -> np.n
 
     It is a tree of dimensions, after Chou, Kjolstad & Amarasinghe 2018, https://arxiv.org/abs/1804.10112: under each
     entry of one dimension all places of the next (a dense dimension), or a list of some (a sparse one). A dimension
-    that is cut into blocks comes a second time, for the place within the block. `values` are in the order of the tree;
-    `encoding` is a record of the interpreter.
+    that is cut into blocks comes a second time, for the place within the block. `encoding` is the interpreter's.
     """
     places = np.zeros((1, 0), np.int64)  # one row for each entry so far, one column for each dimension passed
     for level in encoding["dim_metadata"]:
