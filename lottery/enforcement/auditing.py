@@ -50,16 +50,13 @@ def audit(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None, batch: A
 
 
 class AuditMasks(FitCallback):
-    """Raise at the step at which a masked entry moves, whatever should have held it.
+    """Raise a `LotteryError` at the step at which a masked entry moves, whatever should have held it.
 
     Looks at the beginning of each training step, inside the compiled function and so also between the steps of
     ``steps_per_execution``, and at the end of each batch. Put it behind the callback that enforces the masks.
 
     Args:
         masks, held_at: As for `audit`; or ``held_at="present"`` for the values at the beginning of training.
-
-    Raises:
-        LotteryError: From `fit`, with the weight, the entry's index, its held value and the value found.
     """
 
     def __init__(self, masks: Mapping[str, Any], held_at: HeldAt = None) -> None:
@@ -83,6 +80,7 @@ class AuditMasks(FitCallback):
         moved = [(first, index) for index, first in enumerate(self._first.numpy()) if first >= 0]
         if not moved:
             return
+        self.close()
         first, index = min(moved)
         entry = self._entries[index]
         place = _place(self._where.numpy()[index], entry)

@@ -86,9 +86,6 @@ class EnforceMasks(FitCallback):
         masks: Boolean arrays by weight, True where the entry is kept.
         mode: A key of ``lottery.enforcement.ENFORCEMENTS``, or a function like its entries.
         held_at: As for `constraint`; ``"present"`` means the values when training begins.
-
-    Raises:
-        LotteryError: Here, the mode does not exist; when training begins, masks or values do not fit the model.
     """
 
     def __init__(self, masks: Mapping[str, Any], mode: Any = "constraint", held_at: HeldAt = None) -> None:

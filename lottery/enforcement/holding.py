@@ -96,9 +96,6 @@ def mask_gradients(
         model, masks: As for `constraint`.
         gradients: A gradient for each of `variables`: tensors, ``tf.IndexedSlices`` or None. As many are returned.
         variables: The variables that were differentiated; the model's ``trainable_variables`` by default.
-
-    Raises:
-        LotteryError: A mask does not fit, or there are not as many gradients as variables.
     """
     variables = list(model.trainable_variables if variables is None else variables)
     if len(gradients) != len(variables):
@@ -137,10 +134,7 @@ def clear_slots(optimizer: Any, entries: Sequence[Held]) -> None:
 
 def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
     """Iterate over an optimiser's slots of a variable's shape, so not over statistics of its rows and columns."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    if inner is not None:  # of a LossScaleOptimizer
-        yield from slots(inner, variable)
-        return
+    optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer  # of a LossScaleOptimizer
     for name in getattr(optimizer, "get_slot_names", list)():  # a legacy optimiser of tf_keras
         with contextlib.suppress(KeyError):  # not made yet
             yield optimizer.get_slot(variable, name)
@@ -189,10 +183,10 @@ def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at
 def _are_finite(values: np.ndarray, variable: Any) -> bool:
     import tensorflow as tf
 
-    dtype = variable.dtype if isinstance(variable.dtype, str) else variable.dtype.name
+    dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
     try:
         with np.errstate(over="ignore"):
-            return bool(np.isfinite(values.astype(tf.as_dtype(dtype).as_numpy_dtype).astype(np.float64)).all())
+            return bool(np.isfinite(values.astype(dtype).astype(np.float64)).all())
     except (TypeError, ValueError):
         return False
 

@@ -23,8 +23,7 @@ from lottery.models.library import keras_of
 
 Enforcement = Callable[..., AbstractContextManager[list[Any]]]
 
-# The variables of which entries are held now, by identity, with the mode that holds them.
-_HOLDING: dict[int, str] = {}
+_HOLDING: dict[int, str] = {}  # variables of which entries are held now, by identity, with the mode that holds them
 
 
 @contextlib.contextmanager

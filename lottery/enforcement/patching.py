@@ -2,8 +2,8 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 from lottery import weights
 from lottery.enforcement.holding import Held, put
@@ -11,12 +11,11 @@ from lottery.enforcement.holding import Held, put
 Method = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class _Replaced:
+class _Replaced(NamedTuple):
     """A method that the object itself had before, if any, and the layers around it now, first to last."""
 
     own: Method | None
-    layers: list[Callable[[Method], Method]] = field(default_factory=list)
+    layers: list[Callable[[Method], Method]]
 
 
 _REPLACED: dict[tuple[int, str], _Replaced] = {}
@@ -26,7 +25,7 @@ _REPLACED: dict[tuple[int, str], _Replaced] = {}
 def replaced(owner: Any, name: str, make: Callable[[Method], Method]) -> Iterator[None]:
     """Replace a method of one object by `make(method)`, for a while; contexts may overlap and end in any order."""
     key = (id(owner), name)
-    now = _REPLACED.setdefault(key, _Replaced(vars(owner).get(name)))
+    now = _REPLACED.setdefault(key, _Replaced(vars(owner).get(name), []))
 
     def layer(method: Method) -> Method:  # a new function, so that the same `make` can be used twice
         return make(method)
@@ -42,8 +41,7 @@ def replaced(owner: Any, name: str, make: Callable[[Method], Method]) -> Iterato
             del _REPLACED[key]
 
 
-@contextlib.contextmanager
-def putting(owner: Any, name: str, entries: Sequence[Held]) -> Iterator[None]:
+def putting(owner: Any, name: str, entries: Sequence[Held]) -> AbstractContextManager[None]:
     """Set masked entries to their held values after each call of an object's method, if it has the method."""
 
     def make(method: Method) -> Method:
@@ -54,23 +52,20 @@ def putting(owner: Any, name: str, entries: Sequence[Held]) -> Iterator[None]:
 
         return call
 
-    with replaced(owner, name, make) if hasattr(owner, name) else contextlib.nullcontext():
-        yield
+    return replaced(owner, name, make) if hasattr(owner, name) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def undone(undo: Callable[[], Any]) -> Iterator[None]:
     """Call a function that computes with TensorFlow at the end, but not if the context is abandoned and collected."""
     # Python may collect while a graph is traced: the call would become part of it, or wait for its lock for ever.
-    abandoned = False
-    try:
-        yield
-    except GeneratorExit:
-        abandoned = True
-        raise
-    finally:
-        if not abandoned:
-            undo()
+    with contextlib.ExitStack() as stack:
+        stack.callback(undo)
+        try:
+            yield
+        except GeneratorExit:
+            stack.pop_all()
+            raise
 
 
 @contextlib.contextmanager
@@ -86,10 +81,9 @@ def constrained(entries: Sequence[Held]) -> Iterator[None]:
             _set_constraint(entry.variable, previous)
 
 
-@contextlib.contextmanager
 def applying(
     optimizer: Any, change: Callable[[Sequence[Any], Sequence[Any]], tuple[Sequence[Any], Sequence[Any]]]
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Have an optimiser apply `change(gradients, variables)` in place of gradients and variables."""
 
     def of_keras_3(apply: Method) -> Method:
@@ -107,8 +101,7 @@ def applying(
         return changed
 
     which = ("apply", of_keras_3) if hasattr(optimizer, "apply") else ("apply_gradients", of_tf_keras)
-    with replaced(optimizer, *which):
-        yield
+    return replaced(optimizer, *which)
 
 
 @contextlib.contextmanager

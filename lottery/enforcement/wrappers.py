@@ -21,8 +21,7 @@ _OTHERWISE = 'or use another mode of enforcement, such as "constraint"'
 # never does either, wherever it is loaded; a schedule of ours would have to be known there.
 _NEVER = 2**62
 
-# Allowed difference of outputs with and without wrappers, relative to the largest output.
-_TOLERANCE = 1e-5
+_TOLERANCE = 1e-5  # of outputs with and without wrappers, relative to the largest output
 
 
 class Wrapped(NamedTuple):
@@ -66,8 +65,7 @@ def hosts(layers: Sequence[Any], entries: Sequence[Held]) -> tuple[dict[str, Any
 def leaves(model: Any, masked: bool = False) -> dict[Any, bool]:
     """Return the layers that can be replaced in a tf_keras model and in models inside it.
 
-    The value of a layer is True if Keras passes masks of inputs on from it, such as those of
-    ``Embedding(..., mask_zero=True)``; `masked` if it passes some to the model.
+    True for a layer that passes masks of padded inputs on, as after ``Embedding(..., mask_zero=True)`` or if `masked`.
     """
     import tf_keras
 
@@ -163,9 +161,6 @@ def read_masks(model: Any) -> dict[str, np.ndarray]:
 
     Every wrapped weight has one, pruned or not. The weights may disagree: tfmot leaves pruned entries one update away
     from zero until the next forward pass.
-
-    Raises:
-        LotteryError: The model has no wrappers of tfmot.
     """
     return {name: one.mask.numpy() != 0 for name, one in _found(model).items()}
 

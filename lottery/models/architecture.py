@@ -284,11 +284,9 @@ def _without_values(most: int) -> Any:
 
 @contextlib.contextmanager
 def _with_few_values(most: int) -> Any:
-    """Within, the variables of tf_keras that this thread makes are counted, each before it takes memory.
-
-    In a graph they would take none at all. But there tf_keras exchanges the bases of its classes, and no other model of
-    the process could be called or trained any more.
-    """
+    """Within, the variables of tf_keras that this thread makes are counted, each before it takes memory."""
+    # In a graph they would take none at all. But there tf_keras exchanges the bases of its classes, and no other model
+    # of the process could be called or trained any more.
     import tensorflow as tf
 
     def create(creator: Callable[..., Any], **arguments: Any) -> Any:

@@ -13,8 +13,7 @@ from lottery.models.library import is_compiled, is_keras
 def of_model(model: Any) -> str:
     """Compute a digest of a model: its layers, their arguments and wiring, its weights, and how it was compiled.
 
-    Names that Keras numbers count by position, so that building a model twice gives the same digest. Of classes that
-    are not Keras' own, the source counts. The digest has sixteen hexadecimal digits.
+    Names that Keras numbers count by position, so that building it twice changes nothing; users' classes by source.
     """
     layers = list(model._flatten_layers())
     positions = {layer.name: f"layer {index}" for index, layer in enumerate(layers)}

@@ -16,8 +16,7 @@ def per_entry(model: Any) -> dict[str, int | None]:
     A Dense layer multiplies an entry once for a vector, and once per step for a sequence; a convolution once per output
     position, windows that reach over padding included, as is usual; a transposed convolution once per input position;
     LSTM, GRU and SimpleRNN once per step; an Embedding, which looks its entries up, never. A layer that is called
-    several times counts each call. The number is None where it is unknown: the layer or the model has a ``call`` of its
-    own, or the number depends on an open dimension (None in a shape).
+    several times counts each call. None where the layer or the model has a ``call`` of its own, or a dimension is open.
     """
     prunable = weights.prunable(model)
     found: dict[str, list[int | None]] = {name: [] for name in prunable}

@@ -20,8 +20,7 @@ from lottery.errors import LotteryError, unknown
 # standard deviations and widens it, so that its standard deviation is Glorot's.
 GLOROT = "glorot_normal"
 VGG_WIDTHS = (64, 128, 256, 512, 512)
-# Convolutions of each of the five widths.
-VGG_CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+VGG_CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # of each of these widths
 
 
 def lenet_300_100(input_shape: tuple[int, ...] = (28, 28), num_classes: int = 10, keras: Any = None) -> Any:
@@ -60,8 +59,7 @@ def conv(
 
     Pairs of 3 x 3 convolutions with ReLU, of 64, 128 and 256 channels, each pair followed by 2 x 2 max pooling; then
     256, 256 units with ReLU, then the classes. Glorot normal. 4,300,992, 2,425,024 or 2,261,184 prunable weights on
-    CIFAR-10; the paper's table has 1.7M for the last, which its own layers do not add up to. Images have at least 2, 4
-    or 8 pixels in height and width.
+    CIFAR-10; the paper's table has 1.7M for the last, which its own layers do not add up to.
     """
     if num_convolutions not in (2, 4, 6):
         raise unknown("conv_N", num_convolutions, ("2", "4", "6"))
@@ -181,24 +179,17 @@ def is_built_in(name: str) -> bool:
     return name in MODELS or bool(depth and int(depth[1]) > 2 and int(depth[1]) % 6 == 2)
 
 
-def named(name: str) -> Callable[..., Any]:
-    """Look up the function that builds a network, ``(input_shape, num_classes, keras) -> model``."""
-    if not is_built_in(name):
-        raise unknown("The network", name, MODELS)
-    return MODELS.get(name) or partial(resnet, int(name.removeprefix("resnet_")))
-
-
 def builder(name: str, input_shape: tuple[int, ...], num_classes: int, library: str = "keras") -> Callable[[], Any]:
     """Return a function without arguments that builds the model of an experiment.
 
     Args:
         name: A built-in network, or ``"package.module:function"``, a function without arguments that returns a Keras
             model. The current folder is searched for its module first.
-        input_shape, num_classes, library: Of a built-in network. With ``"tf_keras"`` it starts from the weights that
-            Keras 3 draws, as with ``"keras"``.
+        input_shape, num_classes, library: Of a built-in network; it starts alike with ``"keras"`` and ``"tf_keras"``.
     """
     if is_built_in(name):
-        return lambda: _built(named(name), input_shape, num_classes, library)
+        built_in = MODELS.get(name) or partial(resnet, int(name.removeprefix("resnet_")))
+        return lambda: _built(built_in, input_shape, num_classes, library)
     module_name, _, function_name = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:

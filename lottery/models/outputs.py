@@ -83,7 +83,7 @@ def _is_text(array: np.ndarray) -> bool:
 
 
 def random_inputs(model: Any) -> Any:
-    """Make inputs of a model, always the same: normal numbers, or indices that its Embeddings know, a third of them 0."""
+    """Make a model's inputs, always the same: normal numbers, or indices for its Embeddings, a third of them 0."""
     import tensorflow as tf
 
     keras = keras_of(model)

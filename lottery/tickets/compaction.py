@@ -21,11 +21,9 @@ from lottery.tickets.chain import Link
 
 # Largest difference of an output allowed on random inputs, over the largest output, by the type of computation.
 _TOLERANCE = {"float16": 0.05, "bfloat16": 0.2}
-# Entries of one channel that differ by less than this fraction are the same, but for rounding in a pooling.
-_ROUNDING = 1e-6
+_ROUNDING = 1e-6  # entries of one channel that are this fraction apart are the same, but for rounding in a pooling
 
-# A new layer, and the values of its weights.
-Piece = tuple[Any, list[np.ndarray]]
+Piece = tuple[Any, list[np.ndarray]]  # a new layer, and the values of its weights
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def compact(model: Any, drop_inputs: bool = False) -> Compacted:
 
     A constant other than zero stays in front of a convolution whose windows reach over padding. So do units whose
     activation does not act on each entry by itself (softmax, or a function of the user's), the units of the last layer,
-    and one unit of a layer that would be empty. Outputs are the same at inference, but for rounding.
+    and one unit of a layer that would be empty. Outputs stay the same but for rounding, or an error is raised.
 
     Args:
         model: A built Keras 3 or tf_keras model that is one chain of layers: Dense and convolutions, with BatchNorm,
@@ -71,9 +69,6 @@ def compact(model: Any, drop_inputs: bool = False) -> Compacted:
             them. It is not changed. Initialisers, regularisers and constraints are kept; an optimiser is not.
         drop_inputs: Make the compacted model take only the entries of an example that some weight reads, flat, as
             `Compacted.select` returns them. Only where the first layer with weights is a Dense.
-
-    Raises:
-        LotteryError: The model does not fit, or its outputs on random inputs are not finite, or change.
     """
     links = chain.take_apart(model)
     first = [*itertools.takewhile(lambda link: link.effect != WEIGHTED, links)]
@@ -114,12 +109,9 @@ def multiply_adds(links: Sequence[Link]) -> int:
     return sum(math.prod(link.after[:-1]) * math.prod(link.layer.weights[0].shape) for link in weighted)
 
 
-# The chain in segments, whose kernels end with zeros wherever nothing is needed
-
-
 @dataclass
 class Segment:
-    """A layer with a kernel, and the layers between it and the next such layer."""
+    """A layer with a kernel, which ends with zeros wherever nothing is needed, and those before the next such layer."""
 
     link: Link
     following: list[Link]
@@ -202,13 +194,11 @@ def _sees_padding(layer: Any) -> bool:
 
 
 def _unread(keras: Any, links: Sequence[Link], segments: Sequence[Segment]) -> np.ndarray:
-    """Return True for each entry of an example from which no path of weights leads to an output.
-
-    It is a derivative: of the sum of all outputs of a network of the same layers, in which every weight that is not
-    zero is one, every pooling is a mean, and nothing else is left. All terms are positive, so nothing cancels.
-    """
+    """Return True for each entry of an example from which no path of weights leads to an output."""
     import tensorflow as tf
 
+    # It is a derivative: of the sum of all outputs of a network of the same layers, in which every weight that is not
+    # zero is one, every pooling is a mean, and nothing else is left. All terms are positive, so nothing cancels.
     kernels = {id(one.link.layer): one.kernel for one in segments}
     start = tf.ones((1, *links[0].before), "float64")
     with tf.GradientTape() as tape:
@@ -232,9 +222,6 @@ def _unread(keras: Any, links: Sequence[Link], segments: Sequence[Segment]) -> n
                 x = tf.ones_like(x) * tf.reduce_sum(x)
         total = tf.reduce_sum(x)
     return np.asarray(tape.gradient(total, start))[0] == 0
-
-
-# Smaller layers, and the model of them
 
 
 def _pieces(segments: Sequence[Segment], kept: np.ndarray) -> list[Piece]:
@@ -373,8 +360,6 @@ def _random(model: Any, num: int) -> np.ndarray:
 def _dtype(model: Any) -> str:
     return str(getattr(model.inputs[0].dtype, "name", model.inputs[0].dtype))
 
-
-# How much less time it takes
 
 _LEAST_SECONDS = 0.005  # of the calls in a turn
 _MANY = 1000  # examples in a call, beside a call of one

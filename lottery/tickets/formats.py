@@ -1,12 +1,8 @@
 """The formats of exported tickets: how each is written, and how it is opened again as its users open it.
 
-A function that writes takes ``(model, masks, path, inputs)``: a built Keras 3 or tf_keras model whose masked entries
-are zero, which it leaves as it is; boolean arrays by weight; a free path in a folder that exists; examples as the model
-takes them, in its types. It raises a `LotteryError` for a model that it does not take; errors of its library become one
-in `exporting`. A function that opens takes ``(path, model)``; the model only tells what a file does not: its library,
-or the structure of inputs.
-
-A new format is two such functions and a line in `EXPORTS`.
+A format is two functions and a line in `EXPORTS`. One writes ``(model, masks, path, inputs)``: a built Keras 3 or
+tf_keras model whose masked entries are zero, which it leaves as it is, to a free path, with examples in the types of
+the model. The other opens ``(path, model)``; the model only tells what a file does not. Both may raise any error.
 """
 
 import importlib.util
@@ -87,9 +83,8 @@ def tflite_sparse(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     30 % zeros as it is, and otherwise stores a kept entry in 4 bytes and one or two for its place, so that the file is
     smaller below a density of about two thirds. It saves room, not time: the interpreter makes the weight dense first
     (DENSIFY, which interpreters for microcontrollers may lack). A Dense kernel below a density of about 3.5 % is stored
-    in blocks of four inputs instead: the file is up to three times as large as at a slightly higher density
-    (LeNet-300-100: 61 kB at 3.6 %, 139 kB at 3.4 %), but inference skips zeros (at 2 % in 0.54 of the time).
-    All zeros are encoded, masked or not.
+    in blocks of four inputs: the file is up to three times as large as at a slightly higher density (LeNet-300-100:
+    61 kB at 3.6 %, 139 kB at 3.4 %), but inference skips zeros (at 2 % in 0.54 of the time).
     """
     import tensorflow as tf
 
@@ -184,8 +179,7 @@ def decoded(values: np.ndarray, shape: Any, encoding: Mapping[str, Any]) -> np.n
 
     It is a tree of dimensions, after Chou, Kjolstad & Amarasinghe 2018, https://arxiv.org/abs/1804.10112: under each
     entry of one dimension all places of the next (a dense dimension), or a list of some (a sparse one). A dimension
-    that is cut into blocks comes a second time, for the place within the block. `values` are in the order of the tree;
-    `encoding` is a record of the interpreter.
+    that is cut into blocks comes a second time, for the place within the block. `encoding` is the interpreter's.
     """
     places = np.zeros((1, 0), np.int64)  # one row for each entry so far, one column for each dimension passed
     for level in encoding["dim_metadata"]:
@@ -242,6 +236,7 @@ def npz_opened(path: Path, model: Any) -> Opened:
 
 def tfmot(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """Write a tf_keras model in wrappers of tfmot that hold the masks; it trains without ``UpdatePruningStep``."""
+    # `load_model` loads it within `tfmot.sparsity.keras.prune_scope()`.
     wrappers.check_library(model)
     # A copy, because the wrappers would share the layers of the caller's model.
     wrappers.wrap(_copy(model), masks).save(path)
