@@ -10,7 +10,7 @@ import numpy as np
 from lottery import config, files, masks, weights
 from lottery.analysis import connectivity_files, style
 from lottery.analysis.connectivity_files import ORDERS, RECOMPUTED, STORED, Siblings
-from lottery.analysis.record import Analysis
+from lottery.analysis.record import Analysis, frame
 from lottery.errors import LotteryError, unknown
 from lottery.runs import intervals, results, store
 from lottery.runs.results import Table
@@ -19,25 +19,20 @@ STABLE = 0.02  # of Frankle et al. 2020, https://arxiv.org/abs/1912.05671, secti
 PLACE = ("replicate", "round", "step", "density", "batch_norm")
 POINTS = (*PLACE, *connectivity_files.PATH)
 BARRIERS = (*PLACE, "split", "ends", "highest", "alpha_highest", "barrier", "stable")
+_REMARKS = {STORED: "", RECOMPUTED: " BatchNorm statistics were recomputed at each point."}
 NO_PATH = "no path between two networks is stored yet; `lottery analyze connectivity` measures them"
 
 
 def points(run: Path) -> Table:
     """Read the networks between two siblings, for every path that is stored of a run.
 
-    Paths of rounds or networks that are incomplete, or were trained again since, are left out; `wrong` names them.
-
     Returns:
         A data frame with the columns `POINTS`, sorted by them: ``step`` is k, ``density`` the round's, ``batch_norm``
         "stored" for statistics interpolated like weights, "recomputed" for statistics measured at each point;
         ``alpha`` in [0, 1] goes from the network of order 1 to that of order 2, ``split`` is "train" or "test",
-        ``loss`` in nats and ``error`` in [0, 1]. It is empty if nothing is stored.
-
-    Raises:
-        LotteryError: It is not a run, or a file is damaged.
+        ``loss`` in nats and ``error`` in [0, 1]. It is empty if nothing is stored. Paths of rounds or networks that are
+        incomplete, or were trained again since, are left out; `wrong` names them.
     """
-    import pandas as pd
-
     found = []
     for siblings, recomputed in connectivity_files.stored_paths(run, store.read_experiment(run)):
         record, rows = connectivity_files.read_path(siblings.path_file(recomputed))
@@ -45,7 +40,7 @@ def points(run: Path) -> Table:
             density = siblings.round.record["density"]
             place = (siblings.replicate, siblings.index, siblings.step, density, record["batch_norm"])
             found += [(*place, *row) for row in rows]
-    table = pd.DataFrame(found, columns=list(POINTS))
+    table = frame(found, POINTS)
     return table.sort_values(["replicate", "round", "step", "batch_norm", "split", "alpha"], ignore_index=True)
 
 
@@ -59,14 +54,12 @@ def barriers(points: Table) -> Table:
         networks, ``highest`` the highest error, found first at ``alpha_highest``; ``stable`` is True if the barrier is
         below `STABLE`. Errors are in [0, 1].
     """
-    import pandas as pd
-
     by = [*PLACE, "split"]
     rows = [
         dict(zip(by, place, strict=True)) | error_barrier(part["alpha"], part["error"])
         for place, part in points.groupby(by)
     ]
-    return pd.DataFrame(rows, columns=list(BARRIERS))
+    return frame(rows, BARRIERS)
 
 
 def error_barrier(alphas: Sequence[float], errors: Sequence[float]) -> dict[str, Any]:
@@ -152,8 +145,6 @@ def barrier(
     mean of its error barrier. Replicates measured at different points are all interpolated linearly at each of these.
 
     Args:
-        points: The table of `points`.
-        ax: Matplotlib axes to draw on.
         split: ``"test"`` or ``"train"``; both by default, the train error dashed.
         rounds, steps: All of these are drawn; by default at most three rounds and three rewind steps, evenly apart.
         batch_norm: ``"stored"``, by default if the table has it, or ``"recomputed"``, which the title names.
@@ -315,21 +306,17 @@ def _barrier_views(points: Table) -> list[tuple[dict[str, Any], str]]:
     text = "Error on the straight line between two networks trained from the same start on two orders of the data."
     rounds = results.chosen(points["round"], style.MOST) if len(points) else []
     kinds = sorted(set(points["batch_norm"]))
-    return [({"batch_norm": kind, "rounds": rounds}, text + _recomputed(kind)) for kind in kinds]
+    return [({"batch_norm": kind, "rounds": rounds}, text + _REMARKS[kind]) for kind in kinds]
 
 
 def _instability_views(barriers: Table) -> list[tuple[dict[str, Any], str]]:
     """Figures over density and over steps, of which there is more than one."""
     return [
-        ({"batch_norm": kind, "over": over}, f"Error barriers by {over}.{_recomputed(kind)}")
+        ({"batch_norm": kind, "over": over}, f"Error barriers by {over}.{_REMARKS[kind]}")
         for kind, part in barriers.groupby("batch_norm")
         for over in ("density", "step")
         if part[over].nunique() > 1
     ]
-
-
-def _recomputed(kind: str) -> str:
-    return " BatchNorm statistics were recomputed at each point." if kind == RECOMPUTED else ""
 
 
 CONNECTIVITY = Analysis(
