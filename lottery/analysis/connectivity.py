@@ -1,7 +1,7 @@
 """Linear mode connectivity of a run's networks: the error barriers that `connecting.connect` measured, and figures."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +255,7 @@ def _means(part: Table, confidence: float) -> list[dict[str, Any]]:
     """Average the barrier over replicates, for each round and step; ``text`` has its interval."""
     lines = []
     for (index, step), group in part.groupby(["round", "step"]):
+        density = group["density"].mean()
         mean, low, high = intervals.mean_interval(group["barrier"].tolist(), confidence)
         text = f"{len(group)} replicate{'s' if len(group) > 1 else ''}"
         if math.isfinite(low):
@@ -262,14 +263,14 @@ def _means(part: Table, confidence: float) -> list[dict[str, Any]]:
             if low < STABLE <= high:
                 text += f", which goes {'above' if mean < STABLE else 'below'} {100 * STABLE:g} %"
         lines.append({
-            "round": int(index), "step": int(step), "density": group["density"].mean(), "mean": mean,
-            "stable": mean < STABLE, "text": f"{100 * mean:.2f} % ({text})",
+            "round": int(index), "step": int(step), "density": density, "mean": mean, "stable": mean < STABLE,
+            "where": f"round {index} (density {density:.4f})", "text": f"{100 * mean:.2f} % ({text})",
         })  # fmt: skip
     return lines
 
 
 def _by_step(tried: list[dict[str, Any]], index: int) -> str:
-    who = "the dense network" if index == 0 else _where(tried[0])
+    who = "the dense network" if index == 0 else tried[0]["where"]
     first = next((line for line in tried if line["stable"]), None)
     if first is None:
         lowest = min(tried, key=lambda line: line["mean"])
@@ -285,16 +286,12 @@ def _by_round(pruned: list[dict[str, Any]], step: int) -> str:
     best = min((line for line in pruned if line["stable"]), key=lambda line: line["density"], default=None)
     if best is None:
         lowest = min(pruned, key=lambda line: line["mean"])
-        shown = f"{_where(lowest)} has the lowest test-error barrier, {lowest['text']}"
+        shown = f"{lowest['where']} has the lowest test-error barrier, {lowest['text']}"
         return f"rewound to step {step}, no pruned network tried is stable: {shown}"
     unstable = [str(line["round"]) for line in pruned if not line["stable"]]
     but = f"; not stable: round{'s' if len(unstable) > 1 else ''} {', '.join(unstable)}" if unstable else ""
-    shown = f"at {_where(best)} the test-error barrier is {best['text']}"
+    shown = f"at {best['where']} the test-error barrier is {best['text']}"
     return f"rewound to step {step}, networks are stable down to density {best['density']:.4f}: {shown}{but}"
-
-
-def _where(line: Mapping[str, Any]) -> str:
-    return f"round {line['round']} (density {line['density']:.4f})"
 
 
 def _stored_barriers(run: Path) -> Table:

@@ -122,12 +122,11 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
     ax.set_xlim(0, across * (num_columns + gap) - gap)
     ax.set_ylim(down * (tall + line + gap) - line - gap, -line)
     ax.set_axis_off()
-    what = "place of the kernel" if kernel else "input"
     # As wide as the images, and places below them in inches, independent of the height.
     inches = ax.figure.dpi_scale_trans + ScaledTranslation(0, 0, ax.transAxes)
     below = blended_transform_factory(ax.transAxes, inches)
     bar = ax.figure.colorbar(shown, cax=ax.inset_axes((0, -0.25, 1, 0.12), transform=below), orientation="horizontal")
-    bar.set_label(f"kept entries of each {what}" + " (log)" * log, fontsize=8)
+    bar.set_label(f"kept entries of each {'place of the kernel' if kernel else 'input'}{' (log)' * log}", fontsize=8)
     if log:
         style.log_ticks(bar.ax.xaxis)
     else:

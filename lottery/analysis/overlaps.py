@@ -193,12 +193,10 @@ def _ratio(common: float, counts: list[tuple[int, int, int, int]]) -> float:
 
 def _drawn(kept: Masks, random: np.random.Generator) -> Masks:
     """Draw masks that keep as many entries of each weight."""
-    drawn = {}
-    for name, mask in kept.items():
-        flat = np.zeros(mask.size, dtype=bool)
-        flat[random.permutation(mask.size)[: np.count_nonzero(mask)]] = True
-        drawn[name] = flat.reshape(mask.shape)
-    return drawn
+    return {
+        name: np.isin(np.arange(mask.size), random.permutation(mask.size)[: mask.sum()]).reshape(mask.shape)
+        for name, mask in kept.items()
+    }
 
 
 def _size(table: Table) -> tuple[float, float]:
