@@ -35,11 +35,8 @@ def __dir__() -> list[str]:
 def read(run: Path, kind: str, **options: Any) -> Table:
     """Read the table of a kind of figure, which `drawn`, `save` and `svg` draw, from a run's folder.
 
-    Args:
-        run: The run's folder.
-        kind: A key of `kinds`.
-        options: ``rounds``, by default at most six, evenly; or for an overlap ``round``, by default the last round
-            of all replicates, and ``matched``. Options that the kind's table does not know are ignored.
+    Options are ``rounds``, by default at most six, evenly apart; or for an overlap ``round``, by default the last round
+    of all replicates, and ``matched``. Those that the kind's table does not know are ignored.
 
     Raises:
         LotteryError: An unknown kind, or it is not a run, or it lacks what the kind needs.
@@ -58,11 +55,7 @@ def read(run: Path, kind: str, **options: Any) -> Table:
 def drawn(source: Table, kind: str = "accuracy", title: str = "", **options: Any) -> Any:
     """Draw a Matplotlib figure outside pyplot: no window, no state, and no backend to choose.
 
-    Args:
-        source: The table of the kind; see `read`.
-        kind: A key of `kinds`.
-        title: The figure's title.
-        options: Those of the kind's function, by name.
+    The source is the table of the kind; see `read`. The options are those of the kind's function.
 
     Raises:
         LotteryError: An unknown kind or option, an empty table, or an error of the kind's function.

@@ -27,7 +27,6 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = Fa
 
     Args:
         rows: The table of `lottery.runs.results.table`, with at most as many branches as there are `style.STYLES`.
-        ax: Matplotlib axes to draw on.
         interval: The bars, a key of `style.INTERVALS`; by default from the lowest to the highest replicate.
         full: Show every point.
         reference: Draw the dense network, round 0 of the first branch, as a line with its bar as a band. If False, as
@@ -87,8 +86,7 @@ def early_stop(rows: Table, ax: Any = None, interval: str = "range", num_steps: 
     if len(last):
         ax.errorbar([], [], color="black", marker="o", markerfacecolor="white", linestyle="none", label="≥ (last step)")
     style.density_axis(ax, points["density"])
-    ax.set_ylim(0, points["high"].max() * 1.06 + 1e-9)
-    ax.set_ylabel("early-stop step (lowest validation loss)")
+    ax.set(ylim=(0, points["high"].max() * 1.06 + 1e-9), ylabel="early-stop step (lowest validation loss)")
     return style.finish(ax, style.over_replicates(points, "bars", interval))
 
 

@@ -1,7 +1,7 @@
 """Linear mode connectivity of a run's networks: the error barriers that `connecting.connect` measured, and figures."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from lottery import config, files, masks, weights
 from lottery.analysis import connectivity_files, style
 from lottery.analysis.connectivity_files import ORDERS, RECOMPUTED, STORED, Siblings
-from lottery.analysis.record import Analysis
+from lottery.analysis.record import Analysis, frame
 from lottery.errors import LotteryError, unknown
 from lottery.runs import intervals, results, store
 from lottery.runs.results import Table
@@ -19,25 +19,20 @@ STABLE = 0.02  # of Frankle et al. 2020, https://arxiv.org/abs/1912.05671, secti
 PLACE = ("replicate", "round", "step", "density", "batch_norm")
 POINTS = (*PLACE, *connectivity_files.PATH)
 BARRIERS = (*PLACE, "split", "ends", "highest", "alpha_highest", "barrier", "stable")
+_REMARKS = {STORED: "", RECOMPUTED: " BatchNorm statistics were recomputed at each point."}
 NO_PATH = "no path between two networks is stored yet; `lottery analyze connectivity` measures them"
 
 
 def points(run: Path) -> Table:
     """Read the networks between two siblings, for every path that is stored of a run.
 
-    Paths of rounds or networks that are incomplete, or were trained again since, are left out; `wrong` names them.
-
     Returns:
         A data frame with the columns `POINTS`, sorted by them: ``step`` is k, ``density`` the round's, ``batch_norm``
         "stored" for statistics interpolated like weights, "recomputed" for statistics measured at each point;
         ``alpha`` in [0, 1] goes from the network of order 1 to that of order 2, ``split`` is "train" or "test",
-        ``loss`` in nats and ``error`` in [0, 1]. It is empty if nothing is stored.
-
-    Raises:
-        LotteryError: It is not a run, or a file is damaged.
+        ``loss`` in nats and ``error`` in [0, 1]. It is empty if nothing is stored. Paths of rounds or networks that are
+        incomplete, or were trained again since, are left out; `wrong` names them.
     """
-    import pandas as pd
-
     found = []
     for siblings, recomputed in connectivity_files.stored_paths(run, store.read_experiment(run)):
         record, rows = connectivity_files.read_path(siblings.path_file(recomputed))
@@ -45,7 +40,7 @@ def points(run: Path) -> Table:
             density = siblings.round.record["density"]
             place = (siblings.replicate, siblings.index, siblings.step, density, record["batch_norm"])
             found += [(*place, *row) for row in rows]
-    table = pd.DataFrame(found, columns=list(POINTS))
+    table = frame(found, POINTS)
     return table.sort_values(["replicate", "round", "step", "batch_norm", "split", "alpha"], ignore_index=True)
 
 
@@ -59,14 +54,12 @@ def barriers(points: Table) -> Table:
         networks, ``highest`` the highest error, found first at ``alpha_highest``; ``stable`` is True if the barrier is
         below `STABLE`. Errors are in [0, 1].
     """
-    import pandas as pd
-
     by = [*PLACE, "split"]
     rows = [
         dict(zip(by, place, strict=True)) | error_barrier(part["alpha"], part["error"])
         for place, part in points.groupby(by)
     ]
-    return pd.DataFrame(rows, columns=list(BARRIERS))
+    return frame(rows, BARRIERS)
 
 
 def error_barrier(alphas: Sequence[float], errors: Sequence[float]) -> dict[str, Any]:
@@ -152,8 +145,6 @@ def barrier(
     mean of its error barrier. Replicates measured at different points are all interpolated linearly at each of these.
 
     Args:
-        points: The table of `points`.
-        ax: Matplotlib axes to draw on.
         split: ``"test"`` or ``"train"``; both by default, the train error dashed.
         rounds, steps: All of these are drawn; by default at most three rounds and three rewind steps, evenly apart.
         batch_norm: ``"stored"``, by default if the table has it, or ``"recomputed"``, which the title names.
@@ -264,6 +255,7 @@ def _means(part: Table, confidence: float) -> list[dict[str, Any]]:
     """Average the barrier over replicates, for each round and step; ``text`` has its interval."""
     lines = []
     for (index, step), group in part.groupby(["round", "step"]):
+        density = group["density"].mean()
         mean, low, high = intervals.mean_interval(group["barrier"].tolist(), confidence)
         text = f"{len(group)} replicate{'s' if len(group) > 1 else ''}"
         if math.isfinite(low):
@@ -271,14 +263,14 @@ def _means(part: Table, confidence: float) -> list[dict[str, Any]]:
             if low < STABLE <= high:
                 text += f", which goes {'above' if mean < STABLE else 'below'} {100 * STABLE:g} %"
         lines.append({
-            "round": int(index), "step": int(step), "density": group["density"].mean(), "mean": mean,
-            "stable": mean < STABLE, "text": f"{100 * mean:.2f} % ({text})",
+            "round": int(index), "step": int(step), "density": density, "mean": mean, "stable": mean < STABLE,
+            "where": f"round {index} (density {density:.4f})", "text": f"{100 * mean:.2f} % ({text})",
         })  # fmt: skip
     return lines
 
 
 def _by_step(tried: list[dict[str, Any]], index: int) -> str:
-    who = "the dense network" if index == 0 else _where(tried[0])
+    who = "the dense network" if index == 0 else tried[0]["where"]
     first = next((line for line in tried if line["stable"]), None)
     if first is None:
         lowest = min(tried, key=lambda line: line["mean"])
@@ -294,16 +286,12 @@ def _by_round(pruned: list[dict[str, Any]], step: int) -> str:
     best = min((line for line in pruned if line["stable"]), key=lambda line: line["density"], default=None)
     if best is None:
         lowest = min(pruned, key=lambda line: line["mean"])
-        shown = f"{_where(lowest)} has the lowest test-error barrier, {lowest['text']}"
+        shown = f"{lowest['where']} has the lowest test-error barrier, {lowest['text']}"
         return f"rewound to step {step}, no pruned network tried is stable: {shown}"
     unstable = [str(line["round"]) for line in pruned if not line["stable"]]
     but = f"; not stable: round{'s' if len(unstable) > 1 else ''} {', '.join(unstable)}" if unstable else ""
-    shown = f"at {_where(best)} the test-error barrier is {best['text']}"
+    shown = f"at {best['where']} the test-error barrier is {best['text']}"
     return f"rewound to step {step}, networks are stable down to density {best['density']:.4f}: {shown}{but}"
-
-
-def _where(line: Mapping[str, Any]) -> str:
-    return f"round {line['round']} (density {line['density']:.4f})"
 
 
 def _stored_barriers(run: Path) -> Table:
@@ -315,21 +303,17 @@ def _barrier_views(points: Table) -> list[tuple[dict[str, Any], str]]:
     text = "Error on the straight line between two networks trained from the same start on two orders of the data."
     rounds = results.chosen(points["round"], style.MOST) if len(points) else []
     kinds = sorted(set(points["batch_norm"]))
-    return [({"batch_norm": kind, "rounds": rounds}, text + _recomputed(kind)) for kind in kinds]
+    return [({"batch_norm": kind, "rounds": rounds}, text + _REMARKS[kind]) for kind in kinds]
 
 
 def _instability_views(barriers: Table) -> list[tuple[dict[str, Any], str]]:
     """Figures over density and over steps, of which there is more than one."""
     return [
-        ({"batch_norm": kind, "over": over}, f"Error barriers by {over}.{_recomputed(kind)}")
+        ({"batch_norm": kind, "over": over}, f"Error barriers by {over}.{_REMARKS[kind]}")
         for kind, part in barriers.groupby("batch_norm")
         for over in ("density", "step")
         if part[over].nunique() > 1
     ]
-
-
-def _recomputed(kind: str) -> str:
-    return " BatchNorm statistics were recomputed at each point." if kind == RECOMPUTED else ""
 
 
 CONNECTIVITY = Analysis(

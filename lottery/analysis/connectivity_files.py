@@ -109,10 +109,8 @@ def folder(run: Path) -> Path:
 
 
 def seed_words(experiment: config.Experiment, replicate: int, order: int) -> tuple[int, ...]:
-    """Give the words that decide an order of the data; those of order 1 are the run's own.
-
-    The last word is the purpose, as in every training: augmentation draws by the words before it.
-    """
+    """Give the words that decide an order of the data; those of order 1 are the run's own."""
+    # The last word is the purpose, as in every training: augmentation draws by the words before it.
     own = () if order == 1 else (randomness.SIBLINGS, order)
     return (experiment.run.seed, replicate, *own, randomness.BATCHES)
 

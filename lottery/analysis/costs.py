@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from lottery.analysis.record import Analysis
+from lottery.analysis.record import Analysis, frame
 from lottery.runs import store
 from lottery.runs.verdicts import Table
 from lottery.settings import GIVEN
@@ -18,9 +18,7 @@ COLUMNS = (
 def multiply_adds(kept: Mapping[str, int], per_entry: Mapping[str, int | None]) -> int | None:
     """Count the multiply-adds for one example, without biases and normalisation; None if those of a weight are unknown.
 
-    Args:
-        kept: How many entries of each weight are kept; see `lottery.masks.num_kept`.
-        per_entry: Multiply-adds of one entry of each weight; see `lottery.models.multiply_adds.per_entry`.
+    The arguments are from `lottery.masks.num_kept` and `lottery.models.multiply_adds.per_entry`.
     """
     known = {name: per_entry.get(name) for name in kept}
     return None if None in known.values() else sum(kept[name] * (known[name] or 0) for name in kept)
@@ -33,14 +31,11 @@ def table(run: Path) -> Table:
     multiply-adds, which no hardware fully reaches.
 
     Returns:
-        A data frame with a row for each row of `lottery.runs.results.table`, in its order: ``replicate, branch, round,
-        density, num_kept``; ``compression``, 1 / density; ``multiply_adds`` for one example of the run's own data, and
-        ``speedup``, the dense network's divided by these, both NaN if unknown; ``seconds`` and ``steps`` of training
-        the network, for `lottery.pruning.branches.early_bird` without the steps that draw the ticket. Compression and
-        speed-up are infinite if nothing is left.
+        A data frame with the columns `COLUMNS`, a row for each row of `lottery.runs.results.table`, in its order:
+        ``compression`` is 1 / density; ``multiply_adds`` for one example of the run's own data, and ``speedup``, the
+        dense network's divided by these, both NaN if unknown; ``seconds`` and ``steps`` of training, for
+        `lottery.pruning.branches.early_bird` without the steps that draw the ticket. Infinite if nothing is left.
     """
-    import pandas as pd
-
     rows, per_entry = [], store.read_environment(run).get("uses", {})
     dense: int | None = None
     for stored in store.rounds(run):
@@ -57,7 +52,7 @@ def table(run: Path) -> Table:
         }
         rows.append({column: record[column] for column in COLUMNS if column in record} | computed)
     floats = dict.fromkeys(("compression", "multiply_adds", "speedup", "seconds"), float)
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(floats)
+    return frame(rows, COLUMNS).astype(floats)
 
 
 def total(run: Path) -> dict[str, float | int | None]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from lottery.analysis import style
-from lottery.analysis.record import Analysis
+from lottery.analysis.record import Analysis, frame
 from lottery.errors import unknown
 from lottery.runs import store
 from lottery.runs.results import Table
@@ -22,10 +22,8 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
         the mean over the steps since the one before it. Losses are as the model reports them (a cross-entropy is in
         nats), densities and accuracies in [0, 1]; an accuracy that the model does not measure is NaN.
     """
-    import pandas as pd
-
     rows = [(*stored.labels, *row) for stored in store.rounds(run, rounds) for row in stored.metrics]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return frame(rows, COLUMNS)
 
 
 _SETTLED = 0.05  # of the steps; the losses before it are far from all later ones
@@ -50,19 +48,15 @@ def figure(
     """Draw a measure against the step of training: the mean over replicates, in a band from the lowest to the highest.
 
     Args:
-        curves: The table of `table`.
-        ax: Matplotlib axes to draw on.
         measure: ``"accuracy"`` or ``"loss"``, which also replaces accuracies that were not measured.
         split: ``"train"``, ``"validation"`` or ``"test"``.
         rounds: The rounds to draw; by default at most six, evenly apart.
-        branch: The branch to draw.
         detail: See `Detail`. Of more evaluations than `most`, neighbours are averaged, and the title says how many. The
             evaluation at step 0, before training, is never averaged.
     """
     full, most = detail.pop("full", False), detail.pop("most", 40)
     if detail:
         raise TypeError(f"figure() got an unexpected keyword argument {next(iter(detail))!r}")
-    style.check(curves)
     if measure not in ("accuracy", "loss"):
         raise unknown("The measure to plot", measure, ("accuracy", "loss"))
     part = style.of_rounds(style.only(style.only(curves, "branch", branch), "split", split), rounds)
@@ -79,9 +73,7 @@ def figure(
     outside = points[(points["low"] < low) | (points["high"] > high)]
     if low < high and not full:
         ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-    ax.set_xlim(0, None)
-    ax.set_xlabel("step")
-    ax.set_ylabel(f"{split} {measure}")
+    ax.set(xlim=(0, None), xlabel="step", ylabel=f"{split} {measure}")
     if together > 1:
         notes.append(f"each point after step 0 the mean of up to {together} evaluations")
     if not full and not outside.empty:

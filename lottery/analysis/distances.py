@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from lottery.analysis import style
-from lottery.analysis.record import Analysis
+from lottery.analysis.record import Analysis, frame
 from lottery.errors import unknown
 from lottery.runs import store
 from lottery.runs.results import Table
@@ -48,8 +48,6 @@ def table(run: Path) -> Table:
         values or, with learning-rate rewinding and fine-tuning, the end of the round before. Only the main chain is
         included, so ``branch`` is ``"ticket"``; the start of a branch is not stored.
     """
-    import pandas as pd
-
     rows = []
     for stored in store.rounds(run, branches=False):
         start, trained = stored.masked_start, stored.weights
@@ -57,7 +55,7 @@ def table(run: Path) -> Table:
         together = [np.concatenate(parts) for parts in zip(*pairs.values(), strict=True)]
         for name, (before, after) in {ALL: together, **pairs}.items():
             rows.append((*stored.labels, name, *moved(before, after)))
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return frame(rows, COLUMNS)
 
 
 # The columns that the figure can draw, with the labels of the axis.
@@ -73,7 +71,6 @@ def figure(table: Table, ax: Any = None, measure: str = "relative_distance") -> 
 
     The bars go from the lowest to the highest replicate.
     """
-    style.check(table)
     if measure not in DISTANCES:
         raise unknown("The measure to plot", measure, DISTANCES)
     points = style.spread(style.only(table, "branch", "ticket"), ("weight", "round"), measure)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lottery.analysis import style
-from lottery.analysis.record import Analysis
+from lottery.analysis.record import Analysis, frame
 from lottery.models import library
 from lottery.runs import store
 from lottery.runs.results import Table
@@ -24,13 +24,10 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
     Returns:
         A data frame with the columns `COLUMNS`. For a dense layer, ``what`` is ``"input"`` and each row is an input:
         ``kept`` of its ``of`` entries, one for each unit, are kept, and ``row, column, channel`` is its place in the
-        image that the network flattens (channels last). If it is no image, or an unknown one, row and channel are 0 and
-        the column counts. For a convolution, ``what`` is ``"kernel"`` and each row is a place of the kernel and a
-        channel of the example, with an entry for each unit. A kernel with one spatial axis is one row; the first two
-        of three axes are merged into rows.
+        image that the network flattens (channels last), or (0, its number, 0) if that is unknown or no image. For a
+        convolution, ``what`` is ``"kernel"`` and each row is a place of the kernel and a channel of the example. A
+        kernel with one spatial axis is one row; the first two of three axes are merged into rows.
     """
-    import pandas as pd
-
     shape = image_shape(store.read_environment(run).get("architecture") or {})
     rows = []
     for stored in store.rounds(run, rounds, branches=False):
@@ -38,14 +35,11 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
         replicate, _, index, density = stored.labels
         what, kept, of = counted(mask, shape)
         rows += [(replicate, index, density, name, what, *place, num, of) for place, num in np.ndenumerate(kept)]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return frame(rows, COLUMNS)
 
 
 def counted(mask: np.ndarray, shape: tuple[int, ...] = ()) -> tuple[str, np.ndarray, int]:
-    """Count the kept entries of a first weight by the place that they read.
-
-    The mask has units on its last axis and inputs on the axis before. Examples of the shape (height, width) or (height,
-    width, channels) are images.
+    """Count the kept entries of a first weight by the place that they read, in an example of a shape.
 
     Returns:
         `INPUT` or `KERNEL`; an array of counts by (row, column, channel); and the number of entries at each place.
@@ -62,10 +56,7 @@ def counted(mask: np.ndarray, shape: tuple[int, ...] = ()) -> tuple[str, np.ndar
 
 
 def image_shape(architecture: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the shape of an example whose entries the first weights read in order; empty if it is unknown.
-
-    The architecture in ``environment.json`` has a built-in network's name and shape, or Keras' configuration.
-    """
+    """Return the shape of an example whose entries the first weights read in order; empty if it is unknown."""
     if "name" in architecture:
         return _whole(architecture.get("input_shape"))
     described = (architecture.get("keras") or {}).get("config") or {}
@@ -104,7 +95,6 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
     from matplotlib.patches import Rectangle
     from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 
-    style.check(table)
     part = style.of_rounds(style.only(table, "replicate", replicate), rounds)
     kernel, channels = part["what"].iloc[0] == KERNEL, int(part["channel"].max()) + 1
     images = {index: _image(one, kernel) for index, one in part.groupby("round")}
@@ -113,7 +103,7 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
     across, down, tall, line = _arranged(len(images), num_rows, num_columns)
     counts = np.concatenate([image[image > 0] for image in images.values()])
     low, high = (counts.min(), counts.max()) if counts.size else (1, 1)
-    log = high > 5 * low
+    log = bool(high > 5 * low)
     scale = LogNorm(low, high) if log else Normalize(min(low, high - 1), high)
     # Without its last tenth, which in grey is as pale as inputs that no unit reads.
     colors = ListedColormap(colormaps["viridis"](np.linspace(0, 0.9, 256))).with_extremes(bad=_UNREAD)
@@ -132,12 +122,12 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
     ax.set_xlim(0, across * (num_columns + gap) - gap)
     ax.set_ylim(down * (tall + line + gap) - line - gap, -line)
     ax.set_axis_off()
-    what = "place of the kernel" if kernel else "input"
     # As wide as the images, and places below them in inches, independent of the height.
     inches = ax.figure.dpi_scale_trans + ScaledTranslation(0, 0, ax.transAxes)
     below = blended_transform_factory(ax.transAxes, inches)
     bar = ax.figure.colorbar(shown, cax=ax.inset_axes((0, -0.25, 1, 0.12), transform=below), orientation="horizontal")
-    bar.set_label(f"kept entries of each {what}" + (" (log)" if log else ""), fontsize=8)
+    of = "place of the kernel" if kernel else "input"
+    bar.set_label(f"kept entries of each {of}" + (" (log)" if log else ""), fontsize=8)
     if log:
         style.log_ticks(bar.ax.xaxis)
     else:

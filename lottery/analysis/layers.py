@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lottery.analysis import style
-from lottery.analysis.record import Analysis
+from lottery.analysis.record import Analysis, frame
 from lottery.runs import store
 from lottery.runs.results import Table
 
@@ -23,8 +23,7 @@ def degrees_of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     The last axis of a weight is its units, the axis before it its inputs, as in the kernels of Keras' Dense and
     convolutions. The axes before those, the places of a convolution's kernel, are summed. A weight with one axis has
-    units only. (The last axis of a depthwise kernel is the multiplier, that of a transposed convolution the input:
-    units and inputs mean those axes there.)
+    units only. (The last axis of a depthwise kernel is the multiplier, that of a transposed convolution the input.)
     """
     if mask.ndim < 2:
         return mask.reshape(-1).astype(int), np.zeros(0, int)
@@ -38,12 +37,9 @@ def table(run: Path) -> Table:
     Returns:
         A data frame with the columns `COLUMNS`, in the order of `lottery.runs.store.rounds` and of the layers:
         ``density`` is that of the network and ``weight_density`` that of the weight, both in [0, 1]; ``inputs`` and
-        ``units`` are their numbers by the rule of `degrees_of`, and dead ones have the degree 0 (the output of a dead
-        unit is the same for all examples, and no unit reads a dead input); ``collapsed`` is True if nothing is kept of
-        the weight.
+        ``units`` are their numbers by the rule of `degrees_of`, and dead ones have the degree 0: the output of a dead
+        unit is the same for all examples, and no unit reads a dead input. Nothing is kept of a ``collapsed`` weight.
     """
-    import pandas as pd
-
     rows = []
     for stored in store.rounds(run):
         for name, mask in stored.masks.items():
@@ -51,7 +47,7 @@ def table(run: Path) -> Table:
             kept = int(coming.sum())
             sides = (leaving.size, coming.size, int((leaving == 0).sum()), int((coming == 0).sum()))
             rows.append((*stored.labels, name, mask.size, kept, kept / mask.size, *sides, kept == 0))
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return frame(rows, COLUMNS)
 
 
 def degrees(run: Path, rounds: Iterable[int] | None = None) -> Table:
@@ -63,16 +59,13 @@ def degrees(run: Path, rounds: Iterable[int] | None = None) -> Table:
         A data frame with the columns `DEGREE_COLUMNS`: ``count`` units (``side`` is ``"in"``) or inputs (``"out"``)
         have ``degree`` kept entries; the degrees that occur, in ascending order.
     """
-    import pandas as pd
-
     rows = []
     for stored in store.rounds(run, rounds):
         for name, mask in stored.masks.items():
             for side, found in zip(("in", "out"), degrees_of(mask), strict=True):
-                values, counts = np.unique(found, return_counts=True)
-                pairs = zip(values.tolist(), counts.tolist(), strict=True)
-                rows += [(*stored.labels, name, side, degree, count) for degree, count in pairs]
-    return pd.DataFrame(rows, columns=list(DEGREE_COLUMNS))
+                counts = enumerate(np.bincount(found).tolist())
+                rows += [(*stored.labels, name, side, degree, count) for degree, count in counts if count]
+    return frame(rows, DEGREE_COLUMNS)
 
 
 def summed(degrees: Table) -> Table:
@@ -98,7 +91,6 @@ def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
     For each weight the mean over replicates with bars from the lowest to the highest, and a cross at the bottom for
     rounds in which a replicate has nothing left of it.
     """
-    style.check(table)
     part = style.only(table, "branch", branch)
     # Beside the mean of the weight's density, `spread` adds that of the network's.
     points = style.spread(part, ("weight", "round"), "weight_density")
@@ -127,8 +119,7 @@ def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
     style.log_ticks(ax.yaxis)
     ax.margins(x=0.08)
     ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.set_xlabel("round")
-    ax.set_ylabel("density (fraction of each weight kept)")
+    ax.set(xlabel="round", ylabel="density (fraction of each weight kept)")
     return style.finish(ax, style.over_replicates(points, "bars"))
 
 
@@ -169,9 +160,8 @@ def degrees_figure(
     else:
         ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlim(0.9 * fewest, max(most, 1) * 1.1)
-    sides = {"in": "come into a unit", "out": "leave an input"}
-    ax.set_xlabel(f"kept entries that {sides[side]} ({weight})")
-    ax.set_ylabel(f"fraction of {'units' if side == 'in' else 'inputs'} with at most so many")
+    entries, of = ("come into a unit", "units") if side == "in" else ("leave an input", "inputs")
+    ax.set(xlabel=f"kept entries that {entries} ({weight})", ylabel=f"fraction of {of} with at most so many")
     return style.finish(ax, style.over_replicates(points, "band"))
 
 
@@ -192,5 +182,5 @@ DEGREES = Analysis(
     keys=("side",),
     printed=summed,
     chapter="Layers",
-    views=style.each_weight("how many entries its units keep."),
+    views=lambda table: style.each_weight(table, "how many entries its units keep."),
 )

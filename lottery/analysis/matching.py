@@ -50,13 +50,11 @@ def matched(
     algorithm 1, on masks: the units of one hidden layer after another, in random order, are assigned so that the
     entries that both keep, into the units and out of them, are as many as possible while the other layers stay, until
     no layer gains. It starts twice, from the units as they are and from a pass from the first layer to the last over
-    incoming entries alone, and takes the better end: so the entries that both keep never become fewer. The best of all
-    permutations is not always found.
+    incoming entries alone, and takes the better end: not always the best, but what both keep never becomes fewer.
 
     Args:
-        one: Masks of a chain, in the order of its layers: the last axis of each are its units, the axis before it its
-            inputs, which are the units before, or (flattened, channels last) several places of each.
-        other: Masks of the same names and shapes.
+        one, other: Masks of a chain, in the order of its layers: the last axis of each are its units, the axis before
+            it its inputs, which are the units before, or (flattened, channels last) several places of each.
         weights_one, weights_other: The weights of both networks, to match the masked weights instead, so that their
             inner product is as large as possible.
         seed: Of the random order.

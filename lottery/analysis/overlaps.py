@@ -10,7 +10,7 @@ import numpy as np
 
 from lottery import masks
 from lottery.analysis import matching, style
-from lottery.analysis.record import Analysis, NothingToDraw
+from lottery.analysis.record import Analysis, NothingToDraw, frame
 from lottery.errors import LotteryError
 from lottery.masks import Masks
 from lottery.runs import results, store
@@ -25,13 +25,9 @@ NO_PAIR = "there are no two masks to compare"
 
 
 def iou(one: Masks | np.ndarray, other: Masks | np.ndarray) -> float:
-    """Compute the overlap of two masks, or of several by name together: the intersection over the union.
+    """Compute the overlap of two masks, or of several by name together: intersection over union, in [0, 1].
 
-    Returns:
-        The entries that both keep, out of those that either keeps, in [0, 1]; NaN if neither keeps anything.
-
-    Raises:
-        LotteryError: Names or shapes differ.
+    It is NaN if neither keeps anything. Raises `LotteryError` if names or shapes differ.
     """
     counts = _counts(one, other)
     return _ratio(sum(both for both, *_ in counts), counts)
@@ -42,8 +38,7 @@ def chance(one: Masks | np.ndarray, other: Masks | np.ndarray) -> float:
 
     With a and b kept of the n entries of a weight, random masks have a b / n in common on average. The value is
     E / (A + B - E), where E is the sum of those over the weights and A and B are all that is kept: the ratio of the
-    expected intersection to the expected union, which is next to the expected ratio unless masks are tiny. Arguments,
-    range and errors are those of `iou`.
+    expected intersection to the expected union, next to the expected ratio unless masks are tiny. Otherwise as `iou`.
     """
     counts = _counts(one, other)
     return _ratio(sum(a * b / size for _, a, b, size in counts if size), counts)
@@ -52,9 +47,7 @@ def chance(one: Masks | np.ndarray, other: Masks | np.ndarray) -> float:
 def matched_chance(one: Masks, other: Masks, num_draws: int = 3, seed: int = 0) -> dict[str, float]:
     """Compute the overlap of random masks with as many entries in each weight, after matching their hidden units.
 
-    Matching raises the overlap of random masks as well, so that `chance` is too low a value to compare with.
-
-    The masks are those of a chain, as for `lottery.analysis.matching.matched`; only shapes and counts matter. Returns
+    Matching raises the overlap of random masks as well, so that `chance` is too low a value to compare with. Returns
     the mean over `num_draws` pairs of random masks, for ``"all"`` weights together and for each weight by name.
     """
     random, draws = np.random.default_rng(seed), []
@@ -72,7 +65,7 @@ def table(runs: Path | str | Sequence[Path | str], round: int, matched: bool = F
 
     Args:
         runs: A run's folder, or several of runs of the same network.
-        round: The round. Replicates that do not have it yet are left out.
+        round: Replicates that do not have it yet are left out.
         matched: Match hidden units first, too; see `lottery.analysis.matching.matched` and `matched_chance`.
 
     Returns:
@@ -82,11 +75,8 @@ def table(runs: Path | str | Sequence[Path | str], round: int, matched: bool = F
         `chance`; ``matched_overlap`` and ``matched_chance`` are NaN unless `matched`.
 
     Raises:
-        LotteryError: It is not a run, a run does not have the round, there are fewer than two masks, the networks
-            differ, or they cannot be matched.
+        LotteryError: There are fewer than two masks, the networks differ, or they cannot be matched.
     """
-    import pandas as pd
-
     found = _tickets([Path(run) for run in ([runs] if isinstance(runs, (str, Path)) else runs)], round, matched)
     chances: dict[tuple[tuple[int, ...], ...], dict[str, float]] = {}
     rows = []
@@ -101,7 +91,7 @@ def table(runs: Path | str | Sequence[Path | str], round: int, matched: bool = F
             pair = [kept if name == ALL else {name: kept[name]} for kept in (mine, theirs)]
             raised = (after.get(name, math.nan), expected.get(name, math.nan))
             rows.append((one, other, round, *map(masks.density, pair), name, iou(*pair), chance(*pair), *raised))
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return frame(rows, COLUMNS)
 
 
 def pairs(found: Table) -> list[str]:
@@ -110,12 +100,9 @@ def pairs(found: Table) -> list[str]:
     These are ``"one run"``; ``"two runs, one replicate"``, which share their initial weights if the runs have one seed;
     or ``"two runs"``.
     """
-    labels = []
-    for pair in zip(found["one"], found["other"], strict=True):
-        (run, _, replicate), (other_run, _, other_replicate) = (label.rpartition(":") for label in pair)
-        two = "two runs, one replicate" if replicate == other_replicate else "two runs"
-        labels.append("one run" if run == other_run else two)
-    return labels
+    one, other = (found[column].str.rpartition(":") for column in ("one", "other"))
+    two = np.where(one[2] == other[2], "two runs, one replicate", "two runs")
+    return np.where(one[0] == other[0], "one run", two).tolist()
 
 
 def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = False) -> Any:
@@ -147,8 +134,7 @@ def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = 
     ax.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 4 else 0)
     ax.set_yticks(range(len(names)), names)
     label = "run and replicate" if any(":" in name for name in names) else "replicate"
-    ax.set_xlabel(label)
-    ax.set_ylabel(label)
+    ax.set(xlabel=label, ylabel=label)
     units = " (hidden units matched)" if matched else ""
     ax.figure.colorbar(shown, ax=ax, panchor=False, label=f"overlap: intersection over union{units}")
     of = "all weights" if weight == ALL else weight
@@ -207,12 +193,10 @@ def _ratio(common: float, counts: list[tuple[int, int, int, int]]) -> float:
 
 def _drawn(kept: Masks, random: np.random.Generator) -> Masks:
     """Draw masks that keep as many entries of each weight."""
-    drawn = {}
-    for name, mask in kept.items():
-        flat = np.zeros(mask.size, dtype=bool)
-        flat[random.permutation(mask.size)[: np.count_nonzero(mask)]] = True
-        drawn[name] = flat.reshape(mask.shape)
-    return drawn
+    return {
+        name: np.isin(np.arange(mask.size), random.permutation(mask.size)[: mask.sum()]).reshape(mask.shape)
+        for name, mask in kept.items()
+    }
 
 
 def _size(table: Table) -> tuple[float, float]:

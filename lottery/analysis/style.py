@@ -3,7 +3,7 @@
 import hashlib
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
@@ -31,10 +31,7 @@ MOST = 6  # rounds in one figure by default
 
 
 def in_order(num: int) -> list[Look]:
-    """Return styles for items in an order, such as rounds: from dark violet to green, lighter and lighter in grey.
-
-    Markers and lines together are different for up to 132 items.
-    """
+    """Return styles for up to 132 items in an order, such as rounds: from dark violet to green, lighter in grey."""
     from matplotlib import colormaps
 
     # The end of the colour map is a yellow that is invisible on white.
@@ -66,6 +63,7 @@ def check(table: Table, why: str = NO_ROUND) -> None:
 
 def only(table: Table, column: str, value: Any) -> Table:
     """Return the rows in which a column has a value; raise `LotteryError` if there are none."""
+    check(table)
     values = list(dict.fromkeys(table[column]))
     if value not in values:
         if all(isinstance(known, str) for known in values):
@@ -89,15 +87,11 @@ def of_weight(table: Table, weight: str | None) -> tuple[Table, str]:
     return only(table, "weight", weight), str(weight)
 
 
-def each_weight(caption: str, most: int = 8) -> Callable[[Table], list[tuple[dict[str, str], str]]]:
-    """Return `views` of an analysis: a figure for each of at most `most` weights, with the first and the last."""
-
-    def views(table: Table) -> list[tuple[dict[str, str], str]]:
-        names = list(dict.fromkeys(table["weight"]))
-        some = [names[place] for place in results.chosen(range(len(names)), most)]
-        return [({"weight": name}, f"{name}: {caption}") for name in some]
-
-    return views
+def each_weight(table: Table, caption: str, most: int = 8) -> list[tuple[dict[str, str], str]]:
+    """List the `views` of an analysis: a figure for each of at most `most` weights, with the first and the last."""
+    names = list(dict.fromkeys(table["weight"]))
+    some = [names[place] for place in results.chosen(range(len(names)), most)]
+    return [({"weight": name}, f"{name}: {caption}") for name in some]
 
 
 def spread(table: Table, by: Sequence[str], column: str, interval: str = "range") -> Table:
@@ -118,8 +112,7 @@ def spread(table: Table, by: Sequence[str], column: str, interval: str = "range"
     found = groups.agg(**columns)
     if interval == "t":
         lists = groups[column].agg(lambda values: values.dropna().tolist())[column]
-        every = [intervals.mean_interval(values) if values else (0.0, 0.0, 0.0) for values in lists]
-        found = found.assign(low=[low for _, low, _ in every], high=[high for _, _, high in every])
+        found[["low", "high"]] = [intervals.mean_interval(values)[1:] if values else (0.0, 0.0) for values in lists]
     ends = found[["low", "high"]].astype(float)
     ends = ends.where(ends.abs() < float("inf"), found["mean"], axis=0)
     # The mean of equal values may be off by a unit in the last place.
@@ -247,7 +240,7 @@ def as_svg(figure: Any, label: str) -> str:
         sans-serif font, and lengths in points to two decimals. A screen reader reads the label.
     """
     _, start, text = saved(figure, "svg").decode().partition("<svg")
-    text = re.sub(r'="(?![^"]*base64)([^"]*)"', lambda found: f'="{_rounded(found[1])}"', start + text)
+    text = re.sub(r'="([^"]*)"', lambda found: f'="{_rounded(found[1])}"', start + text)
     text = re.sub(r">\s+<", "><", text).strip()
     text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
     text = re.sub(r"(?:'[^'\"]*', )+sans-serif", "sans-serif", text)
@@ -274,5 +267,7 @@ def saved(figure: Any, ending: str) -> bytes:
 
 
 def _rounded(attribute: str) -> str:
+    if "base64" in attribute:
+        return attribute
     short = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), attribute)
     return " ".join(short.split())

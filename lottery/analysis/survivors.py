@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lottery.analysis import style
-from lottery.analysis.record import Analysis
+from lottery.analysis.record import Analysis, frame
 from lottery.errors import LotteryError
 from lottery.runs import store
 from lottery.runs.results import Table
@@ -24,15 +24,10 @@ def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) ->
     Returns:
         A data frame with the columns `COLUMNS`, a row for each bin, of the main chain: ``count`` survivors of
         ``weight`` started from ``low`` to ``high``; only the last bin includes its high end. The `num_bins` bins of a
-        weight have the same width, from the lowest to the highest start of any survivor in all those rounds and
-        replicates. The start of a survivor is its value before training in this round: the initial or the rewound
-        value. No bin counts values that are not finite.
-
-    Raises:
-        LotteryError: As for every table, or `num_bins` is below 1.
+        weight, at least 1, have the same width, from the lowest to the highest start of any survivor in all those
+        rounds and replicates. The start of a survivor is its value before training in this round: the initial or the
+        rewound value. No bin counts values that are not finite.
     """
-    import pandas as pd
-
     if num_bins < 1:
         raise LotteryError(f"num_bins: received {num_bins!r}, allowed is a whole number from 1.")
     starts, ends = [], {}
@@ -49,7 +44,7 @@ def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) ->
         counts, edges = np.histogram(values.astype(np.float64), num_bins, (low, high))
         bins = zip(edges[:-1], edges[1:], counts, strict=True)
         rows += [(replicate, index, density, name, *one) for one in bins]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return frame(rows, COLUMNS)
 
 
 _ENOUGH, _FEWEST_BINS = 100, 20
@@ -73,9 +68,7 @@ def figure(survivors: Table, ax: Any = None, weight: str | None = None, rounds: 
         closed = line.iloc[[*range(len(line)), -1]].reset_index(drop=True)  # the last bin has a right edge
         closed.loc[len(line), "edge"] = end
         style.band(ax, closed["edge"], closed, look, label, drawstyle="steps-post", markevery=max(1, len(line) // 8))
-    ax.set_ylim(0, None)
-    ax.set_xlabel(f"start weight of {weight}")
-    ax.set_ylabel("probability density of those kept")
+    ax.set(ylim=(0, None), xlabel=f"start weight of {weight}", ylabel="probability density of those kept")
     return style.finish(ax, style.over_replicates(points, "band"))
 
 
@@ -95,5 +88,5 @@ INITIAL_WEIGHTS = Analysis(
     figure,
     "Distribution of the start weights that survive, for some rounds.",
     chapter="Layers",
-    views=style.each_weight("the start weights of the survivors."),
+    views=lambda table: style.each_weight(table, "the start weights of the survivors."),
 )

@@ -6,7 +6,7 @@ https://arxiv.org/abs/2003.03033, appendix B, in our words. The list leaves out 
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lottery.report.tables import Facts
 from lottery.runs import store, verification
@@ -43,7 +43,7 @@ def checked(runs: Sequence[Facts]) -> list[Item]:
         alike = len(next(iter(labels.values()))) == len(runs)
         how = next(iter(labels)) if alike else "; ".join(f"{', '.join(of)}: {how}" for how, of in labels.items())
         items.append(Item(text, done, how))
-    return items + [Item(text, *find(runs)) for text, find in ANY]
+    return items + [Item(text, *find(runs, *names)) for text, find, *names in ANY]
 
 
 def _architecture(one: Facts) -> tuple[bool, str]:
@@ -108,32 +108,24 @@ def _speedup(one: Facts) -> tuple[bool, str]:
     return known, "multiply-adds, under Rounds" if known else "the multiply-adds of some weight are unknown"
 
 
-def _branch(*names: str) -> Callable[[Sequence[Facts]], tuple[bool, str]]:
+def _branch(runs: Sequence[Facts], *names: str) -> tuple[bool, str]:
     """Look for a control with one of the names."""
-
-    def find(runs: Sequence[Facts]) -> tuple[bool, str]:
-        for one, name in itertools.product(runs, names):
-            if name in one.controls:
-                num = (one.rows["branch"] == name).sum()
-                of = ((one.rows["branch"] == store.TICKET) & (one.rows["round"] > 0)).sum()
-                run = f" in {one.label}" if len(runs) > 1 else ""
-                return True, f"{name}{run}, of {num} of {of} tickets, under Controls"
-        return False, f"lottery branch {runs[0].path.name} {names[0]}"
-
-    return find
+    for one, name in itertools.product(runs, names):
+        if name in one.controls:
+            num = (one.rows["branch"] == name).sum()
+            of = ((one.rows["branch"] == store.TICKET) & (one.rows["round"] > 0)).sum()
+            run = f" in {one.label}" if len(runs) > 1 else ""
+            return True, f"{name}{run}, of {num} of {of} tickets, under Controls"
+    return False, f"lottery branch {runs[0].path.name} {names[0]}"
 
 
-def _magnitude(scope: str) -> Callable[[Sequence[Facts]], tuple[bool, str]]:
+def _magnitude(runs: Sequence[Facts], scope: str) -> tuple[bool, str]:
     """Look for a run with magnitude pruning in a scope."""
-
-    def find(runs: Sequence[Facts]) -> tuple[bool, str]:
-        for one in runs:
-            settings = one.experiment.prune
-            if settings.criterion in MAGNITUDES and settings.scope == scope:
-                return True, f"{one.label if len(runs) > 1 else 'this run itself'}: {settings.criterion}, {scope}"
-        return False, f'report it beside a run with prune.criterion = "magnitude" and prune.scope = "{scope}"'
-
-    return find
+    for one in runs:
+        settings = one.experiment.prune
+        if settings.criterion in MAGNITUDES and settings.scope == scope:
+            return True, f"{one.label if len(runs) > 1 else 'this run itself'}: {settings.criterion}, {scope}"
+    return False, f'report it beside a run with prune.criterion = "magnitude" and prune.scope = "{scope}"'
 
 
 # Lines that each run must fulfil.
@@ -160,10 +152,10 @@ EACH: tuple[tuple[str, Callable[[Facts], tuple[bool, str]]], ...] = (
     ("Theoretical speed-up, from multiply-adds", _speedup),
 )
 
-# Baselines: a line for each that some run must be or have.
-ANY: tuple[tuple[str, Callable[[Sequence[Facts]], tuple[bool, str]]], ...] = (
-    ("Random pruning with the same densities in each layer", _branch("random_mask", "shuffled_mask")),
-    ("Random pruning over the whole network", _branch("random_mask_global")),
-    ("Magnitude pruning, layerwise", _magnitude("layerwise")),
-    ("Magnitude pruning, global", _magnitude("global")),
+# Baselines: a line for each that some run must be or have, and the names to look for.
+ANY: tuple[tuple[Any, ...], ...] = (
+    ("Random pruning with the same densities in each layer", _branch, "random_mask", "shuffled_mask"),
+    ("Random pruning over the whole network", _branch, "random_mask_global"),
+    ("Magnitude pruning, layerwise", _magnitude, "layerwise"),
+    ("Magnitude pruning, global", _magnitude, "global"),
 )

@@ -24,8 +24,7 @@ def drawn(one: Facts) -> tuple[dict[str, list[Figure]], dict[str, list[str]]]:
     missing: dict[str, list[str]] = {}
     shown = [store.TICKET, *one.controls][: len(style.STYLES)]
     if len(shown) <= len(one.controls):
-        num = len(one.controls) + 1
-        missing["Accuracy"] = [f"The figures have room for {len(shown)} of {num} branches."]
+        missing["Accuracy"] = [f"The figures have room for {len(shown)} of {len(one.controls) + 1} branches."]
     for kind, analysis in plots.kinds().items():
         try:
             own = _drawn(one, kind, analysis, shown)

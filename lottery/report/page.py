@@ -18,10 +18,10 @@ TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 
 def write(runs: Sequence[str | Path], out: str | Path, tolerance: float = verdicts.TOLERANCE) -> Path:
-    """Write the page about runs, side by side if there are several, and return its path.
+    """Write the page about runs, complete or not, side by side if there are several, and return its path.
 
     Args:
-        runs: The runs' folders; they need not be complete.
+        runs: The runs' folders.
         out: The file, ending in ``.html``; it is written whole or not at all.
         tolerance: Accuracy that a matching ticket may lose, in [0, 1].
 

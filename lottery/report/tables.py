@@ -112,13 +112,11 @@ def of_run(one: Facts) -> dict[str, Grid | None]:
 
 def controls(one: Facts) -> Grid | None:
     """Compare each control with the ticket, over the replicates that have both."""
-    tickets, rows = _by_replicate(one.rows, store.TICKET), []
+    rows, accuracies = [], one.rows.pivot(index="replicate", columns=["branch", "round"], values=verdicts.MEASURE)
     for branch in one.controls:
-        others = _by_replicate(one.rows, branch)
         for line in verdicts.differences(one.rows, against=branch).to_dict("records"):
             index = int(line["round"])
-            pairs = (others[index] - tickets[index]).dropna().index
-            means = [number(table[index][pairs].mean()) for table in (others, tickets)]
+            means = map(number, accuracies[[(branch, index), (store.TICKET, index)]].dropna().mean())
             where = [branch, str(index), f"{line['density']:.4f}", str(int(line["replicates"]))]
             rows.append([*where, *means, signed(line["mean"]), ends(line["low"], line["high"])])
     heads = ["control", "round", "density", "n", "its test accuracy", "the ticket's", "ticket − control"]
@@ -242,7 +240,3 @@ def same_rounds(runs: Sequence[Facts]) -> list[Grid | str]:
     if len(groups) > 1:
         found.append("Runs with other data or another seed have no pairs to compare.")
     return found
-
-
-def _by_replicate(rows: Table, branch: str) -> Table:
-    return rows[rows["branch"] == branch].pivot(index="replicate", columns="round", values=verdicts.MEASURE)
