@@ -69,7 +69,6 @@ def _derivatives(model: Any, x: Any, y: Any, names: Sequence[str], twice: bool) 
     def loss(training: bool) -> Any:
         return model.compute_loss(x=x, y=y, y_pred=model(x, training=training), sample_weight=None)
 
-    @tf.function(autograph=False)
     def derivatives() -> list[Any]:
         tf.random.set_seed(0)  # of this graph only: layers of tf_keras draw from the kernel's state
         with tf.GradientTape() as outer:
@@ -90,7 +89,8 @@ def _derivatives(model: Any, x: Any, y: Any, names: Sequence[str], twice: bool) 
         evaluating(f"The model {model.name!r} has no loss that can be evaluated and differentiated"),
     ):
         loss(training=False)  # Keras makes variables at the first call, which must not be inside the graph
-        found = derivatives.get_concrete_function()()  # without this, TensorFlow warns of repeated tracing
+        # Calling the function itself, TensorFlow would warn of repeated tracing.
+        found = tf.function(derivatives, autograph=False).get_concrete_function()()
     return {name: value.numpy().astype(np.float64) for name, value in zip(names, found, strict=True)}
 
 

@@ -104,15 +104,14 @@ def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[s
         ones = tf.nest.map_structure(_ones, x)
         chosen = [variables[name] for name in names]
 
-        @tf.function(autograph=False)
-        def evaluate() -> tuple[Any, Any, Any]:
+        def flow() -> tuple[Any, Any, Any]:
             with tf.GradientTape() as tape:
                 outputs = [tf.cast(output, tf.float64) for output in tf.nest.flatten(copy(ones, training=False))]
                 total = tf.add_n([tf.reduce_sum(output) for output in outputs])
             return outputs, total, gradients.tensors(tape.gradient(total, chosen), chosen)
 
         copy(ones, training=False)
-        evaluate = evaluate.get_concrete_function()
+        evaluate = tf.function(flow, autograph=False).get_concrete_function()
 
     def scores(masks: Masks) -> Scores:
         masked = {name: absolute[name] * masks[name] for name in names}
