@@ -179,6 +179,17 @@ def is_built_in(name: str) -> bool:
     return name in MODELS or bool(depth and int(depth[1]) > 2 and int(depth[1]) % 6 == 2)
 
 
+def named(name: str) -> Callable[..., Any]:
+    """Look up the function that builds a network, ``(input_shape, num_classes, keras) -> model``.
+
+    Raises:
+        LotteryError: The name is not `is_built_in`.
+    """
+    if not is_built_in(name):
+        raise unknown("The network", name, MODELS)
+    return MODELS.get(name) or partial(resnet, int(name.removeprefix("resnet_")))
+
+
 def builder(name: str, input_shape: tuple[int, ...], num_classes: int, library: str = "keras") -> Callable[[], Any]:
     """Return a function without arguments that builds the model of an experiment.
 
@@ -188,8 +199,7 @@ def builder(name: str, input_shape: tuple[int, ...], num_classes: int, library: 
         input_shape, num_classes, library: Of a built-in network; it starts alike with ``"keras"`` and ``"tf_keras"``.
     """
     if is_built_in(name):
-        built_in = MODELS.get(name) or partial(resnet, int(name.removeprefix("resnet_")))
-        return lambda: _built(built_in, input_shape, num_classes, library)
+        return lambda: _built(named(name), input_shape, num_classes, library)
     module_name, _, function_name = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
