@@ -12,7 +12,7 @@ def whole(tmp_path_factory):
 
 def test_a_run_that_is_left_alone_leaves_no_checkpoint(whole):
     """It is a test by itself so that the next one does not take its time too."""
-    names = set(whole[0])
+    names = set(whole)
     assert len([name for name in names if name.endswith("round.json")]) == 6
     assert not [name for name in names if "checkpoint" in name]
 

@@ -108,7 +108,9 @@ def started(out: Path, *options: str) -> Iterator[Run]:
 
 def family(pid: int) -> dict[int, str]:
     """The command of a process and of every one that it has started, by id; those that have ended are left out."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ps", "-ww", "-eo", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True
+    ).stdout
     rows = [line.split(None, 3) for line in listed.splitlines()]
     alive = {int(own): (int(parent), args) for own, parent, state, args in rows if not state.startswith("Z")}
     found: dict[int, str] = {}
@@ -157,23 +159,20 @@ def progress(out: Path) -> set[tuple[Path, int]]:
     return found
 
 
-def left_alone(folder: Path, words: Sequence[str] = (), say=print) -> tuple[dict[str, object], float]:
-    """Run once without a kill; return every file's bits, and the seconds of training."""
+def left_alone(folder: Path, words: Sequence[str] = (), say=print) -> dict[str, object]:
+    """Run once without a kill; return every file's bits."""
     with started(folder / "whole", *words) as run:
-        run.wait_for(lambda: "networks of each" in run.said)
-        first = time.monotonic()
         run.process.wait()
-        lasting = time.monotonic() - first
         if run.process.returncode:
             raise SystemExit(f"The run ended with status {run.process.returncode}: {run.said}")
     expected = bits(folder / "whole")
-    say(f"A run that is left alone: {len(expected)} files, {lasting:.1f} s of training.")
-    return expected, lasting
+    say(f"A run that is left alone: {len(expected)} files.")
+    return expected
 
 
 def kill_and_resume(
     num_kills: int, seed: int, folder: Path, kinds: Sequence[str] = KINDS, say=print, words: Sequence[str] = (),
-    whole: tuple[dict[str, object], float] | None = None,
+    whole: dict[str, object] | None = None,
 ) -> Tally:  # fmt: skip
     """Kill and resume until `num_kills` kills were made.
 
@@ -188,13 +187,15 @@ def kill_and_resume(
     """
     chance, tally, in_turn = random.Random(seed), Tally(), itertools.cycle(kinds)
     began = time.monotonic()
-    expected, lasting = whole or left_alone(folder, words, say)
+    expected = whole or left_alone(folder, words, say)
     kind = next(in_turn)
     for number in itertools.count(1):
+        if number > 10 * num_kills:
+            raise SystemExit(f"{number - 1} runs came to their end, and only {tally.kills} kills were made.")
         out = folder / f"killed-{number}"
         while sum(tally.kills.values()) < num_kills:
             with started(out, *words, *_options(kind)) as run:
-                while sum(tally.kills.values()) < num_kills and _killed(run, kind, chance, lasting, tally, say):
+                while sum(tally.kills.values()) < num_kills and _killed(run, kind, chance, tally, say):
                     kind, before = next(in_turn), kind
                     if run.process.poll() is not None or _options(kind) != _options(before):
                         break
@@ -218,18 +219,21 @@ def _options(kind: str) -> list[str]:
     return ["--workers", "1" if kind in ("tree", "int") else "2"]
 
 
-def _killed(run: Run, kind: str, chance: random.Random, lasting: float, tally: Tally, say) -> bool:
+def _killed(run: Run, kind: str, chance: random.Random, tally: Tally, say) -> bool:
     """Wait for a moment and kill; False if the run came to its end first."""
     before = progress(run.out)
     if not run.wait_for(lambda: "networks of each" in run.said):
         return False
-    # One in five hits what comes before the first step: the workers, the compiling.
+    # One in five hits what comes before the first step: the workers, the compiling. The others come some checkpoints
+    # or networks later, and not some seconds later: how many of these a run takes depends on the machine.
     at_first = chance.random() < 0.2
-    if not at_first and not run.wait_for(lambda: progress(run.out) != before):
-        return False
-    delay = chance.uniform(0, 2 if at_first else lasting / 6)
+    writes = 0 if at_first else chance.randint(1, 8)
+    for _ in range(writes):
+        if not run.wait_for(lambda before=before: progress(run.out) != before):
+            return False
+        before = progress(run.out)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        run.process.wait(delay)
+        run.process.wait(chance.uniform(0, 2 if at_first else 0.05))
     if kind in ("worker", "ray") and not run.wait_for(lambda: bool(workers(run))):
         return False
     if run.process.poll() is not None:
@@ -248,7 +252,7 @@ def _killed(run: Run, kind: str, chance: random.Random, lasting: float, tally: T
     wrong += [f"it said {word!r}" for word in ("Traceback", "from its beginning", "damaged") if word in run.said]
     tally.wrong += [f"{kind}: {sentence}: {run.said[-2000:]}" for sentence in wrong]
     stored = len(list(run.out.rglob("round.json")))
-    moment = f"{delay:.2f} s after {'it began' if at_first else 'its first checkpoint'}"
+    moment = f"after {writes} writes" if writes else "before the first step"
     ending = "; ".join(wrong) or ("goes on by itself" if kind in ("worker", "ray") else "nothing is left running")
     number = sum(tally.kills.values())
     say(f"kill {number}: {kind}, {moment}: {stored} networks stored, {len(mid)} in mid-round; {ending}.")
