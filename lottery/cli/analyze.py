@@ -109,9 +109,8 @@ def connectivity(
         output.rows(barriers, as_json, as_csv)
         return
     output.means(barriers, ("batch_norm", "round", "density", "step", "split"), one.columns)
-    print("Error in [0, 1]: the mean of the two ends, the highest on the line between them, and highest − ends.")
-    for sentence in stored.sentences(barriers):
-        print(sentence)
+    output.say("Error in [0, 1]: the mean of the two ends, the highest on the line between them, and highest − ends.")
+    output.say(*stored.sentences(barriers))
 
 
 def overlap(
@@ -141,9 +140,9 @@ def overlap(
     keys = ("of", "round", "weight") if len(runs) > 1 else ("round", "weight")
     columns = (*one.columns, *(("matched_overlap", "matched_chance") if matched else ()))
     output.means(found.assign(of=overlaps.pairs(found)), keys, columns, count="pairs")
-    print("Overlap: intersection over union of two masks, the mean over pairs; chance: of random masks as dense.")
+    output.say("Overlap: intersection over union of two masks, the mean over pairs; chance: of random masks as dense.")
     if matched:
-        print("Matched: after permuting hidden units so that the masks overlap most, and the same for chance.")
+        output.say("Matched: after permuting hidden units so that the masks overlap most, and the same for chance.")
 
 
 # Commands with options of their own.

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from lottery import stopping
+from lottery.cli import output
 from lottery.errors import LotteryError, unknown
 
 if TYPE_CHECKING:
@@ -139,7 +140,8 @@ def stoppable() -> Iterator[stopping.Asked]:
 
     def say(sentence: str) -> None:
         with contextlib.suppress(OSError):  # the reader may be gone
-            print(sentence, file=sys.stderr, flush=True)
+            output.say(sentence, file=sys.stderr)
+            sys.stderr.flush()
 
     def announce(number: int) -> None:
         begin = "\n" if sys.stderr.isatty() else ""  # after the ^C that the terminal shows

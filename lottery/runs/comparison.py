@@ -79,8 +79,8 @@ def compared(
             own = int(part["own"].iloc[0])
             lines.append((int(index), part["density"].mean(), name, len(values), mean, low, high, *difference, own))
     found = pd.DataFrame(lines, columns=list(COLUMNS))
-    shared = set(found[found["run"] != first]["round"])
-    if not shared:
+    shared = found[found["run"] != first]["round"].unique()
+    if not len(shared):
         raise LotteryError(
             f"No run has a round whose density is within {100 * within:g} % of one of {first}, so there is nothing to "
             "compare; --within allows more."

@@ -319,8 +319,11 @@ def test_smaller_densities_are_named_only_if_there_are_any():
 
 @pytest.mark.parametrize(
     ("verdict", "expected"),
-    [("winning", "good"), ("matching", "good"), ("pass", "good"), ("? 12", "open"), ("open", "open")]
-    + [("not winning", "bad"), ("not matching", "bad"), ("fail", "bad")],
+    [
+        *((verdict, "good") for verdict in ("winning", "matching", "pass")),
+        *((verdict, "open") for verdict in ("?", "? 12", "open")),
+        *((verdict, "bad") for verdict in ("not winning", "not matching", "fail")),
+    ],
 )
 def test_the_tone_of_a_verdict(verdict, expected):
     assert verdicts.tone(verdict) == expected
