@@ -1,5 +1,6 @@
 """Numbers, differences, intervals and durations as short texts, and lines that fit a terminal."""
 
+import itertools
 import math
 import os
 import re
@@ -75,6 +76,13 @@ def listed(words: Iterable[Any]) -> str:
     """List words in a sentence: a, b and c."""
     *most, last = map(str, words)
     return f"{', '.join(most)} and {last}" if most else last
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """List whole numbers in a few words, such as 1 to 3, 5."""
+    groups = itertools.groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    parts = [[num for _, num in group] for _, group in groups]
+    return ", ".join(f"{part[0]} to {part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)
 
 
 def plain(value: Any) -> str:

@@ -10,16 +10,14 @@ from typing import Annotated
 import typer
 
 from lottery.cli import analyze, output, tickets, train
-from lottery.cli.options import Csv, Json, Out, Replicate, Round, RunPath, Source, Tolerance, numbers, selected
+from lottery.cli.options import App, Csv, Json, Out, Replicate, Round, RunPath, Source, Tolerance, numbers, selected
 from lottery.errors import LotteryError, printable
 
-app = typer.Typer(
+app = App(
     name="lottery",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
     help="Find winning lottery tickets: train, prune the smallest weights, rewind, repeat.",
+    epilog="Tables fit the terminal: where it is too narrow they leave out columns from the right, or those that the "
+    "command's help names, but no names; a line below a table says which. --json and --csv have every column.",
 )
 app.add_typer(train.experiments, name="experiments")
 app.add_typer(tickets.tickets, name="tickets")
@@ -62,7 +60,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
-app.command(short_help="Run an experiment, or continue it.")(train.run)
+app.command(short_help="Run an experiment, or continue it.", cls=train.WithNames)(train.run)
 app.command(short_help="Run a grid of experiments.")(train.sweep)
 
 
@@ -97,7 +95,10 @@ def show(
     round: Round = None,
     tolerance: Tolerance = 0.002,
 ) -> None:
-    """Show a run's table; --json and --csv print a row for each trained network."""
+    """Show a run's verdict and table; --json and --csv print a row for each trained network.
+
+    A narrow terminal leaves out, in this order: at the end, early stop, kept, density.
+    """
     from lottery.runs import results
 
     rows = selected(results.table(run), replicate, round)

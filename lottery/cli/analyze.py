@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from lottery.cli import options, output
 from lottery.cli.options import Csv, Json, Replicate, Round, RunPath
@@ -25,26 +25,21 @@ class _Analyses(TyperGroup):
         return _commands().get(cmd_name)
 
 
-class WithKinds(TyperCommand):
-    """A command whose help lists the kinds of figures, for the same reason."""
+def _kinds() -> list[tuple[str, str]]:
+    from lottery import plots
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """List the kinds below the options."""
-        from lottery import plots
-
-        with formatter.section("Kinds"):
-            formatter.write_dl([(name, one.help) for name, one in plots.kinds().items()])
+    return [(name, one.help) for name, one in plots.kinds().items()]
 
 
-analyze = typer.Typer(
-    cls=_Analyses, no_args_is_help=True, rich_markup_mode=None, help="Analyze masks, weights, training and costs."
-)
+WithKinds = options.listing("Kinds", _kinds)
+
+analyze = options.App(cls=_Analyses, help="Analyze masks, weights, training and costs.")
 
 
 def _commands() -> dict[str, Any]:
     from lottery.analysis import ANALYSES
 
-    made = typer.Typer(rich_markup_mode=None)
+    made = options.App()
     for name, one in ANALYSES.items():
         if one.columns:
             made.command(name, short_help=one.help)(OWN.get(name) or _printing(name, one))
@@ -73,13 +68,20 @@ def _printing(name: str, one: "Analysis") -> Callable[..., None]:
 
 def connectivity(
     run: RunPath,
-    rounds: Annotated[str, typer.Option(help="Rounds, such as 0,7; 0 is dense. By default every complete round.")] = "",
+    rounds: Annotated[
+        str,
+        typer.Option(help="Rounds, such as 0,7; 0 is dense. By default every complete round.", metavar="NUMBERS"),
+    ] = "",
     steps: Annotated[
-        str, typer.Option(help="Steps to train siblings from, such as 0,500; by default the run's rewind step.")
+        str,
+        typer.Option(
+            help="Steps to train siblings from, such as 0,500; by default the run's rewind step.", metavar="NUMBERS"
+        ),
     ] = "",
     replicate: Replicate = None,
     points: Annotated[
-        int, typer.Option(min=3, help="Points on the line, ends included; a finer stored line stays.")
+        int,
+        typer.Option(min=3, help="Points on the line, ends included; a finer stored line stays.", metavar="NUMBER"),
     ] = 30,
     recompute: Annotated[
         bool, typer.Option("--recompute-batch-norm", help="Recompute BatchNorm statistics at each point.")
@@ -114,9 +116,7 @@ def connectivity(
 
 
 def overlap(
-    runs: Annotated[
-        list[Path], typer.Argument(help="A run's folder, or several of the same network.", metavar="RUN...")
-    ],
+    runs: options.RunPaths,
     round: Round = None,
     matched: Annotated[
         bool, typer.Option("--matched", help="Also after matching hidden units by permutation; for chains of layers.")
@@ -151,14 +151,19 @@ OWN: dict[str, Callable[..., None]] = {"connectivity": connectivity, "overlap": 
 
 def plot(
     run: RunPath,
-    kind: Annotated[str, typer.Option(help="The figure to draw, of the kinds below.")] = "accuracy",
+    kind: Annotated[str, typer.Option(help="The figure to draw, of the kinds below.", metavar="KIND")] = "accuracy",
     out: Annotated[
-        Path | None, typer.Option(help="The file; png, svg or pdf. By default KIND.png in the run's folder.")
+        Path | None,
+        typer.Option(help="The file; png, svg or pdf. By default KIND.png in the run's folder.", metavar="FILE"),
     ] = None,
     replicate: Replicate = None,
     round: Round = None,
-    rounds: Annotated[str, typer.Option(help="For kinds that draw some rounds: these rounds, such as 0,7,15.")] = "",
-    weight: Annotated[str, typer.Option(help="For initial_weights, degrees and overlap: this weight.")] = "",
+    rounds: Annotated[
+        str, typer.Option(help="For kinds that draw some rounds: these rounds, such as 0,7,15.", metavar="NUMBERS")
+    ] = "",
+    weight: Annotated[
+        str, typer.Option(help="For initial_weights, degrees and overlap: this weight.", metavar="NAME")
+    ] = "",
     full: Annotated[bool, typer.Option("--full", help="For accuracy and learning_curves: the whole range.")] = False,
 ) -> None:
     """Draw a figure of a run to a file.
@@ -186,9 +191,10 @@ def plot(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="A run's folder, or several.", metavar="RUN...")],
+    runs: options.RunPaths,
     out: Annotated[
-        Path | None, typer.Option(help="The page; .html. By default report.html in the first run's folder.")
+        Path | None,
+        typer.Option(help="The page; .html. By default report.html in the first run's folder.", metavar="FILE"),
     ] = None,
     tolerance: options.Tolerance = 0.002,
 ) -> None:

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from lottery.cli import output
-from lottery.cli.options import Csv, DataPath, Density, Json, OneReplicate, OneRound, RunPath, Source, naming
+from lottery.cli.options import App, Csv, DataPath, Density, Json, OneReplicate, OneRound, RunPath, Source, naming
 from lottery.errors import LotteryError, TicketError, printable, unknown
 
-tickets = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The tickets of a run, and ticket files.")
+tickets = App(help="The tickets of a run, and ticket files.")
 
 TICKET = "safetensors"
 
@@ -86,10 +86,14 @@ def tickets_show(
 
 def export(
     source: Source,
-    out: Annotated[Path, typer.Option(help="The file to write; for SavedModel or `all`, a folder.")],
+    out: Annotated[Path, typer.Option(help="The file to write; for SavedModel or `all`, a folder.", metavar="FILE")],
     form: Annotated[
         str,
-        typer.Option("--format", help="The format: {names}, or all; by default the one that the file's ending means."),
+        typer.Option(
+            "--format",
+            help="The format: {names}, or all; by default the one that the file's ending means.",
+            metavar="FORMAT",
+        ),
     ] = "",
     round: OneRound = None,
     density: Density = None,
@@ -134,7 +138,7 @@ def export(
 
 def compact(
     source: Source,
-    out: Annotated[Path | None, typer.Option(help="The .keras file for the smaller model.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The .keras file for the smaller model.", metavar="FILE")] = None,
     round: OneRound = None,
     density: Density = None,
     replicate: OneReplicate = 1,

@@ -9,15 +9,39 @@ import typer
 from lottery.cli import options, output
 
 
+def _names() -> list[tuple[str, str]]:
+    """List the names that an experiment may use, by key, as the dicts of functions have them now."""
+    from lottery.data import DATASETS
+    from lottery.enforcement import ENFORCEMENTS
+    from lottery.models.networks import MODELS
+    from lottery.pruning import allocation, branches, criteria, ranking, rewinding, schedules
+
+    found = {
+        "data.name": DATASETS,
+        "model.name": MODELS,
+        "prune.criterion": criteria.CRITERIA,
+        "prune.scope": ranking.SCOPES,
+        "prune.schedule": schedules.SCHEDULES,
+        "prune.allocation": allocation.ALLOCATIONS,
+        "rewind.mode": rewinding.REWINDS,
+        "run.controls": branches.controls(),
+        "run.enforcement": ENFORCEMENTS,
+    }
+    return [(key, ", ".join(names)) for key, names in found.items()]
+
+
+WithNames = options.listing("Names for SECTION.KEY=VALUE", _names)
+
+
 def run(
     experiment: Annotated[
         str | None,
-        typer.Argument(help="A TOML file, or a name from `lottery experiments ls`; by default the digits."),
+        typer.Argument(
+            help="A TOML file, or a name from `lottery experiments ls`; by default the first of them.",
+            metavar="[EXPERIMENT]",
+        ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Single values, such as train.num_steps=300.", metavar="[SECTION.KEY=VALUE]..."),
-    ] = None,
+    overrides: options.Overrides = None,
     out: options.Out = Path("runs"),
     smoke: Annotated[
         bool,
@@ -61,7 +85,9 @@ def run(
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="A TOML file: an experiment with a table [sweep] of lists of values.")],
+    file: Annotated[
+        Path, typer.Argument(help="A TOML file: an experiment with a table [sweep] of lists of values.", metavar="FILE")
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="Single values, the same for every experiment.", metavar="[SECTION.KEY=VALUE]..."),
@@ -133,7 +159,7 @@ def branch(
     output.summary(run, results.table(run), tolerance)
 
 
-experiments = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Experiments that come with the package.")
+experiments = options.App(help="Experiments that come with the package.")
 
 
 @experiments.command("ls", short_help="List the experiments.")
@@ -155,7 +181,7 @@ def show(name: options.ExperimentName) -> None:
 @experiments.command("cp", short_help="Copy an experiment, to change it.")
 def cp(
     name: options.ExperimentName,
-    to: Annotated[Path | None, typer.Argument(help="File or folder; by default here.")] = None,
+    to: Annotated[Path | None, typer.Argument(help="File or folder; by default here.", metavar="[TO]")] = None,
 ) -> None:
     """Copy an experiment, to change it."""
     from lottery.pipeline import presets
