@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from lottery.cli import options, output
-from lottery.cli.options import Csv, Json, Replicate, Round, RunPath
+from lottery.cli.options import All, Csv, Json, Replicate, Round, RunPath
 from lottery.errors import LotteryError
 
 if TYPE_CHECKING:
@@ -49,19 +49,30 @@ def _commands() -> dict[str, Any]:
 def _printing(name: str, one: "Analysis") -> Callable[..., None]:
     """Make the command of an analysis: every row as JSON or CSV, or the means over replicates as a table."""
 
-    def command(
-        run: RunPath, replicate: Replicate = None, round: Round = None, as_json: Json = False, as_csv: Csv = False
+    def printing(
+        run: RunPath,
+        replicate: Replicate = None,
+        round: Round = None,
+        as_json: Json = False,
+        as_csv: Csv = False,
+        every: All = False,
     ) -> None:
         rows = options.selected(one.table(run), replicate, round)
         if rows.empty:
             raise LotteryError(f"No round of {str(run)!r} is complete yet.")
-        if as_json or as_csv:
+        if as_json or as_csv or every:
             output.rows(rows, as_json, as_csv)
             return
         rows = one.printed(rows) if one.printed else rows
         keys = [key for key in ("branch", "round", "density", "weight", *one.keys) if key in rows]
         output.means(rows, keys, one.columns, count="replicates")
 
+    def without_all(
+        run: RunPath, replicate: Replicate = None, round: Round = None, as_json: Json = False, as_csv: Csv = False
+    ) -> None:
+        printing(run, replicate, round, as_json, as_csv)
+
+    command = printing if one.printed else without_all
     command.__name__, command.__doc__ = name, one.help
     return command
 
@@ -151,19 +162,14 @@ OWN: dict[str, Callable[..., None]] = {"connectivity": connectivity, "overlap": 
 
 def plot(
     run: RunPath,
-    kind: Annotated[str, typer.Option(help="The figure to draw, of the kinds below.", metavar="KIND")] = "accuracy",
+    kind: Annotated[str, typer.Option(help="The figure to draw, of the kinds below.")] = "accuracy",
     out: Annotated[
-        Path | None,
-        typer.Option(help="The file; png, svg or pdf. By default KIND.png in the run's folder.", metavar="FILE"),
+        Path | None, typer.Option(help="The file; png, svg or pdf. By default KIND.png in the run's folder.")
     ] = None,
     replicate: Replicate = None,
     round: Round = None,
-    rounds: Annotated[
-        str, typer.Option(help="For kinds that draw some rounds: these rounds, such as 0,7,15.", metavar="NUMBERS")
-    ] = "",
-    weight: Annotated[
-        str, typer.Option(help="For initial_weights, degrees and overlap: this weight.", metavar="NAME")
-    ] = "",
+    rounds: Annotated[str, typer.Option(help="For kinds that draw some rounds: these rounds, such as 0,7,15.")] = "",
+    weight: Annotated[str, typer.Option(help="For initial_weights, degrees and overlap: this weight.")] = "",
     full: Annotated[bool, typer.Option("--full", help="For accuracy and learning_curves: the whole range.")] = False,
 ) -> None:
     """Draw a figure of a run to a file.

@@ -25,13 +25,14 @@ RunPath = Annotated[Path, typer.Argument(help="The run's folder.", metavar="RUN"
 RunPaths = Annotated[list[Path], typer.Argument(help="A run's folder, or several.", metavar="RUN...")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="Single values, such as train.num_steps=300.", metavar="[SECTION.KEY=VALUE]..."),
+    typer.Argument(help="Single values, such as train.num_steps=300.", metavar="[KEY=VALUE]..."),
 ]
 Source = Annotated[Path, typer.Argument(help="A run's folder, or a ticket file.", metavar="RUN|FILE")]
 ExperimentName = Annotated[str, typer.Argument(help="A name from `experiments ls`.", metavar="NAME")]
 Out = Annotated[Path, typer.Option(help="The folder that holds runs.", metavar="FOLDER")]
 Json = Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")]
+All = Annotated[bool, typer.Option("--all", help="Print every row, not a summary.")]
 Replicate = Annotated[int | None, typer.Option(help="Only this replicate, from 1.", metavar="NUMBER")]
 Round = Annotated[int | None, typer.Option(help="Only this round; 0 is dense.", metavar="NUMBER")]
 Rounds = Annotated[
@@ -85,9 +86,10 @@ class Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and the options."""
         shown = [one for one in self.get_params(ctx) if one.param_type_name == "option"]
+        options = [record for one in shown if (record := one.get_help_record(ctx))]
         records = {
             "Arguments": [(one.metavar, (one.get_help_record(ctx) or ("", ""))[1]) for one in self._arguments()],
-            "Options": [record for one in shown if (record := one.get_help_record(ctx))],
+            "Options": [(re.sub(r"<(\w+)[^>]*>", _placeholder, words), text) for words, text in options],
         }
         for title, lines in records.items():
             if lines:
@@ -97,6 +99,11 @@ class Command(TyperCommand):
     def _arguments(self) -> list[Any]:
         parameters: list[Any] = list(self.params)
         return [one for one in parameters if one.param_type_name == "argument"]
+
+
+def _placeholder(found: re.Match[str]) -> str:
+    """Return what to type for an option of a Python type."""
+    return {"path": "FILE", "int": "NUMBER", "float": "NUMBER"}.get(found[1].lower(), "TEXT")
 
 
 class App(typer.Typer):

@@ -30,7 +30,7 @@ def _names() -> list[tuple[str, str]]:
     return [(key, ", ".join(names)) for key, names in found.items()]
 
 
-WithNames = options.listing("Names for SECTION.KEY=VALUE", _names)
+WithNames = options.listing("Names for KEY=VALUE", _names)
 
 
 def run(
@@ -45,7 +45,7 @@ def run(
     out: options.Out = Path("runs"),
     smoke: Annotated[
         bool,
-        typer.Option("--smoke", help="Smoke test: the whole experiment in seconds, on a few steps and made-up data."),
+        typer.Option("--smoke", help="Smoke test: the whole experiment in seconds, on a few steps and random data."),
     ] = False,
     workers: options.Workers = None,
     on: options.On = None,
@@ -90,7 +90,7 @@ def sweep(
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Single values, the same for every experiment.", metavar="[SECTION.KEY=VALUE]..."),
+        typer.Argument(help="Single values, the same for every experiment.", metavar="[KEY=VALUE]..."),
     ] = None,
     out: options.Out = Path("runs"),
     workers: options.Workers = None,
@@ -130,9 +130,7 @@ def branch(
     kind: Annotated[str, typer.Argument(help="What to train: {names}.", metavar="BRANCH")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="For transfer: the other data set, such as data.name=digits.", metavar="[SECTION.KEY=VALUE]..."
-        ),
+        typer.Argument(help="For transfer: the other data set, such as data.name=digits.", metavar="[KEY=VALUE]..."),
     ] = None,
     rounds: options.Rounds = "",
     replicate: options.Replicate = None,
@@ -164,10 +162,19 @@ experiments = options.App(help="Experiments that come with the package.")
 
 @experiments.command("ls", short_help="List the experiments.")
 def ls(as_json: options.Json = False, as_csv: options.Csv = False) -> None:
-    """List the experiments: name, data, network, and what each reproduces."""
+    """List the experiments, the default first: paper and figure that each reproduces, data, and network."""
     from lottery.pipeline import presets
 
-    output.rows(presets.listed(), as_json, as_csv)
+    rows = presets.listed()
+    if as_json or as_csv:
+        output.rows(rows, as_json, as_csv)
+        return
+    columns = ("name", "paper", "figure", "data", "model")
+    output.rows([{column: row[column] for column in columns} for row in rows])
+    output.say(
+        f"`lottery run` trains {rows[0]['name']}, `lottery run NAME` another. `lottery experiments show NAME` prints "
+        "what it reproduces, how long it takes and the numbers to expect."
+    )
 
 
 @experiments.command("show", short_help="Print an experiment.")
