@@ -37,7 +37,7 @@ def run(
     experiment: Annotated[
         str | None,
         typer.Argument(
-            help="A TOML file, or a name from `lottery experiments ls`; by default the first of them.",
+            help="A TOML file, or a name from `lottery experiments ls`; by default mnist1d.",
             metavar="[EXPERIMENT]",
         ),
     ] = None,
