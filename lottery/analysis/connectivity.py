@@ -185,8 +185,7 @@ def barrier_caption(
         "Error on the straight line between two networks that were trained from the weights of the same step on two"
         " orders of the data.",
         captions.replicates(lines, "band"),
-        "Error barriers, the highest error − the mean of the two ends:",
-        *captions.listed(numbers),
+        *captions.listed(["error barriers, the highest error − the mean of the two ends: " + numbers[0], *numbers[1:]]),
         *_remark(part),
     ])  # fmt: skip
 

@@ -312,8 +312,8 @@ def label_panels(ax: Any, made: Sequence[Any], x: str, y: str) -> None:
     (left, bottom), points = ax.get_window_extent().min, 72 / ax.figure.dpi
     wide = max(left - label.get_window_extent().x0 for label in made[0].get_yticklabels())
     high = max(bottom - label.get_window_extent().y0 for label in made[-1].get_xticklabels())
-    ax.set_xlabel(x, labelpad=high * points + 2)
-    ax.set_ylabel(y, labelpad=wide * points + 2)
+    ax.set_xlabel(x, labelpad=high * points + 3)
+    ax.set_ylabel(y, labelpad=wide * points + 3)
 
 
 def shaded(line: Any) -> tuple[Any, Any]:
@@ -352,7 +352,8 @@ def _place(ax: Any, handles: Sequence[Any], labels: Sequence[str], above: float 
     figure = ax.figure
     figure.draw_without_rendering()  # so that places are known
     covered, frame = _drawn(ax), ax.get_window_extent()
-    legend = ax.legend(handles, labels, frameon=False, borderaxespad=0.6)
+    # Dashes show in long enough handles.
+    legend = ax.legend(handles, labels, frameon=False, handlelength=2.5, borderaxespad=0.6)
     box = legend.get_window_extent()
     if above is None and box.width < 0.9 * frame.width and box.height < 0.9 * frame.height:
         for place in _INSIDE:
@@ -368,7 +369,7 @@ def _place(ax: Any, handles: Sequence[Any], labels: Sequence[str], above: float 
         columns = max(1, min(lines, int(frame.width // box.width)))
         higher = ax.transAxes + ScaledTranslation(0, above or 0.05, figure.dpi_scale_trans)
         beside = {"loc": "lower left", "bbox_to_anchor": (0, 1), "bbox_transform": higher, "ncols": columns}
-    ax.legend(handles, labels, frameon=False, borderaxespad=0, **beside)
+    ax.legend(handles, labels, frameon=False, handlelength=2.5, borderaxespad=0, **beside)
 
 
 def _drawn(ax: Any) -> list[tuple[Any, bool]]:
