@@ -375,8 +375,8 @@ def _barrier_height(
     points: Table, width: float, rounds: Iterable[int] | None = None, batch_norm: str | None = None, **options: Any
 ) -> float:
     num = style.of_rounds(_selected(points, None, batch_norm), rounds)["round"].nunique()
-    across, down = style.grid(num)
-    return max(0.85 * width / across, 0.32 * width) * down + style.letters(5)
+    across, down = style.grid(num, width)
+    return max(0.85 * width / across, 0.32 * width) * down + style.letters(2)
 
 
 def _barrier_views(points: Table) -> list[dict[str, Any]]:
