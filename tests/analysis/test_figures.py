@@ -595,7 +595,7 @@ def test_paths_and_their_barriers(rng):
     assert len({panel.get_ylim() for panel in ax.child_axes}) == 1
     heights = {}
     for panel, index in zip(ax.child_axes, (0, 7), strict=True):
-        paths = [line for line in panel.lines if line.get_label() == "_path"]
+        paths = panel.lines
         places = list(itertools.product((0, 500), ("test", "train")))
         for line, band, (step, split) in zip(paths, bands(panel), places, strict=True):
             part = points[(points["round"] == index) & (points["step"] == step) & (points["split"] == split)]
@@ -603,6 +603,7 @@ def test_paths_and_their_barriers(rng):
             np.testing.assert_allclose(data(line), [np.linspace(0, 1, 6), errors.mean(0)])
             np.testing.assert_allclose(ends(band), np.stack([errors.min(0), errors.max(0)], 1))
             assert line.get_linestyle() == {"test": "-", "train": "--"}[split]
+            assert line.get_label() == f"step {step}, {split}"
             heights[index, step, split] = np.mean(errors.max(1) - errors[:, [0, -1]].mean(1))
     assert ax.get_legend_handles_labels()[1] == [f"step {step}, {split}" for step, split in places]
     caption = plots.caption(points, "barrier", rounds=[7], steps=[500])
@@ -621,7 +622,7 @@ def test_replicates_with_other_points_are_drawn_at_all_of_them(rng):
     table = pd.concat([rest, more], ignore_index=True).sample(frac=1, random_state=1)
     ax = plots.barrier(table, axes())
     (panel,) = ax.child_axes
-    (path,) = (line for line in panel.lines if line.get_label() == "_path")
+    (path,) = panel.lines
     values = [more["error"].to_numpy()]
     for replicate in (2, 3):
         own = rest[rest["replicate"] == replicate]["error"].to_numpy()
