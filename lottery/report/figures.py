@@ -52,11 +52,11 @@ def _drawn(one: Facts, kind: str, analysis: Analysis, branches: Sequence[str]) -
     table = one.table(kind)
     if "branch" in table:
         table = table[table["branch"].isin(branches)]
-    views = analysis.views(table) if analysis.views else [({}, analysis.caption or analysis.help)]
+    views = analysis.views(table) if analysis.views else [{}]
     readable, found = inspect.signature(analysis.table).parameters, []
-    for options, caption in views:
+    for options in views:
         reading = {name: value for name, value in options.items() if name in readable}
         options = {name: value for name, value in options.items() if name in plots.options_of(kind)}
         part = one.table(kind, **reading) if reading.keys() - options.keys() else table
-        found.append(Figure(plots.svg(part, kind, **options), caption))
+        found.append(Figure(plots.svg(part, kind, **options), plots.caption(part, kind, **options)))
     return found
