@@ -448,7 +448,7 @@ def build_three(metrics):
 @pytest.mark.parametrize(
     ("num_test", "metrics", "warned"), [(499, ["accuracy"], True), (500, ["accuracy"], False), (499, [], False)]
 )
-def test_a_tolerance_finer_than_one_test_example_is_reported_before_training(num_test, metrics, warned, tmp_path):
+def test_a_tolerance_that_cannot_be_measured_is_reported_before_training(num_test, metrics, warned, tmp_path):
     arrays = toy_arrays(np.random.default_rng(3), num_test=num_test)
     ingredients = preparing.Ingredients(model=lambda: build_three(metrics), data=arrays)
     tables = {"train": {"num_steps": 5, "batch_size": 20, "jit_compile": False}, "prune": {"num_rounds": 0}}
