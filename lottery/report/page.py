@@ -19,9 +19,7 @@ from lottery.runs import store, verdicts
 _PARTS = {ending: Path(__file__).with_name(f"report.{ending}") for ending in ("html.jinja", "css", "js")}
 
 
-def write(
-    runs: Sequence[str | Path], out: str | Path, tolerance: float = verdicts.TOLERANCE, author: str = ""
-) -> Path:
+def write(runs: Sequence[str | Path], out: str | Path, tolerance: float = verdicts.TOLERANCE, author: str = "") -> Path:
     """Write the page about runs, complete or not, side by side if there are several, and return its path.
 
     Args:
@@ -69,11 +67,6 @@ def render(runs: Sequence[Facts], author: str = "") -> str:
     )
 
 
-def verdict(one: Facts) -> list[str]:
-    """Say what a run shows, in sentences; the first of them stands on top of the page."""
-    return verdicts.sentences(one.rows, one.tolerance, one.word)
-
-
 def _chapter(one: Facts, anchor: str, author: str) -> dict[str, Any]:
     """Collect everything that the template shows of a run."""
     drawn, missing = figures.drawn(one)
@@ -84,8 +77,8 @@ def _chapter(one: Facts, anchor: str, author: str) -> dict[str, Any]:
         "one": one,
         "anchor": anchor,
         "byline": tables.byline(one, author),
-        "verdict": verdict(one),
-        "wins": verdicts.smallest_shown(one.judged, one.word) is not None,
+        "verdict": verdicts.sentences(one.rows, one.tolerance, one.word, trained=(stored, wanted)),
+        "tone": verdicts.headline(one.rows, one.tolerance, one.word).tone,
         "verdict_key": tables.verdict_key(one),
         "warnings": [
             *([f"{stored:,} of {wanted:,} networks are trained; the page is about these."] if stored != wanted else []),

@@ -165,6 +165,7 @@ for (const layer of document.querySelectorAll(".layer")) {
   canvas.addEventListener("pointerleave", () => { tip.hidden = true; });
   layer.hidden = false;
   layer.querySelector("b").textContent = weight;
+  slider.max = slider.value = frames.length;  // the last round
   draw();
 }
 

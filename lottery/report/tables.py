@@ -16,6 +16,9 @@ from lottery.runs import comparison, published, results, store, tables, verdicts
 from lottery.runs.tables import Grid
 from lottery.runs.verdicts import Table
 
+# What a reader calls the entries of environment.json.
+_NAMES = {"uses": "multiply-adds per entry", "num_threads": "threads", "num_devices": "devices"}
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -150,9 +153,9 @@ def rounds(one: Facts) -> Grid:
             "early stop (step)": f"{'≥ ' if line['censored'] else ''}{line['early_stop_step_mean']:,.0f}",
             "accuracy at the end": number(line["final_accuracy_mean"]),
             "weights kept": f"{line['num_kept']:,.0f}",
-            "compression (×)": f"{cost['compression']:,.1f}",
+            "compression (times)": f"{cost['compression']:,.1f}",
             "multiply-adds": number(cost["multiply_adds"], ",.0f"),
-            "speed-up (×)": number(cost["speedup"], ",.1f"),
+            "speed-up (times)": number(cost["speedup"], ",.1f"),
         })  # fmt: skip
     found = _filled(lines)
     notes = [
@@ -161,12 +164,12 @@ def rounds(one: Facts) -> Grid:
     ]
     if one.summary["censored"].any():
         notes.append(
-            f"≥: in some replicate the validation loss was lowest at the last step, {one.experiment.train.num_steps:,}; "
-            "longer training may stop later."
+            "≥: in some replicate the validation loss was lowest at the last step, "
+            f"{one.experiment.train.num_steps:,}; longer training may stop later."
         )
     notes.append(
-        "Compression: 1 / density. Multiply-adds: for one example, with prunable weights. Speed-up: of the dense network "
-        "by these, in theory."
+        "Compression: 1 / density. Multiply-adds: for one example, with prunable weights. Speed-up: multiply-adds of "
+        "the dense network over those of the ticket, which no hardware fully reaches."
     )
     return found._replace(notes=notes)
 
@@ -177,8 +180,8 @@ def verdict_key(one: Facts) -> list[tuple[str, str]]:
     texts = {
         one.word: f"the whole 95 % interval of ticket − dense is above −{one.tolerance:g}",
         f"not {one.word}": f"the whole interval is below −{one.tolerance:g}",
-        verdicts.CANNOT_TELL: "the interval has both, so these replicates cannot tell"
-        + ("; n needed is about how many would" if one.judged["needed"].notna().any() else ""),
+        verdicts.CANNOT_TELL: f"cannot tell: the interval lies on both sides of −{one.tolerance:g}, or is not known"
+        + ("; n needed: about how many replicates would tell" if one.judged["needed"].notna().any() else ""),
     }
     return [(name, text) for name, text in texts.items() if name in known]
 
@@ -265,7 +268,8 @@ def costs_by_branch(one: Facts) -> Grid:
 
 def environment(one: Facts) -> Grid:
     """List the data, the machine and the versions that the run was made with."""
-    values = {key: value for key, value in one.environment.items() if key not in ("versions", "architecture")}
+    apart = ("versions", "architecture", "record_sha256")
+    values = {_NAMES.get(key, key): value for key, value in one.environment.items() if key not in apart}
     architecture = one.environment.get("architecture") or {}
     rows = [["network", plain({key: value for key, value in architecture.items() if key != "keras"})]]
     rows += [[key.replace("_", " "), plain(value)] for key, value in values.items() if value not in (None, {}, "")]
@@ -303,8 +307,9 @@ def same_rounds(runs: Sequence[Facts]) -> list[Grid | str]:
     for group in groups.values():
         try:
             if len(group) > 1:
-                rows = comparison.compared({one.label: one.rows for one in group})
-                found.append(_compared(rows, group[0].label))
+                own = {one.label: one.rows for one in group}
+                rows = comparison.compared(own)
+                found += [_compared(rows, group[0].label), *comparison.left_out(own, rows)]
         except LotteryError as error:
             found.append(str(error))
     if len(groups) > 1:
@@ -312,30 +317,34 @@ def same_rounds(runs: Sequence[Facts]) -> list[Grid | str]:
     return found
 
 
-def end(value: float) -> str:
-    """Format an end of an interval of differences; empty if it is not known, as from one replicate."""
-    return signed(value) if abs(value) != float("inf") else ""
+def end(value: float, form: str = "+.4f") -> str:
+    """Format a difference or an end of an interval; empty if it is not known, as an end from one replicate."""
+    return number(value, form) if abs(value) != float("inf") else ""
 
 
 def _compared(found: Table, first: str) -> Grid:
     """List several runs at the same rounds, from `lottery.runs.comparison.compared`, a number to the cell."""
     lines = [
         {
-            "round": str(line["round"]),
+            "round": str(line["own_round"]),
             "density": f"{line['density']:.4f}",
             "run": line["run"],
             "test accuracy": number(line["accuracy"]),
-            "95 % from": number(line["low"]) if abs(line["low"]) != float("inf") else "",
-            "95 % to": number(line["high"]) if abs(line["high"]) != float("inf") else "",
-            f"run − {first}": signed(line["difference"]) if line["difference"] == line["difference"] else "",
-            "difference from": end(line["difference_low"]) if line["difference"] == line["difference"] else "",
-            "difference to": end(line["difference_high"]) if line["difference"] == line["difference"] else "",
+            "95 % from": end(line["low"], ".4f"),
+            "95 % to": end(line["high"], ".4f"),
+            f"run − {first}": end(line["difference"]),
+            "difference from": end(line["difference_low"]),
+            "difference to": end(line["difference_high"]),
             "n": str(line["replicates"]),
         }
         for line in found.to_dict("records")
     ]
-    note = f"Test accuracy at the early-stop step: mean and 95 % t interval; run − {first}: paired by replicate, as well."
-    return _filled(lines)._replace(notes=[note, "Within a round the best comes first."])
+    notes = [
+        "Test accuracy at the early-stop step: mean over n replicates, and the ends of its 95 % t interval.",
+        f"Run − {first}: the same of the differences, paired by replicate. At each density {first} comes first, and "
+        "then the best.",
+    ]
+    return _filled(lines)._replace(notes=notes)
 
 
 def _filled(lines: list[dict[str, str]]) -> Grid:
