@@ -131,19 +131,24 @@ for (const layer of document.querySelectorAll(".layer")) {
   scale.querySelector("i").style.background = `linear-gradient(to right, ${VIRIDIS.map(color => `rgb(${color})`).join(", ")})`;
   scale.querySelector("span").textContent = shown(low);
   scale.querySelector("span:nth-of-type(2)").textContent = `${shown(high)} of ${shown(of)} kept${log ? " (log)" : ""}`;
+  // A single row of inputs is drawn as bars, of the logarithm if the scale is.
+  const tall = height === 1 ? 120 : height;
+  const filled = count => height > 1 ? 1 : log ? Math.log1p(count) / Math.log1p(high) : count / high;
   canvas.width = width;
-  canvas.height = height;
-  canvas.style.aspectRatio = `${width} / ${Math.max(height, width / 12)}`;
+  canvas.height = tall;
+  canvas.style.aspectRatio = `${width} / ${height === 1 ? width / 2 : height}`;
   let frame;
   const draw = () => {
     const own = frames.filter(({replicate}) => String(replicate) === select.value);
     slider.max = own.length - 1;
     frame = own[slider.value];
-    const context = canvas.getContext("2d"), image = context.createImageData(width, height);
+    const context = canvas.getContext("2d");
+    context.clearRect(0, 0, width, tall);
     frame.counts.forEach((count, place) => {
-      if (count) image.data.set([...blended(part(count)), 255], 4 * place);
+      const bar = count ? Math.max(1, Math.round(tall / height * filled(count))) : tall / height;
+      context.fillStyle = count ? `rgb(${blended(part(count))})` : getComputedStyle(scale.querySelector(".unread")).backgroundColor;
+      context.fillRect(place % width, (Math.floor(place / width) + 1) * tall / height - bar, 1, bar);
     });
-    context.putImageData(image, 0, 0);
     const unread = frame.counts.filter(count => count === 0).length;
     const mean = frame.counts.reduce((one, other) => one + other, 0) / frame.counts.length;
     const places = what === "input" ? "inputs" : "places of the kernel";
@@ -153,6 +158,8 @@ for (const layer of document.querySelectorAll(".layer")) {
   };
   slider.addEventListener("input", draw);
   select.addEventListener("change", draw);
+  for (const radio of document.querySelectorAll(".theme input")) radio.addEventListener("change", draw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   canvas.addEventListener("pointermove", event => {
     const box = canvas.getBoundingClientRect();
     const column = Math.min(width - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * width)));

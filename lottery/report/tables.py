@@ -88,7 +88,7 @@ def byline(one: Facts, author: str = "") -> list[str]:
     release, commit = one.environment.get("versions", {}).get("lottery"), one.environment.get("commit")
     return [
         *([f"by {author}"] if author else []),
-        *([f"files of {' to '.join(dict.fromkeys((days[0], days[-1])))}"] if days else []),
+        *([f"files dated {' to '.join(dict.fromkeys((days[0], days[-1])))}"] if days else []),
         *([f"trained with lottery {release}{f' ({commit[:9]})' if commit else ''}"] if release else []),
     ]
 
