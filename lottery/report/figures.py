@@ -51,17 +51,18 @@ def together(runs: Sequence[Facts]) -> Figure:
     tickets = [one.rows[one.rows["branch"] == store.TICKET].assign(branch=one.label) for one in some]
     which = "all runs" if len(some) == len(runs) else f"the first {len(some)} runs"
     rows = pd.concat(tickets, ignore_index=True)
-    return figure(rows, "accuracy", f"The tickets of {which}.", reference=False)
+    drawing = figure(rows, "accuracy", reference=False)
+    return drawing._replace(caption=f"The tickets of {which}. {drawing.caption}")
 
 
-def figure(table: Any, kind: str, caption: str, **options: Any) -> Figure:
+def figure(table: Any, kind: str, **options: Any) -> Figure:
     """Draw the table of a kind of figure for a page; options and errors are those of `lottery.plots.drawn`."""
     drawing = plots.drawn(table, kind, **options)
     for text in _on_cells(drawing):
         text.set_color(_KEPT if text.get_color() == "black" else text.get_color())
     with_cells = any(ax.images for ax in drawing.axes)
     svg = _recolored(style.as_svg(drawing, kind.replace("_", " ")), with_cells)
-    return Figure(svg, caption, panels(drawing))
+    return Figure(svg, plots.caption(table, kind, **options), panels(drawing))
 
 
 def panels(drawing: Any) -> list[dict[str, Any]]:
@@ -90,13 +91,13 @@ def _drawn(one: Facts, kind: str, analysis: Analysis, branches: Sequence[str]) -
     table = one.table(kind)
     if "branch" in table:
         table = table[table["branch"].isin(branches)]
-    views = analysis.views(table) if analysis.views else [({}, analysis.caption or analysis.help)]
+    views = analysis.views(table) if analysis.views else [{}]
     readable, found = inspect.signature(analysis.table).parameters, []
-    for options, caption in views:
+    for options in views:
         reading = {name: value for name, value in options.items() if name in readable}
         options = {name: value for name, value in options.items() if name in plots.options_of(kind)}
         part = one.table(kind, **reading) if reading.keys() - options.keys() else table
-        found.append(figure(part, kind, caption, **options))
+        found.append(figure(part, kind, **options))
     return found
 
 
