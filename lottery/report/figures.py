@@ -13,6 +13,7 @@ from lottery.report.tables import Facts
 from lottery.runs import store
 
 _DOTS = 72  # units of an SVG to the inch
+_WIDTH = 5.6  # inches: letters can be read in one column of a phone, and in two of a desktop
 _NAMED = re.compile(r"var\(--c-([0-9a-f]{6})\)")
 _KEPT = "#010101"  # black that stays black in the dark, on a coloured cell
 
@@ -57,9 +58,11 @@ def together(runs: Sequence[Facts]) -> Figure:
 
 def figure(table: Any, kind: str, **options: Any) -> Figure:
     """Draw the table of a kind of figure for a page; options and errors are those of `lottery.plots.drawn`."""
-    drawing = plots.drawn(table, kind, **options)
+    drawing = plots.drawn(table, kind, width=_WIDTH, **options)
     for text in _on_cells(drawing):
         text.set_color(_KEPT if text.get_color() == "black" else text.get_color())
+    for ground in (drawing, *drawing.axes):
+        ground.patch.set_visible(False)  # the page's own shows
     with_cells = any(ax.images for ax in drawing.axes)
     svg = _recolored(style.as_svg(drawing, kind.replace("_", " ")), with_cells)
     return Figure(svg, plots.caption(table, kind, **options), panels(drawing))
@@ -167,17 +170,20 @@ def _on_cells(drawing: Any) -> Iterator[Any]:
 def _recolored(svg: str, with_cells: bool) -> str:
     """Replace colours by names that a page gives one colour in the light and another in the dark.
 
-    Texts in white, which stand on cells, and the colours of a figure with cells, which its scale names, stay.
+    Texts in white, which stand on cells, stay; in a figure with cells all colours but those of texts and grey lines.
     """
 
     def named(element: re.Match[str]) -> str:
-        stays = {"ffffff", _KEPT[1:]} if element[0].startswith("<text") else set()
+        is_text = element[0].startswith("<text")
 
-        def name(color: re.Match[str]) -> str:
-            known = color[1].lower()
-            return color[0] if known in stays or (with_cells and not _is_grey(known)) else f"var(--c-{known})"
+        def name(found: re.Match[str]) -> str:
+            what, color = found[1], found[2].lower()
+            stays = (
+                color in ("ffffff", _KEPT[1:]) if is_text else with_cells and (what == "fill" or not _is_grey(color))
+            )
+            return found[0] if stays else f"{what}: var(--c-{color})"
 
-        return re.sub(r"(?<=[ :\"])#([0-9a-fA-F]{6})\b", name, element[0])
+        return re.sub(r"\b(fill|stroke): #([0-9a-fA-F]{6})\b", name, element[0])
 
     return re.sub(r"<[a-z][^>]*>", named, svg)
 

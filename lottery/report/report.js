@@ -113,11 +113,11 @@ for (const plot of document.querySelectorAll(".plot[data-panels]")) {
 addEventListener("scroll", () => { tip.hidden = true; }, {passive: true});
 
 // The first layer: one image for each round, drawn from its counts.
-const VIRIDIS = [[68, 1, 84], [72, 40, 120], [62, 74, 137], [49, 104, 142], [38, 130, 142], [31, 158, 137], [53, 183, 121],
-  [109, 205, 89], [180, 222, 44]];
+const COLORS = [[157, 217, 59], [94, 201, 98], [53, 183, 121], [32, 157, 137], [37, 132, 142], [48, 105, 142], [62, 74, 137],
+  [72, 40, 120], [68, 1, 84]];  // the more, the darker, as in the figure beside it
 const blended = part => {
-  const at = part * (VIRIDIS.length - 1), first = Math.min(Math.floor(at), VIRIDIS.length - 2);
-  return VIRIDIS[first].map((value, which) => Math.round(value + (at - first) * (VIRIDIS[first + 1][which] - value)));
+  const at = part * (COLORS.length - 1), first = Math.min(Math.floor(at), COLORS.length - 2);
+  return COLORS[first].map((value, which) => Math.round(value + (at - first) * (COLORS[first + 1][which] - value)));
 };
 for (const layer of document.querySelectorAll(".layer")) {
   const {weight, what, of, shape: [height, width], channels, frames} = JSON.parse(layer.dataset.frames);
@@ -128,12 +128,13 @@ for (const layer of document.querySelectorAll(".layer")) {
   const part = count => low === high ? 1 : log ? Math.log(count / low) / Math.log(high / low) : (count - low) / (high - low);
   for (const replicate of new Set(frames.map(frame => frame.replicate))) select.append(made("option", `replicate ${replicate}`, {value: replicate}));
   select.hidden = select.options.length < 2;
-  scale.querySelector("i").style.background = `linear-gradient(to right, ${VIRIDIS.map(color => `rgb(${color})`).join(", ")})`;
+  scale.querySelector("i").style.background = `linear-gradient(to right, ${COLORS.map(color => `rgb(${color})`).join(", ")})`;
   scale.querySelector("span").textContent = shown(low);
   scale.querySelector("span:nth-of-type(2)").textContent = `${shown(high)} of ${shown(of)} kept${log ? " (log)" : ""}`;
   // A single row of inputs is drawn as bars, of the logarithm if the scale is.
   const tall = height === 1 ? 120 : height;
   const filled = count => height > 1 ? 1 : log ? Math.log1p(count) / Math.log1p(high) : count / high;
+  for (const part of scale.querySelectorAll(".none")) part.hidden = height === 1;
   canvas.width = width;
   canvas.height = tall;
   canvas.style.aspectRatio = `${width} / ${height === 1 ? width / 2 : height}`;
@@ -145,8 +146,8 @@ for (const layer of document.querySelectorAll(".layer")) {
     const context = canvas.getContext("2d");
     context.clearRect(0, 0, width, tall);
     frame.counts.forEach((count, place) => {
-      const bar = count ? Math.max(1, Math.round(tall / height * filled(count))) : tall / height;
-      context.fillStyle = count ? `rgb(${blended(part(count))})` : getComputedStyle(scale.querySelector(".unread")).backgroundColor;
+      const bar = count || height > 1 ? Math.max(1, Math.round(tall / height * filled(count))) : 0;
+      context.fillStyle = count ? `rgb(${blended(part(count))})` : "white";
       context.fillRect(place % width, (Math.floor(place / width) + 1) * tall / height - bar, 1, bar);
     });
     const unread = frame.counts.filter(count => count === 0).length;
@@ -158,8 +159,6 @@ for (const layer of document.querySelectorAll(".layer")) {
   };
   slider.addEventListener("input", draw);
   select.addEventListener("change", draw);
-  for (const radio of document.querySelectorAll(".theme input")) radio.addEventListener("change", draw);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   canvas.addEventListener("pointermove", event => {
     const box = canvas.getBoundingClientRect();
     const column = Math.min(width - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * width)));
