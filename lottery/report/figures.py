@@ -185,7 +185,8 @@ def _recolored(svg: str, with_cells: bool) -> str:
 
         return re.sub(r"\b(fill|stroke): #([0-9a-fA-F]{6})\b", name, element[0])
 
-    return re.sub(r"<[a-z][^>]*>", named, svg)
+    # What Matplotlib sets for every line, the page sets once.
+    return re.sub(r"<[a-z][^>]*>", named, re.sub(r"<defs><style.*?</style></defs>", "", svg))
 
 
 def _is_grey(color: str) -> bool:

@@ -67,7 +67,7 @@ for (const plot of document.querySelectorAll(".plot[data-panels]")) {
   dot.setAttribute("class", "dot");
   dot.setAttribute("r", 6);
   let line = 0, place = -1;
-  const hide = () => { tip.hidden = true; dot.remove(); };
+  const hide = () => { tip.hidden = true; dot.remove(); place = -1; };
   const show = () => {
     const {panel, name, color, points} = lines[line], [across, down, x, y, low, high] = points[place];
     dot.setAttribute("cx", across);

@@ -37,8 +37,9 @@ def opened(browser, page_path):
     def opened(width=1400, scheme="light", media="screen"):
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
+        features = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}  # no test waits for a scroll
+        listed = [{"name": name, "value": value} for name, value in features.items()]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": listed})
         browser.get(page_path.as_uri())
         return browser
 
