@@ -1,9 +1,12 @@
 """Numbers, differences, intervals and durations as short texts, and lines that fit a terminal."""
 
+import itertools
 import math
 import os
 import re
 import textwrap
+from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
 
@@ -14,16 +17,20 @@ def number(value: float | None, form: str = ".4f") -> str:
     return f"{value:.1e}" if form == ".4f" and 0 < abs(value) < 5e-5 else _formatted(value, form)
 
 
-def measured(value: Any) -> str:
-    """Format a value of a table: whole numbers with thousands separators, others with as many places as say something.
-
-    A text stays as it is.
-    """
-    if value is None or isinstance(value, str | bool) or value != value:
-        return str(value) if isinstance(value, str | bool) else ""
-    if float(value).is_integer():
-        return f"{int(value):,}"
-    return number(float(value), ".4f" if abs(value) < 1000 else ",.1f")
+def column(values: Iterable[Any]) -> list[str]:
+    """Format the values of a column alike: whole numbers if all are, with thousands separators; texts as they are."""
+    values = list(values)
+    numbers = [float(value) for value in values if isinstance(value, Real) and value == value]
+    whole = all(value.is_integer() for value in numbers)
+    form = ",.0f" if whole else ",.1f" if max(map(abs, numbers)) >= 1000 else ".4f"
+    return [
+        number(float(value), form)
+        if isinstance(value, Real) and not isinstance(value, bool)
+        else ""
+        if value is None
+        else str(value)
+        for value in values
+    ]
 
 
 def signed(value: float) -> str:
@@ -65,10 +72,17 @@ def replicates(num: int) -> str:
     return "1 replicate" if num == 1 else f"{num} replicates"
 
 
-def listed(words: Any) -> str:
+def listed(words: Iterable[Any]) -> str:
     """List words in a sentence: a, b and c."""
     *most, last = map(str, words)
     return f"{', '.join(most)} and {last}" if most else last
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """List whole numbers in a few words, such as 1 to 3, 5."""
+    groups = itertools.groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    parts = [[num for _, num in group] for _, group in groups]
+    return ", ".join(f"{part[0]} to {part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)
 
 
 def plain(value: Any) -> str:

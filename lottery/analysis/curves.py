@@ -130,12 +130,31 @@ def _views(curves: Table) -> list[dict[str, str]]:
     return [{"measure": measure} for measure in ("accuracy", "loss") if curves[measure].notna().any()]
 
 
+def summed(curves: Table) -> Table:
+    """Summarise the table of `table`, in a row for each split of each network.
+
+    ``lowest_loss`` is the lowest after the first evaluation, ``at_step`` the first step that has it; then come the
+    highest accuracy, and loss and accuracy of the last step.
+    """
+    keys = ["replicate", "branch", "round", "density", "split"]
+    rows = []
+    for values, part in curves.groupby(keys, sort=False):
+        later = part[part["step"] > part["step"].min()] if len(part) > 1 else part
+        lowest, last = later["loss"].min(), part.loc[part["step"].idxmax()]
+        at = later[later["loss"] == lowest]["step"].min()
+        rows.append((*values, lowest, at, later["accuracy"].max(), last["loss"], last["accuracy"]))
+    return frame(rows, [*keys, *_SUMMED])
+
+
+_SUMMED = ("lowest_loss", "at_step", "highest_accuracy", "last_loss", "last_accuracy")
+
 CURVES = Analysis(
     table,
     None,
-    "Losses and accuracies measured while training.",
-    columns=("loss", "accuracy"),
-    keys=("step", "split"),
+    "Losses and accuracies measured while training, summed up; --all, --json and --csv list every evaluation.",
+    columns=_SUMMED,
+    keys=("split",),
+    printed=summed,
 )
 
 LEARNING_CURVES = Analysis(

@@ -2,10 +2,11 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from lottery.errors import LotteryError
+from lottery.formatting import ranges
 from lottery.runs import intervals, results, store, verdicts
 from lottery.runs.verdicts import Table
 
@@ -79,8 +80,8 @@ def compared(
             own = int(part["own"].iloc[0])
             lines.append((int(index), part["density"].mean(), name, len(values), mean, low, high, *difference, own))
     found = pd.DataFrame(lines, columns=list(COLUMNS))
-    shared = set(found[found["run"] != first]["round"])
-    if not shared:
+    shared = found[found["run"] != first]["round"].unique()
+    if not len(shared):
         raise LotteryError(
             f"No run has a round whose density is within {100 * within:g} % of one of {first}, so there is nothing to "
             "compare; --within allows more."
@@ -101,18 +102,11 @@ def left_out(tables: Mapping[str, Table], found: Table, within: float = WITHIN) 
         if not absent:
             continue
         of = "any other run" if name == first else first
-        what = f"round{'s' * (len(absent) > 1)} {spans(absent)} of {name}"
+        what = f"round{'s' * (len(absent) > 1)} {ranges(absent)} of {name}"
         sentences.append(f"Not compared: {what}, without a density within {100 * within:g} % in {of}.")
         if not own - {0} and name != first:
             sentences.append(f"Only the dense networks of {name} are compared.")
     return sentences
-
-
-def spans(indices: Sequence[int]) -> str:
-    """List rounds in a few words, such as 1 to 3, 5."""
-    groups = itertools.groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0])
-    parts = [[index for _, index in group] for _, group in groups]
-    return ", ".join(f"{part[0]} to {part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)
 
 
 def _partners(tickets: Table, reference: Table, within: float) -> dict[int, int]:

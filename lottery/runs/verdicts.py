@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from lottery import config
 from lottery.errors import unknown
-from lottery.formatting import listed, percent, points, replicates, signed
+from lottery.formatting import listed, percent, points, ranges, replicates, signed
 from lottery.pruning import branches
 from lottery.runs import intervals
 
@@ -175,8 +175,8 @@ def sentences(
 ) -> list[str]:
     """Say what a run shows, from the arguments of `headline`, which is the first sentence.
 
-    The others name the smallest density that matches dense by the mean alone, the verdicts of the rounds, and compare
-    the ticket with each branch.
+    The others give the verdicts of the rounds, name the smallest density that matches dense by the mean alone, and
+    compare the ticket with each branch.
     """
     lines = judged(rows, tolerance, word, confidence, method)
     found = [headline(rows, tolerance, word, confidence, method, trained).text]
@@ -184,6 +184,12 @@ def sentences(
         return found
     shown, by_mean = smallest_shown(lines, word), smallest_matching(rows, tolerance)
     kind = _kind(confidence, method)
+    if shown:
+        smaller = "; no smaller density is shown to be" if lines["density"].min() < shown["density"] else ""
+        found.append(f"{word.capitalize()}: {_rounds(lines[lines['verdict'] == word]['round'])}{smaller}.")
+    refuted = lines[lines["verdict"] == f"not {word}"]["round"]
+    if len(refuted):
+        found.append(f"Not {word}: {_rounds(refuted)}.")
     if by_mean is None:
         found.append(f"No pruned round matches dense within {tolerance:g}, not even by the mean.")
     else:
@@ -193,12 +199,6 @@ def sentences(
             f"Smallest density that matches dense within {tolerance:g} by the mean alone: {by_mean['density']:.4f} "
             f"(round {by_mean['round']}, {signed(by_mean['difference'])} against {by_mean['dense']:.4f}){unsure}."
         )
-    if shown:
-        smaller = "; no smaller density is shown to be" if lines["density"].min() < shown["density"] else ""
-        found.append(f"{word.capitalize()}: {_rounds(lines[lines['verdict'] == word]['round'])}{smaller}.")
-    refuted = lines[lines["verdict"] == f"not {word}"]["round"]
-    if len(refuted):
-        found.append(f"Not {word}: {_rounds(refuted)}.")
     at = shown["round"] if shown else by_mean["round"] if by_mean else int(lines["round"].max())
     for branch in controls(rows):
         pairs = differences(rows, against=branch, confidence=confidence, method=method)
@@ -306,8 +306,7 @@ def _against(branch: str, found: Table, at: float, kind: str) -> str:
 
 
 def _rounds(indices: Any) -> str:
-    listed = ", ".join(str(index) for index in indices)
-    return f"{'round' if len(indices) == 1 else 'rounds'} {listed}"
+    return f"{'round' if len(indices) == 1 else 'rounds'} {ranges(indices)}"
 
 
 def _where(line: dict[str, Any]) -> str:
