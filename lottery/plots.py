@@ -67,7 +67,7 @@ def drawn(
         source: The table of the kind; see `read`.
         kind: A key of `kinds`.
         style: ``"screen"``, ``"paper"`` or ``"slides"``: the sizes of letters and lines, and of the whole.
-        width: In inches, from 2 to 40; by default 7.2 on the screen, 5.5 in a paper, 10 on slides.
+        width: In inches; by default 7.2 on the screen, 5.5 in a paper, 10 on slides.
         title: Above the figure.
         options: Those of the kind's function.
 
@@ -78,18 +78,20 @@ def drawn(
 
     draw, sheet = _figure(kind), _sheet(style)
     width = sheet.width if width is None else width
-    if not _WIDTHS[0] <= width <= _WIDTHS[1]:
-        raise LotteryError(f"--width: received {width:g}, allowed are {_WIDTHS[0]} to {_WIDTHS[1]} inches.")
+    if not sheet.narrowest <= width <= _WIDEST:
+        allowed = f"{sheet.narrowest:g} to {_WIDEST} inches with the style {style!r}"
+        raise LotteryError(f"--width: received {width:g}, allowed are {allowed}.")
     _check_options(kind, options)
     with rc_context(sheet.settings):
         figure = styles.new_figure(width)
         if title:
             figure.suptitle(title, fontsize="large")
         styles.check(source)
-        height = ANALYSES[kind].height(source, width, **options) + (styles.letters(1.6) if title else 0)
-        figure.set_size_inches(width, height)
+        own = ANALYSES[kind].height
+        height = own(source, width, **options) if own else styles.usual_height(width)
+        figure.set_size_inches(width, height + (styles.letters(1.6) if title else 0))
         draw(source, figure.subplots(), **options)
-        figure.draw_without_rendering()  # makes the ticks in this style
+        styles.fit(figure)
     return figure
 
 
@@ -147,7 +149,7 @@ def last_common_round(run: Path) -> int:
     return min(_last_rounds(run))
 
 
-_WIDTHS = (2, 40)  # inches
+_WIDEST = 40  # inches
 
 
 def _sheet(style: str) -> styles.Sheet:

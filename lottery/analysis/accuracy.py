@@ -78,7 +78,7 @@ def caption(rows: Table, interval: str = "range", full: bool = False, reference:
         if len(own):
             best, last = own.loc[own["mean"].idxmax()], own.loc[own["round"].idxmax()]
             found = [f"{captions.value(one)} at density {one['density']:.3g}" for one in (best, last)]
-            numbers.append(f"{branch} at most {found[0]}, at the end {found[1]}")
+            numbers.append(f"{branch} highest {found[0]}, sparsest {found[1]}")
     sentences = [
         "Test accuracy at the early-stop step against density, the fraction of prunable weights that is kept.",
         captions.replicates(points, _BOTH if dense else "bars", interval),

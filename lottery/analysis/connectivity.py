@@ -185,8 +185,7 @@ def barrier_caption(
         "Error on the straight line between two networks that were trained from the weights of the same step on two"
         " orders of the data.",
         captions.replicates(lines, "band"),
-        "Error barriers, the highest error − the mean of the two ends:",
-        *captions.listed(numbers),
+        *captions.listed(["error barriers, the highest error − the mean of the two ends: " + numbers[0], *numbers[1:]]),
         *_remark(part),
     ])  # fmt: skip
 
@@ -376,8 +375,8 @@ def _barrier_height(
     points: Table, width: float, rounds: Iterable[int] | None = None, batch_norm: str | None = None, **options: Any
 ) -> float:
     num = style.of_rounds(_selected(points, None, batch_norm), rounds)["round"].nunique()
-    across, down = style.grid(num)
-    return max(0.85 * width / across, 0.32 * width) * down + style.letters(5)
+    across, down = style.grid(num, width)
+    return max(0.85 * width / across, 0.32 * width) * down + style.letters(2)
 
 
 def _barrier_views(points: Table) -> list[dict[str, Any]]:

@@ -98,9 +98,9 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
 
     part, images = _images(table, replicate, rounds)
     kernel, channels = part["what"].iloc[0] == KERNEL, int(part["channel"].max()) + 1
-    num_rows, num_columns = next(iter(images.values())).shape
+    num_columns = next(iter(images.values())).shape[1]
     ax = style.new_or(ax)
-    across, down, tall, line = _arranged(len(images), num_rows, num_columns)
+    across, down, tall, line = _arranged(images, ax.figure.get_figwidth())
     counts = np.concatenate([image[image > 0] for image in images.values()])
     low, high = (counts.min(), counts.max()) if counts.size else (1, 1)
     log = bool(high > 5 * low)
@@ -177,12 +177,14 @@ def _images(table: Table, replicate: int, rounds: Iterable[int] | None) -> tuple
     return part, {index: _image(one, kernel) for index, one in part.groupby("round")}
 
 
-def _arranged(num: int, rows: int, columns: int) -> tuple[int, int, float, float]:
+def _arranged(images: dict[int, np.ndarray], width: float) -> tuple[int, int, float, float]:
     """Return the numbers of images across and down, the height of each and that of the line above it, in places."""
+    rows, columns = next(iter(images.values())).shape
+    line = style.letters(1.1) / width * columns
     if rows * 8 < columns:  # a strip, such as a row of inputs that are no image, is drawn taller
-        return 1, num, columns / 25, columns / 25
-    across = num if num <= 3 else -(-num // 2)
-    return across, -(-num // across), rows, 0.04 * across * columns
+        return 1, len(images), columns / 25, line
+    across, down = style.grid(len(images), width)
+    return across, down, rows, line * across
 
 
 def _image(table: Table, kernel: bool) -> np.ndarray:
@@ -194,10 +196,10 @@ def _image(table: Table, kernel: bool) -> np.ndarray:
 
 def _height(table: Table, width: float, replicate: int = 1, rounds: Iterable[int] | None = None) -> float:
     _, images = _images(table, replicate, rounds)
-    num_rows, num_columns = next(iter(images.values())).shape
-    across, down, tall, line = _arranged(len(images), num_rows, num_columns)
+    num_columns = next(iter(images.values())).shape[1]
+    across, down, tall, line = _arranged(images, width)
     ratio = (down * (tall + line + 0.08 * num_columns) - 0.08 * num_columns) / ((1.08 * across - 0.08) * num_columns)
-    return min(ratio, 0.8) * (width - 0.1) + sum(_BAR) + style.letters(2.6) + 0.1
+    return min(ratio, 0.8 * down) * (width - 0.1) + sum(_BAR) + style.letters(2.6) + 0.1
 
 
 INPUTS = Analysis(

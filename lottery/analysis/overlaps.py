@@ -124,7 +124,7 @@ def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = 
             cells[pair], texts[pair] = row[value] - row[random], f"{row[value]:.3f}\n({row[random]:.3f})"
     ax = style.new_or(ax)
     scale = SymLogNorm(0.01, vmin=-1, vmax=1)
-    shown = ax.imshow(np.ma.masked_invalid(cells), cmap="RdBu", norm=scale, interpolation="none")
+    shown = ax.imshow(np.ma.masked_invalid(cells), cmap="RdBu", norm=scale, interpolation="none", aspect="auto")
     ax.set_facecolor("white")
     # About 14 letters fit into the width of a cell.
     across = min(ax.get_window_extent().width, ax.get_window_extent().height) / ax.figure.dpi
@@ -233,7 +233,7 @@ def _drawn(kept: Masks, random: np.random.Generator) -> Masks:
 
 
 def _height(table: Table, width: float, **options: Any) -> float:
-    return 0.8 * width
+    return 0.85 * width - style.letters(4)
 
 
 def _views(table: Table) -> list[dict[str, int]]:

@@ -40,7 +40,7 @@ class Analysis:
     columns: tuple[str, ...] = ()  # whose means over replicates `lottery analyze` prints
     keys: tuple[str, ...] = ()  # columns that tell rows apart, besides branch, round, density and weight
     printed: Callable[[Table], Table] | None = None  # makes the table to print means of, if it is another
-    height: Callable[..., float] = lambda table, width, **options: 0.6 * width  # of a figure so wide, in inches
+    height: Callable[..., float] | None = None  # of a figure so wide, in inches, of table, width and options
     chapter: str = "More"  # of the report
     caption: str | Callable[..., str] = ""  # the text beside the figure, or makes it as `figure` draws; or `help`
     views: Callable[[Table], Iterable[Mapping[str, Any]]] | None = None  # the options of each figure of the report

@@ -30,6 +30,7 @@ class Sheet(NamedTuple):
     """A style sheet: where a figure is shown decides its size."""
 
     width: float  # inches
+    narrowest: float  # inches in which labels and legends leave room
     dpi: int  # of a PNG
     settings: dict[Any, Any]  # of Matplotlib
 
@@ -42,15 +43,15 @@ _EVERY: dict[Any, Any] = {
 }
 
 SHEETS: dict[str, Sheet] = {
-    "screen": Sheet(7.2, 150, _EVERY),
+    "screen": Sheet(7.2, 4.5, 150, _EVERY),
     # As wide as the text of most papers, in letters that are as large as theirs in a footnote. Both fonts come with
     # Matplotlib, so that every machine draws the same.
-    "paper": Sheet(5.5, 300, _EVERY | {
+    "paper": Sheet(5.5, 3, 300, _EVERY | {
         "font.family": ["STIXGeneral", "DejaVu Sans"], "font.size": 9, "axes.linewidth": 0.6, "lines.linewidth": 1.3,
         "xtick.labelsize": 8, "ytick.labelsize": 8, "legend.fontsize": 8,
         "xtick.major.width": 0.6, "ytick.major.width": 0.6, "xtick.minor.width": 0.4, "ytick.minor.width": 0.4,
     }),
-    "slides": Sheet(10, 150, _EVERY | {
+    "slides": Sheet(10, 7, 150, _EVERY | {
         "font.size": 17, "axes.linewidth": 1.3, "lines.linewidth": 3, "xtick.major.width": 1.3,
         "ytick.major.width": 1.3, "xtick.major.size": 6, "ytick.major.size": 6,
     }),
@@ -283,15 +284,16 @@ def finish(
     return ax
 
 
-def grid(num: int) -> tuple[int, int]:
-    """Return how many of so many panels stand beside each other, and how many above each other."""
-    across = num if num <= 3 else 2 if num == 4 else 3
+def grid(num: int, width: float) -> tuple[int, int]:
+    """Return the numbers of panels beside and above each other in so many inches, with room for a title on each."""
+    most = max(2, int((width - letters(3)) / letters(8)))
+    across = min(most, num if num <= 3 else 2 if num == 4 else 3)
     return across, -(-num // across)
 
 
 def panels(ax: Any, num: int) -> list[Any]:
     """Put panels with the same axes, and room for a title above each, into the place of axes."""
-    across, down = grid(num)
+    across, down = grid(num, ax.figure.get_figwidth())
     ax.set(frame_on=False, xticks=[], yticks=[])
     size = ax.get_window_extent()
     gaps = 0.1 * ax.figure.dpi / size.width, letters(1.6) * ax.figure.dpi / size.height
@@ -302,6 +304,7 @@ def panels(ax: Any, num: int) -> list[Any]:
         left, bottom = column * (width + gaps[0]), 1 - height - row * (height + gaps[1])
         same = {"sharex": made[0], "sharey": made[0]} if made else {}
         made.append(ax.inset_axes((left, bottom, width, height), **same))
+        made[-1].locator_params(axis="y", nbins=5)
         made[-1].tick_params(labelleft=column == 0, labelbottom=place + across >= num, labelsize="small")
     return made
 
@@ -312,8 +315,8 @@ def label_panels(ax: Any, made: Sequence[Any], x: str, y: str) -> None:
     (left, bottom), points = ax.get_window_extent().min, 72 / ax.figure.dpi
     wide = max(left - label.get_window_extent().x0 for label in made[0].get_yticklabels())
     high = max(bottom - label.get_window_extent().y0 for label in made[-1].get_xticklabels())
-    ax.set_xlabel(x, labelpad=high * points + 2)
-    ax.set_ylabel(y, labelpad=wide * points + 2)
+    ax.set_xlabel(x, labelpad=high * points + 3)
+    ax.set_ylabel(y, labelpad=wide * points + 3)
 
 
 def shaded(line: Any) -> tuple[Any, Any]:
@@ -352,7 +355,8 @@ def _place(ax: Any, handles: Sequence[Any], labels: Sequence[str], above: float 
     figure = ax.figure
     figure.draw_without_rendering()  # so that places are known
     covered, frame = _drawn(ax), ax.get_window_extent()
-    legend = ax.legend(handles, labels, frameon=False, borderaxespad=0.6)
+    # Dashes show in long enough handles.
+    legend = ax.legend(handles, labels, frameon=False, handlelength=2.5, borderaxespad=0.6)
     box = legend.get_window_extent()
     if above is None and box.width < 0.9 * frame.width and box.height < 0.9 * frame.height:
         for place in _INSIDE:
@@ -368,7 +372,7 @@ def _place(ax: Any, handles: Sequence[Any], labels: Sequence[str], above: float 
         columns = max(1, min(lines, int(frame.width // box.width)))
         higher = ax.transAxes + ScaledTranslation(0, above or 0.05, figure.dpi_scale_trans)
         beside = {"loc": "lower left", "bbox_to_anchor": (0, 1), "bbox_transform": higher, "ncols": columns}
-    ax.legend(handles, labels, frameon=False, borderaxespad=0, **beside)
+    ax.legend(handles, labels, frameon=False, handlelength=2.5, borderaxespad=0, **beside)
 
 
 def _drawn(ax: Any) -> list[tuple[Any, bool]]:
@@ -437,6 +441,30 @@ def new_figure(width: float) -> Any:
     figure = Saved(figsize=(width, width), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def usual_height(width: float) -> float:
+    """Return the height in inches of a figure that is so wide, in which labels have room."""
+    return max(0.6 * width, letters(15))
+
+
+def fit(figure: Any) -> None:
+    """Make room for a legend above the axes, and break labels that are longer than the figure has room for."""
+    figure.draw_without_rendering()
+    ax = figure.axes[0]
+    legend, frame = ax.get_legend(), ax.get_window_extent()
+    if legend is not None and (box := legend.get_window_extent()).y0 >= frame.y1:
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + box.height / figure.dpi)
+        figure.draw_without_rendering()
+    for ax in figure.axes:
+        for label in (ax.xaxis.label, ax.yaxis.label):
+            box, text = label.get_window_extent(), label.get_text()
+            out = box.x0 < 0 or box.y0 < 0 or box.x1 > figure.bbox.x1 or box.y1 > figure.bbox.y1
+            if out and " " in text:
+                middle = min((one.start() for one in re.finditer(" ", text)), key=lambda at: abs(at - len(text) / 2))
+                label.set_text(f"{text[:middle]}\n{text[middle + 1 :]}")
+    figure.draw_without_rendering()  # makes ticks and places them in this style
 
 
 def saved(figure: Any, ending: str, dpi: int = SHEETS["screen"].dpi) -> bytes:
