@@ -115,7 +115,8 @@ def _panel(ax: Any) -> dict[str, Any]:
         for (across, up), (x, y) in zip(places, line.get_xydata(), strict=True):
             if math.isfinite(across) and math.isfinite(up) and box.x0 - 1 <= across <= box.x1 + 1:
                 down = top - min(max(up, box.y0), box.y1)  # a point outside is marked on the edge
-                points.append([round(across, 1), round(down, 1), *map(_short, (x, y, *ends.get(x, ())))])
+                bar = [end for end in ends.get(x, ()) if math.isfinite(end)]
+                points.append([round(across, 1), round(down, 1), *map(_short, (x, y, *bar))])
         if points:
             lines.append({"name": name, "color": to_hex(line.get_color())[1:], "points": points})
     return {
