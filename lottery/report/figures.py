@@ -64,7 +64,8 @@ def figure(table: Any, kind: str, **options: Any) -> Figure:
     for ground in (drawing, *drawing.axes):
         ground.patch.set_visible(False)  # the page's own shows
     with_cells = any(ax.images for ax in drawing.axes)
-    svg = _recolored(style.as_svg(drawing, kind.replace("_", " ")), with_cells)
+    which = ", ".join(str(value) for value in options.values() if isinstance(value, str | int))
+    svg = _recolored(style.as_svg(drawing, ": ".join(filter(None, (kind.replace("_", " "), which)))), with_cells)
     return Figure(svg, plots.caption(table, kind, **options), panels(drawing))
 
 
