@@ -449,7 +449,10 @@ def usual_height(width: float) -> float:
 
 
 def fit(figure: Any) -> None:
-    """Make room for a legend above the axes, and break labels that are longer than the figure has room for."""
+    """Make room for a legend above the axes, and break labels that are longer than the figure has room for.
+
+    What is drawn later, such as a file, finds ticks in the style sheet of now.
+    """
     figure.draw_without_rendering()
     ax = figure.axes[0]
     legend, frame = ax.get_legend(), ax.get_window_extent()
@@ -464,7 +467,6 @@ def fit(figure: Any) -> None:
             if out and " " in text:
                 middle = min((one.start() for one in re.finditer(" ", text)), key=lambda at: abs(at - len(text) / 2))
                 label.set_text(f"{text[:middle]}\n{text[middle + 1 :]}")
-    figure.draw_without_rendering()  # makes ticks and places them in this style
 
 
 def saved(figure: Any, ending: str, dpi: int = SHEETS["screen"].dpi) -> bytes:

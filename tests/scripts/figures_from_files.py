@@ -790,7 +790,7 @@ def look_at_barrier(figure: Figure, files: Files, split: str | None = None) -> N
         figure.label(line, f"step {{:d}}, {which}", step)
     figure.check(not named, "the legend has more")
     for panel, index in zip(figure.panels, rounds, strict=False):
-        paths, bands = among(panel.lines, "_path"), list(panel.collections)
+        paths, bands = list(panel.lines), list(panel.collections)
         density = files.density(files.path_replicates(index, steps[0]))
         figure.text(panel.get_title(), "round {:d}, density {:.3g}", index, density)
         here = [step for step in steps if ((part["round"] == index) & (part["step"] == step)).any()]
@@ -800,6 +800,7 @@ def look_at_barrier(figure: Figure, files: Files, split: str | None = None) -> N
             for which in splits:
                 line, errors = paths.pop(0), files.errors(index, step, which)
                 (name,) = among(ax.lines, f"step {step}, {which}")
+                figure.check(line.get_label() == name.get_label(), f"{index}, {step}, {which}: another's name")
                 heights.append(statistics.fmean(_barriers(errors)))
                 alphas = np.arange(len(errors[0])) / (len(errors[0]) - 1)
                 what = f"round {index}, step {step}, {which}"
