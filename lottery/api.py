@@ -103,11 +103,11 @@ class Run:
         known = plots.options_of(kind)
         return plots.drawn(table, kind, **{key: options[key] for key in options if key in known or key not in reading})
 
-    def report(self, out: str | Path, tolerance: float = TOLERANCE) -> Path:
-        """Write the HTML page about this run, and return its path."""
+    def report(self, out: str | Path, tolerance: float = TOLERANCE, author: str = "") -> Path:
+        """Write the HTML page about this run, and return its path; see `lottery.report.write`."""
         from lottery.report import page
 
-        return page.write([self.path], out, tolerance)
+        return page.write([self.path], out, tolerance, author)
 
     def ticket(self, *, round: int | str | None = None, density: float | None = None, replicate: int = 1) -> "Ticket":
         """Load a ticket of this run; see `lottery.tickets.load`."""

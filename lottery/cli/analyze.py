@@ -228,6 +228,7 @@ def report(
         typer.Option(help="The page; .html. By default report.html in the first run's folder.", metavar="FILE"),
     ] = None,
     tolerance: options.Tolerance = 0.002,
+    author: Annotated[str, typer.Option(help="Who made the runs, to be named on the page.")] = "",
 ) -> None:
     """Write one HTML page about a run, or about several side by side, that fetches nothing and can be mailed.
 
@@ -235,4 +236,4 @@ def report(
     """
     from lottery.report import page
 
-    print(page.write(runs, out or runs[0] / "report.html", tolerance))
+    print(page.write(runs, out or runs[0] / "report.html", tolerance, author))
