@@ -68,6 +68,7 @@ def _from_no_file() -> dict[str, np.ndarray]:
     raise LotteryError('data.name = "npz" needs data.path, the file to read.')
 
 
+# By the name in ``data.name``: functions that return the four arrays of `KEYS`.
 DATASETS: dict[str, Callable[[], dict[str, np.ndarray]]] = {
     "digits": _digits,
     "mnist": _from_keras("mnist"),
