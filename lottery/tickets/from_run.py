@@ -80,7 +80,7 @@ def pick(rows: verdicts.Table, round: int | str | None = None, density: float | 
 def listed(run: Path) -> verdicts.Table:
     """List the tickets of a run in a data frame, a row for each replicate and pruned round.
 
-    Its columns are ``replicate, round, density, num_kept``, ``test_accuracy`` at the early-stop step, ``less_dense``
+    Its columns are ``replicate, round, density, num_kept``, ``test_accuracy`` at the early-stop step, ``vs_dense``
     (ticket − dense), and ``choice``: which of `CHOICES` mean the round.
     """
     rows = results.rows_of(store.rounds(run, branches=False))
@@ -88,9 +88,9 @@ def listed(run: Path) -> verdicts.Table:
     pruned, chosen = rows[rows["round"] > 0], _chosen(rows)
     return pruned.assign(
         test_accuracy=pruned[verdicts.MEASURE],
-        less_dense=pruned[verdicts.MEASURE] - pruned["replicate"].map(dense),
+        vs_dense=pruned[verdicts.MEASURE] - pruned["replicate"].map(dense),
         choice=[", ".join(word for word in CHOICES if chosen[word] == index) for index in pruned["round"]],
-    )[["replicate", "round", "density", "num_kept", "test_accuracy", "less_dense", "choice"]]
+    )[["replicate", "round", "density", "num_kept", "test_accuracy", "vs_dense", "choice"]]
 
 
 def examples(source: Path, provenance: Mapping[str, Any], path: str = "", num: int = NUM_EXAMPLES) -> np.ndarray:
@@ -148,7 +148,7 @@ def _metrics(rows: verdicts.Table, record: dict[str, Any], dense: dict[str, Any]
         over[verdicts.MEASURE] = _interval(*intervals.mean_interval(measured))
     pruned = verdicts.differences(rows) if record["round"] else rows[:0]
     for line in pruned[pruned["round"] == record["round"]].to_dict("records"):
-        over["less_dense"] = _interval(line["mean"], line["low"], line["high"])
+        over["vs_dense"] = _interval(line["mean"], line["low"], line["high"])
     own, whole = ({name: known[name] for name in _MEASURES} for known in (record, dense))
     return {**own, "dense": whole, "replicates": over}
 

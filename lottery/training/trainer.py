@@ -138,7 +138,7 @@ class Trainer:
                 of `Trained.metrics`. A training that resumes reports earlier rows again.
 
         Raises:
-            LotteryError: The loss is not a finite number any more, or a masked entry is not zero.
+            LotteryError: The loss or a weight is not a finite number any more, or a masked entry is not zero.
             Stopped: A stop was requested, and the checkpoint is written.
         """
         began, watch = time.perf_counter(), watch or {}
@@ -213,6 +213,10 @@ class Trainer:
                 f"{name} has masked entries that are not zero: the model's train_step changes it without its "
                 "optimiser, whose constraints hold the masks."
             )
+        # Whether the loss shows a NaN depends on the processor: the relu of some makes it a zero.
+        for name, variable in weights.variables(self.model).items():
+            if weights.is_trained(self.model, variable) and not np.isfinite(final[name]).all():
+                raise LotteryError(f"{name} has values that are not finite after training; try a lower learning rate.")
         test = {step: (loss, accuracy) for step, split, loss, accuracy in now.metrics if split == "test"}
         if last not in test:
             test[last] = evaluate("test", last)

@@ -328,7 +328,7 @@ def test_nan_keeps_the_rounds_before(tmp_path, monkeypatch):
 
     def poisoned(self, start, kept, *arguments, **options):
         if not kept["dense/kernel"].all():
-            start = start | {"dense/bias": np.full_like(start["dense/bias"], np.nan)}
+            start = start | {"dense_2/bias": np.full_like(start["dense_2/bias"], np.nan)}
         return original(self, start, kept, *arguments, **options)
 
     monkeypatch.setattr(trainer.Trainer, "train", poisoned)
@@ -339,6 +339,20 @@ def test_nan_keeps_the_rounds_before(tmp_path, monkeypatch):
     assert store.complete_rounds(path, 1) == [0]
     run = lottery.run(ONE, out=tmp_path, report=quietly)
     assert len(run.table()) == 3
+
+
+def test_nan_that_a_layer_hides_from_the_loss_is_found_in_the_weights(tmp_path):
+    """The relu of some processors makes a zero of NaN, as this layer does on all of them."""
+    import keras
+
+    def build():
+        hiding = lambda x: keras.ops.where(keras.ops.isnan(x), 0.0, x)  # noqa: E731
+        layers = [keras.layers.Dense(8, hiding, bias_initializer=lambda shape, dtype: np.full(shape, np.nan, dtype))]
+        return keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3, "softmax")])
+
+    short = {"data": {"validation": 9}, "train": {"num_steps": 3}, "prune": {"num_rounds": 1}}
+    with pytest.raises(LotteryError, match="dense/bias has values that are not finite after training"):
+        lottery.run(short, model=build, data=toy_arrays(np.random.default_rng(3)), out=tmp_path, report=quietly)
 
 
 def test_going_on_begins_after_the_last_complete_round(tmp_path, small_run):
