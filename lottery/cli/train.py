@@ -12,7 +12,7 @@ from lottery.cli import options, output
 def run(
     experiment: Annotated[
         str | None,
-        typer.Argument(help="A TOML file, or a name from `lottery experiments ls`; by default the digits."),
+        typer.Argument(help="A TOML file, or a name from `lottery experiments ls`; by default mnist1d."),
     ] = None,
     overrides: Annotated[
         list[str] | None,

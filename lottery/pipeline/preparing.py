@@ -166,7 +166,7 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     # Everybody expects vectors to stay (biases, statistics, seeds); a tensor that stays is worth a line.
     skipped, variables = weights.unprunable(built).items(), weights.variables(built)
     unexpected = [(name, why) for name, why in skipped if len(variables[name].shape) > 1 and why != "a bias"]
-    notes = [f"{name} is not pruned: {why}." for name, why in unexpected]
+    notes = [*getattr(loaded, "notes", ()), *(f"{name} is not pruned: {why}." for name, why in unexpected)]
     if unrepeatable := trainer.loop.examined.unrepeatable:
         notes.append(
             f"The model draws random numbers by {', '.join(unrepeatable)}, which nothing can restore: "

@@ -97,8 +97,8 @@ def examples(source: Path, provenance: Mapping[str, Any], path: str = "", num: i
     """Load at most so many examples of the validation part, or of the training part if there is none, scaled as there.
 
     A file at `path` with the four arrays of the data goes first. Otherwise the data of a run are looked up as the run
-    did; those of a ticket file, which may come from a stranger, are never downloaded: they are the digits, or lie in
-    the folder that ``LOTTERY_DATA`` names. Data that the ticket was not found on are refused.
+    did; those of a ticket file, which may come from a stranger, are never downloaded: they come with the packages
+    installed, or lie in the folder that ``LOTTERY_DATA`` names. Data that the ticket was not found on are refused.
     """
     about = provenance.get("data")
     if not isinstance(about, dict):
@@ -122,7 +122,7 @@ def _local_settings(provenance: Mapping[str, Any], path: str) -> data.Data:
     except (KeyError, TypeError, ValidationError):
         raise LotteryError("The ticket does not say how its data were split.") from None
     local = Path(os.environ.get("LOTTERY_DATA", "")) / f"{settings.name}.npz"
-    if not path and settings.name != "digits" and not local.is_file():
+    if not path and settings.name not in data.WITHOUT_DOWNLOAD and not local.is_file():
         raise LotteryError(f"The data {settings.name!r} are not in the folder that LOTTERY_DATA names.")
     return settings.model_copy(update={"path": path})
 
