@@ -10,7 +10,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}  # which link to docs/NAME.md
 LINK = re.compile(r"\]\((?:\.\./)+([^)#]+)\)")  # to a file in a folder above
-NAME = re.compile(r"<code>(lottery(?:\.\w+)+)(?:\([^<]*\))?</code>")
+NAME = re.compile(r"(?<!optional>)<code>(lottery(?:\.\w+)+)(?:\([^<]*\))?</code>")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
@@ -26,7 +26,9 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links out of docs/ to the copies on the site."""
+    """Point links out of docs/ to the copies on the site; a page that is a tab of its own has no pages beside it."""
+    if page.parent is None:
+        page.meta["hide"] = ["navigation"]
     up = "../" * page.file.src_uri.count("/")
     outside = {file.src_uri for file in files if file.generated_by}
     return LINK.sub(lambda link: f"]({up}{link[1]})" if link[1] in outside else link[0], markdown)
