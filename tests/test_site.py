@@ -5,6 +5,7 @@ import html.parser
 import logging
 import os
 import re
+import tomllib
 import types
 import zlib
 from pathlib import Path
@@ -143,6 +144,28 @@ def test_names_in_text_and_docstrings_lead_to_their_entries(site):
     docstrings = (site / "api" / "pruning" / "index.html").read_text()
     assert re.search(r'href="\.\./weights/#lottery\.weights\.unprunable"><code>weights\.unprunable</code>', docstrings)
     assert not [path for path in site.rglob("*.html") if "<autoref" in path.read_text()]
+
+
+def test_the_citation_file_is_of_this_version():
+    """Its schema is that of https://citation-file-format.github.io, version 1.2.0."""
+    yaml = pytest.importorskip("yaml")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert citation["cff-version"] == "1.2.0"
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+    assert all({"name"} <= one.keys() or {"family-names"} <= one.keys() for one in citation["authors"])
+
+
+def test_the_workflow_publishes_what_the_tests_build():
+    yaml = pytest.importorskip("yaml")
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "test-and-publish.yml").read_text())["jobs"]
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    assert all(re.fullmatch(r"actions/[\w-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
+    (uploaded,) = [step["with"]["path"] for step in steps if "upload-pages-artifact" in step.get("uses", "")]
+    assert f"site_dir: {uploaded}\n" in (ROOT / "mkdocs.yml").read_text()
+    assert set(jobs["publish"]["needs"]) == jobs.keys() - {"publish"}
+    assert any(step.get("run") == ".ci/run" for step in steps) and (ROOT / ".ci" / "run").exists()
 
 
 def test_the_search_finds_words_of_the_glossary(site):
