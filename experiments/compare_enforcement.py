@@ -1,6 +1,6 @@
 """Whether the modes of enforcement find the same tickets: one run under each, and how far their masks agree.
 
-Runs the experiment that ships with the package (LeNet-300-100 on the digits, from the same initial weights, the same
+Runs the experiment `digits` (LeNet-300-100 on scikit-learn's digits, from the same initial weights, the same
 batches in the same order) once under each mode, and prints for chosen rounds the number of weights that are kept, the
 test accuracy, and the overlap of the masks with those of the `constraint` run: intersection over union, 1 where they
 are the same. What two random masks of these densities would have is beside it.
@@ -20,6 +20,7 @@ from rich.table import Table
 
 import lottery
 from lottery import config, files
+from lottery.pipeline import presets
 from lottery.runs import store
 
 ROUNDS = (0, 1, 5, 10, 15, 18)
@@ -44,7 +45,7 @@ def main(words: list[str]) -> None:
     runs = {}
     for mode in lottery.enforcement.ENFORCEMENTS:
         overrides = config.parse_overrides(["run.num_replicates=1", *words, f"run.enforcement={mode}"])
-        runs[mode] = lottery.run(None, overrides)
+        runs[mode] = lottery.run(presets.named("digits"), overrides)
     tables = {mode: run.table() for mode, run in runs.items()}
     last = int(tables["constraint"]["round"].max())
     table = Table("mode", "round", "kept", "test accuracy", "overlap with constraint", "of random masks")

@@ -5,7 +5,7 @@ import copy
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -254,8 +254,14 @@ def _finite(logs: Mapping[str, Any], what: str) -> tuple[float, float]:
     loss = float(logs["loss"])
     if not math.isfinite(loss):
         raise LotteryError(f"The {what} is {loss}; try a lower learning rate.")
-    named = [name for name in logs if name in ACCURACIES] or [name for name in logs if name.endswith("accuracy")]
-    return loss, float(logs[named[0]]) if named else math.nan
+    name = accuracy_among(logs)
+    return loss, float(logs[name]) if name else math.nan
+
+
+def accuracy_among(names: Iterable[str]) -> str | None:
+    """Find the name of the accuracy among those that a model reports; None if it measures none."""
+    named = [name for name in names if name in ACCURACIES] or [name for name in names if name.endswith("accuracy")]
+    return named[0] if named else None
 
 
 def _named(prefix: str, values: tuple[float, float]) -> dict[str, float | int]:

@@ -8,7 +8,7 @@ from rich.console import Console
 import lottery
 from lottery import config, enforcement, files, masks, progress, randomness, weights
 from lottery.errors import LotteryError
-from lottery.pipeline import preparing
+from lottery.pipeline import dispatch, preparing, running
 from lottery.runs import store, verification
 from lottery.training import trainer
 from tests.conftest import SMALL, checksum, quietly, toy_arrays
@@ -449,6 +449,30 @@ def test_a_tensor_that_is_not_pruned_is_named(tmp_path):
     lottery.run(experiment, model=build, data=toy_arrays(np.random.default_rng(3)), out=tmp_path, report=events.append)
     notes = [event.text for event in events if isinstance(event, progress.Note)]
     assert [note for note in notes if "not pruned" in note] == ["dense/kernel is not pruned: not trainable."]
+
+
+def build_three(metrics):
+    import keras
+
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=metrics)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("num_test", "metrics", "warned"), [(499, ["accuracy"], True), (500, ["accuracy"], False), (499, [], False)]
+)
+def test_a_tolerance_that_cannot_be_measured_is_reported_before_training(num_test, metrics, warned, tmp_path):
+    arrays = toy_arrays(np.random.default_rng(3), num_test=num_test)
+    ingredients = preparing.Ingredients(model=lambda: build_three(metrics), data=arrays)
+    tables = {"train": {"num_steps": 5, "batch_size": 20, "jit_compile": False}, "prune": {"num_rounds": 0}}
+    events = []
+    execution = dispatch.Execution(report=events.append)
+    running.run(tables | {"run": {"num_replicates": 1}}, {}, ingredients, tmp_path, execution, tolerance=0.002)
+    first = next(index for index, event in enumerate(events) if not isinstance(event, progress.Note))
+    notes = [event.text for event in events[:first] if "finer" in event.text]
+    assert len(notes) == warned
+    assert not notes or "tolerance of 0.002 is finer than one test example (1 of 499 is" in notes[0]
 
 
 @pytest.mark.parametrize("mode", [mode for mode in enforcement.ENFORCEMENTS if mode != "constraint"])
