@@ -21,7 +21,7 @@ import lottery
 from lottery import config, files
 from lottery.runs import store
 
-ROUNDS = (0, 1, 5, 10, 15, 18)
+ROUNDS = (0, 1, 5, 10, 15, 17)
 
 
 def overlap(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
