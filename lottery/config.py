@@ -25,7 +25,7 @@ from lottery.training.settings import Train
 def _file_name(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
         raise PydanticCustomError(
-            "name", "Input should be letters, digits, '.', '_' and '-', beginning with one of the first two"
+            "name", "Input should be letters, digits, '.', '_' and '-', and start with a letter or a digit"
         )
     return value
 

@@ -43,7 +43,7 @@ def audit(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None, batch: A
         LotteryError: A mask or value does not fit, or there is a batch for a model that is not compiled.
     """
     if PRESENT in words(held_at):
-        raise LotteryError('audit: received held_at="present", from which nothing deviates; pass the values by weight.')
+        raise LotteryError('audit: received held_at="present", which always agrees; pass the values by weight.')
     entries = held(model, masks, held_at)
     gradients = {} if batch is None else _gradients(model, batch)
     return {entry.name: _audited(entry, getattr(model, "optimizer", None), gradients) for entry in entries}
@@ -87,8 +87,8 @@ class AuditMasks(FitCallback):
         value = np.broadcast_to(np.asarray(entry.value), tuple(entry.variable.shape))[place]
         when = f"after step {first}" if first else "before the first step"
         raise LotteryError(
-            f"{entry.name}{list(place)} is masked and held at {value:.9g}, and was found at "
-            f"{self._found.numpy()[index]:.9g} {when}: what trains this model does not hold its masks."
+            f"{entry.name}{list(place)} is masked and must be {value:.9g}, but is "
+            f"{self._found.numpy()[index]:.9g} {when}: this training does not hold the masks."
         )
 
     def _watching(self, train_step: Method) -> Method:

@@ -66,7 +66,7 @@ def held(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> list[H
     masks_module.check(arrays, targets)
     for name in masks:
         if not weights.is_trained(model, targets[name]):
-            raise LotteryError(f"A mask names {name!r}, which is a state and no weight: no optimiser trains it.")
+            raise LotteryError(f"A mask names {name!r}, which is a state, not a weight: no optimizer trains it.")
     values = _values(targets, arrays, held_at)
     return [Held(name, targets[name], mask, values.get(name, 0.0)) for name, mask in masks.items()]
 

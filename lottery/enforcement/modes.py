@@ -67,8 +67,8 @@ def gradient(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         raise LotteryError(
-            f"The model {model.name!r} has no optimiser whose gradients could be masked; compile it, or use "
-            "enforcement.mask_gradients in a loop of your own."
+            f"The model {model.name!r} has no optimizer, so its gradients cannot be masked; compile the "
+            "model, or use lottery.enforcement.mask_gradients in your own loop."
         )
     with (
         _holding(model, masks, held_at, "gradient") as entries,
@@ -89,8 +89,8 @@ def reparameterization(model: Any, masks: Mapping[str, Any], held_at: HeldAt = N
     """
     if keras_of(model).__name__ == "tf_keras":
         raise LotteryError(
-            f"The model {model.name!r} is a tf_keras model, and reparameterization needs one of Keras 3; build it "
-            'with keras, or use another mode, such as "constraint".'
+            f"The model {model.name!r} is a tf_keras model, and reparameterization needs a Keras 3 model; "
+            'build it with keras, or use another mode, such as "constraint".'
         )
 
     with (
@@ -164,8 +164,8 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
     for entry in entries:
         if id(entry.variable) in _HOLDING:
             raise LotteryError(
-                f"{entry.name!r} is held by {_HOLDING[id(entry.variable)]!r} already; leave that context, or close() "
-                f"that callback, before {mode!r} begins."
+                f"{entry.name!r} is already held by {_HOLDING[id(entry.variable)]!r}; leave that context, or call "
+                f"close() on that callback, before {mode!r} starts."
             )
     own = {id(entry.variable): mode for entry in entries}
     _HOLDING.update(own)
@@ -190,6 +190,6 @@ def _refuse_several_steps(model: Any) -> None:
     several = getattr(model, "steps_per_execution", 1) if several is None else several.numpy()
     if several > 1:
         raise LotteryError(
-            f"The model is compiled with steps_per_execution={several}, between which a callback cannot hold anything; "
-            'compile it with 1, or use another mode, such as "constraint".'
+            f"The model is compiled with steps_per_execution={several}, and a callback cannot act between these "
+            'steps; compile the model with 1, or use another mode, such as "constraint".'
         )

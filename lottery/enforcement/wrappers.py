@@ -285,8 +285,8 @@ def strip(model: Any, example: Any = None) -> Any:
     apart = outputs.largest_difference(model, plain, example)
     if apart > _TOLERANCE:
         raise LotteryError(
-            f"Without its wrappers the model {model.name!r} gives other outputs, {apart:.2g} of the largest away, "
-            f"allowed is {_TOLERANCE:g}; train it by another mode of enforcement, since tfmot changes what it computes."
+            f"Without its wrappers, the outputs of the model {model.name!r} differ by {apart:.2g} of the largest, "
+            f"allowed is {_TOLERANCE:g}; use another mode of enforcement: tfmot changes what the model computes."
         )
     return plain
 

@@ -38,7 +38,7 @@ class Line:
         """The places of the points, from 0 to 1; a `LotteryError` if there is none between the ends."""
         if self.num_points < 3:
             raise LotteryError(
-                f"num_points: received {self.num_points}, allowed are 3 or more, the two ends among them."
+                f"num_points: received {self.num_points}, allowed are 3 or more, including the two ends."
             )
         return np.linspace(0, 1, self.num_points)
 
@@ -87,7 +87,7 @@ def path(
             named = [key for key in logs if key in ACCURACIES] or [key for key in logs if key.endswith("accuracy")]
             if not named:
                 reported = ", ".join(logs) or "nothing"
-                raise LotteryError(f"The model reports {reported}, and no accuracy, so there is no error.")
+                raise LotteryError(f"The model reports {reported}, but no accuracy, so no error can be measured.")
             rows.append((float(alpha), split, float(logs.get("loss", math.nan)), 1 - float(logs[named[0]])))
     return rows
 

@@ -338,8 +338,8 @@ def _check(model: Any, compacted: Compacted) -> None:
     allowed = max(_TOLERANCE.get(layer.compute_dtype, 1e-3) for layer in model.layers)
     if apart > allowed:
         raise LotteryError(
-            f"The compacted model gives other outputs than {model.name!r}, {apart:.2g} of the largest away on random "
-            f"inputs, allowed is {allowed:g}; use the masked model, and please report its layers."
+            f"The outputs of the compacted model differ from those of {model.name!r} by {apart:.2g} of the largest on "
+            f"random inputs, allowed is {allowed:g}; use the masked model, and please report its layers."
         )
 
 

@@ -83,8 +83,8 @@ def export(model: Any, masks: Masks, path: str | Path, form: str | None = None, 
         if not (math.isfinite(difference) and difference <= how.tolerance):
             allowed = f"at most {how.tolerance:g}" if math.isfinite(how.tolerance) else "any finite difference"
             raise LotteryError(
-                f"What was exported as {form!r} gives outputs that are {difference:.2g} of the largest away from those "
-                f"of the model {model.name!r}, allowed is {allowed}, so nothing was written; export another form."
+                f"The outputs of the exported {form!r} differ from those of the model {model.name!r} by "
+                f"{difference:.2g} of the largest, allowed is {allowed}, so nothing was written; export another form."
             )
         checked = zeros_kept(again, state, masks)
         num_bytes, num_gzipped = files.sizes(temporary)

@@ -307,8 +307,8 @@ def _copy(model: Any) -> Any:
             model.compiled = True
     if not getattr(copy, "built", False) or not copy.variables:
         raise LotteryError(
-            f"The model {model.name!r} is a subclassed one, of which Keras makes no copy, as is needed where it is "
-            'compiled and for tfmot; use a Sequential or functional model, or the form "saved_model".'
+            f"The model {model.name!r} is a subclassed model, which Keras cannot copy; compiled models and tfmot need "
+            'a copy: use a Sequential or functional model, or the form "saved_model".'
         )
     weights.assign(copy, weights.read_state(model))
     return copy

@@ -127,11 +127,11 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
             inner._learning_rate = schedule(keras, own, first_step=schedule_step, last_step=settings.num_steps - 1)
         return
     if settings.optimizer == COMPILED:
-        raise LotteryError('train.optimizer = "compiled" needs a model that comes compiled; this one does not.')
+        raise LotteryError('train.optimizer = "compiled" needs a compiled model; this model is not compiled.')
     with _fitting(model):
         outputs = model(example, training=False)
     if not hasattr(outputs, "shape"):
-        raise LotteryError("The model has several outputs, for which no loss can be chosen; compile it.")
+        raise LotteryError("The model has several outputs, so no loss can be chosen; compile the model.")
     outputs = np.asarray(outputs)
     probabilities = bool(((outputs >= 0) & (outputs <= 1)).all())
     if outputs.ndim != 2 or outputs.shape[1] < 2 or (probabilities and not np.allclose(outputs.sum(1), 1, atol=1e-3)):

@@ -63,5 +63,5 @@ class Train(Section):
             received = f"train.warmup_steps: received {self.warmup_steps}"
             raise LotteryError(f"{received}, allowed is at most train.num_steps, {self.num_steps}.")
         if self.drop_at and isinstance(self.learning_rate, dict):
-            raise LotteryError("train.drop_at divides a learning rate that is a number; this one is a table.")
+            raise LotteryError("train.drop_at needs a learning rate that is a number; received a table.")
         return self

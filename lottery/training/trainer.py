@@ -210,8 +210,8 @@ class Trainer:
         final = weights.read_state(self.model)
         for name in masks.leaks(final, kept) | masks.leaks(now.best, kept):
             raise LotteryError(
-                f"{name} has masked entries that are not zero: the model's train_step changes it without its "
-                "optimiser, whose constraints hold the masks."
+                f"{name} has masked entries that are not zero: the model's train_step changes it without the "
+                "optimizer, whose constraints hold the masks."
             )
         test = {step: (loss, accuracy) for step, split, loss, accuracy in now.metrics if split == "test"}
         if last not in test:
@@ -246,7 +246,7 @@ class Trainer:
 def _finite(logs: Mapping[str, Any], what: str) -> tuple[float, float]:
     """Get loss and accuracy from a model's report; the accuracy is NaN if the model measures none."""
     if "loss" not in logs:
-        raise LotteryError(f"The model reports {', '.join(logs) or 'nothing'}, and no 'loss', which is needed.")
+        raise LotteryError(f"The model reports {', '.join(logs) or 'nothing'}, but no 'loss'; a loss is needed.")
     loss = float(logs["loss"])
     if not math.isfinite(loss):
         raise LotteryError(f"The {what} is {loss}; try a lower learning rate.")
