@@ -123,7 +123,7 @@ def dump(experiment: Experiment) -> str:
 
 
 def digest(experiment: Experiment) -> str:
-    """Compute eight hexadecimal digits that differ as soon as any value differs."""
+    """Compute eight hexadecimal digits that change with any value."""
     # Without defaults, so that a new key does not change the digests of older experiments.
     canonical = json.dumps(experiment.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]

@@ -37,8 +37,8 @@ PATIENCE = 90.0  # seconds until every node of a shared file system shows what a
 class Ray:
     """A Ray cluster, and the resources that each network takes there.
 
-    An empty address means ``RAY_ADDRESS``, the cluster that ``ray start`` started on this machine, or a new one here,
-    which ends with the run.
+    An empty address means, in this order: the cluster in ``RAY_ADDRESS``, the cluster that ``ray start`` started on
+    this machine, or a new private cluster on this machine that ends with the run.
     """
 
     address: str = ""  # host:6379

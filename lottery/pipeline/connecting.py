@@ -34,19 +34,19 @@ def connect(
     ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
     execution: Execution = Execution(),  # noqa: B008 (frozen)
 ) -> None:
-    """Measure how stable a run's networks are to the noise of training; a second call resumes, or finds it complete.
+    """Measure how stable a run's networks are to the noise of training. A second call resumes.
 
     Linear mode connectivity of Frankle et al. 2020, https://arxiv.org/abs/1912.05671: from W_k, the weights of the
     dense network at step k, two siblings are trained to the end under a round's masks, with two orders of the data and
-    a fresh optimiser each, and the networks on the straight line between them are evaluated. The first order is the
+    a fresh optimizer each, and the networks on the straight line between them are evaluated. The first order is the
     run's own, so a round that starts from step k is the first sibling. The second sibling differs in all other noise
-    too: augmentation and random layers, such as dropout. Masks are those that the run found by rewinding to its own
-    step, whatever k is; the paper finds masks for each k anew, which takes a run for each. If the training data do not
-    end within one training, as when they repeat, only the test error is measured. `lottery.analysis.connectivity` reads
-    the results.
+    too: augmentation and random layers, such as dropout. The masks are those of the run, found with its own rewind
+    step, for every k. (The paper finds masks for each k separately, which takes one run per k.) If the training data
+    do not end within one training, because they repeat, only the test error is measured.
+    `lottery.analysis.connectivity` reads the results.
 
     Args:
-        run: The run's folder; everything is stored below it as soon as it is trained or measured.
+        run: The run's folder. Results are stored in it as soon as they exist.
         rounds: By default every complete round, the dense network included.
         steps: The steps k; by default the run's rewind step.
         replicate: All by default.

@@ -27,7 +27,7 @@ class Line:
 
     Args:
         num_points: Networks to evaluate on the line, evenly apart, its ends included.
-        recompute: Measure statistics of BatchNormalization anew at each point (see `recomputed`), not interpolate them.
+        recompute: Measure BatchNormalization statistics again at each point, in place of interpolating them.
     """
 
     num_points: int = 30
@@ -95,7 +95,7 @@ def path(
 def barrier(
     model: Any, one: Any, other: Any, data: Any, num_points: int = 30, statistics: Any = None
 ) -> dict[str, Any]:
-    """Measure the error barrier between any two networks, from the same start or not.
+    """Measure the error barrier between any two networks, with the same start or not.
 
     Frankle et al. 2020, https://arxiv.org/abs/1912.05671: the highest error on the straight line between them, at 30
     points, − the mean of its ends; below 2 % they call a pair stable.

@@ -278,7 +278,7 @@ def _notes_on_outputs(model: Any, inputs: Any) -> list[str]:
 
 
 def _compiled_with(model: Any, settings: Train) -> Mapping[str, Any]:
-    """Return the ``[train]`` values of a model that comes compiled: the experiment's optimiser is not used."""
+    """Return the ``[train]`` values of a model that comes compiled: the experiment's optimizer is not used."""
     if not is_compiled(model):
         return {}
     own = {"optimizer", "learning_rate", "warmup_steps", "drop_at"} & settings.model_fields_set

@@ -15,7 +15,7 @@ from lottery.settings import GIVEN, Natural, Positive, Rate, RateOrZero, Section
 
 
 class Prune(Section):
-    """What is pruned, how much, and in how many rounds."""
+    """The ``[prune]`` section: criterion, amounts and rounds."""
 
     criterion: Annotated[str, one_of("prune.criterion", CRITERIA, also=is_given)] = "magnitude"
     scope: Annotated[str, one_of("prune.scope", SCOPES)] = "layerwise"

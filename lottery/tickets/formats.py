@@ -38,8 +38,8 @@ class Form(NamedTuple):
 
 
 def keras(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
-    """Write a model with Keras' own ``save``, without optimiser, loss and metrics; ``models.load_model`` loads it."""
-    # Keras also saves what a model was compiled with, the slots of its optimiser included.
+    """Write a model with Keras' own ``save``, without optimizer, loss and metrics; ``models.load_model`` loads it."""
+    # Keras also saves what a model was compiled with, the slots of its optimizer included.
     (_copy(model) if is_compiled(model) else model).save(path)
 
 
@@ -299,7 +299,7 @@ def _copy(model: Any) -> Any:
     library = keras_of(model)
     compiled = library.__name__ == "keras" and model.compiled
     try:
-        if compiled:  # Keras 3 would compile the copy too, and make slots for an optimiser
+        if compiled:  # Keras 3 would compile the copy too, and make slots for an optimizer
             model.compiled = False
         copy = library.models.clone_model(model)
     finally:

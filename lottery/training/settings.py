@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from lottery.errors import LotteryError, unknown
 from lottery.settings import COMPILED, Natural, Positive, Rate, Section
 
-# Keras' own optimisers by the names that `keras.optimizers.get` knows; a test compares.
+# Keras' own optimizers by the names that `keras.optimizers.get` knows; a test compares.
 OPTIMIZERS = (
     "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lion", "lamb", "muon", "nadam",
     "rmsprop", "sgd",

@@ -104,7 +104,7 @@ class Trainer:
     def reset(self) -> None:
         """Put everything that a step touches, besides the model's variables and the masks, back to its first value.
 
-        The trace knows what that is: slots and iterations of all optimisers, metrics, and random generators, whoever
+        The trace knows what that is: slots and iterations of all optimizers, metrics, and random generators, whoever
         owns them. Each device draws its own random numbers.
         """
         for variable, value in self._touched():
@@ -128,7 +128,7 @@ class Trainer:
         report: Callable[[int, float, Row | None], None] = lambda step, accuracy, row: None,
         checkpointer: Checkpointer | None = None,
     ) -> Trained:
-        """Train a network under masks, with a fresh optimiser; masked entries start at zero, whatever `start` holds.
+        """Train a network under masks, with a fresh optimizer; masked entries start at zero, whatever `start` holds.
 
         Args:
             seed: Words that decide the order of the batches.

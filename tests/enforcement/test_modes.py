@@ -824,7 +824,7 @@ def test_what_the_model_is_not():
         with pytest.raises(LotteryError, match="not built"), enforcement.ENFORCEMENTS[mode](unbuilt, {}):
             pass
     uncompiled = networks.lenet_300_100((6,), 3)
-    with pytest.raises(LotteryError, match="no optimiser"), enforcement.gradient(uncompiled, {}):
+    with pytest.raises(LotteryError, match="no optimizer"), enforcement.gradient(uncompiled, {}):
         pass
     with pytest.raises(LotteryError, match="did you mean 'gradient'"):
         enforcement.EnforceMasks({}, "gradients")
