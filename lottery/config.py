@@ -80,7 +80,7 @@ def load(
         LotteryError: The file cannot be read, or a key or value is wrong.
     """
     if source is None:
-        tables = read(Path(__file__).with_name("digits.toml"))
+        tables = read(Path(__file__).with_name("mnist1d.toml"))
         model = (overrides or {}).get("model")
         if isinstance(model, Mapping) and "name" in model:
             del tables["prune"]["rates"]  # they are for the weights of the model that ships with it

@@ -72,5 +72,25 @@ def asked(notify: Callable[[int], None] | None = None, at_once: bool = False) ->
 
 
 _RESTORE: list[Callable[[], None]] = []
+
+
+_FORKING = threading.local()
+
+
+def _before_fork() -> None:
+    # A signal that reaches the child before the child has its own handlers would run those of the parent.
+    _FORKING.unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _in_parent() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _FORKING.unblocked)
+
+
+def _in_child() -> None:
+    for restore in reversed(_RESTORE):
+        restore()
+    _in_parent()
+
+
 if hasattr(os, "register_at_fork"):  # signals mean in a child what they did before
-    os.register_at_fork(after_in_child=lambda: [restore() for restore in reversed(_RESTORE)])
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

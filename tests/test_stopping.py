@@ -25,9 +25,9 @@ def told(number):
 PATIENCE = 1800  # seconds; nothing here takes more than a moment, however busy the machine is
 
 
-def script(code, *, ignoring=False):
+def script(code, *, begin=BEGIN, ignoring=False):
     """Start a process that runs some lines, and prints "ready" when signals may come."""
-    words = [sys.executable, "-c", BEGIN + textwrap.dedent(code)]
+    words = [sys.executable, "-c", begin + textwrap.dedent(code)]
     ignore = (lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if ignoring else None
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, preexec_fn=ignore)
     assert process.stdout.readline() == "ready\n"
@@ -83,6 +83,22 @@ def test_signals_of_a_child_that_was_forked_are_its_own():
     with script(code) as process:
         assert process.stdout.read() == f"0 [{-signal.SIGTERM}, {-signal.SIGTERM}]\nleft\n"
         assert process.wait(PATIENCE) == 0
+
+
+def test_a_signal_that_comes_while_a_child_is_forked_waits_for_the_handlers_of_the_child():
+    code = """
+    import os, signal, sys, time
+    os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))  # before `lottery` restores any
+    from lottery import stopping
+    print("ready", flush=True)
+    with stopping.asked(lambda number: print("told", number, flush=True)) as asked:
+        child = os.fork()
+        if child == 0:
+            time.sleep(1800)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), asked(), flush=True)
+    """
+    with script(code, begin="") as process:
+        assert process.stdout.read() == f"{-signal.SIGTERM} 0\n"
 
 
 def test_handlers_are_put_back_and_the_second_raises_what_it_would_have():

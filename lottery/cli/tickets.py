@@ -37,7 +37,7 @@ def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None
         if found.empty:
             print("No pruned round is complete yet.")
             return
-        formats = {"density": "{:.4f}", "test_accuracy": "{:.4f}", "less_dense": "{:+.4f}"}
+        formats = {"density": "{:.4f}", "test_accuracy": "{:.4f}", "vs_dense": "{:+.4f}"}
         found = found.assign(**{name: found[name].map(how.format) for name, how in formats.items()})
     output.rows(found, as_json, as_csv)
 

@@ -12,7 +12,7 @@ from lottery.cli import options, output
 def run(
     experiment: Annotated[
         str | None,
-        typer.Argument(help="A TOML file, or a name from `lottery experiments ls`; by default the digits."),
+        typer.Argument(help="A TOML file, or a name from `lottery experiments ls`; by default mnist1d."),
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -53,7 +53,7 @@ def run(
             source, data = presets.smoke_test(config.load(source, overriding))
             overriding = {}
         execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, asked=asked)
-        path = running.run(source, overriding, preparing.Ingredients(data=data), out, execution)
+        path = running.run(source, overriding, preparing.Ingredients(data=data), out, execution, tolerance)
     rows = results.table(path)
     output.summary(path, rows, tolerance)
     figure = plots.save(rows, path / "accuracy.png", title=store.read_experiment(path).name)
@@ -91,7 +91,7 @@ def sweep(
     found = sweeping.points(file, words)
     with options.stoppable() as asked:
         execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, asked=asked)
-        runs = sweeping.sweep(file, words, out, execution)
+        runs = sweeping.sweep(file, words, out, execution, tolerance)
     rows = sweeping.table(runs, found, tolerance)
     output.rows(rows if as_json or as_csv else rows.round(4).astype(object).fillna(""), as_json, as_csv)
 

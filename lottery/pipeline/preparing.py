@@ -21,7 +21,7 @@ from lottery.settings import COMPILED, GIVEN
 from lottery.training import compiling, mirrored, precision
 from lottery.training.loop import example_batch, scaler
 from lottery.training.settings import Train
-from lottery.training.trainer import Arrays, Trainer
+from lottery.training.trainer import Arrays, Trainer, accuracy_among
 
 OF_RATES = ("rate", "rates", "final_density")  # keys of ``[prune]`` that a schedule as a function replaces
 
@@ -166,7 +166,7 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     # Everybody expects vectors to stay (biases, statistics, seeds); a tensor that stays is worth a line.
     skipped, variables = weights.unprunable(built).items(), weights.variables(built)
     unexpected = [(name, why) for name, why in skipped if len(variables[name].shape) > 1 and why != "a bias"]
-    notes = [f"{name} is not pruned: {why}." for name, why in unexpected]
+    notes = [*getattr(loaded, "notes", ()), *(f"{name} is not pruned: {why}." for name, why in unexpected)]
     if unrepeatable := trainer.loop.examined.unrepeatable:
         notes.append(
             f"The model draws random numbers by {', '.join(unrepeatable)}, which nothing can restore: "
@@ -178,6 +178,19 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
         notes += _notes_on_outputs(built, inputs)
     criterion = ingredients.criterion or criteria.CRITERIA[experiment.prune.criterion]
     return Prepared(experiment, build, loaded, trainer, criterion, tuple(notes))
+
+
+def too_fine(prepared: Prepared, tolerance: float) -> list[str]:
+    """Warn if a tolerance, in [0, 1], is finer than one test example. Of a stream the number of examples is unknown."""
+    model, test_logs = prepared.trainer.model, prepared.trainer.loop.examined.test_logs
+    measured = accuracy_among(test_logs or tuple(model.get_metrics_result()))
+    num = len(prepared.data.test) if measured and isinstance(prepared.data, Splits) else 0
+    if not num or not 0 < tolerance < 1 / num:
+        return []
+    return [
+        f"The tolerance of {tolerance:g} is finer than one test example (1 of {num:,} is {1 / num:.2g} of accuracy): a "
+        "difference that small cannot be seen. Use more test examples or a larger tolerance."
+    ]
 
 
 def build_model(build: Callable[[], Any], seed: int) -> Any:

@@ -11,7 +11,7 @@ from lottery.models import networks
 from lottery.pipeline import dispatch, environment, preparing
 from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.preparing import Ingredients
-from lottery.runs import store, tensorboard
+from lottery.runs import store, tensorboard, verdicts
 
 
 def run(
@@ -20,8 +20,12 @@ def run(
     ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
     out: str | Path = "runs",
     execution: Execution = Execution(),  # noqa: B008 (frozen)
+    tolerance: float = verdicts.TOLERANCE,
 ) -> Path:
-    """Run an experiment, resume it, or find it complete, and return its folder; see `lottery.run`."""
+    """Run an experiment, resume it, or find it complete, and return its folder; see `lottery.run`.
+
+    A person will judge the run by `tolerance`, so a test set that cannot resolve it is reported before training.
+    """
     own = ingredients.model is not None or ingredients.data is not None
     experiment = config.load({} if source is None and own else source, overrides)
     experiment = preparing.with_functions(experiment, ingredients)
@@ -42,7 +46,7 @@ def run(
         prepared, num_threads, notes = preparing.open_run(stack, path, experiment, ingredients, prepared=prepared)
         tasks = [task for task in wanted(path, experiment) if not store.is_stored(path, *task.network)]
         size = f"replicates: {experiment.run.num_replicates}, networks of each: {len(store.wanted(experiment))}"
-        for note in (*notes, f"{path}: {size}."):
+        for note in (*notes, *preparing.too_fine(prepared, tolerance), f"{path}: {size}."):
             report(progress.Note(note))
         if execution.tensorboard:
             report = tensorboard.writer(path, experiment, report)

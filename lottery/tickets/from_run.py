@@ -80,7 +80,7 @@ def pick(rows: verdicts.Table, round: int | str | None = None, density: float | 
 def listed(run: Path) -> verdicts.Table:
     """List the tickets of a run in a data frame, a row for each replicate and pruned round.
 
-    Its columns are ``replicate, round, density, num_kept``, ``test_accuracy`` at the early-stop step, ``less_dense``
+    Its columns are ``replicate, round, density, num_kept``, ``test_accuracy`` at the early-stop step, ``vs_dense``
     (ticket − dense), and ``choice``: which of `CHOICES` mean the round.
     """
     rows = results.rows_of(store.rounds(run, branches=False))
@@ -88,17 +88,17 @@ def listed(run: Path) -> verdicts.Table:
     pruned, chosen = rows[rows["round"] > 0], _chosen(rows)
     return pruned.assign(
         test_accuracy=pruned[verdicts.MEASURE],
-        less_dense=pruned[verdicts.MEASURE] - pruned["replicate"].map(dense),
+        vs_dense=pruned[verdicts.MEASURE] - pruned["replicate"].map(dense),
         choice=[", ".join(word for word in CHOICES if chosen[word] == index) for index in pruned["round"]],
-    )[["replicate", "round", "density", "num_kept", "test_accuracy", "less_dense", "choice"]]
+    )[["replicate", "round", "density", "num_kept", "test_accuracy", "vs_dense", "choice"]]
 
 
 def examples(source: Path, provenance: Mapping[str, Any], path: str = "", num: int = NUM_EXAMPLES) -> np.ndarray:
     """Load at most so many examples of the validation part, or of the training part if there is none, scaled as there.
 
     A file at `path` with the four arrays of the data goes first. Otherwise the data of a run are looked up as the run
-    did; those of a ticket file, which may come from a stranger, are never downloaded: they are the digits, or lie in
-    the folder that ``LOTTERY_DATA`` names. Data that the ticket was not found on are refused.
+    did; those of a ticket file, which may come from a stranger, are never downloaded: they come with the packages
+    installed, or lie in the folder that ``LOTTERY_DATA`` names. Data that the ticket was not found on are refused.
     """
     about = provenance.get("data")
     if not isinstance(about, dict):
@@ -122,7 +122,7 @@ def _local_settings(provenance: Mapping[str, Any], path: str) -> data.Data:
     except (KeyError, TypeError, ValidationError):
         raise LotteryError("The ticket does not say how its data were split.") from None
     local = Path(os.environ.get("LOTTERY_DATA", "")) / f"{settings.name}.npz"
-    if not path and settings.name != "digits" and not local.is_file():
+    if not path and settings.name not in data.WITHOUT_DOWNLOAD and not local.is_file():
         raise LotteryError(f"The data {settings.name!r} are not in the folder that LOTTERY_DATA names.")
     return settings.model_copy(update={"path": path})
 
@@ -148,7 +148,7 @@ def _metrics(rows: verdicts.Table, record: dict[str, Any], dense: dict[str, Any]
         over[verdicts.MEASURE] = _interval(*intervals.mean_interval(measured))
     pruned = verdicts.differences(rows) if record["round"] else rows[:0]
     for line in pruned[pruned["round"] == record["round"]].to_dict("records"):
-        over["less_dense"] = _interval(line["mean"], line["low"], line["high"])
+        over["vs_dense"] = _interval(line["mean"], line["low"], line["high"])
     own, whole = ({name: known[name] for name in _MEASURES} for known in (record, dense))
     return {**own, "dense": whole, "replicates": over}
 

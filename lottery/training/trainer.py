@@ -5,7 +5,7 @@ import copy
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,7 @@ class Trainer:
                 of `Trained.metrics`. A training that resumes reports earlier rows again.
 
         Raises:
-            LotteryError: The loss is not a finite number any more, or a masked entry is not zero.
+            LotteryError: The loss or a weight is not a finite number any more, or a masked entry is not zero.
             Stopped: A stop was requested, and the checkpoint is written.
         """
         began, watch = time.perf_counter(), watch or {}
@@ -213,6 +213,10 @@ class Trainer:
                 f"{name} has masked entries that are not zero: the model's train_step changes it without the "
                 "optimizer, whose constraints hold the masks."
             )
+        # Whether the loss shows a NaN depends on the processor: the relu of some makes it a zero.
+        for name, variable in weights.variables(self.model).items():
+            if weights.is_trained(self.model, variable) and not np.isfinite(final[name]).all():
+                raise LotteryError(f"{name} has values that are not finite after training; try a lower learning rate.")
         test = {step: (loss, accuracy) for step, split, loss, accuracy in now.metrics if split == "test"}
         if last not in test:
             test[last] = evaluate("test", last)
@@ -250,8 +254,14 @@ def _finite(logs: Mapping[str, Any], what: str) -> tuple[float, float]:
     loss = float(logs["loss"])
     if not math.isfinite(loss):
         raise LotteryError(f"The {what} is {loss}; try a lower learning rate.")
-    named = [name for name in logs if name in ACCURACIES] or [name for name in logs if name.endswith("accuracy")]
-    return loss, float(logs[named[0]]) if named else math.nan
+    name = accuracy_among(logs)
+    return loss, float(logs[name]) if name else math.nan
+
+
+def accuracy_among(names: Iterable[str]) -> str | None:
+    """Find the name of the accuracy among those that a model reports; None if it measures none."""
+    named = [name for name in names if name in ACCURACIES] or [name for name in names if name.endswith("accuracy")]
+    return named[0] if named else None
 
 
 def _named(prefix: str, values: tuple[float, float]) -> dict[str, float | int]:

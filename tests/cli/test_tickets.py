@@ -44,7 +44,7 @@ def test_ls_lists_every_ticket_and_what_the_words_choose(lottery, small_run):
         own = table[(table["replicate"] == row["replicate"]) & (table["round"] == row["round"])].iloc[0]
         assert row["num_kept"] == own["num_kept"]
         assert row["test_accuracy"] == pytest.approx(own["early_stop_test_accuracy"], abs=1e-14)
-        assert row["less_dense"] == pytest.approx(row["test_accuracy"] - dense[row["replicate"]], abs=1e-14)
+        assert row["vs_dense"] == pytest.approx(row["test_accuracy"] - dense[row["replicate"]], abs=1e-14)
         for word in filter(None, row["choice"].split(", ")):
             assert tickets.load(small_run.path, round=word).provenance["round"] == row["round"]
     assert any("best" in row["choice"] for row in rows)

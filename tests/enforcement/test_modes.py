@@ -26,6 +26,7 @@ OPTIMIZERS = {
         library.optimizers if library.__name__ == "keras" else library.mixed_precision
     ).LossScaleOptimizer(library.optimizers.Adam(0.01)),
 }
+BY_DEFAULT = {"keras": "auto", "tf_keras": None}  # the argument `jit_compile` of `compile`: XLA in Keras 3
 # What works in one Keras only: reparameterization in Keras 3, tfmot in tf_keras.
 MODES = [
     (mode, library)
@@ -53,7 +54,11 @@ def turns(values=None, shift=0, always=()):
 
 
 def network(library, optimizer="adam", seed=0, dtype=None, built=True, **compile_arguments):
-    """A small classifier, compiled; a train function that has to make the optimiser's slots is traced twice."""
+    """A small classifier, compiled.
+
+    A train function that has to make the optimiser's slots is traced twice, and XLA takes longer to compile it than
+    to run it: both are left to the tests of just that.
+    """
     library.utils.set_random_seed(seed)
     layers = library.layers
     model = library.Sequential(
@@ -65,7 +70,7 @@ def network(library, optimizer="adam", seed=0, dtype=None, built=True, **compile
     )
     make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
     loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(make(library), loss, **compile_arguments)
+    model.compile(make(library), loss, **{"jit_compile": False} | compile_arguments)
     if built:
         model.optimizer.build(model.trainable_variables)
     return model
@@ -159,7 +164,7 @@ def test_as_a_callback_it_is_all_there_is_to_do(mode, library, arguments, rng):
     library = importlib.import_module(library)
     if mode == "callback" and "steps_per_execution" in arguments:
         pytest.skip("refused, which another test sees")
-    model = network(library, "adamw", **arguments)
+    model = network(library, "adamw", jit_compile=BY_DEFAULT[library.__name__], **arguments)
     kept = random_masks(model)
     x, y, *_ = toy_arrays(rng)  # the last batch is a smaller one
     enforce = enforcement.EnforceMasks(kept, mode=mode)
@@ -388,7 +393,7 @@ def test_a_weight_that_is_masked_whole_is_frozen_and_costs_no_gradient(mode, lib
 def survivors(mode, library, optimizer, held=False):
     """Weights after three epochs under a mode, with values held in one weight or without."""
     rng = np.random.default_rng(3)
-    model = network(library, optimizer, built=False)
+    model = network(library, optimizer, built=False, jit_compile=BY_DEFAULT[library.__name__])
     held_at = {"dense_1/kernel": 0.125} if held else None
     kept = random_masks(model)
     x, y = examples(rng)

@@ -8,7 +8,7 @@ from rich.console import Console
 import lottery
 from lottery import config, enforcement, files, masks, progress, randomness, weights
 from lottery.errors import LotteryError
-from lottery.pipeline import preparing
+from lottery.pipeline import dispatch, preparing, running
 from lottery.runs import store, verification
 from lottery.training import trainer
 from tests.conftest import SMALL, checksum, quietly, toy_arrays
@@ -328,7 +328,7 @@ def test_nan_keeps_the_rounds_before(tmp_path, monkeypatch):
 
     def poisoned(self, start, kept, *arguments, **options):
         if not kept["dense/kernel"].all():
-            start = start | {"dense/bias": np.full_like(start["dense/bias"], np.nan)}
+            start = start | {"dense_2/bias": np.full_like(start["dense_2/bias"], np.nan)}
         return original(self, start, kept, *arguments, **options)
 
     monkeypatch.setattr(trainer.Trainer, "train", poisoned)
@@ -339,6 +339,20 @@ def test_nan_keeps_the_rounds_before(tmp_path, monkeypatch):
     assert store.complete_rounds(path, 1) == [0]
     run = lottery.run(ONE, out=tmp_path, report=quietly)
     assert len(run.table()) == 3
+
+
+def test_nan_that_a_layer_hides_from_the_loss_is_found_in_the_weights(tmp_path):
+    """The relu of some processors makes a zero of NaN, as this layer does on all of them."""
+    import keras
+
+    def build():
+        hiding = lambda x: keras.ops.where(keras.ops.isnan(x), 0.0, x)  # noqa: E731
+        layers = [keras.layers.Dense(8, hiding, bias_initializer=lambda shape, dtype: np.full(shape, np.nan, dtype))]
+        return keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3, "softmax")])
+
+    short = {"data": {"validation": 9}, "train": {"num_steps": 3}, "prune": {"num_rounds": 1}}
+    with pytest.raises(LotteryError, match="dense/bias has values that are not finite after training"):
+        lottery.run(short, model=build, data=toy_arrays(np.random.default_rng(3)), out=tmp_path, report=quietly)
 
 
 def test_going_on_begins_after_the_last_complete_round(tmp_path, small_run):
@@ -435,6 +449,30 @@ def test_a_tensor_that_is_not_pruned_is_named(tmp_path):
     lottery.run(experiment, model=build, data=toy_arrays(np.random.default_rng(3)), out=tmp_path, report=events.append)
     notes = [event.text for event in events if isinstance(event, progress.Note)]
     assert [note for note in notes if "not pruned" in note] == ["dense/kernel is not pruned: not trainable."]
+
+
+def build_three(metrics):
+    import keras
+
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=metrics)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("num_test", "metrics", "warned"), [(499, ["accuracy"], True), (500, ["accuracy"], False), (499, [], False)]
+)
+def test_a_tolerance_that_cannot_be_measured_is_reported_before_training(num_test, metrics, warned, tmp_path):
+    arrays = toy_arrays(np.random.default_rng(3), num_test=num_test)
+    ingredients = preparing.Ingredients(model=lambda: build_three(metrics), data=arrays)
+    tables = {"train": {"num_steps": 5, "batch_size": 20, "jit_compile": False}, "prune": {"num_rounds": 0}}
+    events = []
+    execution = dispatch.Execution(report=events.append)
+    running.run(tables | {"run": {"num_replicates": 1}}, {}, ingredients, tmp_path, execution, tolerance=0.002)
+    first = next(index for index, event in enumerate(events) if not isinstance(event, progress.Note))
+    notes = [event.text for event in events[:first] if "finer" in event.text]
+    assert len(notes) == warned
+    assert not notes or "tolerance of 0.002 is finer than one test example (1 of 499 is" in notes[0]
 
 
 @pytest.mark.parametrize("mode", [mode for mode in enforcement.ENFORCEMENTS if mode != "constraint"])

@@ -426,8 +426,8 @@ def test_the_mean_and_intervals_of_a_runs_ticket(small_run):
     wide = rows.pivot(index="replicate", columns="round", values="early_stop_test_accuracy")
     for index in wide.columns:
         found = tickets.load(small_run.path, round=int(index)).metrics["replicates"]
-        assert found["count"] == 2 and ("less_dense" in found) == (index > 0)
-        expected = {"early_stop_test_accuracy": wide[index], "less_dense": wide[index] - wide[0]}
+        assert found["count"] == 2 and ("vs_dense" in found) == (index > 0)
+        expected = {"early_stop_test_accuracy": wide[index], "vs_dense": wide[index] - wide[0]}
         for name in set(found) - {"count"}:
             values = expected[name]
             same = np.ptp(values) == 0  # two equal values say nothing of their spread
