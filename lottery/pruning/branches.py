@@ -118,7 +118,7 @@ def untrained(ticket: StoredTicket) -> BranchStart:
 
 
 def early_bird(ticket: StoredTicket) -> BranchStart:
-    """A mask that is drawn early: once the masks of five epochs of dense training hardly differ any more.
+    """A mask from early training: drawn as soon as the masks of five epochs of dense training hardly differ.
 
     After You et al. 2020, https://arxiv.org/abs/1909.11957, section 3, who draw masks of channels; here they are of
     weights. After each epoch the dense network is pruned to this round's counts, and once the last five masks differ
