@@ -82,7 +82,7 @@ def test_two_workers_give_the_bits_of_one_and_a_failure_stops_nothing_else(tmp_p
                 assert sorted(told[key]) == sorted(stored)
     texts = [event.text for event in said[2] if isinstance(event, progress.Note)]
     assert any("2 networks are trained at the same time" in text for text in texts)
-    assert sum("The others go on." in text for text in texts) == 1
+    assert sum("The others continue." in text for text in texts) == 1
 
 
 SCRIPT = """
