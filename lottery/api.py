@@ -100,11 +100,11 @@ class Run:
         chosen = {key: options.pop(key) for key in ("rounds", "round", "matched") if key in options}
         return plots.drawn(plots.read(self.path, kind, **chosen), kind, **options)
 
-    def report(self, out: str | Path, tolerance: float = TOLERANCE) -> Path:
-        """Write the HTML page about this run, and return its path."""
+    def report(self, out: str | Path, tolerance: float = TOLERANCE, author: str = "") -> Path:
+        """Write the HTML page about this run, and return its path; see `lottery.report.write`."""
         from lottery.report import page
 
-        return page.write([self.path], out, tolerance)
+        return page.write([self.path], out, tolerance, author)
 
     def ticket(self, *, round: int | str | None = None, density: float | None = None, replicate: int = 1) -> "Ticket":
         """Load a ticket of this run; see `lottery.tickets.load`."""

@@ -124,7 +124,7 @@ class Ticket:
         return self.trained
 
     def __repr__(self) -> str:
-        of, more = self.provenance, [f"density {self.density:.4f} ({self.num_kept} weights kept)"]
+        of, more = self.provenance, [f"density {self.density:.4f} ({self.num_kept:,} weights kept)"]
         if "run" in of:
             more.append(f"round {of.get('round')} of {of['run']}, replicate {of.get('replicate')}")
         if isinstance(accuracy := self.metrics.get("early_stop_test_accuracy"), float):
