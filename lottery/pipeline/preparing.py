@@ -82,7 +82,7 @@ def open_run(
         stack.enter_context(store.opened(path, experiment))
     notes = environment.record(path, experiment, prepared.trainer.model, prepared.data, num_threads)
     if config.digest(prepared.experiment) != config.digest(experiment):
-        raise LotteryError(f"The model or a function passed is not the one that {str(path)!r} was run with.")
+        raise LotteryError(f"The model or a function differs from that of {str(path)!r}.")
     return prepared, num_threads, [*prepared.notes, *notes]
 
 
@@ -291,14 +291,14 @@ def _notes_on_outputs(model: Any, inputs: Any) -> list[str]:
 
 
 def _compiled_with(model: Any, settings: Train) -> Mapping[str, Any]:
-    """Return the ``[train]`` values of a model that comes compiled: the experiment's optimiser is not used."""
+    """Return the ``[train]`` values of a model that comes compiled: the experiment's optimizer is not used."""
     if not is_compiled(model):
         return {}
     own = {"optimizer", "learning_rate", "warmup_steps", "drop_at"} & settings.model_fields_set
     if own and settings.optimizer != COMPILED:
         raise LotteryError(
-            f"The model comes compiled, so train.{' and train.'.join(sorted(own))} cannot be set; leave it out, or "
-            "compile the model with what you want."
+            f"The model is compiled already, so train.{' and train.'.join(sorted(own))} cannot be set; leave it out, "
+            "or set it where you compile the model."
         )
     rate = model.optimizer.learning_rate
     return {"optimizer": COMPILED, "learning_rate": float(np.asarray(rate(0) if callable(rate) else rate))}
@@ -317,7 +317,7 @@ def _builder(experiment: config.Experiment, loaded: Splits | Streams) -> Callabl
     library = "tf_keras" if experiment.run.enforcement == "tfmot" else "keras"
     if isinstance(loaded, Streams):
         raise LotteryError(
-            f"model: data sets say nothing of the number of classes, so {name!r} cannot be built; pass model=."
+            f"model: a tf.data.Dataset does not state its number of classes, so {name!r} cannot be built; pass model=."
         )
     labels = loaded.train.y
     highest = int(labels.max()) if labels.dtype.kind == "i" and labels.ndim == 1 else 0

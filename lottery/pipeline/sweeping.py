@@ -61,7 +61,7 @@ def points(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] 
     for one, other in itertools.combinations(found, 2):
         if one.settings == other.settings:
             twice = ", ".join(f"{key} = {value!r}" for key, value in other.values.items())
-            raise LotteryError(f"sweep: {twice} is there twice.")
+            raise LotteryError(f"sweep: {twice} appears twice.")
     return found
 
 

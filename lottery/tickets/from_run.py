@@ -1,4 +1,4 @@
-"""Tickets of a run: list them, find the round that is meant, and gather everything that travels with it."""
+"""Tickets of a run: list them, find a round, and collect everything that belongs to its ticket."""
 
 import math
 import os

@@ -34,7 +34,7 @@ class Loop:
     """The compiled steps and evaluations of a model."""
 
     model: Any
-    # The only door to an optimiser step: takes what `batches` returns, trains the model, returns its report.
+    # The only door to an optimizer step: takes what `batches` returns, trains the model, returns its report.
     steps: Any
     # From seed words and a first step to a function. That takes a number of steps, and how many steps before them the
     # report is to include, and returns the arguments of `steps`.

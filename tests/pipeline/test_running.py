@@ -198,7 +198,7 @@ def test_a_compiled_model_keeps_its_optimiser_and_loss(tmp_path):
         experiment, {"run": {"num_replicates": 1}}, model=build, data=arrays, out=tmp_path, report=quietly
     )
     assert run.experiment.train.optimizer == "compiled" and run.experiment.train.learning_rate == 0.25
-    with pytest.raises(LotteryError, match=r"comes compiled, so train\.optimizer cannot be set"):
+    with pytest.raises(LotteryError, match=r"is compiled already, so train\.optimizer cannot be set"):
         lottery.run(
             experiment, {"train": {"optimizer": "adam"}}, model=build, data=arrays, out=tmp_path, report=quietly
         )
@@ -398,7 +398,7 @@ def test_other_data_in_the_same_place_are_refused(tmp_path, complete):
     if not complete:
         (store.round_path(run.path, 1, 1) / "round.json").unlink()
     np.savez(tmp_path / "d.npz", x_train=x_train + 1, y_train=y_train, x_test=x_test, y_test=y_test)
-    with pytest.raises(LotteryError, match="data are not those"):
+    with pytest.raises(LotteryError, match="data differ from those"):
         lottery.run(experiment, out=tmp_path, report=quietly)
 
 
@@ -407,7 +407,7 @@ def test_going_on_keeps_the_threads_it_was_begun_with(tmp_path):
     environment = store.read_environment(run.path)
     store.write_record(run.path / "environment.json", environment | {"num_threads": 61})
     (store.round_path(run.path, 1, 2) / "round.json").unlink()
-    with pytest.raises(LotteryError, match="trains with 61 threads, and TensorFlow has begun with"):
+    with pytest.raises(LotteryError, match="trains with 61 threads, but TensorFlow has started with"):
         lottery.run(ONE, out=tmp_path, report=quietly)
 
 

@@ -82,7 +82,7 @@ def test_each_experiment_is_what_it_is_alone(tmp_path):
         ({"sweep": {"prune.rate": [0.2, 2.0]}}, "prune.rate: received 2.0"),
         ({"sweep": {"run.num_threads": [1, 2]}}, "received 'run.num_threads'"),
         ({"sweep": {"name": ["a", "b"]}}, "received 'name'"),
-        ({"sweep": {"prune.rate": [0.2, 0.3, 0.2]}}, "prune.rate = 0.2 is there twice"),
+        ({"sweep": {"prune.rate": [0.2, 0.3, 0.2]}}, "prune.rate = 0.2 appears twice"),
         ({"sweep": {"prune.rate": [0.2]}, "experiment": "nowhere"}, "There is no experiment file 'nowhere'"),
     ],
 )
