@@ -1,10 +1,13 @@
 """The object that `lottery.run` and `lottery.load` return."""
 
+import shutil
+
 import numpy as np
 import pytest
 
 import lottery
 from lottery.errors import LotteryError
+from lottery.runs import tables
 
 
 def test_load_gives_the_run_that_run_gave(small_run):
@@ -31,10 +34,25 @@ def test_what_a_run_can_be_asked(small_run, tmp_path):
     assert page.read_text().startswith("<!DOCTYPE html>") or "<html" in page.read_text()
 
 
-def test_a_notebook_shows_the_verdict_a_small_table_and_the_figure(small_run):
+def test_a_notebook_shows_the_verdict_the_table_and_the_figure(small_run, tmp_path):
     text = small_run._repr_html_()
-    assert small_run.path.name in text and "<table" in text and "<svg" in text
+    assert small_run.path.name in text and text.count("<table") == text.count("<svg") == 1
     assert all(lottery.api.html.escape(sentence) in text for sentence in small_run.verdict())
+    head = small_run.verdict()[0]
+    assert text.startswith(f"<p><b style='color: {tables.COLOURS['open']}'>{head}</b></p>")
+    assert text.index("<table") < text.index("<svg") and text.count("<tr>") == 1 + 4
+    assert f">{small_run.table()['num_kept'].min():,}</td>" in text and "?: 2 replicates cannot tell" in text
+    copy = tmp_path / "copy"
+    shutil.copytree(small_run.path, copy)
+    shutil.rmtree(copy / "replicate-2" / "round-03")
+    part = lottery.load(copy)
+    assert (
+        part.verdict()[0].startswith("So far, with 7 of 8 networks trained: ")
+        and part.verdict()[0] in part._repr_html_()
+    )
+    for replicate in (1, 2):
+        shutil.rmtree(copy / f"replicate-{replicate}")
+    assert "No round is complete yet." in lottery.load(copy)._repr_html_()
 
 
 def test_options_that_do_not_exist_are_refused(tmp_path):
