@@ -1,5 +1,12 @@
-"""Numbers, differences, intervals and durations as short texts, for the terminal and for the report."""
+"""Numbers, differences, intervals and durations as short texts, and lines that fit a terminal."""
 
+import itertools
+import math
+import os
+import re
+import textwrap
+from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
 
@@ -7,17 +14,46 @@ def number(value: float | None, form: str = ".4f") -> str:
     """Format a number: empty for None and NaN, and with an exponent if it is too small for four decimals."""
     if value is None or value != value:
         return ""
-    return f"{value:.1e}" if form == ".4f" and 0 < abs(value) < 5e-5 else f"{value:{form}}"
+    return f"{value:.1e}" if form == ".4f" and 0 < abs(value) < 5e-5 else _formatted(value, form)
+
+
+def column(values: Iterable[Any]) -> list[str]:
+    """Format the values of a column alike: whole numbers if all are, with thousands separators; texts as they are."""
+    values = list(values)
+    numbers = [float(value) for value in values if isinstance(value, Real) and value == value]
+    whole = all(value.is_integer() for value in numbers)
+    form = ",.0f" if whole else ",.1f" if max(map(abs, numbers)) >= 1000 else ".4f"
+    return [
+        number(float(value), form)
+        if isinstance(value, Real) and not isinstance(value, bool)
+        else ""
+        if value is None
+        else str(value)
+        for value in values
+    ]
 
 
 def signed(value: float) -> str:
     """Format a difference with its sign; zero is +0.0000."""
-    return f"{round(value, 4) + 0.0:+.4f}"
+    return _formatted(value, "+.4f")
 
 
 def ends(low: float, high: float, form: str = "+.4f") -> str:
     """Format the ends of an interval."""
-    return f"{low:{form}} to {high:{form}}" if abs(low) != float("inf") else "not known"
+    return f"{_formatted(low, form)} to {_formatted(high, form)}" if abs(low) != float("inf") else "not known"
+
+
+def percent(fraction: float) -> str:
+    """Format a fraction in per cent, such as 9.1 % or 0.35 %."""
+    value = 100 * fraction
+    places = 1 if value >= 1 or value <= 0 else 1 - math.floor(math.log10(value))
+    return f"{value:.{places}f}".removesuffix(".0") + " %"
+
+
+def points(*differences: float) -> list[str]:
+    """Format differences of accuracies in percentage points, with a sign, all with as many places."""
+    places = 1 if max(abs(value) for value in differences) >= 0.01 else 2
+    return [_formatted(100 * value, f"+.{places}f") for value in differences]
 
 
 def duration(seconds: float) -> str:
@@ -36,6 +72,19 @@ def replicates(num: int) -> str:
     return "1 replicate" if num == 1 else f"{num} replicates"
 
 
+def listed(words: Iterable[Any]) -> str:
+    """List words in a sentence: a, b and c."""
+    *most, last = map(str, words)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """List whole numbers in a few words, such as 1 to 3, 5."""
+    groups = itertools.groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    parts = [[num for _, num in group] for _, group in groups]
+    return ", ".join(f"{part[0]} to {part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)
+
+
 def plain(value: Any) -> str:
     """Format any value of a record."""
     if value is None:
@@ -45,3 +94,35 @@ def plain(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(plain, value))
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def columns(stream: Any) -> int | None:
+    """Return the width of the terminal that a stream writes to; None for a pipe or a file, where nothing is cut."""
+    if not stream.isatty():
+        return None
+    if (wanted := os.environ.get("COLUMNS", "")).isdecimal() and int(wanted):
+        return int(wanted)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def wrapped(text: str, width: int | None) -> str:
+    """Break a text into lines of a width, between words only: never in a number with its unit, or in a path."""
+    if width is None:
+        return text
+    # A number stays with its unit.
+    whole = re.sub(r"(?<=\d) (?=(?:%|s|ms|min|h|MB|points)(?:\W|$))", "\N{NO-BREAK SPACE}", text)
+    lines = (
+        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False, drop_whitespace=True)
+        for line in whole.split("\n")
+    )
+    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def _formatted(value: float, form: str) -> str:
+    text = f"{value:{form}}"
+    if text.startswith("-") and not re.search("[1-9]", text):  # minus zero
+        text = text.replace("-", "+" if "+" in form else "")
+    return text

@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lottery.formatting import duration
+from lottery import formatting
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,10 @@ Event = Step | Measured | Done | Note
 Report = Callable[[Event], None]
 Key = tuple[Path, int, int, str]  # run, replicate, round, branch
 
+BAR = 18  # characters of a bar
+APART = 0.1  # seconds between two drawings of the bars
+ENOUGH = 2.0  # seconds of training before an estimate of the time that is left
+
 
 def silent(event: Event) -> None:
     """Show nothing."""
@@ -105,7 +110,8 @@ def throttled(report: Report, apart: float = 0.1) -> Report:
 def shown(console: Any = None) -> Iterator[Report]:
     """Show events: in a terminal a bar for each network in training and one for all; a line for each stored network.
 
-    By default they go to standard error, which leaves standard output to results.
+    By default they go to standard error, which leaves standard output to results. Lines fit the width of a terminal:
+    they leave out what is least important; on a pipe they are whole.
     """
     from rich.console import Console
 
@@ -114,50 +120,111 @@ def shown(console: Any = None) -> Iterator[Report]:
             self.quiet = True
 
     console = console or Lasting(stderr=True)
-    begin: list[tuple[float, int]] = []
-
-    def left(where: Step) -> str:
-        now = time.monotonic()
-        if not begin and where.step:  # compiling, which happens once, is part of the first steps
-            begin.append((now, where.done))
-        if not begin or where.done <= begin[0][1]:
-            return ""
-        return duration((now - begin[0][0]) / (where.done - begin[0][1]) * (where.total - where.done)) + " left"
+    lines = _Lines()
 
     def print_line(event: Event) -> None:
-        remaining = left(_where(event)) if isinstance(event, Step | Done) else ""
-        line = _done(event, remaining) if isinstance(event, Done) else getattr(event, "text", "")
+        width = formatting.columns(console.file)
+        line = lines.of(event, width) if isinstance(event, Done) else getattr(event, "text", "")
         if line:
+            if not isinstance(event, Done):
+                line = formatting.wrapped(line, width)
             with contextlib.suppress(OSError):  # a full disk is no reason to end the training
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:
         yield print_line
         return
 
     from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=18), TextColumn("{task.fields[left]}"))
-    with Progress(*columns, console=console, transient=True) as display:
-        whole = display.add_task("starting TensorFlow", total=None, left="")
+    text = TextColumn("{task.description}", table_column=Column(no_wrap=True))
+    # Nothing else may draw: a thread that refreshes the bars while a line is printed moves the cursor too far up, onto
+    # the line before.
+    with Progress(text, BarColumn(bar_width=BAR), console=console, transient=True, auto_refresh=False) as display:
+        whole = display.add_task("starting TensorFlow", total=None)
         bars: dict[Key, Any] = {}
+        pace, drawn, lock = Pace(), 0.0, threading.Lock()
 
         def show(event: Event) -> None:
-            if isinstance(event, Step | Done):
-                where = _where(event)
-                key = _key(where)
-                if key not in bars:
-                    bars[key] = display.add_task("", left="")
-                if isinstance(event, Done):
-                    display.remove_task(bars.pop(key))
-                else:
-                    taken, length = where.step - where.first_step, where.num_steps - where.first_step
-                    display.update(bars[key], description=_line(where), completed=taken, total=length)
-                display.update(whole, description="in all", completed=where.done, total=where.total, left=left(where))
-            if not isinstance(event, Step):
-                print_line(event)
+            nonlocal drawn
+            with lock:
+                if isinstance(event, Step | Done):
+                    where = _where(event)
+                    key, room = _key(where), (formatting.columns(console.file) or 80) - BAR - 2
+                    if key not in bars:
+                        bars[key] = display.add_task("")
+                    if isinstance(event, Done):
+                        display.remove_task(bars.pop(key))
+                    else:
+                        taken, length = where.step - where.first_step, where.num_steps - where.first_step
+                        display.update(bars[key], description=_line(where, room), completed=taken, total=length)
+                    left = pace.left(where, time.monotonic())
+                    remaining = "" if left is None else f" · {formatting.duration(left)} left"
+                    display.update(whole, description=f"in all{remaining}", completed=where.done, total=where.total)
+                now = time.monotonic()
+                if not isinstance(event, Step) or now - drawn >= APART:
+                    display.refresh()
+                    drawn = now
+                if not isinstance(event, Step):
+                    print_line(event)
 
         yield show
+
+
+class Pace:
+    """An estimate of the time that is left, from the steps that were taken of late."""
+
+    def __init__(self) -> None:
+        self._first: dict[Key, int] = {}  # the step at which each network was first seen
+        self._seen: list[tuple[float, int]] = []  # times, and steps of all networks until then
+
+    def left(self, where: Step, now: float) -> float | None:
+        """Estimate the seconds that are left; None as long as too little was seen."""
+        first = self._first.setdefault(_key(where), where.step)
+        # The first steps after a start or a resume wait for the compiler, so time is counted from when they are done.
+        if not self._seen and where.step <= first:
+            return None
+        self._seen.append((now, where.done))
+        begun = self._seen[0][0]
+        # The later half of the time: what was slow at the beginning does not count for long.
+        half = begun + (now - begun) / 2
+        while len(self._seen) > 2 and self._seen[2][0] <= half:
+            del self._seen[1]
+        then, before = self._seen[1] if self._seen[1:] and self._seen[1][0] <= half else self._seen[0]
+        if now - begun < ENOUGH or where.done <= before:
+            return None
+        return (now - then) / (where.done - before) * (where.total - where.done)
+
+
+class _Lines:
+    """Lines of stored networks: what does not fit the terminal once is left out of all later lines too."""
+
+    LEAVE_OUT = ("seconds", "early stop", "density", "test")
+
+    def __init__(self) -> None:
+        self._absent: list[str] = []
+
+    def of(self, event: Done, width: int | None) -> str:
+        where, record = event.where, event.record
+        accuracy = record["early_stop_test_accuracy"]
+        parts = {
+            "run": where.run.name if where.several else "",
+            "replicate": f"replicate {where.replicate}/{where.num_replicates}",
+            "round": f"round {where.round:>{len(str(where.num_rounds))}}/{where.num_rounds}",
+            "branch": "" if where.branch == "ticket" else where.branch,
+            "density": f"density {where.density:.4f}",
+            "early stop": f"early stop {record['early_stop_step']:>{len(f'{where.num_steps:,}')},}",
+            "test": "" if accuracy is None else f"test {accuracy:.4f}",
+            "seconds": formatting.duration(record["seconds"]),
+            "collapsed": f"nothing left of {', '.join(record['collapsed'])}" if record["collapsed"] else "",
+        }
+        waiting = [name for name in self.LEAVE_OUT if name not in self._absent]
+        while True:
+            line = "  ".join(part for name, part in parts.items() if part and name not in self._absent)
+            if width is None or len(line) <= width or not waiting:
+                return line
+            self._absent.append(waiting.pop(0))
 
 
 def _where(event: Step | Done) -> Step:
@@ -168,28 +235,18 @@ def _key(where: Step) -> Key:
     return where.run, where.replicate, where.round, where.branch
 
 
-def _done(event: Done, left: str) -> str:
-    where, record = event.where, event.record
-    accuracy = record["early_stop_test_accuracy"]
+def _line(where: Step, room: int) -> str:
+    """Describe a network in training, in the room that is left of its bar."""
     parts = [
         where.run.name if where.several else "",
         f"replicate {where.replicate}/{where.num_replicates}",
-        f"round {where.round:>2}/{where.num_rounds}",
+        f"round {where.round}/{where.num_rounds}",
         "" if where.branch == "ticket" else where.branch,
+        f"step {where.step:,}/{where.num_steps:,}",
+        f"validation {where.val_accuracy:.4f}" if where.val_accuracy == where.val_accuracy else "",
         f"density {where.density:.4f}",
-        f"early stop {record['early_stop_step']:>{len(str(where.num_steps))}}",
-        "" if accuracy is None else f"test {accuracy:.4f}",
-        f"{record['seconds']:.1f} s",
-        left,
-        f"nothing left of {', '.join(record['collapsed'])}" if record["collapsed"] else "",
     ]
-    return "  ".join(part for part in parts if part)
-
-
-def _line(where: Step) -> str:
-    branch = "" if where.branch == "ticket" else f" · {where.branch}"
-    run = f"{where.run.name} · " if where.several else ""
-    return (
-        f"{run}replicate {where.replicate}/{where.num_replicates} · round {where.round}/{where.num_rounds}{branch}"
-        f" · density {where.density:.4f} · step {where.step}/{where.num_steps} · validation {where.val_accuracy:.4f}"
-    )
+    shown = [part for part in parts if part]
+    while len(shown) > 1 and len(" · ".join(shown)) > room:
+        shown.pop()
+    return " · ".join(shown)

@@ -112,7 +112,14 @@ def test_made_data_can_be_learned_and_have_the_shape_of_the_real(mnist_path):
 
 def test_list_show_and_copy(command, tmp_path):
     listed = json.loads(command("experiments", "ls", "--json").stdout)
-    assert [row["name"] for row in listed] == NAMES
+    assert {row["name"] for row in listed} == set(NAMES)
+    assert presets.paths()[listed[0]["name"]].parent == Path(lottery.__file__).parent  # the default
+    by_name = {row["name"]: (row["paper"], row["figure"]) for row in listed}
+    assert by_name["conv_4_cifar10"] == ("Frankle & Carbin 2019", "figure 5")
+    assert by_name["lenet_mnist"] == ("Frankle & Carbin 2019", "figures 1 and 3")
+    assert by_name["lenet_mnist_criteria"] == ("Zhou et al. 2019", "figure 3")
+    assert by_name["resnet_20_cifar10_lr_rewinding"] == ("Renda, Frankle & Carbin 2020", "section 4")
+    assert all(paper for name, (paper, _) in by_name.items() if "digits" not in name)
     assert "conv_4_cifar10" in command("experiments", "ls").stdout
     assert command("experiments", "show", "conv_4_cifar10").stdout == presets.named("conv_4_cifar10").read_text()
     assert command("experiments", "cp", "conv_4_cifar10").stdout.strip() == "conv_4_cifar10.toml"

@@ -10,16 +10,14 @@ from typing import Annotated
 import typer
 
 from lottery.cli import analyze, output, tickets, train
-from lottery.cli.options import Csv, Json, Out, Replicate, Round, Rounds, RunPath, Source, Tolerance, numbers, selected
+from lottery.cli.options import App, Csv, Json, Out, Replicate, Round, RunPath, Source, Tolerance, numbers, selected
 from lottery.errors import LotteryError, printable
 
-app = typer.Typer(
+app = App(
     name="lottery",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
     help="Find winning lottery tickets: train, prune the smallest weights, rewind, repeat.",
+    epilog="Tables fit the terminal: where it is too narrow they leave out columns from the right, or those that the "
+    "command's help names, but no names; a line below a table says which. --json and --csv have every column.",
 )
 app.add_typer(train.experiments, name="experiments")
 app.add_typer(tickets.tickets, name="tickets")
@@ -40,16 +38,15 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # a write may fail only here
     except LotteryError as error:
-        print(f"lottery: {printable(error)}", file=sys.stderr)
+        output.say(f"lottery: {printable(error)}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
         enough = isinstance(error, BrokenPipeError)  # the reader of the pipe, such as head, has seen enough
         if not enough:
             if error.filename is not None:
                 raise
-            print(
-                f"lottery: the output cannot be written: {error.strerror}; what is stored is intact.", file=sys.stderr
-            )
+            sentence = f"lottery: the output cannot be written: {error.strerror}; what is stored is intact."
+            output.say(sentence, file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again
         sys.exit(0 if enough else 2)
 
@@ -63,7 +60,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
-app.command(short_help="Run an experiment, or continue it.")(train.run)
+app.command(short_help="Run an experiment, or continue it.", cls=train.WithNames)(train.run)
 app.command(short_help="Run a grid of experiments.")(train.sweep)
 
 
@@ -77,14 +74,14 @@ def ls(out: Out = Path("runs"), as_json: Json = False, as_csv: Csv = False) -> N
         try:
             experiment = store.read_experiment(path)
         except LotteryError as error:
-            print(f"lottery: {error}", file=sys.stderr)
+            output.say(f"lottery: {error}", file=sys.stderr)
             continue
         stored, wanted = store.progress(path, experiment)
         row = {"run": str(path), "data": experiment.data.name, "model": experiment.model.name}
         row |= {"replicates": experiment.run.num_replicates, "rounds": experiment.prune.num_rounds + 1}
         rows.append(row | {"networks_stored": stored, "networks_wanted": wanted})
     if not rows and not (as_json or as_csv):
-        print(f"There are no runs in {str(out)!r}; `lottery run` makes one.", file=sys.stderr)
+        output.say(f"There are no runs in {str(out)!r}; `lottery run` makes one.", file=sys.stderr)
         return
     output.rows(rows, as_json, as_csv)
 
@@ -98,7 +95,10 @@ def show(
     round: Round = None,
     tolerance: Tolerance = 0.002,
 ) -> None:
-    """Show a run's table; --json and --csv print a row for each trained network."""
+    """Show a run's verdict and table; --json and --csv print a row for each trained network.
+
+    A narrow terminal leaves out, in this order: at the end, early stop, kept, density.
+    """
     from lottery.runs import results
 
     rows = selected(results.table(run), replicate, round)
@@ -127,15 +127,14 @@ def verify(source: Source) -> None:
         num += 1
         num_wrong += bool(wrong)
         for sentence in wrong:
-            print(f"{name}: {sentence}")
+            output.say(f"{name}: {sentence}")
     if num_wrong:
-        print(f"{num_wrong} of {num} are wrong.")
+        output.say(f"{num_wrong} of {num} are wrong.")
         raise typer.Exit(1)
     stored, wanted = store.progress(source, store.read_experiment(source))
     more = f" and {num - stored} more" if num > stored else ""
-    print(f"{stored} of {wanted} networks{more} are stored; every checksum and every invariant holds.")
-    for sentence in verification.not_repeated(source):
-        print(sentence)
+    output.say(f"{stored} of {wanted} networks{more} are stored; every checksum and every invariant holds.")
+    output.say(*verification.not_repeated(source))
 
 
 app.command(short_help="Train controls from stored rounds.", cls=train.NamingBranches)(train.branch)
@@ -146,13 +145,19 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two or more runs.", metavar="RUN RUN...")],
     as_json: Json = False,
     as_csv: Csv = False,
-    rounds: Rounds = "",
+    rounds: Annotated[str, typer.Option(help="Which rounds of the first run, such as 7,15.", metavar="ROUNDS")] = "",
+    within: Annotated[
+        float, typer.Option(help="How far apart two densities may be, as a fraction of one.", metavar="FRACTION")
+    ] = 0.05,
 ) -> None:
-    """Compare the tickets of several runs with those of the first, at the same rounds, paired by replicate."""
+    """Compare the tickets of several runs with those of the first, at the nearest densities, paired by replicate."""
     from lottery.runs import comparison, tables
 
+    if within < 0:
+        raise LotteryError(f"--within: received {within}, allowed is 0 or more.")
     named = comparison.tables(runs)
-    found = comparison.compared(named)
+    found = comparison.compared(named, within=within)
+    others = comparison.left_out(named, found, within)
     chosen = numbers("--rounds", rounds)
     missing = sorted(set(chosen) - set(found["round"]))
     if missing:
@@ -160,8 +165,10 @@ def compare(
     found = found[found["round"].isin(chosen)] if chosen else found
     if as_json or as_csv:
         output.rows(found, as_json, as_csv)
+        output.say(*others, file=sys.stderr)
     else:
-        output.grid(tables.compared(found, next(iter(named))))
+        output.grid(tables.compared(found, next(iter(named))), has_rows=True)
+        output.say(*others)
 
 
 @app.command(short_help="Compare a run with published numbers.")

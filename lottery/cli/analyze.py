@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from lottery.cli import options, output
-from lottery.cli.options import Csv, Json, Replicate, Round, RunPath
+from lottery.cli.options import All, Csv, Json, Replicate, Round, RunPath
 from lottery.errors import LotteryError
 
 if TYPE_CHECKING:
@@ -25,26 +25,21 @@ class _Analyses(TyperGroup):
         return _commands().get(cmd_name)
 
 
-class WithKinds(TyperCommand):
-    """A command whose help lists the kinds of figures, for the same reason."""
+def _kinds() -> list[tuple[str, str]]:
+    from lottery import plots
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """List the kinds below the options."""
-        from lottery import plots
-
-        with formatter.section("Kinds"):
-            formatter.write_dl([(name, one.help) for name, one in plots.kinds().items()])
+    return [(name, one.help) for name, one in plots.kinds().items()]
 
 
-analyze = typer.Typer(
-    cls=_Analyses, no_args_is_help=True, rich_markup_mode=None, help="Analyze masks, weights, training and costs."
-)
+WithKinds = options.listing("Kinds", _kinds)
+
+analyze = options.App(cls=_Analyses, help="Analyze masks, weights, training and costs.")
 
 
 def _commands() -> dict[str, Any]:
     from lottery.analysis import ANALYSES
 
-    made = typer.Typer(rich_markup_mode=None)
+    made = options.App()
     for name, one in ANALYSES.items():
         if one.columns:
             made.command(name, short_help=one.help)(OWN.get(name) or _printing(name, one))
@@ -54,32 +49,50 @@ def _commands() -> dict[str, Any]:
 def _printing(name: str, one: "Analysis") -> Callable[..., None]:
     """Make the command of an analysis: every row as JSON or CSV, or the means over replicates as a table."""
 
-    def command(
-        run: RunPath, replicate: Replicate = None, round: Round = None, as_json: Json = False, as_csv: Csv = False
+    def printing(
+        run: RunPath,
+        replicate: Replicate = None,
+        round: Round = None,
+        as_json: Json = False,
+        as_csv: Csv = False,
+        every: All = False,
     ) -> None:
         rows = options.selected(one.table(run), replicate, round)
         if rows.empty:
             raise LotteryError(f"No round of {str(run)!r} is complete yet.")
-        if as_json or as_csv:
+        if as_json or as_csv or every:
             output.rows(rows, as_json, as_csv)
             return
         rows = one.printed(rows) if one.printed else rows
         keys = [key for key in ("branch", "round", "density", "weight", *one.keys) if key in rows]
         output.means(rows, keys, one.columns, count="replicates")
 
+    def without_all(
+        run: RunPath, replicate: Replicate = None, round: Round = None, as_json: Json = False, as_csv: Csv = False
+    ) -> None:
+        printing(run, replicate, round, as_json, as_csv)
+
+    command = printing if one.printed else without_all
     command.__name__, command.__doc__ = name, one.help
     return command
 
 
 def connectivity(
     run: RunPath,
-    rounds: Annotated[str, typer.Option(help="Rounds, such as 0,7; 0 is dense. By default every complete round.")] = "",
+    rounds: Annotated[
+        str,
+        typer.Option(help="Rounds, such as 0,7; 0 is dense. By default every complete round.", metavar="NUMBERS"),
+    ] = "",
     steps: Annotated[
-        str, typer.Option(help="Steps to train siblings from, such as 0,500; by default the run's rewind step.")
+        str,
+        typer.Option(
+            help="Steps to train siblings from, such as 0,500; by default the run's rewind step.", metavar="NUMBERS"
+        ),
     ] = "",
     replicate: Replicate = None,
     points: Annotated[
-        int, typer.Option(min=3, help="Points on the line, ends included; a finer stored line stays.")
+        int,
+        typer.Option(min=3, help="Points on the line, ends included; a finer stored line stays.", metavar="NUMBER"),
     ] = 30,
     recompute: Annotated[
         bool, typer.Option("--recompute-batch-norm", help="Recompute BatchNorm statistics at each point.")
@@ -109,15 +122,12 @@ def connectivity(
         output.rows(barriers, as_json, as_csv)
         return
     output.means(barriers, ("batch_norm", "round", "density", "step", "split"), one.columns)
-    print("Error in [0, 1]: the mean of the two ends, the highest on the line between them, and highest − ends.")
-    for sentence in stored.sentences(barriers):
-        print(sentence)
+    output.say("Error in [0, 1]: the mean of the two ends, the highest on the line between them, and highest − ends.")
+    output.say(*stored.sentences(barriers))
 
 
 def overlap(
-    runs: Annotated[
-        list[Path], typer.Argument(help="A run's folder, or several of the same network.", metavar="RUN...")
-    ],
+    runs: options.RunPaths,
     round: Round = None,
     matched: Annotated[
         bool, typer.Option("--matched", help="Also after matching hidden units by permutation; for chains of layers.")
@@ -141,9 +151,9 @@ def overlap(
     keys = ("of", "round", "weight") if len(runs) > 1 else ("round", "weight")
     columns = (*one.columns, *(("matched_overlap", "matched_chance") if matched else ()))
     output.means(found.assign(of=overlaps.pairs(found)), keys, columns, count="pairs")
-    print("Overlap: intersection over union of two masks, the mean over pairs; chance: of random masks as dense.")
+    output.say("Overlap: intersection over union of two masks, the mean over pairs; chance: of random masks as dense.")
     if matched:
-        print("Matched: after permuting hidden units so that the masks overlap most, and the same for chance.")
+        output.say("Matched: after permuting hidden units so that the masks overlap most, and the same for chance.")
 
 
 # Commands with options of their own.
@@ -154,17 +164,35 @@ def plot(
     run: RunPath,
     kind: Annotated[str, typer.Option(help="The figure to draw, of the kinds below.")] = "accuracy",
     out: Annotated[
-        Path | None, typer.Option(help="The file; png, svg or pdf. By default KIND.png in the run's folder.")
+        Path | None,
+        typer.Option(
+            help="The file; png, svg or pdf. By default KIND.png in the run's folder, in paper style KIND.pdf."
+        ),
     ] = None,
+    style: Annotated[
+        str, typer.Option(metavar="STYLE", help="The size of letters, lines and figure: screen, paper or slides.")
+    ] = "screen",
+    width: Annotated[
+        float | None,
+        typer.Option(metavar="INCHES", help="The width; by default 7.2 on the screen, 5.5 in a paper, 10 on slides."),
+    ] = None,
+    title: Annotated[
+        str | None, typer.Option(help="Above the figure. By default the run's name, in paper style nothing.")
+    ] = None,
+    caption: Annotated[
+        bool, typer.Option("--caption", help="Print a LaTeX caption: n, what the bars are, and the numbers.")
+    ] = False,
     replicate: Replicate = None,
     round: Round = None,
     rounds: Annotated[str, typer.Option(help="For kinds that draw some rounds: these rounds, such as 0,7,15.")] = "",
     weight: Annotated[str, typer.Option(help="For initial_weights, degrees and overlap: this weight.")] = "",
     full: Annotated[bool, typer.Option("--full", help="For accuracy and learning_curves: the whole range.")] = False,
 ) -> None:
-    """Draw a figure of a run to a file.
+    """Draw a figure of a run to a file, and print its path.
 
-    Examples: lottery plot runs/NAME --out accuracy.pdf; lottery plot runs/NAME --kind inputs --rounds 0,7,15
+    With --caption, the output is the LaTeX caption alone, and the path goes to the error stream.
+    Examples: lottery plot runs/NAME --kind inputs --rounds 0,7,15;
+    lottery plot runs/NAME --style paper --out accuracy.pdf --caption > caption.tex
     """
     import inspect
 
@@ -183,15 +211,24 @@ def plot(
     table = options.selected(table, replicate, None if "round" in readable else round)
     if "replicate" in known and replicate is not None:
         chosen["replicate"] = replicate
-    print(plots.save(table, out or run / f"{kind}.png", kind, title=store.read_experiment(run).name, **chosen))
+    text = plots.latex_caption(table, kind, **chosen) if caption else ""
+    if title is None:
+        title = "" if style == "paper" else store.read_experiment(run).name
+    out = out or run / f"{kind}.{'pdf' if style == 'paper' else 'png'}"
+    path = plots.save(table, out, kind, style, width=width, title=title, **chosen)
+    typer.echo(path, err=caption)
+    if caption:
+        print(text)
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="A run's folder, or several.", metavar="RUN...")],
+    runs: options.RunPaths,
     out: Annotated[
-        Path | None, typer.Option(help="The page; .html. By default report.html in the first run's folder.")
+        Path | None,
+        typer.Option(help="The page; .html. By default report.html in the first run's folder.", metavar="FILE"),
     ] = None,
     tolerance: options.Tolerance = 0.002,
+    author: Annotated[str, typer.Option(help="Who made the runs, to be named on the page.")] = "",
 ) -> None:
     """Write one HTML page about a run, or about several side by side, that fetches nothing and can be mailed.
 
@@ -199,4 +236,4 @@ def report(
     """
     from lottery.report import page
 
-    print(page.write(runs, out or runs[0] / "report.html", tolerance))
+    print(page.write(runs, out or runs[0] / "report.html", tolerance, author))

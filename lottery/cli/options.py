@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from lottery import stopping
+from lottery.cli import output
 from lottery.errors import LotteryError, unknown
 
 if TYPE_CHECKING:
@@ -21,20 +22,32 @@ if TYPE_CHECKING:
 
 
 RunPath = Annotated[Path, typer.Argument(help="The run's folder.", metavar="RUN")]
+RunPaths = Annotated[list[Path], typer.Argument(help="A run's folder, or several.", metavar="RUN...")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Single values, such as train.num_steps=300.", metavar="[KEY=VALUE]..."),
+]
 Source = Annotated[Path, typer.Argument(help="A run's folder, or a ticket file.", metavar="RUN|FILE")]
 ExperimentName = Annotated[str, typer.Argument(help="A name from `experiments ls`.", metavar="NAME")]
-Out = Annotated[Path, typer.Option(help="The folder that holds runs.")]
+Out = Annotated[Path, typer.Option(help="The folder that holds runs.", metavar="FOLDER")]
 Json = Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")]
-Replicate = Annotated[int | None, typer.Option(help="Only this replicate, from 1.")]
-Round = Annotated[int | None, typer.Option(help="Only this round; 0 is dense.")]
-Rounds = Annotated[str, typer.Option(help="Which rounds, such as 7,15; by default every pruned round.")]
-Tolerance = Annotated[float, typer.Option(min=0, max=1, help="Accuracy that a matching ticket may lose, in [0, 1].")]
+All = Annotated[bool, typer.Option("--all", help="Print every row, not a summary.")]
+Replicate = Annotated[int | None, typer.Option(help="Only this replicate, from 1.", metavar="NUMBER")]
+Round = Annotated[int | None, typer.Option(help="Only this round; 0 is dense.", metavar="NUMBER")]
+Rounds = Annotated[
+    str, typer.Option(help="Which rounds, such as 7,15; by default every pruned round.", metavar="NUMBERS")
+]
+Tolerance = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="Accuracy that a winning or matching ticket may lose.", metavar="FRACTION"),
+]
 Tensorboard = Annotated[bool, typer.Option(help="Write event files for TensorBoard in the run's folder.")]
 Workers = Annotated[
     int | None,
     typer.Option(
         min=1,
+        metavar="NUMBER",
         help="Number of networks to train at the same time; by default as many as the cores allow, if it pays off.",
     ),
 ]
@@ -43,24 +56,73 @@ Address = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="Address of the Ray cluster; by default a local one, started if needed."),
 ]
-TaskCpus = Annotated[int | None, typer.Option(min=1, help="On Ray: processors for each network.")]
-TaskGpus = Annotated[float | None, typer.Option(min=0, help="On Ray: GPUs for each network.")]
+TaskCpus = Annotated[int | None, typer.Option(min=1, help="On Ray: processors for each network.", metavar="NUMBER")]
+TaskGpus = Annotated[float | None, typer.Option(min=0, help="On Ray: GPUs for each network.", metavar="NUMBER")]
 TaskMemory = Annotated[str | None, typer.Option(metavar="4GB", help="On Ray: memory for each network, such as 4GB.")]
 CheckpointEvery = Annotated[
     str,
     typer.Option(metavar="60s|500steps", help="How often to save a network in training; 0s for never."),
 ]
 # Of the commands that take one ticket.
-OneRound = Annotated[str | None, typer.Option(help="Round of a run: a number, best or smallest_matching.")]
-Density = Annotated[float | None, typer.Option(help="Instead of --round: the round of the nearest density.")]
-OneReplicate = Annotated[int, typer.Option(help="Replicate of a run, from 1.")]
-DataPath = Annotated[str, typer.Option(help="A file with the data of the ticket, if they are not found.")]
+OneRound = Annotated[
+    str | None, typer.Option(help="Round of a run: a number, best or smallest_matching.", metavar="ROUND")
+]
+Density = Annotated[
+    float | None, typer.Option(help="Instead of --round: the round of the nearest density.", metavar="FRACTION")
+]
+OneReplicate = Annotated[int, typer.Option(help="Replicate of a run, from 1.", metavar="NUMBER")]
+DataPath = Annotated[
+    str, typer.Option(help="A file with the data of the ticket, if they are not found.", metavar="FILE")
+]
 
 
-def naming(read: Callable[[], Iterable[str]]) -> type[TyperCommand]:
+class Command(TyperCommand):
+    """A command whose help shows what to type, without the types of Python."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """List the words of the usage line."""
+        return ["[OPTIONS]", *(one.metavar for one in self._arguments())]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and the options."""
+        shown = [one for one in self.get_params(ctx) if one.param_type_name == "option"]
+        options = [record for one in shown if (record := one.get_help_record(ctx))]
+        records = {
+            "Arguments": [(one.metavar, (one.get_help_record(ctx) or ("", ""))[1]) for one in self._arguments()],
+            "Options": [(re.sub(r"<(\w+)[^>]*>", _placeholder, words), text) for words, text in options],
+        }
+        for title, lines in records.items():
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
+
+    def _arguments(self) -> list[Any]:
+        parameters: list[Any] = list(self.params)
+        return [one for one in parameters if one.param_type_name == "argument"]
+
+
+def _placeholder(found: re.Match[str]) -> str:
+    """Return what to type for an option of a Python type."""
+    return {"path": "FILE", "int": "NUMBER", "float": "NUMBER"}.get(found[1].lower(), "TEXT")
+
+
+class App(typer.Typer):
+    """An application of such commands, without Rich's boxes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options
+        )
+
+    def command(self, name: str | None = None, *, cls: Any = Command, **options: Any) -> Any:
+        """Add a command."""
+        return super().command(name, cls=cls, **options)
+
+
+def naming(read: Callable[[], Iterable[str]]) -> type[Command]:
     """Return a kind of command that puts names in place of ``{names}`` in its help texts, which are read only then."""
 
-    class Naming(TyperCommand):
+    class Naming(Command):
         def get_help(self, ctx: Any) -> str:
             parameters: list[Any] = list(self.params)
             for parameter in parameters:
@@ -69,6 +131,17 @@ def naming(read: Callable[[], Iterable[str]]) -> type[TyperCommand]:
             return super().get_help(ctx)
 
     return Naming
+
+
+def listing(title: str, read: Callable[[], Iterable[tuple[str, str]]]) -> type[Command]:
+    """Return a kind of command that lists names and what they are below its options, and reads them only then."""
+
+    class Listing(Command):
+        def format_epilog(self, ctx: Any, formatter: Any) -> None:
+            with formatter.section(title):
+                formatter.write_dl(list(read()))
+
+    return Listing
 
 
 def numbers(option: str, words: str) -> list[int]:
@@ -139,7 +212,8 @@ def stoppable() -> Iterator[stopping.Asked]:
 
     def say(sentence: str) -> None:
         with contextlib.suppress(OSError):  # the reader may be gone
-            print(sentence, file=sys.stderr, flush=True)
+            output.say(sentence, file=sys.stderr)
+            sys.stderr.flush()
 
     def announce(number: int) -> None:
         begin = "\n" if sys.stderr.isatty() else ""  # after the ^C that the terminal shows

@@ -1,4 +1,4 @@
-"""Print tables and sentences to a terminal or a pipe."""
+"""Print tables and sentences to a terminal, in its width and colours, or to a pipe, as they are."""
 
 import sys
 import textwrap
@@ -6,11 +6,36 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lottery import formatting
 from lottery.errors import printable
-from lottery.formatting import number
 
 if TYPE_CHECKING:
     from lottery.runs import tables
+
+# Heads of columns that are not the name in rows and CSV with spaces; one name for one quantity in all tables.
+HEADS = {
+    "num_kept": "kept", "less_dense": "vs dense", "smallest_matching_difference": "vs dense", "speedup": "speed-up",
+    "multiply_adds": "multiply-adds", "batch_norm": "BatchNorm",
+}  # fmt: skip
+
+# Columns that are never left out, and columns of prose, which may take several lines.
+KEPT = {"name", "run", "branch", "weight", "file", "format", "what", "round", "claim", "verdict", "test accuracy"}
+PROSE = {"reproduces", "claim", "published", "measured"}
+
+COLOURS = {"good": "green", "open": "yellow", "bad": "red"}
+GAP = 2  # between two columns
+
+
+def say(*sentences: object, file: Any = None) -> None:
+    """Print sentences, each on lines of its own that fit the terminal."""
+    file = file or sys.stdout
+    for sentence in sentences:
+        print(formatting.wrapped(str(sentence), formatting.columns(file)), file=file)
+
+
+def head(column: str) -> str:
+    """Return the head of a column of rows in a table."""
+    return HEADS.get(column, column.replace("_", " "))
 
 
 def rows(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
@@ -23,67 +48,126 @@ def rows(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
     elif as_csv:
         print(frame.to_csv(index=False), end="")
     else:
-        table(list(frame.columns), [[str(value) for value in row] for row in frame.itertuples(index=False)])
+        cells = [formatting.column(frame[name].tolist()) for name in frame]
+        table(list(map(head, frame.columns)), [list(line) for line in zip(*cells, strict=True)], has_rows=True)
 
 
 def means(frame: Any, keys: Sequence[str], columns: Sequence[str], count: str = "") -> None:
     """Print the means of columns over rows with the same keys; `count` is the head of a column that counts them."""
-    lines = []
-    for values, part in frame.groupby(list(keys), sort=False, dropna=False):
-        known = [f"{value:.4f}" if isinstance(value, float) else str(value) for value in values]
-        known += [str(len(part))] if count else []
-        taken = [float(part[column].mean()) for column in columns]
-        lines.append(known + [number(mean, ".0f" if mean.is_integer() else ".4f") for mean in taken])
-    table([*keys, *([count] if count else []), *columns], lines)
+    groups = list(frame.groupby(list(keys), sort=False, dropna=False))
+    cells = [formatting.column([values[place] for values, _ in groups]) for place in range(len(keys))]
+    cells += [[str(len(part)) for _, part in groups]] if count else []
+    cells += [formatting.column([float(part[column].mean()) for _, part in groups]) for column in columns]
+    heads = [*keys, *([count] if count else []), *columns]
+    table(list(map(head, heads)), [list(line) for line in zip(*cells, strict=True)], has_rows=True)
 
 
-def grid(shown: "tables.Grid") -> None:
+def grid(shown: "tables.Grid", has_rows: bool = False) -> None:
     """Print a table and its notes."""
-    # Heads are folded to the width of their column, so that more columns fit a terminal.
-    heads = []
-    for place, head in enumerate(shown.heads):
-        width = max([6, *(len(row[place]) for row in shown.rows)])
-        heads.append("\n".join(textwrap.wrap(head, width, break_long_words=False)))
-    table(heads, shown.rows)
-    for note in shown.notes:
-        print(note)
+    absent = table(shown.heads, shown.rows, shown.leave_out, has_rows)
+    say(*(note for note in shown.notes if not (note.startswith("≥") and "early stop" in absent)))
 
 
 def summary(run: Path, rows: Any, tolerance: float) -> None:
-    """Print a run's table with a verdict for each round, and its verdict in sentences."""
+    """Print a run's verdict in a line, its table with a verdict for each round, and the rest of what it shows."""
     from lottery.runs import results, store, tables, verdicts
 
     if rows.empty:
-        print(f"No round of {run} is complete yet.")
+        say(f"No round of {run} is complete yet.")
         return
     experiment = store.read_experiment(run)
-    word, num_steps = verdicts.goal(experiment), experiment.train.num_steps
+    word, num_steps, trained = verdicts.goal(experiment), experiment.train.num_steps, store.progress(run, experiment)
+    found = verdicts.headline(rows, tolerance, word, trained=trained)
+    text = formatting.wrapped(found.text, formatting.columns(sys.stdout))
+    _console().print(text, style=f"bold {COLOURS[found.tone]}")
+    print()
     points = results.summary(rows, num_steps)
     if (points["branch"] == store.TICKET).any():
-        grid(tables.by_round(points, verdicts.judged(rows, tolerance, word), num_steps))
+        grid(tables.by_round(points, verdicts.judged(rows, tolerance, word), num_steps), has_rows=True)
+        say(f"{word.capitalize()}: the whole 95 % interval of vs dense is above -{tolerance:g}, see --tolerance.")
     _branches(points)
-    for sentence in [*results.collapsed(run), *verdicts.sentences(rows, tolerance, word)]:
-        print(sentence)
+    print()
+    _, *details = verdicts.sentences(rows, tolerance, word, trained=trained)
+    say(*results.collapsed(run), *details)
 
 
-def table(heads: list[str], lines: list[list[str]]) -> None:
-    """Print a table with words to the left and numbers to the right."""
+def table(
+    heads: Sequence[str], lines: Sequence[Sequence[str]], leave_out: Sequence[str] = (), has_rows: bool = False
+) -> list[str]:
+    """Print a table with words to the left and numbers to the right, and return the heads that are left out.
+
+    Where the terminal is too narrow, columns are left out and named below: those of `leave_out` in this order, and then
+    from the right all but `KEPT`. `has_rows` says that the command also prints rows as JSON and CSV, with all columns.
+    """
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    words = (
-        "name", "run", "data", "model", "reproduces", "branch", "claim", "published", "measured", "verdict", "weight",
-        "shape", "format", "file", "what", "choice", "batch_norm", "split", "side", "of",
-    )  # fmt: skip
-    printed = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for head in heads:
-        printed.add_column(head, justify="left" if head in words else "right", overflow="fold")
+    from lottery.runs import verdicts
+
+    lines = [[printable(cell) for cell in line] for line in lines]
+    widths = fitted(heads, lines, formatting.columns(sys.stdout), leave_out)
+    printed = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, GAP - 1, 0, 0))
+    for place, width in widths.items():
+        numbers = heads[place] not in PROSE and all(line[place][:1] in "0123456789+-≥" for line in lines)
+        printed.add_column(
+            _folded(heads[place], width), justify="right" if numbers else "left", width=width, overflow="fold"
+        )
     for line in lines:
-        printed.add_row(*map(printable, line))
-    # A pipe, read by a program or into a file, wraps nothing.
-    console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=10_000)
-    console.print(printed, markup=False, highlight=False)
+        tones = {place: verdicts.tone(line[place]) for place in widths if heads[place] == "verdict" and line[place]}
+        printed.add_row(*(Text(line[place], COLOURS.get(tones.get(place, ""), "")) for place in widths))
+    _console().print(printed)
+    if absent := [head for place, head in enumerate(heads) if place not in widths]:
+        others = ", --json and --csv have" if has_rows else " has"
+        say(f"Columns left out: {', '.join(absent)}; a wider terminal{others} them.")
+    return absent
+
+
+def fitted(
+    heads: Sequence[str], lines: Sequence[Sequence[str]], width: int | None, leave_out: Sequence[str] = ()
+) -> dict[int, int]:
+    """Choose the columns of a table that fit a terminal, and their widths, by place."""
+    from rich.cells import cell_len
+
+    def longest(texts: Sequence[str]) -> int:
+        return max(map(cell_len, texts), default=0)
+
+    cells = [[line[place] for line in lines] for place in range(len(heads))]
+    widths, least = {}, {}
+    for place, head in enumerate(heads):
+        word = longest(head.split())
+        widths[place] = least[place] = max(longest(cells[place]), word, min(cell_len(head), 6))
+        if head in PROSE:
+            least[place] = max(longest([one for cell in cells[place] for one in cell.split()]), word, 12)
+            widths[place] = max(widths[place], least[place])
+    if width is None:
+        return widths
+
+    def excess(of: dict[int, int]) -> int:
+        return sum(of.values()) + GAP * (len(of) - 1) - width
+
+    from_the_right = [place for place in reversed(range(1, len(heads))) if heads[place] not in KEPT]
+    for place in [heads.index(head) for head in leave_out if head in heads] + from_the_right:
+        if excess(least) <= 0:
+            break
+        if place in least:
+            del least[place], widths[place]
+    while excess(widths) > 0 and widths != least:  # prose shares what is left
+        widest = max((place for place in widths if widths[place] > least[place]), key=lambda place: widths[place])
+        widths[widest] -= 1
+    return widths
+
+
+def _folded(head: str, width: int) -> str:
+    return "\n".join(textwrap.wrap(head, width, break_long_words=False, break_on_hyphens=False))
+
+
+def _console() -> Any:
+    """Make a console that prints lines as they are, with colours where there are any."""
+    from rich.console import Console
+
+    # Widths are chosen here: Rich would break numbers.
+    return Console(width=10_000, height=100, highlight=False, markup=False, emoji=False)
 
 
 def _branches(points: Any) -> None:
@@ -94,12 +178,12 @@ def _branches(points: Any) -> None:
     means = means[means.iloc[:, 1:].notna().any(axis=1)]
     density = points.groupby("round")["density"].first()
     lines = [
-        [str(index), f"{density[index]:.4f}", *("" if value != value else f"{value:.4f}" for value in line)]
+        [str(index), f"{density[index]:.4f}", *map(formatting.number, line)]
         for index, line in zip(means.index, means.to_numpy(), strict=True)
     ]
     print()
-    table(["round", "density", *(branch.replace("_", "_\n") for branch in means.columns)], lines)
-    print("The ticket and the branches from its rounds: mean test accuracy at the early-stop step.")
+    table(["round", "density", *means.columns], lines, has_rows=True)
+    say("Mean test accuracy at the early-stop step, of the ticket and the branches from its rounds.")
 
 
 def compacted(found: Any) -> None:
@@ -107,12 +191,14 @@ def compacted(found: Any) -> None:
     small = found.compacted
     pairs = {f"units of {name}": pair for name, pair in small.units.items()}
     pairs |= {"parameters": small.num_parameters, "multiply-adds": small.multiply_adds}
-    lines = [[name, str(before), str(after), f"{after / before:.4f}"] for name, (before, after) in pairs.items()]
+    lines = [[name, f"{before:,}", f"{after:,}", f"{after / before:.4f}"] for name, (before, after) in pairs.items()]
     for num, (before, after) in found.seconds.items():
         times = [f"{1e3 * before:.3f}", f"{1e3 * after:.3f}", f"{after / before:.4f}"]
-        lines.append([f"ms for {num} example{'s' * (num > 1)}", *times])
+        lines.append([f"ms for {num:,} example{'s' * (num > 1)}", *times])
     table(["what", "before", "after", "ratio"], lines)
     unread, taken = int(small.unread.sum()), small.inputs.size
     dropped = ", not taken any more" if taken < small.unread.size else "; --drop-inputs leaves them out"
-    print(f"Inputs that no weight reads: {unread} of {small.unread.size}{dropped if unread else ''}.")
-    print(f"Largest difference of outputs: {found.difference:.1g} of the largest. Times are medians on one thread.")
+    say(
+        f"Inputs that no weight reads: {unread:,} of {small.unread.size:,}{dropped if unread else ''}.",
+        f"Largest difference of outputs: {found.difference:.1g} of the largest. Times are medians on one thread.",
+    )

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from lottery.cli import output
-from lottery.cli.options import Csv, DataPath, Density, Json, OneReplicate, OneRound, RunPath, Source, naming
+from lottery.cli.options import App, Csv, DataPath, Density, Json, OneReplicate, OneRound, RunPath, Source, naming
 from lottery.errors import LotteryError, TicketError, printable, unknown
 
-tickets = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The tickets of a run, and ticket files.")
+tickets = App(help="The tickets of a run, and ticket files.")
 
 TICKET = "safetensors"
 
@@ -35,7 +35,7 @@ def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None
     found = from_run.listed(run)
     if not (as_json or as_csv):
         if found.empty:
-            print("No pruned round is complete yet.")
+            output.say("No pruned round is complete yet.")
             return
         formats = {"density": "{:.4f}", "test_accuracy": "{:.4f}", "vs_dense": "{:+.4f}"}
         found = found.assign(**{name: found[name].map(how.format) for name, how in formats.items()})
@@ -54,42 +54,28 @@ def tickets_show(
     if files.is_folder(file):
         raise LotteryError(f"{str(file)!r} is a folder, allowed is a ticket file; `lottery tickets ls` lists a run's.")
     ticket = load(file)
-    counts, of = masks.num_kept(ticket.masks), ticket.provenance
     if as_json:
+        counts, of = masks.num_kept(ticket.masks), ticket.provenance
         about = {"density": ticket.density, "num_kept": ticket.num_kept, "kept": counts}
         about |= {"has_trained": bool(ticket.trained), "architecture": ticket.architecture}
         about |= {"metrics": ticket.metrics, "provenance": of}
         print(json.dumps(about, indent=1))
         return
-    lines = [
-        [name, " x ".join(map(str, mask.shape)), str(counts[name]), str(mask.size), f"{mask.mean():.4f}"]
-        for name, mask in ticket.masks.items()
-    ]
-    output.table(["weight", "shape", "kept", "of", "density"], lines)
-    architecture, data = ticket.architecture, of.get("data")
-    data = data if isinstance(data, dict) else {}
-    network = architecture.get("name") or architecture.get("class") or "layers of Keras' own"
-    accuracy = ticket.metrics.get("early_stop_test_accuracy")
-    facts = {
-        "density": f"{ticket.density:.4f}, {ticket.num_kept} weights kept",
-        "network": f"{network}, of {architecture.get('library')}",
-        "weights": "at the start, and trained" if ticket.trained else "at the start",
-        "from": of.get("run") and f"{of['run']}, replicate {of.get('replicate')}, round {of.get('round')}",
-        "rewound to": "rewind_step" in of and f"step {of['rewind_step']} ({of.get('rewind_mode')})",
-        "data": data.get("name") and f"{data['name']}, digest {data.get('digest')}",
-        "test accuracy": isinstance(accuracy, float) and f"{accuracy:.4f} at the early-stop step",
-    }
-    for name, text in facts.items():
-        if text:
-            print(printable(f"{name + ':':14} {text}"))
+    output.grid(ticket.layers())
+    for name, text in ticket.facts().items():
+        output.say(f"{name + ':':14} {text}")
 
 
 def export(
     source: Source,
-    out: Annotated[Path, typer.Option(help="The file to write; for SavedModel or `all`, a folder.")],
+    out: Annotated[Path, typer.Option(help="The file to write; for SavedModel or `all`, a folder.", metavar="FILE")],
     form: Annotated[
         str,
-        typer.Option("--format", help="The format: {names}, or all; by default the one that the file's ending means."),
+        typer.Option(
+            "--format",
+            help="The format: {names}, or all; by default the one that the file's ending means.",
+            metavar="FORMAT",
+        ),
     ] = "",
     round: OneRound = None,
     density: Density = None,
@@ -115,24 +101,26 @@ def export(
     if failed and form != "all":
         raise next(iter(failed.values()))
     if saved and not done:
-        print(f"{saved}: {saved.stat().st_size} bytes")
+        print(f"Written: {saved} ({saved.stat().st_size:,} bytes)")
         return
-    lines = [["safetensors", str(saved), *map(str, files.sizes(saved)), "", ""]] if saved else []
+    lines = [["safetensors", str(saved), *(f"{size:,}" for size in files.sizes(saved)), "", ""]] if saved else []
     for one in done:
-        sizes, close = [str(one.num_bytes), str(one.num_gzipped)], [f"{one.difference:.1g}", f"{one.agreement:.4f}"]
+        sizes, close = [f"{one.num_bytes:,}", f"{one.num_gzipped:,}"], [f"{one.difference:.1g}", f"{one.agreement:.4f}"]
         lines.append([one.form, str(one.path), *sizes, *close])
     output.table(["format", "file", "bytes", "gzipped", "difference", "same class"], lines)
-    print("Each file was loaded again and compared. Difference: the largest of an output, relative to the largest")
-    print("output. Same class: the share of inputs with the same class. Masked entries are zero in each file.")
+    output.say(
+        "Each file was loaded again and compared. Difference: the largest of an output, relative to the largest "
+        "output. Same class: the share of inputs with the same class. Masked entries are zero in each file."
+    )
     if unseen := [one.form for one in done if not one.zeros_checked]:
-        print(f"But the zeros could not be checked in: {', '.join(unseen)}.")
+        output.say(f"But the zeros could not be checked in: {', '.join(unseen)}.")
     for form, error in failed.items():
-        print(f"Not written: {form}. {printable(error)}")
+        output.say(f"Not written: {form}. {printable(error)}")
 
 
 def compact(
     source: Source,
-    out: Annotated[Path | None, typer.Option(help="The .keras file for the smaller model.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The .keras file for the smaller model.", metavar="FILE")] = None,
     round: OneRound = None,
     density: Density = None,
     replicate: OneReplicate = 1,
@@ -184,18 +172,18 @@ def verify(file: Path) -> None:
     try:
         ticket = load(file)
     except TicketError as error:
-        print(printable(error))
+        output.say(printable(error))
         raise typer.Exit(1) from None
-    print(f"{ticket!r}: every checksum, size and count holds.")
+    output.say(f"{ticket!r}: every checksum, size and count holds.")
     environment.num_threads()  # imports TensorFlow without its start-up messages
     try:
         architecture.check(ticket.architecture, shapes(ticket.weights))
     except TicketError as error:
-        print(printable(error))
+        output.say(printable(error))
         if {"name", "keras"} & ticket.architecture.keys():
             raise typer.Exit(1) from None
     else:
-        print("Its network can be built, of Keras' own layers; nothing in the file is run.")
+        output.say("Its network can be built, of Keras' own layers; nothing in the file is run.")
 
 
 def _ticket(source: Path, round: str | None, density: float | None, replicate: int) -> Any:
@@ -203,7 +191,7 @@ def _ticket(source: Path, round: str | None, density: float | None, replicate: i
 
     chosen = int(round) if round and round.lstrip("-").isdecimal() else round
     ticket = load(source, round=chosen, density=density, replicate=replicate)
-    print(f"lottery: {ticket!r}", file=sys.stderr)
+    output.say(f"{ticket!r}"[1:-1], file=sys.stderr)  # without its brackets
     return ticket
 
 
@@ -216,10 +204,8 @@ def _inputs(ticket: Any, source: Path, data: str) -> Any:
     except LotteryError as error:
         if data:
             raise
-        print(
-            f"lottery: {printable(error)} Outputs are compared on random inputs; --data FILE takes real ones.",
-            file=sys.stderr,
-        )
+        note = f"{printable(error)} Outputs are compared on random inputs; --data FILE takes real ones."
+        output.say(f"Note: {note}", file=sys.stderr)
         return None
 
 
@@ -235,7 +221,7 @@ def _exported(
     trained = ticket.trained is not None and not start
     for form, path in paths.items():
         library = "tf_keras" if form == "tfmot" else None  # the only library that tfmot wraps
-        print(f"lottery: {path} ...", file=sys.stderr)
+        print(f"Writing {path}", file=sys.stderr)
         try:
             if library not in built:
                 built[library] = ticket.model(trained, library)

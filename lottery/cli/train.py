@@ -9,19 +9,43 @@ import typer
 from lottery.cli import options, output
 
 
+def _names() -> list[tuple[str, str]]:
+    """List the names that an experiment may use, by key, as the dicts of functions have them now."""
+    from lottery.data import DATASETS
+    from lottery.enforcement import ENFORCEMENTS
+    from lottery.models.networks import MODELS
+    from lottery.pruning import allocation, branches, criteria, ranking, rewinding, schedules
+
+    found = {
+        "data.name": DATASETS,
+        "model.name": MODELS,
+        "prune.criterion": criteria.CRITERIA,
+        "prune.scope": ranking.SCOPES,
+        "prune.schedule": schedules.SCHEDULES,
+        "prune.allocation": allocation.ALLOCATIONS,
+        "rewind.mode": rewinding.REWINDS,
+        "run.controls": branches.controls(),
+        "run.enforcement": ENFORCEMENTS,
+    }
+    return [(key, ", ".join(names)) for key, names in found.items()]
+
+
+WithNames = options.listing("Names for KEY=VALUE", _names)
+
+
 def run(
     experiment: Annotated[
         str | None,
-        typer.Argument(help="A TOML file, or a name from `lottery experiments ls`; by default mnist1d."),
+        typer.Argument(
+            help="A TOML file, or a name from `lottery experiments ls`; by default mnist1d.",
+            metavar="[EXPERIMENT]",
+        ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Single values, such as train.num_steps=300.", metavar="[SECTION.KEY=VALUE]..."),
-    ] = None,
+    overrides: options.Overrides = None,
     out: options.Out = Path("runs"),
     smoke: Annotated[
         bool,
-        typer.Option("--smoke", help="Smoke test: the whole experiment in seconds, on a few steps and made-up data."),
+        typer.Option("--smoke", help="Smoke test: the whole experiment in seconds, on a few steps and random data."),
     ] = False,
     workers: options.Workers = None,
     on: options.On = None,
@@ -61,10 +85,12 @@ def run(
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="A TOML file: an experiment with a table [sweep] of lists of values.")],
+    file: Annotated[
+        Path, typer.Argument(help="A TOML file: an experiment with a table [sweep] of lists of values.", metavar="FILE")
+    ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Single values, the same for every experiment.", metavar="[SECTION.KEY=VALUE]..."),
+        typer.Argument(help="Single values, the same for every experiment.", metavar="[KEY=VALUE]..."),
     ] = None,
     out: options.Out = Path("runs"),
     workers: options.Workers = None,
@@ -104,9 +130,7 @@ def branch(
     kind: Annotated[str, typer.Argument(help="What to train: {names}.", metavar="BRANCH")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="For transfer: the other data set, such as data.name=digits.", metavar="[SECTION.KEY=VALUE]..."
-        ),
+        typer.Argument(help="For transfer: the other data set, such as data.name=digits.", metavar="[KEY=VALUE]..."),
     ] = None,
     rounds: options.Rounds = "",
     replicate: options.Replicate = None,
@@ -133,15 +157,24 @@ def branch(
     output.summary(run, results.table(run), tolerance)
 
 
-experiments = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Experiments that come with the package.")
+experiments = options.App(help="Experiments that come with the package.")
 
 
 @experiments.command("ls", short_help="List the experiments.")
 def ls(as_json: options.Json = False, as_csv: options.Csv = False) -> None:
-    """List the experiments: name, data, network, and what each reproduces."""
+    """List the experiments, the default first: paper and figure that each reproduces, data, and network."""
     from lottery.pipeline import presets
 
-    output.rows(presets.listed(), as_json, as_csv)
+    rows = presets.listed()
+    if as_json or as_csv:
+        output.rows(rows, as_json, as_csv)
+        return
+    columns = ("name", "paper", "figure", "data", "model")
+    output.rows([{column: row[column] for column in columns} for row in rows])
+    output.say(
+        f"`lottery run` trains {rows[0]['name']}, `lottery run NAME` another. `lottery experiments show NAME` prints "
+        "what it reproduces, how long it takes and the numbers to expect."
+    )
 
 
 @experiments.command("show", short_help="Print an experiment.")
@@ -155,7 +188,7 @@ def show(name: options.ExperimentName) -> None:
 @experiments.command("cp", short_help="Copy an experiment, to change it.")
 def cp(
     name: options.ExperimentName,
-    to: Annotated[Path | None, typer.Argument(help="File or folder; by default here.")] = None,
+    to: Annotated[Path | None, typer.Argument(help="File or folder; by default here.", metavar="[TO]")] = None,
 ) -> None:
     """Copy an experiment, to change it."""
     from lottery.pipeline import presets

@@ -176,8 +176,9 @@ def _commit() -> str | None:
     """Return the commit of this package if it runs from a checkout."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"],
-            capture_output=True, text=True, timeout=10, check=True,
+            # Without its optional locks, git only reads a checkout that others may work with.
+            ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40"],
+            cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True,
         )  # fmt: skip
         return done.stdout.strip()
     except (OSError, subprocess.SubprocessError):

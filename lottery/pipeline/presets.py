@@ -20,7 +20,9 @@ def paths() -> dict[str, Path]:
     package = Path(__file__).parents[1]
     # In a wheel they lie within the package, in a checkout beside it.
     folder = next((each for each in (package, package.parent) if (each / "experiments").is_dir()), package)
-    return {path.stem: path for path in sorted([*package.glob("*.toml"), *folder.glob("experiments/*.toml")])}
+    # The default, which lies beside the code, comes first.
+    found = [*sorted(package.glob("*.toml")), *sorted(folder.glob("experiments/*.toml"))]
+    return {path.stem: path for path in found}
 
 
 def named(name: str) -> Path:
@@ -37,13 +39,19 @@ def find(source: str) -> Path:
 
 
 def listed() -> list[dict[str, Any]]:
-    """Describe each preset: ``name``, ``data``, ``model``, and ``reproduces`` from the header."""
+    """Describe each preset, the default first: ``name``, ``data``, ``model``, and from the header of its file what it
+    ``reproduces``, the ``paper``, and the ``figure`` or section of it.
+    """
     rows = []
     for name, path in paths().items():
         experiment, text = config.load(path), path.read_text("utf-8")
         found = re.search(r"^# (?:Reproduces|What it shows):\s*((?:.*\n)(?:#\s{6,}.*\n)*)", text, re.M)
         what = re.sub(r"\s*\n#\s*", " ", found[1]).strip() if found else ""
-        rows.append({"name": name, "data": experiment.data.name, "model": experiment.model.name, "reproduces": what})
+        header = re.sub(r"\s*\n# ?", " ", text.partition("\n\n")[0])
+        paper = re.search(r"([A-Z]\w+(?:,? (?:&|et al\.|[A-Z]\w+))* \d{4}),? https://arxiv", header)
+        figure = re.match(r"(?:figures?|section) \d+(?:(?:,| and) \d+)*", what)
+        row = {"name": name, "data": experiment.data.name, "model": experiment.model.name, "reproduces": what}
+        rows.append(row | {"paper": paper[1] if paper else "", "figure": figure[0] if figure else ""})
     return rows
 
 

@@ -1,19 +1,21 @@
 """Compare several runs: the accuracy of each at the same rounds, and its difference from the first."""
 
 import itertools
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from lottery.errors import LotteryError
+from lottery.formatting import ranges
 from lottery.runs import intervals, results, store, verdicts
 from lottery.runs.verdicts import Table
 
 COLUMNS = (
     "round", "density", "run", "replicates", "accuracy", "low", "high", "difference", "difference_low",
-    "difference_high",
+    "difference_high", "own_round",
 )  # fmt: skip
 
-SAME_DENSITY = 0.01  # densities are the same if their ratio is this near to 1
+WITHIN = 0.05  # densities are compared if they differ by at most this fraction of the first run's
 
 
 def tables(runs: list[Path]) -> dict[str, Table]:
@@ -24,7 +26,7 @@ def tables(runs: list[Path]) -> dict[str, Table]:
     labels = labelled(runs)
     first, *others = labels.values()
     readers = {
-        "data": lambda run: store.read_environment(run).get("data_sha256"),
+        "data set": lambda run: store.read_environment(run).get("data_sha256"),
         "run.seed": lambda run: store.read_experiment(run).run.seed,
     }
     for run, (what, read) in itertools.product(others, readers.items()):
@@ -44,11 +46,16 @@ def labelled(runs: list[Path]) -> dict[str, Path]:
     return dict(zip(labels, runs, strict=True))
 
 
-def compared(tables: Mapping[str, Table], measure: str = verdicts.MEASURE, confidence: float = 0.95) -> Table:
+def compared(
+    tables: Mapping[str, Table], measure: str = verdicts.MEASURE, confidence: float = 0.95, within: float = WITHIN
+) -> Table:
     """Compare the tickets of several runs by a measure, from the table of each run by its name.
 
-    Returns the `COLUMNS` by round, and within a round the best first: mean and t interval of each run, and of run −
-    first run, paired by replicate. Rounds whose density is not that of the same round of the first run are left out.
+    Each round of a run is compared with the round of the first run that has the nearest density, if the two differ by
+    at most the fraction `within` of it; `left_out` names the other rounds.
+
+    Returns the `COLUMNS` by round of the first run, which comes first in it, and then the best: mean and t interval of
+    each run, and of run − first run, paired by replicate. ``density`` and ``own_round`` are the run's own.
     """
     import pandas as pd
 
@@ -56,19 +63,64 @@ def compared(tables: Mapping[str, Table], measure: str = verdicts.MEASURE, confi
         raise LotteryError(f"compare: received {len(tables)} run, allowed are two or more.")
     chains = {name: rows[rows["branch"] == store.TICKET] for name, rows in tables.items()}
     (first, reference), *_ = chains.items()
-    densities = reference.groupby("round")["density"].mean()
     lines = []
     for name, tickets in chains.items():
-        both = pd.concat([tickets, reference.assign(branch="first")])
+        partners = {one: one for one in set(reference["round"])}
+        partners = partners if name == first else _partners(tickets, reference, within)
+        aligned = tickets.assign(own=tickets["round"], round=tickets["round"].map(partners)).dropna(subset="round")
+        both = pd.concat([aligned, reference.assign(branch="first")])
         pairs = verdicts.differences(both, measure, "first", confidence).set_index("round")[["mean", "low", "high"]]
-        for index, part in tickets.groupby("round"):
-            density, values = part["density"].mean(), part[measure].dropna()
-            if index not in densities or abs(density / densities[index] - 1) > SAME_DENSITY or values.empty:
+        for index, part in aligned.groupby("round"):
+            if (values := part[measure].dropna()).empty:
                 continue
-            mean = intervals.mean_interval(values.tolist(), confidence)
-            difference = pairs.loc[index] if name != first and index in pairs.index else (float("nan"),) * 3
-            lines.append((index, density, name, len(values), *mean, *difference))
+            mean, low, high = intervals.mean_interval(values.tolist(), confidence)
+            if measure.endswith("accuracy"):
+                low, high = intervals.of_accuracy(low, high)
+            difference = pairs.loc[index] if name != first and index in pairs.index else (math.nan,) * 3
+            own = int(part["own"].iloc[0])
+            lines.append((int(index), part["density"].mean(), name, len(values), mean, low, high, *difference, own))
     found = pd.DataFrame(lines, columns=list(COLUMNS))
-    if len(set(found["run"])) < 2:
-        raise LotteryError(f"The runs have no round of the same density in common with {first}.")
-    return found.sort_values(["round", "accuracy"], ascending=[True, False], ignore_index=True)
+    shared = sorted(set(found[found["run"] != first]["round"]))
+    if not shared:
+        raise LotteryError(
+            f"No run has a round whose density is within {100 * within:g} % of one of {first}, so there is nothing to "
+            "compare; --within allows more."
+        )
+    found = found[found["round"].isin(shared)].assign(behind=found["run"] != first)
+    found = found.sort_values(["round", "behind", "accuracy"], ascending=[True, True, False], ignore_index=True)
+    return found.drop(columns="behind")
+
+
+def left_out(tables: Mapping[str, Table], found: Table, within: float = WITHIN) -> list[str]:
+    """Name the rounds of each run that `compared` leaves out, in a sentence for each run that has any."""
+    first = next(iter(tables))
+    sentences = []
+    for name, rows in tables.items():
+        there = sorted(set(rows[rows["branch"] == store.TICKET]["round"]))
+        own = set(found[found["run"] == name]["own_round"])
+        absent = [index for index in there if index not in own]
+        if not absent:
+            continue
+        of = "any other run" if name == first else first
+        what = f"round{'s' * (len(absent) > 1)} {ranges(absent)} of {name}"
+        sentences.append(f"Not compared: {what}, without a density within {100 * within:g} % in {of}.")
+        if not own - {0} and name != first:
+            sentences.append(f"Only the dense networks of {name} are compared.")
+    return sentences
+
+
+def _partners(tickets: Table, reference: Table, within: float) -> dict[int, int]:
+    """Pair rounds of a run with those of the first: each with the nearest in density, and each at most once."""
+    own, others = (rows.groupby("round")["density"].mean().to_dict() for rows in (tickets, reference))
+    candidates = sorted(
+        # Of equal densities, those of the same round.
+        (round(abs(math.log(density / other)), 9), abs(index - place), index, place)
+        for index, density in own.items()
+        for place, other in others.items()
+        if abs(density / other - 1) <= within + 1e-9
+    )
+    found: dict[int, int] = {}
+    for *_, index, place in candidates:
+        if index not in found and place not in found.values():
+            found[index] = place
+    return found

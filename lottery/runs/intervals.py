@@ -57,6 +57,11 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95, method: str
     return (mean, mean, mean) if same else (mean, *METHODS[method](taken, confidence))
 
 
+def of_accuracy(low: float, high: float) -> tuple[float, float]:
+    """Cut an interval of an accuracy to [0, 1], outside which no accuracy lies; infinite ends stay."""
+    return (low, high) if math.isinf(low) else (max(low, 0.0), min(high, 1.0))
+
+
 def num_needed(values: Sequence[float], distance: float, confidence: float = 0.95) -> int | None:
     """Estimate how many replicates make half a t interval no wider than a distance: that of the mean from a value.
 

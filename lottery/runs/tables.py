@@ -1,9 +1,11 @@
 """Tables of a run as texts, printed in the terminal and shown in the report."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from typing import Any, NamedTuple
 
 from lottery import formatting
+from lottery.errors import printable
 from lottery.runs import store, verdicts
 from lottery.runs.verdicts import Table
 
@@ -14,6 +16,14 @@ class Grid(NamedTuple):
     heads: list[str]
     rows: list[list[str]]  # the first column names the row
     notes: Sequence[str] = ()  # sentences to show below it
+    leave_out: Sequence[str] = ()  # heads of the columns to leave out where there is no room, the least important first
+
+
+# Of the tones of verdicts, to be read on white and on black.
+COLOURS = {verdicts.GOOD: "#2e9e4f", verdicts.OPEN: "#b8860b", verdicts.BAD: "#d9534f"}
+
+# The order in which a narrow terminal leaves out columns of the rounds.
+LEAVE_OUT = ("at the end", "early stop", "kept", "density")
 
 
 def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None = None) -> Grid:
@@ -34,7 +44,7 @@ def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None =
             "test accuracy": f"{line['accuracy_mean']:.4f}{spread}" if measured else "",
             "early stop": f"{'≥ ' if line['censored'] else ''}{line['early_stop_step_mean']:,.0f}",
             "at the end": formatting.number(line["final_accuracy_mean"]),
-            "− dense": formatting.signed(verdict["mean"]) if verdict else "",
+            "vs dense": formatting.signed(verdict["mean"]) if verdict else "",
             "verdict": _verdict(verdict) if verdict else "",
         }
         if costs is not None:
@@ -47,40 +57,58 @@ def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None =
                 "speed-up": formatting.number(own["speedup"].mean(), ".1f"),
             }
         lines.append(cells)
-    notes = ["− dense: ticket − the dense network of the same replicate, the mean."]
+    notes = ["vs dense: ticket − dense, the mean over replicates."]
     if points["accuracy_mean"].notna().any():
         over = f"mean ± standard deviation over {'n' if costs is not None else most} replicates"
         of = over if most > 1 else "of one replicate"
         notes.insert(0, f"Test accuracy: at the early-stop step, {of}; and at the end of training.")
     if points["censored"].any():
-        last = f"≥: in some replicate the validation loss was lowest at the last step, {num_steps}"
+        last = f"≥: in some replicate the validation loss was lowest at the last step, {num_steps:,}"
         notes.append(f"{last}; longer training may stop later.")
     if len(undecided := judged[judged["verdict"] == verdicts.CANNOT_TELL]):
-        needed = "; the number beside it: about how many would tell" if undecided["needed"].notna().any() else ""
-        notes.append(f"{verdicts.CANNOT_TELL}: cannot tell from {formatting.replicates(most)}{needed}.")
+        needed = "; the number beside it: about how many would" if undecided["needed"].notna().any() else ""
+        notes.append(f"{verdicts.CANNOT_TELL}: {formatting.replicates(most)} cannot tell{needed}.")
     if costs is not None:
         notes.append(
             "n: replicates; the interval is the t interval of ticket − dense. Compression: 1 / density. Multiply-adds: "
             "for one example, with prunable weights; speed-up: of the dense network by these, in theory."
         )
-    return Grid(list(lines[0]), [list(line.values()) for line in lines], notes)
+    return Grid(list(lines[0]), [list(line.values()) for line in lines], notes, LEAVE_OUT)
+
+
+def html(shown: Grid) -> str:
+    """Write a table and its notes as HTML for a notebook, verdicts in colour."""
+    place = shown.heads.index("verdict") if "verdict" in shown.heads else -1
+    parts = [f"<th style='text-align: right'>{escape(head)}</th>" for head in shown.heads]
+    for row in shown.rows:
+        parts.append("</tr><tr>")
+        for number, cell in enumerate(row):
+            colour = f"; color: {COLOURS[verdicts.tone(cell)]}" if number == place and cell else ""
+            parts.append(f"<td style='text-align: right{colour}'>{escape(printable(cell))}</td>")
+    notes = "".join(f"<br>{escape(note)}" for note in shown.notes)
+    return f"<table><tr>{''.join(parts)}</tr></table>{f'<small>{notes[4:]}</small>' if notes else ''}"
 
 
 def compared(found: Table, first: str) -> Grid:
-    """List several runs at the same rounds, compared with the first, from `lottery.runs.comparison.compared`."""
+    """List several runs at the same densities, compared with the first, from `lottery.runs.comparison.compared`."""
     rows = []
     for _, part in found.groupby("round", sort=True):
-        for place, line in enumerate(part.to_dict("records")):
-            where = ["", ""] if place else [str(line["round"]), f"{line['density']:.4f}"]
+        for line in part.to_dict("records"):
             own = [formatting.number(line["accuracy"]), formatting.ends(line["low"], line["high"], ".4f")]
             difference = ["", ""]
             if line["difference"] == line["difference"]:
                 ends = formatting.ends(line["difference_low"], line["difference_high"])
                 difference = [formatting.signed(line["difference"]), ends]
-            rows.append([*where, line["run"], str(line["replicates"]), *own, *difference])
-    heads = ["round", "density", "run", "replicates", "test accuracy", "95 % interval", f"− {first}"]
-    note = f"Test accuracy at the early-stop step: mean and t interval, then run − {first}, paired by replicate."
-    return Grid([*heads, "its 95 % interval"], rows, [note, "Within a round the best comes first."])
+            where = [str(line["own_round"]), f"{line['density']:.4f}", line["run"], str(line["replicates"])]
+            rows.append([*where, *own, *difference])
+    versus = f"vs {first}"
+    heads = ["round", "density", "run", "replicates", "test accuracy", "95 % interval", versus, f"95 % of {versus}"]
+    notes = [
+        "Test accuracy at the early-stop step: mean and t interval over replicates.",
+        f"{versus}: run − {first}, paired by replicate, and its t interval. At each density {first} comes first, and "
+        "then the best.",
+    ]
+    return Grid(heads, rows, notes, ["replicates", "95 % interval", f"95 % of {versus}"])
 
 
 def published(lines: Iterable[Mapping[str, str]], notes: Iterable[str]) -> Grid:

@@ -1,11 +1,12 @@
 """Is a ticket winning? Ticket − dense and ticket − control, paired by replicate, with intervals."""
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from lottery import config
 from lottery.errors import unknown
-from lottery.formatting import replicates, signed
+from lottery.formatting import listed, percent, points, ranges, replicates, signed
 from lottery.pruning import branches
 from lottery.runs import intervals
 
@@ -16,8 +17,23 @@ TOLERANCE = 0.002  # what "matching" allows for, as in Frankle et al. 2020, http
 MEASURE = "early_stop_test_accuracy"
 DIFFERENCES = ("round", "density", "replicates", "mean", "std", "low", "high")
 CANNOT_TELL = "?"
+GOOD, OPEN, BAD = "good", "open", "bad"  # tones of a verdict, which a terminal or a page shows in a colour
 
 _LAST_PLACE = 1e-9  # a unit in the last place of a mean is not an accuracy that was lost
+
+
+class Headline(NamedTuple):
+    """The verdict on a run: a sentence or two for a newcomer, and `GOOD`, `OPEN` or `BAD`."""
+
+    text: str
+    tone: str
+
+
+def tone(verdict: str) -> str:
+    """Return the tone of a verdict in a table: of `judged`, or of `lottery.runs.published`."""
+    if verdict.startswith(("not ", "fail")):
+        return BAD
+    return OPEN if verdict.startswith((CANNOT_TELL, "open")) else GOOD
 
 
 def goal(experiment: config.Experiment) -> str:
@@ -111,28 +127,69 @@ def smallest_shown(lines: Table, word: str = "winning") -> dict[str, Any] | None
     return _sparsest(lines[lines["verdict"] == word])
 
 
-def sentences(
-    rows: Table, tolerance: float = TOLERANCE, word: str = "winning", confidence: float = 0.95, method: str = "t"
-) -> list[str]:
-    """Say what a run shows, from the arguments of `judged`.
+def headline(
+    rows: Table,
+    tolerance: float = TOLERANCE,
+    word: str = "winning",
+    confidence: float = 0.95,
+    method: str = "t",
+    trained: tuple[int, int] | None = None,
+) -> Headline:
+    """Sum up in words for a newcomer if a run found a winning ticket, from the arguments of `judged`.
 
-    The sentences name the smallest density that is shown to be winning, and by the mean alone, the rounds shown not to
-    be, and the ticket against each branch.
+    It names the sparsest ticket that is shown to be winning, or else the one that comes nearest, and the controls at
+    the same round. `trained` is how many networks of an experiment are stored, and all of them: see
+    `lottery.runs.store.progress`.
     """
     lines = judged(rows, tolerance, word, confidence, method)
+    shown = smallest_shown(lines, word)
     if len(rows) and rows[MEASURE].isna().all():
-        return ["The model measures no accuracy, so no ticket can be compared with dense."]
-    if lines.empty:
-        return ["No pruned round can be compared with dense: one of the two is missing."]
-    shown, by_mean = smallest_shown(lines, word), smallest_matching(rows, tolerance)
-    kind = f"{100 * confidence:g} % {'' if method == 't' else f'{method} '}interval"
-    if shown:
-        head = f"{word.capitalize()} {_where(shown)}, within {tolerance:g} of dense: {_measured(shown, kind)}"
-        found = [f"{head}; no smaller density is shown to be."]
+        found = Headline("The model measures no accuracy, so no ticket can be compared with dense.", OPEN)
+    elif lines.empty:
+        found = Headline("No verdict yet: no pruned round can be compared with dense.", OPEN)
+    elif shown:
+        text = f"A {word} ticket: {_in_points(shown, _kind(confidence, method))}"
+        if shown["mean"] < 0:
+            text += f", which is within the tolerance of {100 * tolerance:g}"
+        text += _beside_controls(rows, shown["round"], confidence, method)
+        if word != "winning":
+            text += ". It is not called winning because it does not start from the weights of step 0"
+        found = Headline(f"{text}.", GOOD)
     elif lines["replicates"].max() == 1:
-        found = [f"1 replicate cannot show that a ticket is {word}."]
+        found = Headline(_of_one_replicate(rows, tolerance, word), OPEN)
     else:
-        found = [f"No density is shown to be {word} within {tolerance:g} of dense."]
+        found = _none_shown(lines, tolerance, word, _kind(confidence, method))
+    if trained is not None and trained[0] < trained[1]:
+        text = found.text[0].lower() + found.text[1:]
+        return found._replace(text=f"So far, with {trained[0]:,} of {trained[1]:,} networks trained: {text}")
+    return found
+
+
+def sentences(
+    rows: Table,
+    tolerance: float = TOLERANCE,
+    word: str = "winning",
+    confidence: float = 0.95,
+    method: str = "t",
+    trained: tuple[int, int] | None = None,
+) -> list[str]:
+    """Say what a run shows, from the arguments of `headline`, which is the first sentence.
+
+    The others give the verdicts of the rounds, name the smallest density that matches dense by the mean alone, and
+    compare the ticket with each branch.
+    """
+    lines = judged(rows, tolerance, word, confidence, method)
+    found = [headline(rows, tolerance, word, confidence, method, trained).text]
+    if lines.empty:
+        return found
+    shown, by_mean = smallest_shown(lines, word), smallest_matching(rows, tolerance)
+    kind = _kind(confidence, method)
+    if shown:
+        smaller = "; no smaller density is shown to be" if lines["density"].min() < shown["density"] else ""
+        found.append(f"{word.capitalize()}: {_rounds(lines[lines['verdict'] == word]['round'])}{smaller}.")
+    refuted = lines[lines["verdict"] == f"not {word}"]["round"]
+    if len(refuted):
+        found.append(f"Not {word}: {_rounds(refuted)}.")
     if by_mean is None:
         found.append(f"No pruned round matches dense within {tolerance:g}, not even by the mean.")
     else:
@@ -142,9 +199,6 @@ def sentences(
             f"Smallest density that matches dense within {tolerance:g} by the mean alone: {by_mean['density']:.4f} "
             f"(round {by_mean['round']}, {signed(by_mean['difference'])} against {by_mean['dense']:.4f}){unsure}."
         )
-    refuted = lines[lines["verdict"] == f"not {word}"]["round"]
-    if len(refuted):
-        found.append(f"Not {word}: {_rounds(refuted)}.")
     at = shown["round"] if shown else by_mean["round"] if by_mean else int(lines["round"].max())
     for branch in controls(rows):
         pairs = differences(rows, against=branch, confidence=confidence, method=method)
@@ -171,6 +225,66 @@ def cannot_tell(line: dict[str, Any]) -> str:
     return f"cannot tell from {replicates(num)}{more if num > 1 else ''}"
 
 
+def _none_shown(lines: Table, tolerance: float, word: str, kind: str) -> Headline:
+    """Say that no round is shown to be winning, and which comes nearest."""
+    undecided = lines[lines["verdict"] == CANNOT_TELL]
+    if undecided.empty:
+        best = lines.loc[lines["mean"].idxmax()].to_dict()
+        lost = f"every round loses more than {100 * tolerance:g} points to dense"
+        return Headline(f"No {word} ticket: {lost}. The best: {_in_points(best, kind)}.", BAD)
+    best = _sparsest(undecided[undecided["mean"] >= -tolerance - _LAST_PLACE])
+    nearest = "The sparsest that may be" if best else "The nearest"
+    best = best or undecided.loc[undecided["mean"].idxmax()].to_dict()
+    needed = f"; about {best['needed']:.0f} would tell" if best["needed"] == best["needed"] else ""
+    unsure = f"{replicates(int(best['replicates']))} cannot tell{needed}"
+    return Headline(f"No {word} ticket is shown: {unsure}. {nearest}: {_in_points(best, kind)}.", OPEN)
+
+
+def _of_one_replicate(rows: Table, tolerance: float, word: str) -> str:
+    """Say what a single replicate shows, and that it is not enough."""
+    head, by_mean = f"1 replicate cannot show that a ticket is {word}", smallest_matching(rows, tolerance)
+    if by_mean:
+        line = {"density": by_mean["density"], "mean": by_mean["difference"], "replicates": 1}
+        keeps = "" if line["mean"] >= 0 else f" (dense − {100 * tolerance:g} or better)"
+        return f"{head}; in this one, the sparsest that keeps up with dense{keeps} has {_in_points(line, '')}."
+    found = differences(rows)
+    best = found.loc[found["mean"].idxmax()].to_dict()
+    return f"{head}, and in this one none keeps up with dense. The best: {_in_points(best, '')}."
+
+
+def _in_points(line: Mapping[str, Any], kind: str) -> str:
+    """Give a line of `differences` in per cent of the weights and percentage points."""
+    num = int(line["replicates"])
+    bounded = num > 1 and abs(line["low"]) < math.inf
+    mean, *interval = points(line["mean"], *((line["low"], line["high"]) if bounded else ()))
+    against = f"{mean} points {'over' if line['mean'] > 0 else 'against'} dense"
+    if not float(mean):
+        against = "as accurate as dense"
+    about = f"{kind} {interval[0]} to {interval[1]}, {replicates(num)}" if bounded else f"in each of {replicates(num)}"
+    return f"{percent(line['density'])} of the weights, {against}{f' ({about})' if num > 1 else ''}"
+
+
+def _beside_controls(rows: Table, at: float, confidence: float, method: str) -> str:
+    """Say how the controls do beside the ticket of a round, each at the nearest round that it has."""
+    worse, others, better = [], [], []
+    for branch in controls(rows):
+        found = differences(rows, against=branch, confidence=confidence, method=method)
+        if found.empty:
+            continue
+        line = found.loc[(found["round"] - at).abs().idxmin()].to_dict()
+        named = branch if line["round"] == at else f"{branch} (at {percent(line['density'])})"
+        if line["replicates"] > 1:
+            (worse if line["low"] > 0 else better if line["high"] < 0 else others).append(named)
+    text = f", better than the control{'s' * (len(worse) > 1)} {listed(worse)}" if worse else ""
+    if others:
+        text += f"; {listed(others)} {'are' if len(others) > 1 else 'is'} not shown to do worse"
+    return text + (f"; {listed(better)} {'do' if len(better) > 1 else 'does'} better" if better else "")
+
+
+def _kind(confidence: float, method: str) -> str:
+    return f"{100 * confidence:g} % {'' if method == 't' else f'{method} '}interval"
+
+
 def _against(branch: str, found: Table, at: float, kind: str) -> str:
     """Compare the ticket with a branch at the nearest round, and list the other rounds where the ticket is better."""
     line = found.loc[(found["round"] - at).abs().idxmin()].to_dict()
@@ -192,8 +306,7 @@ def _against(branch: str, found: Table, at: float, kind: str) -> str:
 
 
 def _rounds(indices: Any) -> str:
-    listed = ", ".join(str(index) for index in indices)
-    return f"{'round' if len(indices) == 1 else 'rounds'} {listed}"
+    return f"{'round' if len(indices) == 1 else 'rounds'} {ranges(indices)}"
 
 
 def _where(line: dict[str, Any]) -> str:

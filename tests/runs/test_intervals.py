@@ -119,3 +119,9 @@ def test_one_example_more_in_each_replicate_is_no_spread():
     assert 0 < abs(gains[0] - gains[1]) < 1e-6
     assert intervals.mean_interval(gains)[1:] == (-math.inf, math.inf)
     assert intervals.num_needed(gains, 1e-9) == 2
+
+
+def test_an_interval_of_an_accuracy_is_cut_to_what_accuracies_can_be():
+    assert intervals.of_accuracy(-0.1, 1.2) == (0.0, 1.0)
+    assert intervals.of_accuracy(0.2, 0.3) == (0.2, 0.3)
+    assert intervals.of_accuracy(-math.inf, math.inf) == (-math.inf, math.inf)

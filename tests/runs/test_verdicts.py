@@ -150,7 +150,7 @@ def test_a_run_in_progress_gives_what_there_is():
     for empty in (rows[:0], made_up({"ticket": [[0.9]]}), made_up({"ticket": [[None, 0.9]]})):
         assert verdicts.differences(empty).empty and verdicts.judged(empty).empty
         assert verdicts.smallest_matching(empty) is None
-        assert "can be compared with dense" in verdicts.sentences(empty)[0]
+        assert verdicts.sentences(empty) == ["No verdict yet: no pruned round can be compared with dense."]
 
 
 def test_smallest_densities_with_and_without_a_bound():
@@ -161,9 +161,9 @@ def test_smallest_densities_with_and_without_a_bound():
     assert verdicts.smallest_matching(rows)["round"] == 3
     assert verdicts.smallest_shown(verdicts.judged(made_up({"ticket": chain[:1]}))) is None
     said = verdicts.sentences(rows)
-    assert said[0].startswith("Winning at density 0.6400 (round 2), within 0.002 of dense: +0.0100, 95 % interval ")
-    assert "0.5120 (round 3, +0.0033 against 0.9100); cannot tell from 3 replicates, about " in said[1]
-    assert said[2] == "Not winning: round 4."
+    assert said[0].startswith("A winning ticket: 64 % of the weights, +1.0 points over dense (95 % interval ")
+    assert said[1:3] == ["Winning: rounds 1, 2; no smaller density is shown to be.", "Not winning: round 4."]
+    assert "0.5120 (round 3, +0.0033 against 0.9100); cannot tell from 3 replicates, about " in said[3]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,8 @@ def test_smallest_densities_with_and_without_a_bound():
 def test_a_control_is_compared_where_the_ticket_wins(control, expected):
     chain = [[0.90, 0.91], [0.91, 0.92], [0.92, 0.93]]
     rows = made_up({"ticket": chain, "random_reinit": [[None, value] for value in control]})
-    (sentence,) = [said for said in verdicts.sentences(rows) if "random_reinit" in said]
+    _, *details = verdicts.sentences(rows)
+    (sentence,) = [said for said in details if "random_reinit" in said]
     assert sentence.startswith("Ticket − random_reinit at density 0.8000 (round 1): ") and expected in sentence
 
 
@@ -188,7 +189,8 @@ def test_a_control_of_other_rounds_is_compared_at_the_nearest_and_a_transfer_not
         {"ticket": TICKET, "random_mask": [[None, None, None, 0.5]] * 3, "transfer-mnist": [[None, 0.5]] * 3}
     )
     said = verdicts.sentences(rows)
-    assert "Winning at density 0.6400 (round 2)" in said[0]
+    assert "64 % of the weights" in said[0] and "better than the control random_mask (at 51.2 %)" in said[0]
+    assert "Winning: rounds 1, 2; no smaller density is shown to be." in said
     assert [one for one in said if "random_mask at density 0.5120 (round 3)" in one]
     assert not [one for one in said if "transfer" in one]
 
@@ -196,13 +198,13 @@ def test_a_control_of_other_rounds_is_compared_at_the_nearest_and_a_transfer_not
 def test_the_other_rounds_at_which_the_ticket_is_better_are_said():
     control = [[None, 0.92, 0.90, 0.1], [None, 0.94, 0.91, 0.1], [None, 0.95, 0.92, 0.1]]
     rows = made_up({"ticket": TICKET, "untrained": control})
-    (sentence,) = [said for said in verdicts.sentences(rows) if "untrained" in said]
+    (sentence,) = [said for said in verdicts.sentences(rows)[1:] if "untrained" in said]
     assert "(round 2)" in sentence and sentence.endswith(
         "the ticket is better, so training matters there. Where the ticket is better too: round 3."
     )
     (sentence,) = [
         said
-        for said in verdicts.sentences(made_up({"ticket": TICKET[:2], "untrained": control[:1]}))
+        for said in verdicts.sentences(made_up({"ticket": TICKET[:2], "untrained": control[:1]}))[1:]
         if "untrained" in said
     ]
     assert sentence.endswith("+0.0100 from 1 replicate, which cannot tell.")
@@ -216,6 +218,115 @@ def test_other_measures_and_methods():
     wide, narrow = (verdicts.differences(rows, method=method).iloc[0] for method in ("t", "bootstrap"))
     assert 0.02 <= narrow["low"] < 0.03 < narrow["high"] <= 0.04 and wide["low"] < narrow["low"]
     assert "bootstrap interval" in verdicts.sentences(rows, method="bootstrap")[0]
+
+
+TIMES_THREE = [[None, 0.70, 0.70], [None, 0.71, 0.71], [None, 0.72, 0.72]]
+
+
+@pytest.mark.parametrize(
+    ("chains", "text", "tone"),
+    [
+        (
+            {"ticket": [[0.50, 0.521], [0.60, 0.619], [0.70, 0.723]]},
+            "A winning ticket: 9.1 % of the weights, +2.1 points over dense (95 % interval +1.6 to +2.6, 3 replicates).",
+            "good",
+        ),
+        (
+            {"ticket": [[0.9, 0.8995], [0.9, 0.8996], [0.9, 0.8994]]},
+            "A winning ticket: 9.1 % of the weights, -0.05 points against dense (95 % interval -0.07 to -0.03, "
+            "3 replicates), which is within the tolerance of 0.2.",
+            "good",
+        ),
+        (
+            {"ticket": [[0.9, 0.9]] * 3},
+            "A winning ticket: 9.1 % of the weights, as accurate as dense (95 % interval +0.00 to +0.00, "
+            "3 replicates).",
+            "good",
+        ),
+        (
+            {"ticket": [[0.9, 0.8], [0.9, 0.81], [0.9, 0.82]]},
+            "No winning ticket: every round loses more than 0.2 points to dense. The best: 9.1 % of the weights, "
+            "-9.0 points against dense (95 % interval -11.5 to -6.5, 3 replicates).",
+            "bad",
+        ),
+        (
+            {"ticket": [[0.9, 0.91], [0.9, 0.90], [0.9, 0.92]]},
+            "No winning ticket is shown: 3 replicates cannot tell; about 6 would tell. The sparsest that may be: 9.1 % "
+            "of the weights, +1.0 points over dense (95 % interval -1.5 to +3.5, 3 replicates).",
+            "open",
+        ),
+        (
+            {"ticket": [[0.9, 0.91], [0.9, 0.85], [0.9, 0.93]]},
+            "No winning ticket is shown: 3 replicates cannot tell. The nearest: 9.1 % of the weights, -0.3 points "
+            "against dense (95 % interval -10.7 to +10.0, 3 replicates).",
+            "open",
+        ),
+        (
+            {"ticket": [[0.9, 0.91], [0.9, 0.91]]},
+            "No winning ticket is shown: 2 replicates cannot tell; about 3 would tell. The sparsest that may be: 9.1 % "
+            "of the weights, +1.0 points over dense (in each of 2 replicates).",
+            "open",
+        ),
+        (
+            {"ticket": [[0.9, 0.91]]},
+            "1 replicate cannot show that a ticket is winning; in this one, the sparsest that keeps up with dense has "
+            "9.1 % of the weights, +1.0 points over dense.",
+            "open",
+        ),
+        (
+            {"ticket": [[0.9, 0.8]]},
+            "1 replicate cannot show that a ticket is winning, and in this one none keeps up with dense. The best: "
+            "9.1 % of the weights, -10.0 points against dense.",
+            "open",
+        ),
+        ({"ticket": [[0.9]]}, "No verdict yet: no pruned round can be compared with dense.", "open"),
+    ],
+)
+def test_the_headline(chains, text, tone):
+    assert verdicts.headline(made_up(chains, density=0.091)) == (text, tone)
+
+
+def test_the_headline_names_the_controls():
+    chains = {"ticket": [[0.90, 0.93], [0.91, 0.94], [0.92, 0.96]]}
+    shown = "(95 % interval +1.9 to +4.8, 3 replicates)"
+    head = f"A winning ticket: 80 % of the weights, +3.3 points over dense {shown}"
+    worse = {"random_mask": TIMES_THREE, "random_reinit": TIMES_THREE}
+    said = verdicts.headline(made_up({**chains, **worse})).text
+    assert said == f"{head}, better than the controls random_mask and random_reinit."
+    same = {"random_mask": [[None, 0.99], [None, 0.93], [None, 0.90]]}
+    assert verdicts.headline(made_up({**chains, **same})).text == f"{head}; random_mask is not shown to do worse."
+    more = {"random_reinit": [[None, 0.97], [None, 0.98], [None, 0.99]]}
+    said = verdicts.headline(made_up({**chains, **more, "untrained": TIMES_THREE})).text
+    assert said == f"{head}, better than the control untrained; random_reinit does better."
+    assert verdicts.headline(made_up({**chains, "random_mask": TIMES_THREE[:1]})).text == f"{head}."
+
+
+def test_the_headline_of_a_run_that_is_not_complete():
+    rows = made_up({"ticket": TICKET})
+    assert verdicts.headline(rows, trained=(12, 12)) == verdicts.headline(rows)
+    said = verdicts.headline(rows, trained=(1200, 5000))
+    assert said.text.startswith("So far, with 1,200 of 5,000 networks trained: a winning ticket: 64 % of the weights")
+    assert said.tone == "good" and verdicts.sentences(rows, trained=(1200, 5000))[0] == said.text
+
+
+def test_smaller_densities_are_named_only_if_there_are_any():
+    smaller = "no smaller density is shown to be"
+    assert any(smaller in said for said in verdicts.sentences(made_up({"ticket": TICKET})))
+    whole = made_up({"ticket": [values[:3] for values in TICKET]})
+    assert not any(smaller in said for said in verdicts.sentences(whole))
+    assert "Winning: rounds 1, 2." in verdicts.sentences(whole)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "expected"),
+    [
+        *((verdict, "good") for verdict in ("winning", "matching", "pass")),
+        *((verdict, "open") for verdict in ("?", "? 12", "open")),
+        *((verdict, "bad") for verdict in ("not winning", "not matching", "fail")),
+    ],
+)
+def test_the_tone_of_a_verdict(verdict, expected):
+    assert verdicts.tone(verdict) == expected
 
 
 def test_unknown_names_are_refused():
@@ -240,7 +351,8 @@ def test_only_what_starts_from_step_0_can_win(rewind, word):
     experiment = config.Experiment.model_validate({"rewind": rewind})
     assert verdicts.goal(experiment) == word
     said = verdicts.sentences(made_up({"ticket": TICKET}), word=verdicts.goal(experiment))
-    assert said[0].startswith(f"{word.capitalize()} at density") and said[-1] == f"Not {word}: round 3."
+    assert said[0].startswith(f"A {word} ticket: 64 % of the weights") and said[2] == f"Not {word}: round 3."
+    assert ("not called winning because it does not start from the weights of step 0" in said[0]) == (word != "winning")
 
 
 def test_without_an_accuracy_the_sentence_says_so():
@@ -251,7 +363,7 @@ def test_without_an_accuracy_the_sentence_says_so():
 
 def test_equal_differences_have_no_interval_and_tell_nothing():
     rows = made_up({"ticket": [[0.9, 0.8], [0.9, 0.8]], "random_mask": [[None, 0.7], [None, 0.7]]})
-    (said,) = (one for one in verdicts.sentences(rows) if "random_mask" in one)
+    (said,) = (one for one in verdicts.sentences(rows)[1:] if "random_mask" in one)
     assert (
         "+0.1000 in each of 2 replicates: that does not tell random_mask from the ticket" in said and "inf" not in said
     )

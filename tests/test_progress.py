@@ -1,0 +1,196 @@
+"""What a person sees while a run trains: every line, whole, in any width, with a time left that can be believed."""
+
+import dataclasses
+import io
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lottery import progress
+
+WHERE = progress.Step(Path("runs/mine-1a2b3c4d"), 2, 3, 7, 12, "random_mask_global", 0.2097, 700, 0, 2000, 0.61)
+RECORD = {"collapsed": [], "early_stop_step": 1700, "early_stop_test_accuracy": 0.6123, "seconds": 3.21}
+
+
+class Screen(io.StringIO):
+    """A terminal, as far as a stream can be one; it knows which threads write to it."""
+
+    def __init__(self):
+        super().__init__()
+        self.threads = set()
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        self.threads.add(threading.get_ident())
+        return super().write(text)
+
+    def lines(self):
+        """What a person would see in the end: moves of the cursor and erased lines are carried out."""
+        lines, row, column = [""], 0, 0
+        for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\n|\r|[^\x1b\n\r]+", self.getvalue()):
+            if part == "\n":
+                row, column = row + 1, 0
+                lines += [""] * (row + 1 - len(lines))
+            elif part == "\r":
+                column = 0
+            elif part.startswith("\x1b["):
+                num = int(re.sub(r"\D", "", part) or 1)
+                if part.endswith("A"):
+                    row = max(0, row - num)
+                elif part.endswith("K"):
+                    lines[row] = ""
+            else:
+                lines[row] = lines[row][:column].ljust(column) + part + lines[row][column + len(part) :]
+                column += len(part)
+        return lines
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """Report events to a terminal of a width, and return its screen."""
+
+    def show(events, width=120, term="xterm"):
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setenv("TERM", term)
+        screen = Screen()
+        console = Console(file=screen, force_terminal=True, width=width, height=25, color_system=None)
+        with progress.shown(console) as report:
+            for event in events:
+                report(event)
+        return screen
+
+    return show
+
+
+def networks(num):
+    """Events of three replicates side by side."""
+    for index in range(num):
+        where = [dataclasses.replace(WHERE, replicate=one, round=index, num_rounds=num) for one in (1, 2, 3)]
+        yield from where
+        time.sleep(0.12)  # a thread that drew by the clock would draw now
+        for one in where:
+            yield progress.Done(one, RECORD)
+
+
+def test_no_line_is_lost_among_the_bars(shown):
+    screen = shown(networks(4))
+    found = [re.search(r"replicate (\d)/3  round (\d)/4", line) for line in screen.lines()]
+    there = [(int(match[2]), int(match[1])) for match in found if match]
+    assert there == [(index, replicate) for index in range(4) for replicate in (1, 2, 3)]
+    # Two threads that draw move the cursor by what the other has not drawn yet.
+    assert screen.threads == {threading.get_ident()}
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        (
+            120,
+            "replicate 2/3  round  7/12  random_mask_global  density 0.2097  early stop 1,700  test 0.6123  3.2 s",
+        ),
+        (90, "replicate 2/3  round  7/12  random_mask_global  density 0.2097  test 0.6123"),
+        (60, "replicate 2/3  round  7/12  random_mask_global  test 0.6123"),
+    ],
+)
+def test_lines_of_stored_networks_fit_and_have_no_time_left(shown, width, expected):
+    where = dataclasses.replace(WHERE, done=10_000, total=90_000)
+    for term in ("xterm", "dumb"):
+        seen = shown([where, dataclasses.replace(where, step=1700), progress.Done(where, RECORD)], width, term).lines()
+        assert [line for line in seen if line.startswith("replicate")] == [expected]
+        assert not any("left" in line for line in seen)
+
+
+def test_what_is_left_out_once_stays_out(shown):
+    short = dataclasses.replace(WHERE, branch="ticket")
+    seen = shown([progress.Done(one, RECORD) for one in (short, WHERE, short)], width=85).lines()
+    lines = [line for line in seen if line.startswith("replicate")]
+    assert "early stop" in lines[0] and lines[0].endswith("3.2 s")
+    assert lines[2] == "replicate 2/3  round  7/12  density 0.2097  test 0.6123"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_bars_fit_and_end_between_words(shown, width):
+    screen = shown([WHERE, progress.Note("runs/mine-1a2b3c4d: replicates: 3, networks of each: 19; " * 3)], width)
+    drawn = re.split(r"\n|\r", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()))
+    assert max(len(line) for line in drawn) <= width
+    bars = [line for line in drawn if line.startswith("replicate 2/3 · ")]
+    assert bars and all(re.match(r"replicate 2/3 · round 7/12 ", line) for line in bars)
+    whole = {"replicate 2/3", "round 7/12", "random_mask_global", "step 700/2,000", "validation 0.6100"}
+    for line in bars:
+        assert set(re.split(r" · | [━╸╺ ]+", line.strip())) <= {*whole, "density 0.2097", ""}
+    assert "runs/mine-1a2b3c4d:" in " ".join(screen.lines()).split()
+
+
+def test_on_a_pipe_lines_are_whole():
+    printed = io.StringIO()
+    with progress.shown(Console(file=printed, width=40)) as report:
+        report(WHERE)
+        report(progress.Note("A sentence that is longer than the forty columns of the console."))
+        report(progress.Done(WHERE, {**RECORD, "collapsed": ["dense/kernel"]}))
+    note, line = printed.getvalue().splitlines()
+    assert note.endswith("the console.") and line.endswith("test 0.6123  3.2 s  nothing left of dense/kernel")
+
+
+def scenario(first, compiling, rates, num=30, length=2000):
+    """Steps of networks with the seconds at which they are reported, and the seconds of the end.
+
+    Each process compiles for so long before its first step, which is the step `first` of its first network; then it
+    takes `rates` steps a second.
+    """
+    events = []
+    for process, rate in enumerate(rates):
+        now = float(process)  # processes start one after another
+        for index in range(num):
+            step = first if index == 0 else 0
+            events.append((now, process, index, step))
+            now += compiling if index == 0 else 0.05  # and what is between two networks
+            while step < length:
+                piece = min(50 if step == first else rate // 2, length - step)
+                step += piece
+                now += piece / rate
+                events.append((now, process, index, step))
+    events.sort()
+    taken, found = {}, []
+    total = num * length * len(rates)
+    for now, process, index, step in events:
+        taken[process, index] = step
+        where = dataclasses.replace(
+            WHERE, replicate=process + 1, round=index, step=step, done=sum(taken.values()), total=total
+        )
+        found.append((now, where))
+    return found, events[-1][0]
+
+
+@pytest.mark.parametrize("first", [0, 400, 1900])
+@pytest.mark.parametrize("compiling", [0.5, 6.0])
+@pytest.mark.parametrize("rates", [(1000,), (1000, 1000)])
+def test_the_time_left_is_near_the_truth_from_the_first_estimate_on(first, compiling, rates):
+    steps, end = scenario(first, compiling, rates)
+    pace, estimates = progress.Pace(), []
+    for now, where in steps:
+        left = pace.left(where, now)
+        if left is not None:
+            estimates.append((now, left, end - now))
+    assert estimates
+    late = estimates if len(rates) == 1 else [one for one in estimates if one[0] > 3 * compiling + 3]
+    for now, left, truth in late:
+        assert truth / 1.5 - 1 <= left <= truth * 1.5 + 1, now
+    # A process that starts later makes the first estimates twice too long, and no more.
+    assert all(left <= 2.5 * truth + 1 for _, left, truth in estimates)
+    assert estimates[0][0] <= compiling + 4
+
+
+def test_a_pause_at_the_beginning_is_forgotten():
+    pace = progress.Pace()
+    for second in range(3):
+        pace.left(dataclasses.replace(WHERE, step=second, done=second, total=10_000), float(second))
+    for tenth in range(1, 601):
+        now, done = 30 + tenth / 10, 2 + 10 * tenth
+        left = pace.left(dataclasses.replace(WHERE, step=done, done=done, total=10_000), now)
+    assert now == 90 and left == pytest.approx((10_000 - done) / 100, rel=0.05)
