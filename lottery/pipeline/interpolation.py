@@ -73,7 +73,7 @@ def path(
     alphas: Iterable[float],
     recompute: Callable[[], None] | None = None,
 ) -> list[Row]:
-    """Evaluate the networks at some points between two networks of a model. The model keeps the weights of the last point.
+    """Evaluate the networks at some points between two networks of a model, which keeps the weights of the last point.
 
     The result is rows of alpha, split, loss and error, which is 1 - accuracy. A loss may be infinite or NaN.
     """
