@@ -92,19 +92,22 @@ class Run:
 
         Args:
             kind: A key of `lottery.plots.kinds`.
-            options: Options of that kind, and what it reads by: ``rounds``, or ``round`` and ``matched`` of an overlap.
+            options: ``style``, ``width`` and ``title`` of `lottery.plots.drawn`, options of that kind, and what it
+                reads by: ``rounds``, or ``round`` and ``matched`` of an overlap.
 
         Raises:
             LotteryError: There is no such kind, or the run lacks what it shows.
         """
-        chosen = {key: options.pop(key) for key in ("rounds", "round", "matched") if key in options}
-        return plots.drawn(plots.read(self.path, kind, **chosen), kind, **options)
+        reading = {key: options[key] for key in ("rounds", "round", "matched") if key in options}
+        table = plots.read(self.path, kind, **reading)
+        known = plots.options_of(kind)
+        return plots.drawn(table, kind, **{key: options[key] for key in options if key in known or key not in reading})
 
-    def report(self, out: str | Path, tolerance: float = TOLERANCE) -> Path:
-        """Write the HTML page about this run, and return its path."""
+    def report(self, out: str | Path, tolerance: float = TOLERANCE, author: str = "") -> Path:
+        """Write the HTML page about this run, and return its path; see `lottery.report.write`."""
         from lottery.report import page
 
-        return page.write([self.path], out, tolerance)
+        return page.write([self.path], out, tolerance, author)
 
     def ticket(self, *, round: int | str | None = None, density: float | None = None, replicate: int = 1) -> "Ticket":
         """Load a ticket of this run; see `lottery.tickets.load`."""

@@ -1,7 +1,7 @@
 """Figures of a stored run: every kind as a function by its name, such as `accuracy`, and as a file or as SVG.
 
 The functions draw the table of `read` on Matplotlib axes `ax`, or on pyplot's current axes, and return the axes. They
-raise `LotteryError` if the table is empty or lacks the value of an option.
+raise `LotteryError` if the table is empty or lacks the value of an option. `caption` has the text beside a figure.
 """
 
 import inspect
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from lottery import files
-from lottery.analysis import ANALYSES, style
+from lottery.analysis import ANALYSES, captions
+from lottery.analysis import style as styles
 from lottery.analysis.record import Analysis
-from lottery.errors import unknown
+from lottery.errors import LotteryError, unknown
 from lottery.runs import results, store
 from lottery.runs.results import Table
 
@@ -46,46 +47,80 @@ def read(run: Path, kind: str, **options: Any) -> Table:
     known = inspect.signature(table).parameters
     options = {name: value for name, value in options.items() if name in known and value is not None}
     if "rounds" in known and "rounds" not in options:
-        options["rounds"] = results.chosen(range(max(_last_rounds(run)) + 1), style.MOST)
+        options["rounds"] = results.chosen(range(max(_last_rounds(run)) + 1), styles.MOST)
     if "round" in known and "round" not in options:
         options["round"] = last_common_round(run)
     return table(run, **options)
 
 
-def drawn(source: Table, kind: str = "accuracy", title: str = "", **options: Any) -> Any:
+def drawn(
+    source: Table,
+    kind: str = "accuracy",
+    style: str = "screen",
+    width: float | None = None,
+    title: str = "",
+    **options: Any,
+) -> Any:
     """Draw a Matplotlib figure outside pyplot: no window, no state, and no backend to choose.
 
-    The source is the table of the kind; see `read`. The options are those of the kind's function.
+    Args:
+        source: The table of the kind; see `read`.
+        kind: A key of `kinds`.
+        style: ``"screen"``, ``"paper"`` or ``"slides"``: the sizes of letters and lines, and of the whole.
+        width: In inches; by default 7.2 on the screen, 5.5 in a paper, 10 on slides.
+        title: Above the figure.
+        options: Those of the kind's function.
 
     Raises:
-        LotteryError: An unknown kind or option, an empty table, or an error of the kind's function.
+        LotteryError: An unknown kind, style or option, another width, an empty table, or an error of the function.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from matplotlib import rc_context
 
-    draw = _figure(kind)
-    for option in options:
-        if option not in options_of(kind):
-            raise unknown(f"An option of {kind}", option, options_of(kind))
-    figure = Figure(layout="constrained")
-    FigureCanvasAgg(figure)
-    draw(source, figure.subplots(), **options)
-    figure.set_size_inches(ANALYSES[kind].size(source))
-    figure.suptitle(title, fontsize=11)
+    draw, sheet = _figure(kind), _sheet(style)
+    width = sheet.width if width is None else width
+    if not sheet.narrowest <= width <= _WIDEST:
+        allowed = f"{sheet.narrowest:g} to {_WIDEST} inches with the style {style!r}"
+        raise LotteryError(f"--width: received {width:g}, allowed are {allowed}.")
+    _check_options(kind, options)
+    with rc_context(sheet.settings):
+        figure = styles.new_figure(width)
+        if title:
+            figure.suptitle(title, fontsize="large")
+        own = ANALYSES[kind].height
+        height = own(source, width, **options) if own else styles.usual_height(width)
+        figure.set_size_inches(width, height + (styles.letters(1.6) if title else 0))
+        draw(source, figure.subplots(), **options)
+        styles.fit(figure)
     return figure
+
+
+def caption(source: Table, kind: str = "accuracy", **options: Any) -> str:
+    """Write the text beside a figure: what it shows, of how many replicates, what bars or bands are, and numbers.
+
+    See `drawn` for arguments and errors. It draws nothing.
+    """
+    _figure(kind)
+    _check_options(kind, options)
+    text = ANALYSES[kind].caption or ANALYSES[kind].help
+    return text if isinstance(text, str) else text(source, **options)
+
+
+def latex_caption(source: Table, kind: str = "accuracy", **options: Any) -> str:
+    r"""Write the text of `caption` as a LaTeX ``\caption{...}``."""
+    return captions.latex(caption(source, kind, **options))
 
 
 def svg(source: Table, kind: str = "accuracy", title: str = "", **options: Any) -> str:
     """Draw a figure as one ``<svg>`` element for an HTML page; see `drawn` for arguments and errors."""
-    figure = drawn(source, kind, title, **options)
-    (ax, *_) = figure.axes
-    return style.as_svg(figure, ": ".join(filter(None, (title, kind.replace("_", " "), ax.get_title()))))
+    figure = drawn(source, kind, title=title, **options)
+    return styles.as_svg(figure, ": ".join(filter(None, (title, kind.replace("_", " ")))))
 
 
-def save(source: Table, path: str | Path, kind: str = "accuracy", title: str = "", **options: Any) -> Path:
+def save(source: Table, path: str | Path, kind: str = "accuracy", style: str = "screen", **options: Any) -> Path:
     """Draw a figure to a file, whose ending decides the format (png, svg, pdf), and return its path.
 
-    See `drawn` for the other arguments and errors; an unknown ending, or a file that cannot be written, is an error.
+    A PDF has its fonts embedded as TrueType. See `drawn` for the other arguments and errors; an unknown ending, or a
+    file that cannot be written, is an error.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -94,7 +129,7 @@ def save(source: Table, path: str | Path, kind: str = "accuracy", title: str = "
     _figure(kind)
     if ending not in FigureCanvasAgg.get_supported_filetypes():
         raise unknown("The ending of --out", ending, ("png", "svg", "pdf"))
-    files.write(path, style.saved(drawn(source, kind, title, **options), ending))
+    files.write(path, styles.saved(drawn(source, kind, style, **options), ending, _sheet(style).dpi))
     return path
 
 
@@ -112,6 +147,23 @@ def last_common_round(run: Path) -> int:
     return min(_last_rounds(run))
 
 
+_WIDEST = 40  # inches
+
+
+def _sheet(style: str) -> styles.Sheet:
+    """Return a style sheet by name."""
+    if style not in styles.SHEETS:
+        raise unknown("--style", style, styles.SHEETS)
+    return styles.SHEETS[style]
+
+
+def _check_options(kind: str, options: dict[str, Any]) -> None:
+    """Raise `LotteryError` if the function of a kind does not know an option."""
+    for option in options:
+        if option not in options_of(kind):
+            raise unknown(f"An option of {kind}", option, options_of(kind))
+
+
 def _figure(kind: str) -> Callable[..., Any]:
     """Return the function of a kind."""
     figure = ANALYSES[kind].figure if kind in ANALYSES else None
@@ -124,5 +176,5 @@ def _last_rounds(run: Path) -> list[int]:
     """List the last complete round of each replicate that has any."""
     num = store.read_experiment(run).run.num_replicates
     lengths = [len(store.complete_rounds(run, replicate)) for replicate in range(1, num + 1)]
-    style.check(lasts := [length - 1 for length in lengths if length])
+    styles.check(lasts := [length - 1 for length in lengths if length])
     return lasts

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from lottery.analysis import style
+from lottery.analysis import captions, style
 from lottery.analysis.record import Analysis
 from lottery.errors import LotteryError
 from lottery.runs import results, store
@@ -33,12 +33,18 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = Fa
             for a figure whose branches are the tickets of several runs, every point is shown.
     """
     chains, points = _branches(rows, MEASURE, interval)
-    ax = style.new_or(ax)
+    ax, named, shape = style.new_or(ax), {}, "bars"
     for dense in points[points["round"] == 0].to_dict("records")[: int(reference)]:
-        ax.axhline(dense["mean"], color="0.35", linewidth=1, linestyle="--", label="dense", zorder=1)
+        line = ax.axhline(
+            dense["mean"], color="0.35", linewidth=style.thick(1), linestyle="--", label="dense", zorder=1
+        )
         if dense["replicates"] > 1:
             ax.axhspan(dense["low"], dense["high"], color="0.5", alpha=0.15, linewidth=0, zorder=0)
-    bottom, num_below = style.view(ax, points, full or not reference), 0
+            named["dense"], shape = style.shaded(line), _BOTH
+    bottom, top = style.view(points, full or not reference)
+    ax.ticklabel_format(axis="y", useOffset=False)
+    ax.set_ylim(bottom, top)
+    num_below = 0
     for place, (branch, look) in enumerate(chains.items()):
         part = points[points["branch"] == branch]
         below = part[part["mean"] < bottom]
@@ -50,44 +56,102 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = Fa
             # a speck in the corner of the figure that layouts make room for, so it is not drawn.
             ax.plot(
                 below["density"], [0.03 * num_below] * len(below), transform=ax.get_xaxis_transform() + aside,
-                color=look[0], marker="v", markersize=5, markerfacecolor="white", linestyle="none", clip_on=False,
-                zorder=5, label="_below",
+                color=look[0], marker="v", markersize=style.thick(5), markerfacecolor="white", linestyle="none",
+                clip_on=False, zorder=5, label="_below",
             )  # fmt: skip
             num_below += 1
     style.density_axis(ax, points["density"])
     ax.set_ylabel("test accuracy at the early-stop step")
     if points["mean"].isna().all():
         ax.text(0.5, 0.5, "no accuracy is measured", transform=ax.transAxes, ha="center")
-    return style.finish(ax, style.over_replicates(points, "bars", interval))
+    return style.finish(ax, points, shape, interval, named)
+
+
+def caption(rows: Table, interval: str = "range", full: bool = False, reference: bool = True) -> str:
+    """Write the text beside `figure`, with the accuracies of the dense network and, of each branch, two."""
+    chains, points = _branches(rows, MEASURE, interval)
+    known = points[points["mean"].notna()]
+    dense = known[known["round"] == 0].to_dict("records")[: int(reference)]
+    numbers = [f"dense {captions.value(one)}" for one in dense]
+    for branch in chains:
+        own = known[(known["branch"] == branch) & ((known["round"] > 0) | (not reference))]
+        if len(own):
+            best, last = own.loc[own["mean"].idxmax()], own.loc[own["round"].idxmax()]
+            found = [f"{captions.value(one)} at density {one['density']:.3g}" for one in (best, last)]
+            numbers.append(f"{branch} highest {found[0]}, sparsest {found[1]}")
+    sentences = [
+        "Test accuracy at the early-stop step against density, the fraction of prunable weights that is kept.",
+        captions.replicates(points, _BOTH if dense else "bars", interval),
+        *captions.listed(numbers),
+    ]
+    if (known["mean"] < style.view(points, full or not reference)[0]).any():
+        sentences.append("Triangles at the bottom edge stand for points below it.")
+    return " ".join(sentences)
+
+
+_BOTH = "bars and grey band"
 
 
 def early_stop(rows: Table, ax: Any = None, interval: str = "range", num_steps: int | None = None) -> Any:
-    """Draw the early-stop step of each trained branch against density, with bars as `figure`.
+    """Draw the early-stop step of each trained branch against density, with bars and shifts as `figure`.
 
     A marker is open if the lowest validation loss of a replicate is that of step `num_steps`, by default the
     experiment's ``train.num_steps`` in the table's ``attrs``: longer training might have found a lower one, so the mean
     is a lower bound.
     """
-    style.check(rows)
-    num_steps = num_steps or rows.attrs.get("num_steps")
-    trained = rows[rows["final_train_loss"].notna()]
-    chains, points = _branches(trained, "early_stop_step", interval)
-    last = trained[trained["early_stop_step"] == num_steps].groupby(["branch", "round"]).size()
+    chains, points = _steps(rows, interval, num_steps)
     ax = style.new_or(ax)
     for place, (branch, look) in enumerate(chains.items()):
         part = points[points["branch"] == branch]
-        style.bars(ax, part["density"], part, look, branch, first=place == 0)
-        bound = part[[(branch, index) in last.index for index in part["round"]]]
+        shifted = ax.transData + style.aside(ax, place, len(chains), points["round"].nunique())
+        style.bars(ax, part["density"], part, look, branch, first=place == 0, transform=shifted)
+        bound = part[part["bound"]]
         if len(bound):
             ax.plot(
-                bound["density"], bound["mean"], color=look[0], marker=look[1], markersize=5, linestyle="none",
-                markerfacecolor="white", zorder=4, label="_open",
+                bound["density"], bound["mean"], color=look[0], marker=look[1], markersize=style.thick(5),
+                linestyle="none", markerfacecolor="white", zorder=4, label="_open", transform=shifted,
             )  # fmt: skip
-    if len(last):
+    if points["bound"].any():
         ax.errorbar([], [], color="black", marker="o", markerfacecolor="white", linestyle="none", label="≥ (last step)")
     style.density_axis(ax, points["density"])
     ax.set(ylim=(0, points["high"].max() * 1.06 + 1e-9), ylabel="early-stop step (lowest validation loss)")
-    return style.finish(ax, style.over_replicates(points, "bars", interval))
+    return style.finish(ax, points, "bars", interval)
+
+
+def early_stop_caption(rows: Table, interval: str = "range", num_steps: int | None = None) -> str:
+    """Write the text beside `early_stop`, with the first and the last step of each branch."""
+    chains, points = _steps(rows, interval, num_steps)
+    numbers = []
+    for branch in chains:
+        own = points[points["branch"] == branch]
+        found = [
+            f"{'≥ ' * one['bound']}{captions.value(one, ',.0f')} at density {one['density']:.3g}"
+            for one in own.iloc[[0, -1][: len(own)]].to_dict("records")
+        ]
+        numbers.append(f"{branch} {', '.join(found)}")
+    sentences = [
+        "Early-stop step, at which the validation loss is lowest, against density, the fraction of prunable weights"
+        " that is kept.",
+        captions.replicates(points, "bars", interval),
+        *captions.listed(numbers),
+    ]
+    if points["bound"].any():
+        last = num_steps or rows.attrs.get("num_steps")
+        sentences.append(
+            f"Open markers are lower bounds: in a replicate the loss is lowest at the last step, {last:,}."
+        )
+    return " ".join(sentences)
+
+
+def _steps(rows: Table, interval: str, num_steps: int | None) -> tuple[dict[str, style.Look], Table]:
+    """Return `_branches` of the early-stop steps; ``bound`` is True where that of a replicate is the last step."""
+    style.check(rows)
+    trained = rows[rows["final_train_loss"].notna()]
+    chains, points = _branches(trained, "early_stop_step", interval)
+    last = trained[trained["early_stop_step"] == (num_steps or rows.attrs.get("num_steps"))]
+    bounds = set(zip(last["branch"], last["round"], strict=True))
+    places = zip(points["branch"], points["round"], strict=True)
+    return chains, points.assign(bound=[place in bounds for place in places])
 
 
 def _branches(rows: Table, measure: str, interval: str) -> tuple[dict[str, style.Look], Table]:
@@ -100,12 +164,14 @@ def _branches(rows: Table, measure: str, interval: str) -> tuple[dict[str, style
     return style.by_name(branches), points
 
 
-ACCURACY = Analysis(table, figure, "Test accuracy at the early-stop step against density.", chapter="Accuracy")
+ACCURACY = Analysis(
+    table, figure, "Test accuracy at the early-stop step against density.", chapter="Accuracy", caption=caption
+)
 
 EARLY_STOP = Analysis(
     table,
     early_stop,
     "Early-stop step, with the lowest validation loss, against density.",
     chapter="Accuracy",
-    caption="How soon the validation loss reaches its minimum.",
+    caption=early_stop_caption,
 )

@@ -1,5 +1,6 @@
 """Linear mode connectivity of a run's networks: the error barriers that `connecting.connect` measured, and figures."""
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -8,18 +9,17 @@ from typing import Any
 import numpy as np
 
 from lottery import config, files, masks, weights
-from lottery.analysis import connectivity_files, style
+from lottery.analysis import captions, connectivity_files, style
 from lottery.analysis.connectivity_files import ORDERS, RECOMPUTED, STORED, Siblings
 from lottery.analysis.record import Analysis, frame
 from lottery.errors import LotteryError, unknown
-from lottery.runs import intervals, results, store
+from lottery.runs import intervals, store
 from lottery.runs.results import Table
 
 STABLE = 0.02  # of Frankle et al. 2020, https://arxiv.org/abs/1912.05671, section 3
 PLACE = ("replicate", "round", "step", "density", "batch_norm")
 POINTS = (*PLACE, *connectivity_files.PATH)
 BARRIERS = (*PLACE, "split", "ends", "highest", "alpha_highest", "barrier", "stable")
-_REMARKS = {STORED: "", RECOMPUTED: " BatchNorm statistics were recomputed at each point."}
 NO_PATH = "no path between two networks is stored yet; `lottery analyze connectivity` measures them"
 
 
@@ -139,34 +139,55 @@ def barrier(
     steps: Iterable[int] | None = None,
     batch_norm: str | None = None,
 ) -> Any:
-    """Draw the error along the straight line between two siblings.
+    """Draw the error along the straight line between two siblings, in a panel for each round.
 
-    For each round and step the mean over replicates, in a band from the lowest to the highest, and in the legend the
-    mean of its error barrier. Replicates measured at different points are all interpolated linearly at each of these.
+    For each step the mean over replicates, in a band from the lowest to the highest; the train error is dashed.
+    Replicates measured at different points are all interpolated linearly at each of these.
 
     Args:
-        split: ``"test"`` or ``"train"``; both by default, the train error dashed.
-        rounds, steps: All of these are drawn; by default at most three rounds and three rewind steps, evenly apart.
-        batch_norm: ``"stored"``, by default if the table has it, or ``"recomputed"``, which the title names.
+        split: ``"test"`` or ``"train"``; both by default.
+        rounds, steps: All of these are drawn; by default at most six rounds and three rewind steps, evenly apart.
+        batch_norm: ``"stored"``, by default if the table has it, or ``"recomputed"``.
     """
-    part = _selected(points, split, batch_norm)
-    part = style.of_rounds(style.of_rounds(part, rounds, 3), steps, 3, "step")
+    part = _chosen(points, split, rounds, steps, batch_norm)
     lines = style.spread(_at_all_points(part), ("round", "step", "split", "alpha"), "error")
-    heights = barriers(part).groupby(["round", "step", "split"])["barrier"].mean()
-    splits = sorted(set(part["split"]))
-    pairs = sorted(set(zip(lines["round"], lines["step"], strict=True)))
-    ax = style.new_or(ax)
-    for (index, step), look in zip(pairs, style.in_order(len(pairs)), strict=True):
-        for name in splits:
-            line = lines[(lines["round"] == index) & (lines["step"] == step) & (lines["split"] == name)]
-            style.band(ax, line["alpha"], line, look, "_path", linestyle="-" if name == "test" else "--")
-        measured = ", ".join(f"{name} {heights[index, step, name]:.4f}" for name in splits)
-        color, marker, _ = look
-        ax.plot([], [], color=color, marker=marker, label=f"round {index}, step {step}\nbarrier: {measured}")
-    ax.set_ylim(0, None)
-    ax.set_xlabel("place on the line between the two networks (alpha)")
-    ax.set_ylabel("error (fraction of examples)")
-    return style.finish(ax, style.over_replicates(lines, "band") + _notes(part))
+    looks = dict(zip(_sorted(part, "step"), style.in_order(part["step"].nunique()), strict=True))
+    panels = style.panels(ax := style.new_or(ax), part["round"].nunique())
+    for panel, index in zip(panels, _sorted(part, "round"), strict=True):
+        own = lines[lines["round"] == index]
+        for (step, name), line in own.groupby(["step", "split"], sort=True):
+            style.band(panel, line["alpha"], line, looks[step], f"step {step}, {name}", linestyle=_DASHES[name])
+        panel.set_title(f"round {index}, density {own['density'].mean():.3g}", fontsize="small", pad=3)
+        panel.grid(alpha=0.25, linewidth=style.thick(0.6))
+    for (step, (color, marker, _)), name in itertools.product(looks.items(), _sorted(part, "split")):
+        ax.plot([], [], color=color, marker=marker, linestyle=_DASHES[name], label=f"step {step}, {name}")
+    panels[0].set(xlim=(-0.03, 1.03), ylim=(0, None), xticks=(0, 0.5, 1), xticklabels=("0", "0.5", "1"))
+    style.label_panels(ax, panels, "place on the line between the two networks (alpha)", "error (fraction of examples)")
+    return style.finish(ax, lines, "band", above=style.letters(1.3))
+
+
+def barrier_caption(
+    points: Table,
+    split: str | None = None,
+    rounds: Iterable[int] | None = None,
+    steps: Iterable[int] | None = None,
+    batch_norm: str | None = None,
+) -> str:
+    """Write the text beside `barrier`, with the mean error barrier of each path."""
+    part = _chosen(points, split, rounds, steps, batch_norm)
+    lines = style.spread(_at_all_points(part), ("round", "step", "split", "alpha"), "error")
+    numbers = []
+    for (index, step), path in barriers(part).groupby(["round", "step"]):
+        heights = path.groupby("split")["barrier"].mean().to_dict()
+        measured = ", ".join(f"{name} {heights[name]:.4f}" for name in sorted(heights))
+        numbers.append(f"round {index}, step {step}: {measured}")
+    return " ".join([
+        "Error on the straight line between two networks that were trained from the weights of the same step on two"
+        " orders of the data.",
+        captions.replicates(lines, "band"),
+        *captions.listed(["error barriers, the highest error − the mean of the two ends: " + numbers[0], *numbers[1:]]),
+        *_remark(part),
+    ])  # fmt: skip
 
 
 def instability(barriers: Table, ax: Any = None, over: str = "density", batch_norm: str | None = None) -> Any:
@@ -175,19 +196,22 @@ def instability(barriers: Table, ax: Any = None, over: str = "density", batch_no
     Means over replicates with bars from the lowest to the highest, train dashed, and a line at `STABLE` show where
     networks become stable. `batch_norm` is as for `barrier`.
     """
-    if over not in ("density", "step"):
-        raise unknown("The x axis of an instability", over, ("density", "step"))
-    line, x = ("step", "round") if over == "density" else ("round", "step")
-    part = style.of_rounds(_selected(barriers, None, batch_norm), None, column=line)
-    spread = style.spread(part, (line, "split", x), "barrier")
+    line, spread = _barriers_over(barriers, over, batch_norm)
     ax = style.new_or(ax)
-    drawn = sorted(set(spread[line]))
+    drawn = _sorted(spread, line)
     for index, (color, marker, _) in zip(drawn, style.in_order(len(drawn)), strict=True):
-        for name in sorted(set(part["split"])):
+        for name in _sorted(spread, "split"):
             of = spread[(spread[line] == index) & (spread["split"] == name)]
-            look = (color, marker, "-" if name == "test" else "--")
+            look = (color, marker, _DASHES[name])
             style.bars(ax, of[over], of, look, f"{line} {index}, {name}", first=name == "test")
-    ax.axhline(STABLE, color="0.35", linewidth=1, linestyle=":", label=f"stable under {100 * STABLE:g} %", zorder=1)
+    ax.axhline(
+        STABLE,
+        color="0.35",
+        linewidth=style.thick(1),
+        linestyle=":",
+        label=f"stable under {100 * STABLE:g} %",
+        zorder=1,
+    )
     if over == "density":
         style.density_axis(ax, spread["density"])
     else:
@@ -197,7 +221,56 @@ def instability(barriers: Table, ax: Any = None, over: str = "density", batch_no
         ax.set_xlabel("step that both networks share")
     ax.set_ylim(min(0, spread["low"].min() * 1.1), max(spread["high"].max(), STABLE) * 1.1)
     ax.set_ylabel("error barrier (fraction of examples)")
-    return style.finish(ax, style.over_replicates(spread, "bars") + _notes(part))
+    return style.finish(ax, spread)
+
+
+def instability_caption(barriers: Table, over: str = "density", batch_norm: str | None = None) -> str:
+    """Write the text beside `instability`, with the first and the last test error barrier of each line."""
+    line, spread = _barriers_over(barriers, over, batch_norm)
+    tested = spread[spread["split"] == "test"]
+    numbers = []
+    for index in _sorted(tested, line):
+        own = tested[tested[line] == index].sort_values("round" if over == "density" else "step")
+        found = [
+            f"{captions.value(one)} at {over} {one[over]:.3g}"
+            for one in own.iloc[[0, -1][: len(own)]].to_dict("records")
+        ]
+        numbers.append(f"{line} {index} {', '.join(found)}")
+    return " ".join([
+        f"Error barrier of the networks between two that share the weights of a step, against {over};"
+        f" below {100 * STABLE:g} % a pair is called stable.",
+        captions.replicates(spread, "bars"),
+        *captions.listed([f"test error: {numbers[0]}", *numbers[1:]] if numbers else []),
+        *_remark(_selected(barriers, None, batch_norm)),
+    ])  # fmt: skip
+
+
+_DASHES = {"test": "-", "train": "--"}
+
+
+def _sorted(table: Table, column: str) -> list[Any]:
+    return sorted(set(table[column]))
+
+
+def _chosen(
+    points: Table,
+    split: str | None,
+    rounds: Iterable[int] | None,
+    steps: Iterable[int] | None,
+    batch_norm: str | None,
+) -> Table:
+    """Return the points of the paths that `barrier` draws."""
+    part = style.of_rounds(_selected(points, split, batch_norm), rounds)
+    return style.of_rounds(part, steps, 3, "step")
+
+
+def _barriers_over(barriers: Table, over: str, batch_norm: str | None) -> tuple[str, Table]:
+    """Return the column that tells the lines of `instability` apart, and their means."""
+    if over not in ("density", "step"):
+        raise unknown("The x axis of an instability", over, ("density", "step"))
+    line, x = ("step", "round") if over == "density" else ("round", "step")
+    part = style.of_rounds(_selected(barriers, None, batch_norm), None, column=line)
+    return line, style.spread(part, (line, "split", x), "barrier")
 
 
 def _selected(table: Table, split: str | None, batch_norm: str | None) -> Table:
@@ -207,9 +280,9 @@ def _selected(table: Table, split: str | None, batch_norm: str | None) -> Table:
     return part if split is None else style.only(part, "split", split)
 
 
-def _notes(part: Table) -> str:
-    dashed = "; dashed: train" if "train" in set(part["split"]) else ""
-    return dashed + ("\nstatistics of BatchNorm recomputed" if RECOMPUTED in set(part["batch_norm"]) else "")
+def _remark(part: Table) -> list[str]:
+    recomputed = RECOMPUTED in set(part["batch_norm"])
+    return ["BatchNorm statistics were recomputed at each point."] if recomputed else []
 
 
 def _at_all_points(points: Table) -> Table:
@@ -298,18 +371,23 @@ def _stored_barriers(run: Path) -> Table:
     return barriers(points(run))
 
 
-def _barrier_views(points: Table) -> list[tuple[dict[str, Any], str]]:
-    """A figure for each kind of BatchNorm statistics."""
-    text = "Error on the straight line between two networks trained from the same start on two orders of the data."
-    rounds = results.chosen(points["round"], style.MOST) if len(points) else []
-    kinds = sorted(set(points["batch_norm"]))
-    return [({"batch_norm": kind, "rounds": rounds}, text + _REMARKS[kind]) for kind in kinds]
+def _barrier_height(
+    points: Table, width: float, rounds: Iterable[int] | None = None, batch_norm: str | None = None, **options: Any
+) -> float:
+    num = style.of_rounds(_selected(points, None, batch_norm), rounds)["round"].nunique()
+    across, down = style.grid(num, width)
+    return min(max(0.85 * width / across, 0.32 * width), 0.5 * width) * down + style.letters(2)
 
 
-def _instability_views(barriers: Table) -> list[tuple[dict[str, Any], str]]:
-    """Figures over density and over steps, of which there is more than one."""
+def _barrier_views(points: Table) -> list[dict[str, Any]]:
+    """List a figure for each kind of BatchNorm statistics."""
+    return [{"batch_norm": kind} for kind in _sorted(points, "batch_norm")]
+
+
+def _instability_views(barriers: Table) -> list[dict[str, Any]]:
+    """List figures over density and over steps, of which there is more than one."""
     return [
-        ({"batch_norm": kind, "over": over}, f"Error barriers by {over}.{_REMARKS[kind]}")
+        {"batch_norm": kind, "over": over}
         for kind, part in barriers.groupby("batch_norm")
         for over in ("density", "step")
         if part[over].nunique() > 1
@@ -328,7 +406,9 @@ BARRIER = Analysis(
     points,
     barrier,
     "Error on the straight line between two networks, for some rounds and steps.",
+    height=_barrier_height,
     chapter="Connectivity",
+    caption=barrier_caption,
     views=_barrier_views,
     missing="Linear mode connectivity was not measured; `lottery analyze connectivity` measures it.",
 )
@@ -338,5 +418,6 @@ INSTABILITY = Analysis(
     instability,
     "Error barriers against density.",
     chapter="Connectivity",
+    caption=instability_caption,
     views=_instability_views,
 )

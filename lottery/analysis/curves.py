@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from lottery.analysis import style
+from lottery.analysis import captions, style
 from lottery.analysis.record import Analysis, frame
 from lottery.errors import unknown
 from lottery.runs import store
@@ -27,6 +27,7 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
 
 
 _SETTLED = 0.05  # of the steps; the losses before it are far from all later ones
+_MOST = 40
 
 
 class Detail(TypedDict, total=False):
@@ -51,34 +52,67 @@ def figure(
         measure: ``"accuracy"`` or ``"loss"``, which also replaces accuracies that were not measured.
         split: ``"train"``, ``"validation"`` or ``"test"``.
         rounds: The rounds to draw; by default at most six, evenly apart.
-        detail: See `Detail`. Of more evaluations than `most`, neighbours are averaged, and the title says how many. The
-            evaluation at step 0, before training, is never averaged.
+        detail: See `Detail`. Of more evaluations than `most`, neighbours are averaged, and the caption says how many.
+            The evaluation at step 0, before training, is never averaged.
     """
-    full, most = detail.pop("full", False), detail.pop("most", 40)
+    measure, points, _ = _lines(curves, measure, split, rounds, branch, detail.pop("most", _MOST))
+    full = detail.pop("full", False)
     if detail:
         raise TypeError(f"figure() got an unexpected keyword argument {next(iter(detail))!r}")
-    if measure not in ("accuracy", "loss"):
-        raise unknown("The measure to plot", measure, ("accuracy", "loss"))
-    part = style.of_rounds(style.only(style.only(curves, "branch", branch), "split", split), rounds)
-    notes = []
-    if measure == "accuracy" and part["accuracy"].isna().all():
-        measure, notes = "loss", ["no accuracy is measured: the loss"]
-    part, together = _averaged(part, measure, most)
-    points = style.spread(part, ("round", "step"), measure)
     ax = style.new_or(ax)
     for label, line, look in style.by_round(points):
         style.band(ax, line["step"], line, look, label, markevery=max(1, len(line) // 8))
-    settled = points[points["step"] >= _SETTLED * points["step"].max()]
-    low, high = settled["low"].min(), settled["high"].max()
-    outside = points[(points["low"] < low) | (points["high"] > high)]
+    low, high = _settled(points)
     if low < high and not full:
         ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     ax.set(xlim=(0, None), xlabel="step", ylabel=f"{split} {measure}")
+    return style.finish(ax, points, "band")
+
+
+def caption(
+    curves: Table,
+    measure: str = "accuracy",
+    split: str = "validation",
+    rounds: Iterable[int] | None = None,
+    branch: str = store.TICKET,
+    **detail: Unpack[Detail],
+) -> str:
+    """Write the text beside `figure`, with the values at the last step."""
+    drawn, points, together = _lines(curves, measure, split, rounds, branch, detail.get("most", _MOST))
+    low, high = _settled(points)
+    last = points.groupby("round").tail(1).to_dict("records")
+    form = ".4f" if drawn == "accuracy" else ".4g"
+    of = "of the ticket" if branch == store.TICKET else f"of {branch}"
+    sentences = [
+        f"{split.capitalize()} {drawn} while training, {of}.",
+        *["No accuracy is measured."] * (drawn != measure),
+        captions.replicates(points, "band"),
+        *captions.listed(f"round {one['round']} ends at {captions.value(one, form)}" for one in last),
+    ]
     if together > 1:
-        notes.append(f"each point after step 0 the mean of up to {together} evaluations")
-    if not full and not outside.empty:
-        notes.append(f"the first {100 * _SETTLED:g} % of the steps may lie outside")
-    return style.finish(ax, "\n".join([f"{branch}: {style.over_replicates(points, 'band')}", *notes]))
+        sentences.append(f"Each point after step 0 is the mean of up to {together} evaluations.")
+    if not detail.get("full") and ((points["low"] < low) | (points["high"] > high)).any():
+        sentences.append(f"The first {100 * _SETTLED:g} % of the steps may lie outside.")
+    return " ".join(sentences)
+
+
+def _lines(
+    curves: Table, measure: str, split: str, rounds: Iterable[int] | None, branch: str, most: int
+) -> tuple[str, Table, int]:
+    """Return the measure that is drawn, its means by round and step, and how many evaluations each is of."""
+    if measure not in ("accuracy", "loss"):
+        raise unknown("The measure to plot", measure, ("accuracy", "loss"))
+    part = style.of_rounds(style.only(style.only(curves, "branch", branch), "split", split), rounds)
+    if measure == "accuracy" and part["accuracy"].isna().all():
+        measure = "loss"
+    part, together = _averaged(part, measure, most)
+    return measure, style.spread(part, ("round", "step"), measure), together
+
+
+def _settled(points: Table) -> tuple[float, float]:
+    """Return the lowest and the highest end of a band after the first steps."""
+    settled = points[points["step"] >= _SETTLED * points["step"].max()]
+    return settled["low"].min(), settled["high"].max()
 
 
 def _averaged(curves: Table, measure: str, most: int) -> tuple[Table, int]:
@@ -91,10 +125,9 @@ def _averaged(curves: Table, measure: str, most: int) -> tuple[Table, int]:
     return groups.agg(step=("step", "mean"), density=("density", "first"), **{measure: (measure, "mean")}), together
 
 
-def _views(curves: Table) -> list[tuple[dict[str, str], str]]:
+def _views(curves: Table) -> list[dict[str, str]]:
     """List a figure for each measure that the model has."""
-    measures = [measure for measure in ("accuracy", "loss") if curves[measure].notna().any()]
-    return [({"measure": measure}, f"Validation {measure} while training, of some rounds.") for measure in measures]
+    return [{"measure": measure} for measure in ("accuracy", "loss") if curves[measure].notna().any()]
 
 
 def summed(curves: Table) -> Table:
@@ -125,5 +158,10 @@ CURVES = Analysis(
 )
 
 LEARNING_CURVES = Analysis(
-    table, figure, "Validation accuracy or loss while training, for some rounds.", chapter="Training", views=_views
+    table,
+    figure,
+    "Validation accuracy or loss while training, for some rounds.",
+    chapter="Training",
+    caption=caption,
+    views=_views,
 )

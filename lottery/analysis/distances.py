@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery.analysis import style
+from lottery.analysis import captions, style
 from lottery.analysis.record import Analysis, frame
 from lottery.errors import unknown
 from lottery.runs import store
@@ -71,16 +71,34 @@ def figure(table: Table, ax: Any = None, measure: str = "relative_distance") -> 
 
     The bars go from the lowest to the highest replicate.
     """
-    if measure not in DISTANCES:
-        raise unknown("The measure to plot", measure, DISTANCES)
-    points = style.spread(style.only(table, "branch", "ticket"), ("weight", "round"), measure)
+    points = _points(table, measure)
     ax = style.new_or(ax)
     for weight, look in style.by_name(list(dict.fromkeys(table["weight"]))).items():
         part, label = points[points["weight"] == weight], "all weights" if weight == ALL else weight
         style.bars(ax, part["density"], part, look, label, first=weight == ALL)
     style.density_axis(ax, points["density"])
     ax.set_ylabel(DISTANCES[measure])
-    return style.finish(ax, style.over_replicates(points, "bars"))
+    return style.finish(ax, points)
+
+
+def caption(table: Table, measure: str = "relative_distance") -> str:
+    """Write the text beside `figure`, with the values of all weights in the first and the last round."""
+    points = _points(table, measure)
+    ends = points[points["weight"] == ALL].iloc[[0, -1]].to_dict("records")
+    return " ".join([
+        f"How far training moves the surviving weights: {DISTANCES[measure]}, against density.",
+        captions.replicates(points, "bars"),
+        *captions.listed(
+            f"{'all weights' if not place else 'and'} {captions.value(one, '.3g')} at density {one['density']:.3g}"
+            for place, one in enumerate(ends)
+        ),
+    ])  # fmt: skip
+
+
+def _points(table: Table, measure: str) -> Table:
+    if measure not in DISTANCES:
+        raise unknown("The measure to plot", measure, DISTANCES)
+    return style.spread(style.only(table, "branch", "ticket"), ("weight", "round"), measure)
 
 
 DISTANCE = Analysis(
@@ -89,4 +107,5 @@ DISTANCE = Analysis(
     "How far training moves the surviving weights from their start.",
     columns=("start_norm", "distance", "relative_distance", "cosine", "sign_changes"),
     chapter="Layers",
+    caption=caption,
 )

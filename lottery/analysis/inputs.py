@@ -80,72 +80,118 @@ def _whole(shape: Any) -> tuple[int, ...]:
     return sizes if all(type(size) is int and size > 0 for size in sizes) else ()
 
 
-_UNREAD = "#FFE3F1"  # not in the scale, and paler than all of it, also in grey
+_UNREAD = "white"  # paler than all of the scale, also in grey
+_GAP = 0.08  # between images, as a part of their width
+_BAR = 0.13, 0.12  # the gap above the colour bar and its height in inches
 
 
 def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[int] | None = None) -> Any:
     """Draw the number of entries of the first weight kept at each input, or at each place of the kernel.
 
     An image for each round, by default of at most six, evenly apart; all on one scale from the fewest to the most,
-    logarithmic if the most are over five times the fewest. Inputs that no unit reads have a colour of their own.
+    logarithmic if the most are over five times the fewest: the more, the darker. Inputs that no unit reads are white.
     Channels of an image are summed, those of a kernel are side by side.
     """
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap, LogNorm, Normalize
     from matplotlib.patches import Rectangle
-    from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 
-    part = style.of_rounds(style.only(table, "replicate", replicate), rounds)
+    part, images = _images(table, replicate, rounds)
     kernel, channels = part["what"].iloc[0] == KERNEL, int(part["channel"].max()) + 1
-    images = {index: _image(one, kernel) for index, one in part.groupby("round")}
-    num_rows, num_columns = next(iter(images.values())).shape
+    num_columns = next(iter(images.values())).shape[1]
     ax = style.new_or(ax)
-    across, down, tall, line = _arranged(len(images), num_rows, num_columns)
+    across, down, tall, line = _arranged(images, ax.figure.get_figwidth())
     counts = np.concatenate([image[image > 0] for image in images.values()])
     low, high = (counts.min(), counts.max()) if counts.size else (1, 1)
     log = bool(high > 5 * low)
     scale = LogNorm(low, high) if log else Normalize(min(low, high - 1), high)
-    # Without its last tenth, which in grey is as pale as inputs that no unit reads.
-    colors = ListedColormap(colormaps["viridis"](np.linspace(0, 0.9, 256))).with_extremes(bad=_UNREAD)
-    gap, shown = 0.08 * num_columns, None
+    # Without its last tenth, which in grey is nearly as pale as inputs that no unit reads.
+    colors = ListedColormap(colormaps["viridis"](np.linspace(0.85, 0, 256))).with_extremes(bad=_UNREAD, under=_UNREAD)
+    gap, shown = _GAP * num_columns, None
     for place, (index, image) in enumerate(images.items()):
-        left, top = place % across * (num_columns + gap), place // across * (tall + line + gap)
+        left, top = place % across * (num_columns + gap), place // across * (tall + line)
         shown = ax.imshow(
             np.ma.masked_equal(image, 0), cmap=colors, norm=scale, interpolation="none",
             extent=(left, left + num_columns, top + tall, top),
         )  # fmt: skip
-        ax.add_patch(Rectangle((left, top), num_columns, tall, fill=False, edgecolor="0.4", linewidth=0.6))
+        # Unclipped, or half of the lines at the edges of the axes would be missing.
+        frame = {"fill": False, "edgecolor": "0.4", "linewidth": style.thick(0.6), "clip_on": False}
+        ax.add_patch(Rectangle((left, top), num_columns, tall, **frame))
         for cut in range(num_columns // channels, num_columns, num_columns // channels) if kernel else ():
-            ax.plot([left + cut] * 2, [top, top + tall], color="white", linewidth=1.5)
+            ax.plot([left + cut] * 2, [top, top + tall], color="0.4", linewidth=style.thick(0.6))
         density = part[part["round"] == index]["density"].iloc[0]
-        ax.text(left, top - 0.25 * line, f"round {index}, density {density:.3g}", fontsize=7, va="bottom")
+        ax.text(left, top - 0.15 * line, f"round {index}, density {density:.3g}", fontsize="small", va="bottom")
     ax.set_xlim(0, across * (num_columns + gap) - gap)
-    ax.set_ylim(down * (tall + line + gap) - line - gap, -line)
+    ax.set_ylim(down * (tall + line) - line, -line)
     ax.set_axis_off()
-    # As wide as the images, and places below them in inches, independent of the height.
-    inches = ax.figure.dpi_scale_trans + ScaledTranslation(0, 0, ax.transAxes)
-    below = blended_transform_factory(ax.transAxes, inches)
-    bar = ax.figure.colorbar(shown, cax=ax.inset_axes((0, -0.25, 1, 0.12), transform=below), orientation="horizontal")
     of = "place of the kernel" if kernel else "input"
-    bar.set_label(f"kept entries of each {of}" + (" (log)" if log else ""), fontsize=8)
+    label = f"kept entries of each {of}" + (" (log)" if log else "")
+    _add_bar(ax, shown, label, log, unread=any((image == 0).any() for image in images.values()))
+    return ax
+
+
+def _add_bar(ax: Any, shown: Any, label: str, log: bool, unread: bool) -> None:
+    """Add the colour bar: as wide as the images, at places below them in inches, independent of the height."""
+    from matplotlib.transforms import ScaledTranslation, blended_transform_factory
+
+    inches = ax.figure.dpi_scale_trans + ScaledTranslation(0, 0, ax.transAxes)
+    gap, thickness = _BAR
+    below = ax.inset_axes(
+        (0, -gap - thickness, 1, thickness), transform=blended_transform_factory(ax.transAxes, inches)
+    )
+    extend = "min" if unread else "neither"
+    bar = ax.figure.colorbar(
+        shown, cax=below, orientation="horizontal", extend=extend, extendrect=True, extendfrac=_ZERO
+    )
+    bar.set_label(label, fontsize="small")
+    bar.ax.tick_params(labelsize="small")
     if log:
         style.log_ticks(bar.ax.xaxis)
     else:
         bar.ax.xaxis.get_major_locator().set_params(integer=True)
-    several = f", {channels} channels side by side" if kernel else ", channels summed"
-    ax.set_title(f"{part['weight'].iloc[0]}, replicate {replicate}{several if channels > 1 else ''}", fontsize=9)
-    if any((image == 0).any() for image in images.values()):
-        ax.add_patch(Rectangle((0, 0), 0, 0, facecolor=_UNREAD, edgecolor="0.4", label="nothing is kept: not read"))
-        ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.6), bbox_transform=below)
-    return ax
+    if unread:
+        # Below the box for inputs that nothing reads, in line with the numbers at the ticks.
+        tick = bar.ax.xaxis.majorTicks[0]
+        bar.ax.annotate(
+            "0", (-_ZERO / 2, 0), (0, -tick.get_pad() - tick._size), xycoords="axes fraction",
+            textcoords="offset points", ha="center", va="top", fontsize="small",
+        )  # fmt: skip
 
 
-def _arranged(num: int, rows: int, columns: int) -> tuple[int, int, float, float]:
+def caption(table: Table, replicate: int = 1, rounds: Iterable[int] | None = None) -> str:
+    """Write the text beside `figure`, with the number of inputs that are not read in each round."""
+    part, images = _images(table, replicate, rounds)
+    kernel, channels = part["what"].iloc[0] == KERNEL, int(part["channel"].max()) + 1
+    of = "place of the kernel" if kernel else "input"
+    several = " Channels are side by side." if kernel else " Channels are summed."
+    first = next(iter(images.values()))
+    numbers = ", ".join(f"{(image == 0).sum():,} in round {index}" for index, image in images.items())
+    return " ".join([
+        f"Kept entries of {part['weight'].iloc[0]} at each {of}: the more, the darker; white: none."
+        + several * (channels > 1),
+        f"Replicate {replicate} (n = 1).",
+        f"Without a kept entry, of {first.size:,}: {numbers}.",
+    ])  # fmt: skip
+
+
+_ZERO = 0.04  # width of the box for inputs that nothing reads, as a part of the colour bar
+
+
+def _images(table: Table, replicate: int, rounds: Iterable[int] | None) -> tuple[Table, dict[int, np.ndarray]]:
+    """Return the rows that are drawn, and an image for each round."""
+    part = style.of_rounds(style.only(table, "replicate", replicate), rounds)
+    kernel = part["what"].iloc[0] == KERNEL
+    return part, {index: _image(one, kernel) for index, one in part.groupby("round")}
+
+
+def _arranged(images: dict[int, np.ndarray], width: float) -> tuple[int, int, float, float]:
     """Return the numbers of images across and down, the height of each and that of the line above it, in places."""
+    rows, columns = next(iter(images.values())).shape
+    line = style.letters(1.5) / width * columns
     if rows * 8 < columns:  # a strip, such as a row of inputs that are no image, is drawn taller
-        return 1, num, columns / 25, columns / 25
-    across = num if num <= 3 else -(-num // 2)
-    return across, -(-num // across), rows, 0.04 * across * columns
+        return 1, len(images), columns / 25, line
+    across, down = style.grid(len(images), width)
+    return across, down, rows, line * across
 
 
 def _image(table: Table, kernel: bool) -> np.ndarray:
@@ -155,20 +201,19 @@ def _image(table: Table, kernel: bool) -> np.ndarray:
     return np.concatenate(np.moveaxis(kept, 2, 0), axis=1) if kernel else kept.sum(axis=2)
 
 
-def _size(table: Table) -> tuple[float, float]:
-    rows, columns, channels = (int(table[axis].max()) + 1 for axis in ("row", "column", "channel"))
-    columns *= channels if table["what"].iloc[0] == KERNEL else 1
-    across, down, tall, line = _arranged(min(table["round"].nunique(), style.MOST), rows, columns)
-    ratio = (down * (tall + line + 0.08 * columns) - 0.08 * columns) / ((1.08 * across - 0.08) * columns)
-    width = min(6.0, 5.0 / ratio)
-    return max(width, 4.0) + 0.4, width * ratio + (1.9 if (table["kept"] == 0).any() else 1.65)
+def _height(table: Table, width: float, replicate: int = 1, rounds: Iterable[int] | None = None) -> float:
+    _, images = _images(table, replicate, rounds)
+    num_columns = next(iter(images.values())).shape[1]
+    across, down, tall, line = _arranged(images, width)
+    ratio = down * (tall + line) / ((across + _GAP * (across - 1)) * num_columns)
+    return min(ratio, 0.8 * down) * (width - 0.1) + sum(_BAR) + style.letters(2.6) + 0.1
 
 
 INPUTS = Analysis(
     table,
     figure,
     "Kept entries of the first layer at each input, for some rounds.",
-    size=_size,
+    height=_height,
     chapter="Masks",
-    caption="The inputs that the ticket looks at: how many weights of the first layer read each input.",
+    caption=caption,
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery.analysis import style
+from lottery.analysis import captions, style
 from lottery.analysis.record import Analysis, frame
 from lottery.runs import store
 from lottery.runs.results import Table
@@ -92,11 +92,11 @@ def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
     rounds in which a replicate has nothing left of it.
     """
     part = style.only(table, "branch", branch)
-    # Beside the mean of the weight's density, `spread` adds that of the network's.
-    points = style.spread(part, ("weight", "round"), "weight_density")
+    points, network = _points(part)
     ax = style.new_or(ax)
-    network = points.groupby("round")["density"].mean()
-    ax.plot(network.index, network, color="0.35", linewidth=1, linestyle="--", label="the network", zorder=1)
+    ax.plot(
+        network.index, network, color="0.35", linewidth=style.thick(1), linestyle="--", label="the network", zorder=1
+    )
     ax.set_yscale("log", nonpositive="clip")
     # Each line is thinner than the one before and beside it, so that equal densities do not hide each other.
     weights = list(dict.fromkeys(part["weight"]))
@@ -106,13 +106,15 @@ def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
     for place, (weight, look) in enumerate(style.by_name(weights).items()):
         line = points[points["weight"] == weight]
         left = line[line["mean"] > 0]
-        aside = ax.transData + style.aside(ax, place, len(weights), len(network))
-        drawn = style.bars(ax, left["round"], left, look, weight, transform=aside).lines[0]
-        drawn.set(linewidth=widths[place], markersize=3 + widths[place])
+        drawn = style.bars(ax, left["round"], left, look, weight).lines[0]
+        # Later lines are drawn above earlier ones, so their markers are smaller.
+        drawn.set(linewidth=style.thick(widths[place]), markersize=style.thick(3 + widths[place]))
         nothing = sorted(set(part[(part["weight"] == weight) & part["collapsed"]]["round"]))
+        # Those of several weights stand above each other.
+        height = floor / 1.8 * 1.1 ** (place % 5)
         ax.plot(
-            nothing, [floor / 1.8] * len(nothing), color=look[0], marker="x", markersize=7, markeredgewidth=2,
-            linestyle="none", label="_collapsed", transform=aside,
+            nothing, [height] * len(nothing), color=look[0], marker="x", markersize=style.thick(6),
+            markeredgewidth=style.thick(1.8), linestyle="none", label="_collapsed",
         )  # fmt: skip
     if part["collapsed"].any():
         ax.errorbar([], [], color="black", marker="x", markeredgewidth=2, linestyle="none", label="nothing is left")
@@ -120,7 +122,33 @@ def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
     ax.margins(x=0.08)
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set(xlabel="round", ylabel="density (fraction of each weight kept)")
-    return style.finish(ax, style.over_replicates(points, "bars"))
+    return style.finish(ax, points)
+
+
+def caption(table: Table, branch: str = store.TICKET) -> str:
+    """Write the text beside `figure`, with the densities of the last round."""
+    part = style.only(table, "branch", branch)
+    points, network = _points(part)
+    last = points[points["round"] == network.index[-1]].to_dict("records")
+    sentences = [
+        f"Density of each weight of {'the ticket' if branch == store.TICKET else branch} by round;"
+        " dashed: of the whole network.",
+        captions.replicates(points, "bars"),
+        *captions.listed([
+            f"round {network.index[-1]} keeps {network.iloc[-1]:.3g} of the network",
+            *(f"{captions.value(one, '.3g')} of {one['weight']}" for one in last),
+        ]),
+    ]  # fmt: skip
+    if part["collapsed"].any():
+        sentences.append("Crosses mark rounds in which a replicate keeps nothing of a weight.")
+    return " ".join(sentences)
+
+
+def _points(part: Table) -> tuple[Table, Any]:
+    """Return the mean density of each weight and round, and that of the network by round."""
+    # Beside the mean of the weight's density, `spread` adds that of the network's.
+    points = style.spread(part, ("weight", "round"), "weight_density")
+    return points, points.groupby("round")["density"].mean()
 
 
 def degrees_figure(
@@ -132,19 +160,10 @@ def degrees_figure(
     replicates, in a band from the lowest to the highest. Its value at 0 is the fraction of dead units. The x axis
     starts near the fewest entries, and is logarithmic if the most are at least ten times the fewest above 0.
     """
-    import pandas as pd
     from matplotlib.ticker import SymmetricalLogLocator
 
-    part, weight = style.of_weight(table, weight)
-    part = style.of_rounds(style.only(style.only(part, "branch", store.TICKET), "side", side), rounds)
-    lines = part.groupby(["replicate", "round", "density", "degree"], as_index=False)["count"].sum()
-    most = int(lines["degree"].max())
-    chains = [
-        one.set_index("degree")["count"].reindex(range(most + 1), fill_value=0).cumsum().div(one["count"].sum())
-        .rename("fraction").reset_index().assign(replicate=replicate, round=index, density=density)
-        for (replicate, index, density), one in lines.groupby(["replicate", "round", "density"])
-    ]  # fmt: skip
-    points = style.spread(pd.concat(chains), ("round", "degree"), "fraction")
+    lines, weight = _degrees_of(table, weight, side, rounds)
+    most, points = int(lines["degree"].max()), _cumulative(lines)
     ax = style.new_or(ax)
     for label, line, look in style.by_round(points):
         # The steps of the line and its end are enough, and make a far smaller SVG.
@@ -160,9 +179,51 @@ def degrees_figure(
     else:
         ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlim(0.9 * fewest, max(most, 1) * 1.1)
-    entries, of = ("come into a unit", "units") if side == "in" else ("leave an input", "inputs")
+    entries, of = _SIDES[side]
     ax.set(xlabel=f"kept entries that {entries} ({weight})", ylabel=f"fraction of {of} with at most so many")
-    return style.finish(ax, style.over_replicates(points, "band"))
+    return style.finish(ax, points, "band")
+
+
+def degrees_caption(
+    table: Table, weight: str | None = None, side: str = "in", rounds: Iterable[int] | None = None
+) -> str:
+    """Write the text beside `degrees_figure`, with the mean number of entries and the fraction of dead units."""
+    lines, weight = _degrees_of(table, weight, side, rounds)
+    points, (entries, of) = _cumulative(lines), _SIDES[side]
+    numbers = []
+    for index, one in lines.groupby("round"):
+        mean = (one["degree"] * one["count"]).sum() / one["count"].sum()
+        (dead,) = points[(points["round"] == index) & (points["degree"] == 0)]["mean"]
+        numbers.append(f"round {index} has {mean:.3g} on average and {100 * dead:.3g} % without any")
+    return " ".join([
+        f"Fraction of the {of} of {weight} with at most so many kept entries that {entries}.",
+        captions.replicates(points, "band"),
+        *captions.listed(numbers),
+    ])  # fmt: skip
+
+
+# The entries of each side of a weight, and whose they are.
+_SIDES = {"in": ("come into a unit", "units"), "out": ("leave an input", "inputs")}
+
+
+def _degrees_of(table: Table, weight: str | None, side: str, rounds: Iterable[int] | None) -> tuple[Table, str]:
+    """Return the counts of a weight's degrees in some rounds, and its name."""
+    part, weight = style.of_weight(table, weight)
+    part = style.of_rounds(style.only(style.only(part, "branch", store.TICKET), "side", side), rounds)
+    return part.groupby(["replicate", "round", "density", "degree"], as_index=False)["count"].sum(), weight
+
+
+def _cumulative(lines: Table) -> Table:
+    """Return the mean fraction of units with at most so many entries, by round and degree."""
+    import pandas as pd
+
+    most = int(lines["degree"].max())
+    chains = [
+        one.set_index("degree")["count"].reindex(range(most + 1), fill_value=0).cumsum().div(one["count"].sum())
+        .rename("fraction").reset_index().assign(replicate=replicate, round=index, density=density)
+        for (replicate, index, density), one in lines.groupby(["replicate", "round", "density"])
+    ]  # fmt: skip
+    return style.spread(pd.concat(chains), ("round", "degree"), "fraction")
 
 
 LAYERS = Analysis(
@@ -171,7 +232,7 @@ LAYERS = Analysis(
     "Density, dead units and dead inputs of each weight, by round.",
     columns=("weight_density", "kept", "dead_inputs", "dead_units"),
     chapter="Layers",
-    caption="Density of each weight: the weights that pruning takes most from fall fastest.",
+    caption=caption,
 )
 
 DEGREES = Analysis(
@@ -182,5 +243,6 @@ DEGREES = Analysis(
     keys=("side",),
     printed=summed,
     chapter="Layers",
-    views=lambda table: style.each_weight(table, "how many entries its units keep."),
+    caption=degrees_caption,
+    views=style.each_weight,
 )

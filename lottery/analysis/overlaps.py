@@ -108,13 +108,12 @@ def pairs(found: Table) -> list[str]:
 def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = False) -> Any:
     """Draw a matrix of the overlaps of every two masks, below each that of random masks, on its diagonal the densities.
 
-    If `matched`, both are the overlaps after the hidden units have been matched.
+    The colour is overlap − chance, on a scale that all figures share: from −1 to 1, logarithmic from 0.01 up. If
+    `matched`, both are the overlaps after the hidden units have been matched.
     """
-    style.check(overlaps, NO_PAIR)
-    part = style.only(overlaps, "weight", weight)
-    value, random = ("matched_overlap", "matched_chance") if matched else ("overlap", "chance")
-    if matched and part[value].isna().all():
-        raise LotteryError("These masks have not been matched: make the table with matched=True.")
+    from matplotlib.colors import SymLogNorm
+
+    part, value, random = _compared(overlaps, weight, matched)
     names = list(dict.fromkeys([*part["one"], *part["other"]]))
     place = {name: index for index, name in enumerate(names)}
     cells, texts = np.full((len(names), len(names)), np.nan), {}
@@ -122,24 +121,58 @@ def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = 
         one, other = place[row["one"]], place[row["other"]]
         texts[one, one], texts[other, other] = (f"density\n{row[f'density_{it}']:.3g}" for it in ("one", "other"))
         for pair in ((one, other), (other, one)) if one != other else ():
-            cells[pair], texts[pair] = row[value], f"{row[value]:.3f}\n({row[random]:.3f})"
+            cells[pair], texts[pair] = row[value] - row[random], f"{row[value]:.3f}\n({row[random]:.3f})"
     ax = style.new_or(ax)
-    highest = max(part[value].max(), part[random].max())
-    top = next((end for end in (0.05, 0.1, 0.2, 0.5) if highest <= end), 1)
-    shown = ax.imshow(np.ma.masked_invalid(cells), cmap="cividis", vmin=0, vmax=top)
+    scale = SymLogNorm(0.01, vmin=-1, vmax=1)
+    shown = ax.imshow(np.ma.masked_invalid(cells), cmap="RdBu", norm=scale, interpolation="none", aspect="auto")
     ax.set_facecolor("white")
+    # About 14 letters fit into the width of a cell.
+    across = min(ax.get_window_extent().width, ax.get_window_extent().height) / ax.figure.dpi
+    size = min(style.letters() * 72 / 1.5, 72 * across / len(names) / 4)
     for (row, column), text in texts.items():
         color = "black" if np.isnan(cells[row, column]) else style.contrasting(shown.to_rgba(cells[row, column]))
-        ax.text(column, row, text, color=color, ha="center", va="center", fontsize=9 if len(names) < 8 else 6)
+        ax.text(column, row, text, color=color, ha="center", va="center", fontsize=size)
     ax.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 4 else 0)
     ax.set_yticks(range(len(names)), names)
     label = "run and replicate" if any(":" in name for name in names) else "replicate"
     ax.set(xlabel=label, ylabel=label)
-    units = " (hidden units matched)" if matched else ""
-    ax.figure.colorbar(shown, ax=ax, panchor=False, label=f"overlap: intersection over union{units}")
-    of = "all weights" if weight == ALL else weight
-    ax.set_title(f"{len(names)} masks of round {part['round'].iloc[0]}, {of}; in brackets: random masks", fontsize=9)
+    units = ", units matched" if matched else ""
+    bar = ax.figure.colorbar(shown, ax=ax, panchor=False, label=f"overlap − chance (in brackets){units}")
+    bar.set_ticks(_TICKS, labels=[f"{tick:g}".replace("-", "−") for tick in _TICKS])
+    bar.minorticks_off()
+    ax.spines[:].set_visible(True)
     return ax
+
+
+_TICKS = (-1, -0.1, -0.01, 0, 0.01, 0.1, 1)
+
+
+def caption(overlaps: Table, weight: str = ALL, matched: bool = False) -> str:
+    """Write the text beside `overlap`, with the means over pairs."""
+    part, value, random = _compared(overlaps, weight, matched)
+    num = len({*part["one"], *part["other"]})
+    pairs = f"{len(part)} pairs" if len(part) > 1 else "the pair"
+    mean, low, high = part[value].mean(), part[value].min(), part[value].max()
+    ends = f" ({low:.3f} to {high:.3f})" if len(part) > 1 else ""
+    of = "networks" if ":" in part["one"].iloc[0] else "replicates"
+    after = ", after matching hidden units" if matched else ""
+    return " ".join([
+        f"Overlap (intersection over union) of the masks of n = {num} {of} at round {part['round'].iloc[0]},"
+        f" {'all weights' if weight == ALL else weight}{after};"
+        " in brackets chance, the overlap of random masks with as many entries.",
+        "The colour is overlap − chance; the diagonal has densities.",
+        f"Mean of {pairs}: {mean:.3f}{ends}, chance {part[random].mean():.3f}.",
+    ])  # fmt: skip
+
+
+def _compared(overlaps: Table, weight: str, matched: bool) -> tuple[Table, str, str]:
+    """Return the rows of a weight, and the columns of the overlap and of that of random masks."""
+    style.check(overlaps, NO_PAIR)
+    part = style.only(overlaps, "weight", weight)
+    value, random = ("matched_overlap", "matched_chance") if matched else ("overlap", "chance")
+    if matched and part[value].isna().all():
+        raise LotteryError("These masks have not been matched: make the table with matched=True.")
+    return part, value, random
 
 
 def _tickets(runs: list[Path], round: int, matched: bool) -> dict[str, Masks]:
@@ -199,16 +232,13 @@ def _drawn(kept: Masks, random: np.random.Generator) -> Masks:
     }
 
 
-def _size(table: Table) -> tuple[float, float]:
-    side = max(4.2, 1.6 + 0.62 * len({*table["one"], *table["other"]}))
-    return side + 1, side
+def _height(table: Table, width: float, **options: Any) -> float:
+    return 0.85 * width - style.letters(4)
 
 
-def _views(table: Table) -> list[tuple[dict[str, int], str]]:
-    """A figure for each of at most three rounds, up to that of the table."""
-    rounds = results.chosen(range(1, int(table["round"].iloc[0]) + 1), 3)
-    text = "intersection over union of the masks of two replicates, and in brackets that of random masks."
-    return [({"round": index}, f"Round {index}: {text}") for index in rounds]
+def _views(table: Table) -> list[dict[str, int]]:
+    """List a figure for each of at most three rounds, up to that of the table."""
+    return [{"round": index} for index in results.chosen(range(1, int(table["round"].iloc[0]) + 1), 3)]
 
 
 OVERLAP = Analysis(
@@ -216,8 +246,9 @@ OVERLAP = Analysis(
     overlap,
     "Masks of replicates, or of several runs, compared with each other and with chance.",
     columns=("overlap", "chance"),
-    size=_size,
+    height=_height,
     chapter="Masks",
+    caption=caption,
     views=_views,
     missing="The masks of one replicate have no others to be compared with.",
 )

@@ -7,8 +7,6 @@ from typing import Any
 from lottery.errors import LotteryError
 from lottery.runs.results import Table
 
-WIDE = (7.2, 4.2)  # inches, with the legend beside the axes
-
 
 class NothingToDraw(LotteryError):
     """A run has nothing of what a figure shows."""
@@ -32,7 +30,8 @@ class Analysis:
     a file is damaged, or a round is not stored. For a figure, a parameter ``rounds`` receives as many rounds as a
     figure has room for (by default all are read), and a parameter ``round`` the last one that all replicates have.
     ``figure(table, ax, **options)`` draws the table on Matplotlib axes, or on pyplot's current axes if None, and
-    returns them; it raises `LotteryError` if the table is empty or lacks the value of an option.
+    returns them; it raises `LotteryError` if the table is empty or lacks the value of an option. If ``caption`` is a
+    function, ``caption(table, **options)`` writes the text beside that figure.
     """
 
     table: Callable[..., Table]
@@ -41,8 +40,8 @@ class Analysis:
     columns: tuple[str, ...] = ()  # whose means over replicates `lottery analyze` prints
     keys: tuple[str, ...] = ()  # columns that tell rows apart, besides branch, round, density and weight
     printed: Callable[[Table], Table] | None = None  # makes the table to print means of, if it is another
-    size: Callable[[Table], tuple[float, float]] = lambda table: WIDE  # width and height of the figure in inches
+    height: Callable[..., float] | None = None  # of a figure so wide, in inches, of table, width and options
     chapter: str = "More"  # of the report
-    caption: str = ""  # a sentence for the report on what the figure shows; `help` if empty
-    views: Callable[[Table], Iterable[tuple[Mapping[str, Any], str]]] | None = None  # options and caption of each
+    caption: str | Callable[..., str] = ""  # the text beside the figure, or makes it as `figure` draws; or `help`
+    views: Callable[[Table], Iterable[Mapping[str, Any]]] | None = None  # the options of each figure of the report
     missing: str = ""  # a sentence for the report of a run that has nothing to draw

@@ -1,12 +1,14 @@
-"""The style of figures: colours, markers and lines, axes, legends, titles, and SVG for a page."""
+"""The style of figures: style sheets, colours, markers and lines, axes, legends, and SVG for a page."""
 
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 from xml.sax.saxutils import quoteattr
 
+from lottery.analysis import captions
+from lottery.analysis.captions import INTERVALS
 from lottery.analysis.record import NothingToDraw
 from lottery.errors import LotteryError, unknown
 from lottery.runs import intervals, results
@@ -23,8 +25,44 @@ STYLES: tuple[Look, ...] = (
     ("#542788", "p", (0, (10, 3))), ("#A6611A", "h", (0, (1, 3))),
 )  # fmt: skip
 
-# The bars and bands of a figure, and their names in its title.
-INTERVALS = {"range": "lowest to highest", "t": "95 % t interval for the mean"}
+
+class Sheet(NamedTuple):
+    """A style sheet: where a figure is shown decides its size."""
+
+    width: float  # inches
+    narrowest: float  # inches in which labels and legends leave room
+    dpi: int  # of a PNG
+    settings: dict[Any, Any]  # of Matplotlib
+
+
+_EVERY: dict[Any, Any] = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.fontsize": "small",
+    "axes.titlesize": "medium",
+}
+
+SHEETS: dict[str, Sheet] = {
+    "screen": Sheet(7.2, 4.5, 150, _EVERY),
+    # As wide as the text of most papers, in letters that are as large as theirs in a footnote. Both fonts come with
+    # Matplotlib, so that every machine draws the same.
+    "paper": Sheet(5.5, 3, 300, _EVERY | {
+        "font.family": ["STIXGeneral", "DejaVu Sans"], "font.size": 9, "axes.linewidth": 0.6, "lines.linewidth": 1.3,
+        "xtick.labelsize": 8, "ytick.labelsize": 8, "legend.fontsize": 8,
+        "xtick.major.width": 0.6, "ytick.major.width": 0.6, "xtick.minor.width": 0.4, "ytick.minor.width": 0.4,
+    }),
+    "slides": Sheet(10, 7, 150, _EVERY | {
+        "font.size": 17, "axes.linewidth": 1.3, "lines.linewidth": 3, "xtick.major.width": 1.3,
+        "ytick.major.width": 1.3, "xtick.major.size": 6, "ytick.major.size": 6,
+    }),
+}  # fmt: skip
+
+# Of every file: fonts are embedded as TrueType, which publishers ask for; texts of an SVG stay text; images that are
+# not merged stay small, with sharp pixels.
+_FILES: dict[Any, Any] = {
+    "pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "lottery",
+    "image.composite_image": False,
+}  # fmt: skip
 
 NO_ROUND = "no round is complete yet"
 MOST = 6  # rounds in one figure by default
@@ -87,11 +125,11 @@ def of_weight(table: Table, weight: str | None) -> tuple[Table, str]:
     return only(table, "weight", weight), str(weight)
 
 
-def each_weight(table: Table, caption: str, most: int = 8) -> list[tuple[dict[str, str], str]]:
+def each_weight(table: Table, most: int = 8) -> list[dict[str, str]]:
     """List the `views` of an analysis: a figure for each of at most `most` weights, with the first and the last."""
     names = list(dict.fromkeys(table["weight"]))
     some = [names[place] for place in results.chosen(range(len(names)), most)]
-    return [({"weight": name}, f"{name}: {caption}") for name in some]
+    return [{"weight": name} for name in some]
 
 
 def spread(table: Table, by: Sequence[str], column: str, interval: str = "range") -> Table:
@@ -120,15 +158,18 @@ def spread(table: Table, by: Sequence[str], column: str, interval: str = "range"
     return found.assign(low=low, high=high).sort_values(by[-1], kind="stable", ignore_index=True)
 
 
-def over_replicates(points: Table, shape: str, interval: str = "range") -> str:
-    """Describe a mean for a title: the number of replicates, and the meaning of its bars or its band."""
-    known = points[points["replicates"] > 0]["replicates"]
-    if known.empty:
-        return "one replicate" if points["of"].max() == 1 else f"{points['of'].max()} replicates"
-    fewest, most = int(known.min()), int(known.max())
-    if most == 1:
-        return "one replicate"
-    return f"mean of {most if fewest == most else f'{fewest} to {most}'} replicates, {shape}: {INTERVALS[interval]}"
+def thick(width: float) -> float:
+    """Return the width of a line in points, by the style sheet; `width` is that on the screen."""
+    from matplotlib import rcParams
+
+    return width * rcParams["lines.linewidth"] / 1.5
+
+
+def letters(lines: float = 1) -> float:
+    """Return the height of so many lines of text in inches, by the style sheet."""
+    from matplotlib import rcParams
+
+    return 1.35 * lines * rcParams["font.size"] / 72
 
 
 def aside(ax: Any, place: int, num: int, num_x: int) -> Any:
@@ -146,15 +187,16 @@ def bars(ax: Any, x: Any, part: Table, look: Look, label: str, first: bool = Fal
     return ax.errorbar(
         x, part["mean"],
         yerr=[part["mean"] - part["low"], part["high"] - part["mean"]] if part["replicates"].max() > 1 else None,
-        color=color, marker=marker, markersize=4 if first else 3.5, linestyle=line, linewidth=1.6 if first else 0.9,
-        elinewidth=0.9 if first else 0.6, capsize=2, label=label, zorder=3 if first else 2, **options,
+        color=color, marker=marker, markersize=thick(4 if first else 3.5), linestyle=line,
+        linewidth=thick(1.6 if first else 0.9), elinewidth=thick(0.9 if first else 0.6), capsize=thick(2), label=label,
+        zorder=3 if first else 2, **options,
     )  # fmt: skip
 
 
 def band(ax: Any, x: Any, part: Table, look: Look, label: str, **options: Any) -> None:
     """Draw a line of means with a band between the ends of `spread`, and a few markers evenly apart."""
     color, marker, line = look
-    options = {"linestyle": line, "linewidth": 1.2, "markersize": 4, "markevery": 0.12} | options
+    options = {"linestyle": line, "linewidth": thick(1.2), "markersize": thick(4), "markevery": 0.12} | options
     step = {"steps-post": "post"}.get(options.get("drawstyle", ""))
     ax.plot(x, part["mean"], color=color, marker=marker, label=label, **options)
     if part["replicates"].max() > 1:
@@ -169,9 +211,8 @@ def by_round(points: Table) -> Iterator[tuple[str, Table, Look]]:
         yield f"round {index}, density {line['density'].mean():.3g}", line, look
 
 
-def view(ax: Any, points: Table, full: bool = False) -> float:
-    """Give the first branch, with its bars, at least two fifths of the height, unless `full`; return the bottom."""
-    ax.ticklabel_format(axis="y", useOffset=False)
+def view(points: Table, full: bool = False) -> tuple[float, float]:
+    """Return limits that give the first branch, with its bars, at least two fifths of the height, unless `full`."""
     known = points[points["mean"].notna()]
     main = known if full else known[known["branch"] == points["branch"].iloc[0]]
     main = known if main.empty else main
@@ -183,8 +224,7 @@ def view(ax: Any, points: Table, full: bool = False) -> float:
     # At least a fiftieth, so that a difference of a few examples looks small.
     middle, half = (low + high) / 2, max(high - low, 0.02) / 2
     middle = min(max(middle, half), 1 - half)
-    ax.set_ylim(middle - 1.1 * half, middle + 1.1 * half)
-    return middle - 1.1 * half
+    return middle - 1.1 * half, middle + 1.1 * half
 
 
 def density_axis(ax: Any, densities: Any) -> None:
@@ -216,14 +256,147 @@ def plain(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def finish(ax: Any, title: str) -> Any:
-    """Add a small title, a faint grid, and a legend beside the axes, where it covers no curve and no bar."""
-    ax.set_title(title, fontsize=9)
-    ax.grid(alpha=0.25, linewidth=0.6)
-    _, labels = ax.get_legend_handles_labels()
-    columns = 1 + "\n".join(labels).count("\n") // 25
-    ax.legend(frameon=False, fontsize=8, ncols=columns, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
+def finish(
+    ax: Any,
+    points: Table,
+    shape: str = "bars",
+    interval: str = "range",
+    named: Mapping[str, Any] | None = None,
+    above: float | None = None,
+) -> Any:
+    """Add a faint grid and the legend: inside the axes where it covers nothing, otherwise beside or above them.
+
+    Args:
+        ax: The axes.
+        points: The means of `spread`, of which a last entry explains the bars or bands and counts the replicates.
+        shape: ``"bars"``, ``"band"``, or words that have both.
+        interval: A key of `captions.INTERVALS`.
+        named: What the legend shows in place of the lines of a label.
+        above: Inches above the axes where the legend is, in any case; for axes that are full of panels.
+    """
+    ax.grid(alpha=0.25, linewidth=thick(0.6))
+    handles, labels = ax.get_legend_handles_labels()
+    entries = [((named or {}).get(label, handle), label) for handle, label in zip(handles, labels, strict=True)]
+    if points["replicates"].max() > 1:
+        kind = {"range": INTERVALS["range"], "t": "95 % t interval"}[interval]
+        entries.append((_glyph(shape), f"{kind}, n = {captions.counted(points)[1]}"))
+    _place(ax, [handle for handle, _ in entries], [label for _, label in entries], above)
     return ax
+
+
+def grid(num: int, width: float) -> tuple[int, int]:
+    """Return the numbers of panels beside and above each other in so many inches, with room for a title on each."""
+    most = max(2, int((width - letters(3)) / letters(8)))
+    across = min(most, num if num <= 3 else 2 if num == 4 else 3)
+    return across, -(-num // across)
+
+
+def panels(ax: Any, num: int) -> list[Any]:
+    """Put panels with the same axes, and room for a title above each, into the place of axes."""
+    across, down = grid(num, ax.figure.get_figwidth())
+    ax.set(frame_on=False, xticks=[], yticks=[])
+    size = ax.get_window_extent()
+    gaps = 0.1 * ax.figure.dpi / size.width, letters(1.6) * ax.figure.dpi / size.height
+    width, height = ((1 + gap) / many - gap for many, gap in zip((across, down), gaps, strict=True))
+    made: list[Any] = []
+    for place in range(num):
+        row, column = divmod(place, across)
+        left, bottom = column * (width + gaps[0]), 1 - height - row * (height + gaps[1])
+        same = {"sharex": made[0], "sharey": made[0]} if made else {}
+        made.append(ax.inset_axes((left, bottom, width, height), **same))
+        made[-1].locator_params(axis="y", nbins=5)
+        made[-1].tick_params(labelleft=column == 0, labelbottom=place + across >= num, labelsize="small")
+    return made
+
+
+def label_panels(ax: Any, made: Sequence[Any], x: str, y: str) -> None:
+    """Label the axes that panels share."""
+    ax.figure.draw_without_rendering()
+    (left, bottom), points = ax.get_window_extent().min, 72 / ax.figure.dpi
+    wide = max(left - label.get_window_extent().x0 for label in made[0].get_yticklabels())
+    high = max(bottom - label.get_window_extent().y0 for label in made[-1].get_xticklabels())
+    ax.set_xlabel(x, labelpad=high * points + 3)
+    ax.set_ylabel(y, labelpad=wide * points + 3)
+
+
+def shaded(line: Any) -> tuple[Any, Any]:
+    """Return what a legend shows of a line in a grey band: both."""
+    return _glyph("band"), line
+
+
+def _glyph(shape: str) -> Any:
+    """Return what a legend shows of bars or bands that are not those of a single line."""
+    from matplotlib.collections import LineCollection
+    from matplotlib.container import ErrorbarContainer
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    band = Patch(facecolor="0.5", alpha=0.25, linewidth=0)
+    if shape == "band":
+        return band
+    bar = LineCollection([], colors="0.35", linewidths=thick(0.9))
+    caps = tuple(Line2D([], [], color="0.35", marker="|", markersize=2 * thick(2)) for _ in range(2))
+    bars = ErrorbarContainer((None, caps, (bar,)), has_yerr=True)  # type: ignore[arg-type]
+    return bars if shape == "bars" else (band, bars)
+
+
+_INSIDE = (
+    "upper right", "lower left", "lower right", "upper left", "lower center", "upper center", "center left",
+    "center right",
+)  # fmt: skip
+
+
+def _place(ax: Any, handles: Sequence[Any], labels: Sequence[str], above: float | None) -> None:
+    """Put the legend where it covers nothing that is drawn."""
+    from matplotlib.transforms import ScaledTranslation
+
+    if not labels:
+        return
+    figure = ax.figure
+    figure.draw_without_rendering()  # so that places are known
+    covered, frame = _drawn(ax), ax.get_window_extent()
+    # Dashes show in long enough handles.
+    legend = ax.legend(handles, labels, frameon=False, handlelength=2.5, borderaxespad=0.6)
+    box = legend.get_window_extent()
+    if above is None and box.width < 0.9 * frame.width and box.height < 0.9 * frame.height:
+        for place in _INSIDE:
+            legend.set_loc(place)
+            around = legend.get_window_extent().padded(figure.dpi * thick(3) / 72)
+            if not any(_touches(path, filled, around) for path, filled in covered):
+                return
+    lines = sum(label.count("\n") + 1 for label in labels)
+    columns = -(-box.height // (0.95 * figure.bbox.height))
+    if above is None and columns * box.width < 0.38 * figure.bbox.width:
+        beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "ncols": int(columns)}
+    else:
+        columns = max(1, min(lines, int(frame.width // box.width)))
+        higher = ax.transAxes + ScaledTranslation(0, above or 0.05, figure.dpi_scale_trans)
+        beside = {"loc": "lower left", "bbox_to_anchor": (0, 1), "bbox_transform": higher, "ncols": columns}
+    ax.legend(handles, labels, frameon=False, handlelength=2.5, borderaxespad=0, **beside)
+
+
+def _drawn(ax: Any) -> list[tuple[Any, bool]]:
+    """List what is drawn on axes as paths in pixels, and if their inside is filled."""
+    import numpy as np
+    from matplotlib.cbook import STEP_LOOKUP_MAP
+    from matplotlib.path import Path
+
+    found = []
+    for line in ax.lines:
+        steps = STEP_LOOKUP_MAP[line.get_drawstyle()](*line.get_xydata().T)
+        found.append((line.get_transform().transform_path(Path(np.column_stack(steps))), False))
+    for some in ax.collections:
+        filled = bool(len(some.get_facecolor()))
+        found += [(some.get_transform().transform_path(path), filled) for path in some.get_paths()]
+    found += [(patch.get_transform().transform_path(patch.get_path()), True) for patch in ax.patches]
+    return found
+
+
+def _touches(path: Any, filled: bool, box: Any) -> bool:
+    import numpy as np
+
+    known = path.vertices[np.isfinite(path.vertices).all(axis=1)]
+    return bool(box.count_contains(known)) or (len(known) > 1 and path.intersects_bbox(box, filled))
 
 
 def contrasting(color: Any) -> str:
@@ -254,15 +427,53 @@ def as_svg(figure: Any, label: str) -> str:
     return text.replace("<svg ", f'<svg role="img" aria-label={quoteattr(label)} ', 1)
 
 
-def saved(figure: Any, ending: str) -> bytes:
-    """Return the content of a figure's file (png, svg, pdf), the same bits each time: without the date."""
+def new_figure(width: float) -> Any:
+    """Make an empty figure outside pyplot, whose files have TrueType fonts however they are saved."""
     from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
+    class Saved(Figure):
+        def savefig(self, *args: Any, **options: Any) -> None:
+            with rc_context(_FILES):
+                super().savefig(*args, **options)
+
+    figure = Saved(figsize=(width, width), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def usual_height(width: float) -> float:
+    """Return the height in inches of a figure that is so wide, in which labels have room."""
+    return max(0.6 * width, letters(15))
+
+
+def fit(figure: Any) -> None:
+    """Make room for a legend above the axes, and break labels that are longer than the figure has room for.
+
+    What is drawn later, such as a file, finds ticks in the style sheet of now.
+    """
+    figure.draw_without_rendering()
+    ax = figure.axes[0]
+    legend, frame = ax.get_legend(), ax.get_window_extent()
+    if legend is not None and (box := legend.get_window_extent()).y0 >= frame.y1:
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + box.height / figure.dpi)
+        figure.draw_without_rendering()
+    for ax in figure.axes:
+        for label in (ax.xaxis.label, ax.yaxis.label):
+            box, text = label.get_window_extent(), label.get_text()
+            out = box.x0 < 0 or box.y0 < 0 or box.x1 > figure.bbox.x1 or box.y1 > figure.bbox.y1
+            if out and " " in text:
+                middle = min((one.start() for one in re.finditer(" ", text)), key=lambda at: abs(at - len(text) / 2))
+                label.set_text(f"{text[:middle]}\n{text[middle + 1 :]}")
+
+
+def saved(figure: Any, ending: str, dpi: int = SHEETS["screen"].dpi) -> bytes:
+    """Return the content of a figure's file (png, svg, pdf), the same bits each time: without the date."""
     dated = {"svg": ("Date", "Creator", "Format", "Type"), "pdf": ("CreationDate",)}.get(ending, ())
     file = io.BytesIO()
-    # Images that are not merged stay small, with sharp pixels.
-    with rc_context({"svg.hashsalt": "lottery", "svg.fonttype": "none", "image.composite_image": False}):
-        figure.savefig(file, format=ending, dpi=150, metadata=dict.fromkeys(dated) or None)
+    figure.savefig(file, format=ending, dpi=dpi, metadata=dict.fromkeys(dated) or None)
     return file.getvalue()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery.analysis import style
+from lottery.analysis import captions, style
 from lottery.analysis.record import Analysis, frame
 from lottery.errors import LotteryError
 from lottery.runs import store
@@ -56,20 +56,37 @@ def figure(survivors: Table, ax: Any = None, weight: str | None = None, rounds: 
     By default of the first weight, for at most six rounds, evenly apart: for each a step line, the mean over
     replicates, in a band from the lowest to the highest.
     """
-    part, weight = style.of_weight(survivors, weight)
-    part = _merged(style.of_rounds(part, rounds))
-    kept = part.groupby(["replicate", "round"])["count"].transform("sum")
-    width, end = part["high"] - part["low"], part["high"].max()
-    # A round that keeps nothing has no density.
-    part = part.assign(probability=part["count"] / kept.where(kept > 0) / width, edge=part["low"])
-    points = style.spread(part.drop(columns=["low", "high"]), ("round", "edge"), "probability")
+    points, weight, end = _points(survivors, weight, rounds)
     ax = style.new_or(ax)
     for label, line, look in style.by_round(points):
         closed = line.iloc[[*range(len(line)), -1]].reset_index(drop=True)  # the last bin has a right edge
         closed.loc[len(line), "edge"] = end
         style.band(ax, closed["edge"], closed, look, label, drawstyle="steps-post", markevery=max(1, len(line) // 8))
     ax.set(ylim=(0, None), xlabel=f"start weight of {weight}", ylabel="probability density of those kept")
-    return style.finish(ax, style.over_replicates(points, "band"))
+    return style.finish(ax, points, "band")
+
+
+def caption(survivors: Table, weight: str | None = None, rounds: Iterable[int] | None = None) -> str:
+    """Write the text beside `figure`, with the number of survivors in each round."""
+    points, weight, _ = _points(survivors, weight, rounds)
+    part = style.of_rounds(style.only(survivors, "weight", weight), rounds)
+    counts = part.groupby(["round", "replicate"])["count"].sum().groupby("round").mean()
+    return " ".join([
+        f"Distribution of the start weights of {weight} that survive.",
+        captions.replicates(points, "band"),
+        *captions.listed(f"round {index} keeps {count:,.0f}" for index, count in counts.items()),
+    ])  # fmt: skip
+
+
+def _points(survivors: Table, weight: str | None, rounds: Iterable[int] | None) -> tuple[Table, str, float]:
+    """Return the mean probability density of each round and bin of a weight, its name, and the end of the last bin."""
+    part, weight = style.of_weight(survivors, weight)
+    part = _merged(style.of_rounds(part, rounds))
+    kept = part.groupby(["replicate", "round"])["count"].transform("sum")
+    width, end = part["high"] - part["low"], part["high"].max()
+    # A round that keeps nothing has no density.
+    part = part.assign(probability=part["count"] / kept.where(kept > 0) / width, edge=part["low"])
+    return style.spread(part.drop(columns=["low", "high"]), ("round", "edge"), "probability"), weight, end
 
 
 def _merged(table: Table) -> Table:
@@ -88,5 +105,6 @@ INITIAL_WEIGHTS = Analysis(
     figure,
     "Distribution of the start weights that survive, for some rounds.",
     chapter="Layers",
-    views=lambda table: style.each_weight(table, "the start weights of the survivors."),
+    caption=caption,
+    views=style.each_weight,
 )

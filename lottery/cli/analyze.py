@@ -164,17 +164,35 @@ def plot(
     run: RunPath,
     kind: Annotated[str, typer.Option(help="The figure to draw, of the kinds below.")] = "accuracy",
     out: Annotated[
-        Path | None, typer.Option(help="The file; png, svg or pdf. By default KIND.png in the run's folder.")
+        Path | None,
+        typer.Option(
+            help="The file; png, svg or pdf. By default KIND.png in the run's folder, in paper style KIND.pdf."
+        ),
     ] = None,
+    style: Annotated[
+        str, typer.Option(metavar="STYLE", help="The size of letters, lines and figure: screen, paper or slides.")
+    ] = "screen",
+    width: Annotated[
+        float | None,
+        typer.Option(metavar="INCHES", help="The width; by default 7.2 on the screen, 5.5 in a paper, 10 on slides."),
+    ] = None,
+    title: Annotated[
+        str | None, typer.Option(help="Above the figure. By default the run's name, in paper style nothing.")
+    ] = None,
+    caption: Annotated[
+        bool, typer.Option("--caption", help="Print a LaTeX caption: n, what the bars are, and the numbers.")
+    ] = False,
     replicate: Replicate = None,
     round: Round = None,
     rounds: Annotated[str, typer.Option(help="For kinds that draw some rounds: these rounds, such as 0,7,15.")] = "",
     weight: Annotated[str, typer.Option(help="For initial_weights, degrees and overlap: this weight.")] = "",
     full: Annotated[bool, typer.Option("--full", help="For accuracy and learning_curves: the whole range.")] = False,
 ) -> None:
-    """Draw a figure of a run to a file.
+    """Draw a figure of a run to a file, and print its path.
 
-    Examples: lottery plot runs/NAME --out accuracy.pdf; lottery plot runs/NAME --kind inputs --rounds 0,7,15
+    With --caption, the output is the LaTeX caption alone, and the path goes to the error stream.
+    Examples: lottery plot runs/NAME --kind inputs --rounds 0,7,15;
+    lottery plot runs/NAME --style paper --out accuracy.pdf --caption > caption.tex
     """
     import inspect
 
@@ -193,7 +211,14 @@ def plot(
     table = options.selected(table, replicate, None if "round" in readable else round)
     if "replicate" in known and replicate is not None:
         chosen["replicate"] = replicate
-    print(plots.save(table, out or run / f"{kind}.png", kind, title=store.read_experiment(run).name, **chosen))
+    text = plots.latex_caption(table, kind, **chosen) if caption else ""
+    if title is None:
+        title = "" if style == "paper" else store.read_experiment(run).name
+    out = out or run / f"{kind}.{'pdf' if style == 'paper' else 'png'}"
+    path = plots.save(table, out, kind, style, width=width, title=title, **chosen)
+    typer.echo(path, err=caption)
+    if caption:
+        print(text)
 
 
 def report(
@@ -203,6 +228,7 @@ def report(
         typer.Option(help="The page; .html. By default report.html in the first run's folder.", metavar="FILE"),
     ] = None,
     tolerance: options.Tolerance = 0.002,
+    author: Annotated[str, typer.Option(help="Who made the runs, to be named on the page.")] = "",
 ) -> None:
     """Write one HTML page about a run, or about several side by side, that fetches nothing and can be mailed.
 
@@ -210,4 +236,4 @@ def report(
     """
     from lottery.report import page
 
-    print(page.write(runs, out or runs[0] / "report.html", tolerance))
+    print(page.write(runs, out or runs[0] / "report.html", tolerance, author))

@@ -1,8 +1,10 @@
-"""The figures of a page about runs, each with a caption."""
+"""The figures of a page about runs: each as SVG in the page's colours, with a caption and the numbers of its points."""
 
 import inspect
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from lottery import plots
 from lottery.analysis import style
@@ -10,12 +12,18 @@ from lottery.analysis.record import Analysis, NothingToDraw
 from lottery.report.tables import Facts
 from lottery.runs import store
 
+_DOTS = 72  # units of an SVG to the inch
+_WIDTH = 5.6  # inches: letters can be read in one column of a phone, and in two of a desktop
+_NAMED = re.compile(r"var\(--c-([0-9a-f]{6})\)")
+_KEPT = "#010101"  # black that stays black in the dark, on a coloured cell
+
 
 class Figure(NamedTuple):
-    """A figure as SVG for a page, and a caption of a sentence or two."""
+    """A figure for a page."""
 
-    svg: str
+    svg: str  # whose colours are those of `colors`
     caption: str
+    panels: list[dict[str, Any]]  # of `panels`
 
 
 def drawn(one: Facts) -> tuple[dict[str, list[Figure]], dict[str, list[str]]]:
@@ -44,7 +52,43 @@ def together(runs: Sequence[Facts]) -> Figure:
     tickets = [one.rows[one.rows["branch"] == store.TICKET].assign(branch=one.label) for one in some]
     which = "all runs" if len(some) == len(runs) else f"the first {len(some)} runs"
     rows = pd.concat(tickets, ignore_index=True)
-    return Figure(plots.svg(rows, "accuracy", reference=False), f"The tickets of {which}.")
+    drawing = figure(rows, "accuracy", reference=False)
+    return drawing._replace(caption=f"The tickets of {which}. {drawing.caption}")
+
+
+def figure(table: Any, kind: str, **options: Any) -> Figure:
+    """Draw the table of a kind of figure for a page; options and errors are those of `lottery.plots.drawn`."""
+    drawing = plots.drawn(table, kind, width=_WIDTH, **options)
+    for text in _on_cells(drawing):
+        text.set_color(_KEPT if text.get_color() == "black" else text.get_color())
+    for ground in (drawing, *drawing.axes):
+        ground.patch.set_visible(False)  # the page's own shows
+    with_cells = any(ax.images for ax in drawing.axes)
+    which = ", ".join(f"{name} {value}" for name, value in options.items() if type(value) in (str, int))
+    svg = _recolored(style.as_svg(drawing, ": ".join(filter(None, (kind.replace("_", " "), which)))), with_cells)
+    return Figure(svg, plots.caption(table, kind, **options), panels(drawing))
+
+
+def panels(drawing: Any) -> list[dict[str, Any]]:
+    """Read the points off a drawn Matplotlib figure, panel by panel.
+
+    Returns:
+        A dict for each axes that has a labelled line: ``box`` (left, top, right, bottom), the names ``x`` and ``y`` of
+        the axes, ``title``, and ``lines``. Each line has a ``name``, a ``color``, and ``points``: the place in the
+        SVG (across, down), the values on both axes and, if it has a bar or a band there, its two ends.
+    """
+    drawing.set_dpi(_DOTS)
+    nested = [(ax, panel) for ax in drawing.axes for panel in (ax, *ax.child_axes)]
+    return [found for ax, panel in nested if (found := _panel(panel, ax))["lines"]]
+
+
+def colors(figures: Iterable[Figure]) -> dict[str, str]:
+    """Return the CSS of each colour that figures use, by the name of its custom property, for light and for dark.
+
+    Greys go from the page's ink to its paper; a colour keeps its hue, and is lighter in the dark.
+    """
+    used = sorted({name for figure in figures for name in _NAMED.findall(figure.svg)})
+    return {f"--c-{name}": _css(name) for name in used}
 
 
 def _drawn(one: Facts, kind: str, analysis: Analysis, branches: Sequence[str]) -> list[Figure]:
@@ -52,11 +96,127 @@ def _drawn(one: Facts, kind: str, analysis: Analysis, branches: Sequence[str]) -
     table = one.table(kind)
     if "branch" in table:
         table = table[table["branch"].isin(branches)]
-    views = analysis.views(table) if analysis.views else [({}, analysis.caption or analysis.help)]
+    views = analysis.views(table) if analysis.views else [{}]
     readable, found = inspect.signature(analysis.table).parameters, []
-    for options, caption in views:
+    for options in views:
         reading = {name: value for name, value in options.items() if name in readable}
         options = {name: value for name, value in options.items() if name in plots.options_of(kind)}
         part = one.table(kind, **reading) if reading.keys() - options.keys() else table
-        found.append(Figure(plots.svg(part, kind, **options), caption))
+        found.append(figure(part, kind, **options))
     return found
+
+
+def _panel(ax: Any, around: Any) -> dict[str, Any]:
+    """Read a panel; what it has no name for is named by the axes around it."""
+    from matplotlib.colors import to_hex
+
+    top, box = ax.figure.bbox.height, ax.get_window_extent()
+    lines = []
+    for name, line, ends in _lines(ax):
+        points = []
+        places = line.get_transform().transform(line.get_xydata())
+        for (across, up), (x, y) in zip(places, line.get_xydata(), strict=True):
+            if math.isfinite(across) and math.isfinite(up) and box.x0 - 1 <= across <= box.x1 + 1:
+                down = top - min(max(up, box.y0), box.y1)  # a point outside is marked on the edge
+                bar = [end for end in ends.get(x, ()) if math.isfinite(end)]
+                points.append([round(across, 1), round(down, 1), *map(_short, (x, y, *bar))])
+        if points:
+            lines.append({"name": name, "color": to_hex(line.get_color())[1:], "points": points})
+    return {
+        "box": [round(side, 1) for side in (box.x0, top - box.y1, box.x1, top - box.y0)],
+        "x": _plain(ax.get_xlabel() or around.get_xlabel()),
+        "y": _plain(ax.get_ylabel() or around.get_ylabel()),
+        "title": ax.get_title(),
+        "lines": lines,
+    }
+
+
+def _lines(ax: Any) -> Iterator[tuple[str, Any, dict[float, tuple[float, float]]]]:
+    """Yield the name of each line with data on both axes, the line, and the ends of its bars or its band by x."""
+    from matplotlib.colors import same_color
+
+    for container in ax.containers:
+        line, _, bars = getattr(container, "lines", (None, (), ()))
+        if line is not None:
+            segments = [segment for bar in bars for segment in bar.get_segments()]
+            yield container.get_label(), line, {segment[0][0]: tuple(segment[:, 1]) for segment in segments}
+    for line in ax.lines:
+        if line.get_label().startswith("_") or not all(line.get_transform().contains_branch_seperately(ax.transData)):
+            continue
+        # In steps, a band has two pairs of ends at each place.
+        some = ax.collections if line.get_drawstyle() == "default" else ()
+        bands = [_ends(one) for one in some if same_color(one.get_facecolor()[:1, :3], [line.get_color()])]
+        points = line.get_xydata()
+        around = (ends for ends in bands if all(x in ends and ends[x][0] <= y <= ends[x][1] for x, y in points))
+        yield line.get_label(), line, next(around, {})
+
+
+def _ends(band: Any) -> dict[float, tuple[float, float]]:
+    """Read the low and the high end of a band by x."""
+    ends: dict[float, tuple[float, float]] = {}
+    for path in band.get_paths():
+        for x, y in path.vertices:
+            low, high = ends.get(x, (y, y))
+            ends[x] = (min(low, y), max(high, y))
+    return ends
+
+
+def _on_cells(drawing: Any) -> Iterator[Any]:
+    """Yield the texts that stand on a coloured cell of an image, whatever the colour of the page."""
+    import numpy as np
+
+    for ax in drawing.axes:
+        for text in ax.texts:
+            x, y = ax.transData.inverted().transform(text.get_transform().transform(text.get_position()))
+            for image in ax.images:
+                left, right, bottom, top = image.get_extent()
+                across, down = (x - left) / (right - left), (y - top) / (bottom - top)
+                cells = np.ma.asarray(image.get_array())
+                if 0 <= across < 1 and 0 <= down < 1:
+                    cell = cells[int(down * cells.shape[0]), int(across * cells.shape[1])]
+                    if cell is not np.ma.masked:
+                        yield text
+
+
+def _recolored(svg: str, with_cells: bool) -> str:
+    """Replace colours by names that a page gives one colour in the light and another in the dark.
+
+    Texts in white, which stand on cells, stay; in a figure with cells all colours but those of texts and grey lines.
+    """
+
+    def named(element: re.Match[str]) -> str:
+        is_text = element[0].startswith("<text")
+
+        def name(found: re.Match[str]) -> str:
+            what, color = found[1], found[2].lower()
+            stays = (
+                color in ("ffffff", _KEPT[1:]) if is_text else with_cells and (what == "fill" or not _is_grey(color))
+            )
+            return found[0] if stays else f"{what}: var(--c-{color})"
+
+        return re.sub(r"\b(fill|stroke): #([0-9a-fA-F]{6})\b", name, element[0])
+
+    # What Matplotlib sets for every line, the page sets once.
+    return re.sub(r"<[a-z][^>]*>", named, re.sub(r"<defs><style.*?</style></defs>", "", svg))
+
+
+def _is_grey(color: str) -> bool:
+    parts = bytes.fromhex(color)
+    return max(parts) - min(parts) < 8
+
+
+def _css(color: str) -> str:
+    if _is_grey(color):
+        ink = round(100 * (1 - sum(bytes.fromhex(color)) / 765))
+        return f"color-mix(in oklab, var(--ink) {ink}%, var(--paper))"
+    return f"light-dark(#{color}, oklch(from #{color} calc(.46 + .46 * l) c h))"
+
+
+def _short(value: float) -> float | int:
+    value = float(f"{value:.5g}")
+    return int(value) if value == int(value) else value
+
+
+def _plain(label: str) -> str:
+    """Return the label of an axis without its remarks in brackets."""
+    return re.sub(r"\s*\([^)]*\)$", "", label.replace("\n", " "))

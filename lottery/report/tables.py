@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from lottery import config, plots
 from lottery.analysis import connectivity, costs
 from lottery.analysis.style import MOST
 from lottery.errors import LotteryError
-from lottery.formatting import duration, ends, number, plain, signed
+from lottery.formatting import duration, number, plain, signed
 from lottery.runs import comparison, published, results, store, tables, verdicts
 from lottery.runs.tables import Grid
 from lottery.runs.verdicts import Table
+
+# What a reader calls the entries of environment.json.
+_NAMES = {"uses": "multiply-adds per entry", "num_threads": "threads", "num_devices": "devices"}
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,22 @@ def gathered(runs: list[Path], tolerance: float = verdicts.TOLERANCE) -> list[Fa
     return facts
 
 
+def byline(one: Facts, author: str = "") -> list[str]:
+    """Say by whom, when and with which version a run was made, as far as that is known."""
+    days = sorted({day(path.stat().st_mtime) for path in one.path.glob("replicate-*/round-*/round.json")})
+    release, commit = one.environment.get("versions", {}).get("lottery"), one.environment.get("commit")
+    return [
+        *([f"by {author}"] if author else []),
+        *([f"files dated {' to '.join(dict.fromkeys((days[0], days[-1])))}"] if days else []),
+        *([f"trained with lottery {release}{f' ({commit[:9]})' if commit else ''}"] if release else []),
+    ]
+
+
+def day(seconds: float) -> str:
+    """Format a time, in seconds since 1970, as the day where the reader of this clock is, such as 2026-11-22."""
+    return date.fromtimestamp(seconds).isoformat()
+
+
 def key_facts(one: Facts) -> dict[str, str]:
     """Collect the most important numbers of a run, by name."""
     dense = one.summary[(one.summary["branch"] == store.TICKET) & (one.summary["round"] == 0)]
@@ -87,19 +107,20 @@ def key_facts(one: Facts) -> dict[str, str]:
     accuracy = dense["accuracy_mean"].iloc[0] if len(dense) else None
     return {
         "dense test accuracy": number(accuracy) or "not measured",
-        "smallest density shown": f"{one.word}, {shown['density']:.4f} (round {shown['round']})" if shown else "none",
-        "smallest by the mean": f"{by_mean['density']:.4f} (round {by_mean['round']})" if by_mean else "none",
-        "smallest density tried": f"{tried:.4f} (1 / {1 / tried:.0f})",
+        f"smallest density shown to be {one.word}": f"{shown['density']:.4f}" if shown else "none",
+        "smallest density matching by the mean": f"{by_mean['density']:.4f}" if by_mean else "none",
+        "smallest density tried": f"{tried:.4f}",
         "replicates": str(one.rows["replicate"].nunique()),
-        "trained": f"{(one.costs['steps'] > 0).sum()} networks, {one.costs['steps'].sum():,} steps",
-        "time": duration(one.costs["seconds"].sum()),
+        "networks trained": f"{(one.costs['steps'] > 0).sum():,}",
+        "steps trained": f"{one.costs['steps'].sum():,}",
+        "time of training": duration(one.costs["seconds"].sum()),
     }
 
 
 def of_run(one: Facts) -> dict[str, Grid | None]:
     """Make the tables of a run by name; None for a table without rows."""
     return {
-        "rounds": tables.by_round(one.summary, one.judged, one.experiment.train.num_steps, one.costs),
+        "rounds": rounds(one),
         "controls": controls(one),
         "transfers": transfers(one),
         "weights": by_weight(one),
@@ -110,6 +131,61 @@ def of_run(one: Facts) -> dict[str, Grid | None]:
     }
 
 
+def rounds(one: Facts) -> Grid:
+    """List the tickets, a row for each round and a number to the cell: accuracy and verdict first, then the rest."""
+    judgements = {line["round"]: line for line in one.judged.to_dict("records")}
+    costs_of = one.costs[one.costs["branch"] == store.TICKET].groupby("round")
+    costs_of = costs_of[["compression", "multiply_adds", "speedup"]].mean()
+    lines = []
+    for line in one.summary[one.summary["branch"] == store.TICKET].to_dict("records"):
+        verdict, cost = judgements.get(line["round"]), costs_of.loc[line["round"]]
+        lines.append({
+            "round": str(line["round"]),
+            "density": f"{line['density']:.4f}",
+            "test accuracy": number(line["accuracy_mean"]),
+            "verdict": verdict["verdict"] if verdict else "",
+            "ticket − dense": signed(verdict["mean"]) if verdict else "",
+            "95 % from": end(verdict["low"]) if verdict else "",
+            "95 % to": end(verdict["high"]) if verdict else "",
+            "n": str(line["replicates"]),
+            "n needed": number(verdict["needed"], ",.0f") if verdict else "",
+            "standard deviation": number(line["accuracy_std"]),
+            "early stop (step)": f"{'≥ ' if line['censored'] else ''}{line['early_stop_step_mean']:,.0f}",
+            "accuracy at the end": number(line["final_accuracy_mean"]),
+            "weights kept": f"{line['num_kept']:,.0f}",
+            "compression (times)": f"{cost['compression']:,.1f}",
+            "multiply-adds": number(cost["multiply_adds"], ",.0f"),
+            "speed-up (times)": number(cost["speedup"], ",.1f"),
+        })  # fmt: skip
+    found = _filled(lines)
+    notes = [
+        "Test accuracy: at the early-stop step, the mean over n replicates, with their standard deviation. "
+        "Ticket − dense: paired by replicate, the mean and the ends of its 95 % t interval."
+    ]
+    if one.summary["censored"].any():
+        notes.append(
+            "≥: in some replicate the validation loss was lowest at the last step, "
+            f"{one.experiment.train.num_steps:,}; longer training may stop later."
+        )
+    notes.append(
+        "Compression: 1 / density. Multiply-adds: for one example, with prunable weights. Speed-up: multiply-adds of "
+        "the dense network over those of the ticket, which no hardware fully reaches."
+    )
+    return found._replace(notes=notes)
+
+
+def verdict_key(one: Facts) -> list[tuple[str, str]]:
+    """Explain each verdict that the table of rounds has, in the order of its first appearance."""
+    known = set(one.judged["verdict"])
+    texts = {
+        one.word: f"the whole 95 % interval of ticket − dense is above −{one.tolerance:g}",
+        f"not {one.word}": f"the whole interval is below −{one.tolerance:g}",
+        verdicts.CANNOT_TELL: f"cannot tell: the interval lies on both sides of −{one.tolerance:g}, or is not known"
+        + ("; n needed: about how many replicates would tell" if one.judged["needed"].notna().any() else ""),
+    }
+    return [(name, text) for name, text in texts.items() if name in known]
+
+
 def controls(one: Facts) -> Grid | None:
     """Compare each control with the ticket, over the replicates that have both."""
     rows, accuracies = [], one.rows.pivot(index="replicate", columns=["branch", "round"], values=verdicts.MEASURE)
@@ -118,10 +194,10 @@ def controls(one: Facts) -> Grid | None:
             index = int(line["round"])
             means = map(number, accuracies[[(branch, index), (store.TICKET, index)]].dropna().mean())
             where = [branch, str(index), f"{line['density']:.4f}", str(int(line["replicates"]))]
-            rows.append([*where, *means, signed(line["mean"]), ends(line["low"], line["high"])])
-    heads = ["control", "round", "density", "n", "its test accuracy", "the ticket's", "ticket − control"]
+            rows.append([*where, *means, signed(line["mean"]), end(line["low"]), end(line["high"])])
+    heads = ["control", "round", "density", "n", "control's test accuracy", "ticket's test accuracy"]
     note = "Means over the n replicates that have both, and the t interval of the differences within replicates."
-    return Grid([*heads, "95 % interval"], rows, [note]) if rows else None
+    return Grid([*heads, "ticket − control", "95 % from", "95 % to"], rows, [note]) if rows else None
 
 
 def transfers(one: Facts) -> Grid | None:
@@ -136,23 +212,19 @@ def transfers(one: Facts) -> Grid | None:
 
 
 def by_weight(one: Facts) -> Grid:
-    """Describe the layers: a row for each weight, and a column for each of some rounds."""
+    """Describe the layers: a row for each weight in each of some rounds."""
     table = one.table("layers")
     table = table[table["branch"] == store.TICKET]
-    rounds, rows = results.chosen(table["round"], MOST), []
-    means = table.groupby(["weight", "round"], sort=False)[["weight_density", "dead_inputs", "dead_units"]].mean()
-    for name, part in table[table["round"] == 0].groupby("weight", sort=False):
-        first = part.iloc[0]
-        row = [str(name), f"{first['inputs']:,.0f} x {first['units']:,.0f}", f"{first['size']:,}"]
-        for index in rounds:
-            density, *dead = means.loc[(name, index)]
-            row.append(f"{number(density)} ({', '.join(f'{num:,.1f}'.removesuffix('.0') for num in dead)})")
-        rows.append(row)
-    note = (
-        "Density of the weight, and in brackets its dead inputs, which no unit reads, and its dead units, which read "
-        "no input; means over replicates."
-    )
-    return Grid(["weight", "inputs x units", "entries", *(f"round {index}" for index in rounds)], rows, [note])
+    table = table[table["round"].isin(results.chosen(table["round"], MOST))]
+    columns = ["density", "weight_density", "kept", "size", "dead_inputs", "inputs", "dead_units", "units"]
+    rows = []
+    for name, part in table.groupby("weight", sort=False):
+        for index, line in part.groupby("round")[columns].mean().iterrows():
+            counts = [f"{line[column]:,.1f}".removesuffix(".0") for column in columns[2:]]
+            rows.append([str(name), str(index), f"{line['density']:.4f}", number(line["weight_density"]), *counts])
+    heads = ["weight", "round", "network's density", "weight's density", "kept", "entries", "dead inputs", "inputs"]
+    note = "Means over replicates. No unit reads a dead input, and a dead unit reads no input."
+    return Grid([*heads, "dead units", "units"], rows, [note])
 
 
 def barriers(one: Facts) -> Grid | None:
@@ -162,9 +234,10 @@ def barriers(one: Facts) -> Grid | None:
         index, step, density, batch_norm, split = key
         means = part[["ends", "highest", "barrier"]].mean()
         stable = "stable" if means["barrier"] < connectivity.STABLE else "not stable"
-        where = [str(index), f"{density:.4f}", str(step), split, batch_norm, str(len(part))]
-        rows.append([*where, *(f"{100 * mean:.2f} %" for mean in means), stable])
-    heads = ["round", "density", "step", "split", "BatchNorm", "replicates", "error at the ends", "highest", "barrier"]
+        where = [str(index), f"{density:.4f}", f"{step:,}", split, batch_norm, str(len(part))]
+        rows.append([*where, *(f"{100 * mean:.2f}" for mean in means), stable])
+    heads = ["round", "density", "step", "split", "BatchNorm", "n"]
+    heads += ["error at the ends (%)", "highest error (%)", "barrier (%)"]
     note = (
         "Two networks trained from the same weights with two orders of the data. Barrier: the highest error on the "
         "straight line between them − the mean of its ends."
@@ -186,16 +259,17 @@ def costs_by_branch(one: Facts) -> Grid:
     for branch, part in [*one.costs.groupby("branch", sort=False), ("all", one.costs)]:
         steps, seconds = part["steps"].sum(), part["seconds"].sum()
         each = f"{1000 * seconds / steps:.2f}" if steps else ""
-        rows.append([str(branch), str(len(part)), f"{steps:,.0f}", duration(seconds), each])
-    notes, seen = ["Time of training, with the evaluations along the way."], costs.total(one.path)["examples"]
+        rows.append([str(branch), f"{len(part):,}", f"{steps:,.0f}", f"{seconds:,.1f}", each])
+    notes, seen = ["Time: of training, with the evaluations along the way."], costs.total(one.path)["examples"]
     if seen:
         notes.append(f"In all, {seen:,} examples were seen, the same examples again in each epoch.")
-    return Grid(["branch", "networks", "steps", "time", "ms a step"], rows, notes)
+    return Grid(["branch", "networks", "steps", "time (s)", "time per step (ms)"], rows, notes)
 
 
 def environment(one: Facts) -> Grid:
     """List the data, the machine and the versions that the run was made with."""
-    values = {key: value for key, value in one.environment.items() if key not in ("versions", "architecture")}
+    apart = ("versions", "architecture", "record_sha256")
+    values = {_NAMES.get(key, key): value for key, value in one.environment.items() if key not in apart}
     architecture = one.environment.get("architecture") or {}
     rows = [["network", plain({key: value for key, value in architecture.items() if key != "keras"})]]
     rows += [[key.replace("_", " "), plain(value)] for key, value in values.items() if value not in (None, {}, "")]
@@ -221,11 +295,13 @@ def side_by_side(runs: Sequence[Facts]) -> Grid:
         values = [plain(one.get(key)) for one in settings]
         if len(set(values)) > 1 and key != "name":
             rows.append([key, *values])
-    return Grid(["", *(one.label for one in runs)], rows, ["Below the key facts: every setting in which they differ."])
+    return Grid(
+        ["what", *(one.label for one in runs)], rows, ["Below the key facts: every setting in which they differ."]
+    )
 
 
 def same_rounds(runs: Sequence[Facts]) -> list[Grid | str]:
-    """Compare the tickets of runs round by round, among those with the same data and seed; or say why not."""
+    """Compare the tickets of runs at the same densities, among those with the same data and seed; or say why not."""
     groups: dict[tuple[Any, ...], list[Facts]] = {}
     for one in runs:
         groups.setdefault((one.environment.get("data_sha256"), one.experiment.run.seed), []).append(one)
@@ -233,10 +309,47 @@ def same_rounds(runs: Sequence[Facts]) -> list[Grid | str]:
     for group in groups.values():
         try:
             if len(group) > 1:
-                rows = comparison.compared({one.label: one.rows for one in group})
-                found.append(tables.compared(rows, group[0].label))
+                own = {one.label: one.rows for one in group}
+                rows = comparison.compared(own)
+                found += [_compared(rows, group[0].label), *comparison.left_out(own, rows)]
         except LotteryError as error:
             found.append(str(error))
     if len(groups) > 1:
         found.append("Runs with other data or another seed have no pairs to compare.")
     return found
+
+
+def end(value: float, form: str = "+.4f") -> str:
+    """Format a difference or an end of an interval; empty if it is not known, as an end from one replicate."""
+    return number(value, form) if abs(value) != float("inf") else ""
+
+
+def _compared(found: Table, first: str) -> Grid:
+    """List several runs at the same rounds, from `lottery.runs.comparison.compared`, a number to the cell."""
+    lines = [
+        {
+            "round": str(line["own_round"]),
+            "density": f"{line['density']:.4f}",
+            "run": line["run"],
+            "test accuracy": number(line["accuracy"]),
+            "95 % from": end(line["low"], ".4f"),
+            "95 % to": end(line["high"], ".4f"),
+            f"run − {first}": end(line["difference"]),
+            "difference from": end(line["difference_low"]),
+            "difference to": end(line["difference_high"]),
+            "n": str(line["replicates"]),
+        }
+        for line in found.to_dict("records")
+    ]
+    notes = [
+        "Test accuracy at the early-stop step: mean over n replicates, and the ends of its 95 % t interval.",
+        f"Run − {first}: the same of the differences, paired by replicate. At each density {first} comes first, and "
+        "then the best.",
+    ]
+    return _filled(lines)._replace(notes=notes)
+
+
+def _filled(lines: list[dict[str, str]]) -> Grid:
+    """Make a table of lines with the same keys, without columns that are empty in all of them."""
+    heads = [head for head in lines[0] if any(line[head] for line in lines)]
+    return Grid(heads, [[line[head] for head in heads] for line in lines])

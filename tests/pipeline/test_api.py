@@ -24,6 +24,10 @@ def test_what_a_run_can_be_asked(small_run, tmp_path):
     assert np.isclose(ticket.density, run.table().query("replicate == 2 and round == 2")["density"].item())
     assert len(run.tickets()) == 6 and run.verify() == []
     assert run.plot().axes and run.plot("overlap", round=1).axes
+    assert "matched" in run.plot("overlap", round=1, matched=True).axes[1].get_ylabel()
+    assert len(run.plot("learning_curves", rounds=[1, 3]).axes[0].get_legend_handles_labels()[1]) == 2
+    paper = run.plot(style="paper", width=4, title="Mine")
+    assert paper.get_figwidth() == 4 and paper.get_suptitle() == "Mine"
     with pytest.raises(LotteryError, match="did you mean"):
         run.plot("acuracy")
     page = run.report(tmp_path / "page.html")

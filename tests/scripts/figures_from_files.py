@@ -3,8 +3,8 @@
     python -m tests.scripts.figures_from_files runs/digits-0d51709e
 
 Each kind of `lottery.plots.kinds` is drawn as `lottery plot` draws it, with its options too. Every number is taken out
-of what was drawn (lines, bars and their caps, bands, images, texts, ticks) and compared with one that is computed from
-``round.json``, ``metrics.csv``, ``path-*.csv``, masks and weights by json, pandas and NumPy. `lottery` only draws.
+of what was drawn (lines, bars and their caps, bands, images, texts, ticks) or of the caption, and compared with one that
+is computed from ``round.json``, ``metrics.csv``, ``path-*.csv``, masks and weights by json, pandas and NumPy. `lottery` only draws.
 Not looked at: overlaps after hidden units are matched; start weights where the mode of rewinding is not "weights".
 """
 
@@ -32,8 +32,9 @@ from lottery import plots
 from lottery.errors import LotteryError
 
 NEAR = 1e-9  # relative; both sides are computed in float64, from whatever the files hold
-NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
+NUMBER = r"-?[\d,]*\d(?:\.\d+)?(?:e[+-]?\d+)?"
 SAID = {"range": "lowest to highest", "t": "95 % t interval for the mean"}
+SHORT = {"range": "lowest to highest", "t": "95 % t interval"}
 MEASURES = ("relative_distance", "cosine", "sign_changes")
 Key = tuple[int, str, int]  # replicate, branch, round
 Table = Any  # a pandas data frame, which type checkers take apart wrongly
@@ -160,13 +161,16 @@ class Figure:
 
     Attributes:
         said: What the figure was drawn with, to begin a complaint with.
+        caption: The text beside it.
+        panels: The axes within the axes, if the figure has panels.
         labels: Of what was looked at, to compare the legend with.
-        counts: Of how many replicates each mean is that was looked at, to compare the title with.
+        counts: Of how many replicates each mean is that was looked at, to compare the caption with.
         most: How many replicates a mean could be of.
     """
 
-    def __init__(self, ax: Any, said: str) -> None:
-        self.ax, self.said = ax, said
+    def __init__(self, ax: Any, said: str, caption: str) -> None:
+        self.ax, self.said, self.panels = ax, said, []
+        self.caption = caption.replace("\N{MINUS SIGN}", "-")
         self.artists, self.numbers, self.texts, self.difference = 0, 0, 0, 0.0
         self.wrong: list[str] = []
         self.labels: list[str] = []
@@ -200,19 +204,25 @@ class Figure:
 
     def text(self, drawn: str, template: str, *values: float) -> None:
         """Compare a text with a template like ``"round {:d}, density {:.3g}"``, numbers to the digits that it prints."""
-        specs = re.findall(r"\{:([^}]*)\}", template)
-        pattern = f"({NUMBER})".join(map(re.escape, re.split(r"\{:[^}]*\}", template)))
-        found = re.fullmatch(pattern, drawn)
         self.texts += len(values)
-        if not found:
-            return self.check(False, f"{drawn!r} should be {template.format(*values)!r}")
-        for number, spec, value in zip(found.groups(), specs, values, strict=True):
-            digit = 0.0 if spec == "d" else 10.0 ** -int(spec[1:-1])
-            if spec.endswith("g"):
-                digit *= 10.0 ** (math.floor(math.log10(abs(value))) + 1) if value else 0
-            right = len(number) <= len(format(value, spec)) + 1 and abs(float(number) - value) <= 0.5001 * digit
-            self.check(right, f"{drawn!r} should be {template.format(*values)!r}")
-        return None
+        found = re.fullmatch(pattern(template), drawn)
+        right = found and rounded(found, template, values)
+        self.check(right, f"{drawn!r} should be {template.format(*values)!r}")
+
+    def says(self, template: str, *values: float) -> None:
+        """Look for a text with such numbers, as in `text`, in the caption."""
+        self.texts += len(values)
+        places = re.finditer(pattern(template), self.caption, re.IGNORECASE)
+        right = any(rounded(one, template, values) for one in places)
+        self.check(right, f"the caption {self.caption!r} does not say {template.format(*values)!r}")
+
+    def says_mean(self, template: str, values: Iterable[float], *others: float, form: str = ".4f", **how: Any) -> None:
+        """Look in the caption for a mean over replicates, in place of MEAN, with the ends of its bar if they differ."""
+        ((mean,), (low,), (high,)), (count,) = spread([values], **how)
+        said, given = f"{{:{form}}}", [mean]
+        if count > 1 and len({format(end + 0.0, form) for end in (mean, low, high)}) > 1:
+            said, given = f"{said} ({said} to {said})", [mean, low, high]
+        self.says(template.replace("MEAN", said), *given, *others)
 
     def label(self, artist: Any, template: str, *values: float) -> None:
         """Compare what the legend calls an artist."""
@@ -227,7 +237,8 @@ class Figure:
 
     def inside(self, x: Any, y: Any, what: str) -> None:
         """Note it if a point is beyond the axes."""
-        for axis, values, (one, other) in (("x", x, self.ax.get_xlim()), ("y", y, self.ax.get_ylim())):
+        ax = self.panels[0] if self.panels else self.ax
+        for axis, values, (one, other) in (("x", x, ax.get_xlim()), ("y", y, ax.get_ylim())):
             slack = 1e-9 * abs(one - other)
             low, high = min(one, other) - slack, max(one, other) + slack
             finite = np.asarray(values, float)[np.isfinite(np.asarray(values, float))]
@@ -271,23 +282,30 @@ class Figure:
         self.same(f"{what}, band", heights(band, at), np.stack([low[:num], high[:num]], 1))
         return None
 
-    def finish(self, title: str | None, *values: float, what: str = "bars", interval: str = "range") -> None:
-        """Compare title, legend and ticks, and note what was not looked at."""
-        if title is not None:
+    def finish(self, what: str = "bars", interval: str = "range") -> None:
+        """Compare what the caption says over replicates, the legend and ticks, and note what was not looked at."""
+        self.check(not self.ax.get_title(), f"the axes have the title {self.ax.get_title()!r}")
+        labels = list(self.labels)
+        if self.most:
             counts = [one for one in self.counts if one] or [self.most]
             fewest, most = min(counts), max(counts)
-            spec, numbers = ("{:d}", [most]) if fewest == most else ("{:d} to {:d}", [fewest, most])
-            said = f"mean of {spec} replicates, {what}: {SAID[interval]}" if any(self.counts) else f"{spec} replicates"
-            whole = title.replace("SAID", "one replicate" if most == 1 else said)
-            self.text(self.ax.get_title(), whole, *([*numbers] if most > 1 else []), *values)
+            said = f"{most}" if fewest == most else f"{fewest} to {most}"
+            if most == 1:
+                whole = "One replicate (n = 1)."
+            else:
+                labels.append(f"{SHORT[interval]}, n = {said}")
+                whole = f"Means of n = {said} replicates, {what}: {SAID[interval]}."
+            self.check(
+                whole in self.caption or f"{most} replicates." in whole, f"{self.caption!r} should say {whole!r}"
+            )
         legend = self.ax.get_legend()
         texts = [text.get_text() for text in legend.get_texts()] if legend else []
-        self.check(sorted(texts) == sorted(self.labels), f"the legend says {texts}, and shown are {self.labels}")
-        ax = self.ax
-        every = [*ax.lines, *ax.collections, *ax.patches, *ax.images, *ax.texts]
-        unknown = [one for one in every if id(one) not in self._looked]
-        self.check(not unknown, f"nothing is known of {unknown}")
-        for axes in (*ax.figure.axes, *ax.child_axes):
+        self.check(sorted(texts) == sorted(labels), f"the legend says {texts}, and shown are {labels}")
+        for ax in (self.ax, *self.panels):
+            every = [*ax.lines, *ax.collections, *ax.patches, *ax.images, *ax.texts]
+            unknown = [one for one in every if id(one) not in self._looked]
+            self.check(not unknown, f"nothing is known of {unknown}")
+        for axes in (*self.ax.figure.axes, *self.ax.child_axes):
             for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
                 self._ticks(axis)
 
@@ -301,6 +319,24 @@ class Figure:
                 self.texts += 1
                 near = abs(float(text) - place) <= max(1e-3 * apart, 1e-5 * abs(place))
                 self.check(near, f"a tick at {place} says {text!r}")
+
+
+def pattern(template: str) -> str:
+    """Make a regular expression for a text with other numbers."""
+    return f"({NUMBER})".join(map(re.escape, re.split(r"\{:[^}]*\}", template)))
+
+
+def rounded(found: re.Match[str], template: str, values: Iterable[float]) -> bool:
+    """Say if the numbers of a text were printed from values, to the digits of the template's formats."""
+    right = True
+    specs = re.findall(r"\{:([^}]*)\}", template)
+    for number, spec, value in zip(found.groups(), specs, values, strict=True):
+        digit = 0.0 if spec == "d" else 10.0 ** -int(spec.lstrip(",")[1:-1])
+        if spec.endswith("g"):
+            digit *= 10.0 ** (math.floor(math.log10(abs(value))) + 1) if value else 0
+        near = abs(float(number.replace(",", "")) - value) <= 0.5001 * digit
+        right &= near and len(number) <= len(format(value, spec)) + 1
+    return right
 
 
 def evenly(some: Iterable[int], most: int) -> list[int]:
@@ -365,12 +401,19 @@ def look_at_accuracy(figure: Figure, files: Files, full: bool = False, interval:
     bottom = -math.inf if full else ax.get_ylim()[0]
     containers, marks = list(ax.containers), among(ax.lines, "_below")
     figure.check(len(containers) == len(files.branches()), "not every branch is drawn")
+    any_below = False
     for branch, container in zip(files.branches(), containers, strict=False):
         rounds = files.rounds(branch)
         x = [files.density(keys) for keys in rounds.values()]
         values = [[known(files.records[key], "early_stop_test_accuracy") for key in keys] for keys in rounds.values()]
         mean = figure.bars(container, x, values, branch, interval)
         below = mean < bottom
+        any_below |= below.any()
+        pruned = [place for place, index in enumerate(rounds) if index and mean[place] == mean[place]]
+        if pruned:
+            best, last = max(pruned, key=lambda place: mean[place]), pruned[-1]
+            figure.says_mean(f"{branch} highest MEAN at density {{:.3g}}", values[best], x[best], interval=interval)
+            figure.says_mean("sparsest MEAN at density {:.3g}", values[last], x[last], interval=interval)
         if below.any():
             figure.label(container, branch + "\n(falls to {:.3g})", mean[below].min())
             figure.check(marks, f"{branch} has no marks below")
@@ -386,6 +429,8 @@ def look_at_accuracy(figure: Figure, files: Files, full: bool = False, interval:
             (dense_mean, dense_low, dense_high), counts = spread(values[:1], interval)
             (dense,) = among(ax.lines, "dense")
             figure.label(dense, "dense")
+            if any(counts[:1]):
+                figure.says_mean("dense MEAN", values[0], interval=interval)
             figure.line(dense, [0, 1], [dense_mean[0]] * 2, "dense")
             if counts[0] > 1:
                 (patch,) = ax.patches
@@ -404,7 +449,8 @@ def look_at_accuracy(figure: Figure, files: Files, full: bool = False, interval:
     if all(files.records[key]["early_stop_test_accuracy"] is None for key in files.records):
         figure.check([text.get_text() for text in ax.texts] == ["no accuracy is measured"], "nothing says why")
         figure.saw(*ax.texts)
-    figure.finish("SAID", interval=interval)
+    figure.check(("Triangles" in figure.caption) == any_below, "triangles and the caption disagree")
+    figure.finish("bars and grey band", interval)
 
 
 def look_at_early_stop(figure: Figure, files: Files, interval: str = "range") -> None:
@@ -433,6 +479,11 @@ def look_at_early_stop(figure: Figure, files: Files, interval: str = "range") ->
         mean = figure.bars(container, x, values, branch, interval)
         figure.inside(x, mean, branch)
         censored = np.array([last in some for some in values])
+        for place in (0, -1):
+            bound = "≥ " * bool(censored[place])
+            figure.says_mean(
+                f"{bound}MEAN at density {{:.3g}}", values[place], x[place], form=",.0f", interval=interval
+            )
         if censored.any():
             any_bound = True
             if not bounds:
@@ -442,7 +493,9 @@ def look_at_early_stop(figure: Figure, files: Files, interval: str = "range") ->
         figure.label(containers[-1], "≥ (last step)")
         figure.saw(*containers.pop().lines[0:1])
     figure.check(not containers and not bounds, "more is drawn than the files have")
-    return figure.finish("SAID", interval=interval)
+    if any_bound:
+        figure.says("the last step, {:,.0f}", last)
+    return figure.finish(interval=interval)
 
 
 def look_at_learning_curves(
@@ -454,9 +507,9 @@ def look_at_learning_curves(
     for key in itertools.chain(*rounds.values()):
         table = pd.read_csv(files.folder(key) / "metrics.csv")
         curves[key] = table[table["split"] == split]
-    notes = []
     if measure == "accuracy" and all(curve["accuracy"].isna().all() for curve in curves.values()):
-        measure, notes = "loss", ["no accuracy is measured: the loss"]
+        measure = "loss"
+        figure.says("No accuracy is measured")
     figure.check(ax.get_ylabel() == f"{split} {measure}", f"the axis says {ax.get_ylabel()!r}")
     num = max(int((curve["step"] > 0).sum()) for curve in curves.values())
     together = max(1, math.ceil(num / most))
@@ -476,6 +529,8 @@ def look_at_learning_curves(
         by_step = np.array(values).T
         figure.line(line, steps[0], by_step.mean(axis=1), f"round {index}")
         figure.band(line, bands, steps[0], by_step, f"round {index}")
+        form = ".4f" if measure == "accuracy" else ".4g"
+        figure.says_mean(f"round {index} ends at MEAN", by_step[-1], form=form)
         figure.check(line.get_drawstyle() == "default", f"round {index} is drawn as steps")
         figure.inside(steps[0], [], f"round {index}")
         every.append(pd.DataFrame({"step": steps[0], "low": by_step.min(axis=1), "high": by_step.max(axis=1)}))
@@ -483,16 +538,16 @@ def look_at_learning_curves(
     settled = points[points["step"] >= 0.05 * points["step"].max()]
     figure.inside([], points[["low", "high"]] if full else settled[["low", "high"]], "what is said to be inside")
     low, high = ax.get_ylim()
-    notes += [] if together == 1 else ["each point after step 0 the mean of up to {:d} evaluations"]
-    if "may lie outside" in ax.get_title():
+    if together > 1:
+        figure.says("Each point after step 0 is the mean of up to {:d} evaluations", together)
+    if "may lie outside" in figure.caption:
         figure.check(not full, "it says that something is outside, and is to show all")
-        notes.append("the first 5 % of the steps may lie outside")
     else:
         figure.check(
             ((points["low"] >= low) & (points["high"] <= high)).all(), "something is outside, and nothing says so"
         )
-    numbers = [] if together == 1 else [together]
-    figure.finish("\n".join([f"{branch}: SAID", *notes]), *numbers, what="band")
+    figure.says(f"{split} {measure} while training, of {'the ticket' if branch == 'ticket' else branch}.")
+    figure.finish("band")
 
 
 def look_at_layers(figure: Figure, files: Files, branch: str = "ticket") -> None:
@@ -511,6 +566,7 @@ def look_at_layers(figure: Figure, files: Files, branch: str = "ticket") -> None
         figure.counts += [len(some) for some in values]
         figure.label(container, weight)
         figure.inside(x, mean, weight)
+        figure.says_mean(f"MEAN of {weight}", values[-1], form=".3g")
         gone = [index for index, some in zip(rounds, values, strict=True) if 0 in some]
         emptied |= bool(gone)
         figure.saw(cross)
@@ -519,7 +575,9 @@ def look_at_layers(figure: Figure, files: Files, branch: str = "ticket") -> None
     if emptied:
         figure.label(containers[-1], "nothing is left")
         figure.saw(containers[-1].lines[0])
-    figure.finish("SAID")
+    figure.check(("Crosses" in figure.caption) == emptied, "crosses and the caption disagree")
+    figure.says("round {:d} keeps {:.3g} of the network", max(rounds), files.density(rounds[max(rounds)]))
+    figure.finish()
 
 
 def look_at_initial_weights(figure: Figure, files: Files, weight: str | None = None) -> None:
@@ -548,8 +606,9 @@ def look_at_initial_weights(figure: Figure, files: Files, weight: str | None = N
         figure.check(line.get_drawstyle() == "steps-post", f"round {index} is not drawn as steps")
         figure.band(line, bands, edges, by_bin, f"round {index}", step=True)
         figure.inside(edges, mean, f"round {index}")
+        figure.says("round {:d} keeps {:,.0f}", index, statistics.fmean(starts[key].size for key in keys))
     figure.check(weight in ax.get_xlabel(), f"the axis says {ax.get_xlabel()!r}")
-    figure.finish("SAID", what="band")
+    figure.finish("band")
 
 
 def look_at_degrees(figure: Figure, files: Files, weight: str | None = None, side: str = "in") -> None:
@@ -573,6 +632,8 @@ def look_at_degrees(figure: Figure, files: Files, weight: str | None = None, sid
         figure.same(f"round {index}", shown, fractions.mean(axis=1))
         figure.band(line, bands, range(most + 1), fractions, f"round {index}", step=True)
         figure.inside([], y, f"round {index}")
+        entries, dead = np.mean([degrees[key].mean() for key in keys]), 100 * fractions[0].mean()
+        figure.says("round {:d} has {:.3g} on average and {:.3g} % without any", index, entries, dead)
     fewest = min(int(some.min()) for some in degrees.values())
     figure.inside([fewest, most], [], "the fewest or the most")
     figure.check(ax.get_xlim()[0] >= 0.8 * fewest, "the axis starts far from the fewest")
@@ -581,22 +642,23 @@ def look_at_degrees(figure: Figure, files: Files, weight: str | None = None, sid
     figure.check(f"({weight})" in ax.get_xlabel(), f"the axis says {ax.get_xlabel()!r}")
     what = {"in": "come into a unit", "out": "leave an input"}[side]
     figure.check(what in ax.get_xlabel(), f"the axis says {ax.get_xlabel()!r}")
-    figure.finish("SAID", what="band")
+    figure.finish("band")
 
 
 def look_at_inputs(figure: Figure, files: Files, replicate: int = 1) -> None:
     ax, weight = figure.ax, files.weights()[0]
     here = [(replicate, "ticket", index) for index in files.few() if (replicate, "ticket", index) in files.records]
     architecture = json.loads((files.run / "environment.json").read_text()).get("architecture") or {}
-    shape = [*architecture.get("input_shape", ()), 1, 1, 1][:3]
-    expected, note = [], ""
+    shape = list(architecture.get("input_shape", ()))
+    shape = [*shape, 1][:3] if len(shape) in (2, 3) else [0]  # other examples are no images
+    expected, several = [], ""
     for key in here:
         kept = files.kept(key)[weight].sum(axis=-1)
         if kept.ndim > 1:  # of a convolution's kernel: rows, columns, channels
-            note = ", {:d} channels side by side" if kept.shape[2] > 1 else ""
+            several = "Channels are side by side." if kept.shape[2] > 1 else ""
             expected.append(np.hstack([kept[:, :, channel] for channel in range(kept.shape[2])]))
         elif math.prod(shape) == kept.size:
-            note = ", channels summed" if shape[2] > 1 else ""
+            several = "Channels are summed." if shape[2] > 1 else ""
             expected.append(kept.reshape(shape).sum(axis=2))
         else:
             expected.append(kept[None])
@@ -606,6 +668,9 @@ def look_at_inputs(figure: Figure, files: Files, replicate: int = 1) -> None:
     counts = np.concatenate([image[image > 0] for image in expected])
     ends = [min(counts.min(), counts.max() - 1), counts.max()] if counts.size else [0, 1]
     bar = ax.child_axes[0].get_xlabel()
+    unread = any((image == 0).any() for image in expected)
+    zero = [text.get_text() for text in ax.child_axes[0].texts]
+    figure.check(zero == ["0"] * unread, f"beside the bar stands {zero}")
     figure.check(("(log)" in bar) == (ends[1] > 5 * ends[0] > 0), f"the bar says {bar!r} from {ends}")
     for image, text, key, kept in zip(ax.images, ax.texts, here, expected, strict=False):
         what = f"round {key[2]}"
@@ -619,11 +684,13 @@ def look_at_inputs(figure: Figure, files: Files, replicate: int = 1) -> None:
         figure.check(above, f"{what} stands above another image")
         figure.inside([left, right], [top, bottom], what)
     figure.saw(*ax.patches, *ax.lines)  # frames, and cuts between channels
-    if any((image == 0).any() for image in expected):
-        figure.labels.append("nothing is kept: not read")
-    channels = [shape[2] if "summed" in note else files.kept(here[0])[weight].shape[-2]] if "{" in note else []
-    figure.text(ax.get_title(), f"{weight}, replicate {{:d}}{note}", replicate, *channels)
-    figure.finish(None)
+    for key, kept in zip(here, expected, strict=True):
+        figure.says("{:d} in round {:d}", (kept == 0).sum(), key[2])
+    figure.says(", of {:,.0f}:", expected[0].size)
+    figure.says(f"{weight} at each ")
+    figure.says("Replicate {:d} (n = 1)", replicate)
+    figure.check(several in figure.caption and ("Channels" in figure.caption) == bool(several), "the channels")
+    figure.finish()
 
 
 def look_at_overlap(figure: Figure, files: Files, weight: str = "all") -> None:
@@ -633,7 +700,7 @@ def look_at_overlap(figure: Figure, files: Files, weight: str = "all") -> None:
     flat = [np.concatenate([files.kept(key)[name].ravel() for name in names]) for key in keys]
     sizes = [files.kept(keys[0])[name].size for name in names]
     (image,) = ax.images
-    cells = np.full((len(keys), len(keys)), np.nan)
+    cells, overlaps, chances = np.full((len(keys), len(keys)), np.nan), [], []
     texts = {tuple(map(int, text.get_position())): text for text in ax.texts}
     figure.check(len(texts) == len(ax.texts) == len(keys) ** 2, f"{len(texts)} texts for {len(keys)} masks")
     for one, other in itertools.product(range(len(keys)), repeat=2):
@@ -642,24 +709,33 @@ def look_at_overlap(figure: Figure, files: Files, weight: str = "all") -> None:
         if one == other:
             figure.text(text.get_text(), "density\n{:.3g}", flat[one].mean())
             continue
-        cells[one, other] = np.sum(flat[one] & flat[other]) / np.sum(flat[one] | flat[other])
+        overlap = np.sum(flat[one] & flat[other]) / np.sum(flat[one] | flat[other])
         common = sum(
             files.kept(keys[one])[name].sum() / size * files.kept(keys[other])[name].sum()
             for name, size in zip(names, sizes, strict=True)
         )
         chance = common / (flat[one].sum() + flat[other].sum() - common)
-        figure.text(text.get_text(), "{:.3f}\n({:.3f})", cells[one, other], chance)
+        figure.text(text.get_text(), "{:.3f}\n({:.3f})", overlap, chance)
+        cells[one, other] = overlap - chance
+        overlaps.append(overlap)
+        chances.append(chance)
     figure.saw(image)
-    figure.same("overlaps", np.ma.filled(image.get_array(), np.nan), cells)
-    figure.check(np.nanmax(cells) <= image.get_clim()[1] and image.get_clim()[0] == 0, "the colours do not reach")
+    figure.same("overlaps - chance", np.ma.filled(image.get_array(), np.nan), cells)
+    figure.check(image.get_clim() == (-1, 1), "the colours have another scale")
     for axis in (ax.xaxis, ax.yaxis):
         figure.same("replicates", [int(text.get_text()) for text in axis.get_ticklabels()], [key[0] for key in keys])
         figure.same("their places", axis.get_ticklocs(), range(len(keys)))
         axis.set_ticks([])  # names, not numbers of an axis
     of = "all weights" if weight == "all" else weight
-    title = f"{{:d}} masks of round {{:d}}, {of}; in brackets: random masks"
-    figure.text(ax.get_title(), title, len(keys), index)
-    figure.finish(None)
+    figure.says(f"n = {{:d}} replicates at round {{:d}}, {of};", len(keys), index)
+    mean, chance = statistics.fmean(overlaps), statistics.fmean(chances)
+    if len(keys) > 2:
+        pairs = len(keys) * (len(keys) - 1) // 2
+        ends = (min(overlaps), max(overlaps))
+        figure.says("Mean of {:d} pairs: {:.3f} ({:.3f} to {:.3f}), chance {:.3f}", pairs, mean, *ends, chance)
+    else:
+        figure.says("Mean of the pair: {:.3f}, chance {:.3f}", mean, chance)
+    figure.finish()
 
 
 def look_at_distance(figure: Figure, files: Files, measure: str = "relative_distance") -> None:
@@ -679,7 +755,9 @@ def look_at_distance(figure: Figure, files: Files, measure: str = "relative_dist
         mean = figure.bars(container, x, values, name)
         figure.label(container, "all weights" if name == "all" else name)
         figure.inside(x, mean, name)
-    figure.finish("SAID")
+    for place, said in ((0, "all weights"), (-1, "; and")):
+        figure.says_mean(f"{said} MEAN at density {{:.3g}}", found["all"][place], x[place], form=".3g")
+    figure.finish()
 
 
 def _measured(before: np.ndarray, after: np.ndarray, measure: str) -> float:
@@ -701,27 +779,42 @@ def _barriers(errors: list[np.ndarray]) -> list[float]:
 def look_at_barrier(figure: Figure, files: Files, split: str | None = None) -> None:
     ax, points = figure.ax, files.points
     splits = sorted(set(points["split"])) if split is None else [split]
-    part = points[points["round"].isin(evenly(points["round"], 3))]
+    part = points[points["round"].isin(evenly(points["round"], 6))]
     part = part[part["step"].isin(evenly(part["step"], 3))]
-    pairs = sorted({(int(index), int(step)) for index, step in zip(part["round"], part["step"], strict=True)})
-    paths, named, bands = among(ax.lines, "_path"), labelled(ax.lines), list(ax.collections)
-    figure.check(len(paths) == len(pairs) * len(splits) and len(named) == len(pairs), "not every path is drawn")
-    for (index, step), name in zip(pairs, named, strict=False):
-        heights = []
-        for which in splits:
-            line, errors = paths.pop(0), files.errors(index, step, which)
-            heights.append(statistics.fmean(_barriers(errors)))
-            alphas = np.arange(len(errors[0])) / (len(errors[0]) - 1)
-            what = f"round {index}, step {step}, {which}"
-            figure.line(line, alphas, np.mean(errors, axis=0), what)
-            figure.band(line, bands, line.get_xdata(), np.transpose(errors), what)
-            figure.check(line.get_linestyle() == ("-" if which == "test" else "--"), f"{what}: the style of the other")
-            figure.check(line.get_color() == name.get_color(), f"{what}: the legend has another colour")
-            figure.inside(alphas, np.mean(errors, axis=0), what)
-        measured = ", ".join(f"{which} {{:.4f}}" for which in splits)
-        figure.saw(name)
-        figure.label(name, f"round {{:d}}, step {{:d}}\nbarrier: {measured}", index, step, *heights)
-    figure.finish(f"SAID{_of_paths(files, splits)}", what="band")
+    rounds, steps = sorted(set(part["round"])), sorted(set(part["step"]))
+    figure.panels = ax.child_axes
+    named = {line.get_label(): line for line in labelled(ax.lines)}
+    figure.check(len(figure.panels) == len(rounds), f"{len(figure.panels)} panels of {len(rounds)} rounds")
+    for step, which in itertools.product(steps, splits):
+        line = named.pop(f"step {step}, {which}")
+        figure.saw(line)
+        figure.label(line, f"step {{:d}}, {which}", step)
+    figure.check(not named, "the legend has more")
+    for panel, index in zip(figure.panels, rounds, strict=False):
+        paths, bands = list(panel.lines), list(panel.collections)
+        density = files.density(files.path_replicates(index, steps[0]))
+        figure.text(panel.get_title(), "round {:d}, density {:.3g}", index, density)
+        here = [step for step in steps if ((part["round"] == index) & (part["step"] == step)).any()]
+        figure.check(len(paths) == len(here) * len(splits), f"round {index}: not every path is drawn")
+        for step in here:
+            heights = []
+            for which in splits:
+                line, errors = paths.pop(0), files.errors(index, step, which)
+                (name,) = among(ax.lines, f"step {step}, {which}")
+                figure.check(line.get_label() == name.get_label(), f"{index}, {step}, {which}: another's name")
+                heights.append(statistics.fmean(_barriers(errors)))
+                alphas = np.arange(len(errors[0])) / (len(errors[0]) - 1)
+                what = f"round {index}, step {step}, {which}"
+                figure.line(line, alphas, np.mean(errors, axis=0), what)
+                figure.band(line, bands, line.get_xdata(), np.transpose(errors), what)
+                dash = "-" if which == "test" else "--"
+                figure.check(line.get_linestyle() == name.get_linestyle() == dash, f"{what}: the style of the other")
+                figure.check(line.get_color() == name.get_color(), f"{what}: the legend has another colour")
+                figure.inside(alphas, np.mean(errors, axis=0), what)
+            measured = ", ".join(f"{which} {{:.4f}}" for which in splits)
+            figure.says(f"round {{:d}}, step {{:d}}: {measured}", index, step, *heights)
+    _check_remark(figure, files)
+    figure.finish("band")
 
 
 def look_at_instability(figure: Figure, files: Files, over: str = "density") -> None:
@@ -746,13 +839,16 @@ def look_at_instability(figure: Figure, files: Files, over: str = "density") -> 
         figure.inside(x, mean, f"{line} {value}, {split}")
         style = container.lines[0].get_linestyle()
         figure.check(style == ("-" if split == "test" else "--"), f"{line} {value}, {split}: the style of the other")
+        for place in (0, -1) if split == "test" else ():
+            figure.says_mean(f"MEAN at {over} {{:.3g}}", values[place], x[place])
     figure.check(not containers, "more is drawn than the files have")
-    return figure.finish(f"SAID{_of_paths(files, splits)}")
+    _check_remark(figure, files)
+    return figure.finish()
 
 
-def _of_paths(files: Files, splits: list[str]) -> str:
-    recomputed = "\nstatistics of BatchNorm recomputed" if files.points["recomputed"].any() else ""
-    return ("; dashed: train" if "train" in splits else "") + recomputed
+def _check_remark(figure: Figure, files: Files) -> None:
+    recomputed = bool(files.points["recomputed"].any())
+    figure.check(("BatchNorm" in figure.caption) == recomputed, "the caption is wrong about BatchNorm")
 
 
 LOOKS: dict[str, Callable[..., None]] = {
@@ -818,7 +914,7 @@ def compared(
             for chosen in variants(kind, files) if options is None else [options]:
                 ax = plots.drawn(table, kind, **chosen).axes[0]
                 said = ", ".join([kind, *(f"{name} {value}" for name, value in chosen.items())])
-                figure = Figure(ax, said)
+                figure = Figure(ax, said, plots.caption(table, kind, **chosen))
                 LOOKS[kind](figure, files, **chosen)
                 row["figures"] += 1
                 for name in ("artists", "numbers", "texts", "wrong"):
