@@ -33,6 +33,11 @@ def column(values: Iterable[Any]) -> list[str]:
     ]
 
 
+def are_numbers(cells: Iterable[str]) -> bool:
+    """Return True if the texts of a column are numbers, which stand to the right, or empty."""
+    return all(cell[:1] in "0123456789+-≥" for cell in cells)
+
+
 def signed(value: float) -> str:
     """Format a difference with its sign; zero is +0.0000."""
     return _formatted(value, "+.4f")

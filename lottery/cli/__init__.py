@@ -102,11 +102,12 @@ def show(
     """
     from lottery.runs import results
 
-    rows = selected(results.table(run), replicate, round)
+    rows = selected(results.table(run), replicate, None)
+    chosen = selected(rows, None, round)
     if as_json or as_csv:
-        output.rows(rows, as_json, as_csv)
+        output.rows(chosen, as_json, as_csv)
     else:
-        output.summary(run, rows, tolerance)
+        output.summary(run, rows, tolerance, round)
 
 
 app.command(short_help="Draw a figure of a run.", cls=analyze.WithKinds)(analyze.plot)

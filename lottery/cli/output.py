@@ -68,8 +68,11 @@ def grid(shown: "tables.Grid", has_rows: bool = False) -> None:
     say(*(note for note in shown.notes if not (note.startswith("≥") and "early stop" in absent)))
 
 
-def summary(run: Path, rows: Any, tolerance: float) -> None:
-    """Print a run's verdict in a line, its table with a verdict for each round, and the rest of what it shows."""
+def summary(run: Path, rows: Any, tolerance: float, round: int | None = None) -> None:
+    """Print a run's verdict in a line, its table with a verdict for each round, and the rest of what it shows.
+
+    The table may be of one round alone; the verdict is of all.
+    """
     from lottery.runs import results, store, tables, verdicts
 
     if rows.empty:
@@ -82,6 +85,7 @@ def summary(run: Path, rows: Any, tolerance: float) -> None:
     _console().print(text, style=f"bold {COLOURS[found.tone]}")
     print()
     points = results.summary(rows, num_steps)
+    points = points if round is None else points[points["round"] == round]
     if (points["branch"] == store.TICKET).any():
         grid(tables.by_round(points, verdicts.judged(rows, tolerance, word), num_steps), has_rows=True)
         say(f"{word.capitalize()}: the whole 95 % interval of vs dense is above -{tolerance:g}, see --tolerance.")
@@ -109,7 +113,7 @@ def table(
     widths = fitted(heads, lines, formatting.columns(sys.stdout), leave_out)
     printed = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, GAP - 1, 0, 0))
     for place, width in widths.items():
-        numbers = heads[place] not in PROSE and all(line[place][:1] in "0123456789+-≥" for line in lines)
+        numbers = heads[place] not in PROSE and formatting.are_numbers(line[place] for line in lines)
         printed.add_column(
             _folded(heads[place], width), justify="right" if numbers else "left", width=width, overflow="fold"
         )

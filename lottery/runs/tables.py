@@ -78,15 +78,18 @@ def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None =
 
 def html(shown: Grid) -> str:
     """Write a table and its notes as HTML for a notebook, verdicts in colour."""
-    place = shown.heads.index("verdict") if "verdict" in shown.heads else -1
-    parts = [f"<th style='text-align: right'>{escape(head)}</th>" for head in shown.heads]
-    for row in shown.rows:
-        parts.append("</tr><tr>")
-        for number, cell in enumerate(row):
-            colour = f"; color: {COLOURS[verdicts.tone(cell)]}" if number == place and cell else ""
-            parts.append(f"<td style='text-align: right{colour}'>{escape(printable(cell))}</td>")
-    notes = "".join(f"<br>{escape(note)}" for note in shown.notes)
-    return f"<table><tr>{''.join(parts)}</tr></table>{f'<small>{notes[4:]}</small>' if notes else ''}"
+    numbers = [formatting.are_numbers(row[place] for row in shown.rows) for place in range(len(shown.heads))]
+
+    def cell(kind: str, place: int, text: str) -> str:
+        style = f"text-align: {'right' if numbers[place] else 'left'}; padding: 2px 8px"
+        if kind == "td" and text and shown.heads[place] == "verdict":
+            style += f"; color: {COLOURS[verdicts.tone(text)]}"
+        return f'<{kind} style="{style}">{escape(printable(text))}</{kind}>'
+
+    lines = [("th", shown.heads), *(("td", row) for row in shown.rows)]
+    rows = ("".join(cell(kind, place, text) for place, text in enumerate(texts)) for kind, texts in lines)
+    notes = "<br>".join(map(escape, shown.notes))
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>{f'<small>{notes}</small>' if notes else ''}"
 
 
 def compared(found: Table, first: str) -> Grid:

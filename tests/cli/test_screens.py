@@ -214,6 +214,13 @@ def test_the_verdict_comes_first_and_in_colour(printed, monkeypatch):
     assert fits(printed(f"{words} 0.9", 60)[0], 60) == []
 
 
+def test_the_verdict_is_of_all_rounds_where_the_table_is_of_one(printed):
+    whole, one = (printed(f"show runs/RUN --tolerance 0.9{more}", None)[0] for more in ("", " --round 2"))
+    assert whole.splitlines()[0] == one.splitlines()[0] and one.startswith("A winning ticket: 51.6 %")
+    assert len(re.findall(r"^ +[0-3] +[01]\.\d{4}", whole, re.M)) == 4
+    assert re.findall(r"^ +([0-3]) +[01]\.\d{4}", one, re.M) == ["2"]
+
+
 def test_the_criteria_and_other_names_that_exist_are_in_the_help_of_run(printed, monkeypatch):
     from lottery.enforcement import ENFORCEMENTS
     from lottery.pruning import branches, criteria, schedules
