@@ -142,7 +142,7 @@ def test_names_in_text_and_docstrings_lead_to_their_entries(site):
     text = (site / "experiments" / "index.html").read_text()
     assert re.search(r'href="\.\./api/pruning/#lottery\.pruning\.criteria\.CRITERIA"', text)
     docstrings = (site / "api" / "pruning" / "index.html").read_text()
-    assert re.search(r'href="\.\./weights/#lottery\.weights\.unprunable"><code>weights\.unprunable</code>', docstrings)
+    assert 'href="#lottery.pruning.ranking.keep_highest"><code>keep_highest</code>' in docstrings
     assert not [path for path in site.rglob("*.html") if "<autoref" in path.read_text()]
 
 

@@ -17,7 +17,7 @@ from lottery.training import mirrored
 from lottery.training.loop import Logs, Loop, evaluation, scaler
 from lottery.training.trainer import ACCURACIES, Arrays
 
-# BatchNormalization statistics are recomputed from at most so many examples, so many at a time.
+# BatchNormalization statistics are recomputed from at most this number of examples, in batches of this size.
 STATISTICS_EXAMPLES, STATISTICS_BATCH = 10_000, 1000
 
 
@@ -73,7 +73,7 @@ def path(
     alphas: Iterable[float],
     recompute: Callable[[], None] | None = None,
 ) -> list[Row]:
-    """Evaluate the networks at some places between two networks of a model, which keeps the weights of the last.
+    """Evaluate the networks at some points between two networks of a model, which keeps the weights of the last point.
 
     The result is rows of alpha, split, loss and error, which is 1 - accuracy. A loss may be infinite or NaN.
     """

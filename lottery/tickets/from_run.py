@@ -94,7 +94,7 @@ def listed(run: Path) -> verdicts.Table:
 
 
 def examples(source: Path, provenance: Mapping[str, Any], path: str = "", num: int = NUM_EXAMPLES) -> np.ndarray:
-    """Load at most so many examples of the validation part, or of the training part if there is none, scaled as there.
+    """Load up to `num` examples of the validation split (of the training split if there is none), scaled as in the run.
 
     A file at `path` with the four arrays of the data goes first. Otherwise the data of a run are looked up as the run
     did; those of a ticket file, which may come from a stranger, are never downloaded: they come with the packages

@@ -17,7 +17,7 @@ Logs = Mapping[str, Any]
 
 EVALUATION_BATCH = 1000
 
-# A call of the compiled steps takes at most so many steps and about so many seconds. Between calls progress is shown,
+# The most steps, and about the seconds, of one call of the compiled steps. Between calls progress is shown,
 # NaN is noticed, checkpoints are written, and a run can be stopped.
 LONGEST_PIECE, PIECE_SECONDS = 250, 0.5
 
