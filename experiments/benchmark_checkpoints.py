@@ -1,19 +1,19 @@
-"""What checkpoints cost: the part of training time that they take at the default of one a minute.
+"""Measure the cost of checkpoints: the share of training time that they take at the default of one per minute.
 
-Networks of the experiments that ship with the package are trained for a few steps, each with its own optimiser, on
-images made for it, and checkpoints are written one after the other. Of each is measured
+Trains networks of the built-in experiments for a few steps, each with its own optimizer, on made-up images, and writes
+checkpoints one after the other. For each network it measures
 
-- how long training waits, while variables, slots and the best weights are copied;
-- how long it takes until the file is whole: hashed, written, flushed to the disk and renamed, beside training;
-- the time of the processor, which training lacks where all cores are busy, and the part of a minute that it is.
+- how long training waits while variables, slots and the best weights are copied;
+- how long it takes, in parallel to training, until the file is complete: hashed, written, flushed and renamed;
+- the processor time, which training lacks when all cores are busy, and its share of a minute.
 
-LeNet-300-100 is also trained in turns with a checkpoint each second and with none, and the times are compared: what
-checkpoints cost beyond that would show here, sixty times as large as by default.
+It also trains LeNet-300-100 in turns with one checkpoint per second and with none, and compares the times. Any other
+cost of checkpoints would show there, sixty times as large as with the default.
 
 Command:
     python experiments/benchmark_checkpoints.py
 
-It takes about three minutes on two cores. Run it on a machine that does nothing else.
+Time: about three minutes on two cores. Run it on an idle machine.
 """
 
 import json
@@ -40,10 +40,10 @@ NETWORKS = {
 }
 MINUTE = 60.0
 
-Writes = Annotated[int, typer.Option(min=1, help="How often each checkpoint is written.")]
-Turns = Annotated[int, typer.Option(min=1, help="Turns with checkpoints each second, and without.")]
-Seconds = Annotated[float, typer.Option(min=1, help="About how long a turn takes.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every measurement there.")]
+Writes = Annotated[int, typer.Option(min=1, help="Number of times each checkpoint is written.")]
+Turns = Annotated[int, typer.Option(min=1, help="Turns with one checkpoint per second, and turns without.")]
+Seconds = Annotated[float, typer.Option(min=1, help="Approximate seconds per turn.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every measurement to this file.")]
 
 
 def main(writes: Writes = 9, turns: Turns = 7, seconds: Seconds = 10, json_file: JsonFile = None) -> None:
@@ -78,7 +78,7 @@ def _prepared(name: str, num_steps: int) -> preparing.Prepared:
 
 
 def _train(prepared: preparing.Prepared, checkpointer: checkpoints.Checkpointer) -> float:
-    """Seconds that a training takes."""
+    """Time a training, in seconds."""
     start = weights.read_state(prepared.trainer.model)
     began = time.perf_counter()
     prepared.trainer.train(start, {}, (0, 1, 2), checkpointer=checkpointer)
@@ -86,7 +86,7 @@ def _train(prepared: preparing.Prepared, checkpointer: checkpoints.Checkpointer)
 
 
 def timed_writing(prepared: preparing.Prepared) -> tuple[tuple[float, ...], int]:
-    """A checkpoint after each step of a training: medians of the seconds that training waits for one, until it is
+    """Write a checkpoint after each step: medians of the seconds that training waits for one, until it is
     whole, and of the processor; and its size."""
     prepared.trainer.seconds_per_step = 1e9  # one step in each piece, so that there is a checkpoint after each
     with tempfile.TemporaryDirectory() as folder:

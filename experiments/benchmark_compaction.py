@@ -1,22 +1,22 @@
-"""What compaction makes of the tickets of a run: units, parameters, file size, multiply-adds and latency.
+"""Measure what compaction makes of the tickets of a run: units, parameters, file size, multiply-adds and latency.
 
-Takes the rounds of a run with the densities nearest to the requested ones (replicate 1), builds the trained network
-with its masked weights at zero, and lets `lottery.tickets.compaction` make it smaller, with and without dropping the
-pixels that no weight reads. For each it prints
+Takes the rounds of a run whose densities are nearest to the requested densities (replicate 1), builds each trained
+network with its masked weights at zero, and compacts it with `lottery.tickets.compaction`, with and without dropping
+the pixels that no weight reads. For each network it prints
 
-- its size: units by layer, parameters, multiply-adds for one image, bytes of the saved `.keras` file, pixels that
-  nothing reads, the largest difference of the outputs on all test images relative to the largest output, and how many
-  of these images are put into another class;
-- the latency of a compiled forward pass (`tf.function`, no XLA) for a batch of 1 and of 1000 images; then the same in
-  the time that the processor has worked, which is nearly that on one thread, and stays so where other programs
-  interfere. Each network takes turns with the masked one, and its factor is how many times longer that one took beside
-  it; times are medians over the turns. `empty` is a network of one weight that reads one pixel: the cost of a call in
-  itself, below which no network of Keras can come.
+- its size: units per layer, parameters, multiply-adds for one image, bytes of the saved `.keras` file, unread pixels,
+  the largest difference of the outputs on all test images relative to the largest output, and the number of images
+  that change their class;
+- the latency of a compiled forward pass (`tf.function`, no XLA) for batches of 1 and 1,000 images, on the clock and in
+  processor time. On one thread the two are nearly equal, but other programs do not affect processor time. Each network
+  takes turns with the masked network; its factor is the ratio of the masked network's time to its own in the same turn.
+  Times are medians over the turns. `empty` is a network with one weight that reads one pixel: the cost of a call, which
+  no Keras network can undercut.
 
 Command, after `lottery run experiments/lenet_mnist.toml`:
     python experiments/benchmark_compaction.py runs/lenet-mnist-... --data mnist.npz --json compaction.json
 
-It takes about a minute on one core. Run it on a machine that does nothing else.
+Time: about a minute on one core. Run it on an idle machine.
 """
 
 import itertools
@@ -46,11 +46,11 @@ DROPS_INPUTS = {"compacted": False, "inputs dropped": True}
 CLOCKS = {"by the clock": time.perf_counter, "of the processor": time.process_time}
 
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder, such as runs/lenet-mnist-3f9c2a1b.")]
-DataFile = Annotated[Path | None, typer.Option("--data", help="The file of the run's data, if it is not found anyway.")]
-Densities = Annotated[str, typer.Option(help="Densities, of each the round that is nearest; separated by commas.")]
-Threads = Annotated[int, typer.Option(min=1, help="Threads that TensorFlow computes with.")]
-Turns = Annotated[int, typer.Option(min=1, help="Turns that each network takes.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every measurement there.")]
+DataFile = Annotated[Path | None, typer.Option("--data", help="The run's data, if they are not found otherwise.")]
+Densities = Annotated[str, typer.Option(help="Densities, separated by commas; the nearest round of each is used.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads of TensorFlow.")]
+Turns = Annotated[int, typer.Option(min=1, help="Turns per network.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every measurement to this file.")]
 
 
 def main(

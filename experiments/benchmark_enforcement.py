@@ -1,21 +1,23 @@
-"""What a training step costs under each mode of enforcement, as a ratio to the unmasked step, in one sitting.
+"""Measure the cost of a training step in each mode of enforcement, as a ratio to the unmasked step.
 
-Measures LeNet-300-100 with batches of 60 and Adam at 1.2e-3, on one thread and on all of them:
+Measures LeNet-300-100 with batches of 60 and Adam at 1.2e-3, on one thread and on all threads:
 
-- `bare`: our compiled loop, no mask; `bare again` is the same once more, and shows what the sitting cannot resolve;
-- `bare, tf_keras`: the same network, built with tf_keras, which is what tfmot wraps;
-- each mode of `lottery.enforcement.ENFORCEMENTS`, in the same loop, with masks of density 0.2 in boolean variables
-  and callbacks as `lottery.run` sets them;
-- `tfmot fit`: tensorflow_model_optimization under `fit` of tf_keras, with its own callback.
+- `bare`: our compiled loop without masks. `bare again` repeats it, and shows the precision of the measurement;
+- `bare, tf_keras`: the same network built with tf_keras, which tfmot needs;
+- each mode of `lottery.enforcement.ENFORCEMENTS` in the same loop, with masks of density 0.2 in boolean variables, and
+  with callbacks as in `lottery.run`;
+- `tfmot fit`: tensorflow_model_optimization in `fit` of tf_keras, with its own callback.
 
 Command:
     python experiments/benchmark_enforcement.py --data mnist.npz --json enforcement.json
 
-It takes 4 to 5 minutes on two cores. As in `benchmark_training.py`, the contestants take turns in an order that
-rotates, and times are medians with ranges. `to bare` is the median of the ratios within each repetition, with the range
-of their middle half; `fastest` is the ratio of the fastest turns, which is steadier where other programs interfere. The
-last two columns are the ratio to `bare, tf_keras`, and that of `tfmot fit` to the line. Run it on a machine that does
-nothing else: where `bare again` is further from 1 than 0.02, it says that it could not tell.
+Time: 4 to 5 minutes on two cores. Run it on an idle machine.
+
+As in `benchmark_training.py`, the contestants take turns in a rotating order, and times are medians with ranges. `to
+bare` is the median of the ratios within each repetition, with the range of their middle half. `fastest` is the ratio of
+the fastest turns, which is steadier when other programs interfere. The last two columns are the ratio to `bare,
+tf_keras`, and the ratio of `tfmot fit` to the line. If `bare again` differs from 1 by more than 0.02, the program says
+that the machine was too busy.
 """
 
 import contextlib
@@ -53,9 +55,9 @@ from lottery import enforcement, weights
 from lottery.pipeline import environment
 from lottery.training.trainer import Trainer
 
-# At most so many times the unmasked step.
+# The largest acceptable ratio to the unmasked step.
 GOALS = {"constraint": 1.03, "gradient": 1.03, "reparameterization": 1.3, "tfmot": 1.7}
-# How far the same loop may be from itself.
+# The largest acceptable difference between two measurements of the same loop, as a ratio.
 RESOLVED = 0.02
 UNMASKED = {"bare": "keras", "bare again": "keras", "bare, tf_keras": "tf_keras"}
 
@@ -76,7 +78,7 @@ def main(
 
 
 def measure_modes(data_file: Path | None, num_threads: int, repetitions: int, steps: int) -> dict[str, Any]:
-    """Seconds a step by contestant, with one number of threads, and which loops are compiled by XLA."""
+    """Measure seconds per step of each contestant with one number of threads, and which loops XLA compiles."""
     environment.use_threads(num_threads)
     splits, _ = load(data_file)
     trainers: dict[str, Trainer] = {}
@@ -98,7 +100,7 @@ def measure_modes(data_file: Path | None, num_threads: int, repetitions: int, st
 
 
 def _check_held(mode: str, trainer: Trainer) -> None:
-    """A mode that is fast because it does not hold the masks would be no news."""
+    """Check that masks are held: a mode that is fast because it does not hold them would win."""
     trained = weights.read(trainer.model)
     for name, mask in trainer.masks.items():
         kept = mask.numpy()

@@ -1,27 +1,27 @@
-"""How long a training step, an evaluation, a round and a start take, ours and others', in one sitting.
+"""Measure the time of a training step, an evaluation, a round and a start, for `lottery` and for other libraries.
 
-Measures LeNet-300-100 with batches of 60 and Adam at 1.2e-3 on MNIST (random images of the same shape where the
-file is not at hand: the time does not depend on the values), on one thread and on all of them:
+Measures LeNet-300-100 with batches of 60 and Adam at 1.2e-3 on MNIST, on one thread and on all threads. Without the
+file it uses random images of the same shape, because the time does not depend on the values. It prints
 
-- milliseconds a training step: `bare` (our compiled loop, no mask), `lottery` (the same with masks of density 0.2
-  held by `lottery.enforcement.constraint`), Keras' own `fit`, `fit` with a callback that multiplies the kernels by
+- milliseconds per training step: `bare` (our compiled loop without masks), `lottery` (the same with masks of density
+  0.2 held by `lottery.enforcement.constraint`), Keras' own `fit`, `fit` with a callback that multiplies the kernels by
   the masks after each batch, and `fit` of tf_keras on the wrappers of tensorflow_model_optimization (tfmot);
-- what evaluating the validation split every 100 steps adds to training;
-- what a round costs whatever its length: prune, rewind, evaluate, write to disk (below the current folder);
-- how long it takes to start: imports, `lottery --help`, tracing and compiling.
+- the time that evaluating the validation split every 100 steps adds to training;
+- the fixed cost of a round: prune, rewind, evaluate, write to disk (below the current folder);
+- the time to start: imports, `lottery --help`, tracing and compiling.
 
-What each mode of enforcement costs is measured by `benchmark_enforcement.py`.
+`benchmark_enforcement.py` measures the cost of each mode of enforcement.
 
 Command:
     python experiments/benchmark_training.py --data mnist.npz --json benchmark.json
 
-It takes 3 to 4 minutes on two cores. Run it on a machine that does nothing else. The contestants take turns, in an
-order that rotates, so that what else the machine does hits all of them alike. Each number is a median over the
-repetitions with the range beside it; where a range is wider than a fifth of its median, run it again with more
+Time: 3 to 4 minutes on two cores. Run it on an idle machine.
+
+The contestants take turns in a rotating order, so that other programs affect all of them alike. Each number is a median
+over the repetitions, with its range. If a range is wider than a fifth of its median, run the program again with more
 `--repetitions`. A ratio is the median of the ratios within each repetition. A step of `fit` is timed between its
-`on_train_begin` and `on_train_end`, as in a long training: copying the arrays, which each call does once, is shown
-as `whole call` and enters no ratio. One thread is what TensorFlow computes with; Python may run beside it on another
-core.
+`on_train_begin` and `on_train_end`, as in a long training; each call also copies the arrays once, which is shown as
+`whole call` and enters no ratio. "One thread" is the number of TensorFlow's threads; Python may run on another core.
 """
 
 import contextlib
@@ -62,18 +62,18 @@ WARM_UP = 200
 TRAIN = Train()
 EXPERIMENT = config.Experiment(prune=Prune(rate=0.2, rates={"dense_2/kernel": 0.1}))
 
-Repetitions = Annotated[int, typer.Option(min=1, help="Turns that each contestant takes.")]
-Steps = Annotated[int, typer.Option(min=1, help="Training steps in a turn.")]
-Threads = Annotated[list[int] | None, typer.Option(min=1, help="Threads; repeat the option. Default: 1 and all cores.")]
+Repetitions = Annotated[int, typer.Option(min=1, help="Turns per contestant.")]
+Steps = Annotated[int, typer.Option(min=1, help="Training steps per turn.")]
+Threads = Annotated[list[int] | None, typer.Option(min=1, help="Threads; can be repeated. Default: 1 and all cores.")]
 DataFile = Annotated[
     Path | None,
-    typer.Option("--data", help="MNIST as npz; without it $LOTTERY_DATA/mnist.npz, or else random images."),
+    typer.Option("--data", help="MNIST as npz. Default: $LOTTERY_DATA/mnist.npz, or random images."),
 ]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every single measurement there.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every measurement to this file.")]
 
 # Seconds by name, one for each repetition.
 Samples = dict[str, list[float]]
-# From a number of steps to the seconds that these took, and the seconds of the whole call.
+# From a number of steps to the seconds of these steps, and the seconds of the whole call.
 Contestant = Callable[[int], tuple[float, float]]
 
 
@@ -84,7 +84,7 @@ def main(
     data_file: DataFile = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure and print: a training step, an evaluation, a round, a start."""
+    """Measure and print the times of a training step, an evaluation, a round and a start."""
     with sitting(repetitions, steps, threads, data_file, json_file) as (console, results):
         for count in results["threads"]:
             measured = in_fresh_process(measure_training, data_file, count, repetitions, steps)
@@ -99,7 +99,7 @@ def main(
 
 
 def measure_training(data_file: Path | None, num_threads: int, repetitions: int, steps: int) -> dict[str, Samples]:
-    """Steps, whole calls, evaluations and rounds, with one number of threads."""
+    """Measure steps, whole calls, evaluations and rounds with one number of threads."""
     environment.use_threads(num_threads)
     splits, _ = load(data_file)
     model = compiled(splits)
@@ -124,7 +124,7 @@ def measure_training(data_file: Path | None, num_threads: int, repetitions: int,
 
 
 def measure_steps(contestants: Mapping[str, Contestant], repetitions: int, steps: int) -> dict[str, Samples]:
-    """Let contestants take turns: seconds a step of each, of the `steps` alone and of whole `calls`."""
+    """Measure seconds per step of contestants that take turns, for the `steps` alone and for whole `calls`."""
     for run in contestants.values():
         run(min(WARM_UP, steps))
     inside: Samples = {name: [] for name in contestants}
@@ -139,9 +139,9 @@ def measure_steps(contestants: Mapping[str, Contestant], repetitions: int, steps
 
 
 def measure_evaluation(loop: Loop, repetitions: int) -> Samples:
-    """What evaluating every 100 steps adds to training.
+    """Measure what evaluating every 100 steps adds to training.
 
-    It is measured with an evaluation after which the weights are kept as the best so far: the most that it can cost.
+    After each evaluation the weights are kept as the best so far, which is the highest cost.
     """
     batches = loop.batches(SEED)
     samples: Samples = {}
@@ -166,9 +166,9 @@ def measure_evaluation(loop: Loop, repetitions: int) -> Samples:
 
 
 def measure_round(trainer: Trainer, start: Mapping[str, np.ndarray], repetitions: int) -> Samples:
-    """What a round costs apart from its steps, item by item, and `in one go` as a run does it, with a single step.
+    """Measure the cost of a round apart from its steps, item by item, and `in one go` as in a run with a single step.
 
-    It is round 1, where the most entries are ranked. `start` is every variable at step 0.
+    Measures round 1, which ranks the most entries. `start` is every variable at step 0.
     """
     loop = trainer.loop
     dense = masks.ones_like({name: start[name] for name in trainer.masks})
@@ -215,7 +215,7 @@ def measure_round(trainer: Trainer, start: Mapping[str, np.ndarray], repetitions
 
 
 def measure_start(data_file: Path | None, num_threads: int) -> Samples:
-    """What it takes, in a process that has imported nothing yet, until the first steps are trained."""
+    """Measure the time until the first steps are trained, in a process that has imported nothing yet."""
     samples: Samples = {}
     timed = _timer(samples)
 
@@ -239,7 +239,7 @@ def measure_start(data_file: Path | None, num_threads: int) -> Samples:
 
 
 def measure_imports(repetitions: int) -> Samples:
-    """What whole processes take which only import, or only print their help."""
+    """Time whole processes that only import, or only print their help."""
     commands = {
         "python -c pass": ["-c", "pass"],
         "python -c 'import lottery'": ["-c", "import lottery"],
@@ -256,7 +256,7 @@ def measure_imports(repetitions: int) -> Samples:
 
 
 def looping(loop: Loop) -> Contestant:
-    """Train in the pieces that evaluating every 100 steps makes, the loss looked at after each."""
+    """Train in pieces of 100 steps, as between evaluations, and read the loss after each."""
     batches = loop.batches(SEED)
 
     def run(num_steps: int) -> tuple[float, float]:
@@ -270,13 +270,13 @@ def looping(loop: Loop) -> Contestant:
 
 
 def standardised(splits: data.Splits, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """What `fit` trains on: the images that a turn sees once, as floats, and their labels."""
+    """Make the data for `fit`: the images that a turn sees once, as floats, and their labels."""
     positions = np.arange(max(steps, WARM_UP) * TRAIN.batch_size) % len(splits.train)
     return np.asarray(scaler(splits)(splits.train.x[positions])), splits.train.y[positions]
 
 
 def tfmot_fitting(images: tuple[np.ndarray, np.ndarray]) -> Contestant:
-    """Train by `fit` of tf_keras on tfmot's wrappers, which prune to `DENSITY`, all as its guide does it."""
+    """Train with `fit` of tf_keras on tfmot's wrappers, which prune to `DENSITY`, as in tfmot's guide."""
     import tf_keras
     from tensorflow_model_optimization.sparsity import keras as tfmot
 
@@ -287,7 +287,7 @@ def tfmot_fitting(images: tuple[np.ndarray, np.ndarray]) -> Contestant:
 
 
 def compiled(splits: data.Splits, library: str = "keras") -> Any:
-    """LeNet-300-100, compiled, from the same initial weights every time."""
+    """Build and compile LeNet-300-100 from the same initial weights every time."""
     import keras
 
     keras.utils.set_random_seed(0)
@@ -297,13 +297,13 @@ def compiled(splits: data.Splits, library: str = "keras") -> Any:
 
 
 def random_masks(arrays: Mapping[str, np.ndarray]) -> masks.Masks:
-    """Masks of density 0.2, entry by entry by chance."""
+    """Draw random masks of density 0.2, entry by entry."""
     generator = np.random.default_rng(0)
     return {name: generator.random(value.shape) < DENSITY for name, value in arrays.items()}
 
 
 def load(data_file: Path | None) -> tuple[data.Splits, str]:
-    """The data, and what they are."""
+    """Load the data, with their name."""
     folder = os.environ.get("LOTTERY_DATA", "")
     if data_file is not None or (folder and Path(folder, "mnist.npz").exists()):
         return data.load(data.Data(name="mnist", path=str(data_file or ""))), "MNIST"
@@ -316,7 +316,7 @@ def load(data_file: Path | None) -> tuple[data.Splits, str]:
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function returns in a process of its own: TensorFlow's threads are fixed for the life of a process."""
+    """Call a function in a new process, because a process cannot change TensorFlow's number of threads."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _silence) as process:
         return process.submit(function, *arguments).result()
 
@@ -325,14 +325,14 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
 def sitting(
     repetitions: int, steps: int, threads: list[int] | None, data_file: Path | None, json_file: Path | None
 ) -> Iterator[tuple[Console, dict[str, Any]]]:
-    """The frame of a benchmark: what is measured, how long it took, and the measurements as JSON.
+    """Frame a benchmark: print its settings and its duration, and write the measurements as JSON.
 
     Yields:
-        Where to print, and the results to be filled in; the numbers of threads are the keys of `threads` in them.
+        The console, and a dict for the results; its item `threads` has a dict for each number of threads.
     """
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # On a pipe nothing is to be wrapped.
+    # Do not wrap lines on a pipe.
     console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=120)
     began = time.perf_counter()
     console.print(
@@ -348,7 +348,7 @@ def sitting(
 
 
 def print_table(console: Console, title: str, heads: list[str], lines: list[list[str]]) -> None:
-    """Print a table of which all columns but the first are numbers."""
+    """Print a table whose columns are numbers, except the first."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, head in enumerate(heads):
         table.add_column(head, justify="right" if index else "left", no_wrap=True)
@@ -359,7 +359,7 @@ def print_table(console: Console, title: str, heads: list[str], lines: list[list
 
 
 def print_goals(console: Console, heading: str, goals: list[tuple[str, float, str, str, float]]) -> None:
-    """Print whether goals are met, each of what, the value, its format, "at most" or "at least", and the bound."""
+    """Print which goals are met. A goal is a name, a value, its format, "at most" or "at least", and the bound."""
     lines = []
     for what, value, digits, word, bound in goals:
         met = value <= bound if word == "at most" else value >= bound
@@ -368,14 +368,14 @@ def print_goals(console: Console, heading: str, goals: list[tuple[str, float, st
 
 
 def milliseconds(seconds: list[float]) -> list[str]:
-    """Median and range of measurements, in milliseconds."""
+    """Format the median and range of measurements, in milliseconds."""
     values = [1000 * value for value in seconds]
     digits = "{:.3f}" if statistics.median(values) < 10 else "{:.1f}"
     return [digits.format(statistics.median(values)), _range(values, digits)]
 
 
 def ratio(times: list[float], others: list[float]) -> float:
-    """Median of the ratios within each repetition."""
+    """Compute the median of the ratios within each repetition."""
     return statistics.median(one / other for one, other in zip(times, others, strict=True))
 
 
@@ -413,7 +413,7 @@ def _print_training(console: Console, num_threads: int, measured: Mapping[str, S
 
 def _fitting(model: Any, images: tuple[np.ndarray, np.ndarray], *callbacks: Any) -> Contestant:
     class Stopwatch(keras_of(model).callbacks.Callback):
-        """The seconds that `fit` trained for."""
+        """Measure the seconds for which `fit` trains."""
 
         def on_train_begin(self, logs: Any = None) -> None:
             self.began = time.perf_counter()
@@ -432,7 +432,7 @@ def _fitting(model: Any, images: tuple[np.ndarray, np.ndarray], *callbacks: Any)
 
 
 def _multiplication(model: Any, kept: masks.Masks) -> Any:
-    """What people write: after each batch, every kernel times its mask."""
+    """Make the common callback that multiplies every kernel by its mask after each batch."""
     import keras
     import tensorflow as tf
 
@@ -446,14 +446,14 @@ def _multiplication(model: Any, kept: masks.Masks) -> Any:
 
 
 def _silence() -> None:
-    # TensorFlow and tfmot have much to say that no log level silences; what is raised reaches the parent all the same.
+    # TensorFlow and tfmot print much that no log level silences; exceptions still reach the parent.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
 
 
 def _timer(samples: Samples) -> Callable[[str, Callable[[], Any]], Any]:
-    """A function that calls another, and adds the seconds that it took to samples under a name."""
+    """Make a function that calls another, and adds its duration in seconds to samples under a name."""
 
     def timed(name: str, function: Callable[[], Any]) -> Any:
         began = time.perf_counter()

@@ -1,20 +1,20 @@
-"""How much sooner many networks are trained when several are trained at the same time.
+"""Measure how much faster many networks train when several train at the same time.
 
-Ten replicates of LeNet-300-100 on MNIST, dense and one pruned round each, are run from the beginning by
+Runs ten replicates of LeNet-300-100 on MNIST, dense and one pruned round each, from the beginning with
 
-- one worker, which trains each network on the threads that the experiment gives it (with ten replicates on a machine of
-  fewer cores, one thread);
-- as many workers as asked for, on the same threads: the same bits, which is checked;
-- one worker that uses all cores for each network (`run.num_threads`), which is what one would do without workers.
+- one worker, which trains each network on the threads that the experiment gives it (one thread, with ten replicates on
+  a machine with fewer cores);
+- several workers with the same threads per network; the program checks that the bits are the same;
+- one worker that uses all cores for each network (`run.num_threads`), the usual way without workers.
 
-They take turns in one sitting, each in a fresh process and an empty folder, and the ratios of throughput, the median
-over the turns, are printed: of the whole command, from its start to its end, and of training alone, from the first
-step to the last network stored.
+They take turns, each in a fresh process and an empty folder. The program prints the ratios of throughput, as medians
+over the turns: for the whole command, from its start to its end, and for training alone, from the first step to the
+last stored network.
 
 Command:
     LOTTERY_DATA=folder/with/mnist.npz/in/it python experiments/benchmark_workers.py
 
-It takes about ten minutes on two cores. Run it on a machine that does nothing else.
+Time: about ten minutes on two cores. Run it on an idle machine.
 """
 
 import hashlib
@@ -46,11 +46,11 @@ ended = time.perf_counter()
 print(json.dumps({"whole": ended - began, "training": ended - first[0], "run": str(run.path)}))
 """
 
-Workers = Annotated[int, typer.Option(min=2, help="How many workers.")]
+Workers = Annotated[int, typer.Option(min=2, help="Number of workers.")]
 Replicates = Annotated[int, typer.Option(min=1, help="Replicates.")]
-Steps = Annotated[int, typer.Option(min=200, help="Steps of each of the two networks of a replicate.")]
-Turns = Annotated[int, typer.Option(min=1, help="Turns that each takes.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every measurement there.")]
+Steps = Annotated[int, typer.Option(min=200, help="Steps per network.")]
+Turns = Annotated[int, typer.Option(min=1, help="Turns per contestant.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every measurement to this file.")]
 
 
 def main(

@@ -1,15 +1,14 @@
-"""Whether the modes of enforcement find the same tickets: one run under each, and how far their masks agree.
+"""Compare the tickets that the modes of enforcement find: one run in each mode, and the overlap of their masks.
 
-Runs the experiment that ships with the package (LeNet-300-100 on the digits, from the same initial weights, the same
-batches in the same order) once under each mode, and prints for chosen rounds the number of weights that are kept, the
-test accuracy, and the overlap of the masks with those of the `constraint` run: intersection over union, 1 where they
-are the same. What two random masks of these densities would have is beside it.
+Runs the default experiment once in each mode, from the same initial weights and with the same batches in the same
+order. For some rounds it prints the number of kept weights, the test accuracy, the overlap of the masks with those of
+the `constraint` run (intersection over union; 1 means equal), and the overlap of two random masks of these densities.
 
 Command:
     python experiments/compare_enforcement.py
 
-It takes about three minutes on two cores. Overrides such as `prune.num_rounds=6` may follow. Runs land in `runs/`, and
-are not run again.
+Time: about three minutes on two cores. You can add overrides such as `prune.num_rounds=6`. The runs go to `runs/`; runs
+that are complete are not repeated.
 """
 
 import sys
@@ -22,18 +21,18 @@ import lottery
 from lottery import config, files
 from lottery.runs import store
 
-ROUNDS = (0, 1, 5, 10, 15, 18)
+ROUNDS = (0, 1, 5, 10, 15, 17)
 
 
 def overlap(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
-    """Intersection over union of two masks, over all weights."""
+    """Compute the intersection over union of two masks, over all weights."""
     common = sum(int(np.count_nonzero(one[name] & other[name])) for name in one)
     either = sum(int(np.count_nonzero(one[name] | other[name])) for name in one)
     return common / either
 
 
 def by_chance(mask: dict[str, np.ndarray]) -> float:
-    """The overlap that random masks with as many entries in each weight would have, on average."""
+    """Compute the average overlap of random masks with as many entries in each weight."""
     kept = {name: np.count_nonzero(value) for name, value in mask.items()}
     common = sum(kept[name] ** 2 / mask[name].size for name in mask)
     return float(common / (2 * sum(kept.values()) - common))
@@ -47,7 +46,7 @@ def main(words: list[str]) -> None:
         runs[mode] = lottery.run(None, overrides)
     tables = {mode: run.table() for mode, run in runs.items()}
     last = int(tables["constraint"]["round"].max())
-    table = Table("mode", "round", "kept", "test accuracy", "overlap with constraint", "of random masks")
+    table = Table("mode", "round", "kept", "test accuracy", "overlap with constraint", "overlap by chance")
     for mode, run in runs.items():
         for index in [index for index in ROUNDS if index <= last]:
             one, reference = (

@@ -1,15 +1,15 @@
-"""What iterative pruning of ResNet-50 on ImageNet would take on a cluster: time, disk, network, and the bottleneck.
+"""Estimate what iterative pruning of ResNet-50 on ImageNet takes on a cluster: time, disk, network, bottleneck.
 
-Nothing of it is trained. What can be measured without an accelerator is measured here, on one core: how many
-photographs a second are decoded, cropped and resized (JPEGs of 500 x 375 pixels made of noise and ramps of light, of
-about ImageNet's 110 kB), how long masks of 25 million weights take, how long training waits for a checkpoint and how
-large files are; in processor time where other programs would interfere. The rest is arithmetic with numbers that are
-given: images a second that one GPU trains, how many GPUs, how many networks.
+Nothing is trained. The program measures, on one core, what it can measure without an accelerator: how many photographs
+per second it decodes, crops and resizes (JPEGs of 500 x 375 pixels made of noise and gradients of light, of about
+110 kB, as in ImageNet), how long masks of 25 million weights take, how long training waits for a checkpoint, and the
+size of the files. It measures processor time where other programs would interfere. The rest is arithmetic with numbers
+that you pass: images per second that one GPU trains, the number of GPUs, the number of networks.
 
 Command:
     python experiments/cost_of_imagenet.py --gpus 8
 
-It takes about two minutes. Run it on a machine that does nothing else.
+Time: about two minutes. Run it on an idle machine.
 """
 
 import statistics
@@ -30,8 +30,8 @@ IMAGES, VALIDATION, JPEG_BYTES, QUALITY = 1_281_167, 50_000, 110e3, 88
 HOUR, DAY = 3600.0, 86400.0
 
 Gpus = Annotated[int, typer.Option("--gpus", min=1, help="GPUs of the cluster.")]
-Cores = Annotated[int, typer.Option(min=1, help="Cores beside each GPU.")]
-Rate = Annotated[float, typer.Option(min=1, help="Images a second that one GPU trains.")]
+Cores = Annotated[int, typer.Option(min=1, help="Cores per GPU.")]
+Rate = Annotated[float, typer.Option(min=1, help="Images per second that one GPU trains.")]
 Epochs = Annotated[int, typer.Option(min=1, help="Epochs of each network.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Pruned rounds.")]
 Replicates = Annotated[int, typer.Option(min=1, help="Replicates.")]
@@ -57,7 +57,7 @@ def main(
         ["a network's trained weights and masks, MB", f"{measured['stored'] / 1e6:.0f}"],
         ["a checkpoint, MB", f"{measured['checkpoint'] / 1e6:.0f}"],
         ["training waits for a checkpoint, s", f"{measured['waits']:.2f}"],
-        ["a checkpoint until it is whole, s", f"{measured['whole']:.2f}"],
+        ["a checkpoint until it is complete, s", f"{measured['whole']:.2f}"],
         ["processor time of a checkpoint, s", f"{measured['processor']:.2f}"],
         ["masks of a round, layerwise and global, s", f"{measured['layerwise']:.2f}, {measured['global']:.2f}"],
     ]
@@ -70,15 +70,18 @@ def main(
     whole = max(chain, shared)
     rows = [
         ["networks", f"{networks}"],
-        ["images a second that a GPU is fed, of those that it could train", f"{fed:.0f} of {rate:.0f}"],
+        ["images per second fed to a GPU, of those that it could train", f"{fed:.0f} of {rate:.0f}"],
         ["cores that one GPU needs", f"{rate / decoded:.0f}"],
         ["one network, hours", f"{each / HOUR:.1f}"],
-        ["the rounds of one replicate, which wait for one another, days", f"{chain / DAY:.1f}"],
-        ["all networks over all GPUs, days", f"{shared / DAY:.1f}"],
-        ["all of it, days", f"{whole / DAY:.1f}"],
-        ["GPUs beyond which nothing is sooner", f"{-(-networks // (rounds + 1))}"],
-        ["read from the data's disk or network, MB a second", f"{gpus * fed * JPEG_BYTES / 1e6:.0f}"],
-        ["written for checkpoints, one a minute and GPU, MB a second", f"{gpus * measured['checkpoint'] / 60e6:.0f}"],
+        ["the rounds of one replicate, one after the other, days", f"{chain / DAY:.1f}"],
+        ["all networks on all GPUs, days", f"{shared / DAY:.1f}"],
+        ["everything, days", f"{whole / DAY:.1f}"],
+        ["largest useful number of GPUs", f"{-(-networks // (rounds + 1))}"],
+        ["read from the disk or network with the data, MB per second", f"{gpus * fed * JPEG_BYTES / 1e6:.0f}"],
+        [
+            "checkpoints written, one per minute and GPU, MB per second",
+            f"{gpus * measured['checkpoint'] / 60e6:.0f}",
+        ],
         ["the data, GB", f"{(IMAGES + VALIDATION) * JPEG_BYTES / 1e9:.0f}"],
         ["the run's folder at the end, GB", f"{networks * measured['stored'] / 1e9:.1f}"],
     ]
@@ -120,7 +123,7 @@ def _resnet_50() -> Any:
 
 
 def _costs_of_a_network() -> dict[str, float]:
-    """Sizes and times of what is stored, whatever the size of the images, which decides only the time of a step."""
+    """Measure sizes and times of the stored files. They do not depend on the size of the images."""
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (64, 32, 32, 3)).astype(np.uint8), np.arange(64) % 10
     tables = {

@@ -25,7 +25,7 @@ from lottery.training.settings import Train
 def _file_name(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
         raise PydanticCustomError(
-            "name", "Input should be letters, digits, '.', '_' and '-', beginning with one of the first two"
+            "name", "Input should be letters, digits, '.', '_' and '-', and start with a letter or a digit"
         )
     return value
 
@@ -80,7 +80,7 @@ def load(
         LotteryError: The file cannot be read, or a key or value is wrong.
     """
     if source is None:
-        tables = read(Path(__file__).with_name("digits.toml"))
+        tables = read(Path(__file__).with_name("mnist1d.toml"))
         model = (overrides or {}).get("model")
         if isinstance(model, Mapping) and "name" in model:
             del tables["prune"]["rates"]  # they are for the weights of the model that ships with it
@@ -123,7 +123,7 @@ def dump(experiment: Experiment) -> str:
 
 
 def digest(experiment: Experiment) -> str:
-    """Compute eight hexadecimal digits that differ as soon as any value differs."""
+    """Compute eight hexadecimal digits that change with any value."""
     # Without defaults, so that a new key does not change the digests of older experiments.
     canonical = json.dumps(experiment.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]

@@ -1,11 +1,11 @@
-"""Errors with messages for people, and text that is safe to print."""
+"""Errors with readable messages, and text that is safe to print."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class LotteryError(ValueError):
-    """An error whose message says in one sentence what was received, what is allowed, and what to do.
+    """An error with a message of one sentence: the received value, the allowed values, and what to do.
 
     The command line prints the sentence and exits with status 2; any other exception is a bug of ours.
     """

@@ -50,7 +50,7 @@ def is_folder(path: Path) -> bool:
         why = "nothing is there"
     except OSError as error:
         why = error.strerror or str(error)
-    raise TicketError(f"{str(path)!r} is not a run, nor a ticket file: {why}.")
+    raise TicketError(f"{str(path)!r} is neither a run nor a ticket file: {why}.")
 
 
 def read(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Requests to stop: Ctrl-C, SIGTERM, or whatever the caller of a run decides."""
+"""Requests to stop: Ctrl-C, SIGTERM, or a function of the caller."""
 
 import contextlib
 import os

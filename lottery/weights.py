@@ -52,17 +52,17 @@ def portable(model: Any) -> dict[str, Any]:
 def prunable(model: Any, biases: bool = False) -> dict[str, Any]:
     """Return the variables that can be pruned, by name, in the order of `variables`.
 
-    They are trainable and floating, and have two or more dimensions or are named by their layer. Biases and the scales
-    and shifts of normalisation (``gamma``, ``beta``) are left out, whatever their dimensions. A layer names its
-    prunable weights as tfmot's ``PrunableLayer`` does, by a method ``get_prunable_weights`` of its class; then nothing
-    else in the layer, or in a layer inside it, is prunable.
+    A prunable variable is trainable and floating, and has two or more dimensions. Biases and the scales and shifts of
+    normalisation (``gamma``, ``beta``) never count. A layer can name its prunable weights itself, with a method
+    ``get_prunable_weights`` as in tfmot's ``PrunableLayer``; then nothing else in the layer is prunable, and nothing in
+    layers inside it.
 
     Args:
         biases: Include biases, of any dimensions: trainable, floating variables whose own name is ``bias``, except
             where their layer names its weights and leaves them out.
 
     Raises:
-        LotteryError: The model is not built, or a layer names something that is not a variable of its own.
+        LotteryError: The model is not built, or a layer names something other than its own variables.
     """
     without = unprunable(model, biases)
     return {name: value for name, value in variables(model).items() if name not in without}
@@ -87,7 +87,7 @@ def unprunable(model: Any, biases: bool = False) -> dict[str, str]:
 
 
 def is_trained(model: Any, variable: Any) -> bool:
-    """Return True if an optimiser updates the variable, or would if its layer were not frozen."""
+    """Return True if an optimizer updates the variable, or would if its layer were not frozen."""
     if "float" not in str(variable.dtype):
         return False
     states = "_non_trainable_weights" if hasattr(model, "_non_trainable_weights") else "_non_trainable_variables"
@@ -110,10 +110,10 @@ def assign(model: Any, values: Mapping[str, np.ndarray], only: Mapping[str, np.n
 
     Args:
         values: Arrays by stable name; other variables keep their values.
-        only: Masks by name: of a weight that has one, only the entries that it keeps are set.
+        only: Masks by name. Only the entries that a mask keeps are set; weights without a mask are set completely.
 
     Raises:
-        LotteryError: A name does not exist or a shape differs. Nothing has been assigned then.
+        LotteryError: A name does not exist or a shape differs. The model is unchanged.
     """
     targets = variables(model)
     for name, value in values.items():

@@ -13,7 +13,7 @@ from lottery.training.settings import OPTIMIZERS, Train
 EXPERIMENTS = sorted((Path(__file__).parents[1] / "experiments").glob("*.toml"))
 
 
-@pytest.mark.parametrize("path", [None, *EXPERIMENTS], ids=lambda path: path.name if path else "digits")
+@pytest.mark.parametrize("path", [None, *EXPERIMENTS], ids=lambda path: path.name if path else "mnist1d")
 def test_files_load_and_survive_a_round_trip(path):
     experiment = config.load(path)
     again = config.load(tomllib.loads(config.dump(experiment)))
@@ -84,7 +84,10 @@ def test_overrides_are_toml_and_else_strings():
     [
         ("train.num_step=3", "'num_step', allowed is 'num_steps', .*did you mean 'num_steps'"),
         ("trian.num_steps=3", "'trian', allowed is 'name', .*did you mean 'train'"),
-        ("data.name=mnits", "data.name: received 'mnits', allowed is 'digits', 'mnist'.*did you mean 'mnist'"),
+        (
+            "data.name=mnits",
+            "data.name: received 'mnits', allowed is 'mnist1d', 'digits', 'mnist'.*did you mean 'mnist'",
+        ),
         ("data.name=npz", "needs data.path"),
         ("model.name=lenet_300", "did you mean 'lenet_300_100'"),
         ("model.name=resnet_21", "did you mean 'resnet_20'"),

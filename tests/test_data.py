@@ -1,11 +1,17 @@
+import multiprocessing
+import os
+import random
 import zipfile
 
 import numpy as np
 import pytest
 
-from lottery import data
+from lottery import config, data, files
 from lottery.errors import LotteryError
+from lottery.pipeline import preparing
 from tests.conftest import toy_arrays
+
+MNIST1D = data.Data(name="mnist1d", validation=1000)
 
 
 def arrays(**changes):
@@ -76,6 +82,158 @@ def test_mnist_has_the_published_statistics(mnist_path):
 def test_arrays_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(LotteryError, match=message):
         data.split(arrays(**changes), data.Data(validation=20))
+
+
+def global_draws():
+    """What the global generators draw next, which leaves them where they are."""
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    drawn = [*np.random.standard_normal(3), *np.random.random(3), random.gauss(), random.random()]
+    np.random.set_state(of_numpy)
+    random.setstate(of_python)
+    return drawn
+
+
+def made_up():
+    """Arrays of the shapes of MNIST-1D, for tests that need not wait for the real ones."""
+    rng = np.random.default_rng(5)
+    parts = {"train": 5000, "test": 12_000}
+    x = {f"x_{part}": rng.normal(size=(num, 40)).astype(np.float32) for part, num in parts.items()}
+    return x | {f"y_{part}": np.arange(num, dtype=np.int32) % 10 for part, num in parts.items()}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "datasets"
+
+
+@pytest.fixture
+def generated(cache, monkeypatch):
+    """How often MNIST-1D was generated; the arrays are others than those in the code's digest."""
+    calls = []
+
+    def generate():
+        calls.append(os.getpid())
+        return made_up()
+
+    monkeypatch.setattr(data, "_generate_mnist1d", generate)
+    return calls
+
+
+def test_mnist1d_is_generated_and_leaves_the_global_generators_alone(cache):
+    np.random.seed(7)
+    random.seed(7)
+    np.random.standard_normal(), random.gauss()  # half of a pair is kept for the next draw
+    before = global_draws()
+    loaded = data.load(MNIST1D)
+    assert global_draws() == before
+    assert [part.x.shape for part in (loaded.train, loaded.validation, loaded.test)] == [
+        (4000, 40), (1000, 40), (12_000, 40),
+    ]  # fmt: skip
+    assert loaded.train.x.dtype == np.float32 and (loaded.mean, loaded.standard_deviation) == (0, 1)
+    assert list(np.bincount(loaded.test.y)) == [1200] * 10
+    for x in (np.concatenate([loaded.train.x, loaded.validation.x]), loaded.test.x):
+        assert float(x.mean()) == pytest.approx(0, abs=1e-5) and float(x.std()) == pytest.approx(1, abs=1e-5)
+    assert not {*map(bytes, loaded.test.x)} & {*map(bytes, loaded.train.x), *map(bytes, loaded.validation.x)}
+    assert loaded.notes == ()  # the arrays are those of the digest in the code
+    assert [path.name for path in cache.iterdir()] == [f"lottery-mnist1d-{data.MNIST1D_SHA256[:8]}.npz"]
+
+
+def test_the_training_examples_are_those_that_the_package_makes_by_default(monkeypatch):
+    from mnist1d.data import get_dataset_args, make_dataset
+
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    theirs = make_dataset(get_dataset_args())
+    np.random.set_state(of_numpy)
+    random.setstate(of_python)
+    ours = data.DATASETS["mnist1d"]()
+    np.testing.assert_allclose(ours["x_train"], np.concatenate([theirs["x"], theirs["x_test"]]), rtol=1e-6)
+    np.testing.assert_array_equal(ours["y_train"], np.concatenate([theirs["y"], theirs["y_test"]]))
+
+
+def test_an_error_while_generating_leaves_the_global_generators_alone(cache, monkeypatch):
+    import mnist1d.data
+
+    def fail(x, t, settings):
+        np.random.random()
+        random.random()
+        raise MemoryError
+
+    monkeypatch.setattr(mnist1d.data, "transform", fail)
+    before = global_draws()
+    with pytest.raises(MemoryError):
+        data.load(MNIST1D)
+    assert global_draws() == before
+    assert not cache.exists()
+
+
+def test_mnist1d_is_generated_once(generated, cache):
+    first = data.load(MNIST1D)
+    (file,) = cache.iterdir()
+    assert data.load(MNIST1D).fingerprint == first.fingerprint and len(generated) == 1
+    content = file.read_bytes()
+    damaged = [content[: len(content) // 2], b"", content.replace(first.test.x[5].tobytes(), bytes(160), 1)]
+    for number, bad in enumerate(damaged, start=2):
+        assert bad != content
+        file.write_bytes(bad)
+        assert data.load(MNIST1D).fingerprint == first.fingerprint and len(generated) == number
+        assert file.read_bytes() == content
+
+
+def test_a_cache_with_other_arrays_is_not_believed(generated, cache):
+    """Whole as a file, but its arrays are not those that were generated."""
+    data.load(MNIST1D)
+    (file,) = cache.iterdir()
+    kept = data.read_npz(file, (*data.KEYS, "sha256"))
+    kept["x_test"][0, 0] += 1
+    np.savez(file, **kept)
+    assert float(data.load(MNIST1D).test.x[0, 0]) == made_up()["x_test"][0, 0] and len(generated) == 2
+
+
+@pytest.mark.parametrize("why", ["full disk", "no folder"])
+def test_without_a_cache_mnist1d_is_generated_each_time(why, generated, cache, monkeypatch):
+    def refuse(path, content):
+        raise files.StorageError("the disk is full")
+
+    if why == "full disk":
+        monkeypatch.setattr(files, "write", refuse)
+    else:
+        cache.parent.write_text("a file where a folder is wanted")
+    assert data.load(MNIST1D).fingerprint == data.load(MNIST1D).fingerprint
+    assert len(generated) == 2
+
+
+def load_again_and_again(home):
+    """In a process of its own: what is loaded while another process removes, makes and replaces the same cache."""
+    os.environ["KERAS_HOME"], data._generate_mnist1d = str(home), made_up
+    found = set()
+    for _ in range(20):
+        for file in home.glob("datasets/*.npz"):
+            file.unlink(missing_ok=True)
+        found.add(data.load(MNIST1D).fingerprint)
+    return found
+
+
+def test_processes_may_make_the_cache_at_the_same_time(tmp_path):
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        found = pool.map(load_again_and_again, [tmp_path] * 2, chunksize=1)
+    assert found == [{data.split(made_up(), MNIST1D).fingerprint}] * 2
+    assert len(list((tmp_path / "datasets").iterdir())) == 1
+
+
+def test_arrays_that_round_otherwise_are_used_and_reported(generated):
+    loaded = data.load(MNIST1D)
+    (note,) = loaded.notes
+    assert "MNIST-1D as generated here differs" in note
+    assert loaded.fingerprint == data.split(made_up(), MNIST1D).fingerprint  # which is recorded with the run
+    experiment = config.load(None, {"train": {"jit_compile": False}})
+    assert note in preparing.prepare(experiment).notes
+
+
+def test_pixels_of_inputs_that_are_no_pixels_are_reported():
+    loaded = data.split(arrays(), data.Data(validation=20, pixels="unit"))
+    assert (loaded.mean, loaded.standard_deviation) == (0, 1)
+    assert loaded.notes == ("data.pixels = 'unit' has no effect: the inputs are float32, not uint8 pixels.",)
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import lottery
-from lottery import cli, config
+from lottery import cli, config, data
 from lottery.errors import LotteryError
 from lottery.pipeline import presets
 from lottery.runs import verification
@@ -38,9 +38,9 @@ def command(monkeypatch, tmp_path):
 
 
 def test_each_published_experiment_has_a_preset():
-    assert len(NAMES) == 12
+    assert len(NAMES) == 13
     folder = Path(__file__).parents[1] / "experiments"
-    assert {path.stem for path in folder.glob("*.toml")} | {"digits"} == set(NAMES)
+    assert {path.stem for path in folder.glob("*.toml")} | {"mnist1d"} == set(NAMES)
     published = {config.load(path).name for path in presets.paths().values()}
     assert set(PROTOCOLS) <= published
 
@@ -57,7 +57,7 @@ def test_headers_are_complete(name):
     row = next(row for row in presets.listed() if row["name"] == name)
     assert len(row["reproduces"]) > 20
     command = re.search(r"lottery run(?: experiments/(\w+)\.toml)?", header)
-    assert command and (command[1] or "digits") == name
+    assert command and (command[1] or "mnist1d") == name
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,11 @@ def test_made_data_can_be_learned_and_have_the_shape_of_the_real(mnist_path):
         assert array.shape[1:] == real[key].shape[1:] and array.max() <= 255
         assert array.dtype == np.uint8 or key.startswith("y")
     assert set(made[1]) == set(range(10))
-    with pytest.raises(LotteryError, match=r"--smoke makes data for digits.*received data.name = 'npz'"):
+    for name in data.WITHOUT_DOWNLOAD:
+        made, real = presets.smoke_test(config.load(presets.named(name)))[1], data.DATASETS[name]()
+        for array, key in zip(made[::2], ("x_train", "x_test"), strict=True):
+            assert (array.shape[1:], array.dtype) == (real[key].shape[1:], real[key].dtype)
+    with pytest.raises(LotteryError, match=r"--smoke makes data for mnist1d, digits.*received data.name = 'npz'"):
         presets.smoke_test(config.load({"data": {"name": "npz", "path": "x.npz"}}))
 
 
@@ -132,4 +136,4 @@ def test_run_takes_a_name_and_a_file_wins(command, tmp_path):
     assert presets.find("lenet_mnist") == Path("lenet_mnist")
     result = command("run", "--smoke", "run.num_replicates=1", "prune.num_rounds=1")
     assert result.exit_code == 0, result.output
-    assert "digits-smoke-" in result.stdout
+    assert "mnist1d-smoke-" in result.stdout

@@ -77,7 +77,7 @@ def run(
             source, data = presets.smoke_test(config.load(source, overriding))
             overriding = {}
         execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, asked=asked)
-        path = running.run(source, overriding, preparing.Ingredients(data=data), out, execution)
+        path = running.run(source, overriding, preparing.Ingredients(data=data), out, execution, tolerance)
     rows = results.table(path)
     output.summary(path, rows, tolerance)
     figure = plots.save(rows, path / "accuracy.png", title=store.read_experiment(path).name)
@@ -117,7 +117,7 @@ def sweep(
     found = sweeping.points(file, words)
     with options.stoppable() as asked:
         execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, asked=asked)
-        runs = sweeping.sweep(file, words, out, execution)
+        runs = sweeping.sweep(file, words, out, execution, tolerance)
     rows = sweeping.table(runs, found, tolerance)
     output.rows(rows if as_json or as_csv else rows.round(4).astype(object).fillna(""), as_json, as_csv)
 

@@ -23,15 +23,15 @@ class Audit:
     index: tuple[int, ...] | None  # the place of that entry; this and the next two are None if nothing deviates
     held_at: float | None
     found: float | None
-    num_nonzero_slots: int  # numbers in the optimiser's slots that belong to a masked entry and are not zero
+    num_nonzero_slots: int  # numbers in the optimizer's slots that belong to a masked entry and are not zero
     gradient: float | None  # largest absolute gradient of the loss for a masked entry; None without a batch
 
 
 def audit(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None, batch: Any = None) -> dict[str, Audit]:
-    """Examine every masked entry of a model, its optimiser's slots and its gradients; return a record by weight.
+    """Examine every masked entry of a model, its optimizer's slots and its gradients; return a record by weight.
 
-    A deviation is a broken promise. Slots and gradients that are not zero only show how an entry would move if nothing
-    reset it after each update.
+    A deviation means that the masks are not held. Nonzero slots and gradients only show how an entry would move if
+    nothing reset it after each update.
 
     Args:
         model: A built Keras 3 or tf_keras model.
@@ -40,20 +40,20 @@ def audit(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None, batch: A
         batch: Inputs and labels, for the gradients of the compiled model's loss.
 
     Raises:
-        LotteryError: A mask or value does not fit, or there is a batch for a model that is not compiled.
+        LotteryError: A mask or value does not fit, or `batch` is passed for a model that is not compiled.
     """
     if PRESENT in words(held_at):
-        raise LotteryError('audit: received held_at="present", from which nothing deviates; pass the values by weight.')
+        raise LotteryError('audit: received held_at="present", which always agrees; pass the values by weight.')
     entries = held(model, masks, held_at)
     gradients = {} if batch is None else _gradients(model, batch)
     return {entry.name: _audited(entry, getattr(model, "optimizer", None), gradients) for entry in entries}
 
 
 class AuditMasks(FitCallback):
-    """Raise a `LotteryError` at the step at which a masked entry moves, whatever should have held it.
+    """Raise a `LotteryError` at the step at which a masked entry moves, with any method of holding it.
 
-    Looks at the beginning of each training step, inside the compiled function and so also between the steps of
-    ``steps_per_execution``, and at the end of each batch. Put it behind the callback that enforces the masks.
+    Checks at the start of each training step, also between the steps of ``steps_per_execution``, and at the end of
+    each batch. Put it after the callback that enforces the masks.
 
     Args:
         masks, held_at: As for `audit`; or ``held_at="present"`` for the values at the beginning of training.
@@ -87,8 +87,8 @@ class AuditMasks(FitCallback):
         value = np.broadcast_to(np.asarray(entry.value), tuple(entry.variable.shape))[place]
         when = f"after step {first}" if first else "before the first step"
         raise LotteryError(
-            f"{entry.name}{list(place)} is masked and held at {value:.9g}, and was found at "
-            f"{self._found.numpy()[index]:.9g} {when}: what trains this model does not hold its masks."
+            f"{entry.name}{list(place)} is masked and must be {value:.9g}, but is "
+            f"{self._found.numpy()[index]:.9g} {when}: this training does not hold the masks."
         )
 
     def _watching(self, train_step: Method) -> Method:

@@ -77,15 +77,15 @@ def _remake_train_function(model: Any) -> None:
 class EnforceMasks(FitCallback):
     """Hold masked entries of a model while ``fit`` trains it.
 
-    ``model.fit(x, y, callbacks=[EnforceMasks(masks)])`` is all that is needed, also for a model that was fitted
-    before. When training ends, the model is as before, except for its values. If ``fit`` raises, Keras does not tell
-    its callbacks, so entries stay held until the next ``fit`` of the model begins or `close` is called. (Context
-    managers release them at once.) A callback can be used again. Put callbacks that read the weights behind it.
+    ``model.fit(x, y, callbacks=[EnforceMasks(masks)])`` is enough, also for a model that was fitted before.
+    When training ends, only the values in the model have changed. If ``fit`` raises, Keras does not notify its
+    callbacks, so entries stay held until the next ``fit`` of the model starts or you call `close`. (Context managers
+    release them at once.) You can use a callback again. Put callbacks that read the weights after it.
 
     Args:
         masks: Boolean arrays by weight, True where the entry is kept.
         mode: A key of ``lottery.enforcement.ENFORCEMENTS``, or a function like its entries.
-        held_at: As for `constraint`; ``"present"`` means the values when training begins.
+        held_at: As for `constraint`; ``"present"`` means the values when training starts.
     """
 
     def __init__(self, masks: Mapping[str, Any], mode: Any = "constraint", held_at: HeldAt = None) -> None:

@@ -66,15 +66,15 @@ def held(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> list[H
     masks_module.check(arrays, targets)
     for name in masks:
         if not weights.is_trained(model, targets[name]):
-            raise LotteryError(f"A mask names {name!r}, which is a state and no weight: no optimiser trains it.")
+            raise LotteryError(f"A mask names {name!r}, which is a state, not a weight: no optimizer trains it.")
     values = _values(targets, arrays, held_at)
     return [Held(name, targets[name], mask, values.get(name, 0.0)) for name, mask in masks.items()]
 
 
 def project(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> None:
-    """Set every masked entry of a model to its held value, once; for loops written by hand, after each update.
+    """Set every masked entry of a model to its held value, once. In your own loop, call it after each update.
 
-    Works in a ``tf.function`` too. Takes the arguments of `constraint`, but not ``held_at="present"``, which would
+    Works in a ``tf.function`` too. Arguments are those of `constraint`, except ``held_at="present"``, which would
     change nothing.
 
     Raises:
@@ -88,13 +88,14 @@ def project(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Non
 def mask_gradients(
     model: Any, masks: Mapping[str, Any], gradients: Sequence[Any], variables: Sequence[Any] | None = None
 ) -> list[Any]:
-    """Set the gradients of masked entries to zero; for loops written by hand, before the optimiser sees them.
+    """Set the gradients of masked entries to zero. In your own loop, call it before the optimizer sees the gradients.
 
-    Call `project` after the update, too: decoupled weight decay and old momentum move entries without a gradient.
+    Also call `project` after the update: decoupled weight decay and old momentum move entries without a gradient.
 
     Args:
         model, masks: As for `constraint`.
-        gradients: A gradient for each of `variables`: tensors, ``tf.IndexedSlices`` or None. As many are returned.
+        gradients: A gradient for each of `variables`: a tensor, ``tf.IndexedSlices`` or None. The result is a list of
+            the same length.
         variables: The variables that were differentiated; the model's ``trainable_variables`` by default.
     """
     variables = list(model.trainable_variables if variables is None else variables)
@@ -122,7 +123,7 @@ def put(entries: Sequence[Held]) -> None:
 
 
 def clear_slots(optimizer: Any, entries: Sequence[Held]) -> None:
-    """Set an optimiser's slots of masked entries to zero, and moving averages of them to the held values."""
+    """Set an optimizer's slots of masked entries to zero, and moving averages of them to the held values."""
     import tensorflow as tf
 
     averages = {id(average) for average in getattr(optimizer, "_model_variables_moving_average", None) or []}
@@ -133,9 +134,9 @@ def clear_slots(optimizer: Any, entries: Sequence[Held]) -> None:
 
 
 def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
-    """Iterate over an optimiser's slots of a variable's shape, so not over statistics of its rows and columns."""
+    """Iterate over an optimizer's slots of a variable's shape, so not over statistics of its rows and columns."""
     optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer  # of a LossScaleOptimizer
-    for name in getattr(optimizer, "get_slot_names", list)():  # a legacy optimiser of tf_keras
+    for name in getattr(optimizer, "get_slot_names", list)():  # a legacy optimizer of tf_keras
         with contextlib.suppress(KeyError):  # not made yet
             yield optimizer.get_slot(variable, name)
     # Of Keras 3, or of tf_keras.

@@ -21,6 +21,7 @@ from lottery.enforcement.patching import (
 from lottery.errors import LotteryError
 from lottery.models.library import keras_of
 
+# A context manager function, as `constraint`: of a model, masks and held values; it yields callbacks for ``fit``.
 Enforcement = Callable[..., AbstractContextManager[list[Any]]]
 
 _HOLDING: dict[int, str] = {}  # variables of which entries are held now, by identity, with the mode that holds them
@@ -30,27 +31,27 @@ _HOLDING: dict[int, str] = {}  # variables of which entries are held now, by ide
 def constraint(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Iterator[list[Any]]:
     """Hold masked entries by the constraints of their variables.
 
-    The optimiser applies a variable's constraint after each update, inside the compiled step, so a masked entry is
-    exactly its held value after every single step, under any ``steps_per_execution``. A constraint that the variable
-    has already is applied first.
+    The optimizer applies a variable's constraint after each update, inside the compiled step, so a masked entry is
+    exactly at its held value after every single step, with any ``steps_per_execution``. An existing constraint of the
+    variable is applied first.
 
-    The optimiser still sees the gradients of masked entries: with ``global_clipnorm`` they count in the norm, so
-    survivors are clipped a little more than if only they had gradients.
+    The optimizer still sees the gradients of masked entries: with ``global_clipnorm`` they count in the norm, so
+    survivors are clipped a little more than with masked gradients.
 
-    In every mode, a weight whose mask is an array of nothing but False is frozen whole: its gradient is not computed.
+    In every mode, a mask array that is False everywhere freezes the whole weight: its gradient is not computed.
 
     Args:
         model: A built Keras 3 or tf_keras model.
-        masks: Boolean arrays by weight, True where the entry is kept; or boolean ``tf.Variable``, which can be
-            assigned other masks while they are held without tracing anything again (`mask_variables`).
+        masks: Boolean arrays by weight, True where the entry is kept. With boolean ``tf.Variable`` (`mask_variables`)
+            you can assign other masks later, without another trace.
         held_at: The values of masked entries by weight: an array of the weight's shape, a number, or ``"present"`` for
-            the values that it has now; zero if missing. ``"present"`` alone is for all weights.
+            its present values; zero if missing. ``"present"`` alone applies to all weights.
 
     Yields:
-        The callbacks that ``fit`` needs: none, except in the mode `callback`.
+        The callbacks that ``fit`` needs: an empty list, except in the mode `callback`.
 
     Raises:
-        LotteryError: A mask does not fit the model, or the weight is held already. Nothing has been changed then.
+        LotteryError: A mask does not fit the model, or the weight is already held. The model is unchanged.
     """
     with _holding(model, masks, held_at, "constraint") as entries, constrained(entries):
         yield []
@@ -58,17 +59,17 @@ def constraint(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> 
 
 @contextlib.contextmanager
 def gradient(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Iterator[list[Any]]:
-    """Hold masked entries by masking their gradients before the model's optimiser sees them.
+    """Hold masked entries by masking their gradients before the model's optimizer sees them.
 
-    The optimiser's slots of masked entries are set to zero at the beginning and stay zero. A change of an entry
-    without a gradient (such as decoupled weight decay of a held value that is not zero) is undone in the same step.
-    Takes, yields and raises as `constraint`; the model must be compiled, and trained by its own optimiser.
+    The optimizer's slots of masked entries are set to zero at the start and stay zero. A change without a gradient,
+    such as decoupled weight decay of a nonzero held value, is undone in the same step. Arguments, yields and errors
+    are those of `constraint`; the model must be compiled, and trained by its own optimizer.
     """
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         raise LotteryError(
-            f"The model {model.name!r} has no optimiser whose gradients could be masked; compile it, or use "
-            "enforcement.mask_gradients in a loop of your own."
+            f"The model {model.name!r} has no optimizer, so its gradients cannot be masked; compile the "
+            "model, or use lottery.enforcement.mask_gradients in your own loop."
         )
     with (
         _holding(model, masks, held_at, "gradient") as entries,
@@ -83,14 +84,14 @@ def gradient(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
 def reparameterization(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Iterator[list[Any]]:
     """Hold masked entries by computing the network from m * w + stop_gradient((1 - m) * held) in place of w.
 
-    So a masked entry has no gradient, whatever the optimiser. Its hidden copy, which decoupled weight decay and old
-    momentum would move, is reset after each update, so that a weight that is read or saved is the one computed with.
-    Takes, yields and raises as `constraint`; for Keras 3 only.
+    A masked entry has no gradient, with any optimizer. Decoupled weight decay and old momentum would move its hidden
+    copy; the copy is reset after each update, so the weight that you read or save is the weight that the network uses.
+    Arguments, yields and errors are those of `constraint`; for Keras 3 only.
     """
     if keras_of(model).__name__ == "tf_keras":
         raise LotteryError(
-            f"The model {model.name!r} is a tf_keras model, and reparameterization needs one of Keras 3; build it "
-            'with keras, or use another mode, such as "constraint".'
+            f"The model {model.name!r} is a tf_keras model, and reparameterization needs a Keras 3 model; "
+            'build it with keras, or use another mode, such as "constraint".'
         )
 
     with (
@@ -105,9 +106,9 @@ def reparameterization(model: Any, masks: Mapping[str, Any], held_at: HeldAt = N
 def callback(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Iterator[list[Any]]:
     """Hold masked entries by a Keras callback that sets them at the end of each batch.
 
-    Between an update and the end of its batch the entries are not held, so ``steps_per_execution > 1`` is refused:
-    Keras then ends a batch only after several updates. In a loop of your own, call the callback's
-    ``on_train_batch_end(step)`` after each update. Takes and raises as `constraint`.
+    Entries are not held between an update and the end of its batch. ``steps_per_execution > 1`` is refused, because
+    Keras then ends a batch only after several updates. In your own loop, call the callback's
+    ``on_train_batch_end(step)`` after each update. Arguments and errors are those of `constraint`.
 
     Yields:
         The callback, in a list, for ``fit(..., callbacks=...)``; put it before callbacks that read the weights.
@@ -124,12 +125,12 @@ def callback(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
 
 @contextlib.contextmanager
 def tfmot(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Iterator[list[Any]]:
-    """Hold masked entries by the pruning wrappers of tensorflow_model_optimization, with these masks in them.
+    """Hold masked entries by the pruning wrappers of tensorflow_model_optimization, with your masks.
 
     The wrappers multiply by their masks before each forward pass, which leaves entries one update away from zero after
-    the last step; so entries are also set to zero after each update. Masks are never recomputed, and tfmot's
-    ``UpdatePruningStep`` is not needed. Takes, yields and raises as `constraint`, for a built tf_keras model, plain or
-    wrapped by tfmot or by `wrappers.wrap`, and masks that tfmot can hold; `held_at` must be None.
+    the last step, so entries are also set to zero after each update. Masks are never recomputed, and tfmot's
+    ``UpdatePruningStep`` is not needed. Arguments, yields and errors are those of `constraint`, for a built tf_keras
+    model, plain or wrapped by tfmot or `wrappers.wrap`, and masks that tfmot can hold; `held_at` must be None.
     """
     if held_at is not None:
         raise LotteryError('held_at: tfmot holds masked entries at zero only; use another mode, such as "constraint".')
@@ -141,6 +142,7 @@ def tfmot(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Itera
         yield []
 
 
+# By the name in ``run.enforcement``.
 ENFORCEMENTS: dict[str, Enforcement] = {
     "constraint": constraint,
     "gradient": gradient,
@@ -164,8 +166,8 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
     for entry in entries:
         if id(entry.variable) in _HOLDING:
             raise LotteryError(
-                f"{entry.name!r} is held by {_HOLDING[id(entry.variable)]!r} already; leave that context, or close() "
-                f"that callback, before {mode!r} begins."
+                f"{entry.name!r} is already held by {_HOLDING[id(entry.variable)]!r}; leave that context, or call "
+                f"close() on that callback, before {mode!r} starts."
             )
     own = {id(entry.variable): mode for entry in entries}
     _HOLDING.update(own)
@@ -190,6 +192,6 @@ def _refuse_several_steps(model: Any) -> None:
     several = getattr(model, "steps_per_execution", 1) if several is None else several.numpy()
     if several > 1:
         raise LotteryError(
-            f"The model is compiled with steps_per_execution={several}, between which a callback cannot hold anything; "
-            'compile it with 1, or use another mode, such as "constraint".'
+            f"The model is compiled with steps_per_execution={several}, and a callback cannot act between these "
+            'steps; compile the model with 1, or use another mode, such as "constraint".'
         )

@@ -1,4 +1,4 @@
-"""Change methods, constraints and trainable variables of one model or optimiser for a while, and restore them."""
+"""Change methods, constraints and trainable variables of one model or optimizer for a while, and restore them."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -84,7 +84,7 @@ def constrained(entries: Sequence[Held]) -> Iterator[None]:
 def applying(
     optimizer: Any, change: Callable[[Sequence[Any], Sequence[Any]], tuple[Sequence[Any], Sequence[Any]]]
 ) -> AbstractContextManager[None]:
-    """Have an optimiser apply `change(gradients, variables)` in place of gradients and variables."""
+    """Have an optimizer apply `change(gradients, variables)` in place of gradients and variables."""
 
     def of_keras_3(apply: Method) -> Method:
         def changed(grads: Any, trainable_variables: Any = None, **arguments: Any) -> Any:

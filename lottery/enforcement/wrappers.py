@@ -157,10 +157,10 @@ def find(model: Any) -> dict[str, Wrapped]:
 
 
 def read_masks(model: Any) -> dict[str, np.ndarray]:
-    """Read the boolean masks by weight, True where the entry is kept, of a model with wrappers of tfmot.
+    """Read the boolean masks of a model with wrappers of tfmot, by weight, True where the entry is kept.
 
-    Every wrapped weight has one, pruned or not. The weights may disagree: tfmot leaves pruned entries one update away
-    from zero until the next forward pass.
+    Every wrapped weight has a mask, pruned or not. The weights may disagree: tfmot leaves pruned entries one update
+    away from zero until the next forward pass.
     """
     return {name: one.mask.numpy() != 0 for name, one in _found(model).items()}
 
@@ -168,13 +168,13 @@ def read_masks(model: Any) -> dict[str, np.ndarray]:
 def wrap(model: Any, masks: Mapping[str, Any]) -> Any:
     """Wrap the layers of a model that have masks with tfmot's wrappers, which hold the masks and never recompute them.
 
-    As in tfmot itself, the layers are shared: the new model trains the variables of `model`, whose masked entries are
+    The layers are shared, as in tfmot itself: the new model trains the variables of `model`, whose masked entries are
     set to zero at once. The new model is not compiled, and needs no ``UpdatePruningStep``. After each update tfmot
     leaves masked entries one step away from zero until the next forward pass; `strip`, or ``enforcement.tfmot`` around
     the training, makes them exactly zero.
 
-    Wrappers that the model has already get these masks, keep their own for weights that `masks` does not name, and
-    stop updating. If they hold everything, that model itself is returned, compiled or not.
+    Existing wrappers get these masks, keep their own for weights that `masks` does not name, and stop updating. If
+    they hold everything, `model` itself is returned, compiled or not.
 
     Args:
         model: A built tf_keras model, Sequential or functional, also with models inside.
@@ -268,7 +268,7 @@ def strip(model: Any, example: Any = None) -> Any:
     as after ``Embedding(..., mask_zero=True)``, and in a model that draws random numbers at inference.
 
     Args:
-        model: A model with wrappers of tfmot, from `wrap` or not. The one without them is not compiled.
+        model: A model with wrappers of tfmot, from `wrap` or not. The result is not compiled.
         example: Inputs to compare on, as the model takes them; random inputs by default, if they can be made.
 
     Raises:
@@ -285,8 +285,8 @@ def strip(model: Any, example: Any = None) -> Any:
     apart = outputs.largest_difference(model, plain, example)
     if apart > _TOLERANCE:
         raise LotteryError(
-            f"Without its wrappers the model {model.name!r} gives other outputs, {apart:.2g} of the largest away, "
-            f"allowed is {_TOLERANCE:g}; train it by another mode of enforcement, since tfmot changes what it computes."
+            f"Without its wrappers, the outputs of the model {model.name!r} differ by {apart:.2g} of the largest, "
+            f"allowed is {_TOLERANCE:g}; use another mode of enforcement: tfmot changes what the model computes."
         )
     return plain
 

@@ -37,8 +37,8 @@ PATIENCE = 90.0  # seconds until every node of a shared file system shows what a
 class Ray:
     """A Ray cluster, and the resources that each network takes there.
 
-    An empty address means ``RAY_ADDRESS``, the cluster that ``ray start`` started on this machine, or a new one here,
-    which ends with the run.
+    An empty address means, in this order: the cluster in ``RAY_ADDRESS``, the cluster that ``ray start`` started on
+    this machine, or a new private cluster on this machine that ends with the run.
     """
 
     address: str = ""  # host:6379
@@ -52,7 +52,7 @@ class Ray:
             if not getattr(self, name) >= 0:
                 raise LotteryError(f"{name}: received {getattr(self, name)}, allowed is 0 or more.")
         if self.num_gpus > 1 and self.num_gpus % 1:
-            raise LotteryError(f"num_gpus: received {self.num_gpus}, allowed are whole numbers, or a fraction of one.")
+            raise LotteryError(f"num_gpus: received {self.num_gpus}, allowed are whole numbers, or a fraction below 1.")
         if find_spec("ray") is None:
             raise LotteryError('Training on a cluster needs Ray: pip install "lottery[ray]".')
 
@@ -326,7 +326,7 @@ def _connected(asks: Ray, report: progress.Report) -> Iterator[Any]:
     address = named or (noted.read_text(encoding="utf-8").strip() if noted.is_file() else "")
     unreachable = _unreachable(address) if address else ""
     if unreachable and named:
-        raise LotteryError(f"There is no Ray cluster at {address!r} that can be joined: {unreachable}.")
+        raise LotteryError(f"The Ray cluster at {address!r} cannot be joined: {unreachable}.")
     handler = signal.getsignal(signal.SIGTERM)
     try:
         if address and not unreachable:
@@ -336,8 +336,8 @@ def _connected(asks: Ray, report: progress.Report) -> Iterator[Any]:
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
                 why = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
                 raise LotteryError(
-                    f"The Ray cluster at {address!r} cannot be joined: {why}; if it asks for a token, "
-                    "RAY_AUTH_MODE=token must be set here."
+                    f"The Ray cluster at {address!r} cannot be joined: {why}; if it requires a token, set "
+                    "RAY_AUTH_MODE=token here."
                 ) from error
             cpus = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
             size = f"{len(cpus)} node{'' if len(cpus) == 1 else 's'}, {sum(cpus):g} CPUs"
@@ -393,8 +393,8 @@ def _check_room(ray: Any, wanted: Mapping[str, float], report: progress.Report) 
     needed = " and ".join(f"{amount:g} {words[name]}" for name, amount in wanted.items())
     most = ", ".join(f"{max((node.get(name, 0) for node in found), default=0):g} {words[name]}" for name in wanted)
     if not _grows():
-        raise LotteryError(f"Each network takes {needed}, and no node of the Ray cluster has that; the most is {most}.")
-    report(progress.Note(f"Each network takes {needed}, which no node has yet; the cluster may grow, so this waits."))
+        raise LotteryError(f"Each network needs {needed}, but no node of the Ray cluster has that; the most is {most}.")
+    report(progress.Note(f"Each network needs {needed}, which no node has yet; waiting for the cluster to grow."))
 
 
 def _grows() -> bool:

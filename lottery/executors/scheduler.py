@@ -113,7 +113,7 @@ def launch(
             failed[task] = error
             disk_fails = disk_fails or isinstance(error, StorageError)
             if len(tasks) > 1 and not disk_fails:
-                report(progress.Note(f"{_sentence(task, error)} The others go on."))
+                report(progress.Note(f"{_sentence(task, error)} The others continue."))
     _raise(graph, trained, failed, asked())
 
 

@@ -38,7 +38,7 @@ def describe(model: Any, name: str | None = None) -> Architecture:
     try:
         with warnings.catch_warnings(action="ignore"):  # about layers that cannot be loaded again: see `why` below
             text = json.dumps(keras_of(model).saving.serialize_keras_object(model), allow_nan=False)
-        # How a part was compiled does not matter, and brings optimisers and losses with it.
+        # How a part was compiled does not matter, and brings optimizers and losses with it.
         whole = json.loads(text, object_hook=lambda found: {k: v for k, v in found.items() if k != "compile_config"})
         kept = ("module", "class_name", "config", "registered_name")
         architecture = {"library": library, "keras": {key: whole.get(key) for key in kept}}
@@ -201,7 +201,7 @@ def refused(value: Any, library: str, depth: int = 0) -> Iterator[str]:
             if key in _PARTS and str in map(type, part if isinstance(part, list) else [part]):
                 yield f"a layer by its name alone, as {key!r}"
             if key == "compile_config" and part:
-                yield "an optimiser or a loss"
+                yield "an optimizer or a loss"
             yield from refused(part, library, depth + 1)
     elif isinstance(value, (list, tuple)):
         for part in value:

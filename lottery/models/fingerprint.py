@@ -44,7 +44,7 @@ def _digest(parts: Any, **settings: Any) -> str:
 
 
 def _config(thing: Any, method: str = "get_config") -> Any:
-    """Return the configuration of a layer, model, optimiser or loss; empty if it has none."""
+    """Return the configuration of a layer, model, optimizer or loss; empty if it has none."""
     try:
         with warnings.catch_warnings(action="ignore"):  # that a lambda cannot be loaded again does not matter here
             return getattr(thing, method)()

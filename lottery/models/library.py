@@ -65,7 +65,7 @@ def keras_of(model: Any) -> Any:
 
 
 def is_compiled(model: Any) -> bool:
-    """Check if a model has an optimiser and a loss of its own."""
+    """Check if a model has an optimizer and a loss of its own."""
     return getattr(model, "optimizer", None) is not None
 
 

@@ -100,8 +100,8 @@ def random_inputs(model: Any) -> Any:
             return tf.cast(indices, dtype)
         if not dtype.is_floating:
             raise LotteryError(
-                f"The model {model.name!r} takes inputs of type {dtype.name}, of which only you know the valid ones; "
-                "pass some as example."
+                f"The model {model.name!r} takes inputs of type {dtype.name}, whose valid values only you know; "
+                "pass an example."
             )
         return tf.cast(rng.normal(size=shape), dtype)
 

@@ -51,7 +51,7 @@ def branch(
         for network in set(networks) - set(missing):
             record = store.read_record(store.round_path(path, *network))
             if transfers and record["data_sha256"] != prepared.data.fingerprint:
-                raise LotteryError(f"What is stored as {label} was trained on other data of this name.")
+                raise LotteryError(f"The stored branch {label} was trained on other data with the same name.")
         if not missing:
             report(progress.Note(f"All {len(networks)} branches {label} of {path} are complete."))
         if execution.tensorboard:
@@ -88,7 +88,7 @@ def _name(function: branches.BranchFunction) -> str:
     name = getattr(function, "__name__", type(function).__name__)
     taken = name == store.TICKET or (name in branches.BRANCHES and branches.BRANCHES[name].function is not function)
     if taken or not name.isidentifier():
-        raise LotteryError(f"branch: received a function called {name!r}, allowed is a name that is not taken.")
+        raise LotteryError(f"branch: received a function called {name!r}, but that name is taken; rename the function.")
     return name
 
 

@@ -34,19 +34,19 @@ def connect(
     ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
     execution: Execution = Execution(),  # noqa: B008 (frozen)
 ) -> None:
-    """Measure how stable a run's networks are to the noise of training; a second call resumes, or finds it complete.
+    """Measure how stable a run's networks are to the noise of training. A second call resumes.
 
     Linear mode connectivity of Frankle et al. 2020, https://arxiv.org/abs/1912.05671: from W_k, the weights of the
     dense network at step k, two siblings are trained to the end under a round's masks, with two orders of the data and
-    a fresh optimiser each, and the networks on the straight line between them are evaluated. The first order is the
+    a fresh optimizer each, and the networks on the straight line between them are evaluated. The first order is the
     run's own, so a round that starts from step k is the first sibling. The second sibling differs in all other noise
-    too: augmentation and random layers, such as dropout. Masks are those that the run found by rewinding to its own
-    step, whatever k is; the paper finds masks for each k anew, which takes a run for each. If the training data do not
-    end within one training, as when they repeat, only the test error is measured. `lottery.analysis.connectivity` reads
-    the results.
+    too: augmentation and random layers, such as dropout. The masks are those of the run, found with its own rewind
+    step, for every k. (The paper finds masks for each k separately, which takes one run per k.) If the training data
+    do not end within one training, because they repeat, only the test error is measured.
+    `lottery.analysis.connectivity` reads the results.
 
     Args:
-        run: The run's folder; everything is stored below it as soon as it is trained or measured.
+        run: The run's folder. Results are stored in it as soon as they exist.
         rounds: By default every complete round, the dense network included.
         steps: The steps k; by default the run's rewind step.
         replicate: All by default.
@@ -69,7 +69,7 @@ def connect(
     chosen = branching.stored_rounds(path, settings, rounds, replicate)
     wanted = [Siblings(path, settings, *place, step) for place in chosen for step in steps]
     if any(siblings.round.record["final_test_accuracy"] is None for siblings in wanted):
-        raise LotteryError("The model of this run measures no accuracy, so there is no error to find a barrier of.")
+        raise LotteryError("The model of this run measures no accuracy, so no error barrier can be measured.")
     with execution.started() as (report, asked), contextlib.ExitStack() as stack:
         prepared = preparing.open_run(stack, path, settings, ingredients)[0]
         loop, again = prepared.trainer.loop, None
@@ -129,7 +129,7 @@ def _check_networks(wanted: Sequence[Siblings]) -> None:
             network = siblings.network(order)
             if network.run != siblings.run and order not in siblings.missing():
                 for why in connectivity.wrong_network(siblings.run, siblings.experiment, network.folder):
-                    raise LotteryError(f"{str(network.folder)!r}: {why} Delete it to have it trained again.")
+                    raise LotteryError(f"{str(network.folder)!r}: {why} Delete it to train it again.")
 
 
 def _by_replicate(wanted: Sequence[Siblings]) -> list[list[Siblings]]:
@@ -172,7 +172,7 @@ def _store_states(training: Training, own: Sequence[Siblings]) -> None:
     if other := [step for step, loss in again.items() if before.get(step, loss) != loss]:
         training.report(
             progress.Note(
-                f"Replicate {replicate}: training the dense network again gave other bits than the run has (see the "
+                f"Replicate {replicate}: training the dense network again gave different bits (see the "
                 f"validation loss at step {other[0]}): the processor or a version differs."
             )
         )
@@ -186,7 +186,7 @@ def _train(training: Training, siblings: Siblings, order: int) -> None:
     for folder in connectivity_files.networks_from(siblings.run, replicate, step):
         if store.read_record(folder)["step_sha256"] != digest:
             raise LotteryError(
-                f"The weights of step {step} of replicate {replicate} are not those that {str(folder)!r} started from."
+                f"{str(folder)!r} started from other weights than those of step {step} of replicate {replicate}."
             )
     kept, network = siblings.round.masks, (replicate, siblings.index, siblings.branch(order))
     start, words = siblings.start(order, state), connectivity_files.seed_words(settings, replicate, order)

@@ -148,7 +148,7 @@ def carry_out(
             def copy(task: Task) -> None:
                 original = copies[task]
                 shared_prefix.copy_network(task, original, recipes[task.run].experiment)
-                report(progress.Note(f"{scheduler.named(task)} of {task.run} is that of {original.run}."))
+                report(progress.Note(f"{scheduler.named(task)} of {task.run} is copied from {original.run}."))
 
             copier, other = scheduler.here(copy), engine.submit
             engine = dataclasses.replace(
@@ -168,8 +168,8 @@ def _prepared(recipe: Recipe, replicate: int) -> Prepared:
     if prepared.data.fingerprint != recipe.data_sha256 or prepared.experiment != recipe.experiment:
         where = f" on {platform.node()}" if recipe.away else ""
         raise LotteryError(
-            f"The data, the model or the criterion{where} are not those that {str(recipe.path)!r} began with; "
-            "restore them, or start a new run."
+            f"The data, the model or the criterion{where} differ from those of {str(recipe.path)!r}; restore "
+            "them, or start a new run."
         )
     return prepared
 

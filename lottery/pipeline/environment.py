@@ -54,8 +54,8 @@ def use_threads(wanted: int) -> int:
             tf.config.threading.set_inter_op_parallelism_threads(wanted)
         except RuntimeError:
             raise LotteryError(
-                f"This run trains with {wanted} threads, and TensorFlow has begun with {current} in this process; "
-                "start it in a new one."
+                f"This run trains with {wanted} threads, but TensorFlow has started with {current} in this process; "
+                "use a new process."
             ) from None
     return wanted
 
@@ -81,7 +81,7 @@ def threads_of_like_runs(out: str | Path, experiment: config.Experiment) -> int:
 def check_data(run: Path, fingerprint: str) -> None:
     """Raise `LotteryError` unless a run began with the data of this digest."""
     if store.read_environment(run)["data_sha256"] != fingerprint:
-        raise LotteryError(f"The data are not those that {str(run)!r} began with; restore them, or start a new run.")
+        raise LotteryError(f"The data differ from those of {str(run)!r}; restore the data, or start a new run.")
 
 
 def check_devices(run: Path, model: Any) -> None:
@@ -89,8 +89,8 @@ def check_devices(run: Path, model: Any) -> None:
     before, now = store.read_environment(run).get("num_devices", 1), mirrored.num_devices(model)
     if before != now:
         raise LotteryError(
-            f"This run trains on {before} devices, on which its bits depend, and TensorFlow has {now} now; give it as "
-            "many, or start a new run."
+            f"This run trains on {before} devices, and its bits depend on that number, but TensorFlow has {now} now; "
+            f"use {before} devices, or start a new run."
         )
 
 
@@ -99,8 +99,8 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
     if stored := store.read_environment(run):
         check_data(run, data.fingerprint)
         check_devices(run, model)
-        notes = [f"The run began with {other}, so bits may differ." for other in differences(stored)]
-        return ["This run began before; it resumes where it stopped.", *notes]
+        notes = [f"The run started with {other}, so bits may differ." for other in differences(stored)]
+        return ["This run was started before; it resumes where it stopped.", *notes]
     scaling = None  # of inputs that are used as they are
     if isinstance(data, Splits) and data.train.x.dtype == np.uint8:
         scaling = {"mean": data.mean.tolist(), "deviation": data.standard_deviation.tolist()}

@@ -17,7 +17,7 @@ from lottery.training import mirrored
 from lottery.training.loop import Logs, Loop, evaluation, scaler
 from lottery.training.trainer import ACCURACIES, Arrays
 
-# BatchNormalization statistics are recomputed from at most so many examples, so many at a time.
+# BatchNormalization statistics are recomputed from at most this number of examples, in batches of this size.
 STATISTICS_EXAMPLES, STATISTICS_BATCH = 10_000, 1000
 
 
@@ -27,7 +27,7 @@ class Line:
 
     Args:
         num_points: Networks to evaluate on the line, evenly apart, its ends included.
-        recompute: Measure statistics of BatchNormalization anew at each point (see `recomputed`), not interpolate them.
+        recompute: Measure BatchNormalization statistics again at each point, in place of interpolating them.
     """
 
     num_points: int = 30
@@ -38,7 +38,7 @@ class Line:
         """The places of the points, from 0 to 1; a `LotteryError` if there is none between the ends."""
         if self.num_points < 3:
             raise LotteryError(
-                f"num_points: received {self.num_points}, allowed are 3 or more, the two ends among them."
+                f"num_points: received {self.num_points}, allowed are 3 or more, including the two ends."
             )
         return np.linspace(0, 1, self.num_points)
 
@@ -73,7 +73,7 @@ def path(
     alphas: Iterable[float],
     recompute: Callable[[], None] | None = None,
 ) -> list[Row]:
-    """Evaluate the networks at some places between two networks of a model, which keeps the weights of the last.
+    """Evaluate the networks at some points between two networks of a model, which keeps the weights of the last point.
 
     The result is rows of alpha, split, loss and error, which is 1 - accuracy. A loss may be infinite or NaN.
     """
@@ -87,7 +87,7 @@ def path(
             named = [key for key in logs if key in ACCURACIES] or [key for key in logs if key.endswith("accuracy")]
             if not named:
                 reported = ", ".join(logs) or "nothing"
-                raise LotteryError(f"The model reports {reported}, and no accuracy, so there is no error.")
+                raise LotteryError(f"The model reports {reported}, but no accuracy, so no error can be measured.")
             rows.append((float(alpha), split, float(logs.get("loss", math.nan)), 1 - float(logs[named[0]])))
     return rows
 
@@ -95,7 +95,7 @@ def path(
 def barrier(
     model: Any, one: Any, other: Any, data: Any, num_points: int = 30, statistics: Any = None
 ) -> dict[str, Any]:
-    """Measure the error barrier between any two networks, from the same start or not.
+    """Measure the error barrier between any two networks, with the same start or not.
 
     Frankle et al. 2020, https://arxiv.org/abs/1912.05671: the highest error on the straight line between them, at 30
     points, − the mean of its ends; below 2 % they call a pair stable.

@@ -21,7 +21,7 @@ from lottery.settings import COMPILED, GIVEN
 from lottery.training import compiling, mirrored, precision
 from lottery.training.loop import example_batch, scaler
 from lottery.training.settings import Train
-from lottery.training.trainer import Arrays, Trainer
+from lottery.training.trainer import Arrays, Trainer, accuracy_among
 
 OF_RATES = ("rate", "rates", "final_density")  # keys of ``[prune]`` that a schedule as a function replaces
 
@@ -82,7 +82,7 @@ def open_run(
         stack.enter_context(store.opened(path, experiment))
     notes = environment.record(path, experiment, prepared.trainer.model, prepared.data, num_threads)
     if config.digest(prepared.experiment) != config.digest(experiment):
-        raise LotteryError(f"The model or a function passed is not the one that {str(path)!r} was run with.")
+        raise LotteryError(f"The model or a function differs from that of {str(path)!r}.")
     return prepared, num_threads, [*prepared.notes, *notes]
 
 
@@ -166,7 +166,7 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     # Everybody expects vectors to stay (biases, statistics, seeds); a tensor that stays is worth a line.
     skipped, variables = weights.unprunable(built).items(), weights.variables(built)
     unexpected = [(name, why) for name, why in skipped if len(variables[name].shape) > 1 and why != "a bias"]
-    notes = [f"{name} is not pruned: {why}." for name, why in unexpected]
+    notes = [*getattr(loaded, "notes", ()), *(f"{name} is not pruned: {why}." for name, why in unexpected)]
     if unrepeatable := trainer.loop.examined.unrepeatable:
         notes.append(
             f"The model draws random numbers by {', '.join(unrepeatable)}, which nothing can restore: "
@@ -178,6 +178,19 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
         notes += _notes_on_outputs(built, inputs)
     criterion = ingredients.criterion or criteria.CRITERIA[experiment.prune.criterion]
     return Prepared(experiment, build, loaded, trainer, criterion, tuple(notes))
+
+
+def too_fine(prepared: Prepared, tolerance: float) -> list[str]:
+    """Warn if a tolerance, in [0, 1], is finer than one test example. Of a stream the number of examples is unknown."""
+    model, test_logs = prepared.trainer.model, prepared.trainer.loop.examined.test_logs
+    measured = accuracy_among(test_logs or tuple(model.get_metrics_result()))
+    num = len(prepared.data.test) if measured and isinstance(prepared.data, Splits) else 0
+    if not num or not 0 < tolerance < 1 / num:
+        return []
+    return [
+        f"The tolerance of {tolerance:g} is finer than one test example (1 of {num:,} is {1 / num:.2g} of accuracy): a "
+        "difference that small cannot be seen. Use more test examples or a larger tolerance."
+    ]
 
 
 def build_model(build: Callable[[], Any], seed: int) -> Any:
@@ -278,14 +291,14 @@ def _notes_on_outputs(model: Any, inputs: Any) -> list[str]:
 
 
 def _compiled_with(model: Any, settings: Train) -> Mapping[str, Any]:
-    """Return the ``[train]`` values of a model that comes compiled: the experiment's optimiser is not used."""
+    """Return the ``[train]`` values of a model that comes compiled: the experiment's optimizer is not used."""
     if not is_compiled(model):
         return {}
     own = {"optimizer", "learning_rate", "warmup_steps", "drop_at"} & settings.model_fields_set
     if own and settings.optimizer != COMPILED:
         raise LotteryError(
-            f"The model comes compiled, so train.{' and train.'.join(sorted(own))} cannot be set; leave it out, or "
-            "compile the model with what you want."
+            f"The model is compiled already, so train.{' and train.'.join(sorted(own))} cannot be set; leave it out, "
+            "or set it where you compile the model."
         )
     rate = model.optimizer.learning_rate
     return {"optimizer": COMPILED, "learning_rate": float(np.asarray(rate(0) if callable(rate) else rate))}
@@ -304,7 +317,7 @@ def _builder(experiment: config.Experiment, loaded: Splits | Streams) -> Callabl
     library = "tf_keras" if experiment.run.enforcement == "tfmot" else "keras"
     if isinstance(loaded, Streams):
         raise LotteryError(
-            f"model: data sets say nothing of the number of classes, so {name!r} cannot be built; pass model=."
+            f"model: a tf.data.Dataset does not state its number of classes, so {name!r} cannot be built; pass model=."
         )
     labels = loaded.train.y
     highest = int(labels.max()) if labels.dtype.kind == "i" and labels.ndim == 1 else 0

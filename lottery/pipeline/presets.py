@@ -12,7 +12,7 @@ from lottery.errors import LotteryError, unknown
 # Sizes of a smoke test, at most.
 NUM_STEPS, NUM_ROUNDS, NUM_REPLICATES, BATCH_SIZE = 4, 2, 2, 8
 NUM_TRAIN, NUM_TEST, VALIDATION, NUM_CLASSES = 60, 10, 10, 10
-SHAPES = {"digits": (8, 8), "mnist": (28, 28), "fashion_mnist": (28, 28), "cifar10": (32, 32, 3)}
+SHAPES = {"mnist1d": (40,), "digits": (8, 8), "mnist": (28, 28), "fashion_mnist": (28, 28), "cifar10": (32, 32, 3)}
 
 
 def paths() -> dict[str, Path]:
@@ -98,4 +98,6 @@ def smoke_test(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.
     patterns = rng.integers(0, 256, (NUM_CLASSES, *shape))
     labels = np.arange(NUM_TRAIN + NUM_TEST) % NUM_CLASSES
     images = np.clip(patterns[labels] + rng.normal(0, 40, (len(labels), *shape)), 0, 255).astype(np.uint8)
+    if experiment.data.name == "mnist1d":  # the one whose inputs are not pixels
+        images = (images / 127.5 - 1).astype(np.float32)
     return tables, (images[:NUM_TRAIN], labels[:NUM_TRAIN], images[NUM_TRAIN:], labels[NUM_TRAIN:])

@@ -164,8 +164,8 @@ def initial_state(training: Training, replicate: int) -> dict[str, np.ndarray]:
             files.write(file, files.pack_arrays(start))
         if weights.fingerprint(files.read_arrays(file)) != weights.fingerprint(start):
             raise LotteryError(
-                f"The model is built with other initial weights than those in {str(file)!r}, so this run cannot go on: "
-                "the file was changed, or the model, or a version of what it is built with."
+                f"The model's initial weights differ from those in {str(file)!r}, so this run cannot continue: the "
+                "file, the model, or the version of a library has changed."
             )
         training.initial[replicate] = start
     return training.initial[replicate]
@@ -287,12 +287,12 @@ def _check_start(training: Training, branch: str, chosen: Any) -> None:
     parts = ("start", chosen.start, weights.variables(trainer.model)), ("kept", chosen.kept, trainer.masks)
     for part, received, wanted in parts:
         if wrong := sorted(set(received) ^ set(wanted)):
-            what = "must have each weight of the ticket's, and no other"
+            what = "must have exactly the weights of the ticket"
             raise LotteryError(f"{branch}: {part} {what}; see {wrong[0]!r}.")
     masks.check(dict(chosen.kept), chosen.start)
     first, last, most = chosen.first_step, chosen.last_step, training.prepared.experiment.train.num_steps
     if not 0 <= first <= last <= most:
-        raise LotteryError(f"{branch}: received the steps {first} to {last}, allowed are some from 0 to {most}.")
+        raise LotteryError(f"{branch}: received the steps {first} to {last}, allowed are steps from 0 to {most}.")
 
 
 class _Enough(Exception):

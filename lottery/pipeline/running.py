@@ -11,7 +11,7 @@ from lottery.models import networks
 from lottery.pipeline import dispatch, environment, preparing
 from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.preparing import Ingredients
-from lottery.runs import store, tensorboard
+from lottery.runs import store, tensorboard, verdicts
 
 
 def run(
@@ -20,8 +20,12 @@ def run(
     ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
     out: str | Path = "runs",
     execution: Execution = Execution(),  # noqa: B008 (frozen)
+    tolerance: float = verdicts.TOLERANCE,
 ) -> Path:
-    """Run an experiment, resume it, or find it complete, and return its folder; see `lottery.run`."""
+    """Run an experiment, resume it, or find it complete, and return its folder; see `lottery.run`.
+
+    A person will judge the run by `tolerance`, so a test set that cannot resolve it is reported before training.
+    """
     own = ingredients.model is not None or ingredients.data is not None
     experiment = config.load({} if source is None and own else source, overrides)
     experiment = preparing.with_functions(experiment, ingredients)
@@ -44,7 +48,7 @@ def run(
         stored, num = store.progress(path, experiment)
         size = f"{num:,} networks of {formatting.replicates(experiment.run.num_replicates)}"
         size += f", of which {stored:,} {'are' if stored > 1 else 'is'} stored" if stored else ""
-        for note in (*notes, f"{path}: {size}."):
+        for note in (*notes, *preparing.too_fine(prepared, tolerance), f"{path}: {size}."):
             report(progress.Note(note))
         if execution.tensorboard:
             report = tensorboard.writer(path, experiment, report)

@@ -81,7 +81,7 @@ def copy_network(task: Task, original: Task, experiment: config.Experiment) -> N
             recorded = rewind_sha256 if own else files.read_metadata(late).get("sha256")
             state = files.read_arrays(late)
             if fingerprint(state) != recorded:
-                raise LotteryError(f"{str(late)!r} is damaged: it does not have the checksum that was recorded.")
+                raise LotteryError(f"{str(late)!r} is damaged: its checksum differs from the record.")
             record["rewind_sha256"] = recorded
             files.write(store.start_path(task.run, replicate, step), files.pack_arrays(state))
     store.write_round(target, *parts, record)

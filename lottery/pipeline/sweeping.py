@@ -61,7 +61,7 @@ def points(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] 
     for one, other in itertools.combinations(found, 2):
         if one.settings == other.settings:
             twice = ", ".join(f"{key} = {value!r}" for key, value in other.values.items())
-            raise LotteryError(f"sweep: {twice} is there twice.")
+            raise LotteryError(f"sweep: {twice} appears twice.")
     return found
 
 
@@ -70,9 +70,13 @@ def sweep(
     overrides: Mapping[str, Any] | None = None,
     out: str | Path = "runs",
     execution: Execution = Execution(),  # noqa: B008 (frozen)
+    tolerance: float = verdicts.TOLERANCE,
 ) -> list[Path]:
-    """Run a grid of experiments, resume it, or find it complete, and return its runs' folders; see `lottery.sweep`."""
-    found = points(source, overrides)
+    """Run a grid of experiments, resume it, or find it complete, and return its runs' folders; see `lottery.sweep`.
+
+    A test set that cannot resolve `tolerance` is reported before training.
+    """
+    found, warned = points(source, overrides), set()
     with execution.started() as (report, asked), contextlib.ExitStack() as stack:
         experiments = {store.run_path(out, one): one for one in map(_completed, (point.settings for point in found))}
         recorded = (store.read_environment(path).get("num_threads", 0) for path in experiments)
@@ -84,8 +88,12 @@ def sweep(
                 stack.enter_context(store.opened(path, experiment))
                 preparing.check_complete(path, experiment)
             else:
-                for note in preparing.open_run(stack, path, experiment, Ingredients(), num_threads)[-1]:
+                prepared, _, notes = preparing.open_run(stack, path, experiment, Ingredients(), num_threads)
+                for note in notes:
                     report(progress.Note(f"{path}: {note}"))
+                for note in {*preparing.too_fine(prepared, tolerance)} - warned:  # once for all that share the data
+                    report(progress.Note(note))
+                    warned.add(note)
             if signal := asked():
                 raise stopping.Stopped(signal)
         every = [task for path, experiment in experiments.items() for task in running.wanted(path, experiment)]

@@ -1,4 +1,4 @@
-"""What is kept, and where retraining starts: criteria, schedules, ranking, rewinding, branches."""
+"""Choose what to keep and where retraining starts: criteria, schedules, ranking, rewinding, branches."""
 
 from lottery.pruning import allocation, branches, criteria, plan, ranking, rewinding, schedules
 from lottery.pruning.ranking import keep_highest, prune

@@ -36,6 +36,7 @@ class BranchStart:
     schedule_step: int | None = None  # where in its schedule the learning rate starts; None: where the ticket's does
 
 
+# A function of a stored ticket: the network that the branch trains.
 BranchFunction = Callable[[StoredTicket], BranchStart]
 
 
@@ -117,7 +118,7 @@ def untrained(ticket: StoredTicket) -> BranchStart:
 
 
 def early_bird(ticket: StoredTicket) -> BranchStart:
-    """A mask that is drawn early: once the masks of five epochs of dense training hardly differ any more.
+    """A mask from early training: drawn as soon as the masks of five epochs of dense training hardly differ.
 
     After You et al. 2020, https://arxiv.org/abs/1909.11957, section 3, who draw masks of channels; here they are of
     weights. After each epoch the dense network is pruned to this round's counts, and once the last five masks differ
@@ -132,6 +133,7 @@ def transfer(ticket: StoredTicket) -> BranchStart:
     return BranchStart(ticket.start, ticket.kept, ticket.step, ticket.num_steps)
 
 
+# By the name in ``run.controls`` and `lottery branch`.
 BRANCHES: dict[str, Branch] = {
     "random_reinit": Branch(random_reinit, "the initialisation", starts="initial", needs_model=("start weights",)),
     "random_mask": Branch(random_mask, "which weights are kept"),

@@ -27,11 +27,11 @@ def prune(
     rates: Mapping[str, float] | None = None,
     biases: bool = False,
 ) -> Masks:
-    """Make one-shot magnitude masks of every `weights.prunable` weight of a model, which is not changed.
+    """Make one-shot magnitude masks of every prunable weight of a model. The model is not changed.
 
-    Either a fraction of the entries is masked (`sparsity`), those of the smallest absolute value, or all entries below
-    a threshold (`below`). Weights that are not prunable get no mask; `weights.unprunable` lists them with the reasons.
-    A high sparsity or threshold may leave nothing of a weight, which `masks.num_kept` shows.
+    Pass `sparsity` to mask a fraction of the entries, those with the smallest absolute values, or `below` to mask all
+    entries below a threshold. Weights that are not prunable get no mask; `lottery.weights.unprunable` lists them with
+    the reasons. A high sparsity or threshold may leave nothing of a weight; `lottery.masks.num_kept` shows it.
 
     Args:
         model: A built Keras 3 or tf_keras model.
@@ -45,7 +45,7 @@ def prune(
         biases: Prune biases too, as in `weights.prunable`.
 
     Raises:
-        LotteryError: The model is not built, has no prunable weight, or one that holds NaN; both or neither of
+        LotteryError: The model is not built, has no prunable weight, or has NaN in a weight; both or neither of
             `sparsity` and `below`; a value out of range, an unknown scope, a name or pattern that fits no weight.
     """
     if (sparsity is None) == (below is None):

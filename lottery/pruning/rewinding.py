@@ -22,7 +22,7 @@ def to_start(start: Weights, trained: Weights, kept: Masks) -> dict[str, np.ndar
 
 
 def to_trained(start: Weights, trained: Weights, kept: Masks) -> dict[str, np.ndarray]:
-    """Rewind no weight: survivors go on from the end of the round before.
+    """Rewind no weight: survivors continue from the end of the round before.
 
     Learning-rate rewinding and fine-tuning of Renda, Frankle & Carbin 2020, https://arxiv.org/abs/2003.02389, which
     differ in the learning rate alone.
@@ -42,6 +42,7 @@ def to_signs(start: Weights, trained: Weights, kept: Masks) -> dict[str, np.ndar
     }
 
 
+# By the name in ``rewind.mode``.
 REWINDS: dict[str, Rewind] = {
     "weights": to_start,
     "learning_rate": to_trained,

@@ -15,7 +15,7 @@ from lottery.settings import GIVEN, Natural, Positive, Rate, RateOrZero, Section
 
 
 class Prune(Section):
-    """What is pruned, how much, and in how many rounds."""
+    """The ``[prune]`` section: criterion, amounts and rounds."""
 
     criterion: Annotated[str, one_of("prune.criterion", CRITERIA, also=is_given)] = "magnitude"
     scope: Annotated[str, one_of("prune.scope", SCOPES)] = "layerwise"
@@ -69,7 +69,7 @@ class Prune(Section):
         if any(after >= before for before, after in itertools.pairwise(self.densities)):
             raise LotteryError(f"prune.densities must fall from round to round, received {list(self.densities)}.")
         if self.final_density and (self.densities or not self.num_rounds):
-            raise LotteryError("prune.final_density takes the place of prune.densities, and needs a round.")
+            raise LotteryError("prune.final_density replaces prune.densities, and needs at least one round.")
         if ALLOCATIONS[self.allocation] and (self.rates or self.scope == GLOBAL):
             raise LotteryError(
                 f'prune.allocation = "{self.allocation}" says what each layer keeps: leave out prune.rates and '

@@ -54,7 +54,7 @@ def synaptic_flow(
         fractions = [min(1.0, targets[names] / (size or 1)) for names, size in zip(groups, sizes, strict=True)]
     now, ranked, scores = kept, {}, flow(kept)
     if present == 1 and not any(value.any() for value in scores.values()):
-        raise LotteryError("SynFlow: every score is zero, since nothing flows to the network's outputs.")
+        raise LotteryError("SynFlow: every score is zero, because nothing flows to the network's outputs.")
     for step in range(1, NUM_STEPS + 1):
         for index, names in enumerate(groups):
             values = _joined(scores, names)[alive[index]]
@@ -93,7 +93,9 @@ def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[s
         variables, state = weights.variables(copy), weights.read_state(model)
         shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
         if shapes != {name: value.shape for name, value in state.items()}:
-            raise LotteryError(f"The function that builds the model {model.name!r} anew builds another architecture.")
+            raise LotteryError(
+                f"The function that builds the model {model.name!r} built another architecture the second time."
+            )
         floating = {name: value.astype(np.float64) for name, value in state.items() if "float" in str(value.dtype)}
         trained = [name for name in floating if weights.is_trained(copy, variables[name])]
         absolute = floating | {name: np.abs(floating[name]) for name in trained}
@@ -120,12 +122,12 @@ def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[s
         if not np.isfinite(total.numpy()):
             raise LotteryError(
                 f"SynFlow: the sum of the outputs of the model {model.name!r} is {float(total)}, allowed is a "
-                "number that double precision can hold; smaller initial weights or normalisation would make it one."
+                "number that double precision can hold; use smaller initial weights or normalisation."
             )
         if any(_are_probabilities(output.numpy()) for output in outputs):
             raise LotteryError(
-                f"SynFlow: the outputs of the model {model.name!r} are probabilities, whose sum is always one; let it "
-                "end in logits."
+                f"SynFlow: the outputs of the model {model.name!r} are probabilities, whose sum is always 1; make the "
+                "model return logits."
             )
         with np.errstate(over="ignore", invalid="ignore"):  # reported by `finite`
             found = {name: np.abs(masked[name] * value.numpy()) for name, value in zip(names, derivatives, strict=True)}

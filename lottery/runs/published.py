@@ -128,7 +128,7 @@ def better_between(rows: Table, low: float, high: float, least: float) -> tuple[
 
 
 def sooner(rows: Table, index: int, least: float, than: str = "dense") -> tuple[str, bool | None]:
-    """Check that the mean early-stop step of dense, or of a control, is at least so many times that of the ticket."""
+    """Check that the mean early-stop step of dense, or of a control, is at least a multiple of that of the ticket."""
     both = _steps(rows, index, than)
     if both.empty:
         return _missing(store.TICKET if than == "dense" else than, [index]), None

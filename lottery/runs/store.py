@@ -91,7 +91,7 @@ class StoredRound:
         """The start under the masks, compared with the fingerprint taken when training began."""
         if not self.began_with(self.start):
             place = f"round {self.index} of replicate {self.replicate}"
-            why = f"{place} did not begin from the start weights stored there."
+            why = f"{place} did not start from the start weights stored there."
             raise LotteryError(f"{str(self.run)!r} is damaged: {why}")
         return masks_module.apply(self.start, self.masks)
 
@@ -192,12 +192,12 @@ def read_environment(run: Path) -> dict[str, Any]:
     path = run / "environment.json"
     if not path.exists():
         if next(run.glob("replicate-*/round-*/round.json"), None):
-            raise LotteryError(f"{str(path)!r} is missing: it says how the rounds beside it were computed.")
+            raise LotteryError(f"{str(path)!r} is missing: it says how the stored rounds were computed.")
         return {}
     try:
         environment = files.read_json(path)
         if environment.get("record_sha256") != _digest_of(environment):
-            raise LotteryError(f"{str(path)!r} is damaged: it does not have the checksum that it holds.")
+            raise LotteryError(f"{str(path)!r} is damaged: its checksum is wrong.")
     except LotteryError as error:
         raise LotteryError(f"{str(error).rstrip('.')}; restore it, or start a new run.") from None
     return environment
@@ -206,7 +206,7 @@ def read_environment(run: Path) -> dict[str, Any]:
 def check_there(run: Path) -> None:
     """Raise `StorageError` if the folder of a run was removed or moved while work on it goes on."""
     if not (run / "experiment.toml").exists():
-        raise StorageError(f"{str(run)!r} was removed or moved meanwhile, so nothing more is stored there.")
+        raise StorageError(f"{str(run)!r} was removed or moved during the run, so nothing more is stored there.")
 
 
 @contextlib.contextmanager
@@ -357,7 +357,7 @@ def _stored(path: Path) -> config.Experiment:
 
 
 def _edited(path: Path, how: str) -> LotteryError:
-    why = f"was edited after the run began{how}; restore it, or start a new run from a copy of it."
+    why = f"was edited after the run started{how}; restore it, or start a new run from a copy."
     return LotteryError(f"{str(path)!r} {why}")
 
 
@@ -368,6 +368,6 @@ def _digest_of(record: Mapping[str, Any]) -> str:
 
 def _damaged(path: Path) -> LotteryError:
     return LotteryError(
-        f"{str(path)!r} is damaged: it does not have the checksum that was recorded; delete {str(path.parent)!r} and "
+        f"{str(path)!r} is damaged: its checksum differs from the record; delete {str(path.parent)!r} and "
         "the rounds after it to train them again."
     )

@@ -61,16 +61,16 @@ def not_repeated(run: Path) -> list[str]:
     experiment = store.read_experiment(run)
     found = []
     if _is_own(experiment) and any(same_start(run, number) for number in range(2, experiment.run.num_replicates + 1)):
-        found.append("Replicates start from the same weights, so they differ in the order of batches alone.")
+        found.append("Replicates start from the same weights, so they differ only in the order of the batches.")
     if not plan.is_repeatable(experiment.prune):
         found.append(
-            f"The masks of {experiment.prune.criterion} were not computed again: that needs the model and data."
+            f"The masks of {experiment.prune.criterion} were not computed again, which needs the model and the data."
         )
     labels = {stored.branch for stored in store.rounds(run)} - {store.TICKET}
     for label in sorted(labels, key=lambda label: (branches.find(label) is None, label)):
         known = branches.find(label)
         if parts := known.needs_model if known else ("masks", "start weights"):
-            found.append(f"The {' and '.join(parts)} of {label} were not made again: that needs the model.")
+            found.append(f"The {' and '.join(parts)} of {label} were not made again, which needs the model.")
     return found
 
 
@@ -96,7 +96,7 @@ def refuse_damaged(run: Path, experiment: config.Experiment) -> None:
             file = store.start_path(run, replicate, at)
             with _advice(folder, "to train the replicate again"):
                 if weights.fingerprint(files.read_arrays(file)) != record.get(key):
-                    raise LotteryError(f"{str(file)!r} is damaged: it is not what the rounds started from.")
+                    raise LotteryError(f"{str(file)!r} is damaged: the rounds started from other weights.")
 
 
 @contextlib.contextmanager
@@ -128,7 +128,7 @@ def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterat
             for split, short in (("validation", "val"), ("test", "test")):
                 recorded = np.array([record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")], float)
                 if not np.array_equal(recorded, curves[split][step], equal_nan=True):
-                    yield f"The record's {when} {split} loss and accuracy are not those of the curve."
+                    yield f"The record's {when} {split} loss and accuracy differ from the curve."
     steps = experiment.rewind.step if stored.index else 0, experiment.train.num_steps
     expected = steps if stored.branch == store.TICKET else (record["first_step"], record["last_step"])
     if (first, last) != expected:
@@ -136,10 +136,10 @@ def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterat
     masks.check(kept, trained)
     # A network may never learn: then its weights stay as they are, and so does its loss.
     if len({loss for loss, _ in curve.values()}) > 1 and weights.fingerprint(trained) == record["start_sha256"]:
-        yield "The stored weights are those that training began from, not those it ended with."
+        yield "The stored weights are the weights before training, not after."
     counts = masks.num_kept(kept)
     if (record["kept"], record["num_kept"], record["density"]) != (counts, sum(counts.values()), masks.density(kept)):
-        yield "The record's counts are not those of the masks."
+        yield "The record's counts differ from those of the masks."
     for name, count in masks.leaks(trained, kept).items():
         yield f"{name} has {count} masked entries that are not zero."
 
@@ -160,11 +160,11 @@ def _wrong_round(
         if found != expected[index]:
             yield f"{' + '.join(names)} keeps {found} entries, the schedule says {expected[index]}."
     if (before or not index) and not stored.began_with(stored.start):
-        yield "Training did not begin from the start weights under the masks."
+        yield "Training did not start from the start weights under the masks."
     if before is None:
         return
     if not masks.is_nested(kept, before.masks):
-        yield "An entry that was pruned before has come back."
+        yield "A pruned entry has come back."
     if plan.is_repeatable(settings):
         rng = randomness.generator(experiment.run.seed, replicate, randomness.SCORES, index)
         scored = (before if settings.iterative else dense).weights
@@ -172,7 +172,7 @@ def _wrong_round(
         scores = criteria.CRITERIA[settings.criterion](inputs)
         again = plan.round_masks(settings, index, scores, before.masks)
         if any(np.any(again[name] != kept[name]) for name in kept):
-            yield "The masks are not what pruning the weights of the round before gives."
+            yield "The masks differ from those that pruning the round before gives."
 
 
 def _wrong_branch(experiment: config.Experiment, stored: StoredRound) -> Iterator[str]:
@@ -189,10 +189,10 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound) -> Iterato
     needs_model = lambda: stored.weights, lambda: like_the_ticket
     made = known.function(branches.StoredTicket(ticket.masks, ticket.start, *steps, rng, *needs_model))
     if masks.num_kept(kept) != masks.num_kept(made.kept):
-        yield f"It does not keep as many entries of each weight as {name} does."
+        yield f"It does not keep as many entries of each weight as {name}."
     if sum(masks.num_kept(kept).values()) != sum(masks.num_kept(ticket.masks).values()):
         yield "It does not keep as many entries as the ticket."
     if "masks" not in known.needs_model and any(np.any(made.kept[each] != kept[each]) for each in kept):
-        yield f"Its masks are not those of {name}."
+        yield f"Its masks differ from those of {name}."
     if "start weights" not in known.needs_model and not stored.began_with(made.start):
-        yield f"Training did not begin from the weights of {name}."
+        yield f"Training did not start from the weights of {name}."

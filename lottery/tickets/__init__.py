@@ -1,4 +1,4 @@
-"""Masks and start weights that travel: load a ticket, keep it as one file, export it, make its network smaller."""
+"""Masks and start weights that travel: load a ticket, save it as one file, export it, shrink its network."""
 
 from lottery.errors import TicketError
 from lottery.tickets.ticket import Ticket, load, of, shapes

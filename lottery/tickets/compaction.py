@@ -1,4 +1,4 @@
-"""Make a masked network really smaller: remove the units that do nothing, and measure the gain."""
+"""Shrink a masked network: remove the units that do nothing, and measure the gain."""
 
 import functools
 import itertools
@@ -53,22 +53,22 @@ class Compacted:
 def compact(model: Any, drop_inputs: bool = False) -> Compacted:
     """Remove every unit of a masked network that has no input or no output, without changing what it computes.
 
-    An entry that is exactly zero is an absent weight. A unit whose outgoing weights are all absent is removed. A unit
-    that is constant, because its incoming weights are all absent or the scale of its BatchNorm is zero, is computed
-    once, through BatchNorm, activation and pooling; its contribution goes into the bias of the next layer (which gets
-    one if it has none), and the unit is removed. Both go on until no unit is left to remove. The result is dense:
-    weights that are zero between units that stay are stored as zeros.
+    Entries that are exactly zero count as absent. A unit without outgoing entries is removed. A unit is constant if it
+    has no incoming entries, or if the scale of its BatchNorm is zero. Its value is computed once, through BatchNorm,
+    activation and pooling, and moves into the bias of the next layer (which gets a bias if it has none); then the unit
+    is removed. This repeats until no unit can be removed. The result is dense: zeros between remaining units are
+    stored as zeros.
 
-    A constant other than zero stays in front of a convolution whose windows reach over padding. So do units whose
-    activation does not act on each entry by itself (softmax, or a function of the user's), the units of the last layer,
-    and one unit of a layer that would be empty. Outputs stay the same but for rounding, or an error is raised.
+    Some units stay: nonzero constants in front of a convolution whose windows reach over padding, units whose
+    activation does not act on each entry separately (softmax, or your own function), the units of the last layer, and
+    one unit of a layer that would be empty. Outputs stay the same except for rounding; otherwise an error is raised.
 
     Args:
-        model: A built Keras 3 or tf_keras model that is one chain of layers: Dense and convolutions, with BatchNorm,
+        model: A built Keras 3 or tf_keras model, a single chain of layers: Dense and convolutions, with BatchNorm,
             activations, pooling, padding, Flatten and Dropout, and with Reshape, Rescaling and Normalization before
-            them. It is not changed. Initialisers, regularisers and constraints are kept; an optimiser is not.
-        drop_inputs: Make the compacted model take only the entries of an example that some weight reads, flat, as
-            `Compacted.select` returns them. Only where the first layer with weights is a Dense.
+            them. It is not changed. The result keeps initializers, regularizers and constraints, but no optimizer.
+        drop_inputs: Drop the entries of an example that no weight reads. The model then takes flat examples from
+            `Compacted.select`. Only for models whose first layer with weights is a Dense.
     """
     links = chain.take_apart(model)
     first = [*itertools.takewhile(lambda link: link.effect != WEIGHTED, links)]
@@ -338,8 +338,8 @@ def _check(model: Any, compacted: Compacted) -> None:
     allowed = max(_TOLERANCE.get(layer.compute_dtype, 1e-3) for layer in model.layers)
     if apart > allowed:
         raise LotteryError(
-            f"The compacted model gives other outputs than {model.name!r}, {apart:.2g} of the largest away on random "
-            f"inputs, allowed is {allowed:g}; use the masked model, and please report its layers."
+            f"The outputs of the compacted model differ from those of {model.name!r} by {apart:.2g} of the largest on "
+            f"random inputs, allowed is {allowed:g}; use the masked model, and please report its layers."
         )
 
 
@@ -402,9 +402,9 @@ def latency(
 
     Args:
         models: Built models of one input, by name.
-        example: Inputs, all of which go through in one call; or, where models take different ones, inputs by name.
-        num_turns: Turns that each model takes; by name, the median of the seconds of a call over them is returned.
-        clock: Returns seconds; ``time.process_time`` returns those of the processors, whatever else they do.
+        example: Inputs for one call; or inputs by name, if the models take different inputs.
+        num_turns: Turns per model. The result is the median over turns of the seconds per call, by name.
+        clock: Returns seconds; ``time.process_time`` measures processor time, which other programs do not affect.
     """
     import tensorflow as tf
 

@@ -38,18 +38,18 @@ class Exported:
 def export(model: Any, masks: Masks, path: str | Path, form: str | None = None, inputs: Any = None) -> Exported:
     """Write a ticket to a file that can be loaded without this package, and compare it with the model.
 
-    A file of this name is replaced, as is a SavedModel; another folder is not. Until the new one is complete and has
-    passed the comparison, the old one stays. Converters print from below Python; meanwhile, all that the process prints
-    to its standard output and errors is thrown away, that of other threads included.
+    An existing file or SavedModel is replaced as soon as the new file is complete and has passed the comparison; any
+    other folder is refused. Converters print from below Python, so everything that the process prints during the
+    export is thrown away, including the output of other threads.
 
     Args:
-        model: A built Keras 3 or tf_keras model whose masked entries are zero. It is left as it is.
+        model: A built Keras 3 or tf_keras model whose masked entries are zero. It is not changed.
         masks: Boolean arrays by weight, True where the entry is kept.
         path: The file to write; its folder is made.
         form: A key of `EXPORTS`. By default the path's suffix decides: ``.keras``, ``.tflite``, ``.onnx``, ``.npz``;
             without one, a SavedModel.
-        inputs: Real examples as the network takes them, to compare on; ``"tflite_int8"`` takes the ranges of its
-            integers from them too. By default a few random ones, where they can be made.
+        inputs: Real examples as the network takes them, to compare on; ``"tflite_int8"`` also takes the ranges of its
+            integers from them. By default a few random inputs, if the model allows them.
 
     Raises:
         LotteryError: A masked entry is not zero, here or in the file; the form does not take this model, or needs
@@ -83,8 +83,8 @@ def export(model: Any, masks: Masks, path: str | Path, form: str | None = None, 
         if not (math.isfinite(difference) and difference <= how.tolerance):
             allowed = f"at most {how.tolerance:g}" if math.isfinite(how.tolerance) else "any finite difference"
             raise LotteryError(
-                f"What was exported as {form!r} gives outputs that are {difference:.2g} of the largest away from those "
-                f"of the model {model.name!r}, allowed is {allowed}, so nothing was written; export another form."
+                f"The outputs of the exported {form!r} differ from those of the model {model.name!r} by "
+                f"{difference:.2g} of the largest, allowed is {allowed}, so nothing was written; export another form."
             )
         checked = zeros_kept(again, state, masks)
         num_bytes, num_gzipped = files.sizes(temporary)

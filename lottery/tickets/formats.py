@@ -38,8 +38,8 @@ class Form(NamedTuple):
 
 
 def keras(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
-    """Write a model with Keras' own ``save``, without optimiser, loss and metrics; ``models.load_model`` loads it."""
-    # Keras also saves what a model was compiled with, the slots of its optimiser included.
+    """Write a model with Keras' own ``save``, without optimizer, loss and metrics; ``models.load_model`` loads it."""
+    # Keras also saves what a model was compiled with, the slots of its optimizer included.
     (_copy(model) if is_compiled(model) else model).save(path)
 
 
@@ -299,7 +299,7 @@ def _copy(model: Any) -> Any:
     library = keras_of(model)
     compiled = library.__name__ == "keras" and model.compiled
     try:
-        if compiled:  # Keras 3 would compile the copy too, and make slots for an optimiser
+        if compiled:  # Keras 3 would compile the copy too, and make slots for an optimizer
             model.compiled = False
         copy = library.models.clone_model(model)
     finally:
@@ -307,8 +307,8 @@ def _copy(model: Any) -> Any:
             model.compiled = True
     if not getattr(copy, "built", False) or not copy.variables:
         raise LotteryError(
-            f"The model {model.name!r} is a subclassed one, of which Keras makes no copy, as is needed where it is "
-            'compiled and for tfmot; use a Sequential or functional model, or the form "saved_model".'
+            f"The model {model.name!r} is a subclassed model, which Keras cannot copy; compiled models and tfmot need "
+            'a copy: use a Sequential or functional model, or the form "saved_model".'
         )
     weights.assign(copy, weights.read_state(model))
     return copy

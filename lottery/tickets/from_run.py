@@ -1,4 +1,4 @@
-"""Tickets of a run: list them, find the round that is meant, and gather everything that travels with it."""
+"""Tickets of a run: list them, find a round, and collect everything that belongs to its ticket."""
 
 import math
 import os
@@ -94,11 +94,11 @@ def listed(run: Path) -> verdicts.Table:
 
 
 def examples(source: Path, provenance: Mapping[str, Any], path: str = "", num: int = NUM_EXAMPLES) -> np.ndarray:
-    """Load at most so many examples of the validation part, or of the training part if there is none, scaled as there.
+    """Load up to `num` examples of the validation split (of the training split if there is none), scaled as in the run.
 
     A file at `path` with the four arrays of the data goes first. Otherwise the data of a run are looked up as the run
-    did; those of a ticket file, which may come from a stranger, are never downloaded: they are the digits, or lie in
-    the folder that ``LOTTERY_DATA`` names. Data that the ticket was not found on are refused.
+    did; those of a ticket file, which may come from a stranger, are never downloaded: they come with the packages
+    installed, or lie in the folder that ``LOTTERY_DATA`` names. Data that the ticket was not found on are refused.
     """
     about = provenance.get("data")
     if not isinstance(about, dict):
@@ -122,7 +122,7 @@ def _local_settings(provenance: Mapping[str, Any], path: str) -> data.Data:
     except (KeyError, TypeError, ValidationError):
         raise LotteryError("The ticket does not say how its data were split.") from None
     local = Path(os.environ.get("LOTTERY_DATA", "")) / f"{settings.name}.npz"
-    if not path and settings.name != "digits" and not local.is_file():
+    if not path and settings.name not in data.WITHOUT_DOWNLOAD and not local.is_file():
         raise LotteryError(f"The data {settings.name!r} are not in the folder that LOTTERY_DATA names.")
     return settings.model_copy(update={"path": path})
 

@@ -49,10 +49,10 @@ def zeros_kept(opened: Opened, weights: Weights, masks: Masks) -> bool:
         elif name in opened.tensors and opened.tensors[name].values.shape == mask.shape:
             leaks = masks_module.leaks({name: opened.tensors[name].values}, {name: mask}).get(name, 0)
         else:
-            raise LotteryError(f"The weight {name!r} is not in what was exported, so nothing was written.")
+            raise LotteryError(f"The weight {name!r} is not in the exported file, so nothing was written.")
         if leaks:
             raise LotteryError(
-                f"{leaks} masked entries of {name!r} are not zero in what was exported, so nothing was written; "
+                f"{leaks} masked entries of {name!r} are not zero in the exported file, so nothing was written; "
                 "export another form."
             )
         seen &= leaks is not None

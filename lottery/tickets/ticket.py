@@ -29,7 +29,7 @@ class Ticket:
 
     Attributes:
         masks: Boolean arrays by weight, True where the entry is kept.
-        weights: Every variable but states of random layers at the start, by stable name; masked entries are zero.
+        weights: Every variable at the start, by stable name, except states of random layers; masked entries are zero.
         trained: The same variables after training under the masks, or None.
         architecture: The network as plain data; see `lottery.models.architecture`.
         metrics: Losses in nats, accuracies in [0, 1]; those of the dense network under ``dense``, over replicates under
@@ -60,16 +60,16 @@ class Ticket:
         return sum(masks.num_kept(self.masks).values())
 
     def model(self, trained: bool = False, library: str | None = None) -> Any:
-        """Build the network and set its weights, masked entries at zero. It is not compiled.
+        """Build the network and set its weights, masked entries at zero. The model is not compiled.
 
-        No code that a file names is imported or run: the model is a built-in network, or consists of Keras' own layers.
+        No code from a file is imported or run: the model is a built-in network, or consists of Keras' own layers.
 
         Args:
             trained: Set the trained weights instead of the start weights.
-            library: ``"keras"`` or ``"tf_keras"``; by default the one that the ticket was found in.
+            library: ``"keras"`` or ``"tf_keras"``; by default the library in which the ticket was found.
 
         Raises:
-            TicketError: Building it takes code that the ticket does not hold; or there are no trained weights.
+            TicketError: The network needs code that the ticket does not contain; or there are no trained weights.
         """
         values = self._values(trained)
         built = architecture.build(self.architecture, shapes(values), library)
@@ -80,14 +80,14 @@ class Ticket:
         """Set the weights of a model with the same names and shapes; masked entries become zero.
 
         Values are rounded where variables of the model have a smaller type. Use `lottery.enforcement` to hold the masks
-        while training; wrappers of tfmot get them here, keep everything without one, and stop computing masks.
+        while training. Wrappers of tfmot get the masks here, keep every entry without a mask, and stop computing masks.
 
         Args:
             model: A built model of either Keras.
             trained: Set the trained weights instead of the start weights.
 
         Raises:
-            TicketError: Names or shapes differ; it lists both sides. The model is unchanged.
+            TicketError: Names or shapes differ; the message lists both sides. The model is unchanged.
         """
         from lottery.enforcement import wrappers
 
@@ -104,7 +104,7 @@ class Ticket:
             wrappers.wrap(model, {name: self.masks.get(name, ones) for name, ones in wrapped.items()})
 
     def save(self, path: str | Path, trained: bool = True) -> Path:
-        """Write the ticket to one file, whole or not at all. `load` and every reader of safetensors can open it.
+        """Write the ticket to one file, completely or not at all. `load` and every reader of safetensors can open it.
 
         Args:
             path: The file, ending in ``.safetensors``; it is returned.
@@ -176,15 +176,15 @@ def load(
     Args:
         source: A ``.safetensors`` file that `Ticket.save` wrote, or the folder of a run.
         round: Of a run: its number; ``"best"``, the pruned round with the highest mean validation accuracy; or
-            ``"smallest_matching"``, the sparsest that matches dense within 0.002 of test accuracy by the mean.
-        density: Of a run, instead of a round: a density in (0, 1], to take the nearest round; provenance has it.
+            ``"smallest_matching"``, the sparsest round whose mean test accuracy is at most 0.002 below dense.
+        density: Of a run, instead of a round: a density in (0, 1]; the nearest round is used.
         replicate: Of a run, from 1.
 
     Returns:
-        The ticket. Every checksum was compared; nothing was unpickled, imported or run.
+        The ticket. Every checksum has been compared; nothing is unpickled, imported or run.
 
     Raises:
-        TicketError: There is no such file, run or round; or the file is not a ticket as it was written.
+        TicketError: There is no such file, run or round; or the file is not a valid ticket.
         LotteryError: The run is damaged.
     """
     path = Path(source)
@@ -205,13 +205,13 @@ def of(
     metrics: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Ticket:
-    """Make a ticket of any model and masks: the start is the present weights of the model.
+    """Make a ticket from any model and masks. It starts from the present weights of the model.
 
     Args:
         model: A built model of either Keras. It is not changed.
         kept: Boolean arrays by weight, of its shape, True where the entry is kept.
         trained: Every variable after training, as `lottery.weights.read_state` returns them.
-        metrics, provenance: Plain JSON values to travel with the ticket.
+        metrics, provenance: Plain JSON values to store in the ticket.
 
     Raises:
         LotteryError: There is no mask, or a mask or a trained weight does not fit the model.

@@ -124,21 +124,21 @@ def _unpacked(content: bytes) -> Contents:
         raise TicketError(f"it has format {version}, and this version of lottery reads {FORMAT}; install a newer one.")
     record = _Record.model_validate(loaded)
     if _digest(loaded) != record.record_sha256:
-        raise TicketError("its record does not have the checksum that was written.")
+        raise TicketError("the checksum of its record is wrong.")
     _check_tensors(record, header, size)
     tensors = parse_arrays(content)
     for name, value in tensors.items():
         if hashlib.sha256(value.tobytes()).hexdigest() != record.sha256[name]:
-            raise TicketError(f"{name} does not have the checksum that was written.")
+            raise TicketError(f"the checksum of {name} is wrong.")
     masks: Masks = {}
     for name, variable in record.variables.items():
         if variable.masked:
             bits, num = np.unpackbits(tensors[f"mask/{name}"]), math.prod(variable.shape)
             if bits[num:].any() or np.count_nonzero(bits) != tensors[f"start/{name}"].size:
-                raise TicketError(f"the mask of {name} does not keep as many entries as there are.")
+                raise TicketError(f"the mask of {name} does not keep as many entries as the file has.")
             masks[name] = bits[:num].astype(bool).reshape(variable.shape)
     if record.num_kept != sum(num_kept(masks).values()) or record.density != density(masks):
-        raise TicketError("its density is not that of its masks.")
+        raise TicketError("its density does not agree with its masks.")
     has_trained = any(name.startswith("trained/") for name in tensors)
     about = {key: loaded[key] for key in ("architecture", "metrics", "provenance")}
     trained = _whole("trained", record, masks, tensors) if has_trained else None
@@ -153,11 +153,11 @@ def _parsed(text: Any) -> dict[str, Any]:
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(found)
         if len(values) < len(found):
-            raise TicketError("a name is there twice.")
+            raise TicketError("a name appears twice.")
         return values
 
     def refused(constant: str) -> None:
-        raise TicketError(f"{constant} is no number.")
+        raise TicketError(f"{constant} is not a number.")
 
     values = json.loads(text, object_pairs_hook=pairs, parse_constant=refused)
     if not isinstance(values, dict):
@@ -179,7 +179,7 @@ def _check_tensors(record: _Record, header: Mapping[str, Any], size: int) -> Non
     masked = [f"mask/{name}" for name, variable in record.variables.items() if variable.masked]
     expected = {*masked, *(f"{part}/{name}" for part in parts for name in record.variables)}
     if set(header) != expected or set(record.sha256) != expected:
-        raise TicketError("its tensors are not those that its record names.")
+        raise TicketError("its tensors differ from those in its record.")
     total = 0
     for name, entry in header.items():
         part, _, own = name.partition("/")
@@ -197,10 +197,10 @@ def _check_tensors(record: _Record, header: Mapping[str, Any], size: int) -> Non
         else:
             right = dtype == variable.dtype and shape == variable.shape
         if not right or (part == "trained" and shape != header[f"start/{own}"]["shape"]):
-            raise TicketError(f"{name} does not have the size and type that its record says.")
+            raise TicketError(f"the size or type of {name} differs from its record.")
         total += math.prod(shape) * np.dtype(dtype).itemsize
     if total != size:
-        raise TicketError(f"its tensors are {total} bytes by its header, and {size} are there.")
+        raise TicketError(f"its header announces {total} bytes of tensors, but the file has {size}.")
 
 
 def _check_name(name: str) -> None:

@@ -110,12 +110,12 @@ class Checkpointer:
         try:
             arrays, metadata = files.read_arrays(self.file), files.read_metadata(self.file)
             if metadata.get("sha256") != weights.fingerprint(arrays):
-                raise LotteryError(f"{str(self.file)!r} is damaged: it does not have the checksum that it holds.")
+                raise LotteryError(f"{str(self.file)!r} is damaged: its checksum is wrong.")
             record = json.loads(arrays.pop("record").tobytes())
             if record["format"] != FORMAT or record["identity"] != self._identity:
-                raise LotteryError(f"{str(self.file)!r} is of another training.")
+                raise LotteryError(f"{str(self.file)!r} belongs to another training.")
         except LotteryError as error:
-            self.note(f"{error} This network is trained from its beginning.")
+            self.note(f"{error} The network trains from its beginning.")
             return None
         parts: dict[str, dict[str, np.ndarray]] = {"model": {}, "device": {}, "loop": {}, "best": {}, "memory": {}}
         for key, value in arrays.items():

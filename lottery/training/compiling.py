@@ -1,4 +1,4 @@
-"""Compile a model for training: optimiser, loss, learning rates with warm-up and drops; and see what its steps do."""
+"""Compile a model for training: optimizer, loss, learning rates with warm-up and drops; and see what its steps do."""
 
 import contextlib
 from collections.abc import Sequence
@@ -27,17 +27,17 @@ def schedule(
 ) -> Any:
     """Make a learning rate with warm-up and drops, counted from a step that may be set later.
 
-    At step t, the optimiser's own count from 0 plus `first_step`, the rate is
+    At step t, the optimizer's own count from 0 plus `first_step`, the rate is
     ``rate(t) * min(1, (t + 1) / warmup_steps) * drop_factor ** d(t)``, where d(t) is the number of `drop_at` that are
     at most t; after `last_step` it stays. The first factor is the gradual warm-up of Goyal et al. 2017,
     https://arxiv.org/abs/1706.02677, section 2.2, which Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, need
     for VGG-19 and ResNet-18; 0 steps of warm-up are none. A number that never changes is returned as it is.
 
     Args:
-        keras: The optimiser's module, ``keras`` or ``tf_keras``.
+        keras: The optimizer's module, ``keras`` or ``tf_keras``.
         learning_rate: A number, or a ``LearningRateSchedule`` of that module.
         first_step: An int64 ``tf.Variable``, or None for 0. Retraining from step k sets it to k: the rate resumes
-            there, while a fresh optimiser counts from 0, as Adam's bias correction needs. A trace reads the new value.
+            there, while a fresh optimizer counts from 0, as Adam's bias correction needs. A trace reads the new value.
     """
     is_number = isinstance(learning_rate, (int, float)) and not isinstance(learning_rate, bool)
     if not is_number and not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
@@ -53,7 +53,7 @@ def schedule(
 
 @cache
 def _kind(keras: Any) -> Any:
-    """Make the class: an optimiser takes only schedules that derive from its own library's."""
+    """Make the class: an optimizer takes only schedules that derive from its own library's."""
     schedules = keras.optimizers.schedules
 
     # Registered, so that a saved model can be loaded where such a schedule was made before; elsewhere `compile=False`.
@@ -114,10 +114,10 @@ class Examined:
 
 
 def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any = None) -> None:
-    """Give a model its optimiser and loss, unless it comes compiled: then it keeps its own, and its metrics.
+    """Give a model its optimizer and loss, unless it comes compiled: then it keeps its own, and its metrics.
 
     The loss is a cross-entropy: for probabilities if the outputs on the example, a few inputs, are not negative and sum
-    to one, else for logits. A learning rate with a schedule adds the variable `schedule_step` to the optimiser's count.
+    to one, else for logits. A learning rate with a schedule adds the variable `schedule_step` to the optimizer's count.
     """
     keras = keras_of(model)
     if is_compiled(model):
@@ -127,11 +127,11 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
             inner._learning_rate = schedule(keras, own, first_step=schedule_step, last_step=settings.num_steps - 1)
         return
     if settings.optimizer == COMPILED:
-        raise LotteryError('train.optimizer = "compiled" needs a model that comes compiled; this one does not.')
+        raise LotteryError('train.optimizer = "compiled" needs a compiled model; this model is not compiled.')
     with _fitting(model):
         outputs = model(example, training=False)
     if not hasattr(outputs, "shape"):
-        raise LotteryError("The model has several outputs, for which no loss can be chosen; compile it.")
+        raise LotteryError("The model has several outputs, so no loss can be chosen; compile the model.")
     outputs = np.asarray(outputs)
     probabilities = bool(((outputs >= 0) & (outputs <= 1)).all())
     if outputs.ndim != 2 or outputs.shape[1] < 2 or (probabilities and not np.allclose(outputs.sum(1), 1, atol=1e-3)):
@@ -203,7 +203,7 @@ def step_variable() -> Any:
 
 
 def optimizer(keras: Any, settings: Train, schedule_step: Any = None) -> Any:
-    """Make the Keras optimiser of an experiment, or raise `LotteryError` if Keras refuses an argument."""
+    """Make the Keras optimizer of an experiment, or raise `LotteryError` if Keras refuses an argument."""
     table = {"name": settings.optimizer} if isinstance(settings.optimizer, str) else dict(settings.optimizer)
     name = table.pop("name")
     try:

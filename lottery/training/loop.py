@@ -17,7 +17,7 @@ Logs = Mapping[str, Any]
 
 EVALUATION_BATCH = 1000
 
-# A call of the compiled steps takes at most so many steps and about so many seconds. Between calls progress is shown,
+# The most steps, and about the seconds, of one call of the compiled steps. Between calls progress is shown,
 # NaN is noticed, checkpoints are written, and a run can be stopped.
 LONGEST_PIECE, PIECE_SECONDS = 250, 0.5
 
@@ -34,7 +34,7 @@ class Loop:
     """The compiled steps and evaluations of a model."""
 
     model: Any
-    # The only door to an optimiser step: takes what `batches` returns, trains the model, returns its report.
+    # The only door to an optimizer step: takes what `batches` returns, trains the model, returns its report.
     steps: Any
     # From seed words and a first step to a function. That takes a number of steps, and how many steps before them the
     # report is to include, and returns the arguments of `steps`.

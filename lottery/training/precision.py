@@ -40,7 +40,7 @@ def building(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
                 one.set_global_policy(own)
         if hasattr(model, "_flatten_layers") and policy not in policies(model):
             raise LotteryError(
-                f'train.precision: received "{policy}", and the function that builds the model says otherwise: its '
+                f'train.precision: received "{policy}", but the function that builds the model sets others: its '
                 f"layers have the policies {', '.join(sorted(policies(model)))}; leave train.precision out."
             )
         return model

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from lottery.errors import LotteryError, unknown
 from lottery.settings import COMPILED, Natural, Positive, Rate, Section
 
-# Keras' own optimisers by the names that `keras.optimizers.get` knows; a test compares.
+# Keras' own optimizers by the names that `keras.optimizers.get` knows; a test compares.
 OPTIMIZERS = (
     "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lion", "lamb", "muon", "nadam",
     "rmsprop", "sgd",
@@ -63,5 +63,5 @@ class Train(Section):
             received = f"train.warmup_steps: received {self.warmup_steps}"
             raise LotteryError(f"{received}, allowed is at most train.num_steps, {self.num_steps}.")
         if self.drop_at and isinstance(self.learning_rate, dict):
-            raise LotteryError("train.drop_at divides a learning rate that is a number; this one is a table.")
+            raise LotteryError("train.drop_at needs a learning rate that is a number; received a table.")
         return self

@@ -5,7 +5,7 @@ import copy
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +104,7 @@ class Trainer:
     def reset(self) -> None:
         """Put everything that a step touches, besides the model's variables and the masks, back to its first value.
 
-        The trace knows what that is: slots and iterations of all optimisers, metrics, and random generators, whoever
+        The trace knows what that is: slots and iterations of all optimizers, metrics, and random generators, whoever
         owns them. Each device draws its own random numbers.
         """
         for variable, value in self._touched():
@@ -128,7 +128,7 @@ class Trainer:
         report: Callable[[int, float, Row | None], None] = lambda step, accuracy, row: None,
         checkpointer: Checkpointer | None = None,
     ) -> Trained:
-        """Train a network under masks, with a fresh optimiser; masked entries start at zero, whatever `start` holds.
+        """Train a network under masks, with a fresh optimizer; masked entries start at zero, whatever `start` holds.
 
         Args:
             seed: Words that decide the order of the batches.
@@ -210,8 +210,8 @@ class Trainer:
         final = weights.read_state(self.model)
         for name in masks.leaks(final, kept) | masks.leaks(now.best, kept):
             raise LotteryError(
-                f"{name} has masked entries that are not zero: the model's train_step changes it without its "
-                "optimiser, whose constraints hold the masks."
+                f"{name} has masked entries that are not zero: the model's train_step changes it without the "
+                "optimizer, whose constraints hold the masks."
             )
         # Whether the loss shows a NaN depends on the processor: the relu of some makes it a zero.
         for name, variable in weights.variables(self.model).items():
@@ -250,12 +250,18 @@ class Trainer:
 def _finite(logs: Mapping[str, Any], what: str) -> tuple[float, float]:
     """Get loss and accuracy from a model's report; the accuracy is NaN if the model measures none."""
     if "loss" not in logs:
-        raise LotteryError(f"The model reports {', '.join(logs) or 'nothing'}, and no 'loss', which is needed.")
+        raise LotteryError(f"The model reports {', '.join(logs) or 'nothing'}, but no 'loss'; a loss is needed.")
     loss = float(logs["loss"])
     if not math.isfinite(loss):
         raise LotteryError(f"The {what} is {loss}; try a lower learning rate.")
-    named = [name for name in logs if name in ACCURACIES] or [name for name in logs if name.endswith("accuracy")]
-    return loss, float(logs[named[0]]) if named else math.nan
+    name = accuracy_among(logs)
+    return loss, float(logs[name]) if name else math.nan
+
+
+def accuracy_among(names: Iterable[str]) -> str | None:
+    """Find the name of the accuracy among those that a model reports; None if it measures none."""
+    named = [name for name in names if name in ACCURACIES] or [name for name in names if name.endswith("accuracy")]
+    return named[0] if named else None
 
 
 def _named(prefix: str, values: tuple[float, float]) -> dict[str, float | int]:

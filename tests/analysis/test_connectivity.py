@@ -428,7 +428,7 @@ def test_damage_is_seen(copied, what, where, found):
     ("what", "found"),
     [
         ("byte", "step_15_order_2/weights.safetensors' is damaged"),
-        ("masks", "step_15_order_2': Its masks are not those of the round. Delete it to have it trained again."),
+        ("masks", "step_15_order_2': Its masks are not those of the round. Delete it to train it again."),
         ("retrained", "step_15_order_1': Its masks are not those of the round"),
         ("middle", "path-step_15.csv' is damaged .* delete it to have it computed again"),
     ],
@@ -506,7 +506,7 @@ def test_siblings_of_other_weights_are_refused(copied):
     tamper(copied, "state")
     for number in (1, 2):
         shutil.rmtree(siblings(copied, 1, 1).network(number).folder)
-    with pytest.raises(LotteryError, match="The weights of step 15 of replicate 1 are not those that"):
+    with pytest.raises(LotteryError, match="started from other weights than those of step 15 of replicate 1"):
         connect(copied, [1], [K])
 
 
@@ -518,7 +518,7 @@ def test_siblings_of_other_weights_are_refused(copied):
         (([0], [-1]), {}, "steps: received -1"),
         ((), {"num_points": 2}, "num_points: received 2"),
         ((), {"replicate": 3}, "replicate: received 3"),
-        ((), {"data": toy_arrays(np.random.default_rng(4), 200, 40)}, "data are not those"),
+        ((), {"data": toy_arrays(np.random.default_rng(4), 200, 40)}, "data differ from those"),
     ],
 )  # fmt: skip
 def test_a_wrong_call_is_refused(connected, arguments, options, message):
@@ -595,7 +595,7 @@ def test_a_dense_network_of_other_bits_is_reported(copied):
     rewrite(folder, text.replace(line, "10,validation,0.5,0.5"))
     connect(copied, [1], [K], replicate=1, report=said.append)
     notes = [event.text for event in said if hasattr(event, "text")]
-    assert any("again gave other bits than the run has (see the validation loss at step 10)" in one for one in notes)
+    assert any("again gave different bits (see the validation loss at step 10)" in one for one in notes)
 
 
 def rows(barriers):

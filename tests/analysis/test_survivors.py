@@ -77,7 +77,7 @@ def test_another_start_than_the_recorded_one_is_refused(known_run, rng):
     initial[2]["b"] += 1
     files.write(store.start_path(run, 2), files.pack_arrays(initial[2]))
     for table in (survivors.table, distances.table):
-        with pytest.raises(LotteryError, match="round 0 of replicate 2 did not begin from the start weights"):
+        with pytest.raises(LotteryError, match="round 0 of replicate 2 did not start from the start weights"):
             table(run)
 
 

@@ -73,7 +73,7 @@ def test_a_ticket_goes_out_is_shown_and_verified(lottery, small_run, tmp_path):
     content[-1] ^= 4
     path.write_bytes(content)
     status, out, _ = lottery("verify", path)
-    assert status == 1 and "does not have the checksum" in out and len(out.splitlines()) == 1
+    assert status == 1 and "its checksum differs" in out and len(out.splitlines()) == 1
 
 
 def test_a_network_goes_out_and_is_compared_on_the_real_data(lottery, file, small_run, tmp_path):
@@ -179,7 +179,7 @@ def test_a_strangers_words_are_only_shown(lottery, file, tmp_path, monkeypatch, 
     [
         (
             ("export", "nowhere.safetensors", "--out", "a.keras"),
-            "'nowhere.safetensors' is not a run, nor a ticket file: nothing is there",
+            "'nowhere.safetensors' is neither a run nor a ticket file: nothing is there",
         ),
         (("export", "RUN", "--out", "a.keras"), "pass a round (0 to 3, 'best' or 'smallest_matching') or a density"),
         (("export", "RUN", "--round", "9", "--out", "a.keras"), "stored for replicate 1 are 0 to 3"),

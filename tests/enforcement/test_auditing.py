@@ -29,7 +29,7 @@ def first_deviation(model, kept, x, y, batch_size):
         off = (value != 0) & ~kept[name]
         if off.any():
             place = [int(axis) for axis in np.unravel_index(np.argmax(off), off.shape)]
-            return f"{name}{place} is masked and held at 0, and was found at {value[tuple(place)]:.9g} after step 1"
+            return f"{name}{place} is masked and must be 0, but is {value[tuple(place)]:.9g} after step 1"
     return None
 
 
@@ -66,7 +66,7 @@ def test_what_leaks_between_the_steps_is_found(rng):
         enforcement.project(model, kept)
         callbacks = [multiplication(keras, kept), enforcement.AuditMasks(kept)]
         if found:
-            with pytest.raises(LotteryError, match="after step 1: what trains this model does not hold its masks"):
+            with pytest.raises(LotteryError, match="after step 1: this training does not hold the masks"):
                 model.fit(x, y, verbose=0, callbacks=callbacks)
         else:
             model.fit(x, y, verbose=0, callbacks=callbacks)

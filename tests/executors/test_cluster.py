@@ -118,7 +118,7 @@ def test_what_no_single_node_has_is_refused_at_once(monkeypatch):
         Nodes({"CPU": 2, "memory": 20}, {"CPU": 4, "memory": 9}),
         Nodes({"CPU": 4, "memory": 99}, alive=False),
     ):
-        with pytest.raises(LotteryError, match="Each network takes 3 CPUs and 10 bytes of memory, and no node"):
+        with pytest.raises(LotteryError, match="Each network needs 3 CPUs and 10 bytes of memory, but no node"):
             _check_room(found, wanted, quietly)
     said = []
     monkeypatch.setattr("lottery.executors.cluster._grows", lambda: True)
@@ -137,7 +137,7 @@ def test_a_cluster_that_nobody_answers_for_is_refused_in_seconds(tmp_path, monke
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     for address, why in (("127.0.0.1:1", "Connection refused"), ("nonsense", "an address is a host and a port")):
         with (
-            pytest.raises(LotteryError, match=f"There is no Ray cluster at '{address}' that can be joined: {why}"),
+            pytest.raises(LotteryError, match=f"The Ray cluster at '{address}' cannot be joined: {why}"),
             joined(Ray(address), print, {}, quietly),
         ):
             pass
@@ -284,7 +284,7 @@ def test_a_node_with_other_data_fails_and_one_with_another_processor_says_so(sma
     store.write_record(run / "environment.json", known | {"processor": "an abacus"})
     recipe = dispatch.Recipe(run, settings, recorded["num_threads"], data_sha256="0" * 64, away=True)
     said, task = [], Task(Path("elsewhere"), (1, 3, "ticket"))
-    with pytest.raises(LotteryError, match="The data, the model or the criterion on .* are not those that"):
+    with pytest.raises(LotteryError, match="The data, the model or the criterion on .* differ from those of"):
         dispatch.trainer({task.run: recipe}, said.append, lottery.stopping.never)(task)
     recipe = dataclasses.replace(recipe, data_sha256=recorded["data_sha256"])
     dispatch.trainer({task.run: recipe}, said.append, lottery.stopping.never)(task)

@@ -23,7 +23,7 @@ def test_a_damaged_file_is_named_with_what_to_do(world):
 
 def test_a_folder_that_is_deleted_stays_so(world):
     (row,) = faults.folder_deleted(world)
-    assert row.read == "'RUN' was removed or moved meanwhile, so nothing more is stored there."
+    assert row.read == "'RUN' was removed or moved during the run, so nothing more is stored there."
 
 
 def test_data_that_change_while_a_run_is_trained_are_refused(world, monkeypatch):
@@ -42,7 +42,7 @@ def test_data_that_change_while_a_run_is_trained_are_refused(world, monkeypatch)
 
     with monkeypatch.context() as patched:
         patched.setattr(dispatch.Worker, "__init__", unprepared)
-        assert "are not those that" in world.refused(run)
+        assert "differ from those of" in world.refused(run)
     world.data.write_bytes(number[0])
     world.check_end(run)
 

@@ -166,7 +166,7 @@ def test_several_failures_are_counted_and_reported_at_once():
     with pytest.raises(LotteryError, match=r"Replicate 1, round 1: ValueError: odd. 3 other networks could not"):
         scheduler.launch(networks(2, 2), planned.engine(), said.append)
     assert [event.text for event in said if isinstance(event, progress.Note)] == [
-        f"Replicate {number}, round 1: ValueError: odd. The others go on." for number in (1, 2)
+        f"Replicate {number}, round 1: ValueError: odd. The others continue." for number in (1, 2)
     ]
 
 

@@ -159,7 +159,7 @@ def test_verify_finds_a_control_with_the_tickets_own_masks(controlled, tmp_path,
         return stored | {"kept": counts, "start_sha256": stored["start_sha256"]}
 
     wrong = changed(controlled, tmp_path, folder_of(controlled, branch=name), own)
-    assert any(f"masks are not those of {name}" in sentence for sentence in wrong), wrong
+    assert any(f"masks differ from those of {name}" in sentence for sentence in wrong), wrong
 
 
 @pytest.mark.parametrize("name", ["reshuffled_init", "signed_constant", "untrained", "random_mask"])
@@ -170,7 +170,7 @@ def test_verify_finds_a_control_that_started_elsewhere(controlled, tmp_path, nam
         folder_of(controlled, branch=name),
         lambda where, stored: stored | {"start_sha256": "0" * 64},
     )
-    assert wrong == [f"Training did not begin from the weights of {name}."]
+    assert wrong == [f"Training did not start from the weights of {name}."]
 
 
 def test_verify_finds_other_start_weights(controlled, tmp_path):
@@ -446,9 +446,9 @@ def ticket(origin):
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        (partial, "start must have each weight of the ticket's"),
-        (maskless, "kept must have each weight"),
-        (too_long, "received the steps 0 to 41, allowed are some from 0 to 40"),
+        (partial, "start must have exactly the weights of the ticket"),
+        (maskless, "kept must have exactly the weights"),
+        (too_long, "received the steps 0 to 41, allowed are steps from 0 to 40"),
         (nothing, "received NoneType, allowed is a branches.BranchStart"),
         (ticket, "a function called 'ticket'"),
         (lambda origin: None, "a function called '<lambda>'"),
@@ -505,7 +505,7 @@ def test_what_cannot_be_branched_is_refused(controlled, arguments, message):
 
 
 def test_a_branch_needs_the_same_data_and_the_same_model(controlled):
-    with pytest.raises(LotteryError, match="data are not those"):
+    with pytest.raises(LotteryError, match="data differ from those"):
         lottery.branch(controlled.path, "random_mask", [1], model=build, data=arrays(seed=9), report=quietly)
     with pytest.raises(LotteryError, match="replicate: received 5, allowed is 1 to 2"):
         lottery.branch(controlled.path, "random_mask", [1], replicate=5, model=build, data=arrays(), report=quietly)

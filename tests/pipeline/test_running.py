@@ -8,7 +8,7 @@ from rich.console import Console
 import lottery
 from lottery import config, enforcement, files, masks, progress, randomness, weights
 from lottery.errors import LotteryError
-from lottery.pipeline import preparing
+from lottery.pipeline import dispatch, preparing, running
 from lottery.runs import store, verification
 from lottery.training import trainer
 from tests.conftest import SMALL, checksum, quietly, toy_arrays
@@ -198,7 +198,7 @@ def test_a_compiled_model_keeps_its_optimiser_and_loss(tmp_path):
         experiment, {"run": {"num_replicates": 1}}, model=build, data=arrays, out=tmp_path, report=quietly
     )
     assert run.experiment.train.optimizer == "compiled" and run.experiment.train.learning_rate == 0.25
-    with pytest.raises(LotteryError, match=r"comes compiled, so train\.optimizer cannot be set"):
+    with pytest.raises(LotteryError, match=r"is compiled already, so train\.optimizer cannot be set"):
         lottery.run(
             experiment, {"train": {"optimizer": "adam"}}, model=build, data=arrays, out=tmp_path, report=quietly
         )
@@ -398,7 +398,7 @@ def test_other_data_in_the_same_place_are_refused(tmp_path, complete):
     if not complete:
         (store.round_path(run.path, 1, 1) / "round.json").unlink()
     np.savez(tmp_path / "d.npz", x_train=x_train + 1, y_train=y_train, x_test=x_test, y_test=y_test)
-    with pytest.raises(LotteryError, match="data are not those"):
+    with pytest.raises(LotteryError, match="data differ from those"):
         lottery.run(experiment, out=tmp_path, report=quietly)
 
 
@@ -407,7 +407,7 @@ def test_going_on_keeps_the_threads_it_was_begun_with(tmp_path):
     environment = store.read_environment(run.path)
     store.write_record(run.path / "environment.json", environment | {"num_threads": 61})
     (store.round_path(run.path, 1, 2) / "round.json").unlink()
-    with pytest.raises(LotteryError, match="trains with 61 threads, and TensorFlow has begun with"):
+    with pytest.raises(LotteryError, match="trains with 61 threads, but TensorFlow has started with"):
         lottery.run(ONE, out=tmp_path, report=quietly)
 
 
@@ -449,6 +449,30 @@ def test_a_tensor_that_is_not_pruned_is_named(tmp_path):
     lottery.run(experiment, model=build, data=toy_arrays(np.random.default_rng(3)), out=tmp_path, report=events.append)
     notes = [event.text for event in events if isinstance(event, progress.Note)]
     assert [note for note in notes if "not pruned" in note] == ["dense/kernel is not pruned: not trainable."]
+
+
+def build_three(metrics):
+    import keras
+
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=metrics)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("num_test", "metrics", "warned"), [(499, ["accuracy"], True), (500, ["accuracy"], False), (499, [], False)]
+)
+def test_a_tolerance_that_cannot_be_measured_is_reported_before_training(num_test, metrics, warned, tmp_path):
+    arrays = toy_arrays(np.random.default_rng(3), num_test=num_test)
+    ingredients = preparing.Ingredients(model=lambda: build_three(metrics), data=arrays)
+    tables = {"train": {"num_steps": 5, "batch_size": 20, "jit_compile": False}, "prune": {"num_rounds": 0}}
+    events = []
+    execution = dispatch.Execution(report=events.append)
+    running.run(tables | {"run": {"num_replicates": 1}}, {}, ingredients, tmp_path, execution, tolerance=0.002)
+    first = next(index for index, event in enumerate(events) if not isinstance(event, progress.Note))
+    notes = [event.text for event in events[:first] if "finer" in event.text]
+    assert len(notes) == warned
+    assert not notes or "tolerance of 0.002 is finer than one test example (1 of 499 is" in notes[0]
 
 
 @pytest.mark.parametrize("mode", [mode for mode in enforcement.ENFORCEMENTS if mode != "constraint"])

@@ -33,6 +33,8 @@ def test_each_experiment_is_what_it_is_alone(tmp_path):
     assert [point.values for point in found] == [
         dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())
     ]
+    notes = [getattr(event, "text", "") for event in said]
+    assert sum("finer than one test example (1 of 360 is 0.0028" in note for note in notes) == 1  # not for each run
     # One dense network for all; for each step the pruned rounds and branches of the larger number of rounds.
     assert len(trained(said)) == 2 * (1 + 2 * (2 + 1))
     assert any(
@@ -80,7 +82,7 @@ def test_each_experiment_is_what_it_is_alone(tmp_path):
         ({"sweep": {"prune.rate": [0.2, 2.0]}}, "prune.rate: received 2.0"),
         ({"sweep": {"run.num_threads": [1, 2]}}, "received 'run.num_threads'"),
         ({"sweep": {"name": ["a", "b"]}}, "received 'name'"),
-        ({"sweep": {"prune.rate": [0.2, 0.3, 0.2]}}, "prune.rate = 0.2 is there twice"),
+        ({"sweep": {"prune.rate": [0.2, 0.3, 0.2]}}, "prune.rate = 0.2 appears twice"),
         ({"sweep": {"prune.rate": [0.2]}, "experiment": "nowhere"}, "There is no experiment file 'nowhere'"),
     ],
 )

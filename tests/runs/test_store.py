@@ -75,7 +75,7 @@ def test_a_round_is_read_lazily_and_against_its_checksums(small_run, tmp_path):
     for name in ("masks", "weights", "metrics"):
         (path,) = store.round_path(copy, 1, 2).glob(f"{name}.*")
         path.write_bytes(path.read_bytes().replace(b"0", b"1", 1) + b"\0")
-        with pytest.raises(LotteryError, match=rf"{path.name}' is damaged: it does not have the checksum"):
+        with pytest.raises(LotteryError, match=rf"{path.name}' is damaged: its checksum"):
             getattr(store.StoredRound(copy, 1, 2), name)
     with pytest.raises(LotteryError, match="is a branch; the weights that it started from are not stored"):
         _ = store.StoredRound(copy, 1, 2, "random_mask").start

@@ -82,15 +82,18 @@ def edited(folder):
 
 DAMAGES = {
     "one mask entry too many": (change_masks(one_more), "keeps 12289 entries, the schedule says 12288"),
-    "another entry pruned": (change_masks(swap), "not what pruning the weights of the round before gives"),
-    "a pruned weight came back": (change_masks(swap), "pruned before has come back|not what pruning"),
+    "another entry pruned": (change_masks(swap), "differ from those that pruning the round before gives"),
+    "a pruned weight came back": (change_masks(swap), "pruned entry has come back|differ from those that pruning"),
     "a masked weight that is not zero": (one_weight, "1 masked entries that are not zero"),
-    "another start": (another_start, "did not begin from the start weights"),
+    "another start": (another_start, "did not start from the start weights"),
     "a bit of the masks": (flip("masks.safetensors"), r"masks\.safetensors.*checksum"),
     "a bit of the weights": (flip("weights.safetensors"), r"weights\.safetensors.*checksum"),
     "a bit of the metrics": (flip("metrics.csv"), r"metrics\.csv.*checksum"),
     "weights cut short": (truncate("weights.safetensors"), r"weights\.safetensors"),
-    "a better accuracy": (lambda folder: reseal(folder, {"early_stop_test_accuracy": 1.0}), "not those of the curve"),
+    "a better accuracy": (
+        lambda folder: reseal(folder, {"early_stop_test_accuracy": 1.0}),
+        "accuracy differ from the curve",
+    ),
     "another early stop": (lambda folder: reseal(folder, {"early_stop_step": 0}), "the curve has its minimum at"),
     "an edited record": (edited, r"round\.json.*checksum"),
     "a round that is missing": (lambda folder: (folder / "round.json").unlink(), None),
@@ -123,7 +126,7 @@ def test_an_edited_configuration_is_found(small_run, tmp_path):
     assert len(list(verification.verify(copy))) == 8  # a run may be moved
     file = copy / "experiment.toml"
     file.write_text(file.read_text().replace("rate = 0.2", "rate = 0.3"))
-    with pytest.raises(LotteryError, match="edited after the run began"):
+    with pytest.raises(LotteryError, match="edited after the run started"):
         list(verification.verify(copy))
 
 

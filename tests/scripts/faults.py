@@ -254,7 +254,7 @@ def full_for_good(world: World) -> list[Row]:
         except StorageError as error:
             said = str(error)
     check_intact(run, world.expected)
-    assert not [note for note in notes if "The others go on" in note]
+    assert not [note for note in notes if "The others continue" in note]
     world.check_end(run)
     return [
         Row("the same, and the disk stays full", "one attempt, not one for each network", NOTHING, world.plain(said))

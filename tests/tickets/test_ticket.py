@@ -599,7 +599,7 @@ def test_paths_do_not_travel_with_a_ticket(rewound, tmp_path, monkeypatch):
 
 
 DAMAGES = {
-    "replicate-1/start.safetensors": "round 2 of replicate 1 did not begin from the start weights stored there",
+    "replicate-1/start.safetensors": "round 2 of replicate 1 did not start from the start weights stored there",
     "replicate-1/round-02/masks.safetensors": r"masks\.safetensors' is damaged",
     "replicate-1/round-02/weights.safetensors": r"weights\.safetensors' is damaged",
     "replicate-1/round-02/round.json": r"round\.json' is damaged",
@@ -687,7 +687,7 @@ def test_what_cannot_be_loaded_built_or_saved_says_why(small, small_run, tmp_pat
     refused("is not a run's folder", load, path, round=1)
     refused("is not a run's folder", load, path, density=0.5)
     refused("is not a run's folder", load, path, replicate=2)
-    refused("is not a run, nor a ticket file: nothing is there", load, tmp_path / "b.safetensors")
+    refused("is neither a run nor a ticket file: nothing is there", load, tmp_path / "b.safetensors")
     refused("is not a run: it has no experiment", load, tmp_path, round=1, error=LotteryError)
     for file in ("initial.safetensors", "round-01/masks.safetensors", "round-01/round.json"):
         refused("is not a ticket file that can be trusted", load, run / "replicate-1" / file)

@@ -413,22 +413,22 @@ def wrong_files():
     types = json.loads(json.dumps(header))
     types["start/dense/bias"]["dtype"] = "I32"
     return {
-        "checksum that was written": [
+        "the checksum of": [
             joined(header, flipped),
             joined(header, body, {**record, "lottery": "0"}),
             joined(header, body, {**record, "variables": dict(reversed(record["variables"].items()))}),
             *(joined(header, body, {**record, "sha256": {**record["sha256"], name: "0" * 64}}) for name in record["sha256"]),
         ],
         "does not keep as many": [forge(SEEDS["keras"], None, tensors(**{"mask__dense__kernel": bits["mask/dense/kernel"]}))],
-        "density is not": [forge(SEEDS["keras"], lambda one: one.update(density=0.1)), forge(SEEDS["keras"], lambda one: one.update(num_kept=1))],
+        "density does not agree": [forge(SEEDS["keras"], lambda one: one.update(density=0.1)), forge(SEEDS["keras"], lambda one: one.update(num_kept=1))],
         "has no masks": [forge(SEEDS["keras"], lambda one: [value.update(masked=False) for value in one["variables"].values()])],
-        "are not those that its record names": [
+        "differ from those in its record": [
             joined(more, body),
             forge(SEEDS["keras"], None, lambda old: old.pop("start/dense/bias")),
             forge(SEEDS["keras"], lambda one: one["sha256"].pop("start/dense/bias")),
             forge(SEEDS["keras"], None, tensors(trained__dense__bias=np.zeros(2, np.float32))),
         ],
-        "size and type": [
+        "size or type": [
             joined(types, body),
             forge(SEEDS["keras"], variables("dense/bias", shape=[1, 2])),
             forge(SEEDS["keras"], variables("dense/kernel", shape=[4, 3])),
@@ -441,15 +441,15 @@ def wrong_files():
             joined({**header, "start/dense/bias": {**header["start/dense/bias"], "shape": shape}}, body)
             for shape in ([-2], [2.0], [True], [2**41], [1] * 33, 2, None, "2", ["2"])
         ],
-        "bytes by its header": [joined(header, body + b"\0"), joined(header, body[:-1])],
+        "its header announces": [joined(header, body + b"\0"), joined(header, body[:-1])],
         "allowed are names": [
             renamed(name) for name in ("../x", "/etc/passwd", "a//b", "a/../b", "a\0b", "a\\b", "c:d", "a\nb", "a\u2028b", "", ".", "x" * 1001)
         ],
-        "a name is there twice": [
+        "a name appears twice": [
             joined(json.dumps(header)[:-1] + f', "start/dense/bias": {json.dumps(header["start/dense/bias"])}}}', body),
             joined(header, body, json.dumps(record)[:-1] + ', "format": 1}'),
         ],
-        "is no number": [joined(header, body, json.dumps(record)[:-1] + f', "x": {word}}}') for word in ("NaN", "-Infinity")],
+        "is not a number": [joined(header, body, json.dumps(record)[:-1] + f', "x": {word}}}') for word in ("NaN", "-Infinity")],
         "nests more than": [forge(SEEDS["keras"], lambda one: one["metrics"].update(a=json.loads("[" * 300 + "]" * 300)))],
         "metadata has no": [joined({**header, "__metadata__": {**header["__metadata__"], "x": "y"}}, body)],
         "before its header does": [b"", b"1234567", SEEDS["keras"][:100], b"\xff" * 50],
@@ -488,17 +488,17 @@ def test_checks_that_are_planted_away_let_wrong_files_in(monkeypatch):
 
     with monkeypatch.context() as planted:  # no checksum of a tensor, of a record
         planted.setattr(ticket_file.hashlib, "sha256", Anything)
-        assert let_in(files["checksum that was written"][0])
+        assert let_in(files["the checksum of"][0])
     with monkeypatch.context() as planted:
         planted.setattr(ticket_file, "_digest", lambda record: record["record_sha256"])
-        assert all(let_in(content) for content in files["checksum that was written"][1:3])
+        assert all(let_in(content) for content in files["the checksum of"][1:3])
     with monkeypatch.context() as planted:
         planted.setattr(ticket_file, "_check_name", lambda name: None)
         assert all(let_in(content) for content in files["allowed are names"])
     with monkeypatch.context() as planted:
         planted.setattr(ticket_file, "_check_tensors", lambda *_: None)
         # Of the type and the size, nothing else knows.
-        sizes = files["size and type"]
+        sizes = files["size or type"]
         assert let_in(sizes[0]) and unpacked(sizes[0]).weights["dense/bias"].dtype == np.int32
         assert let_in(sizes[1]) and unpacked(sizes[1]).weights["dense/bias"].shape == (2,)
         assert all(let_in(content) for content in files["allowed are names"])

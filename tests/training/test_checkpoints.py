@@ -120,7 +120,7 @@ def test_a_checkpoint_of_another_training_is_not_used(tmp_path):
         whole = one.train(other, masked, seed)
         checkpointer = checkpoints.Checkpointer(file, note=said.append)
         assert result(one.train(other, masked, seed, checkpointer=checkpointer)) == result(whole)
-    assert len(said) == 2 and all("is of another training" in one for one in said)
+    assert len(said) == 2 and all("belongs to another training" in one for one in said)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_damaged_checkpoint_is_said_and_not_used(tmp_path, damage):
     file.write_bytes({"truncated": content[:-5], "empty": b"", "text": b"hello" * 10}.get(damage, bytes(content)))
     checkpointer = checkpoints.Checkpointer(file, note=said.append)
     assert result(one.train(start, {}, (9,), checkpointer=checkpointer)) == whole
-    assert len(said) == 1 and "trained from its beginning" in said[0] and str(file) in said[0]
+    assert len(said) == 1 and "trains from its beginning" in said[0] and str(file) in said[0]
 
 
 def test_what_watches_goes_on_too(tmp_path):

@@ -69,7 +69,7 @@ def test_the_policy_is_put_back_and_has_its_say():
         precision.building(breaks, "mixed_float16")()
     assert globals_now() == ["float32", "float32"]
     own = lambda: keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, dtype="float32")])  # noqa: E731
-    with pytest.raises(LotteryError, match='received "mixed_float16", and the function .* policies float32'):
+    with pytest.raises(LotteryError, match='received "mixed_float16", but the function .* policies float32'):
         precision.building(own, "mixed_float16")()
 
 
