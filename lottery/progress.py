@@ -65,6 +65,7 @@ Key = tuple[Path, int, int, str]  # run, replicate, round, branch
 
 BAR = 18  # characters of a bar
 APART = 0.1  # seconds between two drawings of the bars
+LEAST = 60  # characters of a line beside the name of a run
 ENOUGH = 2.0  # seconds of training before an estimate of the time that is left
 
 
@@ -209,7 +210,6 @@ class _Lines:
         where, record = event.where, event.record
         accuracy = record["early_stop_test_accuracy"]
         parts = {
-            "run": where.run.name if where.several else "",
             "replicate": f"replicate {where.replicate}/{where.num_replicates}",
             "round": f"round {where.round:>{len(str(where.num_rounds))}}/{where.num_rounds}",
             "branch": "" if where.branch == "ticket" else where.branch,
@@ -220,10 +220,14 @@ class _Lines:
             "collapsed": f"nothing left of {', '.join(record['collapsed'])}" if record["collapsed"] else "",
         }
         waiting = [name for name in self.LEAVE_OUT if name not in self._absent]
+        # The name of one of several runs stays whole, on a line of its own where the rest would not fit beside it.
+        run = where.run.name if where.several else ""
+        apart = bool(run and width is not None and len(run) + 2 + LEAST > width)
+        begin = "  " if apart else f"{run}  " if run else ""
         while True:
-            line = "  ".join(part for name, part in parts.items() if part and name not in self._absent)
+            line = begin + "  ".join(part for name, part in parts.items() if part and name not in self._absent)
             if width is None or len(line) <= width or not waiting:
-                return line
+                return f"{run}\n{line}" if apart else line
             self._absent.append(waiting.pop(0))
 
 
@@ -247,6 +251,8 @@ def _line(where: Step, room: int) -> str:
         f"density {where.density:.4f}",
     ]
     shown = [part for part in parts if part]
+    if where.several and len(shown[0]) + 3 + LEAST > room:
+        del shown[0]
     while len(shown) > 1 and len(" · ".join(shown)) > room:
         shown.pop()
     return " · ".join(shown)

@@ -106,6 +106,18 @@ def test_lines_of_stored_networks_fit_and_have_no_time_left(shown, width, expect
         assert not any("left" in line for line in seen)
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_name_of_one_of_several_runs_stays_whole(shown, width):
+    run = Path("runs/grid-prune.rate-0.2-prune.criterion-magnitude-5566ec6b")
+    where = dataclasses.replace(WHERE, run=run, several=True)
+    screen = shown([where, progress.Done(where, RECORD)], width)
+    seen = [line for line in screen.lines() if line]
+    assert seen[0].split()[0] == run.name and len(seen) == (1 if width == 120 else 2)
+    assert "replicate 2/3  round  7/12  random_mask_global" in seen[-1] and max(map(len, seen)) <= width
+    drawn = re.split(r"\n|\r", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()))
+    assert max(map(len, drawn)) <= width and any("replicate 2/3 · round 7/12" in line for line in drawn)
+
+
 def test_what_is_left_out_once_stays_out(shown):
     short = dataclasses.replace(WHERE, branch="ticket")
     seen = shown([progress.Done(one, RECORD) for one in (short, WHERE, short)], width=85).lines()

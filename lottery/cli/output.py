@@ -114,6 +114,10 @@ def table(
             _folded(heads[place], width), justify="right" if numbers else "left", width=width, overflow="fold"
         )
     for line in lines:
+        line = [
+            formatting.wrapped(cell, widths.get(place)) if heads[place] in PROSE else cell
+            for place, cell in enumerate(line)
+        ]
         tones = {place: verdicts.tone(line[place]) for place in widths if heads[place] == "verdict" and line[place]}
         printed.add_row(*(Text(line[place], COLOURS.get(tones.get(place, ""), "")) for place in widths))
     _console().print(printed)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from lottery.cli import options, output
+from lottery.formatting import signed
 
 
 def _names() -> list[tuple[str, str]]:
@@ -119,7 +120,12 @@ def sweep(
         execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, asked=asked)
         runs = sweeping.sweep(file, words, out, execution, tolerance)
     rows = sweeping.table(runs, found, tolerance)
-    output.rows(rows if as_json or as_csv else rows.round(4).astype(object).fillna(""), as_json, as_csv)
+    if not (as_json or as_csv):
+        shown = {key: rows[key].map(str) for key in found[0].values}
+        differences = rows["smallest_matching_difference"].astype(float)
+        shown["smallest_matching_difference"] = differences.map(signed, na_action="ignore").fillna("")
+        rows = rows.astype(object).assign(**shown)
+    output.rows(rows, as_json, as_csv)
 
 
 NamingBranches = options.naming(lambda: import_module("lottery.pruning.branches").BRANCHES)

@@ -8,6 +8,7 @@ from typing import Any
 
 from lottery import config
 from lottery.errors import unknown
+from lottery.formatting import listed
 from lottery.pruning import plan
 from lottery.pruning.schedules import geometric
 from lottery.runs import results, store, verdicts
@@ -93,11 +94,11 @@ def counts(rows: Table, num_rounds: int, *allowed: Sequence[int]) -> tuple[str, 
     fit = [ladder for ladder in allowed if all(values == [ladder[index]] for index, values in seen.items())]
     if not fit:
         wrong = next(index for index, values in seen.items() if values != [allowed[0][index]])
-        return f"round {wrong}: {', '.join(map(str, seen[wrong]))}, not {allowed[0][wrong]}", False
+        return f"round {wrong}: {listed(f'{num:,}' for num in seen[wrong])}, not {allowed[0][wrong]:,}", False
     absent = [index for index in range(num_rounds + 1) if index not in seen]
     if absent:
         return _missing(store.TICKET, absent), None
-    return f"{fit[0][0]} to {fit[0][max(seen)]}, all equal", True
+    return f"{fit[0][0]:,} to {fit[0][max(seen)]:,}, all equal", True
 
 
 def accuracy(rows: Table, index: int, value: float, tolerance: float) -> tuple[str, bool | None]:
@@ -134,7 +135,7 @@ def sooner(rows: Table, index: int, least: float, than: str = "dense") -> tuple[
         return _missing(store.TICKET if than == "dense" else than, [index]), None
     other, ticket = both.mean()
     times = other / max(ticket, 1)
-    return f"{times:.2f} times ({ticket:.0f} and {other:.0f})", bool(times >= least)
+    return f"{times:.2f} times ({ticket:,.0f} and {other:,.0f})", bool(times >= least)
 
 
 def sooner_in_each(rows: Table, index: int) -> tuple[str, bool | None]:
@@ -154,7 +155,7 @@ def sooner_between(rows: Table, low: float, high: float) -> tuple[str, bool | No
     failed = bool(inside.max() >= dense)  # not where one of the two is missing
     if not failed and (inside.empty or dense != dense or not (tickets["density"] < low / _FIFTH).any()):
         return _missing(store.TICKET, [f"at density {low:g}"]), None
-    return f"{inside.max():.0f} at the latest, and {dense:.0f}", not failed
+    return f"{inside.max():,.0f} at the latest, and {dense:,.0f}", not failed
 
 
 def _at_least(found: Any, least: float, absent: Sequence[Any], than: str) -> tuple[str, bool | None]:
@@ -208,7 +209,7 @@ _LENET = Protocol(
     f"{_FRANKLE}; where accuracies are given, an independent replication of 20,000 steps and 5 seeds",
     _LENET_SETTINGS,
     (
-        Claim("survivors, rounds 0 to 20", "266200 to 3179", "exactly", counts, (20, _LENET_LADDER)),
+        Claim("survivors, rounds 0 to 20", "266,200 to 3,179", "exactly", counts, (20, _LENET_LADDER)),
         Claim("test accuracy, dense", "0.9752", "± 0.005", accuracy, (0, 0.9752, 0.005)),
         Claim("ticket − dense, rounds 5 to 12", "above", "the mean", better, (_SOME, range(5, 13))),
         Claim("ticket − dense, round 9 (13.5 %)", "above +0.003", "≥ +0.002", better, (0.002, [9])),
@@ -253,7 +254,7 @@ def _conv(
         _FRANKLE,
         settings,
         (
-            Claim("survivors of every round", f"{totals[0]} and on", "exactly", counts, (max(index, at), totals)),
+            Claim("survivors of every round", f"{totals[0]:,} and on", "exactly", counts, (max(index, at), totals)),
             Claim(f"ticket − dense, round {index} ({left} %)", f"{gain:+.3f}", "≥ +0.02", better, (0.02, [index])),
             Claim("ticket − dense, density over 0.02", "above", "the mean", better_between, (0.02, 1, _SOME)),
             Claim(
@@ -286,7 +287,7 @@ _RESNET = Protocol(
     },
     (
         Claim(
-            "survivors of every round", "270896 and on", "exactly",
+            "survivors of every round", "270,896 and on", "exactly",
             counts, (6, survivors([(270_256, 0.2)], 40, 640), survivors([(267_696, 0.2)], 40, 3200)),
         ),
         Claim("test accuracy, round 6 (27.1 %)", "0.905", "± 0.01", accuracy, (6, 0.905, 0.01)),

@@ -178,12 +178,12 @@ def test_what_is_measured_is_said():
     assert lines["test accuracy, dense"] == "0.9756"
     assert lines["ticket − dense, round 15 (3.6 %)"] == "+0.0010"
     assert lines["ticket − random_mask, round 15"] == "+0.0300"
-    assert lines["early stop, dense to ticket, round 7"] == "3.60 times (2500 and 9000)"
+    assert lines["early stop, dense to ticket, round 7"] == "3.60 times (2,500 and 9,000)"
     assert lines["early stop before dense, round 7"] == "in 3 of 3"
     wrong = broken("survivors", as_published("lenet-mnist"))
     assert (
         published.checked(wrong, published.PROTOCOLS["lenet-mnist"])[0]["measured"]
-        == "round 4: 109282, 109283, not 109282"
+        == "round 4: 109,282 and 109,283, not 109,282"
     )
 
 
