@@ -376,7 +376,7 @@ def _barrier_height(
 ) -> float:
     num = style.of_rounds(_selected(points, None, batch_norm), rounds)["round"].nunique()
     across, down = style.grid(num, width)
-    return max(0.85 * width / across, 0.32 * width) * down + style.letters(2)
+    return min(max(0.85 * width / across, 0.32 * width), 0.5 * width) * down + style.letters(2)
 
 
 def _barrier_views(points: Table) -> list[dict[str, Any]]:

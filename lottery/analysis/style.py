@@ -365,8 +365,8 @@ def _place(ax: Any, handles: Sequence[Any], labels: Sequence[str], above: float 
             if not any(_touches(path, filled, around) for path, filled in covered):
                 return
     lines = sum(label.count("\n") + 1 for label in labels)
-    if above is None and box.width < 0.36 * figure.bbox.width:
-        columns = -(-box.height // (0.95 * figure.bbox.height))
+    columns = -(-box.height // (0.95 * figure.bbox.height))
+    if above is None and columns * box.width < 0.38 * figure.bbox.width:
         beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "ncols": int(columns)}
     else:
         columns = max(1, min(lines, int(frame.width // box.width)))

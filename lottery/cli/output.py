@@ -59,7 +59,7 @@ def means(frame: Any, keys: Sequence[str], columns: Sequence[str], count: str = 
     cells += [[str(len(part)) for _, part in groups]] if count else []
     cells += [formatting.column([float(part[column].mean()) for _, part in groups]) for column in columns]
     heads = [*keys, *([count] if count else []), *columns]
-    table(list(map(head, heads)), [list(line) for line in zip(*cells, strict=True)], has_rows=True)
+    table(list(map(head, heads)), [list(line) for line in zip(*cells, strict=True)], (count, "density"), has_rows=True)
 
 
 def grid(shown: "tables.Grid", has_rows: bool = False) -> None:

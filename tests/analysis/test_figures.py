@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shutil
 import zlib
 from xml.etree import ElementTree
 
@@ -316,6 +317,25 @@ def test_kinds_are_read_from_a_run(small_run):
     assert set(plots.read(small_run.path, "overlap", round=1)["round"]) == {1}
     assert set(plots.read(small_run.path, "degrees", rounds=[0, 2])["round"]) == {0, 2}
     assert plots.read(small_run.path, "early_stop").attrs["num_steps"] == 110
+
+
+def test_the_command_draws_for_papers_and_prints_a_caption_alone(small_run, tmp_path, lottery_command):
+    run = tmp_path / small_run.path.name
+    shutil.copytree(small_run.path, run)
+    plain = lottery_command("plot", run, "--style", "paper")
+    assert plain.stdout == f"{run / 'accuracy.pdf'}\n" and not plain.stderr
+    out = tmp_path / "a.svg"
+    done = lottery_command("plot", run, "--kind", "overlap", "--round", 2, "--out", out, "--caption", "--width", 6)
+    assert done.stdout == plots.latex_caption(plots.read(run, "overlap", round=2), "overlap") + "\n"
+    assert "at round 2, all weights" in done.stdout and done.stderr == f"{out}\n"
+    assert 'width="432pt"' in out.read_text() and f">{small_run.experiment.name}<" in out.read_text()
+    lottery_command("plot", run, "--style", "paper", "--out", out)
+    assert f">{small_run.experiment.name}<" not in out.read_text()
+    lottery_command("plot", run, "--style", "slides", "--title", "Ours & theirs", "--out", out)
+    assert "Ours &amp; theirs" in out.read_text()
+    for wrong, message in ((("--style", "poster"), "'paper', 'slides'"), (("--width", 1), "4.5 to 40 inches")):
+        refused = lottery_command("plot", run, *wrong)
+        assert refused.returncode == 2 and message in refused.stderr
 
 
 def test_the_last_common_round_is_of_the_replicates_that_have_begun(small_run, tmp_path):

@@ -649,7 +649,8 @@ def look_at_inputs(figure: Figure, files: Files, replicate: int = 1) -> None:
     ax, weight = figure.ax, files.weights()[0]
     here = [(replicate, "ticket", index) for index in files.few() if (replicate, "ticket", index) in files.records]
     architecture = json.loads((files.run / "environment.json").read_text()).get("architecture") or {}
-    shape = [*architecture.get("input_shape", ()), 1, 1, 1][:3]
+    shape = list(architecture.get("input_shape", ()))
+    shape = [*shape, 1][:3] if len(shape) in (2, 3) else [0]  # other examples are no images
     expected, several = [], ""
     for key in here:
         kept = files.kept(key)[weight].sum(axis=-1)
