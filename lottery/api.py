@@ -15,7 +15,7 @@ from lottery.pipeline.preparing import Ingredients
 from lottery.pruning.branches import BranchFunction
 from lottery.pruning.criteria import Criterion
 from lottery.pruning.schedules import Schedule
-from lottery.runs import results, store, verdicts, verification
+from lottery.runs import results, store, tables, verdicts, verification
 from lottery.runs.verdicts import TOLERANCE, Table
 from lottery.training.checkpoints import Every
 
@@ -81,24 +81,27 @@ class Run:
         return results.table(self.path)
 
     def verdict(self, tolerance: float = TOLERANCE) -> list[str]:
-        """Say in sentences if a ticket is winning, and what the controls show.
+        """Say in a sentence if a ticket is winning, and in more what the rounds and the controls show.
 
         A matching ticket may lose `tolerance` of its accuracy, both in [0, 1].
         """
-        return verdicts.sentences(self.table(), tolerance, verdicts.goal(self.experiment))
+        return verdicts.sentences(self.table(), tolerance, verdicts.goal(self.experiment), trained=self._trained())
 
     def plot(self, kind: str = "accuracy", **options: Any) -> Any:
         """Draw a Matplotlib figure, which a notebook shows; ``savefig`` writes it to a file.
 
         Args:
             kind: A key of `lottery.plots.kinds`.
-            options: Options of that kind, and what it reads by: ``rounds``, or ``round`` and ``matched`` of an overlap.
+            options: ``style``, ``width`` and ``title`` of `lottery.plots.drawn`, options of that kind, and what it
+                reads by: ``rounds``, or ``round`` and ``matched`` of an overlap.
 
         Raises:
             LotteryError: There is no such kind, or the run lacks what it shows.
         """
-        chosen = {key: options.pop(key) for key in ("rounds", "round", "matched") if key in options}
-        return plots.drawn(plots.read(self.path, kind, **chosen), kind, **options)
+        reading = {key: options[key] for key in ("rounds", "round", "matched") if key in options}
+        table = plots.read(self.path, kind, **reading)
+        known = plots.options_of(kind)
+        return plots.drawn(table, kind, **{key: options[key] for key in options if key in known or key not in reading})
 
     def report(self, out: str | Path, tolerance: float = TOLERANCE, author: str = "") -> Path:
         """Write the HTML page about this run, and return its path; see `lottery.report.write`."""
@@ -127,13 +130,22 @@ class Run:
         return branch(self.path, kind, rounds, **options)
 
     def _repr_html_(self) -> str:
-        rows = self.table()
-        parts = [f"<p><code>{html.escape(str(self.path))}</code></p>"]
-        if len(rows):
-            parts += [f"<p>{html.escape(sentence)}</p>" for sentence in self.verdict()]
-            small = results.summary(rows)[["branch", "round", "density", "replicates", "accuracy_mean", "accuracy_std"]]
-            parts += [small.round(4).to_html(index=False, border=0, na_rep=""), plots.svg(rows)]
-        return "".join(parts)
+        """Show the verdict, the table of the rounds and the figure in a notebook."""
+        rows, experiment = self.table(), self.experiment
+        path = f"<p><code>{html.escape(str(self.path))}</code></p>"
+        if rows.empty:
+            return f"{path}<p>No round is complete yet.</p>"
+        word, num_steps, trained = verdicts.goal(experiment), experiment.train.num_steps, self._trained()
+        head = verdicts.headline(rows, word=word, trained=trained)
+        parts = [f"<p><b style='color: {tables.COLOURS[head.tone]}'>{html.escape(head.text)}</b></p>", path]
+        points = results.summary(rows, num_steps)
+        if (points["branch"] == store.TICKET).any():
+            parts.append(tables.html(tables.by_round(points, verdicts.judged(rows, word=word), num_steps)))
+        _, *details = self.verdict()
+        return "".join([*parts, plots.svg(rows), *(f"<p>{html.escape(sentence)}</p>" for sentence in details)])
+
+    def _trained(self) -> tuple[int, int]:
+        return store.progress(self.path, self.experiment)
 
 
 def run(

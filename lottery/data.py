@@ -123,6 +123,7 @@ def _from_no_file() -> dict[str, np.ndarray]:
 
 WITHOUT_DOWNLOAD = ("mnist1d", "digits")  # of `DATASETS`, those that come with the packages installed
 
+# By the name in ``data.name``: functions that return the four arrays of `KEYS`.
 DATASETS: dict[str, Callable[[], dict[str, np.ndarray]]] = {
     "mnist1d": _mnist1d,
     "digits": _digits,

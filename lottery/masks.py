@@ -6,7 +6,7 @@ import numpy as np
 
 from lottery.errors import LotteryError, unknown
 
-Masks = dict[str, np.ndarray]
+Masks = dict[str, np.ndarray]  # boolean arrays by the name of a weight, True where the entry is kept
 Weights = Mapping[str, np.ndarray]  # arrays by the name of a weight
 
 

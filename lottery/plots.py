@@ -86,7 +86,6 @@ def drawn(
         figure = styles.new_figure(width)
         if title:
             figure.suptitle(title, fontsize="large")
-        styles.check(source)
         own = ANALYSES[kind].height
         height = own(source, width, **options) if own else styles.usual_height(width)
         figure.set_size_inches(width, height + (styles.letters(1.6) if title else 0))
@@ -102,7 +101,6 @@ def caption(source: Table, kind: str = "accuracy", **options: Any) -> str:
     """
     _figure(kind)
     _check_options(kind, options)
-    styles.check(source)
     text = ANALYSES[kind].caption or ANALYSES[kind].help
     return text if isinstance(text, str) else text(source, **options)
 

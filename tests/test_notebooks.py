@@ -104,7 +104,7 @@ def in_small(run):
     def small(tables, **options):
         train, replicates = tables["train"], tables["run"]
         fewer = {"num_replicates": 2, "control_rounds": replicates.get("control_rounds", [])[-1:]}
-        plain = {"num_steps": 40, "jit_compile": False}  # compiling takes longer than so few steps
+        plain = {"num_steps": 60, "jit_compile": False}  # compiling takes longer than so few steps
         return run(tables | {"train": train | plain, "run": replicates | fewer}, **options)
 
     return small

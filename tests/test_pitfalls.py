@@ -13,9 +13,10 @@ from lottery.pruning import branches, ranking, schedules
 from lottery.runs import verification
 from lottery.training import loop, trainer
 from tests import test_data, test_weights
-from tests.conftest import SMALL, quietly
+from tests.conftest import quietly
 from tests.enforcement import test_auditing, test_modes
 from tests.pipeline import test_branching, test_running
+from tests.pipeline.test_running import PLAIN
 from tests.pruning import test_branches, test_ranking, test_schedules
 from tests.runs import test_results
 from tests.training import test_loop
@@ -25,8 +26,7 @@ def verified_run(tmp_path):
     """Not a test by itself: a small run that `lottery verify` must find nothing wrong with."""
     import lottery
 
-    small = SMALL | {"train": SMALL["train"] | {"jit_compile": False}, "run": {"num_replicates": 1}}
-    run = lottery.run(small, out=tmp_path, report=quietly)
+    run = lottery.run(PLAIN | {"run": {"num_replicates": 1}}, out=tmp_path, report=quietly)
     wrong = [sentence for _, sentences in verification.verify(run.path) for sentence in sentences]
     assert wrong == [], wrong
 
@@ -289,59 +289,61 @@ def let_a_step_of_tf_keras_forget(patch):
 
 
 MUTANTS = {
-    cut_at_a_threshold: lambda tmp, patch: test_ranking.test_all_ties_still_prune_exactly_as_many(),
-    round_half_up: lambda tmp, patch: test_schedules.test_lenet_ladder_is_that_of_the_paper(),
-    rewind_nothing: lambda tmp, patch: verified_run(tmp),
-    store_the_start: lambda tmp, patch: verified_run(tmp),
-    prune_biases: lambda tmp, patch: test_weights.test_every_weight_that_is_not_pruned_has_its_reason(),
-    freeze_small_values: lambda tmp, patch: held_after_every_update("adam"),
-    drop_the_last_batch: lambda tmp, patch: test_loop.test_evaluation_counts_every_example(1001),
-    choose_by_test: lambda tmp, patch: test_loop.test_early_stop_is_the_first_minimum_and_test_is_evaluated_there(),
-    mask_at_the_beginning_only: lambda tmp, patch: held_after_every_update("sgd"),
-    threshold_the_signed_weight: lambda tmp, patch: test_ranking.test_magnitude_ignores_the_sign(),
-    revive: lambda tmp, patch: verified_run(tmp),
-    resume_from_the_beginning: lambda tmp, patch: resumed(tmp),
-    shuffle_nothing: lambda tmp, patch: test_branches.test_what_a_branch_keeps_and_what_it_changes("shuffled_mask"),
-    rewind_to_the_initialisation: lambda tmp, patch: goes_on_from_step_k(tmp),
-    begin_the_batches_anew: lambda tmp, patch: goes_on_from_step_k(tmp),
-    begin_the_schedule_anew: lambda tmp, patch: (
+    cut_at_a_threshold: lambda tmp, run: test_ranking.test_all_ties_still_prune_exactly_as_many(),
+    round_half_up: lambda tmp, run: test_schedules.test_lenet_ladder_is_that_of_the_paper(),
+    rewind_nothing: lambda tmp, run: verified_run(tmp),
+    store_the_start: lambda tmp, run: verified_run(tmp),
+    prune_biases: lambda tmp, run: test_weights.test_every_weight_that_is_not_pruned_has_its_reason(),
+    freeze_small_values: lambda tmp, run: held_after_every_update("adam"),
+    drop_the_last_batch: lambda tmp, run: test_loop.test_evaluation_counts_every_example(1001),
+    choose_by_test: lambda tmp, run: test_loop.test_early_stop_is_the_first_minimum_and_test_is_evaluated_there(),
+    mask_at_the_beginning_only: lambda tmp, run: held_after_every_update("sgd"),
+    threshold_the_signed_weight: lambda tmp, run: test_ranking.test_magnitude_ignores_the_sign(),
+    revive: lambda tmp, run: verified_run(tmp),
+    resume_from_the_beginning: lambda tmp, run: test_running.test_going_on_begins_after_the_last_complete_round(
+        tmp, run
+    ),
+    shuffle_nothing: lambda tmp, run: test_branches.test_what_a_branch_keeps_and_what_it_changes("shuffled_mask"),
+    rewind_to_the_initialisation: lambda tmp, run: goes_on_from_step_k(tmp),
+    begin_the_batches_anew: lambda tmp, run: goes_on_from_step_k(tmp),
+    begin_the_schedule_anew: lambda tmp, run: (
         test_branching.test_fine_tuning_trains_with_the_last_learning_rate_and_learning_rate_rewinding_with_all_of_them(
             tmp
         )
     ),
-    seed_nothing: lambda tmp, patch: the_same_bits(tmp),
-    keep_the_momentum: lambda tmp, patch: test_loop.test_reset_brings_every_slot_back(),
-    keep_the_old_trace: lambda tmp, patch: test_modes.test_fit_holds_them_and_the_model_is_left_as_it_was(
+    seed_nothing: lambda tmp, run: the_same_bits(tmp),
+    keep_the_momentum: lambda tmp, run: test_loop.test_reset_brings_every_slot_back(),
+    keep_the_old_trace: lambda tmp, run: test_modes.test_fit_holds_them_and_the_model_is_left_as_it_was(
         "constraint", "keras", (8, False), np.random.default_rng(0)
     ),
-    keep_the_function_that_fit_has_made: lambda tmp, patch: as_a_callback("constraint", "keras"),
-    multiply_after_the_batch: lambda tmp, patch: test_auditing.test_what_leaks_between_the_steps_is_found(
+    keep_the_function_that_fit_has_made: lambda tmp, run: as_a_callback("constraint", "keras"),
+    multiply_after_the_batch: lambda tmp, run: test_auditing.test_what_leaks_between_the_steps_is_found(
         np.random.default_rng(0)
     ),
-    let_tfmot_compute_masks: lambda tmp, patch: held_after_every_update("momentum", "tfmot", "tf_keras"),
-    leave_entries_one_step_away: lambda tmp, patch: held_after_every_update("momentum", "tfmot", "tf_keras"),
-    leave_old_momentum: lambda tmp, patch: test_modes.test_gradient_keeps_slots_of_masked_entries_at_zero(
+    let_tfmot_compute_masks: lambda tmp, run: held_after_every_update("momentum", "tfmot", "tf_keras"),
+    leave_entries_one_step_away: lambda tmp, run: held_after_every_update("momentum", "tfmot", "tf_keras"),
+    leave_old_momentum: lambda tmp, run: test_modes.test_gradient_keeps_slots_of_masked_entries_at_zero(
         "gradient", "keras", "momentum", np.random.default_rng(0)
     ),
-    stay_installed_after_an_exception: lambda tmp, patch: (
+    stay_installed_after_an_exception: lambda tmp, run: (
         test_modes.test_after_an_exception_the_callback_holds_masks_until_the_next_fit(
             "keras", np.random.default_rng(0)
         )
     ),
-    let_a_step_of_tf_keras_forget: lambda tmp, patch: held_after_every_update("loss_scale", "constraint", "tf_keras"),
-    name_by_path: lambda tmp, patch: names_by_position(),
-    leave_the_constraint: lambda tmp, patch: test_modes.test_the_model_is_restored_after_an_exception(
+    let_a_step_of_tf_keras_forget: lambda tmp, run: held_after_every_update("loss_scale", "constraint", "tf_keras"),
+    name_by_path: lambda tmp, run: names_by_position(),
+    leave_the_constraint: lambda tmp, run: test_modes.test_the_model_is_restored_after_an_exception(
         "constraint", "keras"
     ),
-    say_nothing_of_a_collapse: lambda tmp, patch: a_collapse_is_said(tmp),
-    scale_by_everything: lambda tmp, patch: test_data.test_scaling_is_the_training_parts_own(
+    say_nothing_of_a_collapse: lambda tmp, run: test_results.test_a_collapsed_weight_is_said(run, tmp),
+    scale_by_everything: lambda tmp, run: test_data.test_scaling_is_the_training_parts_own(
         (5, 5), np.random.default_rng(0)
     ),
-    bake_masks_in: lambda tmp, patch: test_modes.test_other_masks_can_be_assigned_without_another_trace(
+    bake_masks_in: lambda tmp, run: test_modes.test_other_masks_can_be_assigned_without_another_trace(
         "constraint", "keras", np.random.default_rng(0)
     ),
-    same_order_for_all: lambda tmp, patch: test_loop.test_batches_do_not_depend_on_where_they_are_cut(),
-    multiply: lambda tmp, patch: held_after_every_update("sgd"),
+    same_order_for_all: lambda tmp, run: test_loop.test_batches_do_not_depend_on_where_they_are_cut(),
+    multiply: lambda tmp, run: held_after_every_update("sgd"),
 }
 
 
@@ -351,13 +353,6 @@ def held_after_every_update(optimizer, mode="constraint", library="keras"):
 
 def as_a_callback(mode, library):
     test_modes.test_as_a_callback_it_is_all_there_is_to_do(mode, library, {}, np.random.default_rng(0))
-
-
-def resumed(tmp_path):
-    import lottery
-
-    run = lottery.run(SMALL, out=tmp_path / "whole", report=quietly)
-    test_running.test_going_on_begins_after_the_last_complete_round(tmp_path, run)
 
 
 def names_by_position():
@@ -372,27 +367,20 @@ def goes_on_from_step_k(tmp_path):
 def the_same_bits(tmp_path):
     import lottery
 
-    small = SMALL | {"run": {"num_replicates": 1}, "prune": {"num_rounds": 0}}
+    small = PLAIN | {"run": {"num_replicates": 1}, "prune": {"num_rounds": 0}}
     runs = [lottery.run(small, out=tmp_path / name, report=quietly).path for name in "ab"]
     assert test_running.final_bits(runs[0]) == test_running.final_bits(runs[1])
 
 
-def a_collapse_is_said(tmp_path):
-    import lottery
-
-    run = lottery.run(SMALL | {"run": {"num_replicates": 2}}, out=tmp_path / "runs", report=quietly)
-    test_results.test_a_collapsed_weight_is_said(run, tmp_path)
-
-
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_planted_bug_is_caught(mutant, tmp_path, monkeypatch):
+def test_a_planted_bug_is_caught(mutant, tmp_path, monkeypatch, small_run):
     with pytest.raises((AssertionError, LotteryError, pytest.fail.Exception)), monkeypatch.context() as patch:
         mutant(patch)
-        MUTANTS[mutant](tmp_path, patch)
+        MUTANTS[mutant](tmp_path, small_run)
 
 
 # Most of these checks are tests of the default run, which goes through them once already.
 @pytest.mark.long
 @pytest.mark.parametrize("check", {id(check): check for check in MUTANTS.values()}.values(), ids=lambda _: "")
-def test_without_the_bug_the_same_check_passes(check, tmp_path, monkeypatch):
-    check(tmp_path, monkeypatch)
+def test_without_the_bug_the_same_check_passes(check, tmp_path, small_run):
+    check(tmp_path, small_run)

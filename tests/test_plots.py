@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from lottery import plots
-from lottery.analysis import style
+from lottery.analysis import captions, style
 from lottery.errors import LotteryError
 from lottery.pruning.branches import BRANCHES
 from tests.runs.test_results import made_up
@@ -19,6 +19,10 @@ matplotlib.use("Agg")
 
 def axes():
     return matplotlib.figure.Figure().subplots()
+
+
+def legend(ax):
+    return [text.get_text() for text in ax.get_legend().get_texts()]
 
 
 def test_every_point_drawn_is_the_tables():
@@ -33,7 +37,7 @@ def test_every_point_drawn_is_the_tables():
     assert ax.get_xscale() == "log" and ax.get_xlim()[0] > ax.get_xlim()[1]  # dense on the left
     dense = next(line for line in ax.lines if line.get_label() == "dense")
     np.testing.assert_allclose(dense.get_ydata(), 0.91)
-    assert {text.get_text() for text in ax.get_legend().get_texts()} == {"dense", "ticket"}
+    assert legend(ax) == ["dense", "ticket", "lowest to highest, n = 2"]
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
@@ -64,15 +68,17 @@ def bars(container):
     return np.array([segment[:, 1] for segment in container.lines[2][0].get_segments()])
 
 
-def test_bars_can_be_intervals_and_the_title_says_which():
+def test_bars_can_be_intervals_and_the_legend_and_the_caption_say_which():
     accuracies = [[0.9, 0.95, 0.91], [0.92, 0.91, 0.93], [0.91, 0.92, 0.96]]
     ax = plots.accuracy(made_up(accuracies), axes(), interval="t")
     ends = [stats.ttest_1samp(column, 0).confidence_interval() for column in zip(*accuracies, strict=True)]
     np.testing.assert_allclose(bars(ax.containers[0]), [(one.low, one.high) for one in ends])
-    assert "t interval" in ax.get_title()
+    assert legend(ax)[-1] == "95 % t interval, n = 3" and not ax.get_title()
+    text = "Means of n = 3 replicates, bars and grey band: 95 % t interval for the mean."
+    assert text in plots.caption(made_up(accuracies), interval="t")
     band = ax.patches[0].get_extents().transformed(ax.transData.inverted())
     np.testing.assert_allclose((band.y0, band.y1), (ends[0].low, ends[0].high))
-    assert "lowest to highest" in plots.accuracy(made_up(accuracies), axes()).get_title()
+    assert "grey band: lowest to highest." in plots.caption(made_up(accuracies))
     with pytest.raises(LotteryError, match="allowed is 'range', 't'"):
         plots.accuracy(made_up(accuracies), axes(), interval="s")
 
@@ -80,7 +86,8 @@ def test_bars_can_be_intervals_and_the_title_says_which():
 def test_one_replicate_has_no_bars():
     for interval in style.INTERVALS:
         ax = plots.accuracy(made_up([[0.9, 0.8]]), axes(), interval=interval)
-        assert not ax.containers[0].has_yerr and ax.get_title() == "one replicate"
+        assert not ax.containers[0].has_yerr and legend(ax) == ["dense", "ticket"]
+        assert "One replicate (n = 1)." in plots.caption(made_up([[0.9, 0.8]]), interval=interval)
 
 
 def test_a_round_of_one_replicate_has_a_bar_of_no_length():
@@ -103,23 +110,30 @@ def test_every_branch_is_drawn_in_a_style_of_its_own():
     for one, other in itertools.combinations(drawn, 2):
         assert all(mine != theirs for mine, theirs in zip(one, other, strict=True))
     assert all(lines[0].get_linewidth() > line.get_linewidth() for line in lines[1:])
-    assert {text.get_text() for text in ax.get_legend().get_texts()} == {"dense", *labels}
+    assert set(legend(ax)) == {"dense", *labels, "lowest to highest, n = 2"}
 
 
+@pytest.mark.parametrize("width", [4.5, 7.2, 14])
 @pytest.mark.parametrize("num", [1, 3, 5, 10])
-def test_the_legend_does_not_cover_a_point(num):
+def test_the_legend_does_not_cover_what_is_drawn(num, width):
     labels = ["ticket", *BRANCHES][:num]
     chains = [[0.9, 0.93, 0.91, 0.9, 0.7 - 0.02 * place] for place in range(num)]
-    rows = pd.concat([made_up([chain], label) for label, chain in zip(labels, chains, strict=True)], ignore_index=True)
-    figure = matplotlib.figure.Figure(figsize=(8.4, 4.2), layout="constrained")
-    matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
-    ax = plots.accuracy(rows, figure.subplots())
-    figure.canvas.draw()
+    rows = [made_up([chain, chain], label) for label, chain in zip(labels, chains, strict=True)]
+    figure = plots.drawn(pd.concat(rows, ignore_index=True), full=True, width=width)
+    figure.draw_without_rendering()
+    (ax,) = figure.axes
     box = ax.get_legend().get_window_extent()
-    points = np.concatenate([ax.transData.transform(np.asarray(c.lines[0].get_xydata(), float)) for c in ax.containers])
-    assert not any(box.contains(*point) for point in points)
-    if num > 3:
-        assert box.x0 >= ax.get_window_extent().x1  # beside the axes, where no bar can be either
+    for container in ax.containers:
+        line = container.lines[0]
+        points = line.get_transform().transform(np.asarray(line.get_xydata(), float))
+        steps = np.linspace(0, 1, 50)[:, None, None]
+        between = (points[:-1] * (1 - steps) + points[1:] * steps).reshape(-1, 2)
+        assert not any(box.contains(*point) for point in between)
+    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1
+    inside = ax.get_window_extent()
+    assert inside.width > 0.55 * figure.bbox.width
+    if num == 1:
+        assert inside.contains(*box.min) and inside.contains(*box.max)  # there is room
 
 
 def test_styles_differ_and_are_enough():
@@ -140,3 +154,73 @@ def test_several_figures_fit_beside_each_other():
     plots.early_stop(rows, lower)
     figure.canvas.draw()
     assert upper.bbox.height > 150 and lower.bbox.height > 150
+
+
+# ---- for papers and slides
+
+
+def test_styles_set_letters_lines_and_width():
+    rows = pd.concat([made_up([[0.9, 0.8]]), made_up([[0.9, 0.7]], "random_mask")], ignore_index=True)
+    sizes = {name: sheet.width for name, sheet in style.SHEETS.items()}
+    assert sizes == {"screen": 7.2, "paper": 5.5, "slides": 10}
+    letters = {}
+    for name, width in sizes.items():
+        figure = plots.drawn(rows, style=name)
+        ax = figure.axes[0]
+        assert figure.get_figwidth() == width and figure._suptitle is None
+        figure.draw_without_rendering()  # ticks that are made later have the style as well
+        assert ax.xaxis.label.get_fontname() == ("STIXGeneral" if name == "paper" else "DejaVu Sans")
+        assert {tick.get_fontname() for tick in ax.get_xticklabels()} == {ax.xaxis.label.get_fontname()}
+        letters[name] = ax.xaxis.label.get_fontsize(), ax.containers[0].lines[0].get_linewidth()
+    assert letters["paper"] < letters["screen"] < letters["slides"]
+    titled = plots.drawn(rows, style="paper", width=3.25, title="Mine")
+    assert titled.get_figwidth() == 3.25 and titled.get_suptitle() == "Mine"
+    assert matplotlib.rcParams["font.size"] == 10  # nothing is left behind
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"style": "papr"}, "--style: received 'papr', allowed is 'screen', 'paper', 'slides'; did you mean 'paper'"),
+        ({"width": 2}, "--width: received 2, allowed are 4.5 to 40 inches with the style 'screen'"),
+        ({"width": float("nan"), "style": "paper"}, "--width: received nan, allowed are 3 to 40"),
+    ],
+)
+def test_styles_and_widths_that_do_not_exist_are_refused(options, message):
+    with pytest.raises(LotteryError, match=message):
+        plots.drawn(made_up([[0.9]]), **options)
+
+
+def test_a_figure_saved_by_its_user_has_truetype_fonts(tmp_path):
+    figure = plots.drawn(made_up([[0.9, 0.8]]), style="paper")
+    for ending in ("pdf", "ps"):
+        figure.savefig(tmp_path / f"a.{ending}")
+    assert b"/Type3" not in (tmp_path / "a.pdf").read_bytes() and b"/FontFile2" in (tmp_path / "a.pdf").read_bytes()
+    assert b"/FontType 42" in (tmp_path / "a.ps").read_bytes()
+
+
+def test_labels_that_are_too_long_are_broken():
+    table = made_up([[0.9, 0.8]])
+    ax = plots.drawn(table, style="slides", width=7).axes[0]
+    assert ax.get_ylabel() == "test accuracy at\nthe early-stop step"
+    assert plots.drawn(table, style="slides").axes[0].get_ylabel() == "test accuracy at the early-stop step"
+
+
+def test_captions_for_latex():
+    table = pd.concat([made_up([[0.9, 0.95], [0.8, 0.85]]), made_up([[0.9, 0.1]] * 2, "random_mask")])
+    text = plots.latex_caption(table)
+    assert text.startswith(r"\caption{Test accuracy") and text.endswith("}") and text.count("{") == text.count("}") == 1
+    assert "Means of $n$ = 2 replicates, bars and grey band: lowest to highest." in text
+    assert "Dense 0.8500 (0.8000 to 0.9000); ticket highest 0.9000 (0.8500 to 0.9500) at density 0.8" in text
+    assert r"random\_mask highest 0.1000 at density 0.8, sparsest 0.1000 at density 0.8." in text
+    assert "Triangles" in text and "Triangles" not in plots.caption(table, full=True)
+    special = captions.latex("a_b & 5 % of {x} \\ −1 ≥ 2 #1 ~ ^")
+    assert special == (
+        r"\caption{a\_b \& 5\,\% of \{x\} \textbackslash{} $-$1 $\geq$ 2 \#1 \textasciitilde{} \textasciicircum{}}"
+    )
+
+
+def test_a_mean_in_a_caption_has_no_minus_zero():
+    row = {"mean": -0.00001, "low": -0.2, "high": 0.1, "replicates": 2}
+    assert captions.value(row) == "0.0000 (−0.2000 to 0.1000)" and captions.value(row | {"replicates": 1}) == "0.0000"
+    assert captions.value({"mean": 12345.6, "low": 12345.6, "high": 12345.6, "replicates": 3}, ",.0f") == "12,346"

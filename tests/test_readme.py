@@ -11,27 +11,30 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from lottery import config, plots
 from lottery.pipeline import presets, sweeping
-from lottery.pruning import branches
+from lottery.pruning import branches, criteria
+from lottery.runs import store
 from lottery.tickets import exporting
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
+FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in FILES}
 every_page = pytest.mark.parametrize("page", PAGES)
 # A block of Python, and of text if it follows at once: that is what the block prints.
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```\n", re.M | re.S)
 END = "=== end of a block ==="
-NO_PYTHON = {"docs/commands.md"}
+NO_PYTHON = {"docs/commands.md", "docs/glossary.md", "docs/index.md", "docs/speed.md"}
 # Pages that only look at runs say that this needs no TensorFlow.
 NO_TENSORFLOW = {"docs/concepts.md", "docs/metrics.md", "docs/files.md", "docs/seeing.md"}
-# The run that pages look at; `small_run` stands in for it, and its last round for any later one.
-RUN, LAST_ROUND = "runs/mnist1d-94613d27", 3
+# The default run, which pages look at; `small_run` stands in for it, and its last round for any later one.
+RUN, LAST_ROUND = store.run_path("runs", config.load()), 3
 # A command that reads what these make with it needs no training, no model and no data.
 READING = {
     "show", "ls", "plot", "report", "verify", "compare", "export", "tickets ls", "tickets show", "experiments ls",
@@ -80,10 +83,11 @@ def in_this_process(blocks, folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
     names, printed = {"__name__": "__main__"}, []
-    for code in blocks:
-        with contextlib.redirect_stdout(io.StringIO()) as stream:
-            exec(compile(code, "page.py", "exec"), names)
-        printed.append(stream.getvalue())
+    with mock.patch.dict(criteria.CRITERIA):  # a page may add one
+        for code in blocks:
+            with contextlib.redirect_stdout(io.StringIO()) as stream:
+                exec(compile(code, "page.py", "exec"), names)
+            printed.append(stream.getvalue())
     return printed
 
 
@@ -120,27 +124,47 @@ def headings(text):
     return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
 
 
-def test_every_key_is_in_the_table():
-    for section, field in config.Experiment.model_fields.items():
-        if section == "name":
-            continue
-        (row,) = re.findall(rf"^\| `\[{section}\]` \| (.*) \|$", README, re.M)
-        keys = set(field.annotation.model_fields) - {"fingerprint"}
-        assert {key for key in keys if f"`{key}`" in row} == keys
-
-
 def test_the_two_commands_come_first():
     blocks = re.findall(r"^```sh\n(.*?)^```", README, re.M | re.S)
     assert len(blocks) >= 2
     assert "lottery run" in blocks[0] and "pytest" in blocks[1]
 
 
-def test_commands_that_are_named_exist():
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 120
+
+
+def test_no_link_of_the_readme_is_dead_on_pypi():
+    """There it has no files beside it; pyproject.toml says what becomes of links to them."""
+    text = README
+    hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"]
+    for one in hook["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(one["pattern"], one["replacement"], text)
+    assert len(text) > 0.8 * len(README) and "experiments" in text
+    assert all(target.startswith("https:") for target in re.findall(r"\]\(([^)]*)\)", text))
+
+
+def test_every_command_is_on_the_home_page():
     from lottery import cli
 
     commands = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
     commands |= {group.name for group in cli.app.registered_groups}
-    assert set(re.findall(r"^lottery (\w+)", README, re.M)) == commands
+    assert set(re.findall(r"^lottery (\w+)", PAGES["docs/index.md"], re.M)) == commands
+
+
+@every_page
+def test_the_default_run_has_its_name(page):
+    """Its digest changes with the experiment, and nothing else would notice."""
+    assert set(re.findall(r"runs/mnist1d-\w+", PAGES[page])) <= {str(RUN)}
+
+
+# From a copy of the repository, and then what a command needs beyond that.
+INSTALLS = {".", "-e '.[test]'", "-e '.[dev]'", "-e '.[docs]'", "'lottery[onnx]'", "'lottery[ray]'"}
+
+
+@every_page
+def test_it_is_installed_the_same_everywhere(page):
+    assert set(re.findall(r"pip install (?:-q )?((?:-e )?[^\s`)]+)", PAGES[page])) <= INSTALLS
 
 
 @every_page

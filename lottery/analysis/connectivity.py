@@ -156,7 +156,7 @@ def barrier(
     for panel, index in zip(panels, _sorted(part, "round"), strict=True):
         own = lines[lines["round"] == index]
         for (step, name), line in own.groupby(["step", "split"], sort=True):
-            style.band(panel, line["alpha"], line, looks[step], "_path", linestyle=_DASHES[name])
+            style.band(panel, line["alpha"], line, looks[step], f"step {step}, {name}", linestyle=_DASHES[name])
         panel.set_title(f"round {index}, density {own['density'].mean():.3g}", fontsize="small", pad=3)
         panel.grid(alpha=0.25, linewidth=style.thick(0.6))
     for (step, (color, marker, _)), name in itertools.product(looks.items(), _sorted(part, "split")):
@@ -376,7 +376,7 @@ def _barrier_height(
 ) -> float:
     num = style.of_rounds(_selected(points, None, batch_norm), rounds)["round"].nunique()
     across, down = style.grid(num, width)
-    return max(0.85 * width / across, 0.32 * width) * down + style.letters(2)
+    return min(max(0.85 * width / across, 0.32 * width), 0.5 * width) * down + style.letters(2)
 
 
 def _barrier_views(points: Table) -> list[dict[str, Any]]:

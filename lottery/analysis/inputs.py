@@ -81,6 +81,7 @@ def _whole(shape: Any) -> tuple[int, ...]:
 
 
 _UNREAD = "white"  # paler than all of the scale, also in grey
+_GAP = 0.08  # between images, as a part of their width
 _BAR = 0.13, 0.12  # the gap above the colour bar and its height in inches
 
 
@@ -94,7 +95,6 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap, LogNorm, Normalize
     from matplotlib.patches import Rectangle
-    from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 
     part, images = _images(table, replicate, rounds)
     kernel, channels = part["what"].iloc[0] == KERNEL, int(part["channel"].max()) + 1
@@ -107,9 +107,9 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
     scale = LogNorm(low, high) if log else Normalize(min(low, high - 1), high)
     # Without its last tenth, which in grey is nearly as pale as inputs that no unit reads.
     colors = ListedColormap(colormaps["viridis"](np.linspace(0.85, 0, 256))).with_extremes(bad=_UNREAD, under=_UNREAD)
-    gap, shown = 0.08 * num_columns, None
+    gap, shown = _GAP * num_columns, None
     for place, (index, image) in enumerate(images.items()):
-        left, top = place % across * (num_columns + gap), place // across * (tall + line + gap)
+        left, top = place % across * (num_columns + gap), place // across * (tall + line)
         shown = ax.imshow(
             np.ma.masked_equal(image, 0), cmap=colors, norm=scale, interpolation="none",
             extent=(left, left + num_columns, top + tall, top),
@@ -118,24 +118,32 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
         frame = {"fill": False, "edgecolor": "0.4", "linewidth": style.thick(0.6), "clip_on": False}
         ax.add_patch(Rectangle((left, top), num_columns, tall, **frame))
         for cut in range(num_columns // channels, num_columns, num_columns // channels) if kernel else ():
-            ax.plot([left + cut] * 2, [top, top + tall], color="white", linewidth=style.thick(1.5))
+            ax.plot([left + cut] * 2, [top, top + tall], color="0.4", linewidth=style.thick(0.6))
         density = part[part["round"] == index]["density"].iloc[0]
-        ax.text(left, top - 0.25 * line, f"round {index}, density {density:.3g}", fontsize="small", va="bottom")
+        ax.text(left, top - 0.15 * line, f"round {index}, density {density:.3g}", fontsize="small", va="bottom")
     ax.set_xlim(0, across * (num_columns + gap) - gap)
-    ax.set_ylim(down * (tall + line + gap) - line - gap, -line)
+    ax.set_ylim(down * (tall + line) - line, -line)
     ax.set_axis_off()
-    # As wide as the images, and places below them in inches, independent of the height.
-    inches = ax.figure.dpi_scale_trans + ScaledTranslation(0, 0, ax.transAxes)
-    below = blended_transform_factory(ax.transAxes, inches)
-    gap, thickness = _BAR
-    place = ax.inset_axes((0, -gap - thickness, 1, thickness), transform=below)
-    unread = any((image == 0).any() for image in images.values())
-    bar = ax.figure.colorbar(
-        shown, cax=place, orientation="horizontal", extend="min" if unread else "neither", extendrect=True,
-        extendfrac=_ZERO,
-    )  # fmt: skip
     of = "place of the kernel" if kernel else "input"
-    bar.set_label(f"kept entries of each {of}" + (" (log)" if log else ""), fontsize="small")
+    label = f"kept entries of each {of}" + (" (log)" if log else "")
+    _add_bar(ax, shown, label, log, unread=any((image == 0).any() for image in images.values()))
+    return ax
+
+
+def _add_bar(ax: Any, shown: Any, label: str, log: bool, unread: bool) -> None:
+    """Add the colour bar: as wide as the images, at places below them in inches, independent of the height."""
+    from matplotlib.transforms import ScaledTranslation, blended_transform_factory
+
+    inches = ax.figure.dpi_scale_trans + ScaledTranslation(0, 0, ax.transAxes)
+    gap, thickness = _BAR
+    below = ax.inset_axes(
+        (0, -gap - thickness, 1, thickness), transform=blended_transform_factory(ax.transAxes, inches)
+    )
+    extend = "min" if unread else "neither"
+    bar = ax.figure.colorbar(
+        shown, cax=below, orientation="horizontal", extend=extend, extendrect=True, extendfrac=_ZERO
+    )
+    bar.set_label(label, fontsize="small")
     bar.ax.tick_params(labelsize="small")
     if log:
         style.log_ticks(bar.ax.xaxis)
@@ -143,12 +151,11 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
         bar.ax.xaxis.get_major_locator().set_params(integer=True)
     if unread:
         # Below the box for inputs that nothing reads, in line with the numbers at the ticks.
-        pad = -(bar.ax.xaxis.majorTicks[0].get_pad() + bar.ax.xaxis.majorTicks[0]._size)
+        tick = bar.ax.xaxis.majorTicks[0]
         bar.ax.annotate(
-            "0", (-_ZERO / 2, 0), (0, pad), xycoords="axes fraction", textcoords="offset points", ha="center", va="top",
-            fontsize="small",
+            "0", (-_ZERO / 2, 0), (0, -tick.get_pad() - tick._size), xycoords="axes fraction",
+            textcoords="offset points", ha="center", va="top", fontsize="small",
         )  # fmt: skip
-    return ax
 
 
 def caption(table: Table, replicate: int = 1, rounds: Iterable[int] | None = None) -> str:
@@ -180,7 +187,7 @@ def _images(table: Table, replicate: int, rounds: Iterable[int] | None) -> tuple
 def _arranged(images: dict[int, np.ndarray], width: float) -> tuple[int, int, float, float]:
     """Return the numbers of images across and down, the height of each and that of the line above it, in places."""
     rows, columns = next(iter(images.values())).shape
-    line = style.letters(1.1) / width * columns
+    line = style.letters(1.5) / width * columns
     if rows * 8 < columns:  # a strip, such as a row of inputs that are no image, is drawn taller
         return 1, len(images), columns / 25, line
     across, down = style.grid(len(images), width)
@@ -198,7 +205,7 @@ def _height(table: Table, width: float, replicate: int = 1, rounds: Iterable[int
     _, images = _images(table, replicate, rounds)
     num_columns = next(iter(images.values())).shape[1]
     across, down, tall, line = _arranged(images, width)
-    ratio = (down * (tall + line + 0.08 * num_columns) - 0.08 * num_columns) / ((1.08 * across - 0.08) * num_columns)
+    ratio = down * (tall + line) / ((across + _GAP * (across - 1)) * num_columns)
     return min(ratio, 0.8 * down) * (width - 0.1) + sum(_BAR) + style.letters(2.6) + 0.1
 
 

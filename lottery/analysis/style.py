@@ -365,8 +365,8 @@ def _place(ax: Any, handles: Sequence[Any], labels: Sequence[str], above: float 
             if not any(_touches(path, filled, around) for path, filled in covered):
                 return
     lines = sum(label.count("\n") + 1 for label in labels)
-    if above is None and box.width < 0.36 * figure.bbox.width:
-        columns = -(-box.height // (0.95 * figure.bbox.height))
+    columns = -(-box.height // (0.95 * figure.bbox.height))
+    if above is None and columns * box.width < 0.38 * figure.bbox.width:
         beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "ncols": int(columns)}
     else:
         columns = max(1, min(lines, int(frame.width // box.width)))
@@ -449,7 +449,10 @@ def usual_height(width: float) -> float:
 
 
 def fit(figure: Any) -> None:
-    """Make room for a legend above the axes, and break labels that are longer than the figure has room for."""
+    """Make room for a legend above the axes, and break labels that are longer than the figure has room for.
+
+    What is drawn later, such as a file, finds ticks in the style sheet of now.
+    """
     figure.draw_without_rendering()
     ax = figure.axes[0]
     legend, frame = ax.get_legend(), ax.get_window_extent()
@@ -464,7 +467,6 @@ def fit(figure: Any) -> None:
             if out and " " in text:
                 middle = min((one.start() for one in re.finditer(" ", text)), key=lambda at: abs(at - len(text) / 2))
                 label.set_text(f"{text[:middle]}\n{text[middle + 1 :]}")
-    figure.draw_without_rendering()  # makes ticks and places them in this style
 
 
 def saved(figure: Any, ending: str, dpi: int = SHEETS["screen"].dpi) -> bytes:

@@ -16,8 +16,9 @@ from lottery.errors import LotteryError, printable
 app = App(
     name="lottery",
     help="Find winning lottery tickets: train, prune the smallest weights, rewind, repeat.",
-    epilog="Tables fit the terminal: where it is too narrow they leave out columns from the right, or those that the "
-    "command's help names, but no names; a line below a table says which. --json and --csv have every column.",
+    epilog="Tables fit the terminal: where it is too narrow, they leave out replicates and density, and then columns "
+    "from the right, but no names; `show` has an order of its own. A line below the table names what is left out, and "
+    "--json and --csv have every column.",
 )
 app.add_typer(train.experiments, name="experiments")
 app.add_typer(tickets.tickets, name="tickets")

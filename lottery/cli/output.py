@@ -59,13 +59,13 @@ def means(frame: Any, keys: Sequence[str], columns: Sequence[str], count: str = 
     cells += [[str(len(part)) for _, part in groups]] if count else []
     cells += [formatting.column([float(part[column].mean()) for _, part in groups]) for column in columns]
     heads = [*keys, *([count] if count else []), *columns]
-    table(list(map(head, heads)), [list(line) for line in zip(*cells, strict=True)], has_rows=True)
+    table(list(map(head, heads)), [list(line) for line in zip(*cells, strict=True)], (count, "density"), has_rows=True)
 
 
 def grid(shown: "tables.Grid", has_rows: bool = False) -> None:
     """Print a table and its notes."""
-    table(shown.heads, shown.rows, shown.leave_out, has_rows)
-    say(*shown.notes)
+    absent = table(shown.heads, shown.rows, shown.leave_out, has_rows)
+    say(*(note for note in shown.notes if not (note.startswith("≥") and "early stop" in absent)))
 
 
 def summary(run: Path, rows: Any, tolerance: float) -> None:
@@ -84,7 +84,7 @@ def summary(run: Path, rows: Any, tolerance: float) -> None:
     points = results.summary(rows, num_steps)
     if (points["branch"] == store.TICKET).any():
         grid(tables.by_round(points, verdicts.judged(rows, tolerance, word), num_steps), has_rows=True)
-        say(f"{word.capitalize()}: the 95 % interval of vs dense is above -{tolerance:g}.")
+        say(f"{word.capitalize()}: the whole 95 % interval of vs dense is above -{tolerance:g}, see --tolerance.")
     _branches(points)
     print()
     _, *details = verdicts.sentences(rows, tolerance, word, trained=trained)
@@ -93,8 +93,8 @@ def summary(run: Path, rows: Any, tolerance: float) -> None:
 
 def table(
     heads: Sequence[str], lines: Sequence[Sequence[str]], leave_out: Sequence[str] = (), has_rows: bool = False
-) -> None:
-    """Print a table with words to the left and numbers to the right.
+) -> list[str]:
+    """Print a table with words to the left and numbers to the right, and return the heads that are left out.
 
     Where the terminal is too narrow, columns are left out and named below: those of `leave_out` in this order, and then
     from the right all but `KEPT`. `has_rows` says that the command also prints rows as JSON and CSV, with all columns.
@@ -120,6 +120,7 @@ def table(
     if absent := [head for place, head in enumerate(heads) if place not in widths]:
         others = ", --json and --csv have" if has_rows else " has"
         say(f"Columns left out: {', '.join(absent)}; a wider terminal{others} them.")
+    return absent
 
 
 def fitted(

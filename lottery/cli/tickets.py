@@ -54,34 +54,16 @@ def tickets_show(
     if files.is_folder(file):
         raise LotteryError(f"{str(file)!r} is a folder, allowed is a ticket file; `lottery tickets ls` lists a run's.")
     ticket = load(file)
-    counts, of = masks.num_kept(ticket.masks), ticket.provenance
     if as_json:
+        counts, of = masks.num_kept(ticket.masks), ticket.provenance
         about = {"density": ticket.density, "num_kept": ticket.num_kept, "kept": counts}
         about |= {"has_trained": bool(ticket.trained), "architecture": ticket.architecture}
         about |= {"metrics": ticket.metrics, "provenance": of}
         print(json.dumps(about, indent=1))
         return
-    lines = [
-        [name, " x ".join(map(str, mask.shape)), f"{counts[name]:,}", f"{mask.size:,}", f"{mask.mean():.4f}"]
-        for name, mask in ticket.masks.items()
-    ]
-    output.table(["weight", "shape", "kept", "of", "density"], lines)
-    architecture, data = ticket.architecture, of.get("data")
-    data = data if isinstance(data, dict) else {}
-    network = architecture.get("name") or architecture.get("class") or "layers of Keras' own"
-    accuracy = ticket.metrics.get("early_stop_test_accuracy")
-    facts = {
-        "density": f"{ticket.density:.4f}, {ticket.num_kept:,} weights kept",
-        "network": f"{network}, of {architecture.get('library')}",
-        "weights": "at the start, and trained" if ticket.trained else "at the start",
-        "from": of.get("run") and f"{of['run']}, replicate {of.get('replicate')}, round {of.get('round')}",
-        "rewound to": "rewind_step" in of and f"step {of['rewind_step']} ({of.get('rewind_mode')})",
-        "data": data.get("name") and f"{data['name']}, digest {data.get('digest')}",
-        "test accuracy": isinstance(accuracy, float) and f"{accuracy:.4f} at the early-stop step",
-    }
-    for name, text in facts.items():
-        if text:
-            output.say(printable(f"{name + ':':14} {text}"))
+    output.grid(ticket.layers())
+    for name, text in ticket.facts().items():
+        output.say(f"{name + ':':14} {text}")
 
 
 def export(

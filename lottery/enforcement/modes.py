@@ -21,6 +21,7 @@ from lottery.enforcement.patching import (
 from lottery.errors import LotteryError
 from lottery.models.library import keras_of
 
+# A context manager function, as `constraint`: of a model, masks and held values; it yields callbacks for ``fit``.
 Enforcement = Callable[..., AbstractContextManager[list[Any]]]
 
 _HOLDING: dict[int, str] = {}  # variables of which entries are held now, by identity, with the mode that holds them
@@ -141,6 +142,7 @@ def tfmot(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Itera
         yield []
 
 
+# By the name in ``run.enforcement``.
 ENFORCEMENTS: dict[str, Enforcement] = {
     "constraint": constraint,
     "gradient": gradient,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lottery import config, progress
+from lottery import config, formatting, progress
 from lottery.executors.scheduler import Task
 from lottery.models import networks
 from lottery.pipeline import dispatch, environment, preparing
@@ -45,7 +45,9 @@ def run(
             return path
         prepared, num_threads, notes = preparing.open_run(stack, path, experiment, ingredients, prepared=prepared)
         tasks = [task for task in wanted(path, experiment) if not store.is_stored(path, *task.network)]
-        size = f"replicates: {experiment.run.num_replicates}, networks of each: {len(store.wanted(experiment))}"
+        stored, num = store.progress(path, experiment)
+        size = f"{num:,} networks of {formatting.replicates(experiment.run.num_replicates)}"
+        size += f", of which {stored:,} {'are' if stored > 1 else 'is'} stored" if stored else ""
         for note in (*notes, *preparing.too_fine(prepared, tolerance), f"{path}: {size}."):
             report(progress.Note(note))
         if execution.tensorboard:

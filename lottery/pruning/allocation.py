@@ -7,6 +7,7 @@ from fractions import Fraction
 from lottery.errors import LotteryError
 
 Shapes = Mapping[str, tuple[int, ...]]
+# A function of the weights' shapes and a density over all of them: a density for each weight.
 Allocation = Callable[[Shapes, float], dict[str, float]]
 
 

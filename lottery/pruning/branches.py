@@ -36,6 +36,7 @@ class BranchStart:
     schedule_step: int | None = None  # where in its schedule the learning rate starts; None: where the ticket's does
 
 
+# A function of a stored ticket: the network that the branch trains.
 BranchFunction = Callable[[StoredTicket], BranchStart]
 
 
@@ -132,6 +133,7 @@ def transfer(ticket: StoredTicket) -> BranchStart:
     return BranchStart(ticket.start, ticket.kept, ticket.step, ticket.num_steps)
 
 
+# By the name in ``run.controls`` and `lottery branch`.
 BRANCHES: dict[str, Branch] = {
     "random_reinit": Branch(random_reinit, "the initialisation", starts="initial", needs_model=("start weights",)),
     "random_mask": Branch(random_mask, "which weights are kept"),

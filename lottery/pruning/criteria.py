@@ -39,6 +39,7 @@ class CriterionInputs:
     targets: Mapping[tuple[str, ...], int] | None = None  # exact number to keep of each group that is ranked together
 
 
+# A function of what a round knows: scores by weight, of the weights' shapes, of which the highest are kept.
 Criterion = Callable[[CriterionInputs], dict[str, np.ndarray]]
 
 
@@ -143,6 +144,7 @@ def synflow(inputs: CriterionInputs) -> dict[str, np.ndarray]:
     return {name: ranks[name] for name in inputs.trained}
 
 
+# By the name in ``prune.criterion``.
 CRITERIA: dict[str, Criterion] = {
     "magnitude": magnitude,
     "large_final": magnitude,
@@ -159,6 +161,7 @@ CRITERIA: dict[str, Criterion] = {
     "synflow": synflow,
 }
 
+# The criteria that look at the network itself, as it is before training.
 NEEDS_NETWORK = frozenset({"snip", "grasp", "synflow"})
 
 

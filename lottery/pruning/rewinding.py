@@ -42,6 +42,7 @@ def to_signs(start: Weights, trained: Weights, kept: Masks) -> dict[str, np.ndar
     }
 
 
+# By the name in ``rewind.mode``.
 REWINDS: dict[str, Rewind] = {
     "weights": to_start,
     "learning_rate": to_trained,

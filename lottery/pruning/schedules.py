@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from lottery.errors import LotteryError
 
+# A function from a round to the density after it has pruned.
 Schedule = Callable[[int], float]
 
 

@@ -64,7 +64,8 @@ def figure(table: Any, kind: str, **options: Any) -> Figure:
     for ground in (drawing, *drawing.axes):
         ground.patch.set_visible(False)  # the page's own shows
     with_cells = any(ax.images for ax in drawing.axes)
-    svg = _recolored(style.as_svg(drawing, kind.replace("_", " ")), with_cells)
+    which = ", ".join(f"{name} {value}" for name, value in options.items() if type(value) in (str, int))
+    svg = _recolored(style.as_svg(drawing, ": ".join(filter(None, (kind.replace("_", " "), which)))), with_cells)
     return Figure(svg, plots.caption(table, kind, **options), panels(drawing))
 
 
@@ -77,7 +78,8 @@ def panels(drawing: Any) -> list[dict[str, Any]]:
         SVG (across, down), the values on both axes and, if it has a bar or a band there, its two ends.
     """
     drawing.set_dpi(_DOTS)
-    return [found for ax in drawing.axes if ax.get_label() != "<colorbar>" and (found := _panel(ax))["lines"]]
+    nested = [(ax, panel) for ax in drawing.axes for panel in (ax, *ax.child_axes)]
+    return [found for ax, panel in nested if (found := _panel(panel, ax))["lines"]]
 
 
 def colors(figures: Iterable[Figure]) -> dict[str, str]:
@@ -104,7 +106,8 @@ def _drawn(one: Facts, kind: str, analysis: Analysis, branches: Sequence[str]) -
     return found
 
 
-def _panel(ax: Any) -> dict[str, Any]:
+def _panel(ax: Any, around: Any) -> dict[str, Any]:
+    """Read a panel; what it has no name for is named by the axes around it."""
     from matplotlib.colors import to_hex
 
     top, box = ax.figure.bbox.height, ax.get_window_extent()
@@ -115,14 +118,15 @@ def _panel(ax: Any) -> dict[str, Any]:
         for (across, up), (x, y) in zip(places, line.get_xydata(), strict=True):
             if math.isfinite(across) and math.isfinite(up) and box.x0 - 1 <= across <= box.x1 + 1:
                 down = top - min(max(up, box.y0), box.y1)  # a point outside is marked on the edge
-                points.append([round(across, 1), round(down, 1), *map(_short, (x, y, *ends.get(x, ())))])
+                bar = [end for end in ends.get(x, ()) if math.isfinite(end)]
+                points.append([round(across, 1), round(down, 1), *map(_short, (x, y, *bar))])
         if points:
             lines.append({"name": name, "color": to_hex(line.get_color())[1:], "points": points})
     return {
         "box": [round(side, 1) for side in (box.x0, top - box.y1, box.x1, top - box.y0)],
-        "x": _plain(ax.get_xlabel() or ax.figure.get_supxlabel()),
-        "y": _plain(ax.get_ylabel() or ax.figure.get_supylabel()),
-        "title": ax.get_title() if len(ax.figure.axes) > 1 else "",
+        "x": _plain(ax.get_xlabel() or around.get_xlabel()),
+        "y": _plain(ax.get_ylabel() or around.get_ylabel()),
+        "title": ax.get_title(),
         "lines": lines,
     }
 
@@ -139,15 +143,22 @@ def _lines(ax: Any) -> Iterator[tuple[str, Any, dict[float, tuple[float, float]]
     for line in ax.lines:
         if line.get_label().startswith("_") or not all(line.get_transform().contains_branch_seperately(ax.transData)):
             continue
-        band = [one for one in ax.collections if len(one.get_facecolor()) and one.get_paths()]
-        own = [one for one in band if same_color(one.get_facecolor()[0][:3], line.get_color())]
-        ends: dict[float, tuple[float, float]] = {}
         # In steps, a band has two pairs of ends at each place.
-        if own and line.get_drawstyle() == "default":
-            for x, y in own[0].get_paths()[0].vertices:
-                low, high = ends.get(x, (y, y))
-                ends[x] = (min(low, y), max(high, y))
-        yield line.get_label(), line, ends
+        some = ax.collections if line.get_drawstyle() == "default" else ()
+        bands = [_ends(one) for one in some if same_color(one.get_facecolor()[:1, :3], [line.get_color()])]
+        points = line.get_xydata()
+        around = (ends for ends in bands if all(x in ends and ends[x][0] <= y <= ends[x][1] for x, y in points))
+        yield line.get_label(), line, next(around, {})
+
+
+def _ends(band: Any) -> dict[float, tuple[float, float]]:
+    """Read the low and the high end of a band by x."""
+    ends: dict[float, tuple[float, float]] = {}
+    for path in band.get_paths():
+        for x, y in path.vertices:
+            low, high = ends.get(x, (y, y))
+            ends[x] = (min(low, y), max(high, y))
+    return ends
 
 
 def _on_cells(drawing: Any) -> Iterator[Any]:

@@ -80,10 +80,7 @@ def _chapter(one: Facts, anchor: str, author: str) -> dict[str, Any]:
         "verdict": verdicts.sentences(one.rows, one.tolerance, one.word, trained=(stored, wanted)),
         "tone": verdicts.headline(one.rows, one.tolerance, one.word).tone,
         "verdict_key": tables.verdict_key(one),
-        "warnings": [
-            *([f"{stored:,} of {wanted:,} networks are trained; the page is about these."] if stored != wanted else []),
-            *tables.collapsed(one),
-        ],
+        "warnings": tables.collapsed(one),
         "key_facts": tables.key_facts(one),
         "tables": tables.of_run(one),
         "figures": drawn,

@@ -99,6 +99,8 @@ for (const plot of document.querySelectorAll(".plot[data-panels]")) {
   plot.addEventListener("pointerleave", hide);
   plot.addEventListener("blur", hide);
   plot.tabIndex = 0;
+  plot.setAttribute("role", "group");
+  plot.setAttribute("aria-label", `${svg.getAttribute("aria-label")}: the arrow keys read the points`);
   plot.addEventListener("keydown", event => {
     const along = {ArrowRight: 1, ArrowLeft: -1}[event.key], over = {ArrowDown: 1, ArrowUp: -1}[event.key];
     if (event.key === "Escape") hide();

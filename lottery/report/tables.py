@@ -295,11 +295,13 @@ def side_by_side(runs: Sequence[Facts]) -> Grid:
         values = [plain(one.get(key)) for one in settings]
         if len(set(values)) > 1 and key != "name":
             rows.append([key, *values])
-    return Grid(["", *(one.label for one in runs)], rows, ["Below the key facts: every setting in which they differ."])
+    return Grid(
+        ["what", *(one.label for one in runs)], rows, ["Below the key facts: every setting in which they differ."]
+    )
 
 
 def same_rounds(runs: Sequence[Facts]) -> list[Grid | str]:
-    """Compare the tickets of runs round by round, among those with the same data and seed; or say why not."""
+    """Compare the tickets of runs at the same densities, among those with the same data and seed; or say why not."""
     groups: dict[tuple[Any, ...], list[Facts]] = {}
     for one in runs:
         groups.setdefault((one.environment.get("data_sha256"), one.experiment.run.seed), []).append(one)

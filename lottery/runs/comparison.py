@@ -80,8 +80,8 @@ def compared(
             own = int(part["own"].iloc[0])
             lines.append((int(index), part["density"].mean(), name, len(values), mean, low, high, *difference, own))
     found = pd.DataFrame(lines, columns=list(COLUMNS))
-    shared = found[found["run"] != first]["round"].unique()
-    if not len(shared):
+    shared = sorted(set(found[found["run"] != first]["round"]))
+    if not shared:
         raise LotteryError(
             f"No run has a round whose density is within {100 * within:g} % of one of {first}, so there is nothing to "
             "compare; --within allows more."

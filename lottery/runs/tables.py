@@ -1,9 +1,11 @@
 """Tables of a run as texts, printed in the terminal and shown in the report."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from typing import Any, NamedTuple
 
 from lottery import formatting
+from lottery.errors import printable
 from lottery.runs import store, verdicts
 from lottery.runs.verdicts import Table
 
@@ -16,6 +18,9 @@ class Grid(NamedTuple):
     notes: Sequence[str] = ()  # sentences to show below it
     leave_out: Sequence[str] = ()  # heads of the columns to leave out where there is no room, the least important first
 
+
+# Of the tones of verdicts, to be read on white and on black.
+COLOURS = {verdicts.GOOD: "#2e9e4f", verdicts.OPEN: "#b8860b", verdicts.BAD: "#d9534f"}
 
 # The order in which a narrow terminal leaves out columns of the rounds.
 LEAVE_OUT = ("at the end", "early stop", "kept", "density")
@@ -69,6 +74,19 @@ def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None =
             "for one example, with prunable weights; speed-up: of the dense network by these, in theory."
         )
     return Grid(list(lines[0]), [list(line.values()) for line in lines], notes, LEAVE_OUT)
+
+
+def html(shown: Grid) -> str:
+    """Write a table and its notes as HTML for a notebook, verdicts in colour."""
+    place = shown.heads.index("verdict") if "verdict" in shown.heads else -1
+    parts = [f"<th style='text-align: right'>{escape(head)}</th>" for head in shown.heads]
+    for row in shown.rows:
+        parts.append("</tr><tr>")
+        for number, cell in enumerate(row):
+            colour = f"; color: {COLOURS[verdicts.tone(cell)]}" if number == place and cell else ""
+            parts.append(f"<td style='text-align: right{colour}'>{escape(printable(cell))}</td>")
+    notes = "".join(f"<br>{escape(note)}" for note in shown.notes)
+    return f"<table><tr>{''.join(parts)}</tr></table>{f'<small>{notes[4:]}</small>' if notes else ''}"
 
 
 def compared(found: Table, first: str) -> Grid:

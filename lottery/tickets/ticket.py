@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ from lottery.masks import Masks
 from lottery.models import architecture
 from lottery.models.architecture import Architecture
 from lottery.models.library import keras_of
+from lottery.runs import tables
+from lottery.runs.tables import Grid
 from lottery.tickets import from_run, ticket_file
+
+OWN_LAYERS = "layers of Keras' own"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -122,6 +127,36 @@ class Ticket:
         if self.trained is None:
             raise TicketError("The ticket holds no trained weights; train its model, or leave trained=True out.")
         return self.trained
+
+    def facts(self) -> dict[str, str]:
+        """Describe the ticket for a person: its size, its network, where it comes from and how well it does."""
+        of, about = self.provenance, self.architecture
+        data = of.get("data")
+        data = data if isinstance(data, dict) else {}
+        accuracy = self.metrics.get("early_stop_test_accuracy")
+        found = {
+            "density": f"{self.density:.4f}, {self.num_kept:,} weights kept",
+            "network": f"{about.get('name') or about.get('class') or OWN_LAYERS}, of {about.get('library')}",
+            "weights": "at the start, and trained" if self.trained is not None else "at the start",
+            "from": of.get("run") and f"{of['run']}, replicate {of.get('replicate')}, round {of.get('round')}",
+            "rewound to": "rewind_step" in of and f"step {of['rewind_step']} ({of.get('rewind_mode')})",
+            "data": data.get("name") and f"{data['name']}, digest {data.get('digest')}",
+            "test accuracy": isinstance(accuracy, float) and f"{accuracy:.4f} at the early-stop step",
+        }
+        return {name: printable(text) for name, text in found.items() if text}
+
+    def layers(self) -> Grid:
+        """List the weights with their shapes, entries that are kept, and densities."""
+        rows = [
+            [name, " x ".join(map(str, mask.shape)), f"{mask.sum():,}", f"{mask.size:,}", f"{mask.mean():.4f}"]
+            for name, mask in self.masks.items()
+        ]
+        return Grid(["weight", "shape", "kept", "of", "density"], rows)
+
+    def _repr_html_(self) -> str:
+        """Show the facts and the weights in a notebook."""
+        facts = "".join(f"<b>{escape(name)}</b>: {escape(text)}<br>" for name, text in self.facts().items())
+        return f"<p>{facts}</p>{tables.html(self.layers())}"
 
     def __repr__(self) -> str:
         of, more = self.provenance, [f"density {self.density:.4f} ({self.num_kept:,} weights kept)"]

@@ -2,6 +2,8 @@
 
 import itertools
 import re
+import shutil
+import zlib
 from xml.etree import ElementTree
 
 import matplotlib
@@ -13,7 +15,7 @@ import pytest
 from matplotlib.collections import FillBetweenPolyCollection
 
 from lottery import plots
-from lottery.analysis import connectivity, distances, style
+from lottery.analysis import captions, connectivity, distances, style
 from lottery.errors import LotteryError
 from lottery.runs import store
 from tests.runs.test_results import made_up
@@ -21,14 +23,14 @@ from tests.runs.test_results import made_up
 matplotlib.use("Agg")
 WEIGHTS = ["dense/kernel", "dense_1/kernel"]
 REPLICATES, ROUNDS = (1, 2, 3), range(8)
-# Titles of figures that show no mean over replicates.
-OWN_TITLES = {"inputs": "replicate 1", "overlap": "3 masks"}
+# What captions of figures that show no mean over replicates say of how many.
+OWN_COUNTS = {"inputs": "Replicate 1 (n = 1).", "overlap": "the masks of n = 3 replicates"}
 
 
 @pytest.fixture(scope="module")
 def figures():
     """A figure of each kind, and its SVG."""
-    drawn = {kind: plots.drawn(make(np.random.default_rng(12)), kind, "a < b") for kind, make in TABLES.items()}
+    drawn = {kind: plots.drawn(make(np.random.default_rng(12)), kind, title="a < b") for kind, make in TABLES.items()}
     return {kind: (figure, style.as_svg(figure, "of & for")) for kind, figure in drawn.items()}
 
 
@@ -163,7 +165,8 @@ def data(line):
 
 
 def bands(ax):
-    return [one for one in ax.collections if isinstance(one, FillBetweenPolyCollection)]
+    every = [*ax.collections, *(one for panel in ax.child_axes for one in panel.collections)]
+    return [one for one in every if isinstance(one, FillBetweenPolyCollection)]
 
 
 def ends(band):
@@ -190,15 +193,46 @@ def test_every_kind_has_a_table_here():
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_axes_go_in_and_out_with_labels_and_a_title_that_says_of_what(kind, rng):
-    ax = axes()
-    assert plots.kinds()[kind].figure(TABLES[kind](rng), ax) is ax
+def test_axes_go_in_and_out_with_labels_and_the_caption_says_of_what(kind, rng):
+    ax, table = axes(), TABLES[kind](rng)
+    assert plots.kinds()[kind].figure(table, ax) is ax and not ax.get_title()
     if kind == "inputs":
         assert not ax.axison and all("round" in text.get_text() for text in ax.texts)
     else:
         assert ax.get_xlabel() and ax.get_ylabel()
-    said = OWN_TITLES.get(kind, "mean of 3 replicates")
-    assert said in ax.get_title() and ("lowest to highest" in ax.get_title()) == (kind not in OWN_TITLES)
+    caption = plots.caption(table, kind)
+    assert OWN_COUNTS.get(kind, "Means of n = 3 replicates, b") in caption
+    assert ("lowest to highest" in caption) == (kind not in OWN_COUNTS)
+    assert len(re.findall(r"\d", caption)) > 5 and caption[0].isupper() and caption.endswith(".")
+    assert not re.search(r"  |\.\.|nan|-\d", caption)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_pdf_for_a_paper_has_truetype_fonts_and_the_same_bytes_each_time(kind, rng, tmp_path):
+    table, found = TABLES[kind](rng), []
+    for name in ("one.pdf", "other.pdf"):
+        found.append(plots.save(table, tmp_path / name, kind, "paper").read_bytes())
+    streams = [zlib.decompressobj().decompress(one) for one in re.findall(rb"stream\r?\n(.*?)\r?\nendstream", found[0], re.S)
+               if one[:1] == b"\x78"]  # fmt: skip
+    whole = found[0] + b"".join(streams)
+    assert found[0] == found[1] and b"/Type3" not in whole and b"/FontFile2" in whole
+    assert b"/STIXGeneral" in whole.replace(b"+", b"/") and b"DejaVu" not in whole
+    width = float(re.findall(rb"/MediaBox \[ ?0 0 ([\d.]+)", whole)[0]) / 72
+    assert width == pytest.approx(5.5)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize(("style_name", "width"), [("paper", 3), ("slides", 7)])
+def test_figures_fit_their_width(kind, style_name, width, rng):
+    figure = plots.drawn(TABLES[kind](rng), kind, style_name, width, title="" if style_name == "paper" else "A title")
+    figure.draw_without_rendering()
+    assert figure.get_figwidth() == width and 0.3 < figure.get_figheight() / figure.get_figwidth() < 2.5
+    for ax in figure.axes:
+        found, whole = ax.get_tightbbox(), figure.bbox.padded(1.5)  # of everything that is drawn
+        assert (found.min >= whole.min).all() and (found.max <= whole.max).all()
+    labels = [text.get_window_extent() for text in figure.axes[0].texts] if kind == "inputs" else []
+    labels += [panel.title.get_window_extent() for panel in figure.axes[0].child_axes if panel.get_title()]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(labels, 2))
 
 
 @pytest.mark.parametrize("kind", TABLES)
@@ -209,17 +243,20 @@ def test_an_empty_table_and_an_unknown_option_are_refused(kind, rng):
         plots.drawn(TABLES[kind](rng), kind, intervall="t")
 
 
-@pytest.mark.parametrize("kind", sorted(TABLES.keys() - OWN_TITLES.keys()))
+@pytest.mark.parametrize("kind", sorted(TABLES.keys() - OWN_COUNTS.keys()))
 def test_one_replicate_has_neither_bars_nor_bands(kind, rng):
     table = TABLES[kind](rng)
     ax = plots.kinds()[kind].figure(table[table["replicate"] == 1], axes())
-    assert "one replicate" in ax.get_title() and "lowest" not in ax.get_title()
+    caption = plots.caption(table[table["replicate"] == 1], kind)
+    assert "One replicate (n = 1)." in caption and "lowest to" not in caption
+    assert not any("lowest" in text.get_text() for text in ax.get_legend().get_texts())
     assert not bands(ax) and not any(one.has_yerr for one in ax.containers)
     several = plots.kinds()[kind].figure(table, axes())
     assert bands(several) or any(one.has_yerr for one in several.containers)
+    assert [text.get_text() for text in several.get_legend().get_texts()].count("lowest to highest, n = 3") == 1
 
 
-@pytest.mark.parametrize("kind", sorted(TABLES.keys() - OWN_TITLES.keys()))
+@pytest.mark.parametrize("kind", sorted(TABLES.keys() - OWN_COUNTS.keys()))
 def test_every_line_can_be_told_apart_in_grey(kind, rng):
     ax = plots.kinds()[kind].figure(TABLES[kind](rng), axes())
     handles, labels = ax.get_legend_handles_labels()
@@ -231,7 +268,7 @@ def test_every_line_can_be_told_apart_in_grey(kind, rng):
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_svg_stands_alone_and_its_legend_lies_beside_the_axes(kind, figures):
+def test_svg_stands_alone(kind, figures):
     figure, text = figures[kind]
     root = ElementTree.fromstring(text)
     assert text.startswith("<svg ") and root.get("role") == "img" and root.get("aria-label") == "of & for"
@@ -250,12 +287,7 @@ def test_svg_stands_alone_and_its_legend_lies_beside_the_axes(kind, figures):
     assert "a < b" in {one.text for one in root.iter("{http://www.w3.org/2000/svg}text")}
 
     ax = figure.axes[0]
-    legend, inside = ax.get_legend(), ax.get_window_extent()
-    assert (legend is None) == (kind == "overlap")
-    if legend is not None:
-        box = legend.get_window_extent()
-        assert box.x0 >= inside.x1 or box.y1 <= inside.y0
-        assert box.x1 <= figure.bbox.x1 + 1 and inside.width > 0.3 * figure.bbox.width
+    assert (ax.get_legend() is None) == (kind in OWN_COUNTS) and ax.get_window_extent().width > 0.3 * figure.bbox.width
 
 
 def test_no_two_figures_share_a_name(figures, rng):
@@ -285,6 +317,25 @@ def test_kinds_are_read_from_a_run(small_run):
     assert set(plots.read(small_run.path, "overlap", round=1)["round"]) == {1}
     assert set(plots.read(small_run.path, "degrees", rounds=[0, 2])["round"]) == {0, 2}
     assert plots.read(small_run.path, "early_stop").attrs["num_steps"] == 110
+
+
+def test_the_command_draws_for_papers_and_prints_a_caption_alone(small_run, tmp_path, lottery_command):
+    run = tmp_path / small_run.path.name
+    shutil.copytree(small_run.path, run)
+    plain = lottery_command("plot", run, "--style", "paper")
+    assert plain.stdout == f"{run / 'accuracy.pdf'}\n" and not plain.stderr
+    out = tmp_path / "a.svg"
+    done = lottery_command("plot", run, "--kind", "overlap", "--round", 2, "--out", out, "--caption", "--width", 6)
+    assert done.stdout == plots.latex_caption(plots.read(run, "overlap", round=2), "overlap") + "\n"
+    assert "at round 2, all weights" in done.stdout and done.stderr == f"{out}\n"
+    assert 'width="432pt"' in out.read_text() and f">{small_run.experiment.name}<" in out.read_text()
+    lottery_command("plot", run, "--style", "paper", "--out", out)
+    assert f">{small_run.experiment.name}<" not in out.read_text()
+    lottery_command("plot", run, "--style", "slides", "--title", "Ours & theirs", "--out", out)
+    assert "Ours &amp; theirs" in out.read_text()
+    for wrong, message in ((("--style", "poster"), "'paper', 'slides'"), (("--width", 1), "4.5 to 40 inches")):
+        refused = lottery_command("plot", run, *wrong)
+        assert refused.returncode == 2 and message in refused.stderr
 
 
 def test_the_last_common_round_is_of_the_replicates_that_have_begun(small_run, tmp_path):
@@ -358,7 +409,13 @@ def test_learning_curves_are_means_in_a_band(rng):
         np.testing.assert_allclose(data(line), [np.arange(11) * 100, loss.mean(0)])
         np.testing.assert_allclose(ends(band), np.stack([loss.min(0), loss.max(0)], 1))
         assert line.get_label() == f"round {index}, density {0.8**index:.3g}"
-    assert ax.get_ylabel() == "train loss" and "random_mask" in ax.get_title()
+    assert ax.get_ylabel() == "train loss"
+    caption = plots.caption(
+        curves, "learning_curves", measure="loss", split="train", rounds=[2, 5], branch="random_mask"
+    )
+    loss = part[(part["round"] == 5) & (part["step"] == 1000)]["loss"]
+    said = f"round 5 ends at {loss.mean():.4g} ({loss.min():.4g} to {loss.max():.4g})."
+    assert caption.startswith("Train loss while training, of random_mask.") and said in caption
     for wrong in ({"measure": "los"}, {"split": "trian"}, {"branch": "tickets"}):
         with pytest.raises(LotteryError, match="did you mean"):
             plots.learning_curves(curves, axes(), **wrong)
@@ -366,7 +423,7 @@ def test_learning_curves_are_means_in_a_band(rng):
         plots.learning_curves(curves, axes(), rounds=[9])
 
 
-def test_many_evaluations_are_averaged_and_the_title_says_so(rng):
+def test_many_evaluations_are_averaged_and_the_caption_says_so(rng):
     curves = curves_table(rng, num=102)
     ax = plots.learning_curves(curves, axes(), rounds=[4], most=34)
     part = curves[(curves["branch"] == "ticket") & (curves["split"] == "validation") & (curves["round"] == 4)]
@@ -375,7 +432,8 @@ def test_many_evaluations_are_averaged_and_the_title_says_so(rng):
     cut = [values[:1], *np.array_split(values[1:100], 33), values[100:]]
     np.testing.assert_allclose(line.get_ydata(), [one.mean() for one in cut])
     assert line.get_xdata()[0] == 0 and line.get_xdata()[1] == 200
-    assert "each point after step 0 the mean of up to 3 evaluations" in ax.get_title()
+    caption = plots.caption(curves, "learning_curves", rounds=[4], most=34)
+    assert "Each point after step 0 is the mean of up to 3 evaluations." in caption
     # The training loss is not measured at step 0: its first point is a mean like the others.
     steps = curves.assign(step=curves["step"] + 100)
     (line,) = lines(plots.learning_curves(steps, axes(), rounds=[4], most=34))
@@ -390,9 +448,9 @@ def test_the_start_of_training_may_leave_the_axes():
          "loss": 1.0, "accuracy": accuracy}
     )  # fmt: skip
     ax = plots.learning_curves(curves, axes())
-    assert ax.get_ylim()[0] > 0.89 and "the first 5 %" in ax.get_title()
+    assert ax.get_ylim()[0] > 0.89 and "The first 5 %" in plots.caption(curves, "learning_curves")
     whole = plots.learning_curves(curves, axes(), full=True)
-    assert whole.get_ylim()[0] <= 0.1 and "5 %" not in whole.get_title()
+    assert whole.get_ylim()[0] <= 0.1 and "5 %" not in plots.caption(curves, "learning_curves", full=True)
 
 
 def test_layers_and_what_collapsed(rng):
@@ -462,11 +520,18 @@ def test_inputs_are_images_of_counts(what, channels, rng):
         left, right, bottom, top = image.get_extent()
         assert (right - left, bottom - top) == pytest.approx(expected.shape[::-1])  # square, and the first row above
     unread, scale = ax.images[0].cmap.get_bad(), ax.images[0].cmap(np.linspace(0, 1, 256))
-    grey = np.array([0.299, 0.587, 0.114])
-    assert unread[:3] @ grey > (scale[:, :3] @ grey).max() + 0.1  # apart in grey as well
-    assert "not read" in ax.get_legend().get_texts()[0].get_text()
+    greys = scale[:, :3] @ np.array([0.299, 0.587, 0.114])
+    assert tuple(unread[:3]) == (1, 1, 1) and greys.max() < 0.8 and (np.diff(greys) <= 0).all()  # the more, the darker
+    (bar,) = ax.child_axes
+    assert [text.get_text() for text in bar.texts] == ["0"]  # below the box for none, at the left of the bar
+    assert not any(patch.get_clip_on() for patch in ax.patches)  # frames are whole at the edges
     assert [text.get_text() for text in ax.texts] == ["round 0, density 1", "round 7, density 0.00781"]
-    assert ("summed" in ax.get_title(), "side by side" in ax.get_title()) == (
+    caption = plots.caption(table, "inputs", replicate=2, rounds=[0, 7])
+    place = ("places" if what == "kernel" else "inputs")[:-1]
+    assert f"Kept entries of dense/kernel at each {place}" in caption and "Replicate 2 (n = 1)." in caption
+    size, none = ax.images[1].get_array().size, np.ma.getmaskarray(ax.images[1].get_array()).sum()
+    assert f", of {size}: " in caption and f", {none} in round 7." in caption
+    assert ("summed" in caption, "side by side" in caption) == (
         channels == 3 and what == "input",
         channels == 3 and what == "kernel",
     )
@@ -500,10 +565,17 @@ def test_overlaps_say_what_chance_would_give(matched, value, chance, rng):
     said = {text.get_position(): text.get_text() for text in ax.texts}
     for _, row in part.iterrows():
         one, other = int(row["one"]) - 1, int(row["other"]) - 1
-        assert cells[one, other] == cells[other, one] == row[value]
+        assert cells[one, other] == cells[other, one] == row[value] - row[chance]
         assert said[one, other] == said[other, one] == f"{row[value]:.3f}\n({row[chance]:.3f})"
     assert [said[place, place] for place in range(3)] == [f"density\n{one / 10}" for one in REPLICATES]
     assert np.ma.getmaskarray(cells).diagonal().all() and len(said) == 9
+    assert ax.images[0].get_clim() == (-1, 1)  # one scale for all figures
+    low, none, high = ax.images[0].cmap(ax.images[0].norm([-0.05, 0, 0.05]))
+    assert low[0] > low[2] and high[2] > high[0] and min(none[:3]) > 0.9  # red, white, blue
+    caption = plots.caption(table, "overlap", weight=WEIGHTS[1], matched=matched)
+    found = part[value]
+    numbers = f"{found.mean():.3f} ({found.min():.3f} to {found.max():.3f}), chance {part[chance].mean():.3f}."
+    assert f"Mean of 3 pairs: {numbers}" in caption and ("after matching" in caption) == matched
     with pytest.raises(LotteryError, match="matched=True"):
         plots.overlap(table.assign(matched_overlap=np.nan), axes(), matched=True)
     assert style.contrasting((1, 1, 0.2)) == "black" and style.contrasting((0, 0, 0.4)) == "white"
@@ -538,19 +610,26 @@ def test_distances(measure, rng):
 
 def test_paths_and_their_barriers(rng):
     points = points_table(rng)
-    ax = plots.barrier(points, axes(), rounds=[7], steps=[500])
-    paths = [line for line in ax.lines if line.get_label() == "_path"]
-    assert [line.get_linestyle() for line in paths] == ["-", "--"]
+    ax = plots.barrier(points, axes())
+    assert [panel.get_title() for panel in ax.child_axes] == ["round 0, density 1", "round 7, density 0.21"]
+    assert len({panel.get_ylim() for panel in ax.child_axes}) == 1
     heights = {}
-    for line, band, split in zip(paths, bands(ax), ("test", "train"), strict=True):
-        part = points[(points["round"] == 7) & (points["step"] == 500) & (points["split"] == split)]
-        errors = part["error"].to_numpy().reshape(3, 6)
-        np.testing.assert_allclose(data(line), [np.linspace(0, 1, 6), errors.mean(0)])
-        np.testing.assert_allclose(ends(band), np.stack([errors.min(0), errors.max(0)], 1))
-        heights[split] = np.mean(errors.max(1) - errors[:, [0, -1]].mean(1))
-    expected = f"round 7, step 500\nbarrier: test {heights['test']:.4f}, train {heights['train']:.4f}"
-    assert ax.get_legend_handles_labels()[1] == [expected]
-    assert "train" not in plots.barrier(points, axes(), split="test").get_title()
+    for panel, index in zip(ax.child_axes, (0, 7), strict=True):
+        paths = panel.lines
+        places = list(itertools.product((0, 500), ("test", "train")))
+        for line, band, (step, split) in zip(paths, bands(panel), places, strict=True):
+            part = points[(points["round"] == index) & (points["step"] == step) & (points["split"] == split)]
+            errors = part["error"].to_numpy().reshape(3, 6)
+            np.testing.assert_allclose(data(line), [np.linspace(0, 1, 6), errors.mean(0)])
+            np.testing.assert_allclose(ends(band), np.stack([errors.min(0), errors.max(0)], 1))
+            assert line.get_linestyle() == {"test": "-", "train": "--"}[split]
+            assert line.get_label() == f"step {step}, {split}"
+            heights[index, step, split] = np.mean(errors.max(1) - errors[:, [0, -1]].mean(1))
+    assert ax.get_legend_handles_labels()[1] == [f"step {step}, {split}" for step, split in places]
+    caption = plots.caption(points, "barrier", rounds=[7], steps=[500])
+    expected = f"{heights[7, 500, 'test']:.4f}, train {heights[7, 500, 'train']:.4f}"
+    assert f"ends: round 7, step 500: test {expected}." in caption and "round 0" not in caption
+    assert "train 0" not in plots.caption(points, "barrier", split="test")
     for wrong in ({"split": "validation"}, {"batch_norm": "recomputed"}, {"rounds": [3]}, {"steps": [3]}):
         with pytest.raises(LotteryError, match="to plot: received"):
             plots.barrier(points, axes(), **wrong)
@@ -562,7 +641,8 @@ def test_replicates_with_other_points_are_drawn_at_all_of_them(rng):
     more = one.iloc[[0] * 11].assign(alpha=np.linspace(0, 1, 11), error=rng.random(11))
     table = pd.concat([rest, more], ignore_index=True).sample(frac=1, random_state=1)
     ax = plots.barrier(table, axes())
-    (path,) = (line for line in ax.lines if line.get_label() == "_path")
+    (panel,) = ax.child_axes
+    (path,) = panel.lines
     values = [more["error"].to_numpy()]
     for replicate in (2, 3):
         own = rest[rest["replicate"] == replicate]["error"].to_numpy()
@@ -570,10 +650,10 @@ def test_replicates_with_other_points_are_drawn_at_all_of_them(rng):
         halves[::2], halves[1::2] = own, (own[1:] + own[:-1]) / 2
         values.append(halves)
     np.testing.assert_allclose(data(path), [np.linspace(0, 1, 11), np.mean(values, axis=0)])
-    np.testing.assert_allclose(ends(bands(ax)[0]), np.stack([np.min(values, 0), np.max(values, 0)], 1))
-    assert "mean of 3 replicates" in ax.get_title()
+    np.testing.assert_allclose(ends(bands(panel)[0]), np.stack([np.min(values, 0), np.max(values, 0)], 1))
+    assert "n = 3 replicates" in plots.caption(table, "barrier")
     barriers = [errors.max() - (errors[0] + errors[-1]) / 2 for errors in values]  # the highest is a point of its own
-    assert ax.get_legend_handles_labels()[1] == [f"round 7, step 500\nbarrier: test {np.mean(barriers):.4f}"]
+    assert f": round 7, step 500: test {np.mean(barriers):.4f}." in plots.caption(table, "barrier")
 
 
 def test_stored_statistics_are_drawn_unless_others_are_asked_for(rng):
@@ -584,18 +664,25 @@ def test_stored_statistics_are_drawn_unless_others_are_asked_for(rng):
     for kind, table in heights.items():
         draw = plots.kinds()[kind].figure
         stored, other = draw(table, axes()), draw(table, axes(), batch_norm="recomputed")
-        assert "recomputed" not in stored.get_title() and "BatchNorm recomputed" in other.get_title()
-        line = stored.lines[0] if kind == "barrier" else stored.containers[0].lines[0]
-        assert not np.isin(data(line)[1], (0, 0.5)).any()
+        first, second = (
+            one.child_axes[0].lines[0] if kind == "barrier" else one.containers[0].lines[0] for one in (stored, other)
+        )
+        assert not np.isin(data(first)[1], (0, 0.5)).any() and np.isin(data(second)[1], (0, 0.5)).all()
         only = table[table["batch_norm"] == "recomputed"]
-        assert "BatchNorm recomputed" in draw(only, axes()).get_title()
+        texts = [plots.caption(table, kind), plots.caption(table, kind, batch_norm="recomputed")]
+        texts.append(plots.caption(only, kind))
+        assert ["BatchNorm statistics were recomputed" in text for text in texts] == [False, True, True]
 
 
 def test_rounds_that_are_named_are_all_drawn(rng):
-    points = pd.concat([points_table(rng).query("round == 7").assign(round=index) for index in range(6)])
-    labels = [plots.barrier(points, axes(), **options).get_legend_handles_labels()[1]
-              for options in ({"steps": [0]}, {"steps": [0], "rounds": range(6)})]  # fmt: skip
-    assert [len(one) for one in labels] == [3, 6]
+    points = pd.concat([points_table(rng).query("round == 7").assign(round=index) for index in range(8)])
+    panels = [plots.barrier(points, axes(), **options).child_axes for options in ({}, {"rounds": range(8)})]
+    assert [len(some) for some in panels] == [6, 8]
+    figure = plots.drawn(points, "barrier", rounds=range(8))
+    figure.draw_without_rendering()
+    frames = [panel.get_window_extent() for panel in figure.axes[0].child_axes]
+    assert len({round(frame.height) for frame in frames}) == 1 and frames[0].height > 0.5 * frames[0].width
+    assert len({round(frame.x0) for frame in frames}) == 3 and len({round(frame.y0) for frame in frames}) == 3
 
 
 @pytest.mark.parametrize(("over", "line", "label"), [("density", "step", "step 500"), ("step", "round", "round 7")])
@@ -627,7 +714,7 @@ def test_spread_equals_numpy(rng):
     np.testing.assert_allclose(found["density"], 0.8 ** np.arange(4))
     assert list(found["replicates"]) == [3] * 4
     fewer = style.spread(table[:-1], ("branch", "round"), "early_stop_test_accuracy")
-    assert style.over_replicates(fewer, "bars") == "mean of 2 to 3 replicates, bars: lowest to highest"
+    assert captions.replicates(fewer, "bars") == "Means of n = 2 to 3 replicates, bars: lowest to highest."
 
 
 # ---- odd runs
@@ -638,16 +725,18 @@ def test_without_an_accuracy_the_loss_is_drawn_and_replicates_are_counted(rng):
     ax = plots.learning_curves(curves, axes(), rounds=[2])
     loss = curves.query("branch == 'ticket' and split == 'validation' and round == 2")["loss"].to_numpy()
     np.testing.assert_allclose(lines(ax)[0].get_ydata(), loss.reshape(3, 11).mean(0))
-    assert ax.get_ylabel() == "validation loss" and "no accuracy is measured: the loss" in ax.get_title()
-    assert "mean of 3 replicates" in ax.get_title()
-    nothing = plots.accuracy(made_up([[np.nan] * 3] * 2), axes())
-    assert nothing.get_title() == "2 replicates" and nothing.get_ylim() == pytest.approx((-0.05, 1.05))
+    caption = plots.caption(curves, "learning_curves", rounds=[2])
+    assert ax.get_ylabel() == "validation loss" and caption.startswith("Validation loss while training")
+    assert "No accuracy is measured. Means of n = 3 replicates" in caption
+    unmeasured = made_up([[np.nan] * 3] * 2)
+    assert plots.caption(unmeasured).endswith("that is kept. 2 replicates.")
+    assert plots.accuracy(unmeasured, axes()).get_ylim() == pytest.approx((-0.05, 1.05))
 
 
 def test_a_point_without_a_value_is_not_a_mean_of_no_replicates(rng):
     table = distances_table(rng)
     table.loc[(table["round"] == 7) & (table["weight"] == WEIGHTS[0]), "relative_distance"] = np.nan
-    assert plots.distance(table, axes()).get_title().startswith("mean of 3 replicates")
+    assert "Means of n = 3 replicates" in plots.caption(table, "distance")
 
 
 @pytest.mark.parametrize("low", [0.97, 0.8, 0.5, 0.2, 0.05, 1e-4])
@@ -700,7 +789,8 @@ def test_colours_of_inputs_are_for_the_counts_that_there_are(counts, scale):
     assert bar.get_xlabel() == "kept entries of each input" + " (log)" * (scale == "log") and bar.get_xscale() == scale
     ax.figure.draw_without_rendering()
     label, place = bar.xaxis.label.get_window_extent(), bar.get_window_extent()
-    assert label.width < place.width == pytest.approx(ax.get_window_extent().width)
+    # The box for none is beside the bar itself.
+    assert label.width < place.width and 1.04 * place.width == pytest.approx(ax.get_window_extent().width)
 
 
 @pytest.mark.parametrize("panels", [1, 3])
@@ -711,13 +801,11 @@ def test_inputs_fill_their_figure(panels, rows, columns, channels):
         "replicate round density weight what row column channel kept of",
         ((1, index, 1.0, "conv2d/kernel", "kernel", *place, 9, 9) for index, *place in every),
     )
-    figure = plots.drawn(table, "inputs", "a run")
+    figure = plots.drawn(table, "inputs", title="a run")
     figure.draw_without_rendering()
     (ax,) = figure.axes
-    title, above, image = (one.get_window_extent() for one in (ax.title, ax.texts[0], ax.images[0]))
-    assert figure._suptitle.get_window_extent().y0 >= title.y1 - 1 and title.y0 >= above.y1 - 1
-    assert above.y0 >= image.y1 - 1 and title.y0 - above.y1 < 0.5 * figure.dpi
-    assert figure._suptitle.get_window_extent().y0 - title.y1 < 0.6 * figure.dpi
+    title, above, image = (one.get_window_extent() for one in (figure._suptitle, ax.texts[0], ax.images[0]))
+    assert title.y0 >= above.y1 - 1 and above.y0 >= image.y1 - 1 and title.y0 - above.y1 < 0.4 * figure.dpi
     label = ax.child_axes[0].xaxis.label.get_window_extent()
     assert 0 <= label.y0 < 0.7 * figure.dpi and label.x0 >= 0 and label.x1 <= figure.bbox.width
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from lottery import files, plots
-from lottery.analysis import ANALYSES, connectivity, connectivity_files, curves, distances, inputs, style
+from lottery.analysis import ANALYSES, captions, connectivity, connectivity_files, curves, distances, inputs, style
 from lottery.runs import store
 from tests.scripts.figures_from_files import compared, evenly, spread
 
@@ -171,12 +171,25 @@ def _short_ticks(patch, kind):
 
 
 def _without_marks(patch, kind):
-    patch.setattr(style, "view", functools.partial(_view_below, style.view))
+    from matplotlib.axes import Axes
+
+    original = Axes.plot
+
+    def plot(ax, x, y, **options):
+        x, y = ([], []) if options.get("label") == "_below" else (x, y)
+        return original(ax, x, y, **options)
+
+    patch.setattr(Axes, "plot", plot)
 
 
-def _view_below(view, *args):
-    view(*args)
-    return -float("inf")
+def _numbers_of_another(patch, kind):
+    original = captions.value
+    patch.setattr(captions, "value", lambda row, *form: original({**row, "mean": row["mean"] + 0.01}, *form))
+
+
+def _another_count(patch, kind):
+    original = captions.counted
+    patch.setattr(captions, "counted", lambda points: (original(points)[0] + 1, f"{original(points)[0] + 1}"))
 
 
 FAULTS = {
@@ -200,6 +213,8 @@ FAULTS = {
         "accuracy",
     ),
     "no marks for what falls": (_without_marks, "accuracy"),
+    "another number in the caption": (_numbers_of_another, "accuracy learning_curves layers distance instability"),
+    "another n": (_another_count, "accuracy degrees barrier"),
     "no bound is open": (_reading(lambda table: setattr(table, "attrs", {}) or table), "early_stop"),
     "averages at the last step": (_at_the_last_step, "learning_curves"),
     "a survivor in another bin": (_reading(_one_survivor), "initial_weights"),

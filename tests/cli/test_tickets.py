@@ -55,13 +55,13 @@ def test_ls_lists_every_ticket_and_what_the_words_choose(lottery, small_run):
 def test_a_ticket_goes_out_is_shown_and_verified(lottery, small_run, tmp_path):
     path = tmp_path / "new" / "ticket.safetensors"
     status, out, err = lottery("export", small_run.path, "--density", 0.5, "--replicate", 2, "--out", path)
-    assert status == 0 and f"{path}: {path.stat().st_size} bytes" in out
+    assert status == 0 and f"Written: {path} ({path.stat().st_size:,} bytes)" in out
     ticket = tickets.load(path)
     assert ticket.provenance["round"] == 3 and ticket.provenance["replicate"] == 2
     assert "round 3 of " in err and "replicate 2" in err  # which round is nearest is said
     assert ticket.trained is not None
     status, out, _ = lottery("tickets", "show", path)
-    assert status == 0 and str(ticket.num_kept) in out and "digits" in out and "lenet_300_100" in out
+    assert status == 0 and f"{ticket.num_kept:,} weights kept" in out and "digits" in out and "lenet_300_100" in out
     shown = json.loads(lottery("tickets", "show", path, "--json")[1])
     assert shown["provenance"] == ticket.provenance and shown["num_kept"] == ticket.num_kept
     status, out, _ = lottery("verify", path)
@@ -82,7 +82,7 @@ def test_a_network_goes_out_and_is_compared_on_the_real_data(lottery, file, smal
     out = tmp_path / "model.keras"
     status, printed, err = lottery("export", file, "--out", out)
     assert status == 0 and "random inputs" not in err
-    assert str(out.stat().st_size) in printed and "1.0000" in printed
+    assert f"{out.stat().st_size:,}" in printed and "1.0000" in printed
     model, ticket = keras.saving.load_model(out), tickets.load(file)
     rebuilt = ticket.model(trained=True)
     for one, other in zip(model.get_weights(), rebuilt.get_weights(), strict=True):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import lottery
-from lottery import progress, randomness, weights
+from lottery import enforcement, progress, randomness, weights
 from lottery.errors import LotteryError
 from lottery.pipeline import preparing
 from lottery.runs import store
@@ -44,6 +44,11 @@ def arrays():
 def test_two_workers_give_the_bits_of_one_and_a_failure_stops_nothing_else(tmp_path):
     """Functions of the caller's own go with the work; of three replicates the second cannot be pruned."""
 
+    @contextlib.contextmanager
+    def own(model, masks):
+        with enforcement.gradient(model, masks) as callbacks:
+            yield callbacks
+
     second = weights.read(preparing.build_model(build, randomness.seed_for(0, 2, randomness.INITIALISATION)))
 
     def choosy(evidence):
@@ -57,8 +62,8 @@ def test_two_workers_give_the_bits_of_one_and_a_failure_stops_nothing_else(tmp_p
         said[workers] = []
         with pytest.raises(LotteryError, match=r"This one is not scored\. 1 other network could not be trained"):
             lottery.run(
-                TABLES, model=build, data=arrays(), criterion=choosy, out=tmp_path / str(workers), workers=workers,
-                report=said[workers].append,
+                TABLES, model=build, data=arrays(), criterion=choosy, schedule=lambda index: 0.8**index,
+                enforcement=own, out=tmp_path / str(workers), workers=workers, report=said[workers].append,
             )  # fmt: skip
     one, two = (contents(tmp_path / str(workers)) for workers in (1, 2))
     assert len(one) == 10 * 4 + 3 * 2 + 2 and [name for name in one if one[name] != two.get(name)] == []

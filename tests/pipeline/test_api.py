@@ -1,10 +1,13 @@
 """The object that `lottery.run` and `lottery.load` return."""
 
+import shutil
+
 import numpy as np
 import pytest
 
 import lottery
 from lottery.errors import LotteryError
+from lottery.runs import tables
 
 
 def test_load_gives_the_run_that_run_gave(small_run):
@@ -21,16 +24,35 @@ def test_what_a_run_can_be_asked(small_run, tmp_path):
     assert np.isclose(ticket.density, run.table().query("replicate == 2 and round == 2")["density"].item())
     assert len(run.tickets()) == 6 and run.verify() == []
     assert run.plot().axes and run.plot("overlap", round=1).axes
+    assert "matched" in run.plot("overlap", round=1, matched=True).axes[1].get_ylabel()
+    assert len(run.plot("learning_curves", rounds=[1, 3]).axes[0].get_legend_handles_labels()[1]) == 2
+    paper = run.plot(style="paper", width=4, title="Mine")
+    assert paper.get_figwidth() == 4 and paper.get_suptitle() == "Mine"
     with pytest.raises(LotteryError, match="did you mean"):
         run.plot("acuracy")
     page = run.report(tmp_path / "page.html")
     assert page.read_text().startswith("<!DOCTYPE html>") or "<html" in page.read_text()
 
 
-def test_a_notebook_shows_the_verdict_a_small_table_and_the_figure(small_run):
+def test_a_notebook_shows_the_verdict_the_table_and_the_figure(small_run, tmp_path):
     text = small_run._repr_html_()
-    assert small_run.path.name in text and "<table" in text and "<svg" in text
+    assert small_run.path.name in text and text.count("<table") == text.count("<svg") == 1
     assert all(lottery.api.html.escape(sentence) in text for sentence in small_run.verdict())
+    head = small_run.verdict()[0]
+    assert text.startswith(f"<p><b style='color: {tables.COLOURS['open']}'>{head}</b></p>")
+    assert text.index("<table") < text.index("<svg") and text.count("<tr>") == 1 + 4
+    assert f">{small_run.table()['num_kept'].min():,}</td>" in text and "?: 2 replicates cannot tell" in text
+    copy = tmp_path / "copy"
+    shutil.copytree(small_run.path, copy)
+    shutil.rmtree(copy / "replicate-2" / "round-03")
+    part = lottery.load(copy)
+    assert (
+        part.verdict()[0].startswith("So far, with 7 of 8 networks trained: ")
+        and part.verdict()[0] in part._repr_html_()
+    )
+    for replicate in (1, 2):
+        shutil.rmtree(copy / f"replicate-{replicate}")
+    assert "No round is complete yet." in lottery.load(copy)._repr_html_()
 
 
 def test_options_that_do_not_exist_are_refused(tmp_path):

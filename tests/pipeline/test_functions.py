@@ -44,7 +44,7 @@ def is_right(run):
 def test_both_give_the_bits_of_the_names_and_work_everywhere(tmp_path):
     named = {"prune": {"schedule": "explicit", "densities": [0.5, 0.25]}, "run": {"enforcement": "gradient"}}
     expected = arrays_of(go(tmp_path / "named", named).path)
-    run = go(tmp_path, schedule=halving, enforcement=own, workers=2)
+    run = go(tmp_path, schedule=halving, enforcement=own)  # in workers too: see `tests/executors/test_processes.py`
     assert run.experiment.prune.schedule == "given" and run.experiment.prune.densities == (0.5, 0.25)
     assert run.experiment.run.enforcement == "given" and len(run.experiment.run.fingerprint) == 16
     assert arrays_of(run.path) == expected and is_right(run)

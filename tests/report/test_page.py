@@ -159,8 +159,8 @@ def test_several_runs_side_by_side(small_run, tmp_path, undrawn):
     outline = outlined(text)
     assert len(outline.ids) == len(set(outline.ids)) and outline.fetched == []
     assert text.count("Every value that was used") == 2  # a run that is named twice is there once
-    assert "7 of 8 networks are trained" in text
-    assert text.index("Side by side") < text.index("The same rounds")
+    assert "with 7 of 8 networks trained" in text
+    assert text.index("Side by side") < text.index("At the same densities")
 
 
 def test_what_cannot_be_written_is_refused(small_run, tmp_path):
@@ -293,9 +293,28 @@ def test_points_of_a_figure_are_those_of_its_table(small_run):
     left, top, right, bottom = panel["box"]
     assert all(left <= across <= right and top <= down <= bottom for across, down, *_ in ticket["points"])
     curves = figures.figure(one.table("learning_curves"), "learning_curves", measure="loss").panels[0]["lines"]
+    nothing = one.table("accuracy").assign(early_stop_test_accuracy=np.nan)
+    assert figures.figure(nothing, "accuracy").panels == []
     for line in curves:  # a band, with its ends
         assert len(line["points"]) > 2
         assert all(low <= mean + 1e-4 and mean <= high + 1e-4 for *_, mean, low, high in line["points"])
+
+
+@pytest.mark.parametrize("without", ["accuracy", "pruned rounds", "other replicates"])
+def test_a_page_about_what_there_is(small_run, undrawn, without):
+    """A model that measures no accuracy, a run that has just begun, and a single replicate."""
+    rows = made(small_run).rows
+    rows = {
+        "accuracy": rows.assign(**{column: np.nan for column in rows if column.endswith("accuracy")}),
+        "pruned rounds": rows[rows["round"] == 0],
+        "other replicates": rows[rows["replicate"] == 1],
+    }[without]
+    one = made(small_run, rows=rows)
+    outline = outlined(render([one]))
+    heads = next(row for row in outline.rows if "density" in row)
+    assert ("test accuracy" in heads) == (without != "accuracy")
+    assert ("verdict" in heads) == (without == "other replicates") == ("?" in dict(tables.verdict_key(one)))
+    assert not any(cell in ("nan", "inf", "+inf", "-inf") for row in outline.rows for cell in row)
 
 
 def test_the_page_names_date_version_and_author(small_run, undrawn):

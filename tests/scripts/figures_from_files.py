@@ -649,7 +649,8 @@ def look_at_inputs(figure: Figure, files: Files, replicate: int = 1) -> None:
     ax, weight = figure.ax, files.weights()[0]
     here = [(replicate, "ticket", index) for index in files.few() if (replicate, "ticket", index) in files.records]
     architecture = json.loads((files.run / "environment.json").read_text()).get("architecture") or {}
-    shape = [*architecture.get("input_shape", ()), 1, 1, 1][:3]
+    shape = list(architecture.get("input_shape", ()))
+    shape = [*shape, 1][:3] if len(shape) in (2, 3) else [0]  # other examples are no images
     expected, several = [], ""
     for key in here:
         kept = files.kept(key)[weight].sum(axis=-1)
@@ -790,7 +791,7 @@ def look_at_barrier(figure: Figure, files: Files, split: str | None = None) -> N
         figure.label(line, f"step {{:d}}, {which}", step)
     figure.check(not named, "the legend has more")
     for panel, index in zip(figure.panels, rounds, strict=False):
-        paths, bands = among(panel.lines, "_path"), list(panel.collections)
+        paths, bands = list(panel.lines), list(panel.collections)
         density = files.density(files.path_replicates(index, steps[0]))
         figure.text(panel.get_title(), "round {:d}, density {:.3g}", index, density)
         here = [step for step in steps if ((part["round"] == index) & (part["step"] == step)).any()]
@@ -800,6 +801,7 @@ def look_at_barrier(figure: Figure, files: Files, split: str | None = None) -> N
             for which in splits:
                 line, errors = paths.pop(0), files.errors(index, step, which)
                 (name,) = among(ax.lines, f"step {step}, {which}")
+                figure.check(line.get_label() == name.get_label(), f"{index}, {step}, {which}: another's name")
                 heights.append(statistics.fmean(_barriers(errors)))
                 alphas = np.arange(len(errors[0])) / (len(errors[0]) - 1)
                 what = f"round {index}, step {step}, {which}"

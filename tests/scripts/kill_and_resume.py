@@ -222,7 +222,7 @@ def _options(kind: str) -> list[str]:
 def _killed(run: Run, kind: str, chance: random.Random, tally: Tally, say) -> bool:
     """Wait for a moment and kill; False if the run came to its end first."""
     before = progress(run.out)
-    if not run.wait_for(lambda: "networks of each" in run.said):
+    if not run.wait_for(lambda: "networks of " in run.said):
         return False
     # One in five hits what comes before the first step: the workers, the compiling. The others come some checkpoints
     # or networks later, and not some seconds later: how many of these a run takes depends on the machine.

@@ -832,3 +832,13 @@ def test_masks_and_weights_of_a_ticket_stay_together(small):
     own = tickets.of(small[1], ticket.masks, provenance=about)
     about["by"].append("you")
     assert own.provenance == {"by": ["me"]}
+
+
+def test_a_notebook_shows_a_ticket(small_run):
+    ticket = tickets.load(small_run.path, round=3, replicate=2)
+    text = ticket._repr_html_()
+    assert f"{ticket.num_kept:,} weights kept" in text and "replicate 2, round 3" in text
+    for name, mask in ticket.masks.items():
+        assert f">{name}</td>" in text and f">{mask.sum():,}</td>" in text
+    strange = tickets.of(ticket.model(), ticket.masks, provenance={"run": "<script>alert()</script>\x1b[2J"})
+    assert "<script" not in strange._repr_html_() and "\x1b" not in strange._repr_html_()
