@@ -45,12 +45,12 @@ def test_a_run_from_nothing_and_again(lottery, tmp_path):
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("replicate ")]
     assert len(lines) == 10  # a line a network on a pipe: three rounds and two controls
-    assert "replicate 2/2  round 2/2  density 0.6434" in lines[-3]
-    assert "replicate 2/2  round 2/2  random_mask  density 0.6434" in lines[-1]
+    assert "replicate 2/2  round 2/2  density 0.6440" in lines[-3]
+    assert "replicate 2/2  round 2/2  random_mask  density 0.6440" in lines[-1]
     assert "\x1b" not in done.stdout + done.stderr
     figure = Path(re.search(r"Figure: (.*)", done.stdout)[1])
     assert figure.read_bytes().startswith(b"\x89PNG")
-    assert re.search(r"2 +0\.6434 +32,298 +0\.\d{4} ± 0\.\d{4}", done.stdout)
+    assert re.search(r"2 +0\.6440 +27,690 +0\.\d{4} ± 0\.\d{4}", done.stdout)
     assert "matches dense within 0.002" in done.stdout
     again = lottery(*words, cwd=tmp_path)
     assert again.stdout == done.stdout and "is complete" in again.stderr
@@ -63,7 +63,7 @@ def test_controls_and_branches_from_the_command_line(lottery, tmp_path):
     done = lottery("run", *words, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     assert len([line for line in done.stderr.splitlines() if "random_mask" in line]) == 2
-    assert "Ticket − random_mask at density 0.6434 (round 2)" in done.stdout and "cannot tell" in done.stdout
+    assert "Ticket − random_mask at density 0.6440 (round 2)" in done.stdout and "cannot tell" in done.stdout
     (path,) = tmp_path.iterdir()
     branched = lottery("branch", path, "random_reinit", "--rounds", "1", "--replicate", 2)
     assert branched.returncode == 0, branched.stderr
@@ -150,7 +150,7 @@ def test_every_command_and_option_says_what_it_is(lottery):
         (("run", "train.batch_size=99999"), "train.batch_size: received 99999"),
         (("show", "nowhere"), "'nowhere' is not a run"),
         (("plot", "nowhere"), "'nowhere' is not a run"),
-        (("verify", "nowhere"), "'nowhere' is not a run"),
+        (("verify", "nowhere"), "'nowhere' is neither a run nor a ticket file"),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(lottery, tmp_path, words, message):
