@@ -10,6 +10,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}  # which link to docs/NAME.md
 LINK = re.compile(r"\]\((?:\.\./)+([^)#]+)\)")  # to a file in a folder above
+INSIDE = "---\n\nThe modules below do the work behind those above. You rarely need them.\n"
 NAME = re.compile(r"(?<!optional>)<code>(lottery(?:\.\w+)+)(?:\([^<]*\))?</code>")
 
 
@@ -26,9 +27,14 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links out of docs/ to the copies on the site; a page that is a tab of its own has no pages beside it."""
-    if page.parent is None:
+    """Complete the pages of the API, and point links out of docs/ to the copies on the site."""
+    if page.parent is None:  # a tab of its own has no pages beside it
         page.meta["hide"] = ["navigation"]
+    room = ROOT / "lottery" / Path(page.file.src_uri).stem
+    if page.file.src_uri.startswith("api/") and room.is_dir():
+        names = [f"lottery.{room.name}.{path.stem}" for path in sorted(room.glob("[!_]*.py"))]
+        rest = [f"::: {name}\n" for name in names if name not in markdown.split()]
+        markdown = "\n".join([markdown, *([INSIDE, *rest] if rest else [])])
     up = "../" * page.file.src_uri.count("/")
     outside = {file.src_uri for file in files if file.generated_by}
     return LINK.sub(lambda link: f"]({up}{link[1]})" if link[1] in outside else link[0], markdown)

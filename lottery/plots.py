@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from lottery import files
-from lottery.analysis import ANALYSES, captions
+from lottery.analysis import ANALYSES, captions, layout
 from lottery.analysis import style as styles
 from lottery.analysis.record import Analysis
 from lottery.errors import LotteryError, unknown
@@ -87,10 +87,10 @@ def drawn(
         if title:
             figure.suptitle(title, fontsize="large")
         own = ANALYSES[kind].height
-        height = own(source, width, **options) if own else styles.usual_height(width)
+        height = own(source, width, **options) if own else layout.usual_height(width)
         figure.set_size_inches(width, height + (styles.letters(1.6) if title else 0))
         draw(source, figure.subplots(), **options)
-        styles.fit(figure)
+        layout.fit(figure)
     return figure
 
 

@@ -127,7 +127,7 @@ def test_the_form(name):
     assert 5 <= len(cells) <= 15
     assert path.stat().st_size < 300_000
     assert cells[0]["cell_type"] == "markdown" and source(cells[0]).startswith("# ")
-    assert "pip install lottery jupyterlab" in source(cells[0])
+    assert "pip install . jupyterlab" in source(cells[0])
     for before, cell in itertools.pairwise(cells):
         assert cell["cell_type"] == "markdown" or before["cell_type"] == "markdown", "a step without a word"
     assert len({cell["id"] for cell in cells}) == len(cells)

@@ -162,9 +162,9 @@ def test_the_default_run_has_its_name(page):
 INSTALLS = {".", "-e '.[test]'", "-e '.[dev]'", "-e '.[docs]'", "'lottery[onnx]'", "'lottery[ray]'"}
 
 
-@every_page
-def test_it_is_installed_the_same_everywhere(page):
-    assert set(re.findall(r"pip install (?:-q )?((?:-e )?[^\s`)]+)", PAGES[page])) <= INSTALLS
+@pytest.mark.parametrize("path", [*FILES, *ROOT.glob("notebooks/*.ipynb")], ids=lambda path: path.name)
+def test_it_is_installed_the_same_everywhere(path):
+    assert set(re.findall(r"pip install (?:-q )?((?:-e )?[^\s`)]+)", path.read_text())) <= INSTALLS
 
 
 @every_page

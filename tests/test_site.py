@@ -103,7 +103,7 @@ def test_public_names_are_found():
 
 def test_every_public_name_has_an_entry(entries, pages):
     missing = [name for name in public_names() if name not in entries]
-    assert not missing, "a module that no page under docs/api names, or a name without a docstring"
+    assert not missing, "a room without a page under docs/api, or a name without a docstring"
     for name in public_names():
         page, _, anchor = entries[name].partition("#")
         assert anchor in pages[f"{page}index.html"].anchors, name

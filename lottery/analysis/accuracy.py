@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from lottery.analysis import captions, style
+from lottery.analysis import captions, layout, style
 from lottery.analysis.record import Analysis
 from lottery.errors import LotteryError
 from lottery.runs import results, store
@@ -40,7 +40,7 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = Fa
         )
         if dense["replicates"] > 1:
             ax.axhspan(dense["low"], dense["high"], color="0.5", alpha=0.15, linewidth=0, zorder=0)
-            named["dense"], shape = style.shaded(line), _BOTH
+            named["dense"], shape = layout.shaded(line), _BOTH
     bottom, top = style.view(points, full or not reference)
     ax.ticklabel_format(axis="y", useOffset=False)
     ax.set_ylim(bottom, top)
@@ -64,7 +64,7 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = Fa
     ax.set_ylabel("test accuracy at the early-stop step")
     if points["mean"].isna().all():
         ax.text(0.5, 0.5, "no accuracy is measured", transform=ax.transAxes, ha="center")
-    return style.finish(ax, points, shape, interval, named)
+    return layout.finish(ax, points, shape, interval, named)
 
 
 def caption(rows: Table, interval: str = "range", full: bool = False, reference: bool = True) -> str:
@@ -115,7 +115,7 @@ def early_stop(rows: Table, ax: Any = None, interval: str = "range", num_steps: 
         ax.errorbar([], [], color="black", marker="o", markerfacecolor="white", linestyle="none", label="≥ (last step)")
     style.density_axis(ax, points["density"])
     ax.set(ylim=(0, points["high"].max() * 1.06 + 1e-9), ylabel="early-stop step (lowest validation loss)")
-    return style.finish(ax, points, "bars", interval)
+    return layout.finish(ax, points, "bars", interval)
 
 
 def early_stop_caption(rows: Table, interval: str = "range", num_steps: int | None = None) -> str:

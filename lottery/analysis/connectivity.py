@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lottery import config, files, masks, weights
-from lottery.analysis import captions, connectivity_files, style
+from lottery.analysis import captions, connectivity_files, layout, style
 from lottery.analysis.connectivity_files import ORDERS, RECOMPUTED, STORED, Siblings
 from lottery.analysis.record import Analysis, frame
 from lottery.errors import LotteryError, unknown
@@ -152,7 +152,7 @@ def barrier(
     part = _chosen(points, split, rounds, steps, batch_norm)
     lines = style.spread(_at_all_points(part), ("round", "step", "split", "alpha"), "error")
     looks = dict(zip(_sorted(part, "step"), style.in_order(part["step"].nunique()), strict=True))
-    panels = style.panels(ax := style.new_or(ax), part["round"].nunique())
+    panels = layout.panels(ax := style.new_or(ax), part["round"].nunique())
     for panel, index in zip(panels, _sorted(part, "round"), strict=True):
         own = lines[lines["round"] == index]
         for (step, name), line in own.groupby(["step", "split"], sort=True):
@@ -162,8 +162,10 @@ def barrier(
     for (step, (color, marker, _)), name in itertools.product(looks.items(), _sorted(part, "split")):
         ax.plot([], [], color=color, marker=marker, linestyle=_DASHES[name], label=f"step {step}, {name}")
     panels[0].set(xlim=(-0.03, 1.03), ylim=(0, None), xticks=(0, 0.5, 1), xticklabels=("0", "0.5", "1"))
-    style.label_panels(ax, panels, "place on the line between the two networks (alpha)", "error (fraction of examples)")
-    return style.finish(ax, lines, "band", above=style.letters(1.3))
+    layout.label_panels(
+        ax, panels, "place on the line between the two networks (alpha)", "error (fraction of examples)"
+    )
+    return layout.finish(ax, lines, "band", above=style.letters(1.3))
 
 
 def barrier_caption(
@@ -221,7 +223,7 @@ def instability(barriers: Table, ax: Any = None, over: str = "density", batch_no
         ax.set_xlabel("step that both networks share")
     ax.set_ylim(min(0, spread["low"].min() * 1.1), max(spread["high"].max(), STABLE) * 1.1)
     ax.set_ylabel("error barrier (fraction of examples)")
-    return style.finish(ax, spread)
+    return layout.finish(ax, spread)
 
 
 def instability_caption(barriers: Table, over: str = "density", batch_norm: str | None = None) -> str:
@@ -375,7 +377,7 @@ def _barrier_height(
     points: Table, width: float, rounds: Iterable[int] | None = None, batch_norm: str | None = None, **options: Any
 ) -> float:
     num = style.of_rounds(_selected(points, None, batch_norm), rounds)["round"].nunique()
-    across, down = style.grid(num, width)
+    across, down = layout.grid(num, width)
     return min(max(0.85 * width / across, 0.32 * width), 0.5 * width) * down + style.letters(2)
 
 

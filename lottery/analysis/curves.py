@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from lottery.analysis import captions, style
+from lottery.analysis import captions, layout, style
 from lottery.analysis.record import Analysis, frame
 from lottery.errors import unknown
 from lottery.runs import store
@@ -66,7 +66,7 @@ def figure(
     if low < high and not full:
         ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     ax.set(xlim=(0, None), xlabel="step", ylabel=f"{split} {measure}")
-    return style.finish(ax, points, "band")
+    return layout.finish(ax, points, "band")
 
 
 def caption(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery.analysis import captions, style
+from lottery.analysis import captions, layout, style
 from lottery.analysis.record import Analysis, frame
 from lottery.errors import unknown
 from lottery.runs import store
@@ -78,7 +78,7 @@ def figure(table: Table, ax: Any = None, measure: str = "relative_distance") -> 
         style.bars(ax, part["density"], part, look, label, first=weight == ALL)
     style.density_axis(ax, points["density"])
     ax.set_ylabel(DISTANCES[measure])
-    return style.finish(ax, points)
+    return layout.finish(ax, points)
 
 
 def caption(table: Table, measure: str = "relative_distance") -> str:

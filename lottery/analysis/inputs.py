@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery.analysis import style
+from lottery.analysis import layout, style
 from lottery.analysis.record import Analysis, frame
 from lottery.models import library
 from lottery.runs import store
@@ -190,7 +190,7 @@ def _arranged(images: dict[int, np.ndarray], width: float) -> tuple[int, int, fl
     line = style.letters(1.5) / width * columns
     if rows * 8 < columns:  # a strip, such as a row of inputs that are no image, is drawn taller
         return 1, len(images), columns / 25, line
-    across, down = style.grid(len(images), width)
+    across, down = layout.grid(len(images), width)
     return across, down, rows, line * across
 
 

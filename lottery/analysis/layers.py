@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery.analysis import captions, style
+from lottery.analysis import captions, layout, style
 from lottery.analysis.record import Analysis, frame
 from lottery.runs import store
 from lottery.runs.results import Table
@@ -122,7 +122,7 @@ def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
     ax.margins(x=0.08)
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set(xlabel="round", ylabel="density (fraction of each weight kept)")
-    return style.finish(ax, points)
+    return layout.finish(ax, points)
 
 
 def caption(table: Table, branch: str = store.TICKET) -> str:
@@ -181,7 +181,7 @@ def degrees_figure(
     ax.set_xlim(0.9 * fewest, max(most, 1) * 1.1)
     entries, of = _SIDES[side]
     ax.set(xlabel=f"kept entries that {entries} ({weight})", ylabel=f"fraction of {of} with at most so many")
-    return style.finish(ax, points, "band")
+    return layout.finish(ax, points, "band")
 
 
 def degrees_caption(

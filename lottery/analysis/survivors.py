@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery.analysis import captions, style
+from lottery.analysis import captions, layout, style
 from lottery.analysis.record import Analysis, frame
 from lottery.errors import LotteryError
 from lottery.runs import store
@@ -63,7 +63,7 @@ def figure(survivors: Table, ax: Any = None, weight: str | None = None, rounds: 
         closed.loc[len(line), "edge"] = end
         style.band(ax, closed["edge"], closed, look, label, drawstyle="steps-post", markevery=max(1, len(line) // 8))
     ax.set(ylim=(0, None), xlabel=f"start weight of {weight}", ylabel="probability density of those kept")
-    return style.finish(ax, points, "band")
+    return layout.finish(ax, points, "band")
 
 
 def caption(survivors: Table, weight: str | None = None, rounds: Iterable[int] | None = None) -> str:

@@ -47,7 +47,7 @@ def listed() -> list[dict[str, Any]]:
         experiment, text = config.load(path), path.read_text("utf-8")
         found = re.search(r"^# (?:Reproduces|What it shows):\s*((?:.*\n)(?:#\s{6,}.*\n)*)", text, re.M)
         what = re.sub(r"\s*\n#\s*", " ", found[1]).strip() if found else ""
-        header = re.sub(r"\s*\n# ?", " ", text.partition("\n\n")[0])
+        header = re.sub(r"\s*\n#\s*", " ", text.partition("\n\n")[0])
         paper = re.search(r"([A-Z]\w+(?:,? (?:&|et al\.|[A-Z]\w+))* \d{4}),? https://arxiv", header)
         figure = re.match(r"(?:figures?|section) \d+(?:(?:,| and) \d+)*", what)
         row = {"name": name, "data": experiment.data.name, "model": experiment.model.name, "reproduces": what}

@@ -133,7 +133,7 @@ def _panel(ax: Any, around: Any) -> dict[str, Any]:
 
 def _lines(ax: Any) -> Iterator[tuple[str, Any, dict[float, tuple[float, float]]]]:
     """Yield the name of each line with data on both axes, the line, and the ends of its bars or its band by x."""
-    from matplotlib.colors import same_color
+    from matplotlib.colors import to_rgb
 
     for container in ax.containers:
         line, _, bars = getattr(container, "lines", (None, (), ()))
@@ -145,7 +145,8 @@ def _lines(ax: Any) -> Iterator[tuple[str, Any, dict[float, tuple[float, float]]
             continue
         # In steps, a band has two pairs of ends at each place.
         some = ax.collections if line.get_drawstyle() == "default" else ()
-        bands = [_ends(one) for one in some if same_color(one.get_facecolor()[:1, :3], [line.get_color()])]
+        color = to_rgb(line.get_color())
+        bands = [_ends(one) for one in some if any(tuple(face[:3]) == color for face in one.get_facecolor())]
         points = line.get_xydata()
         around = (ends for ends in bands if all(x in ends and ends[x][0] <= y <= ends[x][1] for x, y in points))
         yield line.get_label(), line, next(around, {})

@@ -26,18 +26,15 @@ COLOURS = {verdicts.GOOD: "#2e9e4f", verdicts.OPEN: "#b8860b", verdicts.BAD: "#d
 LEAVE_OUT = ("at the end", "early stop", "kept", "density")
 
 
-def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None = None) -> Grid:
-    """List the tickets, a row for each round, from `lottery.runs.results.summary` and `lottery.runs.verdicts.judged`.
-
-    The table of `lottery.analysis.costs` adds columns that a terminal has no room for.
-    """
+def by_round(points: Table, judged: Table, num_steps: int) -> Grid:
+    """List the tickets, a row for each round, from `results.summary` and `verdicts.judged` of `lottery.runs`."""
     judgements = {line["round"]: line for line in judged.to_dict("records")}
     points = points[points["branch"] == store.TICKET]
     most, lines = int(points["replicates"].max()), []
     for line in points.to_dict("records"):
         verdict, measured = judgements.get(line["round"]), line["accuracy_mean"] == line["accuracy_mean"]
         spread = f" ± {line['accuracy_std']:.4f}" if measured and line["replicates"] > 1 else ""
-        cells = {
+        lines.append({
             "round": str(line["round"]),
             "density": f"{line['density']:.4f}",
             "kept": f"{line['num_kept']:,.0f}",
@@ -46,20 +43,10 @@ def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None =
             "at the end": formatting.number(line["final_accuracy_mean"]),
             "vs dense": formatting.signed(verdict["mean"]) if verdict else "",
             "verdict": _verdict(verdict) if verdict else "",
-        }
-        if costs is not None:
-            own = costs[(costs["branch"] == store.TICKET) & (costs["round"] == line["round"])]
-            cells |= {
-                "95 % interval": formatting.ends(verdict["low"], verdict["high"]) if verdict else "",
-                "n": str(line["replicates"]),
-                "compression": f"{own['compression'].mean():.1f}",
-                "multiply-adds": formatting.number(own["multiply_adds"].mean(), ",.0f"),
-                "speed-up": formatting.number(own["speedup"].mean(), ".1f"),
-            }
-        lines.append(cells)
+        })  # fmt: skip
     notes = ["vs dense: ticket − dense, the mean over replicates."]
     if points["accuracy_mean"].notna().any():
-        over = f"mean ± standard deviation over {'n' if costs is not None else most} replicates"
+        over = f"mean ± standard deviation over {most} replicates"
         of = over if most > 1 else "of one replicate"
         notes.insert(0, f"Test accuracy: at the early-stop step, {of}; and at the end of training.")
     if points["censored"].any():
@@ -68,11 +55,6 @@ def by_round(points: Table, judged: Table, num_steps: int, costs: Table | None =
     if len(undecided := judged[judged["verdict"] == verdicts.CANNOT_TELL]):
         needed = "; the number beside it: about how many would" if undecided["needed"].notna().any() else ""
         notes.append(f"{verdicts.CANNOT_TELL}: {formatting.replicates(most)} cannot tell{needed}.")
-    if costs is not None:
-        notes.append(
-            "n: replicates; the interval is the t interval of ticket − dense. Compression: 1 / density. Multiply-adds: "
-            "for one example, with prunable weights; speed-up: of the dense network by these, in theory."
-        )
     return Grid(list(lines[0]), [list(line.values()) for line in lines], notes, LEAVE_OUT)
 
 

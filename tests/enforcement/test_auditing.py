@@ -101,7 +101,7 @@ def test_an_entry_that_moves_later_and_by_others_is_found_where_it_is(library, r
     with pytest.raises(LotteryError) as caught:
         model.fit(x, y, batch_size=16, verbose=0, callbacks=[enforce, Meddle(), audit])
     assert f"dense_1/kernel[{row}, {column}]" in str(caught.value)
-    assert "found at nan after step 3" in str(caught.value)
+    assert "but is nan after step 3" in str(caught.value)
     weights.assign(model, {"dense_1/kernel": np.nan_to_num(weights.read(model)["dense_1/kernel"])})
     model.fit(x, y, batch_size=16, verbose=0, callbacks=[enforce, audit])  # neither has left anything behind
 

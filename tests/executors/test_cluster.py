@@ -123,7 +123,7 @@ def test_what_no_single_node_has_is_refused_at_once(monkeypatch):
     said = []
     monkeypatch.setattr("lottery.executors.cluster._grows", lambda: True)
     _check_room(Nodes({"CPU": 2}), wanted, said.append)
-    assert "may grow" in said[0].text
+    assert "waiting for the cluster to grow" in said[0].text
 
 
 def test_a_cluster_grows_if_its_nodes_are_of_kinds():

@@ -300,6 +300,24 @@ def test_points_of_a_figure_are_those_of_its_table(small_run):
         assert all(low <= mean + 1e-4 and mean <= high + 1e-4 for *_, mean, low, high in line["points"])
 
 
+def test_each_panel_has_its_points_and_each_line_its_own_band():
+    """Two lines of one colour, test and train, in a panel for each round."""
+    rows = [
+        (replicate, index, 0, 0.8**index, "stored", alpha, split, 0.1, error + 0.01 * replicate + 0.1 * index)
+        for replicate in (1, 2) for index in (0, 1) for split, error in (("test", 0.2), ("train", 0.1))
+        for alpha in (0.0, 0.5, 1.0)
+    ]  # fmt: skip
+    columns = ["replicate", "round", "step", "density", "batch_norm", "alpha", "split", "loss", "error"]
+    panels = figures.figure(pd.DataFrame(rows, columns=columns), "barrier").panels
+    assert [panel["title"] for panel in panels] == ["round 0, density 1", "round 1, density 0.8"]
+    for index, panel in enumerate(panels):
+        assert panel["x"].startswith("place on the line") and panel["y"] == "error"
+        found = {line["name"]: [point[2:] for point in line["points"]] for line in panel["lines"]}
+        for split, error in (("test", 0.2), ("train", 0.1)):
+            ends = [error + 0.1 * index + place for place in (0.015, 0.01, 0.02)]  # mean, lowest, highest
+            assert found[f"step 0, {split}"] == [[alpha, *map(pytest.approx, ends)] for alpha in (0, 0.5, 1)]
+
+
 @pytest.mark.parametrize("without", ["accuracy", "pruned rounds", "other replicates"])
 def test_a_page_about_what_there_is(small_run, undrawn, without):
     """A model that measures no accuracy, a run that has just begun, and a single replicate."""
