@@ -88,9 +88,8 @@ def summary(run: Path, rows: Any, tolerance: float, round: int | None = None) ->
     points = points if round is None else points[points["round"] == round]
     if (points["branch"] == store.TICKET).any():
         grid(tables.by_round(points, verdicts.judged(rows, tolerance, word), num_steps), has_rows=True)
-        say(
-            f"{word.capitalize()}: the whole 95 % interval of vs dense is above {f'-{tolerance:g}' if tolerance else 0}, see --tolerance."
-        )
+        above = f"-{tolerance:g}" if tolerance else "0"
+        say(f"{word.capitalize()}: the whole 95 % interval of vs dense is above {above}, see --tolerance.")
     _branches(points)
     print()
     _, *details = verdicts.sentences(rows, tolerance, word, trained=trained)

@@ -221,7 +221,7 @@ def test_a_run_is_compared_by_its_name(small_run, tmp_path, monkeypatch):
     assert all(repr(name) in str(caught.value) for name in published.PROTOCOLS)
     monkeypatch.setitem(published.PROTOCOLS, "small", published.PROTOCOLS["lenet-mnist"])
     lines, notes = published.compare(small_run.path)
-    assert lines[0]["verdict"] == "fail" and "50200" in lines[0]["measured"]
+    assert lines[0]["verdict"] == "fail" and "50,200" in lines[0]["measured"]
     assert "1803.03635" in notes[0] and notes[-1].startswith("The paper leaves open: how pixels are scaled")
     assert "Differs: train.num_steps is 110, published 50000." in notes
 
