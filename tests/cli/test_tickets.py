@@ -73,7 +73,7 @@ def test_a_ticket_goes_out_is_shown_and_verified(lottery, small_run, tmp_path):
     content[-1] ^= 4
     path.write_bytes(content)
     status, out, _ = lottery("verify", path)
-    assert status == 1 and "the checksum of" in out and len(out.splitlines()) == 1
+    assert status == 1 and "the checksum of mask/" in out and len(out.splitlines()) == 1
 
 
 def test_a_network_goes_out_and_is_compared_on_the_real_data(lottery, file, small_run, tmp_path):
@@ -200,7 +200,7 @@ def test_a_strangers_words_are_only_shown(lottery, file, tmp_path, monkeypatch, 
         (("tickets", "show", "RUN"), "is a folder, allowed is a ticket file"),
         (("compact", "RUN", "--round", "1", "--out", "a.h5"), "allowed is a file that ends in .keras"),
         (("tickets", "show", "RUN/experiment.toml"), "is not a ticket file that can be trusted"),
-        (("verify", "nowhere"), "'nowhere' is neither a run"),
+        (("verify", "nowhere"), "'nowhere' is neither a run nor a ticket file"),
     ],
 )
 def test_bad_input_is_one_sentence(lottery, small_run, tmp_path, monkeypatch, words, message):
