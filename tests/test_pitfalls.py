@@ -13,10 +13,9 @@ from lottery.pruning import branches, ranking, schedules
 from lottery.runs import verification
 from lottery.training import loop, trainer
 from tests import test_data, test_weights
-from tests.conftest import quietly
+from tests.conftest import SMALL, quietly
 from tests.enforcement import test_auditing, test_modes
 from tests.pipeline import test_branching, test_running
-from tests.pipeline.test_running import PLAIN
 from tests.pruning import test_branches, test_ranking, test_schedules
 from tests.runs import test_results
 from tests.training import test_loop
@@ -26,7 +25,7 @@ def verified_run(tmp_path):
     """Not a test by itself: a small run that `lottery verify` must find nothing wrong with."""
     import lottery
 
-    run = lottery.run(PLAIN | {"run": {"num_replicates": 1}}, out=tmp_path, report=quietly)
+    run = lottery.run(SMALL | {"run": {"num_replicates": 1}}, out=tmp_path, report=quietly)
     wrong = [sentence for _, sentences in verification.verify(run.path) for sentence in sentences]
     assert wrong == [], wrong
 
@@ -367,7 +366,7 @@ def goes_on_from_step_k(tmp_path):
 def the_same_bits(tmp_path):
     import lottery
 
-    small = PLAIN | {"run": {"num_replicates": 1}, "prune": {"num_rounds": 0}}
+    small = SMALL | {"run": {"num_replicates": 1}, "prune": {"num_rounds": 0}}
     runs = [lottery.run(small, out=tmp_path / name, report=quietly).path for name in "ab"]
     assert test_running.final_bits(runs[0]) == test_running.final_bits(runs[1])
 

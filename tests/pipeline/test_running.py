@@ -13,8 +13,7 @@ from lottery.runs import store, verification
 from lottery.training import trainer
 from tests.conftest import SMALL, checksum, quietly, toy_arrays
 
-PLAIN = SMALL | {"train": SMALL["train"] | {"jit_compile": False}}  # XLA takes longer to compile than the run to train
-ONE = PLAIN | {"run": {"num_replicates": 1}, "prune": {"num_rounds": 2}}
+ONE = SMALL | {"run": {"num_replicates": 1}, "prune": {"num_rounds": 2}}
 
 
 def final_bits(run):

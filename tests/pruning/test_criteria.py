@@ -561,7 +561,7 @@ def test_a_softmax_at_the_end_is_left_out_of_the_flow(rng, library):
     for other in others:
         assert_same(first, other)
     hidden = network(with_end(lambda layers: layers.Dense(3), lambda layers: layers.Softmax()), x, y)
-    with pytest.raises(LotteryError, match="are probabilities, whose sum is always one"):
+    with pytest.raises(LotteryError, match="are probabilities, whose sum is always 1"):
         CRITERIA["synflow"](evidence(start, start, network=hidden))
     assert keras.backend.floatx() == "float32"
 
