@@ -91,7 +91,18 @@ class Run:
 def started(out: Path, *options: str) -> Iterator[Run]:
     """Start a run, in a process group of its own; whatever is left of it in the end is killed."""
     log = out.with_suffix(".log")
-    command = [sys.executable, "-m", "lottery", "run", *WORDS, "--out", str(out), "--checkpoint-every", "40steps"]
+    command = [
+        sys.executable,
+        "-m",
+        "lottery",
+        "run",
+        "digits",
+        *WORDS,
+        "--out",
+        str(out),
+        "--checkpoint-every",
+        "40steps",
+    ]
     with log.open("w") as file:
         process = subprocess.Popen(
             [*command, *options], start_new_session=True, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,
