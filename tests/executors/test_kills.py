@@ -2,7 +2,7 @@ import pytest
 
 from tests.scripts.kill_and_resume import has_ray, kill_and_resume, left_alone
 
-SMALLER = ("prune.num_rounds=1", "train.num_steps=200", "train.jit_compile=false")
+SMALLER = ("prune.num_rounds=1", "train.num_steps=120", "train.jit_compile=false")
 
 
 @pytest.fixture(scope="module")
