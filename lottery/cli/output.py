@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Heads of columns that are not the name in rows and CSV with spaces; one name for one quantity in all tables.
 HEADS = {
-    "num_kept": "kept", "less_dense": "vs dense", "smallest_matching_difference": "vs dense", "speedup": "speed-up",
+    "num_kept": "kept", "smallest_matching_difference": "vs dense", "speedup": "speed-up",
     "multiply_adds": "multiply-adds", "batch_norm": "BatchNorm",
 }  # fmt: skip
 
