@@ -122,7 +122,16 @@ def scaler(data: Splits) -> Callable[[Any], Any]:
     if data.train.x.dtype != np.uint8:
         return tf.convert_to_tensor
     mean, deviation = tf.constant(data.mean), tf.constant(data.standard_deviation)
-    return lambda x: (tf.cast(x, tf.float32) - mean) / deviation
+
+    def standardized(x: Any) -> Any:
+        return (tf.cast(x, tf.float32) - mean) / deviation
+
+    def of_unit_norm(x: Any) -> Any:
+        values = standardized(x)
+        # An image that is zero everywhere stays so.
+        return tf.math.divide_no_nan(values, tf.norm(values, axis=list(range(1, values.shape.rank)), keepdims=True))
+
+    return of_unit_norm if data.unit_norm else standardized
 
 
 def gains_from_xla(model: Any) -> bool:

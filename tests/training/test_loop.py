@@ -173,19 +173,23 @@ def test_a_batch_larger_than_the_data_is_refused():
         prepared(settings=SETTINGS.model_copy(update={"batch_size": 400}))
 
 
-def test_pixels_stay_bytes_in_memory_and_are_scaled_in_the_graph(rng):
+@pytest.mark.parametrize("pixels", data.PIXELS)
+def test_pixels_stay_bytes_in_memory_and_are_scaled_in_the_graph(pixels, rng):
     x = rng.integers(0, 256, (120, 5, 5)).astype(np.uint8)
+    x[2] = x[110] = 0
     y = rng.integers(0, 3, 120)
     splits = data.split(
-        dict(zip(data.KEYS, (x[:100], y[:100], x[100:], y[100:]), strict=True)), data.Data(validation=20)
+        dict(zip(data.KEYS, (x[:100], y[:100], x[100:], y[100:]), strict=True)),
+        data.Data(validation=20, pixels=pixels),
     )
     model = networks.lenet_300_100((5, 5), 3)
     scaled = loop.scaler(splits)
     compiling.compile_model(model, SETTINGS, loop.example_batch(splits)[0])
     compiled = loop.compile_loop(model, splits, SETTINGS)
-    np.testing.assert_allclose(scaled(x[:9]), (x[:9] - splits.mean) / splits.standard_deviation, rtol=1e-6)
-    expected = model.evaluate((splits.test.x - splits.mean) / splits.standard_deviation, splits.test.y, verbose=0)
+    np.testing.assert_allclose(scaled(x[:9]), splits.scaled(x[:9]), rtol=1e-6)
+    expected = model.evaluate(splits.scaled(splits.test.x), splits.test.y, verbose=0)
     assert float(compiled.evaluations["test"]()["loss"]) == pytest.approx(expected[0], rel=1e-5)
+    assert np.isfinite(float(compiled.steps(*compiled.batches((1,))(1))["loss"]))
     captured = compiled.steps.get_concrete_function(*compiled.batches((1,))(1)).captured_inputs
     assert {tensor.dtype for tensor in captured if tensor.shape == splits.train.x.shape} == {tf.uint8}
 
