@@ -1,8 +1,9 @@
 """Print tables and sentences to a terminal, in its width and colours, or to a pipe, as they are."""
 
+import contextlib
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,25 @@ def say(*sentences: object, file: Any = None) -> None:
     file = file or sys.stdout
     for sentence in sentences:
         print(formatting.wrapped(str(sentence), formatting.columns(file)), file=file)
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[Callable[[int, int, str], None]]:
+    """Show how much of some work is done, and its next part: a bar in a terminal, and on a pipe how much there is."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
+
+    console = Console(stderr=True)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield lambda done, total, name: None if done else say(f"Computing {total:,} networks again.", file=sys.stderr)
+        return
+    text = TextColumn("{task.description}", table_column=Column(no_wrap=True))
+    parts = (text, BarColumn(bar_width=18), MofNCompleteColumn(), TimeRemainingColumn())
+    # What is printed meanwhile must not end up on standard error, unless both are the same terminal.
+    with Progress(*parts, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as display:
+        bar = display.add_task("starting TensorFlow", total=None)
+        yield lambda done, total, name: display.update(bar, completed=done, total=total, description=name)
 
 
 def head(column: str) -> str:
