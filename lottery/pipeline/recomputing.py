@@ -135,7 +135,7 @@ class _Recomputing:
 
     def _compared(self, what: str, found: tuple[float, float], recorded: np.ndarray, num: int) -> Iterator[str]:
         (loss, accuracy), (recorded_loss, recorded_accuracy) = found, recorded
-        if not np.isclose(loss, recorded_loss, rtol=self.share() or LOSS, atol=self.share() or LOSS):
+        if not np.isclose(loss, recorded_loss, rtol=self.share() or LOSS, atol=LOSS):
             yield f"The {what} loss is {loss:.6f} when computed again, recorded is {recorded_loss:.6f}."
         allowed = ROUNDING + (self._allowed(num) / num if num else self.share())
         if not np.isclose(accuracy, recorded_accuracy, rtol=0, atol=allowed, equal_nan=True):
