@@ -248,7 +248,8 @@ def barriers(one: Facts) -> Grid | None:
 def published_results(one: Facts) -> Grid | None:
     """Compare the run with the published numbers of its protocol, if it has any."""
     try:
-        return tables.published(*published.compare(one.path))
+        lines, notes = published.compare(one.path)
+        return tables.published(lines, [published.READING, *notes])
     except LotteryError:
         return None
 
