@@ -135,7 +135,7 @@ def rounds(one: Facts) -> Grid:
     """List the tickets, a row for each round and a number to the cell: accuracy and verdict first, then the rest."""
     judgements = {line["round"]: line for line in one.judged.to_dict("records")}
     costs_of = one.costs[one.costs["branch"] == store.TICKET].groupby("round")
-    costs_of = costs_of[["compression", "multiply_adds", "speedup"]].mean()
+    costs_of = costs_of[["compression", "parameter_compression", "multiply_adds", "speedup"]].mean()
     lines = []
     for line in one.summary[one.summary["branch"] == store.TICKET].to_dict("records"):
         verdict, cost = judgements.get(line["round"]), costs_of.loc[line["round"]]
@@ -154,6 +154,7 @@ def rounds(one: Facts) -> Grid:
             "accuracy at the end": number(line["final_accuracy_mean"]),
             "weights kept": f"{line['num_kept']:,.0f}",
             "compression (times)": f"{cost['compression']:,.1f}",
+            "with all parameters": f"{cost['parameter_compression']:,.1f}",
             "multiply-adds": number(cost["multiply_adds"], ",.0f"),
             "speed-up (times)": number(cost["speedup"], ",.1f"),
         })  # fmt: skip
@@ -168,7 +169,8 @@ def rounds(one: Facts) -> Grid:
             f"{one.experiment.train.num_steps:,}; longer training may stop later."
         )
     notes.append(
-        "Compression: 1 / density. Multiply-adds: for one example, with prunable weights. Speed-up: multiply-adds of "
+        "Compression: 1 / density, of the prunable weights; with all parameters: biases and normalisation count too. "
+        "Multiply-adds: for one example, with prunable weights. Speed-up: multiply-adds of "
         "the dense network over those of the ticket, which no hardware fully reaches."
     )
     return found._replace(notes=notes)
