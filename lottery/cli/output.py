@@ -2,7 +2,7 @@
 
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,7 @@ def summary(run: Path, rows: Any, tolerance: float, round: int | None = None) ->
     print()
     _, *details = verdicts.sentences(rows, tolerance, word, trained=trained)
     say(*results.collapsed(run), *details)
+    _transfers(results.transfers(rows))
 
 
 def table(
@@ -206,6 +207,26 @@ def _branches(points: Any) -> None:
     print()
     table(["round", "density", *means.columns], lines, has_rows=True)
     say("Mean test accuracy at the early-stop step, of the ticket and the branches from its rounds.")
+
+
+def _transfers(found: Mapping[str, Any]) -> None:
+    """Print how tickets that were trained on other data compare with the dense network there."""
+    lines = [
+        [label, f"{line['round']:.0f}", f"{line['density']:.4f}", formatting.signed(line["mean"]), _ends(line)]
+        for label, part in found.items()
+        for line in part.to_dict("records")
+    ]
+    if lines:
+        print()
+        table(["branch", "round", "density", "vs dense there", "95 % interval"], lines)
+        say("vs dense there: ticket − dense, both trained on the other data.")
+    for label, part in found.items():
+        if part.empty:
+            say(f"{label} has no dense network on its data; the same `lottery branch` as before trains it.")
+
+
+def _ends(line: Mapping[str, Any]) -> str:
+    return formatting.ends(line["low"], line["high"])
 
 
 def compacted(found: Any) -> None:

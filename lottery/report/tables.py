@@ -204,13 +204,20 @@ def controls(one: Facts) -> Grid | None:
 
 def transfers(one: Facts) -> Grid | None:
     """List the tickets that were trained on other data."""
-    rows = []
+    rows, compared = [], results.transfers(one.rows)
     for line in one.summary[verdicts.transferred(one.summary)].to_dict("records"):
         where = [line["branch"], str(line["round"]), f"{line['density']:.4f}", str(line["replicates"])]
-        rows.append([*where, number(line["accuracy_mean"]), number(line["accuracy_std"])])
+        found = compared[line["branch"]]
+        against = found[found["round"] == line["round"]].to_dict("records")
+        beside = [signed(against[0]["mean"]), end(against[0]["low"]), end(against[0]["high"])] if against else [""] * 3
+        rows.append([*where, number(line["accuracy_mean"]), number(line["accuracy_std"]), *beside])
     heads = ["branch", "round", "density", "n", "test accuracy", "standard deviation"]
-    note = "Test accuracy on the other data, not to be compared with the tables above; the mean over n replicates."
-    return Grid(heads, rows, [note]) if rows else None
+    notes = [
+        "Test accuracy on the other data, not to be compared with the tables above; the mean over n replicates. Ticket "
+        "− dense there: the dense network (round 0) trained on the same data, paired by replicate."
+    ]
+    notes += [f"{label} has no dense network on its data." for label, found in compared.items() if found.empty]
+    return Grid([*heads, "ticket − dense there", "95 % from", "95 % to"], rows, notes) if rows else None
 
 
 def by_weight(one: Facts) -> Grid:
