@@ -122,20 +122,21 @@ def compare(run: Path) -> tuple[list[dict[str, str]], list[str]]:
     if experiment.name not in PROTOCOLS:
         raise unknown("The experiment's name, by which published numbers are found", experiment.name, PROTOCOLS)
     protocol = PROTOCOLS[experiment.name]
-    lines = checked(results.table(run), protocol)
+    lines = checked(results.table(run), protocol, experiment.train.num_steps)
     notes = [*references(lines), *differing(experiment, protocol)]
     return lines, notes + [f"The paper leaves open: {it}." for it in protocol.leaves_open]
 
 
-def checked(rows: Table, protocol: Protocol) -> list[dict[str, str]]:
-    """Check each claim against the rows of `lottery.runs.results.table`.
+def checked(rows: Table, protocol: Protocol, num_steps: float = math.inf) -> list[dict[str, str]]:
+    """Check each claim against the rows of `lottery.runs.results.table`, of networks trained for so many steps.
 
     A line has ``claim, source`` (one of `KINDS`)``, stated, bound, measured, verdict, reference, link``. The verdict is
     "pass" where the whole 95 % interval over replicates meets the bound, "fail" where none of it does, "cannot tell"
     where a part does, and "open" where the run lacks rows. Of several rounds each must pass; a line fails if a round
-    fails at 95 % for all of its rounds together.
+    fails at 95 % for all of its rounds together. A mean early-stop step is only a lower bound where one of them is the
+    last step; a verdict that this could turn is "cannot tell".
     """
-    lines = []
+    rows, lines = rows.assign(censored=rows[STEP] >= num_steps), []
     for claim in protocol.claims:
         source, found = SOURCES[claim.source], claim.check(rows, *claim.arguments)
         lines.append({
@@ -222,7 +223,10 @@ def better_between(rows: Table, low: float, high: float, least: float, measure: 
 
 def sooner_between(rows: Table, low: float, high: float) -> Measured:
     """Check the same of the mean early-stop step: that of tickets is to be before that of dense."""
-    return _between(-verdicts.paired(rows, STEP), rows, low, high, _SOME, "{:+,.0f} steps")
+    found = _between(-verdicts.paired(rows, STEP), rows, low, high, _SOME, "{:+,.0f} steps")
+    tickets = rows[rows["branch"] == store.TICKET]
+    inside = tickets["density"].between(low * _PRINTED, high / _PRINTED)
+    return _bounded(found, tickets[tickets["round"] == 0], tickets[inside])
 
 
 def best(rows: Table, least: float, measure: str = AT_THE_END, num_rounds: int = 20) -> Measured:
@@ -252,7 +256,8 @@ def sooner(rows: Table, index: int, times: float, than: str = "dense") -> Measur
     _, low, high = intervals.mean_interval((other - times * ticket).tolist(), _CONFIDENCE)
     ratio = other.mean() / max(ticket.mean(), 1)
     known = ends(*fieller(other, ticket), ".2f") if math.isfinite(low) else replicates(len(both))
-    return Measured(f"{ratio:.2f} times ({known}; {means})", _judged(low, high, 0))
+    found = Measured(f"{ratio:.2f} times ({known}; {means})", _judged(low, high, 0))
+    return _bounded(found, _of(rows, *_place(index, than)), _of(rows, store.TICKET, index))
 
 
 def fieller(other: Any, ticket: Any) -> tuple[float, float]:
@@ -333,11 +338,25 @@ def _steps(rows: Table, index: int, than: str) -> Table:
     """Early-stop steps by replicate, in the columns ``other`` and ``ticket``, where both are there."""
     import pandas as pd
 
-    def of(branch: str, at: int) -> Any:
-        return rows[(rows["branch"] == branch) & (rows["round"] == at)].set_index("replicate")[STEP]
+    both = {"other": _of(rows, *_place(index, than)), "ticket": _of(rows, store.TICKET, index)}
+    return pd.DataFrame({name: part.set_index("replicate")[STEP] for name, part in both.items()}).dropna()
 
-    other = of(store.TICKET, 0) if than == "dense" else of(than, index)
-    return pd.DataFrame({"other": other, "ticket": of(store.TICKET, index)}).dropna()
+
+def _place(index: int, than: str) -> tuple[str, int]:
+    """Return branch and round of what a ticket is compared with."""
+    return (store.TICKET, 0) if than == "dense" else (than, index)
+
+
+def _of(rows: Table, branch: str, index: int) -> Table:
+    return rows[(rows["branch"] == branch) & (rows["round"] == index)]
+
+
+def _bounded(found: Measured, other: Table, ticket: Table) -> Measured:
+    """Withdraw a verdict on early-stop steps that longer training could turn; `other` is to stop later."""
+    turned = {PASS: ticket, FAIL: other}.get(found.verdict)
+    if turned is None or not turned["censored"].any():
+        return found
+    return Measured(f"{found.text}; censored: longer training could change it", CANNOT_TELL)
 
 
 def _missing(branch: str, absent: Sequence[Any]) -> Measured:

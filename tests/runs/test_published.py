@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import re
@@ -142,7 +143,9 @@ def broken(text, rows):
 
 
 def line_of(name, text, rows):
-    (line,) = [line for line in published.checked(rows, published.PROTOCOLS[name]) if line["claim"] == text]
+    protocol = published.PROTOCOLS[name]
+    (claim,) = [claim for claim in protocol.claims if claim.text == text]
+    (line,) = published.checked(rows, dataclasses.replace(protocol, claims=[claim]))
     return line
 
 
@@ -313,6 +316,33 @@ def test_sooner_is_a_claim_about_the_mean_and_not_about_each_replicate():
     step = late.set_index(["branch", "round", "replicate"])[STEP]
     assert step["ticket", 7, 2] > step["ticket", 0, 2]  # later in one replicate
     assert verdict("lenet-mnist", text, late) == "pass"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("lenet-mnist", "round 7 (21.1 %): early stop, dense over ticket"),
+        ("lenet-mnist", "round 7 (21.1 %): early stop, random_reinit over ticket"),
+        ("lenet-mnist-one-shot", "early stop, density 0.675 to 0.176"),
+    ],
+)
+def test_a_step_that_is_only_a_lower_bound_does_not_decide_what_longer_training_could_turn(name, text):
+    rows = as_published(name)
+
+    def judged(rows, num_steps):
+        lines = published.checked(rows, published.PROTOCOLS[name], num_steps)
+        return next(line["verdict"] for line in lines if line["claim"] == text)
+
+    last = int(rows[STEP].max())
+    assert judged(rows, last) == "pass"  # dense or the control might stop even later
+    late = broken(text, rows)
+    if "random_reinit" in text:
+        late = moved(rows, STEP, 6000, only=lambda rows: rows["round"] == 7)
+    branch, index = ("random_reinit", 7) if "random_reinit" in text else ("ticket", 0)
+    other = late[(late["branch"] == branch) & (late["round"] == index)][STEP]
+    assert judged(late, other.max() + 1) == "fail"  # the ticket might stop even later
+    assert judged(late, other.min()) == "cannot tell"
+    assert judged(rows, 2600) == "cannot tell"
 
 
 def test_the_interval_of_a_ratio_holds_the_ratio_and_agrees_with_the_difference(rng):
