@@ -247,7 +247,8 @@ def branch(
     Args:
         run: The run's folder.
         kind: A key of `lottery.pruning.branches.BRANCHES`, or a function from `StoredTicket` to `BranchStart`.
-        rounds: The rounds to branch from; every complete pruned round by default.
+        rounds: The rounds to branch from; every complete pruned round by default. ``"transfer"`` adds round 0, the
+            dense network.
         overrides: For ``"transfer"`` only: the ``[data]`` of the other data set, and values of ``[train]`` that
             differ, such as ``{"data": {"name": "fashion_mnist"}}``.
         model, data: The objects passed to `lottery.run`; for ``"transfer"``, `data` may be the other data.

@@ -208,12 +208,20 @@ def compare(
 
 
 @app.command(short_help="Compare a run with published numbers.")
-def check(run: RunPath) -> None:
-    """Compare a run of a published experiment with the published numbers; exit status 1 if a line fails."""
+def check(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:
+    """Compare a run of a published experiment with the numbers of its paper; exit status 1 if a line fails.
+
+    Each number has its source: the paper, the authors' code, a third party, or a bound of our own.
+    """
     from lottery.runs import published, tables
 
     lines, notes = published.compare(run)
-    output.grid(tables.published(lines, notes))
+    if as_json or as_csv:
+        output.rows(lines, as_json, as_csv)
+    else:
+        output.say(published.READING)
+        print()
+        output.grid(tables.published(lines, notes), has_rows=True)
     if any(line["verdict"] == "fail" for line in lines):
         raise typer.Exit(1)
 

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,22 @@ HEADS = {
     "multiply_adds": "multiply-adds", "batch_norm": "BatchNorm",
 }  # fmt: skip
 
-# Columns that are never left out, and columns of prose, which may take several lines.
-KEPT = {"name", "run", "branch", "weight", "file", "format", "what", "round", "claim", "verdict", "test accuracy"}
-PROSE = {"reproduces", "claim", "published", "measured"}
+# Columns that are never left out, and columns of prose, which may take several lines, with their least width.
+KEPT = {
+    "name",
+    "run",
+    "branch",
+    "weight",
+    "file",
+    "format",
+    "what",
+    "round",
+    "claim",
+    "verdict",
+    "test accuracy",
+    "source",
+}
+PROSE = {"reproduces": 12, "claim": 12, "source": 8, "stated (bound)": 9, "measured": 9}
 
 COLOURS = {"good": "green", "open": "yellow", "bad": "red"}
 GAP = 2  # between two columns
@@ -114,6 +127,7 @@ def summary(run: Path, rows: Any, tolerance: float, round: int | None = None) ->
     print()
     _, *details = verdicts.sentences(rows, tolerance, word, trained=trained)
     say(*results.collapsed(run), *details)
+    _transfers(results.transfers(rows))
 
 
 def table(
@@ -167,7 +181,7 @@ def fitted(
         word = longest(head.split())
         widths[place] = least[place] = max(longest(cells[place]), word, min(cell_len(head), 6))
         if head in PROSE:
-            least[place] = max(longest([one for cell in cells[place] for one in cell.split()]), word, 12)
+            least[place] = max(longest([one for cell in cells[place] for one in cell.split()]), word, PROSE[head])
             widths[place] = max(widths[place], least[place])
     if width is None:
         return widths
@@ -213,6 +227,26 @@ def _branches(points: Any) -> None:
     print()
     table(["round", "density", *means.columns], lines, has_rows=True)
     say("Mean test accuracy at the early-stop step, of the ticket and the branches from its rounds.")
+
+
+def _transfers(found: Mapping[str, Any]) -> None:
+    """Print how tickets that were trained on other data compare with the dense network there."""
+    lines = [
+        [label, f"{line['round']:.0f}", f"{line['density']:.4f}", formatting.signed(line["mean"]), _ends(line)]
+        for label, part in found.items()
+        for line in part.to_dict("records")
+    ]
+    if lines:
+        print()
+        table(["branch", "round", "density", "vs dense there", "95 % interval"], lines)
+        say("vs dense there: ticket − dense, both trained on the other data.")
+    for label, part in found.items():
+        if part.empty:
+            say(f"{label} has no dense network on its data; the same `lottery branch` as before trains it.")
+
+
+def _ends(line: Mapping[str, Any]) -> str:
+    return formatting.ends(line["low"], line["high"])
 
 
 def compacted(found: Any) -> None:
