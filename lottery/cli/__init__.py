@@ -126,7 +126,7 @@ def show(
 
 def _show_two_way(run: Path, round: int | None, tolerance: float, as_json: bool, as_csv: bool) -> None:
     """Print ticket − dense with intervals over seeds and test examples."""
-    from lottery.runs import store, two_way, verdicts
+    from lottery.runs import two_way
 
     every = two_way.table(run, tolerance)
     if every.empty and not (as_json or as_csv):
@@ -136,7 +136,7 @@ def _show_two_way(run: Path, round: int | None, tolerance: float, as_json: bool,
     if as_json or as_csv:
         output.rows(found, as_json, as_csv)
     else:
-        output.two_way(found, two_way.sentences(every, verdicts.goal(store.read_experiment(run))))
+        output.two_way(found, tolerance, two_way.sentences(every))
 
 
 app.command(short_help="Draw a figure of a run.", cls=analyze.WithKinds)(analyze.plot)

@@ -96,13 +96,13 @@ def summary(run: Path, rows: Any, tolerance: float, round: int | None = None) ->
     say(*results.collapsed(run), *details)
 
 
-def two_way(found: Any, sentences: Sequence[str]) -> None:
+def two_way(found: Any, tolerance: float, sentences: Sequence[str]) -> None:
     """Print ticket − dense with intervals over seeds and test examples, at both times, and what they show."""
     from lottery.runs import tables, two_way
 
     notes: Sequence[str] = ()
     for measure, when in two_way.WHEN.items():
-        shown = tables.two_way(found, measure)
+        shown = tables.two_way(found, measure, tolerance)
         print(f"{when}:")
         table(shown.heads, shown.rows, shown.leave_out, has_rows=True)
         print()

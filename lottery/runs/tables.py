@@ -95,7 +95,7 @@ def compared(found: Table, first: str) -> Grid:
     return Grid(heads, rows, notes, ["replicates", "95 % interval", "its interval"])
 
 
-def two_way(found: Table, measure: str) -> Grid:
+def two_way(found: Table, measure: str, tolerance: float) -> Grid:
     """List ticket − dense with both intervals, a row for each round, from `lottery.runs.two_way.table`."""
     lines = found[(found["measure"] == measure) & (found["against"] == "dense")].to_dict("records")
     heads = ["round", "density", "vs dense", "over seeds", "over seeds and test examples", "verdict"]
@@ -110,8 +110,9 @@ def two_way(found: Table, measure: str) -> Grid:
     num, examples = max(line["replicates"] for line in lines), lines[0]["examples"]
     notes = [
         f"Over seeds: 95 % t interval over {formatting.replicates(num)}, for this test set of {examples:,} examples.",
-        "Over seeds and test examples: 95 % interval for other seeds and other test examples of the same kind. The "
-        "verdict is by this interval, and each interval is for its own round.",
+        "Over seeds and test examples: 95 % interval for other seeds and other test examples of the same kind.",
+        f"Matching: this interval is above {f'-{tolerance:g}' if tolerance else '0'}, see --tolerance; the early-stop "
+        "step is not tested here. Each verdict is on its round alone.",
     ]
     return Grid(heads, rows, notes, ["density", "over seeds"])
 

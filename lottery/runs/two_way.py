@@ -6,8 +6,9 @@ interval here allows for both.
 
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,7 @@ COLUMNS = (
 
 # By measure, the array of `StoredRound.predictions` that it is the accuracy of.
 PREDICTIONS = {MEASURE: "early_stop", "final_test_accuracy": "final"}
+MATCHING = "matching"
 WHEN = {MEASURE: "At the early-stop step", "final_test_accuracy": "At the end of training"}
 
 
@@ -82,14 +84,15 @@ def table(run: Path, tolerance: float = TOLERANCE, confidence: float = 0.95) -> 
 
     Args:
         run: Its folder.
-        tolerance: Accuracy that a winning or matching ticket may lose, in [0, 1].
+        tolerance: Accuracy that a matching ticket may lose, in [0, 1].
         confidence: Of the intervals, in (0, 1).
 
     Returns:
         A data frame with the columns `COLUMNS`. For each measure of `PREDICTIONS` it has a row for each pruned round
         against dense, and then against each control. ``low`` and ``high`` are over seeds, for this test set;
-        ``two_way_low`` and ``two_way_high`` over seeds and test examples. The verdicts are by the one and the other, as
-        in `lottery.runs.verdicts.judged`, and empty against a control.
+        ``two_way_low`` and ``two_way_high`` over seeds and test examples. The verdicts are by the one and the other:
+        ``matching`` where the whole interval is above minus the tolerance, ``not matching`` where it is below, else
+        ``?``, and empty against a control. They are of accuracy alone, and do not test the early-stop step.
 
     Raises:
         LotteryError: A network has no predictions, or was tested on other examples.
@@ -97,7 +100,7 @@ def table(run: Path, tolerance: float = TOLERANCE, confidence: float = 0.95) -> 
     import pandas as pd
 
     networks, labels = _networks(run), None
-    word, lines = verdicts.goal(store.read_experiment(run)), []
+    lines: list[tuple[Any, ...]] = []
     for stored in (one for of in networks.values() for one in of.values()):
         labels = stored.predictions["label"] if labels is None else labels
         if not np.array_equal(labels, stored.predictions["label"]):
@@ -113,18 +116,18 @@ def table(run: Path, tolerance: float = TOLERANCE, confidence: float = 0.95) -> 
         ticket, other = (np.array([of[one].predictions[when] == labels for one in replicates], float) for of in pair)
         mean, *seeds = intervals.mean_interval((ticket - other).mean(axis=1).tolist(), confidence)
         _, *both = interval(ticket - other, confidence)
-        judged = [_verdict(*ends, tolerance, word) if against == "dense" else "" for ends in (seeds, both)]
-        density = pair[0][replicates[0]].record["density"]
-        lines.append((measure, index, density, against, *ticket.shape, mean, *seeds, judged[0], *both, judged[1]))
+        ends = [(*one, _verdict(one, tolerance) if against == "dense" else "") for one in (seeds, both)]
+        density = networks[store.TICKET, index][replicates[0]].record["density"]
+        lines.append((measure, index, density, against, *ticket.shape, mean, *ends[0], *ends[1]))
     return pd.DataFrame(lines, columns=list(COLUMNS))
 
 
-def sentences(found: Table, word: str = "winning") -> list[str]:
-    """Say for each measure of `table` which rounds are winning, or matching, for other test examples too."""
+def sentences(found: Table) -> list[str]:
+    """Say for each measure of `table` which rounds are matching for other test examples too."""
     said = []
     for measure, part in found[found["against"] == "dense"].groupby("measure", sort=False):
-        here, everywhere = (set(part[part[column] == word]["round"]) for column in ("verdict", "two_way_verdict"))
-        shown = f"{word} in {_rounds(everywhere)}" if everywhere else f"no round is shown to be {word}"
+        here, everywhere = (set(part[part[column] == MATCHING]["round"]) for column in ("verdict", "two_way_verdict"))
+        shown = f"{MATCHING} in {_rounds(everywhere)}" if everywhere else f"no round is shown to be {MATCHING}"
         alone = f"; for this test set alone also {_rounds(here - everywhere)}" if here - everywhere else ""
         said.append(f"{WHEN[measure]}, for other seeds and other test examples: {shown}{alone}.")
     return said
@@ -144,5 +147,6 @@ def _networks(run: Path) -> dict[tuple[str, int], dict[int, StoredRound]]:
     return found
 
 
-def _verdict(low: float, high: float, tolerance: float, word: str) -> str:
-    return word if low >= -tolerance else f"not {word}" if high < -tolerance else verdicts.CANNOT_TELL
+def _verdict(ends: Sequence[float], tolerance: float) -> str:
+    low, high = (end + tolerance + intervals.SAME for end in ends)
+    return MATCHING if low >= 0 else f"not {MATCHING}" if high < 0 else verdicts.CANNOT_TELL
