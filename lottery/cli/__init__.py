@@ -107,7 +107,7 @@ def show(
 
     A narrow terminal leaves out, in this order: at the end, early stop, kept, density.
     """
-    from lottery.runs import results
+    from lottery.runs import results, two_way
 
     if interval == "two_way":
         if replicate is not None:
@@ -122,6 +122,7 @@ def show(
         output.rows(chosen, as_json, as_csv)
     else:
         output.summary(run, rows, tolerance, round)
+        output.say(*two_way.too_fine(tolerance, two_way.num_examples(run)))
 
 
 def _show_two_way(run: Path, round: int | None, tolerance: float, as_json: bool, as_csv: bool) -> None:
@@ -137,6 +138,7 @@ def _show_two_way(run: Path, round: int | None, tolerance: float, as_json: bool,
         output.rows(found, as_json, as_csv)
     else:
         output.two_way(found, tolerance, two_way.sentences(every))
+        output.say(*two_way.too_fine(tolerance, two_way.num_examples(run)))
 
 
 app.command(short_help="Draw a figure of a run.", cls=analyze.WithKinds)(analyze.plot)

@@ -133,6 +133,22 @@ def sentences(found: Table) -> list[str]:
     return said
 
 
+def num_examples(run: Path) -> int:
+    """Count the test examples of a run; 0 if that is not known, for it stores no predictions."""
+    first = next(store.rounds(run), None)
+    return len(first.predictions["label"]) if first and first.has(store.PREDICTIONS) else 0
+
+
+def too_fine(tolerance: float, num: int) -> list[str]:
+    """Warn if a tolerance, in [0, 1], is finer than one test example of so many; 0 for an unknown number."""
+    if not num or not 0 < tolerance < 1 / num:
+        return []
+    return [
+        f"The tolerance of {tolerance:g} is finer than one test example (1 of {num:,} is {1 / num:.2g} of accuracy): a "
+        "difference that small cannot be seen. Use more test examples or a larger tolerance."
+    ]
+
+
 def _rounds(indices: set[int]) -> str:
     return f"round{'s' * (len(indices) > 1)} {ranges(indices)}"
 

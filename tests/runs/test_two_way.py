@@ -129,6 +129,15 @@ def test_the_command(small_run, lottery_command):
         assert done.returncode == 2 and message in " ".join(done.stderr.split())
 
 
+def test_a_tolerance_finer_than_one_test_example_is_warned_of(small_run, lottery_command):
+    warning = "is finer than one test example (1 of 360 is 0.0028 of accuracy)"
+    for words in (["show", small_run.path], ["show", small_run.path, "--interval", "two_way"]):
+        assert warning in " ".join(lottery_command(*words).stdout.split())
+        assert warning not in " ".join(lottery_command(*words, "--tolerance", "0.003").stdout.split())
+    assert two_way.num_examples(small_run.path) == 360
+    assert two_way.too_fine(0, 360) == two_way.too_fine(0.001, 0) == []
+
+
 def test_a_run_without_predictions_says_so(small_run, tmp_path, lottery_command):
     import shutil
 
@@ -139,3 +148,4 @@ def test_a_run_without_predictions_says_so(small_run, tmp_path, lottery_command)
     store.write_record(folder / "round.json", record)
     done = lottery_command("show", run, "--interval", "two_way")
     assert done.returncode == 2 and "has no predictions: an earlier version stored it" in " ".join(done.stderr.split())
+    assert two_way.num_examples(run) == 0 and lottery_command("show", run).returncode == 0
