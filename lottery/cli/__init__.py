@@ -4,8 +4,9 @@ import itertools
 import logging
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -199,6 +200,10 @@ def compare(
             metavar="KEY",
         ),
     ] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="With --aggregate, at one --density: draw performance profiles; png, svg or pdf."),
+    ] = None,
 ) -> None:
     """Compare the tickets of several runs with those of the first, at the nearest densities, paired by replicate.
 
@@ -206,17 +211,20 @@ def compare(
     and of control − dense over all of them, and probabilities of improvement, with intervals.
     Example: lottery compare runs/mnist-* runs/cifar10-* --aggregate --density 0.2,0.05
     """
-    from lottery.runs import comparison, tables
+    from lottery.runs import aggregates, comparison, tables
 
     if within < 0:
         raise LotteryError(f"--within: received {within}, allowed is 0 or more.")
     if aggregate:
         if rounds:
             raise LotteryError("--rounds does not go with --aggregate; --density does.")
-        _aggregate(runs, options.fractions("--density", density), by, within, (as_json, as_csv))
+        scores = aggregates.scores(runs, options.fractions("--density", density), by, within)
+        notes = [*aggregates.notes(scores), *([] if by else aggregates.dependent(runs))]
+        _aggregate(scores, notes, out, (as_json, as_csv))
         return
-    if density or by:
-        raise LotteryError(f"{'--density' if density else '--by'} goes with --aggregate alone.")
+    for option, value in (("--density", density), ("--by", by), ("--out", out)):
+        if value:
+            raise LotteryError(f"{option} goes with --aggregate alone.")
     named = comparison.tables(runs)
     found = comparison.compared(named, within=within)
     others = comparison.left_out(named, found, within)
@@ -233,18 +241,22 @@ def compare(
         output.say(*others)
 
 
-def _aggregate(runs: list[Path], densities: list[float], by: str, within: float, as_rows: tuple[bool, bool]) -> None:
-    """Print what several runs show together."""
+def _aggregate(scores: Any, notes: Iterable[str], out: Path | None, as_rows: tuple[bool, bool]) -> None:
+    """Print what several runs show together, and draw it to a file."""
+    from lottery.analysis import profiles
     from lottery.runs import aggregates, tables
 
-    scores = aggregates.scores(runs, densities, by, within)
-    found, notes = aggregates.summary(scores), aggregates.notes(scores)
+    if out is not None:
+        profiles.save(aggregates.profile(scores), out)
+    found = aggregates.summary(scores)
     if any(as_rows):
         output.rows(found, *as_rows)
         output.say(*notes, file=sys.stderr)
     else:
         output.grid(tables.aggregated(found, list(dict.fromkeys(scores["task"]))), has_rows=True)
         output.say(*notes)
+    if out is not None:
+        print(out, file=sys.stderr if any(as_rows) else sys.stdout)
 
 
 @app.command(short_help="Compare a run with published numbers.")

@@ -146,6 +146,19 @@ def notes(found: Table) -> list[str]:
     return list(sentences.values())
 
 
+def dependent(runs: Sequence[str | PathLike[str]]) -> list[str]:
+    """Name the runs that share data and seed, in a sentence for each group: the bootstrap takes them as independent."""
+    groups: dict[Any, list[str]] = {}
+    for task, run in comparison.labelled([Path(run) for run in runs]).items():
+        key = store.read_environment(run).get("data_sha256"), store.read_experiment(run).run.seed
+        groups.setdefault(key, []).append(task)
+    return [
+        f"{listed(tasks)} have the same data and seed: their replicates are not independent, as the intervals assume."
+        for tasks in groups.values()
+        if len(tasks) > 1
+    ]
+
+
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
     """Compute the mean of the middle half of all values along the axes after the first.
 

@@ -158,7 +158,14 @@ def test_the_command(small_run, tmp_path, lottery_command):
     pd.testing.assert_frame_equal(
         aggregates.scores([small_run.path, other.path]), aggregates.scores([small_run, other])
     )
+    assert "not independent" not in shown
+    assert "small and random have the same data and seed" in lottery_command(*words, random.path).stdout
+    drawn = lottery_command(*words, "--density", "0.5", "--out", tmp_path / "profile.svg")
+    assert drawn.stdout.strip().endswith("profile.svg")
+    assert "fraction of networks above it, at density 0.5" in (tmp_path / "profile.svg").read_text()
     for wrong, message in (
+        ([*words, "--out", tmp_path / "profile.png"], "is of one density, received 0.5"),
+        ([*words, "--density", "0.5", "--out", tmp_path / "profile.doc"], "The ending of --out"),
         ([*words, "--rounds", "1"], "--rounds does not go with --aggregate"),
         ([*words, "--density", "much"], "--density: received 'much'"),
         ([*words[:3], "--by", "prune.rate"], "--by goes with --aggregate alone"),
