@@ -156,6 +156,14 @@ def numbers(option: str, words: str) -> list[int]:
         raise LotteryError(f"{option}: received {words!r}, allowed are numbers such as 7,15.") from None
 
 
+def fractions(option: str, words: str) -> list[float]:
+    """Read the fractions in the value of an option, such as 0.2,0.05."""
+    try:
+        return [float(word) for word in words.split(",") if word]
+    except ValueError:
+        raise LotteryError(f"{option}: received {words!r}, allowed are fractions such as 0.2,0.05.") from None
+
+
 def selected(rows: Any, replicate: int | None, round: int | None) -> Any:
     """Select the rows of one replicate, one round, or both; it is an error if there are none."""
     for column, wanted in (("replicate", replicate), ("round", round)):
