@@ -74,7 +74,9 @@ def opened(
         if one.elsewhere:
             rule = f"up to {100 * one.share():g} % of the examples, or 1, could differ by rounding, for here is "
             rule += " and ".join(one.elsewhere)
-        one.notes.append(f"Losses, accuracies and predictions were computed again from the stored weights; {rule}.")
+        one.notes.append(
+            f"Losses, accuracies and stored predictions were computed again from the stored weights; {rule}."
+        )
         with one.stack:
             yield Again(one.evaluated, one.fresh, one.notes)
 
