@@ -164,7 +164,7 @@ def verify(
     """Recompute every checksum and invariant of a run or a ticket file; exit status 1 if anything is wrong.
 
     With --recompute, losses, accuracies and predictions are computed again from the stored weights, at the early-stop
-    step and at the end. This needs the data, and takes about as long as the evaluations of the run did.
+    step and at the end, and initial weights are drawn again. This needs the data; nothing is trained.
     """
     from lottery import files
     from lottery.analysis import connectivity

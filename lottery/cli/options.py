@@ -73,7 +73,7 @@ Density = Annotated[
 OneReplicate = Annotated[int, typer.Option(help="Replicate of a run, from 1.", metavar="NUMBER")]
 At = Annotated[
     str,
-    typer.Option(metavar="end|early_stop", help="The step of a run's trained weights: the last, or the early stop."),
+    typer.Option(metavar="end|early_stop", help="Which trained weights of a run to take."),
 ]
 DataPath = Annotated[
     str, typer.Option(help="A file with the data of the ticket, if they are not found.", metavar="FILE")
