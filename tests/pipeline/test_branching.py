@@ -296,7 +296,7 @@ def test_transfer_trains_the_ticket_on_other_data(tmp_path):
 
 
 def test_early_bird(tmp_path):
-    """The mask is drawn at the first epoch at which the last five differ in at most a tenth of the entries."""
+    """The mask is drawn at the first epoch at which it differs by at most a tenth from each of the four before it."""
     longer = {"train": {"num_steps": 200}, "run": {"num_replicates": 1}, "prune": {"num_rounds": 1, "rate": 0.5}}
     run = go(tmp_path, longer)
     done = lottery.branch(run.path, "early_bird", [1], model=build, data=arrays(), report=quietly)
@@ -322,11 +322,7 @@ def test_early_bird(tmp_path):
     words = (0, 1, randomness.BATCHES)
     prepared.trainer.train(initial, ones, words, watch={step: draw(step) for step in epochs})
     farthest = {
-        end: max(
-            masks.distance(drawn[a], drawn[b])
-            for a in epochs[place - 4 : place + 1]
-            for b in epochs[place - 4 : place + 1]
-        )
+        end: max(masks.distance(drawn[end], drawn[before]) for before in epochs[place - 4 : place])
         for place, end in enumerate(epochs)
         if place >= 4
     }
@@ -338,7 +334,7 @@ def test_early_bird(tmp_path):
 def test_no_early_bird_is_said_and_nothing_is_stored(tmp_path):
     fast = {"train": {"num_steps": 60, "learning_rate": 3.0}, "run": {"num_replicates": 1}}
     run, said = go(tmp_path, fast), []
-    with pytest.raises(LotteryError, match=r"No early-bird ticket for round 1 of replicate 1: in 6 epochs"):
+    with pytest.raises(LotteryError, match=r"No early-bird ticket for round 1 of replicate 1: after 6 epochs"):
         lottery.branch(run.path, "early_bird", [1, 2], model=build, data=arrays(), report=said.append)
     notes = [event.text for event in said if hasattr(event, "text")]
     assert len(notes) == 2 and "round 2" in notes[1], "the other rounds are tried all the same"
@@ -485,6 +481,58 @@ def test_synflow_keeps_what_is_never_pruned_and_collapses_nothing(tmp_path):
     run = go(tmp_path, {"prune": prune, "run": {"num_replicates": 1}})
     kept = masks.num_kept(files.read_masks(folder_of(run, index=1) / "masks.safetensors"))
     assert kept == {"dense/kernel": 144, "dense_1/kernel": 7}
+
+
+def build_deep():
+    import keras
+
+    layers = [keras.layers.Dense(60, "relu") for _ in range(8)]
+    return keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)])
+
+
+def test_each_round_of_synflow_is_pruned_from_the_dense_network(tmp_path):
+    """Whatever the round before has kept, a round's masks are those of a run that has only this round."""
+    prune = {"criterion": "synflow", "scope": "global", "schedule": "explicit"}
+    chain, alone = (
+        go(tmp_path, {"prune": prune | {"densities": densities}, "run": {"num_replicates": 1}}, model=build_deep)
+        for densities in ([0.1, 0.02], [0.02])
+    )
+    first, second = (files.read_masks(folder_of(chain, index=index) / "masks.safetensors") for index in (1, 2))
+    expected = files.read_masks(folder_of(alone, index=1) / "masks.safetensors")
+    assert all(np.array_equal(second[name], expected[name]) for name in expected)
+    assert not masks.is_nested(second, first), "in this network the masks of two rounds are not nested"
+    assert is_right(chain) == [] and is_right(alone) == []
+
+
+def test_rounds_of_another_definition_are_shown_and_get_no_more(tmp_path):
+    """A run from before a criterion was defined anew loads, is not called damaged, and is not continued."""
+    prune = {"criterion": "large_init_large_final", "num_rounds": 2, "rate": 0.5}
+    settings = {"prune": prune, "run": {"num_replicates": 1}}
+    run = go(tmp_path, settings)
+    assert is_right(run) == [] and verification.not_repeated(run.path) == []
+    for index in (1, 2):
+        folder = folder_of(run, index=index)
+        stored = {key: value for key, value in record(folder).items() if key != "definition"}
+        if index == 2:  # other masks, as another definition makes them
+            kept = files.read_masks(folder / "masks.safetensors")
+            before = files.read_masks(folder_of(run, index=1) / "masks.safetensors")["dense/kernel"]
+            mask = kept["dense/kernel"]
+            mask[tuple(np.argwhere(mask)[0])] = False
+            mask[tuple(np.argwhere(before & ~mask)[-1])] = True
+            files.write(folder / "masks.safetensors", files.pack_masks(kept))
+            files.write(folder / "weights.safetensors", files.pack_arrays(masks.apply(state(folder), kept)))
+            begun = masks.apply(state(run.path / "replicate-1", "initial"), kept)
+            stored["start_sha256"] = lottery.weights.fingerprint(begun)
+        stored["sha256"] = {name: checksum(folder / name) for name in stored["sha256"]}
+        stored["record_sha256"] = store._digest_of(stored)
+        files.write_json(folder / "round.json", stored)
+    assert is_right(run) == [] and len(run.table()) == 3
+    assert verification.not_repeated(run.path) == [
+        "The masks of large_init_large_final were not computed again: they were made by an earlier definition of it."
+    ]
+    shutil.rmtree(folder_of(run, index=2))
+    with pytest.raises(LotteryError, match="pruned by an earlier definition of large_init_large_final"):
+        go(tmp_path, settings)
 
 
 @pytest.mark.parametrize(
