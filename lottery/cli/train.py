@@ -12,13 +12,14 @@ from lottery.formatting import signed
 
 def _names() -> list[tuple[str, str]]:
     """List the names that an experiment may use, by key, as the dicts of functions have them now."""
-    from lottery.data import DATASETS
+    from lottery.data import DATASETS, PIXELS
     from lottery.enforcement import ENFORCEMENTS
     from lottery.models.networks import MODELS
     from lottery.pruning import allocation, branches, criteria, ranking, rewinding, schedules
 
     found = {
         "data.name": DATASETS,
+        "data.pixels": PIXELS,
         "model.name": MODELS,
         "prune.criterion": criteria.CRITERIA,
         "prune.scope": ranking.SCOPES,

@@ -103,7 +103,11 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
         return ["This run was started before; it resumes where it stopped.", *notes]
     scaling = None  # of inputs that are used as they are
     if isinstance(data, Splits) and data.train.x.dtype == np.uint8:
-        scaling = {"mean": data.mean.tolist(), "deviation": data.standard_deviation.tolist()}
+        scaling = {
+            "mean": data.mean.tolist(),
+            "deviation": data.standard_deviation.tolist(),
+            "unit_norm": data.unit_norm,
+        }
     name = experiment.model.name if networks.is_built_in(experiment.model.name) else None
     now = {
         "digest": config.digest(experiment),

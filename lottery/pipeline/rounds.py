@@ -167,7 +167,8 @@ def store_network(
         "seconds": round(trained.seconds, 3), **details,
     }  # fmt: skip
     folder, steps = store.round_path(training.path, *network), span(prepared.experiment, network)
-    record = store.write_round(folder, kept, trained.weights, trained.metrics, record)
+    parts = trained.early_stop, trained.predictions
+    record = store.write_round(folder, kept, trained.weights, trained.metrics, record, *parts)
     store.clear_checkpoints(folder)
     where = _where(training, network, kept, steps[1], record["final_val_accuracy"], steps)
     training.report(progress.Done(where, record))

@@ -11,7 +11,7 @@ from lottery.errors import LotteryError
 from lottery.pruning import branches, criteria, plan
 from lottery.runs import store
 from lottery.runs.store import StoredRound
-from lottery.settings import GIVEN
+from lottery.settings import GIVEN, ROUNDING
 
 
 def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
@@ -151,6 +151,24 @@ def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterat
         yield "The record's counts differ from those of the masks."
     for name, count in masks.leaks(trained, kept).items():
         yield f"{name} has {count} masked entries that are not zero."
+    if stored.has(store.EARLY_STOP):
+        masks.check(kept, stored.early_stop)
+        for name, count in masks.leaks(stored.early_stop, kept).items():
+            yield f"{name} has {count} masked entries that are not zero at the early-stop step."
+        if stop == last and weights.fingerprint(stored.early_stop) != weights.fingerprint(trained):
+            yield "The weights at the early-stop step differ from those after training, which is the same step."
+    if stored.has(store.PREDICTIONS):
+        yield from _wrong_predictions(stored)
+
+
+def _wrong_predictions(stored: StoredRound) -> Iterator[str]:
+    """Check that the stored predictions give the recorded accuracies."""
+    label = stored.predictions["label"]
+    for when in ("early_stop", "final"):
+        accuracy = float(np.mean(stored.predictions[when] == label))
+        recorded = float(np.array(stored.record[f"{when}_test_accuracy"], float))  # JSON has no NaN
+        if not abs(accuracy - recorded) <= ROUNDING:
+            yield f"The {when} predictions give a test accuracy of {accuracy:.6f}, recorded is {recorded:.6f}."
 
 
 def _wrong_round(

@@ -110,8 +110,7 @@ def examples(source: Path, provenance: Mapping[str, Any], path: str = "", num: i
         loaded = data.load(settings.model_copy(update={"path": path}) if path else settings)
     if loaded.fingerprint != about.get("digest"):
         raise LotteryError(f"The data {settings.name!r} on this machine are not those that the ticket was found on.")
-    x = (loaded.validation if len(loaded.validation) else loaded.train).x[:num]
-    return (x.astype(np.float32) - loaded.mean) / loaded.standard_deviation if x.dtype == np.uint8 else x
+    return loaded.scaled((loaded.validation if len(loaded.validation) else loaded.train).x[:num])
 
 
 def _local_settings(provenance: Mapping[str, Any], path: str) -> data.Data:

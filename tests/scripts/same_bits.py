@@ -21,7 +21,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-COMPARED = ("masks", "weights", "initial", "start", "metrics", "state", "path")  # how the names of compared files begin
+# How the names of compared files begin.
+COMPARED = ("masks", "weights", "early_stop", "predictions", "initial", "start", "metrics", "state", "path")
 
 DIGITS = """
 name = "digits"
@@ -191,10 +192,13 @@ def main() -> None:
         if before is None:
             print(f"{name}: {len(sums)} files", flush=True)
             continue
-        differing = sorted(path for path in {*sums, *before[name]} if sums.get(path) != before[name].get(path))
+        differing = sorted(path for path in before[name] if sums.get(path) != before[name][path])
         wrong += len(differing)
         which = f", not {', '.join(differing[:3])}" if differing else ""
-        print(f"{name}: {len(sums) - len(differing)} of {len(before[name])} files equal{which}", flush=True)
+        kinds = sorted({Path(path).name for path in sums.keys() - before[name].keys()})
+        new = f"; new are {', '.join(kinds)}" if kinds else ""
+        equal = len(before[name]) - len(differing)
+        print(f"{name}: {equal} of {len(before[name])} files equal{which}{new}", flush=True)
     if options.keep:
         options.keep.write_text(json.dumps(found, indent=1))
     if wrong:
