@@ -344,40 +344,6 @@ def test_no_early_bird_is_said_and_nothing_is_stored(tmp_path):
         lottery.branch(short.path, "early_bird", [1], model=build, data=arrays(), report=quietly)
 
 
-@pytest.mark.parametrize("mode", ["weights", "learning_rate", "none", "sign"])
-def test_controls_start_from_what_the_ticket_started_from(tmp_path, mode):
-    """Whatever the mode: `untrained` is the ticket before its training, and masks are all that `random_mask` changes."""
-    once = {"rewind": {"mode": mode}, "run": {"num_replicates": 1, "controls": ["untrained", "random_mask"]}}
-    run = go(tmp_path, once | {"train": {"drop_at": [20]}})
-    assert is_right(run) == []
-    for index in (1, 2):
-        ticket = record(folder_of(run, index=index))
-        assert record(folder_of(run, index=index, branch="untrained"))["start_sha256"] == ticket["start_sha256"]
-        kept = files.read_masks(folder_of(run, index=index, branch="random_mask") / "masks.safetensors")
-        own = files.read_masks(folder_of(run, index=index) / "masks.safetensors")
-        begun = lottery.pruning.rewinding.REWINDS[mode](
-            state(run.path / "replicate-1", "initial"), state(folder_of(run, index=index - 1)), own
-        )
-        found = record(folder_of(run, index=index, branch="random_mask"))["start_sha256"]
-        assert found == lottery.weights.fingerprint(masks.apply(begun, kept))
-
-
-def test_what_is_drawn_anew_goes_through_the_whole_schedule(tmp_path):
-    """Beside a ticket that is fine-tuned at next to nothing, the re-initialised control is trained, not fine-tuned."""
-    train = {"drop_at": [20, 21, 22, 23, 24, 25], "drop_factor": 0.01}
-    once = {"num_replicates": 1, "controls": ["random_reinit", "random_mask"]}
-    run = go(tmp_path, {"rewind": {"mode": "none"}, "run": once, "prune": {"num_rounds": 1}, "train": train})
-    rows = run.table().query("round == 1").set_index("branch")
-    assert rows.loc["random_reinit", "final_val_loss"] < 0.5 * initial_loss(run, "random_reinit")
-    assert rows.loc["random_mask", "final_val_loss"] == pytest.approx(initial_loss(run, "random_mask"), rel=0.2)
-
-
-def initial_loss(run, branch):
-    first = (folder_of(run, index=1, branch=branch) / "metrics.csv").read_text().splitlines()[1].split(",")
-    assert first[:2] == ["0", "validation"]
-    return float(first[2])
-
-
 def test_fine_tuning_keeps_the_last_rate_of_any_schedule(tmp_path):
     """A cosine that ends at nothing leaves the rate of its last step, which is not nothing."""
     cosine = {"name": "CosineDecay", "initial_learning_rate": 1.0, "decay_steps": 40}
