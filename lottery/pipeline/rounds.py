@@ -69,15 +69,16 @@ def train_chain(training: Training, replicate: int, last: int) -> None:
             scores = _scores(training, replicate, index, scored, kept)
             pruned = plan.round_masks(experiment.prune, index, scores, kept)
             thresholds, kept = ranking.thresholds(scores, kept, pruned), pruned
-            details = {"thresholds": thresholds, **criteria.mark(experiment.prune.criterion)}
+            number = criteria.DEFINITIONS.get(experiment.prune.criterion)
+            details = {"definition": number} if number else {}
             start = rewinding.rewound(experiment.rewind.mode, _start_state(training, replicate), before, kept)
             trained = train_network(training, network, start, kept, Span(k, None, schedule_step(experiment, index)))
         else:
-            watch = _states_on_the_way(training)
+            thresholds, watch = dict.fromkeys(kept), _states_on_the_way(training)
             trained = train_network(training, network, initial, kept, watch=watch)
             sha256 = _store_states(training, replicate, watch, initial)
-            details = {"thresholds": dict.fromkeys(kept)} | ({"rewind_sha256": sha256} if k else {})
-        store_network(training, network, kept, trained, details)
+            details = {"rewind_sha256": sha256} if k else {}
+        store_network(training, network, kept, trained, {"thresholds": thresholds, **details})
         before = trained.weights
 
 

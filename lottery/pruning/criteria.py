@@ -186,11 +186,6 @@ DEFINITIONS = {
 }
 
 
-def mark(name: str) -> dict[str, int]:
-    """Return what the record of a pruned round says of the definition of its criterion: nothing of the first."""
-    return {"definition": DEFINITIONS[name]} if name in DEFINITIONS else {}
-
-
 def is_current(name: str, record: Mapping[str, Any]) -> bool:
     """Return True if the masks of a pruned round, from its record, were made by a criterion's present definition."""
     return record.get("definition", 1) == DEFINITIONS.get(name, 1)
