@@ -45,6 +45,12 @@ class Rule:
     margin: float = 0  # steps from one evaluation to the next, so an early stop is no later if by at most these
     last_step: int | None = None  # of training: an early stop there is a lower bound
     confidence: float = 0.95  # of each interval
+    mode: str = "weights"  # of rewinding, and its step: they decide what a control may show
+    rewind_step: int = 0
+
+    def compared(self, branch: str) -> branches.Comparison | None:
+        """Return what a branch shows beside the tickets; None for a function of the user's."""
+        return branches.comparison(branch, self.mode, self.rewind_step)
 
     @property
     def level(self) -> float:
@@ -79,9 +85,9 @@ def rule_for(experiment: config.Experiment, tolerance: float = TOLERANCE, looks:
     If a run is judged several times while replicates are added, `looks` is how often, fixed before the first time:
     each interval then takes its share of the error (Bonferroni), so that all looks together err no more than one.
     """
-    from_the_start = experiment.rewind.step == 0 and experiment.rewind.mode == "weights"
-    train, word = experiment.train, WINNING if from_the_start else MATCHING
-    return Rule(word, tolerance, train.eval_every, train.num_steps, 1 - 0.05 / looks)
+    rewind, train = experiment.rewind, experiment.train
+    word = WINNING if rewind.step == 0 and rewind.mode == "weights" else MATCHING
+    return Rule(word, tolerance, train.eval_every, train.num_steps, 1 - 0.05 / looks, rewind.mode, rewind.step)
 
 
 def paired(rows: Table, measure: str = MEASURE, against: str = "dense") -> Table:
@@ -335,8 +341,8 @@ def _beside(rows: Table, rule: Rule) -> dict[Any, tuple[str, str]]:
     """Judge by round if the ticket is special, and list the controls that do as well."""
     found: dict[Any, dict[str, str]] = {}
     for branch in controls(rows):
-        known = branches.find(branch)
-        if known is None or not known.is_control:
+        known, compared = branches.find(branch), rule.compared(branch)
+        if known is None or not known.is_control or (compared and compared.refused):
             continue
         for line in differences(rows, against=branch, confidence=rule.confidence).to_dict("records"):
             found.setdefault(line["round"], {})[branch] = _beside_one(line, rule)
@@ -493,8 +499,8 @@ def _beside_controls(rows: Table, ticket: Mapping[str, Any], rule: Rule) -> str:
     """Say how the controls do beside the ticket of a line, each at the nearest round that it has."""
     worse, others, as_good, better = [], [], [], []
     for branch in controls(rows):
-        found = differences(rows, against=branch, confidence=rule.confidence)
-        if found.empty:
+        found, compared = differences(rows, against=branch, confidence=rule.confidence), rule.compared(branch)
+        if found.empty or (compared and compared.refused):
             continue
         line = found.loc[(found["round"] - ticket["round"]).abs().idxmin()].to_dict()
         named = branch if line["round"] == ticket["round"] else f"{branch} (at {percent(line['density'])})"
@@ -518,8 +524,10 @@ def _against(branch: str, found: Table, at: float, rule: Rule) -> str:
     """Compare the ticket with a branch at the nearest round, and list the other rounds where the ticket is better."""
     line = found.loc[(found["round"] - at).abs().idxmin()].to_dict()
     head = f"Ticket − {branch} {_where(line)}: {_measured(line, _kind(rule))}"
-    known = branches.find(branch)
-    matters = known.takes_away if known else ""
+    compared = rule.compared(branch)
+    matters = compared.takes_away if compared else ""
+    if compared and compared.refused:
+        return f"{head}. This is no fair comparison, and shows nothing about the ticket: {compared.refused}."
     if line["replicates"] == 1:
         shows = ", which cannot tell."
     elif line["high"] < 0:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import lottery
@@ -10,7 +11,7 @@ from lottery import config, files, masks, weights
 from lottery.errors import LotteryError
 from lottery.pruning import branches, rewinding
 from lottery.pruning.branches import BRANCHES
-from lottery.runs import store, verification
+from lottery.runs import store, verdicts, verification
 from tests.conftest import quietly, toy_arrays
 
 NUM_STEPS, K = 24, 8
@@ -219,12 +220,45 @@ def test_a_run_stored_with_a_control_that_is_refused_now_is_read_and_branches(tm
         )
     assert lottery.load(run.path).experiment.run.controls == ("random_mask",)
     assert set(run.table()["branch"]) == {"ticket", "random_mask"} and run.verify() == []
+    assert any("This is no fair comparison" in said for said in run.verdict())
     lottery.branch(run.path, "untrained", [2], model=build, data=arrays(), report=quietly)
     lottery.branch(run.path, "transfer", [2], model=build, data=arrays(9), report=quietly)
     with pytest.raises(LotteryError, match="run.controls: random_mask cannot be compared fairly"):
         lottery.run(
             tables("learning_rate", 0, ["random_mask"]), model=build, data=arrays(), out=tmp_path, report=quietly
         )
+
+
+@pytest.mark.parametrize(("name", "mode", "step"), [cell for cell in EVERY if cell[0] != "transfer"])
+def test_what_the_verdict_says_of_each_branch(name, mode, step):
+    """From made-up accuracies in which the ticket is better: what matters, or that the comparison is not fair."""
+    start, experiment = start_of(mode, step), config.validated(tables(mode, step))
+    accuracies = {"ticket": [0.9, 0.95], name: [0.8, 0.8]}
+    rows = pd.DataFrame(
+        [
+            (replicate, branch, index, 0.5**index, accuracy + 0.001 * replicate, 8, accuracy)
+            for branch, values in accuracies.items()
+            for index, accuracy in enumerate(values)
+            for replicate in (1, 2, 3)
+            if index or branch == "ticket"
+        ],
+        columns=["replicate", "branch", "round", "density", verdicts.MEASURE, "early_stop_step", verdicts.AT_THE_END],
+    )
+    rows.loc[(rows["branch"] == "ticket") & (rows["replicate"] == 1), verdicts.MEASURE] -= 0.0001
+    rule = verdicts.rule_for(experiment)
+    head, *others = verdicts.sentences(rows, rule)
+    (said,) = [sentence for sentence in others if sentence.startswith(f"Ticket − {name}")]
+    special = verdicts.judged(rows, rule)["special"].tolist()
+    if (name, start) in REFUSED:
+        why = branches.comparison(name, mode, step).refused
+        assert said.endswith(f". This is no fair comparison, and shows nothing about the ticket: {why}.")
+        assert "matters" not in said and "better" not in said and name not in head and special == [""]
+    elif name in NO_CLAIM:
+        assert said.endswith(": the ticket is better.") and special == [""]
+    else:
+        matters = SHOWS[name, start]
+        assert said.endswith(f": the ticket is better, so {matters} matters there.") and special == ["yes"]
+        assert f"better than the control {name}" in head
 
 
 @pytest.mark.parametrize("criterion", ["snip", "grasp", "synflow"])
