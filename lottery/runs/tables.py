@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from lottery import formatting
 from lottery.errors import printable
 from lottery.runs import store, verdicts
+from lottery.runs.published import numbered
 from lottery.runs.verdicts import Table
 
 
@@ -127,10 +128,15 @@ def compared(found: Table, first: str) -> Grid:
     return Grid(heads, rows, notes, ["replicates", "95 % interval", "its interval"])
 
 
-def published(lines: Iterable[Mapping[str, str]], notes: Iterable[str]) -> Grid:
-    """List a run beside published numbers, from the lines and sentences of `lottery.runs.published.compare`."""
-    heads = ["claim", "published", "measured", "verdict"]
-    return Grid(heads, [[line[head] for head in heads] for line in lines], list(notes))
+def published(lines: Sequence[Mapping[str, str]], notes: Iterable[str]) -> Grid:
+    """List a run beside numbers with their sources, from the results of `lottery.runs.published.compare`."""
+    numbers, rows = numbered(lines), []
+    for line in lines:
+        number = numbers[line["source"], line["reference"], line["link"]]
+        stated = f"{line['stated']} ({line['bound']})"
+        rows.append([line["claim"], f"{line['source']} [{number}]", stated, line["measured"], line["verdict"]])
+    heads = ["claim", "source", "stated (bound)", "measured", "verdict"]
+    return Grid(heads, rows, list(notes), ["stated (bound)"])
 
 
 def _ends(low: float, high: float) -> str:
