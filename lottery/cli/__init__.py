@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lottery.cli import analyze, options, output, tickets, train
-from lottery.cli.options import App, Csv, Json, Out, Replicate, Round, RunPath, Source, Tolerance, numbers, selected
+from lottery.cli.options import (
+    App,
+    Csv,
+    Json,
+    Looks,
+    Out,
+    Replicate,
+    Round,
+    RunPath,
+    Source,
+    Tolerance,
+    numbers,
+    selected,
+)
 from lottery.errors import LotteryError, printable, unknown
 
 if TYPE_CHECKING:
@@ -107,16 +120,20 @@ def show(
             metavar="seeds|two_way",
         ),
     ] = "seeds",
+    looks: Looks = 1,
 ) -> None:
     """Show a run's verdict and table; --json and --csv print a row for each trained network.
 
-    A narrow terminal leaves out, in this order: at the end, early stop, kept, density.
+    A narrow terminal leaves out, in this order: end interval, interval, kept, at the end, early stop, end vs dense,
+    special, density.
     """
     from lottery.runs import results, two_way
 
     if interval == "two_way":
         if replicate is not None:
             raise LotteryError("--replicate does not go with --interval two_way, which is over replicates.")
+        if looks != 1:
+            raise LotteryError("--looks does not go with --interval two_way, which is for one look.")
         _show_two_way(run, round, tolerance, as_json, as_csv)
         return
     if interval != "seeds":
@@ -126,7 +143,7 @@ def show(
     if as_json or as_csv:
         output.rows(chosen, as_json, as_csv)
     else:
-        output.summary(run, rows, tolerance, round)
+        output.summary(run, rows, tolerance, round, looks)
         output.say(*two_way.too_fine(tolerance, two_way.num_examples(run)))
 
 

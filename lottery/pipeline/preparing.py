@@ -231,7 +231,11 @@ def check_drawn_anew(drawn: Arrays, before: Arrays, branch: str) -> None:
 
 
 def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
-    """Make a network without enforcement, with examples in an order of the replicate, for criteria with gradients."""
+    """Make a network without enforcement, and a batch of the replicate's, for criteria that need the network.
+
+    The batch has as many examples of one label as of another, as far as there are so many; of a stream, it is the
+    beginning.
+    """
     experiment, data = prepared.experiment, prepared.data
     words = (experiment.run.seed, replicate, randomness.SCORES)
     with precision.left_aside():  # gradients in half precision would be zero where they are small
@@ -239,7 +243,8 @@ def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
     compiling.compile_model(model, experiment.train, example_batch(data)[0])
     if isinstance(data, Splits):
         wanted = min(experiment.prune.num_examples, len(data.train))
-        (positions,) = randomness.batches(len(data.train), wanted, words)(1)
+        (in_order,) = randomness.batches(len(data.train), len(data.train), words)(1)
+        positions = _balanced(np.asarray(data.train.y)[in_order], in_order, wanted)
         x, y = scaler(data)(data.train.x[positions]), data.train.y[positions]
     else:
         import keras
@@ -248,6 +253,19 @@ def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
         # Leaves out weights of examples.
         x, y, *_ = next(iter(data.train().unbatch().batch(experiment.prune.num_examples)))
     return criteria.Network(model, x, y, prepared.build)
+
+
+def _balanced(labels: np.ndarray, positions: np.ndarray, num: int) -> np.ndarray:
+    """Choose positions in turns: the first of each label, then the second of each, until there are `num`."""
+    if labels.ndim > 2:  # a label for each pixel, say: no classes of examples
+        return positions[:num]
+    rows = labels.reshape(len(labels), -1)
+    _, classes = np.unique(rows, axis=0, return_inverse=True)
+    by_class = np.argsort(classes.reshape(-1), kind="stable")
+    counts = np.bincount(classes.reshape(-1))
+    turns = np.empty(len(labels), dtype=np.int64)
+    turns[by_class] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return positions[np.argsort(turns, kind="stable")[:num]]
 
 
 def ends_of_epochs(prepared: Prepared) -> list[int]:

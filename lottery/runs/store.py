@@ -378,7 +378,7 @@ def runs(out: str | Path) -> list[Path]:
 
 def _stored(path: Path) -> config.Experiment:
     try:
-        return config.load(path)
+        return config.validated(config.read(path))
     except LotteryError as error:
         why = f"is damaged, or was edited ({str(error).rstrip('.')}); restore it, or start a new run."
         raise LotteryError(f"{str(path)!r} {why}") from None

@@ -83,6 +83,15 @@ def not_repeated(run: Path, again: Again | None = None) -> list[str]:
         found.append(
             f"The masks of {experiment.prune.criterion} were not computed again, which needs the model and the data."
         )
+    elif not all(
+        criteria.is_current(experiment.prune.criterion, stored.record)
+        for stored in store.rounds(run, branches=False)
+        if stored.index
+    ):
+        found.append(
+            f"The masks of {experiment.prune.criterion} were not computed again: they were made by an earlier "
+            "definition of it."
+        )
     labels = {stored.branch for stored in store.rounds(run)} - {store.TICKET}
     for label in sorted(labels, key=lambda label: (branches.find(label) is None, label)):
         known = branches.find(label)
@@ -199,9 +208,9 @@ def _wrong_round(
         yield "Training did not start from the start weights under the masks."
     if before is None:
         return
-    if not masks.is_nested(kept, before.masks):
+    if not plan.is_from_dense(settings) and not masks.is_nested(kept, before.masks):
         yield "A pruned entry has come back."
-    if plan.is_repeatable(settings):
+    if plan.is_repeatable(settings) and criteria.is_current(settings.criterion, stored.record):
         rng = randomness.generator(experiment.run.seed, replicate, randomness.SCORES, index)
         scored = (before if settings.iterative else dense).weights
         inputs = plan.criterion_inputs(settings, index, dense.start, scored, before.masks, rng)
