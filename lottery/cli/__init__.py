@@ -173,7 +173,7 @@ def compare(
         output.say(*others)
 
 
-@app.command(short_help="Compare a run with published numbers.")
+@app.command(short_help="Compare a run with the numbers of its paper.")
 def check(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:
     """Compare a run of a published experiment with the numbers of its paper; exit status 1 if a line fails.
 
