@@ -80,12 +80,14 @@ class Run:
         """Return the tidy table: a row for each trained network; see `lottery.runs.results.table`."""
         return results.table(self.path)
 
-    def verdict(self, tolerance: float = TOLERANCE) -> list[str]:
+    def verdict(self, tolerance: float = TOLERANCE, looks: int = 1) -> list[str]:
         """Say in a sentence if a ticket is winning, and in more what the rounds and the controls show.
 
-        A matching ticket may lose `tolerance` of its accuracy, both in [0, 1].
+        A matching ticket may lose `tolerance` of its accuracy, both in [0, 1]. For `looks`, see
+        `lottery.runs.verdicts.rule_for`.
         """
-        return verdicts.sentences(self.table(), tolerance, verdicts.goal(self.experiment), trained=self._trained())
+        rule = verdicts.rule_for(self.experiment, tolerance, looks)
+        return verdicts.sentences(self.table(), rule, self._trained())
 
     def plot(self, kind: str = "accuracy", **options: Any) -> Any:
         """Draw a Matplotlib figure, which a notebook shows; ``savefig`` writes it to a file.
@@ -135,13 +137,14 @@ class Run:
         path = f"<p><code>{html.escape(str(self.path))}</code></p>"
         if rows.empty:
             return f"{path}<p>No round is complete yet.</p>"
-        word, num_steps, trained = verdicts.goal(experiment), experiment.train.num_steps, self._trained()
-        head = verdicts.headline(rows, word=word, trained=trained)
+        rule, trained = verdicts.rule_for(experiment), self._trained()
+        judged = verdicts.judged(rows, rule)
+        head = verdicts.headline(rows, rule, trained, judged)
         parts = [f"<p><b style='color: {tables.COLOURS[head.tone]}'>{html.escape(head.text)}</b></p>", path]
-        points = results.summary(rows, num_steps)
+        points = results.summary(rows, rule.last_step)
         if (points["branch"] == store.TICKET).any():
-            parts.append(tables.html(tables.by_round(points, verdicts.judged(rows, word=word), num_steps)))
-        _, *details = self.verdict()
+            parts.append(tables.html(tables.by_round(points, judged, rule)))
+        _, *details = verdicts.sentences(rows, rule, trained, judged)
         return "".join([*parts, plots.svg(rows), *(f"<p>{html.escape(sentence)}</p>" for sentence in details)])
 
     def _trained(self) -> tuple[int, int]:

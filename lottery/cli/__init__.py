@@ -10,7 +10,20 @@ from typing import Annotated
 import typer
 
 from lottery.cli import analyze, output, tickets, train
-from lottery.cli.options import App, Csv, Json, Out, Replicate, Round, RunPath, Source, Tolerance, numbers, selected
+from lottery.cli.options import (
+    App,
+    Csv,
+    Json,
+    Looks,
+    Out,
+    Replicate,
+    Round,
+    RunPath,
+    Source,
+    Tolerance,
+    numbers,
+    selected,
+)
 from lottery.errors import LotteryError, printable
 
 app = App(
@@ -95,10 +108,12 @@ def show(
     replicate: Replicate = None,
     round: Round = None,
     tolerance: Tolerance = 0.002,
+    looks: Looks = 1,
 ) -> None:
     """Show a run's verdict and table; --json and --csv print a row for each trained network.
 
-    A narrow terminal leaves out, in this order: at the end, early stop, kept, density.
+    A narrow terminal leaves out, in this order: end interval, interval, kept, at the end, early stop, end vs dense,
+    special, density.
     """
     from lottery.runs import results
 
@@ -107,7 +122,7 @@ def show(
     if as_json or as_csv:
         output.rows(chosen, as_json, as_csv)
     else:
-        output.summary(run, rows, tolerance, round)
+        output.summary(run, rows, tolerance, round, looks)
 
 
 app.command(short_help="Draw a figure of a run.", cls=analyze.WithKinds)(analyze.plot)

@@ -42,6 +42,14 @@ Tolerance = Annotated[
     float,
     typer.Option(min=0, max=1, help="Accuracy that a winning or matching ticket may lose.", metavar="FRACTION"),
 ]
+Looks = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        metavar="NUMBER",
+        help="How often you judge the run while you add replicates, chosen before; intervals are wider for it.",
+    ),
+]
 Tensorboard = Annotated[bool, typer.Option(help="Write event files for TensorBoard in the run's folder.")]
 Workers = Annotated[
     int | None,

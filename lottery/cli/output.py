@@ -81,10 +81,10 @@ def grid(shown: "tables.Grid", has_rows: bool = False) -> None:
     say(*(note for note in shown.notes if not (note.startswith("≥") and "early stop" in absent)))
 
 
-def summary(run: Path, rows: Any, tolerance: float, round: int | None = None) -> None:
+def summary(run: Path, rows: Any, tolerance: float, round: int | None = None, looks: int = 1) -> None:
     """Print a run's verdict in a line, its table with a verdict for each round, and the rest of what it shows.
 
-    The table may be of one round alone; the verdict is of all.
+    The table may be of one round alone; the verdict is of all. For `looks`, see `lottery.runs.verdicts.rule_for`.
     """
     from lottery.runs import results, store, tables, verdicts
 
@@ -92,20 +92,19 @@ def summary(run: Path, rows: Any, tolerance: float, round: int | None = None) ->
         say(f"No round of {run} is complete yet.")
         return
     experiment = store.read_experiment(run)
-    word, num_steps, trained = verdicts.goal(experiment), experiment.train.num_steps, store.progress(run, experiment)
-    found = verdicts.headline(rows, tolerance, word, trained=trained)
+    rule, trained = verdicts.rule_for(experiment, tolerance, looks), store.progress(run, experiment)
+    judged = verdicts.judged(rows, rule)
+    found = verdicts.headline(rows, rule, trained, judged)
     text = formatting.wrapped(found.text, formatting.columns(sys.stdout))
     _console().print(text, style=f"bold {COLOURS[found.tone]}")
     print()
-    points = results.summary(rows, num_steps)
+    points = results.summary(rows, rule.last_step)
     points = points if round is None else points[points["round"] == round]
     if (points["branch"] == store.TICKET).any():
-        grid(tables.by_round(points, verdicts.judged(rows, tolerance, word), num_steps), has_rows=True)
-        above = f"-{tolerance:g}" if tolerance else "0"
-        say(f"{word.capitalize()}: the whole 95 % interval of vs dense is above {above}, see --tolerance.")
+        grid(tables.by_round(points, judged, rule), has_rows=True)
     _branches(points)
     print()
-    _, *details = verdicts.sentences(rows, tolerance, word, trained=trained)
+    _, *details = verdicts.sentences(rows, rule, trained, judged)
     say(*results.collapsed(run), *details)
     _transfers(results.transfers(rows))
 
@@ -137,7 +136,9 @@ def table(
             formatting.wrapped(cell, widths.get(place)) if heads[place] in PROSE else cell
             for place, cell in enumerate(line)
         ]
-        tones = {place: verdicts.tone(line[place]) for place in widths if heads[place] == "verdict" and line[place]}
+        tones = {
+            place: verdicts.tone(line[place]) for place in widths if heads[place].endswith("verdict") and line[place]
+        }
         printed.add_row(*(Text(line[place], COLOURS.get(tones.get(place, ""), "")) for place in widths))
     _console().print(printed)
     if absent := [head for place, head in enumerate(heads) if place not in widths]:

@@ -24,10 +24,10 @@ class Grid(NamedTuple):
 COLOURS = {verdicts.GOOD: "#2e9e4f", verdicts.OPEN: "#b8860b", verdicts.BAD: "#d9534f"}
 
 # The order in which a narrow terminal leaves out columns of the rounds.
-LEAVE_OUT = ("at the end", "early stop", "kept", "density")
+LEAVE_OUT = ("end interval", "interval", "kept", "at the end", "early stop", "end vs dense", "special", "density")
 
 
-def by_round(points: Table, judged: Table, num_steps: int) -> Grid:
+def by_round(points: Table, judged: Table, rule: verdicts.Rule) -> Grid:
     """List the tickets, a row for each round, from `results.summary` and `verdicts.judged` of `lottery.runs`."""
     judgements = {line["round"]: line for line in judged.to_dict("records")}
     points = points[points["branch"] == store.TICKET]
@@ -35,27 +35,59 @@ def by_round(points: Table, judged: Table, num_steps: int) -> Grid:
     for line in points.to_dict("records"):
         verdict, measured = judgements.get(line["round"]), line["accuracy_mean"] == line["accuracy_mean"]
         spread = f" ± {line['accuracy_std']:.4f}" if measured and line["replicates"] > 1 else ""
+        own = {"vs dense": "", "interval": "", "verdict": "", "special": ""}
+        at_the_end, later = {"end vs dense": "", "end interval": "", "end verdict": ""}, ""
+        if verdict:
+            own = {
+                "vs dense": formatting.signed(verdict["mean"]),
+                "interval": _ends(verdict["low"], verdict["high"]),
+                "verdict": _verdict(verdict),
+                "special": verdict["special"],
+            }
+            at_the_end = {
+                "end vs dense": formatting.number(verdict["final_mean"], "+.4f"),
+                "end interval": _ends(verdict["final_low"], verdict["final_high"]),
+                "end verdict": verdict["final_verdict"],
+            }
+            later = verdict["early_stop"]
         lines.append({
             "round": str(line["round"]),
             "density": f"{line['density']:.4f}",
             "kept": f"{line['num_kept']:,.0f}",
             "test accuracy": f"{line['accuracy_mean']:.4f}{spread}" if measured else "",
+            "vs dense": own["vs dense"],
+            "interval": own["interval"],
             "early stop": f"{'≥ ' if line['censored'] else ''}{line['early_stop_step_mean']:,.0f}",
+            "later?": later,
+            "verdict": own["verdict"],
+            "special": own["special"],
             "at the end": formatting.number(line["final_accuracy_mean"]),
-            "vs dense": formatting.signed(verdict["mean"]) if verdict else "",
-            "verdict": _verdict(verdict) if verdict else "",
+            **at_the_end,
         })  # fmt: skip
-    notes = ["vs dense: ticket − dense, the mean over replicates."]
+    notes = [
+        "vs dense: ticket − dense, the mean over replicates; interval: its 95 % interval, for this round by itself."
+    ]
     if points["accuracy_mean"].notna().any():
         over = f"mean ± standard deviation over {most} replicates"
         of = over if most > 1 else "of one replicate"
         notes.insert(0, f"Test accuracy: at the early-stop step, {of}; and at the end of training.")
     if points["censored"].any():
-        last = f"≥: in some replicate the validation loss was lowest at the last step, {num_steps:,}"
+        last = f"≥: in some replicate the validation loss was lowest at the last step, {rule.last_step:,}"
         notes.append(f"{last}; longer training may stop later.")
-    if len(undecided := judged[judged["verdict"] == verdicts.CANNOT_TELL]):
-        needed = "; the number beside it: about how many would" if undecided["needed"].notna().any() else ""
+    if (judged["verdict"] == verdicts.CANNOT_TELL).any():
+        needed = "; the number beside it: how many a new run needs" if judged["needed"].notna().any() else ""
         notes.append(f"{verdicts.CANNOT_TELL}: {formatting.replicates(most)} cannot tell{needed}.")
+    above = f"-{rule.tolerance:g}" if rule.tolerance else "0"
+    notes.append(f"Matching: the whole interval of vs dense is above {above}, see --tolerance.")
+    if rule.word == verdicts.WINNING:
+        notes.append(
+            "Winning: matching, and the early-stop step is shown to be no later than that of dense: by at most "
+            f"{rule.margin:g} steps, the time between two evaluations."
+        )
+    if judged["special"].any():
+        notes.append("Special: no where a control does as well, yes where the ticket is better than each control.")
+    empty = [head for head in lines[0] if not any(line[head] for line in lines) and head not in ("vs dense", "verdict")]
+    lines = [{head: cell for head, cell in line.items() if head not in empty} for line in lines]
     return Grid(list(lines[0]), [list(line.values()) for line in lines], notes, LEAVE_OUT)
 
 
@@ -65,7 +97,7 @@ def html(shown: Grid) -> str:
 
     def cell(kind: str, place: int, text: str) -> str:
         style = f"text-align: {'right' if numbers[place] else 'left'}; padding: 2px 8px"
-        if kind == "td" and text and shown.heads[place] == "verdict":
+        if kind == "td" and text and shown.heads[place].endswith("verdict"):
             style += f"; color: {COLOURS[verdicts.tone(text)]}"
         return f'<{kind} style="{style}">{escape(printable(text))}</{kind}>'
 
@@ -105,6 +137,11 @@ def published(lines: Sequence[Mapping[str, str]], notes: Iterable[str]) -> Grid:
         rows.append([line["claim"], f"{line['source']} [{number}]", stated, line["measured"], line["verdict"]])
     heads = ["claim", "source", "stated (bound)", "measured", "verdict"]
     return Grid(heads, rows, list(notes), ["stated (bound)"])
+
+
+def _ends(low: float, high: float) -> str:
+    """Return the ends of an interval, or nothing where they are not known."""
+    return "" if low != low or abs(low) == float("inf") else formatting.ends(low, high)
 
 
 def _verdict(line: Mapping[str, Any]) -> str:
