@@ -309,7 +309,7 @@ def _aggregate(scores: Any, notes: Iterable[str], out: Path | None, as_rows: tup
         print(out, file=sys.stderr if any(as_rows) else sys.stdout)
 
 
-@app.command(short_help="Compare a run with published numbers.")
+@app.command(short_help="Compare a run with the numbers of its paper.")
 def check(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:
     """Compare a run of a published experiment with the numbers of its paper; exit status 1 if a line fails.
 
