@@ -1,15 +1,17 @@
 """The functions that a user calls, `run`, `load`, `sweep` and `branch`, and the `Run` that they return."""
 
+import contextlib
 import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from lottery import config, plots, progress, stopping
+from lottery.analysis import connectivity
 from lottery.enforcement import Enforcement
 from lottery.executors import cluster
-from lottery.pipeline import branching, running, sweeping
+from lottery.pipeline import branching, recomputing, running, sweeping
 from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.preparing import Ingredients
 from lottery.pruning.branches import BranchFunction
@@ -113,11 +115,18 @@ class Run:
 
         return page.write([self.path], out, tolerance, author)
 
-    def ticket(self, *, round: int | str | None = None, density: float | None = None, replicate: int = 1) -> "Ticket":
+    def ticket(
+        self,
+        *,
+        round: int | str | None = None,
+        density: float | None = None,
+        replicate: int = 1,
+        at: Literal["end", "early_stop"] = "end",
+    ) -> "Ticket":
         """Load a ticket of this run; see `lottery.tickets.load`."""
         from lottery import tickets
 
-        return tickets.load(self.path, round=round, density=density, replicate=replicate)
+        return tickets.load(self.path, round=round, density=density, replicate=replicate, at=at)
 
     def tickets(self) -> Table:
         """List the tickets: a row for each replicate and pruned round; see `lottery.tickets.from_run.listed`."""
@@ -125,9 +134,21 @@ class Run:
 
         return from_run.listed(self.path)
 
-    def verify(self) -> list[str]:
-        """Recompute every checksum and invariant, and return a sentence for each that is wrong."""
-        return [f"{name}: {sentence}" for name, wrong in verification.verify(self.path) for sentence in wrong]
+    def verify(self, recompute: bool = False, *, model: Callable[[], Any] | None = None, data: Any = None) -> list[str]:
+        """Recompute every checksum and invariant, and return a sentence for each that is wrong.
+
+        Args:
+            recompute: Also compute losses, accuracies and predictions again, from the stored weights at the early-stop
+                step and at the end, and draw initial weights again; see `lottery.pipeline.recomputing.opened`.
+            model, data: For `recompute`, the objects passed to `lottery.run`.
+
+        Raises:
+            LotteryError: The run cannot be read; or for `recompute`, its data are not found or differ.
+        """
+        ingredients = Ingredients(model, data)
+        with recomputing.opened(self.path, ingredients) if recompute else contextlib.nullcontext() as again:
+            networks = [*verification.verify(self.path, again), *connectivity.wrong(self.path, again)]
+        return [f"{name}: {sentence}" for name, wrong in networks for sentence in wrong]
 
     def branch(self, kind: str | BranchFunction, rounds: Sequence[int] = (), **options: Any) -> "Run":
         """Train branches from stored rounds; see `lottery.branch`."""
@@ -230,7 +251,8 @@ def branch(
     Args:
         run: The run's folder.
         kind: A key of `lottery.pruning.branches.BRANCHES`, or a function from `StoredTicket` to `BranchStart`.
-        rounds: The rounds to branch from; every complete pruned round by default.
+        rounds: The rounds to branch from; every complete pruned round by default. ``"transfer"`` adds round 0, the
+            dense network.
         overrides: For ``"transfer"`` only: the ``[data]`` of the other data set, and values of ``[train]`` that
             differ, such as ``{"data": {"name": "fashion_mnist"}}``.
         model, data: The objects passed to `lottery.run`; for ``"transfer"``, `data` may be the other data.

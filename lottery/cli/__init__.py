@@ -1,18 +1,22 @@
 """The command line: thin commands, each of which imports the modules that it calls."""
 
+import contextlib
 import itertools
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lottery.cli import analyze, options, output, tickets, train
 from lottery.cli.options import App, Csv, Json, Out, Replicate, Round, RunPath, Source, Tolerance, numbers, selected
 from lottery.errors import LotteryError, printable, unknown
+
+if TYPE_CHECKING:
+    from lottery.runs import verification
 
 app = App(
     name="lottery",
@@ -147,28 +151,57 @@ app.command(short_help="Write an HTML page about runs.")(analyze.report)
 
 
 @app.command(short_help="Recompute checksums and invariants.")
-def verify(source: Source) -> None:
-    """Recompute every checksum and invariant of a run or a ticket file; exit status 1 if anything is wrong."""
+def verify(
+    source: Source,
+    recompute: Annotated[
+        bool,
+        typer.Option("--recompute", help="Also evaluate each network again, and draw initial weights again."),
+    ] = False,
+    data: Annotated[
+        str, typer.Option(help="With --recompute: a file with the run's data, if they are not found.", metavar="FILE")
+    ] = "",
+) -> None:
+    """Recompute every checksum and invariant of a run or a ticket file; exit status 1 if anything is wrong.
+
+    With --recompute, losses, accuracies and predictions are computed again from the stored weights, at the early-stop
+    step and at the end. This needs the data, and takes about as long as the evaluations of the run did.
+    """
     from lottery import files
     from lottery.analysis import connectivity
     from lottery.runs import store, verification
 
+    if data and not recompute:
+        raise LotteryError("--data is for --recompute only.")
     if not files.is_folder(source):
+        if recompute:
+            raise LotteryError(f"--recompute: received the file {str(source)!r}, allowed is the folder of a run.")
         tickets.verify(source)
         return
     num = num_wrong = 0
-    for name, wrong in itertools.chain(verification.verify(source), connectivity.wrong(source)):
-        num += 1
-        num_wrong += bool(wrong)
-        for sentence in wrong:
-            output.say(f"{name}: {sentence}")
+    with _recomputing(source, data) if recompute else contextlib.nullcontext() as again:
+        for name, wrong in itertools.chain(verification.verify(source, again), connectivity.wrong(source, again)):
+            num += 1
+            num_wrong += bool(wrong)
+            for sentence in wrong:
+                output.say(f"{name}: {sentence}")
     if num_wrong:
-        output.say(f"{num_wrong} of {num} are wrong.")
+        output.say(f"{num_wrong} of {num} are wrong.", *(again.notes if again else []))
         raise typer.Exit(1)
     stored, wanted = store.progress(source, store.read_experiment(source))
     more = f" and {num - stored} more" if num > stored else ""
     output.say(f"{stored} of {wanted} networks{more} are stored; every checksum and every invariant holds.")
-    output.say(*verification.not_repeated(source))
+    output.say(*verification.not_repeated(source, again))
+
+
+@contextlib.contextmanager
+def _recomputing(run: Path, data: str) -> Iterator["verification.Again"]:
+    """Prepare what networks are evaluated again with, and show how far that is."""
+    from lottery.data import read_npz
+    from lottery.pipeline import preparing, recomputing
+
+    arrays = tuple(read_npz(Path(data)).values()) if data else None
+    with output.counting() as report, recomputing.opened(run, preparing.Ingredients(data=arrays), report) as again:
+        yield again
 
 
 app.command(short_help="Train controls from stored rounds.", cls=train.NamingBranches)(train.branch)
@@ -260,12 +293,20 @@ def _aggregate(scores: Any, notes: Iterable[str], out: Path | None, as_rows: tup
 
 
 @app.command(short_help="Compare a run with published numbers.")
-def check(run: RunPath) -> None:
-    """Compare a run of a published experiment with the published numbers; exit status 1 if a line fails."""
+def check(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:
+    """Compare a run of a published experiment with the numbers of its paper; exit status 1 if a line fails.
+
+    Each number has its source: the paper, the authors' code, a third party, or a bound of our own.
+    """
     from lottery.runs import published, tables
 
     lines, notes = published.compare(run)
-    output.grid(tables.published(lines, notes))
+    if as_json or as_csv:
+        output.rows(lines, as_json, as_csv)
+    else:
+        output.say(published.READING)
+        print()
+        output.grid(tables.published(lines, notes), has_rows=True)
     if any(line["verdict"] == "fail" for line in lines):
         raise typer.Exit(1)
 

@@ -71,6 +71,10 @@ Density = Annotated[
     float | None, typer.Option(help="Instead of --round: the round of the nearest density.", metavar="FRACTION")
 ]
 OneReplicate = Annotated[int, typer.Option(help="Replicate of a run, from 1.", metavar="NUMBER")]
+At = Annotated[
+    str,
+    typer.Option(metavar="end|early_stop", help="The step of a run's trained weights: the last, or the early stop."),
+]
 DataPath = Annotated[
     str, typer.Option(help="A file with the data of the ticket, if they are not found.", metavar="FILE")
 ]

@@ -36,7 +36,9 @@ def branch(
     transfers = name in branches.BRANCHES and branches.BRANCHES[name].other_data
     _check_overrides(overrides, transfers, ingredients.data is not None)
     with execution.started() as (report, asked), contextlib.ExitStack() as stack:
-        places = stored_rounds(path, experiment, rounds, replicate, first=1)
+        if transfers and rounds:
+            rounds = [0, *rounds]  # the dense network on the other data, without which no accuracy there says much
+        places = stored_rounds(path, experiment, rounds, replicate, first=0 if transfers else 1)
         other = None
         if transfers:
             tables = experiment.model_dump(mode="json")

@@ -129,7 +129,13 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
 def differences(stored: Mapping[str, Any]) -> list[str]:
     """Describe what this process has that a recorded environment has not: versions and the processor."""
     now = _versions()
-    return [f"another {key} ({stored[key]}; now {now[key]})" for key in now if stored[key] != now[key]]
+    return [f"another {key} ({stored[key]}; now {now[key]})" for key in changed(stored)]
+
+
+def changed(stored: Mapping[str, Any]) -> list[str]:
+    """List the keys of a recorded environment, ``python``, ``versions`` and ``processor``, that differ here."""
+    now = _versions()
+    return [key for key in now if stored[key] != now[key]]
 
 
 def _versions() -> dict[str, Any]:

@@ -258,14 +258,19 @@ def _store_states(training: Training, replicate: int, watch: Watch, initial: Arr
     return rewind_sha256
 
 
+def drawn_anew(prepared: Prepared, replicate: int, index: int) -> dict[str, np.ndarray]:
+    """Draw every variable at step 0 anew, for the branches of a round."""
+    words = (prepared.experiment.run.seed, replicate, randomness.BRANCH, index, randomness.INITIALISATION)
+    return weights.read_state(preparing.build_model(prepared.build, randomness.seed_for(*words)))
+
+
 def _stored_ticket(training: Training, network: Network) -> branches.StoredTicket:
     experiment, (replicate, index, branch) = training.prepared.experiment, network
     stored = store.StoredRound(training.path, replicate, index)
     initial = initial_state(training, replicate)  # refuses a model that is built with other weights than the run's
 
     def fresh() -> dict[str, np.ndarray]:
-        seed = randomness.seed_for(experiment.run.seed, replicate, randomness.BRANCH, index, randomness.INITIALISATION)
-        drawn = weights.read_state(preparing.build_model(training.prepared.build, seed))
+        drawn = drawn_anew(training.prepared, replicate, index)
         preparing.check_drawn_anew(drawn, {name: initial[name] for name in training.prepared.trainer.masks}, branch)
         return drawn
 

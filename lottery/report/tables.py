@@ -135,7 +135,7 @@ def rounds(one: Facts) -> Grid:
     """List the tickets, a row for each round and a number to the cell: accuracy and verdict first, then the rest."""
     judgements = {line["round"]: line for line in one.judged.to_dict("records")}
     costs_of = one.costs[one.costs["branch"] == store.TICKET].groupby("round")
-    costs_of = costs_of[["compression", "multiply_adds", "speedup"]].mean()
+    costs_of = costs_of[["compression", "parameter_compression", "multiply_adds", "speedup"]].mean()
     lines = []
     for line in one.summary[one.summary["branch"] == store.TICKET].to_dict("records"):
         verdict, cost = judgements.get(line["round"]), costs_of.loc[line["round"]]
@@ -154,6 +154,7 @@ def rounds(one: Facts) -> Grid:
             "accuracy at the end": number(line["final_accuracy_mean"]),
             "weights kept": f"{line['num_kept']:,.0f}",
             "compression (times)": f"{cost['compression']:,.1f}",
+            "with all parameters": f"{cost['parameter_compression']:,.1f}",
             "multiply-adds": number(cost["multiply_adds"], ",.0f"),
             "speed-up (times)": number(cost["speedup"], ",.1f"),
         })  # fmt: skip
@@ -168,7 +169,8 @@ def rounds(one: Facts) -> Grid:
             f"{one.experiment.train.num_steps:,}; longer training may stop later."
         )
     notes.append(
-        "Compression: 1 / density. Multiply-adds: for one example, with prunable weights. Speed-up: multiply-adds of "
+        "Compression: 1 / density, of the prunable weights; with all parameters: biases and normalisation count too. "
+        "Multiply-adds: for one example, with prunable weights. Speed-up: multiply-adds of "
         "the dense network over those of the ticket, which no hardware fully reaches."
     )
     return found._replace(notes=notes)
@@ -202,13 +204,20 @@ def controls(one: Facts) -> Grid | None:
 
 def transfers(one: Facts) -> Grid | None:
     """List the tickets that were trained on other data."""
-    rows = []
+    rows, compared = [], results.transfers(one.rows)
     for line in one.summary[verdicts.transferred(one.summary)].to_dict("records"):
         where = [line["branch"], str(line["round"]), f"{line['density']:.4f}", str(line["replicates"])]
-        rows.append([*where, number(line["accuracy_mean"]), number(line["accuracy_std"])])
+        found = compared[line["branch"]]
+        against = found[found["round"] == line["round"]].to_dict("records")
+        beside = [signed(against[0]["mean"]), end(against[0]["low"]), end(against[0]["high"])] if against else [""] * 3
+        rows.append([*where, number(line["accuracy_mean"]), number(line["accuracy_std"]), *beside])
     heads = ["branch", "round", "density", "n", "test accuracy", "standard deviation"]
-    note = "Test accuracy on the other data, not to be compared with the tables above; the mean over n replicates."
-    return Grid(heads, rows, [note]) if rows else None
+    notes = [
+        "Test accuracy on the other data, not to be compared with the tables above; the mean over n replicates. Ticket "
+        "− dense there: the dense network (round 0) trained on the same data, paired by replicate."
+    ]
+    notes += [f"{label} has no dense network on its data." for label, found in compared.items() if found.empty]
+    return Grid([*heads, "ticket − dense there", "95 % from", "95 % to"], rows, notes) if rows else None
 
 
 def by_weight(one: Facts) -> Grid:
@@ -248,7 +257,8 @@ def barriers(one: Facts) -> Grid | None:
 def published_results(one: Facts) -> Grid | None:
     """Compare the run with the published numbers of its protocol, if it has any."""
     try:
-        return tables.published(*published.compare(one.path))
+        lines, notes = published.compare(one.path)
+        return tables.published(lines, [published.READING, *notes])
     except LotteryError:
         return None
 

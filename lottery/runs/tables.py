@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from lottery import formatting
 from lottery.errors import printable
 from lottery.runs import store, verdicts
+from lottery.runs.published import numbered
 from lottery.runs.verdicts import Table
 
 
@@ -139,10 +140,15 @@ def aggregated(found: Table, tasks: Sequence[str]) -> Grid:
     return Grid(heads, rows, notes, [beaten])
 
 
-def published(lines: Iterable[Mapping[str, str]], notes: Iterable[str]) -> Grid:
-    """List a run beside published numbers, from the lines and sentences of `lottery.runs.published.compare`."""
-    heads = ["claim", "published", "measured", "verdict"]
-    return Grid(heads, [[line[head] for head in heads] for line in lines], list(notes))
+def published(lines: Sequence[Mapping[str, str]], notes: Iterable[str]) -> Grid:
+    """List a run beside numbers with their sources, from the results of `lottery.runs.published.compare`."""
+    numbers, rows = numbered(lines), []
+    for line in lines:
+        number = numbers[line["source"], line["reference"], line["link"]]
+        stated = f"{line['stated']} ({line['bound']})"
+        rows.append([line["claim"], f"{line['source']} [{number}]", stated, line["measured"], line["verdict"]])
+    heads = ["claim", "source", "stated (bound)", "measured", "verdict"]
+    return Grid(heads, rows, list(notes), ["stated (bound)"])
 
 
 def _probability(line: Mapping[str, Any], name: str) -> str:

@@ -33,7 +33,7 @@ def tone(verdict: str) -> str:
     """Return the tone of a verdict in a table: of `judged`, or of `lottery.runs.published`."""
     if verdict.startswith(("not ", "fail")):
         return BAD
-    return OPEN if verdict.startswith((CANNOT_TELL, "open")) else GOOD
+    return OPEN if verdict.startswith((CANNOT_TELL, "cannot tell", "open")) else GOOD
 
 
 def goal(experiment: config.Experiment) -> str:

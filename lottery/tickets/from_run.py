@@ -17,13 +17,21 @@ from lottery.settings import GIVEN
 from lottery.tickets.ticket_file import Contents
 
 CHOICES = ("best", "smallest_matching")
+STEPS = ("end", "early_stop")  # of trained weights
 NUM_EXAMPLES = 1000
 
 _MEASURES = results.COLUMNS[results.COLUMNS.index("early_stop_step") :]  # these travel with the ticket
 
 
-def contents(run: Path, round: int | str | None = None, density: float | None = None, replicate: int = 1) -> Contents:
-    """Read the ticket that `pick` finds. Of the paths and functions that the experiment names, file names are kept."""
+def contents(
+    run: Path, round: int | str | None = None, density: float | None = None, replicate: int = 1, at: str = "end"
+) -> Contents:
+    """Read the ticket that `pick` finds, with the weights trained to a step of `STEPS`.
+
+    Of the paths and functions that the experiment names, file names are kept.
+    """
+    if at not in STEPS:
+        raise TicketError(str(unknown("at", at, STEPS)))
     networks = list(store.rounds(run, branches=False))
     rows = results.rows_of(networks)
     index = pick(rows, round, density, replicate)
@@ -35,10 +43,14 @@ def contents(run: Path, round: int | str | None = None, density: float | None = 
         "metrics": _metrics(rows, stored.record, dense.record),
         "provenance": _provenance(run, environment, stored.record),
     }
+    last = max(step for step, *_ in stored.metrics)
+    step = last if at == "end" else stored.record["early_stop_step"]
+    about["provenance"] |= {"trained_at": at, "trained_step": step}
     # In the order of the masks, which files of arrays do not keep. Another process draws its own random states.
     names = [*stored.masks, *sorted(set(stored.weights) - set(stored.masks))]
     names = [name for name in names if not weights.is_random_state(name)]
-    start, trained = ({name: state[name] for name in names} for state in (stored.masked_start, stored.weights))
+    after = stored.weights if at == "end" else stored.early_stop
+    start, trained = ({name: state[name] for name in names} for state in (stored.masked_start, after))
     return Contents(stored.masks, start, trained, about)
 
 

@@ -116,6 +116,13 @@ class Trainer:
             variable.assign(value)
         mirrored.draw_apart(self.model)
 
+    def evaluated(self, state: Arrays, kept: Masks, split: str) -> tuple[float, float]:
+        """Compute loss and accuracy of a state of the model over every example of a split."""
+        self.hold()
+        self.set_masks(kept)
+        weights.assign(self.model, state)
+        return _finite(self.loop.evaluations[split](), f"{split} loss")
+
     def redrawn(self, draw: Callable[[str, np.ndarray], np.ndarray]) -> "Trainer":
         """Make a trainer of the same model whose `reset` sets what `draw` makes of each variable's name and value."""
         self.hold()

@@ -283,8 +283,15 @@ def test_a_control_is_added_in_one_place(tmp_path, monkeypatch):
 
 def test_transfer_trains_the_ticket_on_other_data(tmp_path):
     run = go(tmp_path, {"run": {"num_replicates": 1}})
-    done = lottery.branch(run.path, "transfer", [0, 2], model=build, data=arrays(seed=8), report=quietly)
+    done = lottery.branch(run.path, "transfer", [2], model=build, data=arrays(seed=8), report=quietly)
     (label,) = set(done.table()["branch"]) - {"ticket"}
+    rows = done.table()
+    there = rows[rows["branch"] == label].set_index("round")["early_stop_test_accuracy"]
+    assert sorted(there.index) == [0, 2]  # the dense network comes with it
+    (line,) = lottery.runs.results.transfers(rows)[label].to_dict("records")
+    assert (line["round"], line["mean"]) == (2, pytest.approx(there[2] - there[0]))
+    dense, own = record(folder_of(run, index=0, branch=label)), record(folder_of(run, index=0))
+    assert dense["num_kept"] == own["num_kept"] and dense["start_sha256"] == own["start_sha256"]
     assert label.startswith("transfer-given-") and is_right(done) == []
     stored = record(folder_of(run, branch=label))
     ticket = record(folder_of(run))
