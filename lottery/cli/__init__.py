@@ -218,21 +218,19 @@ def compare(
     ] = 0.05,
     aggregate: Annotated[
         bool,
-        typer.Option(
-            "--aggregate", help="Sum up runs of several data sets or models: method − dense over all of them."
-        ),
+        typer.Option("--aggregate", help="Sum up runs of several data sets or models: method − dense over all."),
     ] = False,
     density: Annotated[
         str,
         typer.Option(
-            help="With --aggregate: at these densities, such as 0.2,0.05; by default at all that the runs share.",
+            help="With --aggregate: at these densities, such as 0.2,0.05; by default at all they share.",
             metavar="FRACTIONS",
         ),
     ] = "",
     by: Annotated[
         str,
         typer.Option(
-            help="With --aggregate: compare tickets at each value of a key, such as prune.criterion, not with controls.",
+            help="With --aggregate: compare tickets at each value of a key, such as prune.criterion, not controls.",
             metavar="KEY",
         ),
     ] = "",
