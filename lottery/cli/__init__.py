@@ -116,7 +116,7 @@ def show(
     interval: Annotated[
         str,
         typer.Option(
-            help="seeds, for this test set; or two_way, for other test examples too, from stored predictions.",
+            help="Over seeds, for this test set; or two_way, for other test examples too.",
             metavar="seeds|two_way",
         ),
     ] = "seeds",
@@ -235,18 +235,19 @@ def compare(
     ] = 0.05,
     aggregate: Annotated[
         bool,
-        typer.Option("--aggregate", help="Sum up runs of several data sets or models by their differences from dense."),
+        typer.Option("--aggregate", help="Sum up runs of several data sets or models: method − dense over all."),
     ] = False,
     density: Annotated[
         str,
         typer.Option(
-            help="With --aggregate: where, such as 0.2,0.05; by default wherever all runs are.", metavar="FRACTIONS"
+            help="With --aggregate: at these densities, such as 0.2,0.05; by default at all they share.",
+            metavar="FRACTIONS",
         ),
     ] = "",
     by: Annotated[
         str,
         typer.Option(
-            help="With --aggregate: compare tickets by this key, such as prune.criterion, not with controls.",
+            help="With --aggregate: compare tickets at each value of a key, such as prune.criterion, not controls.",
             metavar="KEY",
         ),
     ] = "",

@@ -60,7 +60,7 @@ def gathered(tables: Mapping[tuple[str, str], Table], densities: Iterable[float]
     """Gather `scores` from the table of each run by method and task; where the method is empty, each branch is one."""
     import pandas as pd
 
-    where = list(densities) or _common(tables, within)
+    where = list(dict.fromkeys(densities)) or _common(tables, within)
     lines = []
     for at in where:
         if not 0 < at <= 1:

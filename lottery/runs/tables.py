@@ -121,7 +121,7 @@ def compared(found: Table, first: str) -> Grid:
             rows.append([*where, *own, *difference])
     heads = ["round", "density", "run", "replicates", "test accuracy", "95 % interval", "vs first", "its interval"]
     notes = [
-        "Test accuracy at the early-stop step: mean and t interval over replicates.",
+        "Test accuracy at the early-stop step: mean and t interval over replicates, so over seeds, for this test set.",
         f"vs first: run − {first}, paired by replicate, and its t interval. At each density {first} comes first, and "
         "then the best.",
     ]

@@ -145,7 +145,7 @@ def test_the_command(small_run, tmp_path, lottery_command):
     assert "has another data set" in lottery_command(*words[:3]).stderr
     shown = lottery_command(*words).stdout
     assert "Over 2 tasks (small, other), 2 replicates of each" in shown and "IQM vs dense" in shown
-    rows = json.loads(lottery_command(*words, "--json", "--density", "0.5").stdout)
+    rows = json.loads(lottery_command(*words, "--json", "--density", "0.5,0.5").stdout)
     assert [row["at"] for row in rows] == [0.5] and rows[0]["tasks"] == 2
     tables = [one.table().query("branch == 'ticket'") for one in (small_run, other)]
     accuracies = [rows.pivot(index="replicate", columns="round", values="early_stop_test_accuracy") for rows in tables]
