@@ -75,6 +75,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 app.command(short_help="Run an experiment, or continue it.", cls=train.WithNames)(train.run)
+app.command(short_help="Show what would be trained.")(train.plan)
 app.command(short_help="Run a grid of experiments.")(train.sweep)
 
 

@@ -148,6 +148,8 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
       better than each, else `CANNOT_TELL`, empty without controls; ``as_good``: the controls that do as well
     - ``matching_p``, ``winning_p``, ``final_p``: one-sided p values, for `smallest_shown`
     """
+    import pandas as pd
+
     found = differences(rows, confidence=rule.confidence)
     steps, at_the_end, beside = _steps(rows, rule), _at_the_end(rows, rule), _beside(rows, rule)
     lines = []
@@ -169,8 +171,6 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
         line["winning_p"] = max(p, step["step_p"]) if step and rule.word == WINNING else math.nan
         line["final_p"] = final.get("final_p", math.nan)
         lines.append(line)
-    import pandas as pd
-
     return pd.DataFrame(lines, columns=list(JUDGED))
 
 

@@ -175,17 +175,8 @@ def test_what_is_shown_has_a_verdict_a_bound_and_a_column_for_each_branch(small_
     first, second, third = (next(line for line in lines if line[:2] == start) for start in STARTS)
     assert first[2:6] == ["800", "0.9400 ± 0.0173", "+0.0300", "+0.0052 to +0.0548"]
     # The table has the end of training beside it: its accuracy, difference, interval and verdict.
-    assert first[6:] == ["20", "no later", "winning", "yes", "0.9300", "+0.0200", "+0.0200 to +0.0200", "matching"]
-    assert second[6:] == [
-        "≥ 110",
-        "later",
-        "matching",
-        "yes",
-        "0.9100",
-        "-0.0100",
-        "-0.0100 to -0.0100",
-        "not matching",
-    ]
+    assert first[6:] == ["20", "no later", "winning", "yes", "0.9300", "+0.0300", "+0.0052 to +0.0548", "matching"]
+    assert second[6:] == ["≥ 110", "later", "matching", "yes", "0.9100", "+0.0100", "+0.0100 to +0.0100", "matching"]
     assert third[7:9] == ["no later", "not matching"] and third[-1] == "not matching"
     assert ["1", "0.8000", "0.9400", "0.5000"] in lines and ["2", "0.6400", "0.9200", "0.6100"] in lines
     assert "lowest at the last step, 110" in out

@@ -379,3 +379,122 @@ def test_equal_differences_have_no_interval_and_tell_nothing():
     assert (
         "+0.1000 in each of 2 replicates: that does not tell random_mask from the ticket" in said and "inf" not in said
     )
+
+
+def with_steps(rows, steps):
+    """Put early-stop steps into a table, by replicate and round."""
+    tickets = rows["branch"] == "ticket"
+    found = [steps[line.replicate - 1][line.round] for line in rows[tickets].itertuples()]
+    return rows.assign(early_stop_step=0.0).assign(
+        early_stop_step=lambda table: table["early_stop_step"].mask(
+            tickets, pd.Series(found, index=rows.index[tickets])
+        )
+    )
+
+
+BETTER = [[0.900, 0.930], [0.910, 0.941], [0.920, 0.951], [0.930, 0.960]]
+
+
+@pytest.mark.parametrize(
+    ("steps", "told", "verdict"),
+    [
+        ([(1000, 700), (1000, 800), (1100, 800), (900, 700)], "no later", "winning"),
+        ([(1000, 1000), (1000, 1000), (1000, 1000), (1000, 1000)], "no later", "winning"),
+        ([(1000, 1700), (1000, 1600), (1100, 1800), (900, 1700)], "later", "matching"),
+        ([(1000, 700), (1000, 1800), (1100, 800), (900, 1200)], "?", "matching"),
+        # Censored: the ticket's stop may be later than the last step, and that of dense too.
+        ([(2000, 700), (2000, 2000), (2000, 800), (2000, 700)], "?", "matching"),
+        ([(2000, 2000), (2000, 2000), (2000, 2000), (2000, 2000)], "?", "matching"),
+        ([(1000, 2000), (1000, 2000), (1100, 2000), (900, 2000)], "later", "matching"),
+    ],
+)
+def test_winning_asks_for_an_early_stop_that_is_shown_to_be_no_later(steps, told, verdict):
+    rows = with_steps(made_up({"ticket": BETTER}), steps)
+    rule = Rule(margin=100, last_step=2000)
+    (line,) = verdicts.judged(rows, rule).to_dict("records")
+    assert (line["early_stop"], line["verdict"]) == (told, verdict)
+    pairs = [ticket - dense for dense, ticket in steps]
+    assert line["step_mean"] == np.mean(pairs)
+    head = verdicts.headline(rows, rule).text
+    assert head.startswith(f"A {verdict} ticket") and ("not called winning" in head) == (verdict == "matching")
+    assert ("comes later than" in head) == (told == "later")
+    # A rule for other rewinding does not look at steps.
+    (line,) = verdicts.judged(rows, dataclasses.replace(rule, word="matching")).to_dict("records")
+    assert (line["early_stop"], line["verdict"]) == ("", "matching") and math.isnan(line["winning_p"])
+
+
+def test_no_later_is_a_t_interval_below_one_evaluation():
+    later = [-150, 50, -100, 0]
+    rows = with_steps(made_up({"ticket": BETTER}), [(1000, 1000 + one) for one in later])
+    (line,) = verdicts.judged(rows, Rule(margin=50)).to_dict("records")
+    ends = stats.ttest_1samp(later, 0).confidence_interval()
+    assert (line["step_low"], line["step_high"]) == pytest.approx((ends.low, ends.high))
+    assert line["early_stop"] == "?" and ends.high > 50
+    (line,) = verdicts.judged(rows, Rule(margin=100)).to_dict("records")
+    assert line["early_stop"] == "no later"
+    assert line["winning_p"] == pytest.approx(stats.ttest_1samp(later, 100, alternative="less").pvalue)
+
+
+def test_both_times_stand_side_by_side():
+    rows = made_up({"ticket": BETTER})
+    ends = {1: 0.85, 2: 0.86, 3: 0.865, 4: 0.88}
+    lower = rows.assign(
+        final_test_accuracy=rows["final_test_accuracy"].where(rows["round"] == 0, rows["replicate"].map(ends))
+    )
+    (line,) = verdicts.judged(lower).to_dict("records")
+    pairs = [ends[one] - BETTER[one - 1][0] for one in ends]
+    assert line["verdict"] == "winning" and line["final_verdict"] == "not matching"
+    assert line["final_mean"] == pytest.approx(np.mean(pairs))
+    interval = stats.ttest_1samp(pairs, 0).confidence_interval()
+    assert (line["final_low"], line["final_high"]) == pytest.approx((interval.low, interval.high))
+    assert "At the end of training it loses: -5.1 points" in verdicts.headline(lower).text
+    assert "At the end of training" not in verdicts.headline(rows).text
+    swapped = lower.assign(
+        early_stop_test_accuracy=lower["final_test_accuracy"], final_test_accuracy=lower["early_stop_test_accuracy"]
+    )
+    head = verdicts.headline(swapped)
+    assert head.tone == "open" and "At the end of training 80 % of the weights match dense: +3.0 points" in head.text
+
+
+@pytest.mark.parametrize(
+    ("control", "special", "as_good"),
+    [
+        ([0.80, 0.81, 0.82, 0.83], "yes", ""),
+        ([0.931, 0.9405, 0.9515, 0.9605], "no", "random_mask"),
+        ([0.90, 0.95, 0.93, 0.98], "?", ""),
+        ([0.80], "?", ""),
+    ],
+)
+def test_a_ticket_is_not_special_where_a_control_does_as_well(control, special, as_good):
+    chains = {"ticket": BETTER, "random_mask": [[None, one] for one in control]}
+    (line,) = verdicts.judged(made_up(chains)).to_dict("records")
+    assert (line["special"], line["as_good"]) == (special, as_good)
+    head, said = verdicts.headline(made_up(chains)), " ".join(verdicts.sentences(made_up(chains)))
+    assert ("not special, as random_mask does as well" in head.text) == (special == "no") == (head.tone == "open")
+    assert ("Not special: round 1, where random_mask does as well." in said) == (special == "no")
+    # Another control that does worse does not help; branches that are no controls do not count.
+    more = {**chains, "random_reinit": [[None, 0.5]] * 4, "early_bird": [[None, 0.99]] * 4}
+    assert verdicts.judged(made_up(more))["special"].tolist() == [special]
+
+
+def test_what_holds_for_a_round_need_not_hold_for_all_at_once():
+    good, noise = [0.93, 0.95, 0.945], [0.90, 0.95, 0.89]
+    chains = [[0.90 + 0.01 * place, good[place], *[noise[place]] * 8] for place in range(3)]
+    rows = made_up({"ticket": chains})
+    lines = verdicts.judged(rows)
+    assert lines["verdict"].tolist()[0] == "winning" and lines["matching_p"][0] > 0.025 / 9
+    assert verdicts.smallest_shown(lines) is None
+    head = verdicts.headline(rows)
+    assert head.tone == "open" and "3 replicates cannot tell for all 9 rounds at once" in head.text
+    assert "The sparsest that is matching by itself: 80 % of the weights" in head.text
+
+
+def test_several_looks_share_the_error():
+    experiment = config.Experiment()
+    assert verdicts.rule_for(experiment).confidence == 0.95
+    rule = verdicts.rule_for(experiment, looks=4)
+    assert rule.confidence == 0.9875 and rule.level == pytest.approx(0.025 / 4)
+    rows = made_up({"ticket": TICKET})
+    assert "98.75 % interval" in verdicts.sentences(rows, rule)[0]
+    widths = [verdicts.judged(rows, one).eval("high - low")[0] for one in (verdicts.rule_for(experiment), rule)]
+    assert widths[1] > 1.9 * widths[0]
