@@ -129,7 +129,15 @@ def sweep(
     output.rows(rows, as_json, as_csv)
 
 
-NamingBranches = options.naming(lambda: import_module("lottery.pruning.branches").BRANCHES)
+_Naming = options.naming(lambda: import_module("lottery.pruning.branches").BRANCHES)
+_Refusals = options.listing(
+    "Refused, because it would be no fair comparison, in runs of",
+    lambda: import_module("lottery.pruning.branches").refusals(),
+)
+
+
+class NamingBranches(_Naming, _Refusals):
+    """A command that names the branches, and the runs in which some are refused."""
 
 
 def branch(
