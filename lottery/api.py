@@ -73,6 +73,10 @@ class Run:
 
     path: Path
 
+    def __fspath__(self) -> str:
+        """Return its folder, so that whatever takes a path takes a run."""
+        return str(self.path)
+
     @property
     def experiment(self) -> config.Experiment:
         """The experiment, with every value that was used."""

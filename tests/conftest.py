@@ -38,8 +38,15 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 SMALL = {
     "name": "small",
     "data": {"name": "digits", "validation": 137},
-    # XLA takes longer to compile than this run to train.
-    "train": {"num_steps": 110, "eval_every": 40, "batch_size": 32, "jit_compile": False},
+    # XLA takes longer to compile, and Adam to trace, than this run to train.
+    "train": {
+        "num_steps": 110,
+        "eval_every": 40,
+        "batch_size": 32,
+        "jit_compile": False,
+        "optimizer": {"name": "sgd", "momentum": 0.9},
+        "learning_rate": 0.02,
+    },
     "prune": {"num_rounds": 3, "rates": {"dense_2/kernel": 0.1}},
     "run": {"num_replicates": 2},
 }

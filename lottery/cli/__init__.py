@@ -5,13 +5,13 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lottery.cli import analyze, output, tickets, train
+from lottery.cli import analyze, options, output, tickets, train
 from lottery.cli.options import (
     App,
     Csv,
@@ -26,7 +26,7 @@ from lottery.cli.options import (
     numbers,
     selected,
 )
-from lottery.errors import LotteryError, printable
+from lottery.errors import LotteryError, printable, unknown
 
 if TYPE_CHECKING:
     from lottery.runs import verification
@@ -113,6 +113,13 @@ def show(
     replicate: Replicate = None,
     round: Round = None,
     tolerance: Tolerance = 0.002,
+    interval: Annotated[
+        str,
+        typer.Option(
+            help="Over seeds, for this test set; or two_way, for other test examples too.",
+            metavar="seeds|two_way",
+        ),
+    ] = "seeds",
     looks: Looks = 1,
 ) -> None:
     """Show a run's verdict and table; --json and --csv print a row for each trained network.
@@ -120,14 +127,40 @@ def show(
     A narrow terminal leaves out, in this order: end interval, interval, kept, at the end, early stop, end vs dense,
     special, density.
     """
-    from lottery.runs import results
+    from lottery.runs import results, two_way
 
+    if interval == "two_way":
+        if replicate is not None:
+            raise LotteryError("--replicate does not go with --interval two_way, which is over replicates.")
+        if looks != 1:
+            raise LotteryError("--looks does not go with --interval two_way, which is for one look.")
+        _show_two_way(run, round, tolerance, as_json, as_csv)
+        return
+    if interval != "seeds":
+        raise unknown("--interval", interval, ("seeds", "two_way"))
     rows = selected(results.table(run), replicate, None)
     chosen = selected(rows, None, round)
     if as_json or as_csv:
         output.rows(chosen, as_json, as_csv)
     else:
         output.summary(run, rows, tolerance, round, looks)
+        output.say(*two_way.too_fine(tolerance, two_way.num_examples(run)))
+
+
+def _show_two_way(run: Path, round: int | None, tolerance: float, as_json: bool, as_csv: bool) -> None:
+    """Print ticket − dense with intervals over seeds and test examples."""
+    from lottery.runs import two_way
+
+    every = two_way.table(run, tolerance)
+    if every.empty and not (as_json or as_csv):
+        output.say(f"No pruned round of {run} can be compared with dense yet.")
+        return
+    found = selected(every, None, round)
+    if as_json or as_csv:
+        output.rows(found, as_json, as_csv)
+    else:
+        output.two_way(found, tolerance, two_way.sentences(every))
+        output.say(*two_way.too_fine(tolerance, two_way.num_examples(run)))
 
 
 app.command(short_help="Draw a figure of a run.", cls=analyze.WithKinds)(analyze.plot)
@@ -148,7 +181,7 @@ def verify(
     """Recompute every checksum and invariant of a run or a ticket file; exit status 1 if anything is wrong.
 
     With --recompute, losses, accuracies and predictions are computed again from the stored weights, at the early-stop
-    step and at the end. This needs the data, and takes about as long as the evaluations of the run did.
+    step and at the end, and initial weights are drawn again. This needs the data; nothing is trained.
     """
     from lottery import files
     from lottery.analysis import connectivity
@@ -200,12 +233,49 @@ def compare(
     within: Annotated[
         float, typer.Option(help="How far apart two densities may be, as a fraction of one.", metavar="FRACTION")
     ] = 0.05,
+    aggregate: Annotated[
+        bool,
+        typer.Option("--aggregate", help="Sum up runs of several data sets or models: method − dense over all."),
+    ] = False,
+    density: Annotated[
+        str,
+        typer.Option(
+            help="With --aggregate: at these densities, such as 0.2,0.05; by default at all they share.",
+            metavar="FRACTIONS",
+        ),
+    ] = "",
+    by: Annotated[
+        str,
+        typer.Option(
+            help="With --aggregate: compare tickets at each value of a key, such as prune.criterion, not controls.",
+            metavar="KEY",
+        ),
+    ] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="With --aggregate, at one --density: draw performance profiles; png, svg or pdf."),
+    ] = None,
 ) -> None:
-    """Compare the tickets of several runs with those of the first, at the nearest densities, paired by replicate."""
-    from lottery.runs import comparison, tables
+    """Compare the tickets of several runs with those of the first, at the nearest densities, paired by replicate.
+
+    With --aggregate, runs may be of several data sets and models: it prints the interquartile mean of ticket − dense
+    and of control − dense over all of them, and probabilities of improvement, with intervals.
+    Example: lottery compare runs/mnist-* runs/cifar10-* --aggregate --density 0.2,0.05
+    """
+    from lottery.runs import aggregates, comparison, tables
 
     if within < 0:
         raise LotteryError(f"--within: received {within}, allowed is 0 or more.")
+    if aggregate:
+        if rounds:
+            raise LotteryError("--rounds does not go with --aggregate; --density does.")
+        scores = aggregates.scores(runs, options.fractions("--density", density), by, within)
+        notes = [*aggregates.notes(scores), *([] if by else aggregates.dependent(runs))]
+        _aggregate(scores, notes, out, (as_json, as_csv))
+        return
+    for option, value in (("--density", density), ("--by", by), ("--out", out)):
+        if value:
+            raise LotteryError(f"{option} goes with --aggregate alone.")
     named = comparison.tables(runs)
     found = comparison.compared(named, within=within)
     others = comparison.left_out(named, found, within)
@@ -222,7 +292,25 @@ def compare(
         output.say(*others)
 
 
-@app.command(short_help="Compare a run with published numbers.")
+def _aggregate(scores: Any, notes: Iterable[str], out: Path | None, as_rows: tuple[bool, bool]) -> None:
+    """Print what several runs show together, and draw it to a file."""
+    from lottery.analysis import profiles
+    from lottery.runs import aggregates, tables
+
+    if out is not None:
+        profiles.save(aggregates.profile(scores), out)
+    found = aggregates.summary(scores)
+    if any(as_rows):
+        output.rows(found, *as_rows)
+        output.say(*notes, file=sys.stderr)
+    else:
+        output.grid(tables.aggregated(found, list(dict.fromkeys(scores["task"]))), has_rows=True)
+        output.say(*notes)
+    if out is not None:
+        print(out, file=sys.stderr if any(as_rows) else sys.stdout)
+
+
+@app.command(short_help="Compare a run with the numbers of its paper.")
 def check(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:
     """Compare a run of a published experiment with the numbers of its paper; exit status 1 if a line fails.
 

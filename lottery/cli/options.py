@@ -81,7 +81,7 @@ Density = Annotated[
 OneReplicate = Annotated[int, typer.Option(help="Replicate of a run, from 1.", metavar="NUMBER")]
 At = Annotated[
     str,
-    typer.Option(metavar="end|early_stop", help="The step of a run's trained weights: the last, or the early stop."),
+    typer.Option(metavar="end|early_stop", help="Which trained weights of a run to take."),
 ]
 DataPath = Annotated[
     str, typer.Option(help="A file with the data of the ticket, if they are not found.", metavar="FILE")
@@ -162,6 +162,14 @@ def numbers(option: str, words: str) -> list[int]:
         return [int(word) for word in words.split(",") if word]
     except ValueError:
         raise LotteryError(f"{option}: received {words!r}, allowed are numbers such as 7,15.") from None
+
+
+def fractions(option: str, words: str) -> list[float]:
+    """Read the fractions in the value of an option, such as 0.2,0.05."""
+    try:
+        return [float(word) for word in words.split(",") if word]
+    except ValueError:
+        raise LotteryError(f"{option}: received {words!r}, allowed are fractions such as 0.2,0.05.") from None
 
 
 def selected(rows: Any, replicate: int | None, round: int | None) -> Any:

@@ -129,6 +129,20 @@ def summary(run: Path, rows: Any, tolerance: float, round: int | None = None, lo
     _transfers(results.transfers(rows))
 
 
+def two_way(found: Any, tolerance: float, sentences: Sequence[str]) -> None:
+    """Print ticket − dense with intervals over seeds and test examples, at both times, and what they show."""
+    from lottery.runs import tables, two_way
+
+    notes: Sequence[str] = ()
+    for measure, when in two_way.WHEN.items():
+        shown = tables.two_way(found, measure, tolerance)
+        print(f"{when}:")
+        table(shown.heads, shown.rows, shown.leave_out, has_rows=True)
+        print()
+        notes = shown.notes
+    say(*notes, *sentences)
+
+
 def table(
     heads: Sequence[str], lines: Sequence[Sequence[str]], leave_out: Sequence[str] = (), has_rows: bool = False
 ) -> list[str]:

@@ -16,7 +16,7 @@ from lottery.models import fingerprint, networks
 from lottery.models.library import is_compiled, is_keras, keras_of
 from lottery.pipeline import environment
 from lottery.pruning import branches, criteria, plan, schedules
-from lottery.runs import store, verification
+from lottery.runs import store, two_way, verification
 from lottery.settings import COMPILED, GIVEN
 from lottery.training import compiling, mirrored, precision
 from lottery.training.loop import example_batch, scaler
@@ -185,12 +185,7 @@ def too_fine(prepared: Prepared, tolerance: float) -> list[str]:
     model, test_logs = prepared.trainer.model, prepared.trainer.loop.examined.test_logs
     measured = accuracy_among(test_logs or tuple(model.get_metrics_result()))
     num = len(prepared.data.test) if measured and isinstance(prepared.data, Splits) else 0
-    if not num or not 0 < tolerance < 1 / num:
-        return []
-    return [
-        f"The tolerance of {tolerance:g} is finer than one test example (1 of {num:,} is {1 / num:.2g} of accuracy): a "
-        "difference that small cannot be seen. Use more test examples or a larger tolerance."
-    ]
+    return two_way.too_fine(tolerance, num)
 
 
 def build_model(build: Callable[[], Any], seed: int) -> Any:

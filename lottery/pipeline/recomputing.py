@@ -16,6 +16,7 @@ from lottery.data import Splits
 from lottery.errors import LotteryError
 from lottery.pipeline import environment, preparing, rounds
 from lottery.pipeline.preparing import Ingredients, Prepared
+from lottery.pruning import branches
 from lottery.runs import store
 from lottery.runs.store import StoredRound
 from lottery.runs.verification import Again
@@ -72,9 +73,11 @@ def opened(
         one = _Recomputing(run, ingredients, report, prepared, _elsewhere(recorded))
         rule = "the same number of examples had to be right"
         if one.elsewhere:
-            rule = f"up to {100 * one.share():g} % of the examples, or 1, could differ by rounding, for here is "
-            rule += " and ".join(one.elsewhere)
-        one.notes.append(f"Losses, accuracies and predictions were computed again from the stored weights; {rule}.")
+            why = f"this machine has {' and '.join(one.elsewhere)}"
+            rule = f"up to {100 * one.share():g} % of the examples, or 1, could differ by rounding, because {why}"
+        one.notes.append(
+            f"Losses, accuracies and stored predictions were computed again from the stored weights; {rule}."
+        )
         with one.stack:
             yield Again(one.evaluated, one.fresh, one.notes)
 
@@ -171,9 +174,10 @@ class _Recomputing:
 
     def _of(self, stored: StoredRound) -> Prepared | None:
         """Return what a network is evaluated with: a transfer has data of its own, which may not be found."""
-        if "data_sha256" not in stored.record:
+        branch = branches.find(stored.branch)  # by its folder: a record may say anything
+        if not (branch and branch.other_data):
             return self.prepared
-        overrides, wanted = stored.record.get("overrides") or {}, stored.record["data_sha256"]
+        overrides, wanted = stored.record["overrides"] or {}, stored.record["data_sha256"]
         key = json.dumps([overrides, wanted], sort_keys=True)
         if key not in self._others:
             other, why = None, "its data are not those of the branch"
@@ -212,7 +216,8 @@ def _elsewhere(recorded: dict[str, Any]) -> list[str]:
     """List what may round differently from when the run was trained."""
     import tensorflow as tf
 
-    found = [f"another {key}" for key in environment.changed(recorded)]
+    words = {"python": "another Python", "versions": "other versions of packages", "processor": "another processor"}
+    found = [words[key] for key in environment.changed(recorded)]
     if environment.num_threads() != recorded["num_threads"]:
         found.append("another number of threads")
     if recorded.get("num_devices", 1) > 1:

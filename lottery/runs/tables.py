@@ -121,11 +121,55 @@ def compared(found: Table, first: str) -> Grid:
             rows.append([*where, *own, *difference])
     heads = ["round", "density", "run", "replicates", "test accuracy", "95 % interval", "vs first", "its interval"]
     notes = [
-        "Test accuracy at the early-stop step: mean and t interval over replicates.",
+        "Test accuracy at the early-stop step: mean and t interval over replicates, so over seeds, for this test set.",
         f"vs first: run − {first}, paired by replicate, and its t interval. At each density {first} comes first, and "
         "then the best.",
     ]
     return Grid(heads, rows, notes, ["replicates", "95 % interval", "its interval"])
+
+
+def two_way(found: Table, measure: str, tolerance: float) -> Grid:
+    """List ticket − dense with both intervals, a row for each round, from `lottery.runs.two_way.table`."""
+    lines = found[(found["measure"] == measure) & (found["against"] == "dense")].to_dict("records")
+    heads = ["round", "density", "vs dense", "over seeds", "over seeds and test examples", "verdict"]
+    rows = [
+        [
+            str(line["round"]), f"{line['density']:.4f}", formatting.signed(line["mean"]),
+            formatting.ends(line["low"], line["high"]), formatting.ends(line["two_way_low"], line["two_way_high"]),
+            line["two_way_verdict"],
+        ]
+        for line in lines
+    ]  # fmt: skip
+    num, examples = max(line["replicates"] for line in lines), lines[0]["examples"]
+    notes = [
+        f"Over seeds: 95 % t interval over {formatting.replicates(num)}, for this test set of {examples:,} examples.",
+        "Over seeds and test examples: 95 % interval for other seeds and other test examples of the same kind.",
+        f"Matching: this interval is above {f'-{tolerance:g}' if tolerance else '0'}, see --tolerance; the early-stop "
+        "step is not tested here. Each verdict is on its round alone.",
+    ]
+    return Grid(heads, rows, notes, ["density", "over seeds"])
+
+
+def aggregated(found: Table, tasks: Sequence[str]) -> Grid:
+    """List methods over several tasks at each density, from `lottery.runs.aggregates.summary`."""
+    first, num = found["method"].iloc[0], int(found["replicates"].min())
+    several = found["method"].nunique() > 1
+    rows = []
+    for line in found.to_dict("records"):
+        ends = formatting.ends(line["iqm_low"], line["iqm_high"])
+        row = [f"{line['at']:.4f}", line["method"], f"{formatting.signed(line['iqm'])} ({ends})"]
+        rows.append([*row, _probability(line, "over_dense"), *([_probability(line, "first_over")] if several else [])])
+    beaten = f"P({first} > it)"
+    heads = ["density", "method", "IQM vs dense", "P(it > dense)", *([beaten] if several else [])]
+    than = f", or that of {first} more than that of the method" if several else ""
+    notes = [
+        f"Over {len(tasks)} task{'s' * (len(tasks) > 1)} ({', '.join(tasks)}), {formatting.replicates(num)} of each. "
+        "Test accuracy at the early-stop step.",
+        "IQM vs dense: interquartile mean of method − dense, over all replicates of all tasks; in brackets the 95 % "
+        "interval of the stratified bootstrap, which is too narrow for few replicates.",
+        f"P: probability that a network of the method is more accurate than a dense network{than}.",
+    ]
+    return Grid(heads, rows, notes, [beaten])
 
 
 def published(lines: Sequence[Mapping[str, str]], notes: Iterable[str]) -> Grid:
@@ -137,6 +181,13 @@ def published(lines: Sequence[Mapping[str, str]], notes: Iterable[str]) -> Grid:
         rows.append([line["claim"], f"{line['source']} [{number}]", stated, line["measured"], line["verdict"]])
     heads = ["claim", "source", "stated (bound)", "measured", "verdict"]
     return Grid(heads, rows, list(notes), ["stated (bound)"])
+
+
+def _probability(line: Mapping[str, Any], name: str) -> str:
+    """Return a probability and its interval; nothing for NaN."""
+    if line[name] != line[name]:
+        return ""
+    return f"{line[name]:.2f} ({formatting.ends(line[f'{name}_low'], line[f'{name}_high'], '.2f')})"
 
 
 def _ends(low: float, high: float) -> str:

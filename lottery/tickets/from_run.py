@@ -41,11 +41,8 @@ def contents(
     about = {
         "architecture": environment["architecture"],
         "metrics": _metrics(rows, stored.record, dense.record),
-        "provenance": _provenance(run, environment, stored.record),
+        "provenance": _provenance(run, environment, stored.record, at),
     }
-    last = max(step for step, *_ in stored.metrics)
-    step = last if at == "end" else stored.record["early_stop_step"]
-    about["provenance"] |= {"trained_at": at, "trained_step": step}
     # In the order of the masks, which files of arrays do not keep. Another process draws its own random states.
     names = [*stored.masks, *sorted(set(stored.weights) - set(stored.masks))]
     names = [name for name in names if not weights.is_random_state(name)]
@@ -169,7 +166,7 @@ def _interval(*ends: float) -> dict[str, float | None]:
     return dict(zip(("mean", "low", "high"), values, strict=True))
 
 
-def _provenance(run: Path, environment: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+def _provenance(run: Path, environment: dict[str, Any], record: dict[str, Any], at: str) -> dict[str, Any]:
     experiment = store.read_experiment(run)
     protocol = experiment.model_dump(mode="json")
     protocol["data"]["path"] = Path(protocol["data"]["path"]).name if protocol["data"]["path"] else ""
@@ -181,6 +178,8 @@ def _provenance(run: Path, environment: dict[str, Any], record: dict[str, Any]) 
         "round": record["round"],
         "rewind_mode": experiment.rewind.mode if record["round"] else "weights",
         "rewind_step": experiment.rewind.step if record["round"] else 0,
+        "trained_at": at,
+        "trained_step": experiment.train.num_steps if at == "end" else record["early_stop_step"],
         "data": {
             "name": experiment.data.name, "digest": environment["data_sha256"], "scaling": environment["scaling"],
         },

@@ -1,7 +1,7 @@
 """Compile a model for training: optimizer, loss, learning rates with warm-up and drops; and see what its steps do."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 
 from lottery.data import Splits
 from lottery.errors import LotteryError
-from lottery.models.library import evaluating, is_compiled, keras_of, reason
+from lottery.models.library import evaluating, is_compiled, is_keras, keras_of, reason
 from lottery.settings import COMPILED
 from lottery.training import mirrored
 from lottery.training.settings import Train
@@ -173,7 +173,7 @@ def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
 
 
 def examine(model: Any, example: tuple[Any, Any]) -> Examined:
-    """Trace a compiled model's own steps without taking one, to see what they report and draw.
+    """See what a compiled model's own steps report and draw, without taking one for training.
 
     This also creates its metrics and slots. Created later, while the loop is traced, they would not be reset.
     """
@@ -182,7 +182,11 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
     with _fitting(model), mirrored.scope(mirrored.strategy_of(model)):
         test_logs = mirrored.on_each(model, model.test_step, example)
         model.optimizer.build(model.trainable_variables)
-        train = tf.function(lambda batch: mirrored.on_each(model, model.train_step, batch), autograph=False)
+        # The loop traces the step once more. Most of a trace is the update of the weights, which in an optimizer of
+        # Keras' own neither draws nor calls Python.
+        known = is_keras(type(model).train_step) and is_keras(type(model.optimizer))
+        step = _without_update(model) if known else model.train_step
+        train = tf.function(lambda batch: mirrored.on_each(model, step, batch), autograph=False)
         traced = train.get_concrete_function(example)
         metrics = set(model.get_metrics_result())
     graph = traced.graph.as_graph_def()
@@ -193,6 +197,21 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
         unrepeatable=tuple(sorted({node.op for node in nodes} & UNREPEATABLE)),
         calls_python=not PYTHON.isdisjoint(node.op for node in nodes),
     )
+
+
+def _without_update(model: Any) -> Callable[[Any], Any]:
+    """Make Keras' own training step up to the gradients."""
+    import tensorflow as tf
+
+    def step(batch: Any) -> Any:
+        x, y, sample_weight = keras_of(model).utils.unpack_x_y_sample_weight(batch)
+        with tf.GradientTape() as tape:
+            outputs = model(x, training=True)
+            loss = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight)
+        tape.gradient(loss, model.trainable_weights)
+        return model.compute_metrics(x, y, outputs, sample_weight)
+
+    return step
 
 
 def step_variable() -> Any:

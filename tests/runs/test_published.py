@@ -268,14 +268,13 @@ def test_a_round_that_fails_fails_however_many_are_missing():
 def test_several_rounds_fail_at_95_percent_for_all_of_them_together():
     """In each of eight rounds at the bound, an interval at 95 % is below it in one run of forty."""
     rng, failed, apart = np.random.default_rng(5), 0, 0
-    for _ in range(600):
+    for _ in range(400):
         pairs = pd.DataFrame(rng.normal(0, 0.002, (5, 8)), columns=range(5, 13))
-        rows = as_published("lenet-mnist", 5)
         found = published._in_each(pairs, range(5, 13), 0.0, "ticket")
         failed += found.verdict == "fail"
         apart += any(intervals.mean_interval(pairs[index].tolist())[2] < 0 for index in pairs)
-    assert len(rows) and apart / 600 > 0.1  # one of them by itself
-    assert failed / 600 < 0.045
+    assert apart / 400 > 0.1  # one of them by itself
+    assert failed / 400 < 0.05
 
 
 def test_a_range_is_tested_to_both_of_its_ends():
