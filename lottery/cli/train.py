@@ -129,15 +129,11 @@ def sweep(
     output.rows(rows, as_json, as_csv)
 
 
-_Naming = options.naming(lambda: import_module("lottery.pruning.branches").BRANCHES)
-_Refusals = options.listing(
+NamingBranches = options.listing(
     "Refused, because it would be no fair comparison, in runs of",
     lambda: import_module("lottery.pruning.branches").refusals(),
+    options.naming(lambda: import_module("lottery.pruning.branches").BRANCHES),
 )
-
-
-class NamingBranches(_Naming, _Refusals):
-    """A command that names the branches, and the runs in which some are refused."""
 
 
 def branch(
