@@ -203,7 +203,7 @@ def _check_fair(experiment: Experiment) -> None:
     """Refuse controls, and a criterion, that have no meaning where tickets start."""
     rewind, criterion = experiment.rewind, experiment.prune.criterion
     for name in experiment.run.controls:
-        branches.check_fair(name, rewind.mode, rewind.step, "run.controls")
+        branches.check_fair(name, rewind.mode, rewind.step, "run.controls: leave out {name}, which")
     if criterion in NEEDS_NETWORK and rewind.mode != "weights":
         raise LotteryError(
             f'rewind.mode: received "{rewind.mode}", allowed with prune.criterion = "{criterion}" is "weights": it '

@@ -145,10 +145,10 @@ def naming(read: Callable[[], Iterable[str]]) -> type[Command]:
     return Naming
 
 
-def listing(title: str, read: Callable[[], Iterable[tuple[str, str]]]) -> type[Command]:
+def listing(title: str, read: Callable[[], Iterable[tuple[str, str]]], kind: type[Command] = Command) -> type[Command]:
     """Return a kind of command that lists names and what they are below its options, and reads them only then."""
 
-    class Listing(Command):
+    class Listing(kind):
         def format_epilog(self, ctx: Any, formatter: Any) -> None:
             with formatter.section(title):
                 formatter.write_dl(list(read()))

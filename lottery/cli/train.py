@@ -213,7 +213,11 @@ def sweep(
     output.rows(rows, as_json, as_csv)
 
 
-NamingBranches = options.naming(lambda: import_module("lottery.pruning.branches").BRANCHES)
+NamingBranches = options.listing(
+    "Refused, because it would be no fair comparison, in runs of",
+    lambda: import_module("lottery.pruning.branches").refusals(),
+    options.naming(lambda: import_module("lottery.pruning.branches").BRANCHES),
+)
 
 
 def branch(

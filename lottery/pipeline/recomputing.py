@@ -185,7 +185,7 @@ class _Recomputing:
                 tables = self.prepared.experiment.model_dump(mode="json")
                 tables["data"] |= {"path": "", "fingerprint": ""}
                 without_data = dataclasses.replace(self.ingredients, data=None)
-                other = preparing.prepare(config.load(tables, overrides), without_data)
+                other = preparing.prepare(config.validated(config.merged(tables, overrides)), without_data)
                 self.stack.callback(other.trainer.close)
             except LotteryError as error:
                 why = str(error).rstrip(".")

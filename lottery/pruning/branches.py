@@ -260,17 +260,23 @@ def comparison(label: str, mode: str = "weights", step: int = 0) -> Comparison |
     return known and known.beside(rewinding.start_of(mode, step), step)
 
 
-def check_fair(name: str, mode: str, step: int = 0, key: str = "") -> None:
-    """Raise `LotteryError` if a branch, which a `key` names, has no fair comparison with a rewinding mode's tickets."""
+def check_fair(name: str, mode: str, step: int = 0, head: str = "{name}") -> None:
+    """Raise `LotteryError` if a branch has no fair comparison with a rewinding mode's tickets; `head` begins it."""
     if refused := BRANCHES[name].beside(rewinding.start_of(mode, step), step).refused:
-        what = f'{name} cannot be compared fairly under rewind.mode = "{mode}"'
-        raise LotteryError(f"{key}{': ' * bool(key)}{what}: {refused}.")
+        what = f'{head.format(name=name)} cannot be compared fairly under rewind.mode = "{mode}"'
+        raise LotteryError(f"{what}: {refused}.")
 
 
 def fair(mode: str, step: int = 0) -> list[str]:
     """List the branches that can be compared fairly with the tickets of a rewinding mode."""
     start = rewinding.start_of(mode, step)
     return [name for name, branch in BRANCHES.items() if not branch.beside(start).refused]
+
+
+def refusals() -> list[tuple[str, str]]:
+    """List the rewinding modes with the branches that have no fair comparison there, as lines of a help text."""
+    refused = {mode: [name for name in BRANCHES if name not in fair(mode)] for mode in rewinding.REWINDS}
+    return [(f"rewind.mode={mode}", ", ".join(names)) for mode, names in refused.items() if names]
 
 
 def find(label: str) -> Branch | None:

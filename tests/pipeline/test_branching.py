@@ -493,7 +493,8 @@ def test_rounds_of_another_definition_are_shown_and_get_no_more(tmp_path):
             mask[tuple(np.argwhere(mask)[0])] = False
             mask[tuple(np.argwhere(before & ~mask)[-1])] = True
             files.write(folder / "masks.safetensors", files.pack_masks(kept))
-            files.write(folder / "weights.safetensors", files.pack_arrays(masks.apply(state(folder), kept)))
+            for name in ("weights", "early_stop"):
+                files.write(folder / f"{name}.safetensors", files.pack_arrays(masks.apply(state(folder, name), kept)))
             begun = masks.apply(state(run.path / "replicate-1", "initial"), kept)
             stored["start_sha256"] = lottery.weights.fingerprint(begun)
         stored["sha256"] = {name: checksum(folder / name) for name in stored["sha256"]}

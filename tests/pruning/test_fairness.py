@@ -140,12 +140,12 @@ def test_each_branch_beside_each_ticket(runs, tmp_path, name, mode, step):
     beside = branches.comparison(name, mode, step)
     if (name, start) in REFUSED:
         assert beside.refused and not beside.takes_away and name not in branches.fair(mode, step)
-        said = rf'{name} cannot be compared fairly under rewind\.mode = "{mode}": .*\.$'
+        why = rf'cannot be compared fairly under rewind\.mode = "{mode}": .*\.$'
         if BRANCHES[name].is_control:
-            with pytest.raises(LotteryError, match=f"run.controls: {said}"):
+            with pytest.raises(LotteryError, match=f"run.controls: leave out {name}, which {why}"):
                 lottery.run(tables(mode, step, [name]), model=build, data=arrays(), out=tmp_path, report=quietly)
             assert not list(tmp_path.iterdir())
-        with pytest.raises(LotteryError, match=said):
+        with pytest.raises(LotteryError, match=f"^{name} {why}"):
             lottery.branch(run.path, name, [2], model=build, data=arrays(), report=quietly)
         assert name not in {one.branch for one in store.rounds(run.path)}
         return
@@ -223,7 +223,7 @@ def test_a_run_stored_with_a_control_that_is_refused_now_is_read_and_branches(tm
     assert any("This is no fair comparison" in said for said in run.verdict())
     lottery.branch(run.path, "untrained", [2], model=build, data=arrays(), report=quietly)
     lottery.branch(run.path, "transfer", [2], model=build, data=arrays(9), report=quietly)
-    with pytest.raises(LotteryError, match="run.controls: random_mask cannot be compared fairly"):
+    with pytest.raises(LotteryError, match="run.controls: leave out random_mask, which cannot be compared fairly"):
         lottery.run(
             tables("learning_rate", 0, ["random_mask"]), model=build, data=arrays(), out=tmp_path, report=quietly
         )
@@ -268,6 +268,14 @@ def test_criteria_that_prune_before_training_start_from_weights(criterion, mode)
         LotteryError, match=f'rewind.mode: received "{mode}", allowed with prune.criterion = "{criterion}"'
     ):
         config.load({"prune": {"criterion": criterion}, "rewind": {"mode": mode}})
+
+
+def test_the_command_lists_what_is_refused(lottery_command):
+    said = " ".join(lottery_command("branch", "--help").stdout.split())
+    for mode, kinds in (("learning_rate", "trained"), ("none", "trained"), ("sign", "signs")):
+        names = ", ".join(name for name in BRANCHES if (name, kinds) in REFUSED)
+        assert f"rewind.mode={mode} {names}" in said, said
+    assert "rewind.mode=weights" not in said
 
 
 def docs_rows():

@@ -114,9 +114,9 @@ RUNS = {  # words of the command, or lines of Python
     "digits": LENET,
     "two workers": (*LENET, "--workers", "2"),
     "late": (*LENET, "rewind.step=100", "prune.num_rounds=3", "run.control_rounds=[2]"),
-    "learning rate": (*LENET, *SHORT, "rewind.mode=learning_rate", "train.drop_at=[80]", "run.control_rounds=[3]"),
+    "learning rate": (*LENET, *SHORT, "rewind.mode=learning_rate", "train.drop_at=[80]", "run.controls=['untrained']", "run.control_rounds=[3]"),
     "signs": (*LENET, *SHORT, "rewind.mode=sign", "run.controls=['shuffled_mask','reshuffled_init']", "run.control_rounds=[3]"),
-    "fine-tuned": (*LENET, *SHORT, "rewind.mode=none", "run.controls=['signed_constant']", "run.control_rounds=[3]"),
+    "fine-tuned": (*LENET, *SHORT, "rewind.mode=none", "run.controls=['untrained']", "run.control_rounds=[3]"),
     "convolutional": (
         *LENET, "model.name=network:network", "data.augment=['crop', 'flip']", "train.num_steps=200",
         "prune.rates={}", "prune.num_rounds=2", "run.control_rounds=[2]", "run.controls=['random_mask']",
