@@ -125,6 +125,8 @@ def show(
 ) -> None:
     """Show a run's verdict and table; --json and --csv print a row for each trained network.
 
+    With --interval two_way, show and print ticket − dense over seeds and test examples instead.
+
     A narrow terminal leaves out, in this order: end interval, interval, kept, at the end, early stop, end vs dense,
     special, density.
     """

@@ -15,9 +15,9 @@ import numpy as np
 from lottery.errors import LotteryError
 from lottery.formatting import ranges
 from lottery.pruning import branches
-from lottery.runs import intervals, store, verdicts
+from lottery.runs import intervals, store
 from lottery.runs.store import StoredRound
-from lottery.runs.verdicts import MEASURE, TOLERANCE, Table
+from lottery.runs.verdicts import AT_THE_END, CANNOT_TELL, MATCHING, MEASURE, NOT_MATCHING, TOLERANCE, Table
 
 COLUMNS = (
     "measure", "round", "density", "against", "replicates", "examples", "mean", "low", "high", "verdict", "two_way_low",
@@ -25,9 +25,8 @@ COLUMNS = (
 )  # fmt: skip
 
 # By measure, the array of `StoredRound.predictions` that it is the accuracy of.
-PREDICTIONS = {MEASURE: "early_stop", "final_test_accuracy": "final"}
-MATCHING = "matching"
-WHEN = {MEASURE: "At the early-stop step", "final_test_accuracy": "At the end of training"}
+PREDICTIONS = {MEASURE: "early_stop", AT_THE_END: "final"}
+WHEN = {MEASURE: "At the early-stop step", AT_THE_END: "At the end of training"}
 
 
 class Deviations(NamedTuple):
@@ -134,9 +133,12 @@ def sentences(found: Table) -> list[str]:
 
 
 def num_examples(run: Path) -> int:
-    """Count the test examples of a run; 0 if that is not known, for it stores no predictions."""
-    first = next(store.rounds(run), None)
-    return len(first.predictions["label"]) if first and first.has(store.PREDICTIONS) else 0
+    """Count the test examples of a run; 0 if that is not known, for it has no predictions that can be read."""
+    try:
+        first = next(store.rounds(run), None)
+        return len(first.predictions["label"]) if first else 0
+    except LotteryError:
+        return 0
 
 
 def too_fine(tolerance: float, num: int) -> list[str]:
@@ -165,4 +167,4 @@ def _networks(run: Path) -> dict[tuple[str, int], dict[int, StoredRound]]:
 
 def _verdict(ends: Sequence[float], tolerance: float) -> str:
     low, high = (end + tolerance + intervals.SAME for end in ends)
-    return MATCHING if low >= 0 else f"not {MATCHING}" if high < 0 else verdicts.CANNOT_TELL
+    return MATCHING if low >= 0 else NOT_MATCHING if high < 0 else CANNOT_TELL

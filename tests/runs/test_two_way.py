@@ -148,4 +148,8 @@ def test_a_run_without_predictions_says_so(small_run, tmp_path, lottery_command)
     store.write_record(folder / "round.json", record)
     done = lottery_command("show", run, "--interval", "two_way")
     assert done.returncode == 2 and "has no predictions: an earlier version stored it" in " ".join(done.stderr.split())
+    assert two_way.num_examples(run) == 0
+    (folder / "round.json").write_bytes((small_run.path / "replicate-1/round-00/round.json").read_bytes())
+    assert two_way.num_examples(run) == 360
+    (folder / "predictions.safetensors").unlink()  # what is only a warning's must not stop the command
     assert two_way.num_examples(run) == 0 and lottery_command("show", run).returncode == 0
