@@ -86,6 +86,13 @@ def contents(out):
     return found
 
 
+@pytest.fixture(autouse=True)
+def xla_where_it_is_tested(request, monkeypatch):
+    """Let `train.jit_compile = "auto"` mean no: XLA takes longer to compile than a test to train, and has its own tests."""
+    if not request.node.get_closest_marker("xla"):
+        monkeypatch.setattr("lottery.training.loop.gains_from_xla", lambda model: False)
+
+
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory):
     """A complete run of two replicates and four rounds on the digits. Tests only read it."""

@@ -70,6 +70,7 @@ def convolution():
     )
 
 
+@pytest.mark.xla
 @pytest.mark.parametrize(
     "build",
     [
@@ -469,6 +470,7 @@ def test_whatever_makes_another_network_makes_another_fingerprint():
     assert list(all_of_them()) == first and len(set(first)) == len(first)
 
 
+@pytest.mark.xla
 def test_python_in_a_step_keeps_xla_away(tmp_path):
     import keras
     import tensorflow as tf

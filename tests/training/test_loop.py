@@ -216,6 +216,7 @@ def test_nan_stops_and_says_where():
         compiled.train(weights.read_state(compiled.model), {}, seed=(1,))
 
 
+@pytest.mark.xla
 def test_xla_only_where_it_gains():
     import keras
 
