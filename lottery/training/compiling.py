@@ -183,9 +183,9 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
         test_logs = mirrored.on_each(model, model.test_step, example)
         model.optimizer.build(model.trainable_variables)
         # The loop traces the step once more. Most of a trace is the update of the weights, which in an optimizer of
-        # Keras' own neither draws nor calls Python.
+        # Keras' own is the same for each and neither draws nor calls Python.
         known = is_keras(type(model).train_step) and is_keras(type(model.optimizer))
-        step = _without_update(model) if known else model.train_step
+        step = _with_one_update(model) if known else model.train_step
         train = tf.function(lambda batch: mirrored.on_each(model, step, batch), autograph=False)
         traced = train.get_concrete_function(example)
         metrics = set(model.get_metrics_result())
@@ -199,8 +199,8 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
     )
 
 
-def _without_update(model: Any) -> Callable[[Any], Any]:
-    """Make Keras' own training step up to the gradients."""
+def _with_one_update(model: Any) -> Callable[[Any], Any]:
+    """Make Keras' own training step, but for the updates of all weights after the first."""
     import tensorflow as tf
 
     def step(batch: Any) -> Any:
@@ -208,7 +208,8 @@ def _without_update(model: Any) -> Callable[[Any], Any]:
         with tf.GradientTape() as tape:
             outputs = model(x, training=True)
             loss = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight)
-        tape.gradient(loss, model.trainable_weights)
+        pairs = list(zip(tape.gradient(loss, model.trainable_weights), model.trainable_weights, strict=True))
+        model.optimizer.apply_gradients([pair for pair in pairs if pair[0] is not None][:1] or pairs)
         return model.compute_metrics(x, y, outputs, sample_weight)
 
     return step
