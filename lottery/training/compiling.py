@@ -1,7 +1,7 @@
 """Compile a model for training: optimizer, loss, learning rates with warm-up and drops; and see what its steps do."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -182,12 +182,9 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
     with _fitting(model), mirrored.scope(mirrored.strategy_of(model)):
         test_logs = mirrored.on_each(model, model.test_step, example)
         model.optimizer.build(model.trainable_variables)
-        # The loop traces the step once more. Most of a trace is the update of the weights, which in an optimizer of
-        # Keras' own is the same for each and neither draws nor calls Python.
-        known = is_keras(type(model).train_step) and is_keras(type(model.optimizer))
-        step = _with_one_update(model) if known else model.train_step
-        train = tf.function(lambda batch: mirrored.on_each(model, step, batch), autograph=False)
-        traced = train.get_concrete_function(example)
+        train = tf.function(lambda batch: mirrored.on_each(model, model.train_step, batch), autograph=False)
+        with _updating_one_weight(model):
+            traced = train.get_concrete_function(example)
         metrics = set(model.get_metrics_result())
     graph = traced.graph.as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
@@ -199,20 +196,27 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
     )
 
 
-def _with_one_update(model: Any) -> Callable[[Any], Any]:
-    """Make Keras' own training step, but for the updates of all weights after the first."""
-    import tensorflow as tf
+@contextlib.contextmanager
+def _updating_one_weight(model: Any) -> Iterator[None]:
+    """Have Keras' own training step update one weight, for a while, if the optimizer is Keras' own too.
 
-    def step(batch: Any) -> Any:
-        x, y, sample_weight = keras_of(model).utils.unpack_x_y_sample_weight(batch)
-        with tf.GradientTape() as tape:
-            outputs = model(x, training=True)
-            loss = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight)
-        pairs = list(zip(tape.gradient(loss, model.trainable_weights), model.trainable_weights, strict=True))
-        model.optimizer.apply_gradients([pair for pair in pairs if pair[0] is not None][:1] or pairs)
-        return model.compute_metrics(x, y, outputs, sample_weight)
+    The loop traces the step once more, and most of a trace is the updates. Those of Keras are the same for each weight.
+    """
+    optimizer = model.optimizer
+    if not (is_keras(type(model).train_step) and is_keras(type(optimizer))) or "apply_gradients" in vars(optimizer):
+        yield
+        return
+    apply = optimizer.apply_gradients
 
-    return step
+    def apply_one(grads_and_vars: Any, *arguments: Any, **named: Any) -> Any:
+        pairs = list(grads_and_vars)
+        return apply([pair for pair in pairs if pair[0] is not None][:1] or pairs, *arguments, **named)
+
+    vars(optimizer)["apply_gradients"] = apply_one  # past Keras' __setattr__, which keeps track of what is assigned
+    try:
+        yield
+    finally:
+        del vars(optimizer)["apply_gradients"]
 
 
 def step_variable() -> Any:
