@@ -54,7 +54,7 @@ SMALL = {
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give each worker of `-n 2` a contiguous part of the tests, so that fixtures and traces are made once, not twice."""
+    """Give each worker of `-n 3` a contiguous part of the tests, so that fixtures and traces are made once, not twice."""
     from xdist.scheduler.worksteal import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None

@@ -397,7 +397,7 @@ def survivors(mode, library, optimizer, held=False):
     """Weights after three epochs under a mode, with values held in one weight or without."""
     rng = np.random.default_rng(3)
     jit_compile = BY_DEFAULT[library.__name__] if optimizer == "adam" else False
-    # Slots are made while `fit` is traced, which then traces twice, where modes are to agree bit for bit.
+    # Where modes are to agree bit for bit, `fit` makes the slots too, which costs a second trace.
     model = network(library, optimizer, built=callable(optimizer), jit_compile=jit_compile)
     held_at = {"dense_1/kernel": 0.125} if held else None
     kept = random_masks(model)
