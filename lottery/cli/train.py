@@ -126,7 +126,7 @@ def plan(
     """
     from lottery import config
     from lottery.formatting import number
-    from lottery.pipeline import planning, presets
+    from lottery.pipeline import environment, planning, presets
     from lottery.runs import store, verdicts
 
     if std is not None and pilot is not None:
@@ -141,6 +141,7 @@ def plan(
     else:
         source = presets.find(experiment) if experiment else None
     planned = config.load(source, config.parse_overrides(words))
+    environment.num_threads()  # imports TensorFlow without its start-up messages
     rule = verdicts.rule_for(planned, tolerance, looks)
     rows = planning.rounds(planned, pilot)
     num_entries, asked = int(rows["num_kept"].iloc[0]), std is not None or pilot is not None

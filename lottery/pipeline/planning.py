@@ -55,7 +55,7 @@ def rounds(experiment: config.Experiment, pilot: Path | None = None) -> Table:
 def sizes(experiment: config.Experiment, num_entries: int) -> dict[str, int]:
     """Count the ``networks``, training ``steps`` and, about, ``bytes`` on disk of an experiment.
 
-    Of each network are stored two sets of weights in single precision, and the masks with one bit for each entry.
+    Each network is stored with two sets of weights in single precision, and with masks of one bit for each entry.
     """
     num = len(store.wanted(experiment)) * experiment.run.num_replicates
     return {
@@ -112,5 +112,5 @@ def sentences(experiment: config.Experiment, num_entries: int) -> list[str]:
     steps, each = column([found["steps"], experiment.train.num_steps])
     return [
         f"{found['networks']:,} networks, {of}: {steps} steps of training, at {each} each.",
-        f"About {found['bytes'] / scale:,.0f} {unit} on disk.",
+        f"About {found['bytes'] / scale:,.0f} {unit} of weights and masks on disk.",
     ]

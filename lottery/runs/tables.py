@@ -24,7 +24,7 @@ class Grid(NamedTuple):
 COLOURS = {verdicts.GOOD: "#2e9e4f", verdicts.OPEN: "#b8860b", verdicts.BAD: "#d9534f"}
 
 # The order in which a narrow terminal leaves out columns of the rounds.
-LEAVE_OUT = ("end interval", "interval", "kept", "at the end", "early stop", "end vs dense", "special", "density")
+LEAVE_OUT = ("end interval", "interval", "kept", "end", "early stop", "end vs dense", "special", "density")
 
 
 def by_round(points: Table, judged: Table, rule: verdicts.Rule) -> Grid:
@@ -61,7 +61,7 @@ def by_round(points: Table, judged: Table, rule: verdicts.Rule) -> Grid:
             "later?": later,
             "verdict": own["verdict"],
             "special": own["special"],
-            "at the end": formatting.number(line["final_accuracy_mean"]),
+            "end": formatting.number(line["final_accuracy_mean"]),
             **at_the_end,
         })  # fmt: skip
     notes = [

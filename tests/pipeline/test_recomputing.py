@@ -91,8 +91,8 @@ def found(run, **passed):
 def test_a_whole_run_is_computed_again(run, lottery_command):
     assert run.verify(recompute=True) == []
     done = lottery_command("verify", run.path, "--recompute")
-    assert done.returncode == 0 and "Computing 6 networks again." in done.stderr
-    assert "5 of 5 networks and 1 more are stored; every checksum and every invariant holds." in done.stdout
+    assert done.returncode == 0 and "Computing 7 networks again." in done.stderr
+    assert "5 of 5 networks and 2 more are stored; every checksum and every invariant holds." in done.stdout
     text = " ".join(done.stdout.split())
     assert text.endswith("from the stored weights; the same number of examples had to be right.")
     text = " ".join(lottery_command("verify", run.path).stdout.split())
@@ -132,7 +132,7 @@ def test_forged_numbers_are_found_at_both_steps(copy, lottery_command):
     assert wrong["round 1"][0] == f"The early-stop test accuracy {recorded}"
     assert len(notes) == 1
     done = lottery_command("verify", copy.path, "--recompute")
-    assert done.returncode == 1 and "6 of 6 are wrong." in done.stdout
+    assert done.returncode == 1 and "6 of 7 are wrong." in done.stdout
     assert "replicate 1, round 1: The early-stop test accuracy is" in done.stdout
 
 
