@@ -1,15 +1,17 @@
 """The functions that a user calls, `run`, `load`, `sweep` and `branch`, and the `Run` that they return."""
 
+import contextlib
 import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from lottery import config, plots, progress, stopping
+from lottery.analysis import connectivity
 from lottery.enforcement import Enforcement
 from lottery.executors import cluster
-from lottery.pipeline import branching, running, sweeping
+from lottery.pipeline import branching, recomputing, running, sweeping
 from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.preparing import Ingredients
 from lottery.pruning.branches import BranchFunction
@@ -71,6 +73,10 @@ class Run:
 
     path: Path
 
+    def __fspath__(self) -> str:
+        """Return its folder, so that whatever takes a path takes a run."""
+        return str(self.path)
+
     @property
     def experiment(self) -> config.Experiment:
         """The experiment, with every value that was used."""
@@ -80,12 +86,14 @@ class Run:
         """Return the tidy table: a row for each trained network; see `lottery.runs.results.table`."""
         return results.table(self.path)
 
-    def verdict(self, tolerance: float = TOLERANCE) -> list[str]:
+    def verdict(self, tolerance: float = TOLERANCE, looks: int = 1) -> list[str]:
         """Say in a sentence if a ticket is winning, and in more what the rounds and the controls show.
 
-        A matching ticket may lose `tolerance` of its accuracy, both in [0, 1].
+        A matching ticket may lose `tolerance` of its accuracy, both in [0, 1]. For `looks`, see
+        `lottery.runs.verdicts.rule_for`.
         """
-        return verdicts.sentences(self.table(), tolerance, verdicts.goal(self.experiment), trained=self._trained())
+        rule = verdicts.rule_for(self.experiment, tolerance, looks)
+        return verdicts.sentences(self.table(), rule, self._trained())
 
     def plot(self, kind: str = "accuracy", **options: Any) -> Any:
         """Draw a Matplotlib figure, which a notebook shows; ``savefig`` writes it to a file.
@@ -109,11 +117,18 @@ class Run:
 
         return page.write([self.path], out, tolerance, author)
 
-    def ticket(self, *, round: int | str | None = None, density: float | None = None, replicate: int = 1) -> "Ticket":
+    def ticket(
+        self,
+        *,
+        round: int | str | None = None,
+        density: float | None = None,
+        replicate: int = 1,
+        at: Literal["end", "early_stop"] = "end",
+    ) -> "Ticket":
         """Load a ticket of this run; see `lottery.tickets.load`."""
         from lottery import tickets
 
-        return tickets.load(self.path, round=round, density=density, replicate=replicate)
+        return tickets.load(self.path, round=round, density=density, replicate=replicate, at=at)
 
     def tickets(self) -> Table:
         """List the tickets: a row for each replicate and pruned round; see `lottery.tickets.from_run.listed`."""
@@ -121,9 +136,21 @@ class Run:
 
         return from_run.listed(self.path)
 
-    def verify(self) -> list[str]:
-        """Recompute every checksum and invariant, and return a sentence for each that is wrong."""
-        return [f"{name}: {sentence}" for name, wrong in verification.verify(self.path) for sentence in wrong]
+    def verify(self, recompute: bool = False, *, model: Callable[[], Any] | None = None, data: Any = None) -> list[str]:
+        """Recompute every checksum and invariant, and return a sentence for each that is wrong.
+
+        Args:
+            recompute: Also compute losses, accuracies and predictions again, from the stored weights at the early-stop
+                step and at the end, and draw initial weights again; see `lottery.pipeline.recomputing.opened`.
+            model, data: For `recompute`, the objects passed to `lottery.run`.
+
+        Raises:
+            LotteryError: The run cannot be read; or for `recompute`, its data are not found or differ.
+        """
+        ingredients = Ingredients(model, data)
+        with recomputing.opened(self.path, ingredients) if recompute else contextlib.nullcontext() as again:
+            networks = [*verification.verify(self.path, again), *connectivity.wrong(self.path, again)]
+        return [f"{name}: {sentence}" for name, wrong in networks for sentence in wrong]
 
     def branch(self, kind: str | BranchFunction, rounds: Sequence[int] = (), **options: Any) -> "Run":
         """Train branches from stored rounds; see `lottery.branch`."""
@@ -135,13 +162,14 @@ class Run:
         path = f"<p><code>{html.escape(str(self.path))}</code></p>"
         if rows.empty:
             return f"{path}<p>No round is complete yet.</p>"
-        word, num_steps, trained = verdicts.goal(experiment), experiment.train.num_steps, self._trained()
-        head = verdicts.headline(rows, word=word, trained=trained)
+        rule, trained = verdicts.rule_for(experiment), self._trained()
+        judged = verdicts.judged(rows, rule)
+        head = verdicts.headline(rows, rule, trained, judged)
         parts = [f"<p><b style='color: {tables.COLOURS[head.tone]}'>{html.escape(head.text)}</b></p>", path]
-        points = results.summary(rows, num_steps)
+        points = results.summary(rows, rule.last_step)
         if (points["branch"] == store.TICKET).any():
-            parts.append(tables.html(tables.by_round(points, verdicts.judged(rows, word=word), num_steps)))
-        _, *details = self.verdict()
+            parts.append(tables.html(tables.by_round(points, judged, rule)))
+        _, *details = verdicts.sentences(rows, rule, trained, judged)
         return "".join([*parts, plots.svg(rows), *(f"<p>{html.escape(sentence)}</p>" for sentence in details)])
 
     def _trained(self) -> tuple[int, int]:
@@ -226,7 +254,8 @@ def branch(
     Args:
         run: The run's folder.
         kind: A key of `lottery.pruning.branches.BRANCHES`, or a function from `StoredTicket` to `BranchStart`.
-        rounds: The rounds to branch from; every complete pruned round by default.
+        rounds: The rounds to branch from; every complete pruned round by default. ``"transfer"`` adds round 0, the
+            dense network.
         overrides: For ``"transfer"`` only: the ``[data]`` of the other data set, and values of ``[train]`` that
             differ, such as ``{"data": {"name": "fashion_mnist"}}``.
         model, data: The objects passed to `lottery.run`; for ``"transfer"``, `data` may be the other data.

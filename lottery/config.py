@@ -17,6 +17,7 @@ from lottery.enforcement import ENFORCEMENTS
 from lottery.errors import LotteryError, unknown
 from lottery.models.settings import Model
 from lottery.pruning import branches
+from lottery.pruning.criteria import NEEDS_NETWORK
 from lottery.pruning.settings import Prune, Rewind
 from lottery.settings import Natural, Positive, Section, is_given, one_of
 from lottery.training.settings import Train
@@ -86,11 +87,16 @@ def load(
             del tables["prune"]["rates"]  # they are for the weights of the model that ships with it
     else:
         tables = source if isinstance(source, Mapping) else read(Path(source))
-    return validated(merged(tables, overrides or {}))
+    experiment = validated(merged(tables, overrides or {}))
+    _check_fair(experiment)
+    return experiment
 
 
 def validated(tables: Mapping[str, Any]) -> Experiment:
-    """Check the tables of an experiment, and fill in every default, or raise a `LotteryError`."""
+    """Check the tables of an experiment, and fill in every default, or raise a `LotteryError`.
+
+    Unlike `load`, this accepts what a run may have that was stored before it was seen to be unfair.
+    """
     try:
         return Experiment.model_validate(tables)
     except ValidationError as error:
@@ -191,6 +197,18 @@ def _drop_later_controls(merged: dict[str, Any], overrides: Mapping[str, Any]) -
     if type(last) is int and rounds:
         left = [index for index in rounds if index <= last] or [last]
         merged["run"] = {**merged["run"], "control_rounds": left if last else []}
+
+
+def _check_fair(experiment: Experiment) -> None:
+    """Refuse controls, and a criterion, that have no meaning where tickets start."""
+    rewind, criterion = experiment.rewind, experiment.prune.criterion
+    for name in experiment.run.controls:
+        branches.check_fair(name, rewind.mode, rewind.step, "run.controls: leave out {name}, which")
+    if criterion in NEEDS_NETWORK and rewind.mode != "weights":
+        raise LotteryError(
+            f'rewind.mode: received "{rewind.mode}", allowed with prune.criterion = "{criterion}" is "weights": it '
+            "scores the weights that training starts from, before any training."
+        )
 
 
 def _sentence(error: ValidationError) -> LotteryError:

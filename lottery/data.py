@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -134,13 +134,55 @@ DATASETS: dict[str, Callable[[], dict[str, np.ndarray]]] = {
 }
 
 
+class Scaling(NamedTuple):
+    """How pixels of a byte become inputs: (x - mean) / standard_deviation, then, if `unit_norm`, over its length."""
+
+    mean: np.ndarray  # a number, or one for each channel, as the standard deviation
+    standard_deviation: np.ndarray
+    unit_norm: bool  # each example then has the Euclidean length 1, if it is not zero everywhere
+
+
+def _standardize(x: np.ndarray) -> Scaling:
+    """Give each channel mean 0 and variance 1 over `x`."""
+    channels = x.shape[-1] if x.ndim == 4 and x.shape[-1] <= 4 else 1
+    counts = np.zeros((channels, 256), np.int64)
+    for some in np.array_split(x, 1 + x.size // 2**20):  # float64 would take eight times the memory
+        for channel, values in enumerate(some.reshape(-1, channels).T):
+            counts[channel] += np.bincount(values, minlength=256)
+    fractions, levels = counts / counts.sum(axis=1, keepdims=True), np.arange(256)
+    mean = fractions @ levels
+    deviation = np.sqrt(np.sum(fractions * (levels - mean[:, None]) ** 2, axis=1))
+    return Scaling(mean.astype(np.float32), np.where(deviation > 0, deviation, 1).astype(np.float32), unit_norm=False)
+
+
+def _unit(x: np.ndarray) -> Scaling:
+    """Scale pixels to numbers from 0 to 1."""
+    return Scaling(np.zeros((), np.float32), np.full((), 255, np.float32), unit_norm=False)
+
+
+def _unit_norm(x: np.ndarray) -> Scaling:
+    """Scale each image to Euclidean length 1, as the code of Frankle & Carbin 2019 does with MNIST.
+
+    See ``datasets/dataset_mnist.py`` in https://github.com/google-research/lottery-ticket-hypothesis.
+    """
+    return Scaling(np.zeros((), np.float32), np.ones((), np.float32), unit_norm=True)
+
+
+# By the name in ``data.pixels``: functions from the images of the training split to a `Scaling`.
+PIXELS: dict[str, Callable[[np.ndarray], Scaling]] = {
+    "standardize": _standardize,
+    "unit": _unit,
+    "unit_norm": _unit_norm,
+}
+
+
 class Data(Section):
     """The ``[data]`` section of an experiment."""
 
     name: Annotated[str, one_of("data.name", DATASETS, also=is_given)] = "mnist"
     path: str = ""
     validation: Positive = 5000
-    pixels: Literal["standardize", "unit"] = "standardize"
+    pixels: Annotated[str, one_of("data.pixels", PIXELS)] = "standardize"
     augment: tuple[Literal["crop", "flip"], ...] = Field(default=(), strict=False)
     fingerprint: str = ""
 
@@ -174,11 +216,21 @@ class Splits:
     train: Split
     validation: Split
     test: Split
-    # Of the training part, a number or one for each channel. The network's input is (x - mean) / standard_deviation.
-    mean: np.ndarray
+    mean: np.ndarray  # this and the next two are of the training part, as `Scaling` explains
     standard_deviation: np.ndarray
+    unit_norm: bool
     fingerprint: str  # of every example and of the split
     notes: tuple[str, ...] = ()  # sentences that a person should read
+
+    def scaled(self, x: np.ndarray) -> np.ndarray:
+        """Scale stored examples to the network's input."""
+        if x.dtype != np.uint8:
+            return x
+        values = (x.astype(np.float32) - self.mean) / self.standard_deviation
+        if not self.unit_norm:
+            return values
+        lengths = np.linalg.norm(values.reshape(len(x), -1), axis=1).reshape(-1, *[1] * (x.ndim - 1))
+        return values / np.where(lengths > 0, lengths, 1)
 
 
 @dataclass(frozen=True)
@@ -287,21 +339,10 @@ def _checked(value: Any, key: str, where: str) -> np.ndarray:
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
-def _scaling(x: np.ndarray, pixels: str) -> tuple[np.ndarray, np.ndarray]:
-    zero, one = np.zeros((), np.float32), np.ones((), np.float32)
+def _scaling(x: np.ndarray, pixels: str) -> Scaling:
     if x.dtype != np.uint8:
-        return zero, one
-    if pixels == "unit":
-        return zero, 255 * one
-    channels = x.shape[-1] if x.ndim == 4 and x.shape[-1] <= 4 else 1
-    counts = np.zeros((channels, 256), np.int64)
-    for some in np.array_split(x, 1 + x.size // 2**20):  # float64 would take eight times the memory
-        for channel, values in enumerate(some.reshape(-1, channels).T):
-            counts[channel] += np.bincount(values, minlength=256)
-    fractions, levels = counts / counts.sum(axis=1, keepdims=True), np.arange(256)
-    mean = fractions @ levels
-    deviation = np.sqrt(np.sum(fractions * (levels - mean[:, None]) ** 2, axis=1))
-    return mean.astype(np.float32), np.where(deviation > 0, deviation, 1).astype(np.float32)
+        return Scaling(np.zeros((), np.float32), np.ones((), np.float32), unit_norm=False)
+    return PIXELS[pixels](x)
 
 
 def _fingerprint(parts: tuple[Split, ...]) -> str:

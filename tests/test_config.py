@@ -23,7 +23,7 @@ def test_files_load_and_survive_a_round_trip(path):
 def test_every_value_reaches_the_digest():
     digests = {config.digest(config.load({}))}
     words = [
-        "name=a", "data.name=digits", "data.path=x", "data.validation=3", "data.pixels=unit", "model.name=a:b",
+        "name=a", "data.name=digits", "data.path=x", "data.validation=3", "data.pixels=unit", "data.pixels=unit_norm", "model.name=a:b",
         "train.num_steps=3", "train.batch_size=3", "train.optimizer=sgd", "train.learning_rate=0.5", "train.eval_every=3",
         "train.test_curve=true", "train.jit_compile=true", "prune.scope=global", "prune.schedule=linear",
         "prune.rate=0.3", "prune.num_rounds=3", "prune.rates.a/b=0.1", "run.num_replicates=2", "run.seed=4",

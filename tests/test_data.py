@@ -52,6 +52,31 @@ def test_scaling_is_the_training_parts_own(shape, rng):
     assert (unit.mean, unit.standard_deviation) == (0, 255)
 
 
+@pytest.mark.parametrize("shape", [(7,), (5, 5), (5, 5, 3)])
+def test_unit_norm_gives_every_image_the_length_1_and_a_black_image_stays_black(shape, rng):
+    import keras
+
+    x = rng.integers(0, 256, (60, *shape)).astype(np.uint8)
+    x[3] = 0
+    x[4] = 255
+    given = arrays(x_train=x, y_train=np.arange(60) % 3, x_test=x, y_test=np.arange(60) % 3)
+    loaded = data.split(given, data.Data(validation=10, pixels="unit_norm"))
+    assert {part.x.dtype for part in (loaded.train, loaded.validation, loaded.test)} == {np.dtype(np.uint8)}
+    assert loaded.notes == ()
+    # What the authors' code calls, on flat images.
+    expected = keras.utils.normalize(x.reshape(60, -1)).reshape(x.shape)
+    scaled = loaded.scaled(loaded.test.x)
+    assert scaled.dtype == np.float32
+    np.testing.assert_allclose(scaled, expected, atol=1e-6)
+    assert not scaled[3].any()
+    np.testing.assert_allclose(np.linalg.norm(np.delete(scaled, 3, 0).reshape(59, -1), axis=1), 1, rtol=1e-6)
+
+
+def test_pixels_have_a_name_that_exists():
+    with pytest.raises(LotteryError, match=r"data\.pixels: received 'unitnorm', .*'unit_norm'; did you mean 'unit"):
+        config.load({"data": {"pixels": "unitnorm"}})
+
+
 def test_floats_are_taken_as_they_are():
     loaded = data.split(arrays(), data.Data(validation=20))
     assert (loaded.mean, loaded.standard_deviation) == (0, 1)

@@ -24,7 +24,7 @@ from lottery.analysis import (
 )
 from lottery.pipeline import branching, rounds
 from lottery.pruning import branches
-from lottery.runs import comparison, results, store, verdicts
+from lottery.runs import aggregates, comparison, results, store, two_way, verdicts
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {name: (DOCS / name).read_text() for name in ("metrics.md", "files.md")}
@@ -52,8 +52,16 @@ FRAMES = {
     "overlaps.table": lambda run, rows: overlaps.table(run, 3),
     "distances.table": lambda run, rows: distances.table(run),
     "costs.table": lambda run, rows: costs.table(run),
+    "aggregates.scores": lambda run, rows: _scores(rows),
+    "aggregates.summary": lambda run, rows: aggregates.summary(_scores(rows)),
+    "aggregates.profile": lambda run, rows: aggregates.profile(_scores(rows)),
+    "two_way.table": lambda run, rows: two_way.table(run),
     "comparison.compared": lambda run, rows: comparison.compared({"one": rows, "other": rows}),
 }
+
+
+def _scores(rows):
+    return aggregates.gathered({("", task): rows for task in ("one", "other")})
 
 
 @pytest.mark.parametrize("section", FRAMES)

@@ -86,6 +86,7 @@ def test_models_of_every_make_train_and_resume_with_the_same_bits(build, tmp_pat
     path = run(build, tmp_path, overrides=with_xla).path
     whole = final_bits(path)
     assert all(not wrong for _, wrong in lottery.runs.verification.verify(path))
+    np.testing.assert_array_equal(store.StoredRound(path, 1, 1).predictions["label"], ARRAYS[3])
     shutil.rmtree(store.round_path(path, 1, 1))
     assert run(build, tmp_path, overrides=with_xla).path == path
     assert final_bits(path) == whole
@@ -132,6 +133,8 @@ def test_what_custom_steps_report_is_what_is_recorded(tmp_path):
     stored = lottery.files.read_arrays(store.round_path(done.path, 1, 2) / "weights.safetensors")
     model = sequential(keras, keras.layers.Dense(8, "relu"), keras.layers.Dense(3))
     lottery.weights.assign(model, stored)
+    with pytest.raises(LotteryError, match="has no predictions: its model or its data"):
+        _ = store.StoredRound(done.path, 1, 2).predictions
     logits = np.asarray(model(ARRAYS[2]))
     assert rows["final_test_accuracy"].iloc[-1] == pytest.approx(np.mean(logits.argmax(1) == ARRAYS[3]), abs=1e-6)
     exps = np.exp(logits - logits.max(1, keepdims=True))

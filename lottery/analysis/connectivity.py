@@ -15,6 +15,7 @@ from lottery.analysis.record import Analysis, frame
 from lottery.errors import LotteryError, unknown
 from lottery.runs import intervals, store
 from lottery.runs.results import Table
+from lottery.runs.verification import Again
 
 STABLE = 0.02  # of Frankle et al. 2020, https://arxiv.org/abs/1912.05671, section 3
 PLACE = ("replicate", "round", "step", "density", "batch_norm")
@@ -93,20 +94,21 @@ def sentences(barriers: Table, confidence: float = 0.95) -> list[str]:
     return [f"{text[0].upper()}{text[1:]}." for text in found]
 
 
-def wrong(run: Path) -> Iterator[tuple[str, list[str]]]:
+def wrong(run: Path, again: Again | None = None) -> Iterator[tuple[str, list[str]]]:
     """Yield the name of each stored sibling and path of a run, and sentences about everything that is wrong with it.
 
     For siblings see `wrong_network`; a path may be damaged, its networks others than when it was measured, or the
     errors at its ends not theirs. In a name ", network " comes before a sibling's step, and ", path " before a path's.
+    With `again`, siblings are evaluated again.
     """
     experiment = store.read_experiment(run)
     for path in sorted(connectivity_files.folder(run).glob("replicate-*/round-*/branch-*/round.json")):
-        yield _checked(path.parent, "network", wrong_network(run, experiment, path.parent))
+        yield _checked(path.parent, "network", wrong_network(run, experiment, path.parent, again))
     for siblings, recomputed in connectivity_files.stored_paths(run, experiment):
         yield _checked(siblings.path_file(recomputed), "path", _wrong_path(siblings, recomputed))
 
 
-def wrong_network(run: Path, experiment: config.Experiment, folder: Path) -> Iterator[str]:
+def wrong_network(run: Path, experiment: config.Experiment, folder: Path, again: Again | None = None) -> Iterator[str]:
     """Yield a sentence for everything that is wrong with the sibling in a folder of a run.
 
     These are masks that are not the round's, masked weights that are not zero, and training that did not start from the
@@ -129,6 +131,8 @@ def wrong_network(run: Path, experiment: config.Experiment, folder: Path) -> Ite
         yield f"The stored weights of step {step} are not those that it started from."
     if not stored.began_with(siblings.start(order, state)):
         yield f"Training did not start from the weights of step {step} under the masks."
+    if again:
+        yield from again.evaluated(stored)
 
 
 def barrier(

@@ -10,8 +10,8 @@ from lottery.runs.verdicts import Table
 from lottery.settings import GIVEN
 
 COLUMNS = (
-    "replicate", "branch", "round", "density", "num_kept", "compression", "multiply_adds", "speedup", "seconds",
-    "steps",
+    "replicate", "branch", "round", "density", "num_kept", "compression", "parameter_compression", "multiply_adds",
+    "speedup", "seconds", "steps",
 )  # fmt: skip
 
 
@@ -32,27 +32,39 @@ def table(run: Path) -> Table:
 
     Returns:
         A data frame with the columns `COLUMNS`, a row for each row of `lottery.runs.results.table`, in its order:
-        ``compression`` is 1 / density; ``multiply_adds`` for one example of the run's own data, and ``speedup``, the
-        dense network's divided by these, both NaN if unknown; ``seconds`` and ``steps`` of training, for
-        `lottery.pruning.branches.early_bird` without the steps that draw the ticket. Infinite if nothing is left.
+        ``compression`` is 1 / density, of the prunable weights alone; ``parameter_compression`` counts all trainable
+        parameters, with biases and normalisation; ``multiply_adds`` for one example of the run's own data, and
+        ``speedup``, the dense network's divided by these, both NaN if unknown; ``seconds`` and ``steps`` of training,
+        for `lottery.pruning.branches.early_bird` without the steps that draw the ticket. Infinite if nothing is left.
     """
-    rows, per_entry = [], store.read_environment(run).get("uses", {})
+    environment = store.read_environment(run)
+    rows, per_entry = [], environment.get("uses", {})
     dense: int | None = None
+    others: int | None = None  # trainable parameters that cannot be pruned
     for stored in store.rounds(run):
         record = stored.record
         needed = multiply_adds(record["kept"], per_entry)
         if (stored.branch, stored.index) == (store.TICKET, 0):  # the first round of each replicate
             dense = needed
+            others = _others(stored, environment.get("not_pruned", {})) if others is None else others
+        left, whole = record["num_kept"] + (others or 0), record["num_weights"] + (others or 0)
         steps = [step for step, *_ in stored.metrics]
         computed = {
             "compression": 1 / record["density"] if record["density"] else math.inf,
+            "parameter_compression": math.nan if others is None else whole / left if left else math.inf,
             "multiply_adds": math.nan if needed is None else needed,
             "speedup": math.nan if needed is None or dense is None else dense / needed if needed else math.inf,
             "steps": max(steps) - min(steps),
         }
         rows.append({column: record[column] for column in COLUMNS if column in record} | computed)
-    floats = dict.fromkeys(("compression", "multiply_adds", "speedup", "seconds"), float)
+    floats = dict.fromkeys(("compression", "parameter_compression", "multiply_adds", "speedup", "seconds"), float)
     return frame(rows, COLUMNS).astype(floats)
+
+
+def _others(dense: store.StoredRound, reasons: Mapping[str, str]) -> int:
+    """Count the trainable parameters of a network that are not prunable."""
+    trained = (name for name, why in reasons.items() if why not in ("not trainable", "not floating point"))
+    return sum(dense.weights[name].size for name in trained)
 
 
 def total(run: Path) -> dict[str, float | int | None]:
@@ -77,5 +89,5 @@ COSTS = Analysis(
     table,
     None,
     "Compression, multiply-adds, theoretical speed-up, steps and seconds of each network.",
-    columns=("num_kept", "compression", "multiply_adds", "speedup", "steps", "seconds"),
+    columns=("num_kept", "compression", "parameter_compression", "multiply_adds", "speedup", "steps", "seconds"),
 )

@@ -1,17 +1,35 @@
 """The command line: thin commands, each of which imports the modules that it calls."""
 
+import contextlib
 import itertools
 import logging
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lottery.cli import analyze, output, tickets, train
-from lottery.cli.options import App, Csv, Json, Out, Replicate, Round, RunPath, Source, Tolerance, numbers, selected
-from lottery.errors import LotteryError, printable
+from lottery.cli import analyze, options, output, tickets, train
+from lottery.cli.options import (
+    App,
+    Csv,
+    Json,
+    Looks,
+    Out,
+    Replicate,
+    Round,
+    RunPath,
+    Source,
+    Tolerance,
+    numbers,
+    selected,
+)
+from lottery.errors import LotteryError, printable, unknown
+
+if TYPE_CHECKING:
+    from lottery.runs import verification
 
 app = App(
     name="lottery",
@@ -62,6 +80,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 app.command(short_help="Run an experiment, or continue it.", cls=train.WithNames)(train.run)
+app.command(short_help="Show what would be trained.")(train.plan)
 app.command(short_help="Run a grid of experiments.")(train.sweep)
 
 
@@ -95,19 +114,56 @@ def show(
     replicate: Replicate = None,
     round: Round = None,
     tolerance: Tolerance = 0.002,
+    interval: Annotated[
+        str,
+        typer.Option(
+            help="Over seeds, for this test set; or two_way, for other test examples too.",
+            metavar="seeds|two_way",
+        ),
+    ] = "seeds",
+    looks: Looks = 1,
 ) -> None:
     """Show a run's verdict and table; --json and --csv print a row for each trained network.
 
-    A narrow terminal leaves out, in this order: at the end, early stop, kept, density.
-    """
-    from lottery.runs import results
+    With --interval two_way, show and print ticket − dense over seeds and test examples instead.
 
+    A narrow terminal leaves out, in this order: end interval, interval, kept, at the end, early stop, end vs dense,
+    special, density.
+    """
+    from lottery.runs import results, two_way
+
+    if interval == "two_way":
+        if replicate is not None:
+            raise LotteryError("--replicate does not go with --interval two_way, which is over replicates.")
+        if looks != 1:
+            raise LotteryError("--looks does not go with --interval two_way, which is for one look.")
+        _show_two_way(run, round, tolerance, as_json, as_csv)
+        return
+    if interval != "seeds":
+        raise unknown("--interval", interval, ("seeds", "two_way"))
     rows = selected(results.table(run), replicate, None)
     chosen = selected(rows, None, round)
     if as_json or as_csv:
         output.rows(chosen, as_json, as_csv)
     else:
-        output.summary(run, rows, tolerance, round)
+        output.summary(run, rows, tolerance, round, looks)
+        output.say(*two_way.too_fine(tolerance, two_way.num_examples(run)))
+
+
+def _show_two_way(run: Path, round: int | None, tolerance: float, as_json: bool, as_csv: bool) -> None:
+    """Print ticket − dense with intervals over seeds and test examples."""
+    from lottery.runs import two_way
+
+    every = two_way.table(run, tolerance)
+    if every.empty and not (as_json or as_csv):
+        output.say(f"No pruned round of {run} can be compared with dense yet.")
+        return
+    found = selected(every, None, round)
+    if as_json or as_csv:
+        output.rows(found, as_json, as_csv)
+    else:
+        output.two_way(found, tolerance, two_way.sentences(every))
+        output.say(*two_way.too_fine(tolerance, two_way.num_examples(run)))
 
 
 app.command(short_help="Draw a figure of a run.", cls=analyze.WithKinds)(analyze.plot)
@@ -115,28 +171,57 @@ app.command(short_help="Write an HTML page about runs.")(analyze.report)
 
 
 @app.command(short_help="Recompute checksums and invariants.")
-def verify(source: Source) -> None:
-    """Recompute every checksum and invariant of a run or a ticket file; exit status 1 if anything is wrong."""
+def verify(
+    source: Source,
+    recompute: Annotated[
+        bool,
+        typer.Option("--recompute", help="Also evaluate each network again, and draw initial weights again."),
+    ] = False,
+    data: Annotated[
+        str, typer.Option(help="With --recompute: a file with the run's data, if they are not found.", metavar="FILE")
+    ] = "",
+) -> None:
+    """Recompute every checksum and invariant of a run or a ticket file; exit status 1 if anything is wrong.
+
+    With --recompute, it computes the losses, accuracies and predictions of the early-stop step and of the end again
+    from the stored weights, and draws initial weights again. This needs the data; nothing is trained.
+    """
     from lottery import files
     from lottery.analysis import connectivity
     from lottery.runs import store, verification
 
+    if data and not recompute:
+        raise LotteryError("--data is for --recompute only.")
     if not files.is_folder(source):
+        if recompute:
+            raise LotteryError(f"--recompute: received the file {str(source)!r}, allowed is the folder of a run.")
         tickets.verify(source)
         return
     num = num_wrong = 0
-    for name, wrong in itertools.chain(verification.verify(source), connectivity.wrong(source)):
-        num += 1
-        num_wrong += bool(wrong)
-        for sentence in wrong:
-            output.say(f"{name}: {sentence}")
+    with _recomputing(source, data) if recompute else contextlib.nullcontext() as again:
+        for name, wrong in itertools.chain(verification.verify(source, again), connectivity.wrong(source, again)):
+            num += 1
+            num_wrong += bool(wrong)
+            for sentence in wrong:
+                output.say(f"{name}: {sentence}")
     if num_wrong:
-        output.say(f"{num_wrong} of {num} are wrong.")
+        output.say(f"{num_wrong} of {num} are wrong.", *(again.notes if again else []))
         raise typer.Exit(1)
     stored, wanted = store.progress(source, store.read_experiment(source))
     more = f" and {num - stored} more" if num > stored else ""
     output.say(f"{stored} of {wanted} networks{more} are stored; every checksum and every invariant holds.")
-    output.say(*verification.not_repeated(source))
+    output.say(*verification.not_repeated(source, again))
+
+
+@contextlib.contextmanager
+def _recomputing(run: Path, data: str) -> Iterator["verification.Again"]:
+    """Prepare what networks are evaluated again with, and show how far that is."""
+    from lottery.data import read_npz
+    from lottery.pipeline import preparing, recomputing
+
+    arrays = tuple(read_npz(Path(data)).values()) if data else None
+    with output.counting() as report, recomputing.opened(run, preparing.Ingredients(data=arrays), report) as again:
+        yield again
 
 
 app.command(short_help="Train controls from stored rounds.", cls=train.NamingBranches)(train.branch)
@@ -151,12 +236,49 @@ def compare(
     within: Annotated[
         float, typer.Option(help="How far apart two densities may be, as a fraction of one.", metavar="FRACTION")
     ] = 0.05,
+    aggregate: Annotated[
+        bool,
+        typer.Option("--aggregate", help="Sum up runs of several data sets or models: method − dense over all."),
+    ] = False,
+    density: Annotated[
+        str,
+        typer.Option(
+            help="With --aggregate: at these densities, such as 0.2,0.05; by default at all they share.",
+            metavar="FRACTIONS",
+        ),
+    ] = "",
+    by: Annotated[
+        str,
+        typer.Option(
+            help="With --aggregate: compare tickets at each value of a key, such as prune.criterion, not controls.",
+            metavar="KEY",
+        ),
+    ] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="With --aggregate, at one --density: draw performance profiles; png, svg or pdf."),
+    ] = None,
 ) -> None:
-    """Compare the tickets of several runs with those of the first, at the nearest densities, paired by replicate."""
-    from lottery.runs import comparison, tables
+    """Compare the tickets of several runs with those of the first, at the nearest densities, paired by replicate.
+
+    With --aggregate, runs may be of several data sets and models: it prints the interquartile mean of ticket − dense
+    and of control − dense over all of them, and probabilities of improvement, with intervals.
+    Example: lottery compare runs/mnist-* runs/cifar10-* --aggregate --density 0.2,0.05
+    """
+    from lottery.runs import aggregates, comparison, tables
 
     if within < 0:
         raise LotteryError(f"--within: received {within}, allowed is 0 or more.")
+    if aggregate:
+        if rounds:
+            raise LotteryError("--rounds does not go with --aggregate; --density does.")
+        scores = aggregates.scores(runs, options.fractions("--density", density), by, within)
+        notes = [*aggregates.notes(scores), *([] if by else aggregates.dependent(runs))]
+        _aggregate(scores, notes, out, (as_json, as_csv))
+        return
+    for option, value in (("--density", density), ("--by", by), ("--out", out)):
+        if value:
+            raise LotteryError(f"{option} goes with --aggregate alone.")
     named = comparison.tables(runs)
     found = comparison.compared(named, within=within)
     others = comparison.left_out(named, found, within)
@@ -173,13 +295,39 @@ def compare(
         output.say(*others)
 
 
-@app.command(short_help="Compare a run with published numbers.")
-def check(run: RunPath) -> None:
-    """Compare a run of a published experiment with the published numbers; exit status 1 if a line fails."""
+def _aggregate(scores: Any, notes: Iterable[str], out: Path | None, as_rows: tuple[bool, bool]) -> None:
+    """Print what several runs show together, and draw it to a file."""
+    from lottery.analysis import profiles
+    from lottery.runs import aggregates, tables
+
+    if out is not None:
+        profiles.save(aggregates.profile(scores), out)
+    found = aggregates.summary(scores)
+    if any(as_rows):
+        output.rows(found, *as_rows)
+        output.say(*notes, file=sys.stderr)
+    else:
+        output.grid(tables.aggregated(found, list(dict.fromkeys(scores["task"]))), has_rows=True)
+        output.say(*notes)
+    if out is not None:
+        print(out, file=sys.stderr if any(as_rows) else sys.stdout)
+
+
+@app.command(short_help="Compare a run with the numbers of its paper.")
+def check(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:
+    """Compare a run of a published experiment with the numbers of its paper; exit status 1 if a line fails.
+
+    Each number has its source: the paper, the authors' code, a third party, or a bound of our own.
+    """
     from lottery.runs import published, tables
 
     lines, notes = published.compare(run)
-    output.grid(tables.published(lines, notes))
+    if as_json or as_csv:
+        output.rows(lines, as_json, as_csv)
+    else:
+        output.say(published.READING)
+        print()
+        output.grid(tables.published(lines, notes), has_rows=True)
     if any(line["verdict"] == "fail" for line in lines):
         raise typer.Exit(1)
 

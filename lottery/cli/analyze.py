@@ -229,6 +229,7 @@ def report(
     ] = None,
     tolerance: options.Tolerance = 0.002,
     author: Annotated[str, typer.Option(help="Who made the runs, to be named on the page.")] = "",
+    looks: options.Looks = 1,
 ) -> None:
     """Write one HTML page about a run, or about several side by side, that fetches nothing and can be mailed.
 
@@ -236,4 +237,4 @@ def report(
     """
     from lottery.report import page
 
-    print(page.write(runs, out or runs[0] / "report.html", tolerance, author))
+    print(page.write(runs, out or runs[0] / "report.html", tolerance, author, looks))

@@ -42,6 +42,14 @@ Tolerance = Annotated[
     float,
     typer.Option(min=0, max=1, help="Accuracy that a winning or matching ticket may lose.", metavar="FRACTION"),
 ]
+Looks = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        metavar="NUMBER",
+        help="How often you judge the run while you add replicates, chosen before; intervals are wider for it.",
+    ),
+]
 Tensorboard = Annotated[bool, typer.Option(help="Write event files for TensorBoard in the run's folder.")]
 Workers = Annotated[
     int | None,
@@ -71,6 +79,10 @@ Density = Annotated[
     float | None, typer.Option(help="Instead of --round: the round of the nearest density.", metavar="FRACTION")
 ]
 OneReplicate = Annotated[int, typer.Option(help="Replicate of a run, from 1.", metavar="NUMBER")]
+At = Annotated[
+    str,
+    typer.Option(metavar="end|early_stop", help="Which trained weights of a run to take."),
+]
 DataPath = Annotated[
     str, typer.Option(help="A file with the data of the ticket, if they are not found.", metavar="FILE")
 ]
@@ -133,10 +145,10 @@ def naming(read: Callable[[], Iterable[str]]) -> type[Command]:
     return Naming
 
 
-def listing(title: str, read: Callable[[], Iterable[tuple[str, str]]]) -> type[Command]:
+def listing(title: str, read: Callable[[], Iterable[tuple[str, str]]], kind: type[Command] = Command) -> type[Command]:
     """Return a kind of command that lists names and what they are below its options, and reads them only then."""
 
-    class Listing(Command):
+    class Listing(kind):
         def format_epilog(self, ctx: Any, formatter: Any) -> None:
             with formatter.section(title):
                 formatter.write_dl(list(read()))
@@ -150,6 +162,14 @@ def numbers(option: str, words: str) -> list[int]:
         return [int(word) for word in words.split(",") if word]
     except ValueError:
         raise LotteryError(f"{option}: received {words!r}, allowed are numbers such as 7,15.") from None
+
+
+def fractions(option: str, words: str) -> list[float]:
+    """Read the fractions in the value of an option, such as 0.2,0.05."""
+    try:
+        return [float(word) for word in words.split(",") if word]
+    except ValueError:
+        raise LotteryError(f"{option}: received {words!r}, allowed are fractions such as 0.2,0.05.") from None
 
 
 def selected(rows: Any, replicate: int | None, round: int | None) -> Any:

@@ -1,8 +1,9 @@
 """Print tables and sentences to a terminal, in its width and colours, or to a pipe, as they are."""
 
+import contextlib
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,22 @@ HEADS = {
     "multiply_adds": "multiply-adds", "batch_norm": "BatchNorm",
 }  # fmt: skip
 
-# Columns that are never left out, and columns of prose, which may take several lines.
-KEPT = {"name", "run", "branch", "weight", "file", "format", "what", "round", "claim", "verdict", "test accuracy"}
-PROSE = {"reproduces", "claim", "published", "measured"}
+# Columns that are never left out, and columns of prose, which may take several lines, with their least width.
+KEPT = {
+    "name",
+    "run",
+    "branch",
+    "weight",
+    "file",
+    "format",
+    "what",
+    "round",
+    "claim",
+    "verdict",
+    "test accuracy",
+    "source",
+}
+PROSE = {"reproduces": 12, "claim": 12, "source": 8, "stated (bound)": 9, "measured": 9}
 
 COLOURS = {"good": "green", "open": "yellow", "bad": "red"}
 GAP = 2  # between two columns
@@ -31,6 +45,25 @@ def say(*sentences: object, file: Any = None) -> None:
     file = file or sys.stdout
     for sentence in sentences:
         print(formatting.wrapped(str(sentence), formatting.columns(file)), file=file)
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[Callable[[int, int, str], None]]:
+    """Show how much of some work is done, and its next part: a bar in a terminal, and on a pipe how much there is."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
+
+    console = Console(stderr=True)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield lambda done, total, name: None if done else say(f"Computing {total:,} networks again.", file=sys.stderr)
+        return
+    text = TextColumn("{task.description}", table_column=Column(no_wrap=True))
+    parts = (text, BarColumn(bar_width=18), MofNCompleteColumn(), TimeRemainingColumn())
+    # What is printed meanwhile must not end up on standard error, unless both are the same terminal.
+    with Progress(*parts, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as display:
+        bar = display.add_task("starting TensorFlow", total=None)
+        yield lambda done, total, name: display.update(bar, completed=done, total=total, description=name)
 
 
 def head(column: str) -> str:
@@ -68,10 +101,10 @@ def grid(shown: "tables.Grid", has_rows: bool = False) -> None:
     say(*(note for note in shown.notes if not (note.startswith("≥") and "early stop" in absent)))
 
 
-def summary(run: Path, rows: Any, tolerance: float, round: int | None = None) -> None:
+def summary(run: Path, rows: Any, tolerance: float, round: int | None = None, looks: int = 1) -> None:
     """Print a run's verdict in a line, its table with a verdict for each round, and the rest of what it shows.
 
-    The table may be of one round alone; the verdict is of all.
+    The table may be of one round alone; the verdict is of all. For `looks`, see `lottery.runs.verdicts.rule_for`.
     """
     from lottery.runs import results, store, tables, verdicts
 
@@ -79,21 +112,35 @@ def summary(run: Path, rows: Any, tolerance: float, round: int | None = None) ->
         say(f"No round of {run} is complete yet.")
         return
     experiment = store.read_experiment(run)
-    word, num_steps, trained = verdicts.goal(experiment), experiment.train.num_steps, store.progress(run, experiment)
-    found = verdicts.headline(rows, tolerance, word, trained=trained)
+    rule, trained = verdicts.rule_for(experiment, tolerance, looks), store.progress(run, experiment)
+    judged = verdicts.judged(rows, rule)
+    found = verdicts.headline(rows, rule, trained, judged)
     text = formatting.wrapped(found.text, formatting.columns(sys.stdout))
     _console().print(text, style=f"bold {COLOURS[found.tone]}")
     print()
-    points = results.summary(rows, num_steps)
+    points = results.summary(rows, rule.last_step)
     points = points if round is None else points[points["round"] == round]
     if (points["branch"] == store.TICKET).any():
-        grid(tables.by_round(points, verdicts.judged(rows, tolerance, word), num_steps), has_rows=True)
-        above = f"-{tolerance:g}" if tolerance else "0"
-        say(f"{word.capitalize()}: the whole 95 % interval of vs dense is above {above}, see --tolerance.")
+        grid(tables.by_round(points, judged, rule), has_rows=True)
     _branches(points)
     print()
-    _, *details = verdicts.sentences(rows, tolerance, word, trained=trained)
+    _, *details = verdicts.sentences(rows, rule, trained, judged)
     say(*results.collapsed(run), *details)
+    _transfers(results.transfers(rows))
+
+
+def two_way(found: Any, tolerance: float, sentences: Sequence[str]) -> None:
+    """Print ticket − dense with intervals over seeds and test examples, at both times, and what they show."""
+    from lottery.runs import tables, two_way
+
+    notes: Sequence[str] = ()
+    for measure, when in two_way.WHEN.items():
+        shown = tables.two_way(found, measure, tolerance)
+        print(f"{when}:")
+        table(shown.heads, shown.rows, shown.leave_out, has_rows=True)
+        print()
+        notes = shown.notes
+    say(*notes, *sentences)
 
 
 def table(
@@ -123,7 +170,9 @@ def table(
             formatting.wrapped(cell, widths.get(place)) if heads[place] in PROSE else cell
             for place, cell in enumerate(line)
         ]
-        tones = {place: verdicts.tone(line[place]) for place in widths if heads[place] == "verdict" and line[place]}
+        tones = {
+            place: verdicts.tone(line[place]) for place in widths if heads[place].endswith("verdict") and line[place]
+        }
         printed.add_row(*(Text(line[place], COLOURS.get(tones.get(place, ""), "")) for place in widths))
     _console().print(printed)
     if absent := [head for place, head in enumerate(heads) if place not in widths]:
@@ -147,7 +196,7 @@ def fitted(
         word = longest(head.split())
         widths[place] = least[place] = max(longest(cells[place]), word, min(cell_len(head), 6))
         if head in PROSE:
-            least[place] = max(longest([one for cell in cells[place] for one in cell.split()]), word, 12)
+            least[place] = max(longest([one for cell in cells[place] for one in cell.split()]), word, PROSE[head])
             widths[place] = max(widths[place], least[place])
     if width is None:
         return widths
@@ -193,6 +242,26 @@ def _branches(points: Any) -> None:
     print()
     table(["round", "density", *means.columns], lines, has_rows=True)
     say("Mean test accuracy at the early-stop step, of the ticket and the branches from its rounds.")
+
+
+def _transfers(found: Mapping[str, Any]) -> None:
+    """Print how tickets that were trained on other data compare with the dense network there."""
+    lines = [
+        [label, f"{line['round']:.0f}", f"{line['density']:.4f}", formatting.signed(line["mean"]), _ends(line)]
+        for label, part in found.items()
+        for line in part.to_dict("records")
+    ]
+    if lines:
+        print()
+        table(["branch", "round", "density", "vs dense there", "95 % interval"], lines)
+        say("vs dense there: ticket − dense, both trained on the other data.")
+    for label, part in found.items():
+        if part.empty:
+            say(f"{label} has no dense network on its data; the same `lottery branch` as before trains it.")
+
+
+def _ends(line: Mapping[str, Any]) -> str:
+    return formatting.ends(line["low"], line["high"])
 
 
 def compacted(found: Any) -> None:

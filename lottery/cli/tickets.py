@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from lottery.cli import output
-from lottery.cli.options import App, Csv, DataPath, Density, Json, OneReplicate, OneRound, RunPath, Source, naming
+from lottery.cli.options import App, At, Csv, DataPath, Density, Json, OneReplicate, OneRound, RunPath, Source, naming
 from lottery.errors import LotteryError, TicketError, printable, unknown
 
 tickets = App(help="The tickets of a run, and ticket files.")
@@ -80,6 +80,7 @@ def export(
     round: OneRound = None,
     density: Density = None,
     replicate: OneReplicate = 1,
+    at: At = "end",
     start: Annotated[
         bool, typer.Option("--start", help="Export the start weights, without the trained weights.")
     ] = False,
@@ -93,7 +94,7 @@ def export(
     from lottery import files
 
     paths = _paths(out, form)
-    ticket = _ticket(source, round, density, replicate)
+    ticket = _ticket(source, round, density, replicate, at)
     if saved := paths.get(TICKET):
         ticket.save(saved, trained=not start)
     others = {one: path for one, path in paths.items() if one != TICKET}
@@ -124,6 +125,7 @@ def compact(
     round: OneRound = None,
     density: Density = None,
     replicate: OneReplicate = 1,
+    at: At = "end",
     drop_inputs: Annotated[
         bool, typer.Option("--drop-inputs", help="Take only the inputs that some weight reads, as a flat vector.")
     ] = False,
@@ -146,7 +148,7 @@ def compact(
         with files.readable_errors(path):
             if path.is_dir():
                 raise LotteryError(f"--out: received the folder {str(path)!r}, allowed is a file.")
-    ticket = _ticket(source, round, density, replicate)
+    ticket = _ticket(source, round, density, replicate, at)
     with contextlib.ExitStack() as stack:
         # Opened first, so that a path that cannot be written is refused at once.
         places = [stack.enter_context(files.replacing(path)) for path in paths]
@@ -186,11 +188,11 @@ def verify(file: Path) -> None:
         output.say("Its network can be built, of Keras' own layers; nothing in the file is run.")
 
 
-def _ticket(source: Path, round: str | None, density: float | None, replicate: int) -> Any:
+def _ticket(source: Path, round: str | None, density: float | None, replicate: int, at: Any) -> Any:
     from lottery.tickets.ticket import load
 
     chosen = int(round) if round and round.lstrip("-").isdecimal() else round
-    ticket = load(source, round=chosen, density=density, replicate=replicate)
+    ticket = load(source, round=chosen, density=density, replicate=replicate, at=at)
     output.say(f"{ticket!r}"[1:-1], file=sys.stderr)  # without its brackets
     return ticket
 

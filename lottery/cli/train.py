@@ -7,18 +7,20 @@ from typing import Annotated, Any
 import typer
 
 from lottery.cli import options, output
+from lottery.errors import LotteryError
 from lottery.formatting import signed
 
 
 def _names() -> list[tuple[str, str]]:
     """List the names that an experiment may use, by key, as the dicts of functions have them now."""
-    from lottery.data import DATASETS
+    from lottery.data import DATASETS, PIXELS
     from lottery.enforcement import ENFORCEMENTS
     from lottery.models.networks import MODELS
     from lottery.pruning import allocation, branches, criteria, ranking, rewinding, schedules
 
     found = {
         "data.name": DATASETS,
+        "data.pixels": PIXELS,
         "model.name": MODELS,
         "prune.criterion": criteria.CRITERIA,
         "prune.scope": ranking.SCOPES,
@@ -85,6 +87,90 @@ def run(
     print(f"Figure: {figure}")
 
 
+def plan(
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            help="A TOML file, or a name from `lottery experiments ls`; by default mnist1d.",
+            metavar="[EXPERIMENT]",
+        ),
+    ] = None,
+    overrides: options.Overrides = None,
+    difference: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="The true ticket − dense to be found; by default 0, or the means of the run of --from.",
+        ),
+    ] = None,
+    std: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="NUMBER", help="Standard deviation of ticket − dense between replicates."),
+    ] = None,
+    pilot: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RUN", help="Instead of --std: a run that estimates it, and is not used again."),
+    ] = None,
+    power: Annotated[
+        float, typer.Option(metavar="FRACTION", help="The probability with which the difference is to be shown.")
+    ] = 0.8,
+    tolerance: options.Tolerance = 0.002,
+    looks: options.Looks = 1,
+    as_json: options.Json = False,
+    as_csv: options.Csv = False,
+) -> None:
+    """Show what an experiment would train, and how many replicates its verdicts need. Nothing is trained.
+
+    Examples: lottery plan run.num_replicates=10; lottery plan lenet_mnist --difference 0.005 --std 0.003;
+    lottery plan --from runs/NAME
+    """
+    from lottery import config
+    from lottery.formatting import number
+    from lottery.pipeline import environment, planning, presets
+    from lottery.runs import store, verdicts
+
+    if std is not None and pilot is not None:
+        raise LotteryError("--std and --from: received both, allowed is one of them.")
+    if not 0 < power < 1:
+        raise LotteryError(f"--power: received {power:g}, allowed is between 0 and 1.")
+    words = list(overrides or [])
+    if experiment is not None and "=" in experiment and not Path(experiment).exists():
+        words, experiment = [experiment, *words], None
+    if experiment is None and pilot is not None:
+        source: Any = store.read_experiment(pilot).model_dump(mode="json")
+    else:
+        source = presets.find(experiment) if experiment else None
+    planned = config.load(source, config.parse_overrides(words))
+    environment.num_threads()  # imports TensorFlow without its start-up messages
+    rule = verdicts.rule_for(planned, tolerance, looks)
+    rows = planning.rounds(planned, pilot)
+    num_entries, asked = int(rows["num_kept"].iloc[0]), std is not None or pilot is not None
+    if asked:
+        if difference is None and pilot is None:
+            difference = 0.0
+        rows = planning.needed(rows, planned, rule, power, difference=difference, std=std, pilot=pilot)
+    if as_json or as_csv:
+        output.rows(rows, as_json, as_csv)
+        return
+    shown = {"density": rows["density"].map("{:.4f}".format)}
+    for key in ("replicates", "for_all_rounds") if asked else ():
+        shown[key] = rows[key].map("{:,.0f}".format, na_action="ignore").fillna("")
+    for key in ("difference", "std") if asked else ():
+        shown[key] = rows[key].map(lambda value, signs="+.4f" if key == "difference" else ".4f": number(value, signs))
+    output.rows(rows.astype(object).assign(**shown))
+    output.say(*planning.sentences(planned, num_entries))
+    if asked:
+        true = "the run's difference" if difference is None else "the difference"
+        output.say(
+            f"Replicates: of a new run, to show with a power of {100 * power:g} % that a round is matching if {true} "
+            "is true; empty where more than 1,000 would not. For all rounds: to show it for all "
+            f"{planned.prune.num_rounds} rounds at once, whatever the others show.",
+            "Fix the number before, in run.num_replicates, and take a seed that no earlier run has (run.seed).",
+        )
+    else:
+        output.say("--std NUMBER or --from RUN also says how many replicates the verdicts need.")
+
+
 def sweep(
     file: Annotated[
         Path, typer.Argument(help="A TOML file: an experiment with a table [sweep] of lists of values.", metavar="FILE")
@@ -128,7 +214,11 @@ def sweep(
     output.rows(rows, as_json, as_csv)
 
 
-NamingBranches = options.naming(lambda: import_module("lottery.pruning.branches").BRANCHES)
+NamingBranches = options.listing(
+    "Refused, because it would be no fair comparison, in runs of",
+    lambda: import_module("lottery.pruning.branches").refusals(),
+    options.naming(lambda: import_module("lottery.pruning.branches").BRANCHES),
+)
 
 
 def branch(

@@ -31,17 +31,21 @@ def branch(
     experiment = store.read_experiment(path)
     if isinstance(kind, str) and kind not in branches.BRANCHES:
         raise unknown("branch", kind, branches.BRANCHES)
+    if isinstance(kind, str):
+        branches.check_fair(kind, experiment.rewind.mode, experiment.rewind.step)
     function = branches.BRANCHES[kind].function if isinstance(kind, str) else kind
     name = _name(function)
     transfers = name in branches.BRANCHES and branches.BRANCHES[name].other_data
     _check_overrides(overrides, transfers, ingredients.data is not None)
     with execution.started() as (report, asked), contextlib.ExitStack() as stack:
-        places = stored_rounds(path, experiment, rounds, replicate, first=1)
+        if transfers and rounds:
+            rounds = [0, *rounds]  # the dense network on the other data, without which no accuracy there says much
+        places = stored_rounds(path, experiment, rounds, replicate, first=0 if transfers else 1)
         other = None
         if transfers:
             tables = experiment.model_dump(mode="json")
             tables["data"] |= {"path": "", "fingerprint": ""} if "data" in overrides else {}
-            other = config.load(tables, overrides)
+            other = config.validated(config.merged(tables, overrides))
         prepared, num_threads, _ = preparing.open_run(stack, path, experiment, ingredients, transfer=other)
         if transfers and places:
             _check_fit(store.StoredRound(path, places[0][0], 0), prepared)

@@ -103,7 +103,11 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
         return ["This run was started before; it resumes where it stopped.", *notes]
     scaling = None  # of inputs that are used as they are
     if isinstance(data, Splits) and data.train.x.dtype == np.uint8:
-        scaling = {"mean": data.mean.tolist(), "deviation": data.standard_deviation.tolist()}
+        scaling = {
+            "mean": data.mean.tolist(),
+            "deviation": data.standard_deviation.tolist(),
+            "unit_norm": data.unit_norm,
+        }
     name = experiment.model.name if networks.is_built_in(experiment.model.name) else None
     now = {
         "digest": config.digest(experiment),
@@ -125,7 +129,13 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
 def differences(stored: Mapping[str, Any]) -> list[str]:
     """Describe what this process has that a recorded environment has not: versions and the processor."""
     now = _versions()
-    return [f"another {key} ({stored[key]}; now {now[key]})" for key in now if stored[key] != now[key]]
+    return [f"another {key} ({stored[key]}; now {now[key]})" for key in changed(stored)]
+
+
+def changed(stored: Mapping[str, Any]) -> list[str]:
+    """List the keys of a recorded environment, ``python``, ``versions`` and ``processor``, that differ here."""
+    now = _versions()
+    return [key for key in now if stored[key] != now[key]]
 
 
 def _versions() -> dict[str, Any]:

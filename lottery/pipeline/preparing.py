@@ -1,6 +1,7 @@
 """Everything that is made once for a run, and checked before anything is written: data, model, trainer."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from lottery.models import fingerprint, networks
 from lottery.models.library import is_compiled, is_keras, keras_of
 from lottery.pipeline import environment
 from lottery.pruning import branches, criteria, plan, schedules
-from lottery.runs import store, verification
+from lottery.runs import store, two_way, verification
 from lottery.settings import COMPILED, GIVEN
 from lottery.training import compiling, mirrored, precision
 from lottery.training.loop import example_batch, scaler
@@ -185,27 +186,25 @@ def too_fine(prepared: Prepared, tolerance: float) -> list[str]:
     model, test_logs = prepared.trainer.model, prepared.trainer.loop.examined.test_logs
     measured = accuracy_among(test_logs or tuple(model.get_metrics_result()))
     num = len(prepared.data.test) if measured and isinstance(prepared.data, Splits) else 0
-    if not num or not 0 < tolerance < 1 / num:
-        return []
-    return [
-        f"The tolerance of {tolerance:g} is finer than one test example (1 of {num:,} is {1 / num:.2g} of accuracy): a "
-        "difference that small cannot be seen. Use more test examples or a larger tolerance."
-    ]
+    return two_way.too_fine(tolerance, num)
 
 
 def build_model(build: Callable[[], Any], seed: int) -> Any:
     """Build a model with initial weights from a seed; raise `LotteryError` if that fails or it is no Keras model."""
     import keras
-    import tf_keras
 
     if hasattr(build, "trainable_variables"):
         raise LotteryError(
             "model: received a model, allowed is a function that builds a new one each time it is called."
         )
-    for library in (keras, tf_keras):  # each draws initial weights from its own generator
-        library.utils.set_random_seed(seed)
+    keras.utils.set_random_seed(seed)
+    seeded = "tf_keras" in sys.modules  # it takes long to import, and few models need it
+    if seeded:
+        sys.modules["tf_keras"].utils.set_random_seed(seed)  # it draws initial weights from a generator of its own
     try:
         model = build()
+        if not seeded and "tf_keras" in sys.modules:  # this function was the first to import it
+            return build_model(build, seed)
     except LotteryError:
         raise
     except Exception as error:  # a user's function may raise anything
@@ -236,7 +235,11 @@ def check_drawn_anew(drawn: Arrays, before: Arrays, branch: str) -> None:
 
 
 def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
-    """Make a network without enforcement, with examples in an order of the replicate, for criteria with gradients."""
+    """Make a network without enforcement, and a batch of the replicate's, for criteria that need the network.
+
+    The batch has as many examples of one label as of another, as far as there are so many; of a stream, it is the
+    beginning.
+    """
     experiment, data = prepared.experiment, prepared.data
     words = (experiment.run.seed, replicate, randomness.SCORES)
     with precision.left_aside():  # gradients in half precision would be zero where they are small
@@ -244,7 +247,8 @@ def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
     compiling.compile_model(model, experiment.train, example_batch(data)[0])
     if isinstance(data, Splits):
         wanted = min(experiment.prune.num_examples, len(data.train))
-        (positions,) = randomness.batches(len(data.train), wanted, words)(1)
+        (in_order,) = randomness.batches(len(data.train), len(data.train), words)(1)
+        positions = _balanced(np.asarray(data.train.y)[in_order], in_order, wanted)
         x, y = scaler(data)(data.train.x[positions]), data.train.y[positions]
     else:
         import keras
@@ -253,6 +257,19 @@ def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
         # Leaves out weights of examples.
         x, y, *_ = next(iter(data.train().unbatch().batch(experiment.prune.num_examples)))
     return criteria.Network(model, x, y, prepared.build)
+
+
+def _balanced(labels: np.ndarray, positions: np.ndarray, num: int) -> np.ndarray:
+    """Choose positions in turns: the first of each label, then the second of each, until there are `num`."""
+    if labels.ndim > 2:  # a label for each pixel, say: no classes of examples
+        return positions[:num]
+    rows = labels.reshape(len(labels), -1)
+    _, classes = np.unique(rows, axis=0, return_inverse=True)
+    by_class = np.argsort(classes.reshape(-1), kind="stable")
+    counts = np.bincount(classes.reshape(-1))
+    turns = np.empty(len(labels), dtype=np.int64)
+    turns[by_class] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return positions[np.argsort(turns, kind="stable")[:num]]
 
 
 def ends_of_epochs(prepared: Prepared) -> list[int]:

@@ -83,7 +83,10 @@ def smoke_test(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.
     tables["name"] += "-smoke"
     tables["data"] |= {"path": "", "validation": VALIDATION}
     tables["rewind"]["step"] = min(scaled(tables["rewind"]["step"]), NUM_STEPS - 1)
-    train["drop_at"] = sorted({scaled(step) for step in train["drop_at"]})
+    drops: list[int] = []
+    for step in map(scaled, train["drop_at"]):  # as many as there were, where the steps allow it
+        drops.append(max(step, drops[-1] + 1 if drops else 1))
+    train["drop_at"] = [step for step in drops if step < NUM_STEPS]
     train |= {"warmup_steps": scaled(train["warmup_steps"]), "num_steps": NUM_STEPS, "eval_every": NUM_STEPS // 2}
     train["batch_size"] = min(train["batch_size"], BATCH_SIZE)
     prune["num_examples"] = min(prune["num_examples"], 2 * NUM_CLASSES)

@@ -15,14 +15,15 @@ from lottery.masks import Masks
 from lottery.models.library import reason
 from lottery.pipeline import preparing
 from lottery.pipeline.preparing import Prepared
-from lottery.pruning import branches, plan, ranking, rewinding
+from lottery.pruning import branches, criteria, plan, ranking, rewinding
 from lottery.runs import store
 from lottery.training.checkpoints import Checkpointer, Every
 from lottery.training.trainer import Arrays, Row, Span, Trained
 
 Network = tuple[int, int, str]  # replicate, round, branch
 
-EARLY_MASKS, EARLY_DISTANCE = 5, 0.1  # You et al. 2020, https://arxiv.org/abs/1909.11957, section 3.2
+# The newest mask and the four before it: You et al. 2020, https://arxiv.org/abs/1909.11957, section 3.2.
+EARLY_MASKS, EARLY_DISTANCE = 5, 0.1
 
 
 @dataclass(frozen=True)
@@ -55,17 +56,21 @@ def train_chain(training: Training, replicate: int, last: int) -> None:
     """
     experiment, trainer = training.prepared.experiment, training.prepared.trainer
     initial, k = initial_state(training, replicate), experiment.rewind.step
+    _check_definition(training)
     dense = masks.ones_like({name: initial[name] for name in trainer.masks})
     index, kept, before = _last(training.path, replicate) or (-1, dense, {})
     while index < last:
         index += 1
-        network, details = (replicate, index, store.TICKET), {}
+        network = (replicate, index, store.TICKET)
         if index:
             # Without iterations, each round is pruned in one shot, from the dense network.
             scored = before if experiment.prune.iterative else store.StoredRound(training.path, replicate, 0).weights
+            kept = dense if plan.is_from_dense(experiment.prune) else kept
             scores = _scores(training, replicate, index, scored, kept)
             pruned = plan.round_masks(experiment.prune, index, scores, kept)
             thresholds, kept = ranking.thresholds(scores, kept, pruned), pruned
+            number = criteria.DEFINITIONS.get(experiment.prune.criterion)
+            details = {"definition": number} if number else {}
             start = rewinding.rewound(experiment.rewind.mode, _start_state(training, replicate), before, kept)
             trained = train_network(training, network, start, kept, Span(k, None, schedule_step(experiment, index)))
         else:
@@ -75,6 +80,19 @@ def train_chain(training: Training, replicate: int, last: int) -> None:
             details = {"rewind_sha256": sha256} if k else {}
         store_network(training, network, kept, trained, {"thresholds": thresholds, **details})
         before = trained.weights
+
+
+def _check_definition(training: Training) -> None:
+    """Refuse to add rounds to those that were pruned by an earlier definition of the criterion."""
+    settings = training.prepared.experiment
+    for replicate in range(1, settings.run.num_replicates + 1):
+        if store.is_stored(training.path, replicate, 1):
+            record = store.read_record(store.round_path(training.path, replicate, 1))
+            if not criteria.is_current(settings.prune.criterion, record):
+                raise LotteryError(
+                    f"The rounds of {str(training.path)!r} were pruned by an earlier definition of "
+                    f"{settings.prune.criterion}, so more would not belong to them; start a run of another name."
+                )
 
 
 def train_branch(
@@ -150,7 +168,8 @@ def store_network(
         "seconds": round(trained.seconds, 3), **details,
     }  # fmt: skip
     folder, steps = store.round_path(training.path, *network), span(prepared.experiment, network)
-    record = store.write_round(folder, kept, trained.weights, trained.metrics, record)
+    parts = trained.early_stop, trained.predictions
+    record = store.write_round(folder, kept, trained.weights, trained.metrics, record, *parts)
     store.clear_checkpoints(folder)
     where = _where(training, network, kept, steps[1], record["final_val_accuracy"], steps)
     training.report(progress.Done(where, record))
@@ -257,14 +276,21 @@ def _store_states(training: Training, replicate: int, watch: Watch, initial: Arr
     return rewind_sha256
 
 
+def drawn_anew(prepared: Prepared, replicate: int, index: int) -> dict[str, np.ndarray]:
+    """Draw every variable at step 0 anew, for the branches of a round; their signs where rounds start from signs."""
+    experiment = prepared.experiment
+    words = (experiment.run.seed, replicate, randomness.BRANCH, index, randomness.INITIALISATION)
+    drawn = weights.read_state(preparing.build_model(prepared.build, randomness.seed_for(*words)))
+    return rewinding.REWINDS[experiment.rewind.mode](drawn, drawn, prepared.trainer.masks)
+
+
 def _stored_ticket(training: Training, network: Network) -> branches.StoredTicket:
     experiment, (replicate, index, branch) = training.prepared.experiment, network
     stored = store.StoredRound(training.path, replicate, index)
     initial = initial_state(training, replicate)  # refuses a model that is built with other weights than the run's
 
     def fresh() -> dict[str, np.ndarray]:
-        seed = randomness.seed_for(experiment.run.seed, replicate, randomness.BRANCH, index, randomness.INITIALISATION)
-        drawn = weights.read_state(preparing.build_model(training.prepared.build, seed))
+        drawn = drawn_anew(training.prepared, replicate, index)
         preparing.check_drawn_anew(drawn, {name: initial[name] for name in training.prepared.trainer.masks}, branch)
         return drawn
 
@@ -307,8 +333,8 @@ def _drawn_early(training: Training, network: Network) -> branches.BranchStart:
     seen: dict[str, np.ndarray] = {}  # by weight, its masks of the last epochs
 
     def farthest() -> float:
-        drawn = [dict(zip(seen, each, strict=True)) for each in zip(*seen.values(), strict=True)]
-        return max(masks.distance(one, other) for one in drawn for other in drawn)
+        *before, newest = [dict(zip(seen, each, strict=True)) for each in zip(*seen.values(), strict=True)]
+        return max(masks.distance(newest, other) for other in before)
 
     def look(step: int, state: dict[str, np.ndarray]) -> None:
         scores = _scores(training, replicate, index, state, dense)
@@ -328,6 +354,6 @@ def _drawn_early(training: Training, network: Network) -> branches.BranchStart:
         return enough.args[0]
     store.clear_checkpoints(store.round_path(training.path, *network))
     raise LotteryError(
-        f"No early-bird ticket for round {index} of replicate {replicate}: in {len(epochs)} epochs the last "
-        f"{EARLY_MASKS} masks still differ by up to {farthest():.3f}, allowed is {EARLY_DISTANCE}."
+        f"No early-bird ticket for round {index} of replicate {replicate}: after {len(epochs)} epochs the last mask "
+        f"differs by up to {farthest():.3f} from the {EARLY_MASKS - 1} before it, allowed is {EARLY_DISTANCE}."
     )

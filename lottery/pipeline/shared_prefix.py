@@ -71,7 +71,10 @@ def copy_network(task: Task, original: Task, experiment: config.Experiment) -> N
     (replicate, index, _), step = task.network, experiment.rewind.step
     network, target = store.StoredRound(original.run, *original.network), store.round_path(task.run, *task.network)
     record = {key: value for key, value in network.record.items() if key not in ("format", "sha256", "record_sha256")}
-    parts = network.masks, network.weights, network.metrics  # whole, or nothing is stored
+    # Every file that the original has, whole, or nothing is stored.
+    parts = network.masks, network.weights, network.metrics
+    early_stop = network.early_stop if network.has(store.EARLY_STOP) else None
+    predictions = network.predictions if network.has(store.PREDICTIONS) else None
     if not index:
         files.write(store.start_path(task.run, replicate), files.read(store.start_path(original.run, replicate)))
         rewind_sha256 = record.pop("rewind_sha256", None)
@@ -84,5 +87,5 @@ def copy_network(task: Task, original: Task, experiment: config.Experiment) -> N
                 raise LotteryError(f"{str(late)!r} is damaged: its checksum differs from the record.")
             record["rewind_sha256"] = recorded
             files.write(store.start_path(task.run, replicate, step), files.pack_arrays(state))
-    store.write_round(target, *parts, record)
+    store.write_round(target, *parts, record, early_stop, predictions)
     store.clear_checkpoints(target)

@@ -1,15 +1,17 @@
 """Branches: experiments that start from a stored round, and keep or change parts of its ticket."""
 
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from lottery import masks, randomness
+from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
 from lottery.pruning import rewinding
+from lottery.pruning.rewinding import Start
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class StoredTicket:
     step: int  # the rewind step
     num_steps: int  # the step at which training ends
     rng: np.random.Generator  # for this branch of this round and replicate alone
-    fresh: Callable[[], Weights]  # draws every variable anew, as for another replicate
+    # Draws every variable anew, as for another replicate; the signs of those where rounds start from signs.
+    fresh: Callable[[], Weights]
     drawn_early: Callable[[], "BranchStart"]  # trains the dense network and draws masks from it; see `early_bird`
 
 
@@ -41,21 +44,49 @@ BranchFunction = Callable[[StoredTicket], BranchStart]
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """What a branch is beside a ticket that starts from one kind of weights; see `rewinding.start_of`."""
+
+    starts_from: str
+    past: str  # for how long its start weights have been trained
+    takes_away: str  # part of the ticket; completes "so ... matters" in the verdict, or is empty to say nothing
+    refused: str  # why the two cannot be compared fairly, so that nothing is claimed of the ticket; or empty
+
+
+@dataclass(frozen=True)
 class Branch:
-    """A branch with a name, and what the verdict, the configuration and the verification need to know of it."""
+    """A branch with a name, and what the verdict, the configuration and the verification need to know of it.
+
+    Where a text depends on what the ticket starts from, it is a table with a text for each `rewinding.Start`. In it
+    ``{step}`` stands for the rewind step.
+    """
 
     function: BranchFunction
-    takes_away: str = ""  # part of the ticket; completes "so ... matters" in the verdict, or is empty to say nothing
+    takes_away: str | Mapping[Start, str] = ""  # see `Comparison`
     is_control: bool = True  # `run.controls` may name it
     starts: Literal["initial", "rewind", "end"] = "rewind"  # training, at: step 0, the rewind step, the last step
     needs_model: tuple[Literal["masks", "start weights"], ...] = ()  # cannot be made again from a run's files alone
     other_data: bool = False  # so its accuracies cannot be compared with the ticket's
+    starts_from: str | Mapping[Start, str] = "the ticket's start weights"
+    past: str = "as the ticket's"
+    refused: Mapping[Start, str] = field(default_factory=dict)  # a start that is missing is fair
+
+    def beside(self, start: Start, step: int | str = "k") -> Comparison:
+        """Compare with a ticket that starts from one kind of weights."""
+
+        def text(of: str | Mapping[Start, str]) -> str:
+            chosen = of if isinstance(of, str) else of.get(start, "")
+            return chosen.format(step=f"{step:,}" if isinstance(step, int) else step)
+
+        refused = text(self.refused)
+        return Comparison(text(self.starts_from), self.past, "" if refused else text(self.takes_away), refused)
 
 
 def random_reinit(ticket: StoredTicket) -> BranchStart:
     """The ticket's masks on newly drawn initial weights, trained from step 0: does the initialisation matter?
 
-    Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, section 2.
+    Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, section 2. It trains for all steps, as the dense network
+    does. Beside a ticket that is rewound to step k it lacks the k dense steps, so the two together are what it shows.
     """
     return BranchStart(ticket.fresh(), ticket.kept, 0, ticket.num_steps, schedule_step=0)
 
@@ -94,7 +125,8 @@ def shuffled_mask(ticket: StoredTicket) -> BranchStart:
 def reshuffled_init(ticket: StoredTicket) -> BranchStart:
     """The ticket's masks, the start weights that survive shuffled among themselves, weight by weight.
 
-    "Reshuffle" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 4.1.
+    "Reshuffle" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 4.1, under the masks of the ticket; the
+    paper finds masks anew from that start in every round.
     """
     start = dict(ticket.start)
     for name, mask in ticket.kept.items():
@@ -106,7 +138,9 @@ def reshuffled_init(ticket: StoredTicket) -> BranchStart:
 def signed_constant(ticket: StoredTicket) -> BranchStart:
     """The ticket's masks and the signs of its start weights, all of one size: do only the signs matter?
 
-    "Init sign, constant" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 4.1; see `rewinding.to_signs`.
+    "Init sign, constant" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 4.1, under the masks of the
+    ticket; see `rewinding.to_signs`. The paper finds masks anew from that start in every round, as the rewinding mode
+    ``sign`` does.
     """
     start = rewinding.to_signs(ticket.start, ticket.start, ticket.kept)
     return BranchStart(start, ticket.kept, ticket.step, ticket.num_steps)
@@ -118,12 +152,16 @@ def untrained(ticket: StoredTicket) -> BranchStart:
 
 
 def early_bird(ticket: StoredTicket) -> BranchStart:
-    """A mask from early training: drawn as soon as the masks of five epochs of dense training hardly differ.
+    """A mask from early training: drawn as soon as it hardly differs from those of the four epochs before.
 
-    After You et al. 2020, https://arxiv.org/abs/1909.11957, section 3, who draw masks of channels; here they are of
-    weights. After each epoch the dense network is pruned to this round's counts, and once the last five masks differ
-    pairwise in at most 0.1 of all entries, the last one is the ticket; it trains on from the weights of that epoch.
-    Masks of density d cannot differ by more than 2 d: below 0.05 the fifth is always drawn.
+    After You et al. 2020, https://arxiv.org/abs/1909.11957, section 3. After each epoch the dense network is pruned to
+    this round's counts. Once the newest mask differs from each of the four before it in at most 0.1 of all entries, it
+    is the ticket, and trains on from the weights of that epoch.
+
+    This is the paper's rule for other masks. In the paper a mask is of channels: those with the largest scales of
+    BatchNorm in the whole network, which are trained with an L1 penalty of 1e-4. Here it is of weights, by the
+    criterion and scope of the run, without a penalty. Masks of density d cannot differ by more than 2 d: below 0.05 the
+    fifth is always drawn.
     """
     return ticket.drawn_early()
 
@@ -133,16 +171,80 @@ def transfer(ticket: StoredTicket) -> BranchStart:
     return BranchStart(ticket.start, ticket.kept, ticket.step, ticket.num_steps)
 
 
+_DEAD = (
+    "most entries that a random mask keeps are zero in the trained weights that the ticket starts from; prune at "
+    'random in a run of its own (prune.criterion = "random") and use lottery compare'
+)
+_UNDONE = (
+    "the ticket starts from weights that were trained in every round before it, and this network lacks that training; "
+    'use a run of rewind.mode = "weights"'
+)
+_WHICH_KEPT: Mapping[Start, str] = dict.fromkeys(("initial", "late", "signs"), "which weights are kept")
+_WHICH_SIGN = "which weight starts with which sign"
+
 # By the name in ``run.controls`` and `lottery branch`.
 BRANCHES: dict[str, Branch] = {
-    "random_reinit": Branch(random_reinit, "the initialisation", starts="initial", needs_model=("start weights",)),
-    "random_mask": Branch(random_mask, "which weights are kept"),
-    "random_mask_global": Branch(random_mask_global, "which weights are kept"),
-    "shuffled_mask": Branch(shuffled_mask, "which weights are kept in each layer"),
-    "reshuffled_init": Branch(reshuffled_init, "the initialisation"),
-    "signed_constant": Branch(signed_constant, "the size of the initial weights"),
-    "untrained": Branch(untrained, "training", starts="end"),
-    "early_bird": Branch(early_bird, is_control=False, starts="initial", needs_model=("masks", "start weights")),
+    "random_reinit": Branch(
+        random_reinit,
+        {
+            "initial": "the initialisation",
+            "late": "the initialisation with its first {step} steps",
+            "signs": _WHICH_SIGN,
+        },
+        starts="initial",
+        needs_model=("start weights",),
+        starts_from={
+            "initial": "newly drawn weights",
+            "late": "newly drawn weights",
+            "signs": "the signs of newly drawn weights, all of one size",
+        },
+        past="not at all",
+        refused={"trained": _UNDONE},
+    ),
+    "random_mask": Branch(random_mask, _WHICH_KEPT, refused={"trained": _DEAD}),
+    "random_mask_global": Branch(random_mask_global, _WHICH_KEPT, refused={"trained": _DEAD}),
+    "shuffled_mask": Branch(
+        shuffled_mask,
+        dict.fromkeys(_WHICH_KEPT, "which weights are kept in each layer"),
+        refused={"trained": _DEAD},
+    ),
+    "reshuffled_init": Branch(
+        reshuffled_init,
+        {
+            "initial": "which weight has which initial value",
+            "late": "which weight has which value at step {step}",
+            "signs": _WHICH_SIGN,
+        },
+        starts_from="the ticket's start weights, those that survive shuffled within each layer",
+        past="as the ticket's, in other places",
+        refused={"trained": _UNDONE},
+    ),
+    "signed_constant": Branch(
+        signed_constant,
+        {"initial": "the size of the initial weights", "late": "the size of the weights at step {step}"},
+        starts_from="the signs of the ticket's start weights, all of one size",
+        past="as the ticket's, of which the signs are left",
+        refused={"signs": "the ticket itself starts from signs of one size", "trained": _UNDONE},
+    ),
+    "untrained": Branch(
+        untrained,
+        {
+            "initial": "training",
+            "late": "training after step {step}",
+            "signs": "training",
+            "trained": "training after pruning",
+        },
+        starts="end",
+    ),
+    "early_bird": Branch(
+        early_bird,
+        is_control=False,
+        starts="initial",
+        needs_model=("masks", "start weights"),
+        starts_from="the dense network at the epoch that draws the mask",
+        past="up to that epoch",
+        refused={"trained": _UNDONE},
+    ),
     "transfer": Branch(transfer, is_control=False, other_data=True),
 }
 
@@ -150,6 +252,31 @@ BRANCHES: dict[str, Branch] = {
 def controls() -> list[str]:
     """List the branches that ``run.controls`` may name."""
     return [name for name, branch in BRANCHES.items() if branch.is_control]
+
+
+def comparison(label: str, mode: str = "weights", step: int = 0) -> Comparison | None:
+    """Return what a stored branch shows beside the tickets of a rewinding mode; None for a function of the user's."""
+    known = find(label)
+    return known and known.beside(rewinding.start_of(mode, step), step)
+
+
+def check_fair(name: str, mode: str, step: int = 0, head: str = "{name}") -> None:
+    """Raise `LotteryError` if a branch has no fair comparison with a rewinding mode's tickets; `head` begins it."""
+    if refused := BRANCHES[name].beside(rewinding.start_of(mode, step), step).refused:
+        what = f'{head.format(name=name)} cannot be compared fairly under rewind.mode = "{mode}"'
+        raise LotteryError(f"{what}: {refused}.")
+
+
+def fair(mode: str, step: int = 0) -> list[str]:
+    """List the branches that can be compared fairly with the tickets of a rewinding mode."""
+    start = rewinding.start_of(mode, step)
+    return [name for name, branch in BRANCHES.items() if not branch.beside(start).refused]
+
+
+def refusals() -> list[tuple[str, str]]:
+    """List the rewinding modes with the branches that have no fair comparison there, as lines of a help text."""
+    refused = {mode: [name for name in BRANCHES if name not in fair(mode)] for mode in rewinding.REWINDS}
+    return [(f"rewind.mode={mode}", ", ".join(names)) for mode, names in refused.items() if names]
 
 
 def find(label: str) -> Branch | None:

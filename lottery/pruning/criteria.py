@@ -8,7 +8,7 @@ import numpy as np
 
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
-from lottery.pruning import gradients
+from lottery.pruning import gradients, ranking
 from lottery.pruning.synflow import synaptic_flow
 
 
@@ -31,7 +31,7 @@ class CriterionInputs:
 
     initial: Weights  # at step 0
     trained: Weights  # at the end of the round before
-    kept: Masks  # of the round before
+    kept: Masks  # of the round before; those of the dense network for the criteria in `NEEDS_NETWORK`
     rng: np.random.Generator  # a function of seed, replicate and round
     density: float  # that the round prunes to, over all prunable weights, in (0, 1]
     scope: str  # "layerwise" or "global": which weights will be ranked together
@@ -68,13 +68,21 @@ def small_init(inputs: CriterionInputs) -> dict[str, np.ndarray]:
 
 
 def large_init_large_final(inputs: CriterionInputs) -> dict[str, np.ndarray]:
-    """Large at start and end, min(|w_f|, |w_i|): Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 2."""
-    return {name: np.minimum(np.abs(value), np.abs(inputs.initial[name])) for name, value in inputs.trained.items()}
+    """Large at start and end, min(a |w_f|, |w_i|): Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 2.
+
+    As in the authors' code, a is such that |w_i| and |w_f| are cut at the same percentile: an entry is pruned if it is
+    among the lowest so many of either. The score is therefore the lower of its two ranks, among the survivors that are
+    ranked together.
+    """
+    return _lower_rank(inputs, 1)
 
 
 def small_init_small_final(inputs: CriterionInputs) -> dict[str, np.ndarray]:
-    """Small at start and end, -max(|w_f|, |w_i|): Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 2."""
-    return {name: -np.maximum(np.abs(value), np.abs(inputs.initial[name])) for name, value in inputs.trained.items()}
+    """Small at start and end, -max(a |w_f|, |w_i|): Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 2.
+
+    The opposite of `large_init_large_final`: the lower of the ranks of -|w_i| and -|w_f|.
+    """
+    return _lower_rank(inputs, -1)
 
 
 def magnitude_increase(inputs: CriterionInputs) -> dict[str, np.ndarray]:
@@ -116,12 +124,13 @@ def snip(inputs: CriterionInputs) -> dict[str, np.ndarray]:
 def grasp(inputs: CriterionInputs) -> dict[str, np.ndarray]:
     """Loss of gradient flow, w * (H g): GraSP, Wang et al. 2020, https://arxiv.org/abs/2002.07376, equation 8.
 
-    g and H are gradient and Hessian of the loss on one batch; see `gradients.gradient_flow`. The paper prunes the
-    highest S = -w * (H g), so the scores are -S. As in its formula, logits have no temperature (the authors' program
-    divides by 200). The network is dense, as for `snip`.
+    g and H are gradient and Hessian of the loss on one batch, with the logits divided by a temperature of 200, as in
+    the authors' program; see `gradients.gradient_flow`. The paper prunes the highest S = -w * (H g), so the scores are
+    -S. The network is dense, as for `snip`.
 
     Raises:
-        LotteryError: There is no network, its loss cannot be differentiated twice, or a score is not finite.
+        LotteryError: There is no network, its loss cannot be differentiated twice, or a score is not finite; or its
+            outputs are probabilities of which the logits are not known.
     """
     network = _network(inputs, "grasp")
     return gradients.gradient_flow(network.model, network.x, network.y, list(inputs.trained))
@@ -130,8 +139,10 @@ def grasp(inputs: CriterionInputs) -> dict[str, np.ndarray]:
 def synflow(inputs: CriterionInputs) -> dict[str, np.ndarray]:
     """Rank in 100 steps of pruning by synaptic flow, |w * dR/dw|: SynFlow, Tanaka et al. 2020.
 
-    https://arxiv.org/abs/2006.05467, equation 3 and algorithm 1; see `synflow.synaptic_flow`. It needs no data. The
-    steps go from the masks of the round before to the density of this one.
+    https://arxiv.org/abs/2006.05467, equation 3 and algorithm 1; see `synflow.synaptic_flow`. It needs no data. In a
+    run, the 100 steps go from the dense network to the density of the round, whatever the round before has kept: its
+    masks are the one-shot masks of that density, as those of `snip` and `grasp`, but those of two rounds need not be
+    nested.
 
     Raises:
         LotteryError: There is no network, SynFlow cannot evaluate it, or the scores are all zero or not finite.
@@ -161,8 +172,40 @@ CRITERIA: dict[str, Criterion] = {
     "synflow": synflow,
 }
 
-# The criteria that look at the network itself, as it is before training.
+# The criteria that look at the network itself, as it is before training. Each round's masks are made from the dense
+# network, at once.
 NEEDS_NETWORK = frozenset({"snip", "grasp", "synflow"})
+
+# How often a criterion has been defined anew. Rounds record it, so that masks of two definitions are not taken for one.
+DEFINITIONS = {
+    "large_init_large_final": 2,  # by equal percentiles
+    "small_init_small_final": 2,
+    "snip": 2,  # a batch balanced by class
+    "grasp": 2,  # that batch, and a temperature of 200
+    "synflow": 2,  # from dense in each round
+}
+
+
+def is_current(name: str, record: Mapping[str, Any]) -> bool:
+    """Return True if the masks of a pruned round, from its record, were made by a criterion's present definition."""
+    return record.get("definition", 1) == DEFINITIONS.get(name, 1)
+
+
+def _lower_rank(inputs: CriterionInputs, sign: int) -> dict[str, np.ndarray]:
+    """Rank survivors, from 1, by `sign` times |w_i| and by `sign` times |w_f|, and return the lower rank of each."""
+    names = list(inputs.trained)
+    scores = {name: np.zeros(np.shape(inputs.trained[name])) for name in names}
+    for group in inputs.targets or [group for group, _ in ranking.groups(names, inputs.scope)]:
+        lower: np.ndarray = np.array(np.inf)
+        for values in (inputs.initial, inputs.trained):
+            sizes = np.concatenate([sign * np.abs(np.asarray(values[name])[inputs.kept[name]]) for name in group])
+            ranks = np.empty(sizes.size)
+            ranks[np.argsort(sizes, kind="stable")] = np.arange(1, sizes.size + 1)  # of equals, the earlier is lower
+            lower = np.minimum(lower, np.where(np.isnan(sizes), np.nan, ranks))
+        ends = np.cumsum([np.count_nonzero(inputs.kept[name]) for name in group])[:-1]
+        for name, part in zip(group, np.split(lower, ends), strict=True):
+            scores[name][inputs.kept[name]] = part
+    return scores
 
 
 def _network(inputs: CriterionInputs, criterion: str) -> Network:

@@ -1,16 +1,21 @@
 """Criteria that need gradients of a network's loss."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from lottery import weights
 from lottery.errors import LotteryError, unknown
-from lottery.models.library import evaluating, keras_of
+from lottery.models.library import evaluating, is_keras, keras_of
 
 Scores = dict[str, np.ndarray]
+
+TEMPERATURE = 200.0  # of GraSP: pruner/GraSP.py of its authors, and the code released with Frankle et al. 2021
+
+# Activations whose outputs saturate or add up to one; what goes into them are the logits.
+SQUASHING = ("softmax", "log_softmax", "sigmoid")
 
 
 def connection_sensitivity(model: Any, x: Any, y: Any, names: Sequence[str]) -> Scores:
@@ -26,14 +31,39 @@ def connection_sensitivity(model: Any, x: Any, y: Any, names: Sequence[str]) -> 
     return finite({name: np.abs(gradients[name] * held[name].astype(np.float64)) for name in names}, "SNIP")
 
 
-def gradient_flow(model: Any, x: Any, y: Any, names: Sequence[str]) -> Scores:
+def gradient_flow(model: Any, x: Any, y: Any, names: Sequence[str], temperature: float = TEMPERATURE) -> Scores:
     """Compute GraSP's -S = w * (H g), Wang et al. 2020, https://arxiv.org/abs/2002.07376, equation 8.
 
-    Gradient and Hessian are those of the loss of `connection_sensitivity`, with respect to the named weights only. The
-    product H g is exact: the gradient of g' g, the first g held constant.
+    Gradient and Hessian are those of the loss of `connection_sensitivity` with two differences: the logits are divided
+    by a temperature, and regularisation is left out, which has no part in the authors' loss and would outweigh the rest
+    of it. Both are with respect to the named weights only. The logits are what goes into a softmax or sigmoid at the
+    model's end, otherwise its outputs; a model whose outputs are probabilities that come from anywhere else is refused.
+    The product H g is exact: the gradient of g' g, the first g held constant.
     """
-    products, held = _derivatives(model, x, y, names, twice=True), weights.read_state(model)
+    with _softened(model, temperature) as soften:
+        products, held = _derivatives(model, x, y, names, twice=True, soften=soften), weights.read_state(model)
     return finite({name: products[name] * held[name].astype(np.float64) for name in names}, "GraSP")
+
+
+def last_layers(model: Any) -> Iterator[Any]:
+    """Find the layers that a model's outputs come from, in their order, as far as Keras knows them."""
+    for output in getattr(model, "outputs", None) or ():
+        layer = getattr(output, "_keras_history", (None,))[0]
+        if getattr(layer, "outputs", None) and layer is not model:
+            yield from last_layers(layer)
+        elif layer is not None:
+            yield layer
+
+
+def is_squashing(layer: Any) -> bool:
+    """Check if a layer ends in a softmax or sigmoid."""
+    return getattr(getattr(layer, "activation", None), "__name__", "") in SQUASHING
+
+
+def are_probabilities(output: np.ndarray, precision: float) -> bool:
+    """Check if each row of an output adds up to one, to a precision."""
+    wide = output.ndim > 1 and output.shape[-1] > 1
+    return wide and bool((output >= 0).all() and np.allclose(output.sum(-1), 1, rtol=0, atol=precision))
 
 
 def tensors(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -54,8 +84,18 @@ def finite(scores: Scores, what: str) -> Scores:
     return scores
 
 
-def _derivatives(model: Any, x: Any, y: Any, names: Sequence[str], twice: bool) -> Scores:
-    """Compute the gradient g of the training loss or, if `twice`, H g; by weight, in double precision."""
+def _derivatives(
+    model: Any,
+    x: Any,
+    y: Any,
+    names: Sequence[str],
+    twice: bool,
+    soften: Callable[[Any], Any] | None = None,
+) -> Scores:
+    """Compute the gradient g of the training loss or, if `twice`, H g; by weight, in double precision.
+
+    `soften`, a function of the model's outputs, makes it the loss of what it returns, without regularisation.
+    """
     import tensorflow as tf
 
     keras_of(model)
@@ -67,7 +107,13 @@ def _derivatives(model: Any, x: Any, y: Any, names: Sequence[str], twice: bool) 
     x, y = tf.nest.map_structure(tf.convert_to_tensor, (x, y))
 
     def loss(training: bool) -> Any:
-        return model.compute_loss(x=x, y=y, y_pred=model(x, training=training), sample_weight=None)
+        outputs = model(x, training=training)
+        if soften is None:
+            return model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=None)
+        total = model.compute_loss(x=x, y=y, y_pred=soften(outputs), sample_weight=None)
+        if model.losses and is_keras(type(model).compute_loss):  # which has added them
+            total -= tf.cast(tf.add_n([tf.reduce_sum(one) for one in model.losses]), total.dtype)
+        return total
 
     def derivatives() -> list[Any]:
         tf.random.set_seed(0)  # of this graph only: layers of tf_keras draw from the kernel's state
@@ -92,6 +138,37 @@ def _derivatives(model: Any, x: Any, y: Any, names: Sequence[str], twice: bool) 
         # Calling the function itself, TensorFlow would warn of repeated tracing.
         found = tf.function(derivatives, autograph=False).get_concrete_function()()
     return {name: value.numpy().astype(np.float64) for name, value in zip(names, found, strict=True)}
+
+
+@contextlib.contextmanager
+def _softened(model: Any, temperature: float) -> Iterator[Callable[[Any], Any]]:
+    """Divide what goes into a softmax or sigmoid at a model's end; the function yielded divides the other outputs."""
+    import tensorflow as tf
+
+    layers = list(last_layers(model))
+    activations = [(layer, layer.activation) for layer in dict.fromkeys(layers) if is_squashing(layer)]
+    divided = [is_squashing(layer) for layer in layers]
+
+    def soften(outputs: Any) -> Any:
+        flat = tf.nest.flatten(outputs)
+        done = divided if len(divided) == len(flat) else [bool(activations)] * len(flat)
+        found = []
+        for output, is_done in zip(flat, done, strict=True):
+            if not is_done and tf.executing_eagerly() and are_probabilities(output.numpy(), 1e-5):
+                raise LotteryError(
+                    f"GraSP: the outputs of the model {model.name!r} are probabilities, and a temperature divides "
+                    "logits; make the model return logits."
+                )
+            found.append(output if is_done else output / tf.cast(temperature, output.dtype))
+        return tf.nest.pack_sequence_as(outputs, found)
+
+    try:
+        for layer, activation in activations:
+            layer.activation = lambda value, own=activation: own(value / temperature)
+        yield soften
+    finally:
+        for layer, activation in activations:
+            layer.activation = activation
 
 
 @contextlib.contextmanager

@@ -114,6 +114,14 @@ def criterion_inputs(
     )
 
 
+def is_from_dense(settings: Prune) -> bool:
+    """Return True if each round's masks are made from the dense network; those of two rounds need not be nested.
+
+    Criteria that look at the network before training prune it once, to the density that is wanted.
+    """
+    return settings.criterion in criteria.NEEDS_NETWORK
+
+
 def is_repeatable(settings: Prune) -> bool:
     """Return True if scores can be computed again from stored weights, without a model and data."""
     return settings.criterion not in (*criteria.NEEDS_NETWORK, GIVEN)

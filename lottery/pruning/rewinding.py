@@ -1,6 +1,7 @@
 """Rewinding: the values that the weights have when a round starts to train."""
 
 from collections.abc import Callable
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -49,6 +50,29 @@ REWINDS: dict[str, Rewind] = {
     "none": to_trained,
     "sign": to_signs,
 }
+
+
+# What a ticket starts from: weights at step 0, weights at a later step, the signs of either, or trained weights.
+Start = Literal["initial", "late", "signs", "trained"]
+STARTS: tuple[Start, ...] = get_args(Start)
+
+
+def start_of(mode: str, step: int = 0) -> Start:
+    """Return what pruned rounds start from in a rewinding mode, with a rewind step."""
+    rewind = REWINDS[mode]
+    if rewind is to_trained:
+        return "trained"
+    return "signs" if rewind is to_signs else "late" if step else "initial"
+
+
+def steps_before(mode: str, step: int, num_steps: int, index: int) -> int:
+    """Count the training steps that the start weights of round `index` have gone through.
+
+    Of the signs of trained weights, all of those steps count.
+    """
+    if not index:
+        return 0
+    return num_steps + (index - 1) * (num_steps - step) if start_of(mode, step) == "trained" else step
 
 
 def rewound(mode: str, start: Weights, trained: Weights, kept: Masks) -> dict[str, np.ndarray]:

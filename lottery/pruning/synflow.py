@@ -13,8 +13,6 @@ from lottery.models.library import evaluating, keras_of
 from lottery.pruning import gradients, ranking
 from lottery.pruning.gradients import Scores
 
-# Activations whose outputs saturate or add up to one, so that their sum has no useful gradient.
-SQUASHING = ("softmax", "log_softmax", "sigmoid")
 NUM_STEPS = 100
 
 
@@ -29,12 +27,12 @@ def synaptic_flow(
 ) -> Scores:
     """Rank entries in the order in which SynFlow prunes them, Tanaka et al. 2020, https://arxiv.org/abs/2006.05467.
 
-    Algorithm 1 of the paper, with K = 100 steps; the score of equation 3 is |w * dR/dw|. R is the sum of the network's
-    outputs for an input of ones, in inference mode, with the absolute values of all trained variables, and without a
-    softmax or sigmoid at its end. Of n survivors that are ranked together, step k leaves round(n f^(k/K)), where f is
-    the target density over the present one. A copy in double precision is evaluated, since R grows with the product of
-    all widths. Arguments and errors are those of `criteria.synflow`; of `x` only shapes and types matter, and `targets`
-    take the place of density and scope.
+    Algorithm 1 of the paper, with K = 100 steps from the masks `kept`; the score of equation 3 is |w * dR/dw|. R is the
+    sum of the network's outputs for an input of ones, in inference mode, with the absolute values of all trained
+    variables, and without a softmax or sigmoid at its end. Of n survivors that are ranked together, step k leaves
+    round(n f^(k/K)), where f is the target density over the present one. A copy in double precision is evaluated, since
+    R grows with the product of all widths. Arguments and errors are those of `criteria.synflow`; of `x` only shapes and
+    types matter, and `targets` take the place of density and scope.
 
     Returns:
         Ranks as floats, by weight, of the masks' shapes, counted from 1 in each group in the order of pruning, and of
@@ -100,8 +98,8 @@ def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[s
         trained = [name for name in floating if weights.is_trained(copy, variables[name])]
         absolute = floating | {name: np.abs(floating[name]) for name in trained}
         weights.assign(copy, absolute)
-        for layer in _last_layers(copy):
-            if getattr(getattr(layer, "activation", None), "__name__", "") in SQUASHING:
+        for layer in gradients.last_layers(copy):
+            if gradients.is_squashing(layer):  # the sum of such outputs has no useful gradient
                 layer.activation = lambda value: value
         ones = tf.nest.map_structure(_ones, x)
         chosen = [variables[name] for name in names]
@@ -124,7 +122,7 @@ def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[s
                 f"SynFlow: the sum of the outputs of the model {model.name!r} is {float(total)}, allowed is a "
                 "number that double precision can hold; use smaller initial weights or normalisation."
             )
-        if any(_are_probabilities(output.numpy()) for output in outputs):
+        if any(gradients.are_probabilities(output.numpy(), 1e-9) for output in outputs):
             raise LotteryError(
                 f"SynFlow: the outputs of the model {model.name!r} are probabilities, whose sum is always 1; make the "
                 "model return logits."
@@ -149,21 +147,6 @@ def _in_float64(keras: Any) -> Iterator[None]:
         keras.mixed_precision.set_global_policy(policy)
 
 
-def _last_layers(model: Any) -> Iterator[Any]:
-    """Find the layers that a model's outputs come from, as far as Keras knows them."""
-    for output in getattr(model, "outputs", None) or ():
-        layer = getattr(output, "_keras_history", (None,))[0]
-        if getattr(layer, "outputs", None) and layer is not model:
-            yield from _last_layers(layer)
-        elif layer is not None:
-            yield layer
-
-
 def _ones(value: Any) -> np.ndarray:
     value = np.asarray(value)
     return np.ones((1, *value.shape[1:]), value.dtype if value.dtype.kind in "iub" else np.float64)
-
-
-def _are_probabilities(output: np.ndarray) -> bool:
-    wide = output.ndim > 1 and output.shape[-1] > 1
-    return wide and bool((output >= 0).all() and np.allclose(output.sum(-1), 1, rtol=0, atol=1e-9))

@@ -148,7 +148,10 @@ EACH: tuple[tuple[str, Callable[[Facts], tuple[bool, str]]], ...] = (
     ("The accuracy at each point, with that of the unpruned network", _accuracy),
     ("Several runs from separate initialisations and seeds", _seeds),
     ("A mean, and error bars with their meaning", _spread),
-    ("Compression", lambda _: (True, "density and compression (its inverse), over the prunable weights, under Rounds")),
+    (
+        "Compression",
+        lambda _: (True, "density and compression, of prunable weights and of all parameters, under Rounds"),
+    ),
     ("Theoretical speed-up, from multiply-adds", _speedup),
 )
 

@@ -19,7 +19,13 @@ from lottery.runs import store, verdicts
 _PARTS = {ending: Path(__file__).with_name(f"report.{ending}") for ending in ("html.jinja", "css", "js")}
 
 
-def write(runs: Sequence[str | Path], out: str | Path, tolerance: float = verdicts.TOLERANCE, author: str = "") -> Path:
+def write(
+    runs: Sequence[str | Path],
+    out: str | Path,
+    tolerance: float = verdicts.TOLERANCE,
+    author: str = "",
+    looks: int = 1,
+) -> Path:
     """Write the page about runs, complete or not, side by side if there are several, and return its path.
 
     Args:
@@ -27,6 +33,7 @@ def write(runs: Sequence[str | Path], out: str | Path, tolerance: float = verdic
         out: The file, ending in ``.html``; it is written whole or not at all.
         tolerance: Accuracy that a matching ticket may lose, in [0, 1].
         author: Who made the runs; the page names no author by default.
+        looks: See `lottery.runs.verdicts.rule_for`.
 
     Raises:
         LotteryError: A folder is no run or has no complete round, or the file cannot be written.
@@ -34,7 +41,7 @@ def write(runs: Sequence[str | Path], out: str | Path, tolerance: float = verdic
     path = Path(out)
     if path.suffix not in (".html", ".htm"):
         raise LotteryError(f"--out: received {str(out)!r}, allowed is a file that ends in .html.")
-    files.write(path, render(tables.gathered([Path(run) for run in runs], tolerance), author).encode())
+    files.write(path, render(tables.gathered([Path(run) for run in runs], tolerance, looks), author).encode())
     return path
 
 
@@ -77,8 +84,8 @@ def _chapter(one: Facts, anchor: str, author: str) -> dict[str, Any]:
         "one": one,
         "anchor": anchor,
         "byline": tables.byline(one, author),
-        "verdict": verdicts.sentences(one.rows, one.tolerance, one.word, trained=(stored, wanted)),
-        "tone": verdicts.headline(one.rows, one.tolerance, one.word).tone,
+        "verdict": verdicts.sentences(one.rows, one.rule, (stored, wanted), one.judged),
+        "tone": verdicts.headline(one.rows, one.rule, lines=one.judged).tone,
         "verdict_key": tables.verdict_key(one),
         "warnings": tables.collapsed(one),
         "key_facts": tables.key_facts(one),

@@ -30,6 +30,7 @@ class Facts:
     environment: dict[str, Any]  # the content of environment.json
     rows: Table  # of `lottery.runs.results.table`
     tolerance: float  # accuracy that a matching ticket may lose, in [0, 1]
+    looks: int = 1  # how often the run is judged while replicates are added
     _read: dict[tuple[Any, ...], Table] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -38,9 +39,14 @@ class Facts:
         return results.summary(self.rows, self.experiment.train.num_steps)
 
     @cached_property
+    def rule(self) -> verdicts.Rule:
+        """What a ticket of the run must show; see `lottery.runs.verdicts.rule_for`."""
+        return verdicts.rule_for(self.experiment, self.tolerance, self.looks)
+
+    @cached_property
     def judged(self) -> Table:
         """The table of `lottery.runs.verdicts.judged`."""
-        return verdicts.judged(self.rows, self.tolerance, self.word)
+        return verdicts.judged(self.rows, self.rule)
 
     @cached_property
     def costs(self) -> Table:
@@ -55,11 +61,6 @@ class Facts:
         return self._read[key]
 
     @property
-    def word(self) -> str:
-        """The word for a good ticket of the run: winning or matching; see `lottery.runs.verdicts.goal`."""
-        return verdicts.goal(self.experiment)
-
-    @property
     def controls(self) -> list[str]:
         """The branches that are compared with the ticket, in the order of the table."""
         return verdicts.controls(self.rows)
@@ -70,7 +71,7 @@ class Facts:
         return self.rows[~verdicts.transferred(self.rows)]
 
 
-def gathered(runs: list[Path], tolerance: float = verdicts.TOLERANCE) -> list[Facts]:
+def gathered(runs: list[Path], tolerance: float = verdicts.TOLERANCE, looks: int = 1) -> list[Facts]:
     """Read each run once, in order; raise `LotteryError` if a folder is no run, or has no complete round."""
     facts = []
     for label, path in comparison.labelled(runs).items():
@@ -78,7 +79,7 @@ def gathered(runs: list[Path], tolerance: float = verdicts.TOLERANCE) -> list[Fa
         if rows.empty:
             raise LotteryError(f"There is nothing to report: no round of {str(path)!r} is complete yet.")
         experiment, environment = store.read_experiment(path), store.read_environment(path)
-        facts.append(Facts(label, path, experiment, environment, rows, tolerance))
+        facts.append(Facts(label, path, experiment, environment, rows, tolerance, looks))
     return facts
 
 
@@ -101,13 +102,18 @@ def day(seconds: float) -> str:
 def key_facts(one: Facts) -> dict[str, str]:
     """Collect the most important numbers of a run, by name."""
     dense = one.summary[(one.summary["branch"] == store.TICKET) & (one.summary["round"] == 0)]
-    shown = verdicts.smallest_shown(one.judged, one.word)
+    kinds = {verdicts.WINNING: "winning_p"} if one.rule.word == verdicts.WINNING else {}
+    kinds |= {verdicts.MATCHING: "matching_p", "matching at the end": "final_p"}
+    shown = {kind: verdicts.smallest_shown(one.judged, one.rule, p) for kind, p in kinds.items()}
     by_mean = verdicts.smallest_matching(one.rows, one.tolerance)
     tried = one.rows[one.rows["branch"] == store.TICKET]["density"].min()
     accuracy = dense["accuracy_mean"].iloc[0] if len(dense) else None
     return {
         "dense test accuracy": number(accuracy) or "not measured",
-        f"smallest density shown to be {one.word}": f"{shown['density']:.4f}" if shown else "none",
+        **{
+            f"smallest density shown to be {kind}": f"{it['density']:.4f}" if it else "none"
+            for kind, it in shown.items()
+        },
         "smallest density matching by the mean": f"{by_mean['density']:.4f}" if by_mean else "none",
         "smallest density tried": f"{tried:.4f}",
         "replicates": str(one.rows["replicate"].nunique()),
@@ -135,7 +141,7 @@ def rounds(one: Facts) -> Grid:
     """List the tickets, a row for each round and a number to the cell: accuracy and verdict first, then the rest."""
     judgements = {line["round"]: line for line in one.judged.to_dict("records")}
     costs_of = one.costs[one.costs["branch"] == store.TICKET].groupby("round")
-    costs_of = costs_of[["compression", "multiply_adds", "speedup"]].mean()
+    costs_of = costs_of[["compression", "parameter_compression", "multiply_adds", "speedup"]].mean()
     lines = []
     for line in one.summary[one.summary["branch"] == store.TICKET].to_dict("records"):
         verdict, cost = judgements.get(line["round"]), costs_of.loc[line["round"]]
@@ -147,20 +153,31 @@ def rounds(one: Facts) -> Grid:
             "ticket − dense": signed(verdict["mean"]) if verdict else "",
             "95 % from": end(verdict["low"]) if verdict else "",
             "95 % to": end(verdict["high"]) if verdict else "",
+            "special": verdict["special"] if verdict else "",
             "n": str(line["replicates"]),
             "n needed": number(verdict["needed"], ",.0f") if verdict else "",
             "standard deviation": number(line["accuracy_std"]),
             "early stop (step)": f"{'≥ ' if line['censored'] else ''}{line['early_stop_step_mean']:,.0f}",
+            "later than dense?": verdict["early_stop"] if verdict else "",
+            "early stop − dense": number(verdict["step_mean"], "+,.0f") if verdict else "",
+            "steps from": end(verdict["step_low"], "+,.0f") if verdict else "",
+            "steps to": end(verdict["step_high"], "+,.0f") if verdict else "",
             "accuracy at the end": number(line["final_accuracy_mean"]),
+            "verdict at the end": verdict["final_verdict"] if verdict else "",
+            "ticket − dense at the end": number(verdict["final_mean"], "+.4f") if verdict else "",
+            "end from": end(verdict["final_low"]) if verdict else "",
+            "end to": end(verdict["final_high"]) if verdict else "",
             "weights kept": f"{line['num_kept']:,.0f}",
             "compression (times)": f"{cost['compression']:,.1f}",
+            "with all parameters": f"{cost['parameter_compression']:,.1f}",
             "multiply-adds": number(cost["multiply_adds"], ",.0f"),
             "speed-up (times)": number(cost["speedup"], ",.1f"),
         })  # fmt: skip
     found = _filled(lines)
     notes = [
         "Test accuracy: at the early-stop step, the mean over n replicates, with their standard deviation. "
-        "Ticket − dense: paired by replicate, the mean and the ends of its 95 % t interval."
+        "Ticket − dense: paired by replicate, the mean and the ends of its t interval, for this round by itself. "
+        "Early stop − dense: the same of the early-stop steps."
     ]
     if one.summary["censored"].any():
         notes.append(
@@ -168,7 +185,8 @@ def rounds(one: Facts) -> Grid:
             f"{one.experiment.train.num_steps:,}; longer training may stop later."
         )
     notes.append(
-        "Compression: 1 / density. Multiply-adds: for one example, with prunable weights. Speed-up: multiply-adds of "
+        "Compression: 1 / density, of the prunable weights; with all parameters: biases and normalisation count too. "
+        "Multiply-adds: for one example, with prunable weights. Speed-up: multiply-adds of "
         "the dense network over those of the ticket, which no hardware fully reaches."
     )
     return found._replace(notes=notes)
@@ -176,14 +194,21 @@ def rounds(one: Facts) -> Grid:
 
 def verdict_key(one: Facts) -> list[tuple[str, str]]:
     """Explain each verdict that the table of rounds has, in the order of its first appearance."""
-    known = set(one.judged["verdict"])
+    known = {*one.judged["verdict"], *one.judged["final_verdict"]}
+    interval, bound = f"{100 * one.rule.confidence:.4g} % interval of ticket − dense", f"−{one.tolerance:g}"
+    needed = one.judged["needed"].notna().any()
     texts = {
-        one.word: f"the whole 95 % interval of ticket − dense is above −{one.tolerance:g}",
-        f"not {one.word}": f"the whole interval is below −{one.tolerance:g}",
-        verdicts.CANNOT_TELL: f"cannot tell: the interval lies on both sides of −{one.tolerance:g}, or is not known"
-        + ("; n needed: about how many replicates would tell" if one.judged["needed"].notna().any() else ""),
+        verdicts.WINNING: "matching, and the early-stop step is shown to be no later than that of dense: by at most "
+        f"{one.rule.margin:g} steps, the time between two evaluations",
+        verdicts.MATCHING: f"the whole {interval} is above {bound}",
+        verdicts.NOT_MATCHING: f"the whole interval is below {bound}",
+        verdicts.CANNOT_TELL: f"cannot tell: the interval lies on both sides of {bound}, or is not known"
+        + ("; n needed: the replicates of a new run that would tell with a power of 80 %" if needed else ""),
     }
-    return [(name, text) for name, text in texts.items() if name in known]
+    key = [(name, text) for name, text in texts.items() if name in known]
+    if one.judged["special"].any():
+        key.append(("special", "no where a control does as well; yes where the ticket is better than each control"))
+    return key
 
 
 def controls(one: Facts) -> Grid | None:
@@ -202,13 +227,20 @@ def controls(one: Facts) -> Grid | None:
 
 def transfers(one: Facts) -> Grid | None:
     """List the tickets that were trained on other data."""
-    rows = []
+    rows, compared = [], results.transfers(one.rows)
     for line in one.summary[verdicts.transferred(one.summary)].to_dict("records"):
         where = [line["branch"], str(line["round"]), f"{line['density']:.4f}", str(line["replicates"])]
-        rows.append([*where, number(line["accuracy_mean"]), number(line["accuracy_std"])])
+        found = compared[line["branch"]]
+        against = found[found["round"] == line["round"]].to_dict("records")
+        beside = [signed(against[0]["mean"]), end(against[0]["low"]), end(against[0]["high"])] if against else [""] * 3
+        rows.append([*where, number(line["accuracy_mean"]), number(line["accuracy_std"]), *beside])
     heads = ["branch", "round", "density", "n", "test accuracy", "standard deviation"]
-    note = "Test accuracy on the other data, not to be compared with the tables above; the mean over n replicates."
-    return Grid(heads, rows, [note]) if rows else None
+    notes = [
+        "Test accuracy on the other data, not to be compared with the tables above; the mean over n replicates. Ticket "
+        "− dense there: the dense network (round 0) trained on the same data, paired by replicate."
+    ]
+    notes += [f"{label} has no dense network on its data." for label, found in compared.items() if found.empty]
+    return Grid([*heads, "ticket − dense there", "95 % from", "95 % to"], rows, notes) if rows else None
 
 
 def by_weight(one: Facts) -> Grid:
@@ -248,7 +280,8 @@ def barriers(one: Facts) -> Grid | None:
 def published_results(one: Facts) -> Grid | None:
     """Compare the run with the published numbers of its protocol, if it has any."""
     try:
-        return tables.published(*published.compare(one.path))
+        lines, notes = published.compare(one.path)
+        return tables.published(lines, [published.READING, *notes])
     except LotteryError:
         return None
 

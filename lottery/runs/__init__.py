@@ -1,5 +1,25 @@
 """A run on disk, and what its numbers say. Nothing here imports TensorFlow."""
 
-from lottery.runs import comparison, intervals, published, results, store, verdicts, verification
+from lottery.runs import (
+    aggregates,
+    comparison,
+    intervals,
+    published,
+    results,
+    store,
+    two_way,
+    verdicts,
+    verification,
+)
 
-__all__ = ["comparison", "intervals", "published", "results", "store", "verdicts", "verification"]
+__all__ = [
+    "aggregates",
+    "comparison",
+    "intervals",
+    "published",
+    "results",
+    "store",
+    "two_way",
+    "verdicts",
+    "verification",
+]

@@ -31,7 +31,10 @@ def tables(runs: list[Path]) -> dict[str, Table]:
     }
     for run, (what, read) in itertools.product(others, readers.items()):
         if read(run) != read(first):
-            raise LotteryError(f"compare: {str(run)!r} has another {what} than {str(first)!r}: no pairs to compare.")
+            raise LotteryError(
+                f"compare: {str(run)!r} has another {what} than {str(first)!r}: no pairs to compare; --aggregate sums "
+                "up runs of several data sets."
+            )
     return {label: results.table(run) for label, run in labels.items()}
 
 

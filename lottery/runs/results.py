@@ -78,6 +78,15 @@ def summary(rows: Table, num_steps: int | None = None) -> Table:
     )
 
 
+def transfers(rows: Table) -> dict[str, Table]:
+    """Compare each transfer with the dense network that was trained on the same other data, by its label.
+
+    Returns the rows of `lottery.runs.verdicts.differences`; none where the transfer of round 0 is not stored.
+    """
+    there = rows[verdicts.transferred(rows)].groupby("branch", sort=False)
+    return {label: verdicts.differences(part.assign(branch=store.TICKET)) for label, part in there}
+
+
 def chosen(rounds: Iterable[int], most: int) -> list[int]:
     """Choose rounds for a figure: at most so many, evenly apart, the first and the last among them."""
     there = sorted(set(rounds))

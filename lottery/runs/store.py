@@ -25,6 +25,7 @@ from lottery.pruning.rewinding import REWINDS, to_trained
 FORMAT = 1  # of round.json
 TICKET = "ticket"  # the branch of the main chain
 METRICS = ("step", "split", "loss", "accuracy")
+EARLY_STOP, PREDICTIONS = "early_stop.safetensors", "predictions.safetensors"  # not in runs of earlier versions
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,24 @@ class StoredRound:
         return files.parse_arrays(*self._read("weights.safetensors"))
 
     @cached_property
+    def early_stop(self) -> dict[str, np.ndarray]:
+        """Every variable at the early-stop step, by name."""
+        if not self.has(EARLY_STOP):
+            raise LotteryError(
+                f"{str(self.folder)!r} has no weights at the early-stop step: an earlier version stored it."
+            )
+        return files.parse_arrays(*self._read(EARLY_STOP))
+
+    @cached_property
+    def predictions(self) -> dict[str, np.ndarray]:
+        """For each test example its ``label``, and the class predicted at the ``early_stop`` and the ``final`` step."""
+        if not self.has(PREDICTIONS):
+            why = "its model or its data do not give one class for each example of an array"
+            why = why if self.has(EARLY_STOP) else "an earlier version stored it"
+            raise LotteryError(f"{str(self.folder)!r} has no predictions: {why}.")
+        return files.parse_arrays(*self._read(PREDICTIONS))
+
+    @cached_property
     def metrics(self) -> list[tuple[int, str, float, float]]:
         """Step, split, loss and accuracy of every evaluation."""
         return read_metrics(self.folder, self._read("metrics.csv")[1])
@@ -98,6 +117,10 @@ class StoredRound:
     def began_with(self, start: Mapping[str, np.ndarray]) -> bool:
         """Return True if training began with these variables under the masks of this round."""
         return weights_module.fingerprint(masks_module.apply(start, self.masks)) == self.record["start_sha256"]
+
+    def has(self, name: str) -> bool:
+        """Return True if the record names a file."""
+        return name in self.record["sha256"]
 
     def _read(self, name: str) -> tuple[Path, bytes]:
         path = self.folder / name
@@ -242,16 +265,21 @@ def write_round(
     weights: Mapping[str, np.ndarray],
     metrics: Iterable[tuple[int, str, float, float]],
     record: Mapping[str, Any],
+    early_stop: Mapping[str, np.ndarray] | None = None,
+    predictions: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, Any]:
     """Store a round with every variable after training, over what an interrupted attempt left in its folder.
 
-    ``round.json`` comes last: it is the record, with the checksum of each file, and is returned.
+    Variables at the early-stop step and predictions are stored where there are any. ``round.json`` comes last: it is
+    the record, with the checksum of each file, and is returned.
     """
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows([METRICS, *metrics])
     contents = {
         "masks.safetensors": files.pack_masks(masks),
         "weights.safetensors": files.pack_arrays(weights),
+        **({EARLY_STOP: files.pack_arrays(early_stop)} if early_stop is not None else {}),
+        **({PREDICTIONS: files.pack_arrays(predictions)} if predictions is not None else {}),
         "metrics.csv": table.getvalue().encode(),
     }
     for name, content in contents.items():
@@ -350,7 +378,7 @@ def runs(out: str | Path) -> list[Path]:
 
 def _stored(path: Path) -> config.Experiment:
     try:
-        return config.load(path)
+        return config.validated(config.read(path))
     except LotteryError as error:
         why = f"is damaged, or was edited ({str(error).rstrip('.')}); restore it, or start a new run."
         raise LotteryError(f"{str(path)!r} {why}") from None

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from lottery import formatting
 from lottery.errors import printable
 from lottery.runs import store, verdicts
+from lottery.runs.published import numbered
 from lottery.runs.verdicts import Table
 
 
@@ -23,10 +24,10 @@ class Grid(NamedTuple):
 COLOURS = {verdicts.GOOD: "#2e9e4f", verdicts.OPEN: "#b8860b", verdicts.BAD: "#d9534f"}
 
 # The order in which a narrow terminal leaves out columns of the rounds.
-LEAVE_OUT = ("at the end", "early stop", "kept", "density")
+LEAVE_OUT = ("end interval", "interval", "kept", "end", "early stop", "end vs dense", "special", "density")
 
 
-def by_round(points: Table, judged: Table, num_steps: int) -> Grid:
+def by_round(points: Table, judged: Table, rule: verdicts.Rule) -> Grid:
     """List the tickets, a row for each round, from `results.summary` and `verdicts.judged` of `lottery.runs`."""
     judgements = {line["round"]: line for line in judged.to_dict("records")}
     points = points[points["branch"] == store.TICKET]
@@ -34,27 +35,59 @@ def by_round(points: Table, judged: Table, num_steps: int) -> Grid:
     for line in points.to_dict("records"):
         verdict, measured = judgements.get(line["round"]), line["accuracy_mean"] == line["accuracy_mean"]
         spread = f" ± {line['accuracy_std']:.4f}" if measured and line["replicates"] > 1 else ""
+        own = {"vs dense": "", "interval": "", "verdict": "", "special": ""}
+        at_the_end, later = {"end vs dense": "", "end interval": "", "end verdict": ""}, ""
+        if verdict:
+            own = {
+                "vs dense": formatting.signed(verdict["mean"]),
+                "interval": _ends(verdict["low"], verdict["high"]),
+                "verdict": _verdict(verdict),
+                "special": verdict["special"],
+            }
+            at_the_end = {
+                "end vs dense": formatting.number(verdict["final_mean"], "+.4f"),
+                "end interval": _ends(verdict["final_low"], verdict["final_high"]),
+                "end verdict": verdict["final_verdict"],
+            }
+            later = verdict["early_stop"]
         lines.append({
             "round": str(line["round"]),
             "density": f"{line['density']:.4f}",
             "kept": f"{line['num_kept']:,.0f}",
             "test accuracy": f"{line['accuracy_mean']:.4f}{spread}" if measured else "",
+            "vs dense": own["vs dense"],
+            "interval": own["interval"],
             "early stop": f"{'≥ ' if line['censored'] else ''}{line['early_stop_step_mean']:,.0f}",
-            "at the end": formatting.number(line["final_accuracy_mean"]),
-            "vs dense": formatting.signed(verdict["mean"]) if verdict else "",
-            "verdict": _verdict(verdict) if verdict else "",
+            "later?": later,
+            "verdict": own["verdict"],
+            "special": own["special"],
+            "end": formatting.number(line["final_accuracy_mean"]),
+            **at_the_end,
         })  # fmt: skip
-    notes = ["vs dense: ticket − dense, the mean over replicates."]
+    notes = [
+        "vs dense: ticket − dense, the mean over replicates; interval: its 95 % interval, for this round by itself."
+    ]
     if points["accuracy_mean"].notna().any():
         over = f"mean ± standard deviation over {most} replicates"
         of = over if most > 1 else "of one replicate"
         notes.insert(0, f"Test accuracy: at the early-stop step, {of}; and at the end of training.")
     if points["censored"].any():
-        last = f"≥: in some replicate the validation loss was lowest at the last step, {num_steps:,}"
+        last = f"≥: in some replicate the validation loss was lowest at the last step, {rule.last_step:,}"
         notes.append(f"{last}; longer training may stop later.")
-    if len(undecided := judged[judged["verdict"] == verdicts.CANNOT_TELL]):
-        needed = "; the number beside it: about how many would" if undecided["needed"].notna().any() else ""
+    if (judged["verdict"] == verdicts.CANNOT_TELL).any():
+        needed = "; the number beside it: how many a new run needs" if judged["needed"].notna().any() else ""
         notes.append(f"{verdicts.CANNOT_TELL}: {formatting.replicates(most)} cannot tell{needed}.")
+    above = f"-{rule.tolerance:g}" if rule.tolerance else "0"
+    notes.append(f"Matching: the whole interval of vs dense is above {above}, see --tolerance.")
+    if rule.word == verdicts.WINNING:
+        notes.append(
+            "Winning: matching, and the early-stop step is shown to be no later than that of dense: by at most "
+            f"{rule.margin:g} steps, the time between two evaluations."
+        )
+    if judged["special"].any():
+        notes.append("Special: no where a control does as well, yes where the ticket is better than each control.")
+    empty = [head for head in lines[0] if not any(line[head] for line in lines) and head not in ("vs dense", "verdict")]
+    lines = [{head: cell for head, cell in line.items() if head not in empty} for line in lines]
     return Grid(list(lines[0]), [list(line.values()) for line in lines], notes, LEAVE_OUT)
 
 
@@ -64,7 +97,7 @@ def html(shown: Grid) -> str:
 
     def cell(kind: str, place: int, text: str) -> str:
         style = f"text-align: {'right' if numbers[place] else 'left'}; padding: 2px 8px"
-        if kind == "td" and text and shown.heads[place] == "verdict":
+        if kind == "td" and text and shown.heads[place].endswith("verdict"):
             style += f"; color: {COLOURS[verdicts.tone(text)]}"
         return f'<{kind} style="{style}">{escape(printable(text))}</{kind}>'
 
@@ -88,17 +121,78 @@ def compared(found: Table, first: str) -> Grid:
             rows.append([*where, *own, *difference])
     heads = ["round", "density", "run", "replicates", "test accuracy", "95 % interval", "vs first", "its interval"]
     notes = [
-        "Test accuracy at the early-stop step: mean and t interval over replicates.",
+        "Test accuracy at the early-stop step: mean and t interval over replicates, so over seeds, for this test set.",
         f"vs first: run − {first}, paired by replicate, and its t interval. At each density {first} comes first, and "
         "then the best.",
     ]
     return Grid(heads, rows, notes, ["replicates", "95 % interval", "its interval"])
 
 
-def published(lines: Iterable[Mapping[str, str]], notes: Iterable[str]) -> Grid:
-    """List a run beside published numbers, from the lines and sentences of `lottery.runs.published.compare`."""
-    heads = ["claim", "published", "measured", "verdict"]
-    return Grid(heads, [[line[head] for head in heads] for line in lines], list(notes))
+def two_way(found: Table, measure: str, tolerance: float) -> Grid:
+    """List ticket − dense with both intervals, a row for each round, from `lottery.runs.two_way.table`."""
+    lines = found[(found["measure"] == measure) & (found["against"] == "dense")].to_dict("records")
+    heads = ["round", "density", "vs dense", "over seeds", "over seeds and test examples", "verdict"]
+    rows = [
+        [
+            str(line["round"]), f"{line['density']:.4f}", formatting.signed(line["mean"]),
+            formatting.ends(line["low"], line["high"]), formatting.ends(line["two_way_low"], line["two_way_high"]),
+            line["two_way_verdict"],
+        ]
+        for line in lines
+    ]  # fmt: skip
+    num, examples = max(line["replicates"] for line in lines), lines[0]["examples"]
+    notes = [
+        f"Over seeds: 95 % t interval over {formatting.replicates(num)}, for this test set of {examples:,} examples.",
+        "Over seeds and test examples: 95 % interval for other seeds and other test examples of the same kind.",
+        f"Matching: this interval is above {f'-{tolerance:g}' if tolerance else '0'}, see --tolerance; the early-stop "
+        "step is not tested here. Each verdict is on its round alone.",
+    ]
+    return Grid(heads, rows, notes, ["density", "over seeds"])
+
+
+def aggregated(found: Table, tasks: Sequence[str]) -> Grid:
+    """List methods over several tasks at each density, from `lottery.runs.aggregates.summary`."""
+    first, num = found["method"].iloc[0], int(found["replicates"].min())
+    several = found["method"].nunique() > 1
+    rows = []
+    for line in found.to_dict("records"):
+        ends = formatting.ends(line["iqm_low"], line["iqm_high"])
+        row = [f"{line['at']:.4f}", line["method"], f"{formatting.signed(line['iqm'])} ({ends})"]
+        rows.append([*row, _probability(line, "over_dense"), *([_probability(line, "first_over")] if several else [])])
+    beaten = f"P({first} > it)"
+    heads = ["density", "method", "IQM vs dense", "P(it > dense)", *([beaten] if several else [])]
+    than = f", or that of {first} more than that of the method" if several else ""
+    notes = [
+        f"Over {len(tasks)} task{'s' * (len(tasks) > 1)} ({', '.join(tasks)}), {formatting.replicates(num)} of each. "
+        "Test accuracy at the early-stop step.",
+        "IQM vs dense: interquartile mean of method − dense, over all replicates of all tasks; in brackets the 95 % "
+        "interval of the stratified bootstrap, which is too narrow for few replicates.",
+        f"P: probability that a network of the method is more accurate than a dense network{than}.",
+    ]
+    return Grid(heads, rows, notes, [beaten])
+
+
+def published(lines: Sequence[Mapping[str, str]], notes: Iterable[str]) -> Grid:
+    """List a run beside numbers with their sources, from the results of `lottery.runs.published.compare`."""
+    numbers, rows = numbered(lines), []
+    for line in lines:
+        number = numbers[line["source"], line["reference"], line["link"]]
+        stated = f"{line['stated']} ({line['bound']})"
+        rows.append([line["claim"], f"{line['source']} [{number}]", stated, line["measured"], line["verdict"]])
+    heads = ["claim", "source", "stated (bound)", "measured", "verdict"]
+    return Grid(heads, rows, list(notes), ["stated (bound)"])
+
+
+def _probability(line: Mapping[str, Any], name: str) -> str:
+    """Return a probability and its interval; nothing for NaN."""
+    if line[name] != line[name]:
+        return ""
+    return f"{line[name]:.2f} ({formatting.ends(line[f'{name}_low'], line[f'{name}_high'], '.2f')})"
+
+
+def _ends(low: float, high: float) -> str:
+    """Return the ends of an interval, or nothing where they are not known."""
+    return "" if low != low or abs(low) == float("inf") else formatting.ends(low, high)
 
 
 def _verdict(line: Mapping[str, Any]) -> str:

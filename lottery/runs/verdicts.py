@@ -1,7 +1,13 @@
-"""Is a ticket winning? Ticket − dense and ticket − control, paired by replicate, with intervals."""
+"""Is a ticket matching, is it winning? Ticket − dense and ticket − control, paired by replicate, with intervals.
+
+*Matching*, after Frankle et al. 2020, https://arxiv.org/abs/1912.05671: shown to lose no more than a tolerance of
+accuracy. *Winning*, after Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635: matching at the early-stop step, and
+shown to reach that step no later than dense; only tickets that start from step 0 can be.
+"""
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lottery import config
@@ -15,11 +21,48 @@ Table = Any
 
 TOLERANCE = 0.002  # what "matching" allows for, as in Frankle et al. 2020, https://arxiv.org/abs/1912.05671
 MEASURE = "early_stop_test_accuracy"
+AT_THE_END = "final_test_accuracy"
 DIFFERENCES = ("round", "density", "replicates", "mean", "std", "low", "high")
-CANNOT_TELL = "?"
+WINNING, MATCHING, NOT_MATCHING, CANNOT_TELL = "winning", "matching", "not matching", "?"
+NO_LATER, LATER = "no later", "later"
 GOOD, OPEN, BAD = "good", "open", "bad"  # tones of a verdict, which a terminal or a page shows in a colour
 
+# The simulation of tests/scripts/simulate_verdicts.py gives the figures.
+ADDING = (
+    "Adding replicates to a run until it tells raises the error of a verdict from 2.5 % to about 10 %: choose their "
+    "number before (lottery plan), and train them with another seed (run.seed)."
+)
+
 _LAST_PLACE = 1e-9  # a unit in the last place of a mean is not an accuracy that was lost
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a ticket must show; see `rule_for`."""
+
+    word: str = WINNING  # the most that a ticket of the run can be: winning or matching
+    tolerance: float = TOLERANCE  # accuracy that it may lose, in [0, 1]
+    margin: float = 0  # steps from one evaluation to the next, so an early stop is no later if by at most these
+    last_step: int | None = None  # of training: an early stop there is a lower bound
+    confidence: float = 0.95  # of each interval
+    mode: str = "weights"  # of rewinding, and its step: they decide what a control may show
+    rewind_step: int = 0
+
+    def compared(self, branch: str) -> branches.Comparison | None:
+        """Return what a branch shows beside the tickets; None for a function of the user's."""
+        return branches.comparison(branch, self.mode, self.rewind_step)
+
+    @property
+    def level(self) -> float:
+        """The probability that an interval wrongly lies above a bound."""
+        return (1 - self.confidence) / 2
+
+
+DEFAULT = Rule()
+JUDGED = (
+    *DIFFERENCES, "verdict", "needed", "step_mean", "step_low", "step_high", "early_stop", "final_mean", "final_low",
+    "final_high", "final_verdict", "special", "as_good", "matching_p", "winning_p", "final_p",
+)  # fmt: skip
 
 
 class Headline(NamedTuple):
@@ -33,13 +76,18 @@ def tone(verdict: str) -> str:
     """Return the tone of a verdict in a table: of `judged`, or of `lottery.runs.published`."""
     if verdict.startswith(("not ", "fail")):
         return BAD
-    return OPEN if verdict.startswith((CANNOT_TELL, "open")) else GOOD
+    return OPEN if verdict.startswith((CANNOT_TELL, "cannot tell", "open")) else GOOD
 
 
-def goal(experiment: config.Experiment) -> str:
-    """Return "winning" if tickets of an experiment start from step 0, otherwise "matching"."""
-    from_the_start = experiment.rewind.step == 0 and experiment.rewind.mode == "weights"
-    return "winning" if from_the_start else "matching"
+def rule_for(experiment: config.Experiment, tolerance: float = TOLERANCE, looks: int = 1) -> Rule:
+    """Return the rule for the tickets of an experiment, which can be winning only if they start from step 0.
+
+    If a run is judged several times while replicates are added, `looks` is how often, fixed before the first time:
+    each interval then takes its share of the error (Bonferroni), so that all looks together err no more than one.
+    """
+    rewind, train = experiment.rewind, experiment.train
+    word = WINNING if rewind.step == 0 and rewind.mode == "weights" else MATCHING
+    return Rule(word, tolerance, train.eval_every, train.num_steps, 1 - 0.05 / looks, rewind.mode, rewind.step)
 
 
 def paired(rows: Table, measure: str = MEASURE, against: str = "dense") -> Table:
@@ -50,27 +98,33 @@ def paired(rows: Table, measure: str = MEASURE, against: str = "dense") -> Table
     """
     if measure not in rows:
         raise unknown("The measure to compare", measure, rows.columns)
-    chains = {
-        branch: part.pivot(index="replicate", columns="round", values=measure)
-        for branch, part in rows.groupby("branch")
-    }
-    tickets = chains.pop("ticket", rows[:0].pivot(index="replicate", columns="round", values=measure))
+
+    def chain(branch: str) -> Table:
+        return rows[rows["branch"] == branch].pivot(index="replicate", columns="round", values=measure)
+
+    tickets, others = chain("ticket"), sorted(set(rows["branch"]) - {"ticket"})
     if against == "dense":
         pruned = tickets[[index for index in tickets if index != 0]]
         return pruned.sub(tickets[0], axis=0) if 0 in tickets else pruned * math.nan
-    if against not in chains:
-        raise unknown("The branch to compare with", against, ["dense", *chains])
-    other = chains[against]
+    if against not in others:
+        raise unknown("The branch to compare with", against, ["dense", *others])
+    other = chain(against)
     return (tickets - other)[tickets.columns.intersection(other.columns)]
 
 
 def differences(
-    rows: Table, measure: str = MEASURE, against: str = "dense", confidence: float = 0.95, method: str = "t"
+    rows: Table,
+    measure: str = MEASURE,
+    against: str = "dense",
+    confidence: float = 0.95,
+    method: str = "t",
+    spacing: float = 0,
 ) -> Table:
     """Summarise `paired` over replicates, a row for each round in which at least one pair is complete.
 
     Of the columns `DIFFERENCES`, ``replicates`` counts the pairs, ``std`` is the sample standard deviation (NaN for
-    one pair), ``low`` and ``high`` are from `lottery.runs.intervals.mean_interval` (infinite for one pair).
+    one pair), ``low`` and ``high`` are from `lottery.runs.intervals.mean_interval` (infinite for one pair), or from
+    `on_a_grid` of a measure that has a spacing.
     """
     import pandas as pd
 
@@ -78,34 +132,65 @@ def differences(
     lines = []
     for index, column in paired(rows, measure, against).items():
         if len(pairs := column.dropna()):
-            mean, low, high = intervals.mean_interval(pairs.tolist(), confidence, method)
+            values = pairs.tolist()
+            of_grid = intervals.on_a_grid(values, spacing, confidence) if spacing else None
+            mean, low, high = of_grid or intervals.mean_interval(values, confidence, method)
             lines.append((index, density[index], len(pairs), mean, pairs.std(), low, high))
     return pd.DataFrame(lines, columns=list(DIFFERENCES))
 
 
-def judged(
-    rows: Table, tolerance: float = TOLERANCE, word: str = "winning", confidence: float = 0.95, method: str = "t"
-) -> Table:
-    """Judge each pruned round: is the accuracy that it loses within a tolerance, in [0, 1]?
+def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
+    """Judge each pruned round by itself: accuracy at the early-stop step and at the end, early-stop step, controls.
 
-    Returns the rows of `differences` against dense, with ``verdict``: the word (see `goal`) where the whole interval is
-    above minus the tolerance, "not" and the word where it is below, otherwise `CANNOT_TELL`, as always from one
-    replicate; and ``needed``: about how many replicates would tell then, NaN where that is unknown.
+    Returns the rows of `differences` against dense, and beside them:
+
+    - ``verdict``: `WINNING`, `MATCHING`, `NOT_MATCHING`, or `CANNOT_TELL`, as always from one replicate
+    - ``needed``: how many replicates of a new run would tell with a power of 80 % if the true difference is the mean
+      here, NaN where the verdict tells, or if that is not known
+    - ``step_mean``, ``step_low``, ``step_high``, of the early-stop step, and ``early_stop``: `NO_LATER`, `LATER` or
+      `CANNOT_TELL`
+    - ``final_mean``, ``final_low``, ``final_high``, ``final_verdict``: of the accuracy at the end of training
+    - ``special``: "no" if a control is shown to do as well within the tolerance, "yes" if the ticket is shown to be
+      better than each, else `CANNOT_TELL`, empty without controls; ``as_good``: the controls that do as well
+    - ``matching_p``, ``winning_p``, ``final_p``: one-sided p values, for `smallest_shown`
     """
-    found, pairs = differences(rows, confidence=confidence, method=method), paired(rows)
-    verdicts, needed = [], []
+    import pandas as pd
+
+    found = differences(rows, confidence=rule.confidence)
+    steps, at_the_end, beside = _steps(rows, rule), _at_the_end(rows, rule), _beside(rows, rule)
+    lines = []
     for line in found.to_dict("records"):
-        enough: float = math.nan
-        if line["low"] >= -tolerance - _LAST_PLACE:
-            verdicts.append(word)
-        elif line["high"] < -tolerance - _LAST_PLACE:
-            verdicts.append(f"not {word}")
-        else:
-            verdicts.append(CANNOT_TELL)
-            values = pairs[line["round"]].dropna().tolist()
-            enough = intervals.num_needed(values, line["mean"] + tolerance, confidence) or math.nan
-        needed.append(max(enough, line["replicates"] + 1) if enough == enough else enough)
-    return found.assign(verdict=verdicts, needed=needed)
+        step, final = steps.get(line["round"], {}), at_the_end.get(line["round"], {})
+        line |= {"verdict": _of_accuracy(line["low"], line["high"], rule), "needed": math.nan}
+        if line["verdict"] == CANNOT_TELL and math.isfinite(line["low"]):
+            distance, num = line["mean"] + rule.tolerance, int(line["replicates"])
+            line["needed"] = intervals.num_needed(distance, line["std"], num, rule.confidence) or math.nan
+        if line["verdict"] == MATCHING and rule.word == WINNING and step.get("early_stop") == NO_LATER:
+            line["verdict"] = WINNING
+        p = intervals.p_value(line["mean"], line["low"], line["replicates"], _bound(rule), rule.confidence)
+        line |= {key: step.get(key, math.nan) for key in ("step_mean", "step_low", "step_high")}
+        line["early_stop"] = step.get("early_stop", "")
+        line |= {key: final.get(key, math.nan) for key in ("final_mean", "final_low", "final_high")}
+        line["final_verdict"] = final.get("final_verdict", "")
+        line["special"], line["as_good"] = beside.get(line["round"], ("", ""))
+        line["matching_p"] = p
+        line["winning_p"] = max(p, step["step_p"]) if step and rule.word == WINNING else math.nan
+        line["final_p"] = final.get("final_p", math.nan)
+        lines.append(line)
+    return pd.DataFrame(lines, columns=list(JUDGED))
+
+
+def smallest_shown(lines: Table, rule: Rule = DEFAULT, p: str = "winning_p") -> dict[str, Any] | None:
+    """Find the line of `judged` with the smallest density that is shown for all rounds at once; None if there is none.
+
+    From the densest round to the sparsest it tests that no round from there on is winning (or matching, by
+    ``matching_p``, or matching at the end, by ``final_p``), and stops where it cannot reject that; see
+    `lottery.runs.intervals.step_down`. That some round of at most this density is winning is then wrong with a
+    probability of at most `Rule.level` for the run as a whole. The round itself is winning by its own interval too.
+    """
+    ordered = lines.sort_values("density", ascending=False, kind="stable")
+    count = intervals.step_down(ordered[p].fillna(1.0).tolist(), rule.level)
+    return ordered.iloc[count - 1].to_dict() if count else None
 
 
 def smallest_matching(rows: Table, tolerance: float = TOLERANCE) -> dict[str, Any] | None:
@@ -122,43 +207,27 @@ def smallest_matching(rows: Table, tolerance: float = TOLERANCE) -> dict[str, An
     return {**whole, "density": float(best["density"]), "difference": float(best["mean"]), "dense": float(dense)}
 
 
-def smallest_shown(lines: Table, word: str = "winning") -> dict[str, Any] | None:
-    """Find the line of `judged` with the smallest density whose verdict is the word; None if there is none."""
-    return _sparsest(lines[lines["verdict"] == word])
-
-
 def headline(
-    rows: Table,
-    tolerance: float = TOLERANCE,
-    word: str = "winning",
-    confidence: float = 0.95,
-    method: str = "t",
-    trained: tuple[int, int] | None = None,
+    rows: Table, rule: Rule = DEFAULT, trained: tuple[int, int] | None = None, lines: Table = None
 ) -> Headline:
-    """Sum up in words for a newcomer if a run found a winning ticket, from the arguments of `judged`.
+    """Sum up in words for a newcomer if a run found a winning ticket.
 
-    It names the sparsest ticket that is shown to be winning, or else the one that comes nearest, and the controls at
-    the same round. `trained` is how many networks of an experiment are stored, and all of them: see
-    `lottery.runs.store.progress`.
+    It names the sparsest ticket that is shown for the run as a whole, or else the one that comes nearest, with the
+    controls at the same round, and says so if the end of training tells otherwise. `trained` is how many networks of an
+    experiment are stored, and all of them: see `lottery.runs.store.progress`. `lines` are those of `judged` where the
+    caller has them.
     """
-    lines = judged(rows, tolerance, word, confidence, method)
-    shown = smallest_shown(lines, word)
+    lines = judged(rows, rule) if lines is None else lines
     if len(rows) and rows[MEASURE].isna().all():
         found = Headline("The model measures no accuracy, so no ticket can be compared with dense.", OPEN)
     elif lines.empty:
         found = Headline("No verdict yet: no pruned round can be compared with dense.", OPEN)
-    elif shown:
-        text = f"A {word} ticket: {_in_points(shown, _kind(confidence, method))}"
-        if shown["mean"] < 0:
-            text += f", which is within the tolerance of {100 * tolerance:g}"
-        text += _beside_controls(rows, shown["round"], confidence, method)
-        if word != "winning":
-            text += ". It is not called winning because it does not start from the weights of step 0"
-        found = Headline(f"{text}.", GOOD)
+    elif _best_shown(lines, rule):
+        found = _shown(rows, lines, rule)
     elif lines["replicates"].max() == 1:
-        found = Headline(_of_one_replicate(rows, tolerance, word), OPEN)
+        found = Headline(_of_one_replicate(rows, rule), OPEN)
     else:
-        found = _none_shown(lines, tolerance, word, _kind(confidence, method))
+        found = _none_shown(lines, rule)
     if trained is not None and trained[0] < trained[1]:
         text = found.text[0].lower() + found.text[1:]
         return found._replace(text=f"So far, with {trained[0]:,} of {trained[1]:,} networks trained: {text}")
@@ -166,44 +235,39 @@ def headline(
 
 
 def sentences(
-    rows: Table,
-    tolerance: float = TOLERANCE,
-    word: str = "winning",
-    confidence: float = 0.95,
-    method: str = "t",
-    trained: tuple[int, int] | None = None,
+    rows: Table, rule: Rule = DEFAULT, trained: tuple[int, int] | None = None, lines: Table = None
 ) -> list[str]:
     """Say what a run shows, from the arguments of `headline`, which is the first sentence.
 
-    The others give the verdicts of the rounds, name the smallest density that matches dense by the mean alone, and
-    compare the ticket with each branch.
+    The others name the smallest densities that are shown for the run as a whole, give the verdicts of single rounds, at
+    the early-stop step and at the end, and compare the ticket with each branch.
     """
-    lines = judged(rows, tolerance, word, confidence, method)
-    found = [headline(rows, tolerance, word, confidence, method, trained).text]
+    lines = judged(rows, rule) if lines is None else lines
+    found = [headline(rows, rule, trained, lines).text]
     if lines.empty:
         return found
-    shown, by_mean = smallest_shown(lines, word), smallest_matching(rows, tolerance)
-    kind = _kind(confidence, method)
-    if shown:
-        smaller = "; no smaller density is shown to be" if lines["density"].min() < shown["density"] else ""
-        found.append(f"{word.capitalize()}: {_rounds(lines[lines['verdict'] == word]['round'])}{smaller}.")
-    refuted = lines[lines["verdict"] == f"not {word}"]["round"]
-    if len(refuted):
-        found.append(f"Not {word}: {_rounds(refuted)}.")
+    several = bool(lines["replicates"].max() > 1)
+    by_mean = smallest_matching(rows, rule.tolerance)
+    shown = _best_shown(lines, rule)
+    if several:
+        found += [_of_all_rounds(lines, rule), *_of_single_rounds(lines)]
     if by_mean is None:
-        found.append(f"No pruned round matches dense within {tolerance:g}, not even by the mean.")
+        found.append(f"No pruned round matches dense within {rule.tolerance:g}, not even by the mean.")
     else:
         line = lines[lines["round"] == by_mean["round"]].to_dict("records")[0]
         unsure = f"; {cannot_tell(line)}" if line["verdict"] == CANNOT_TELL else ""
         found.append(
-            f"Smallest density that matches dense within {tolerance:g} by the mean alone: {by_mean['density']:.4f} "
-            f"(round {by_mean['round']}, {signed(by_mean['difference'])} against {by_mean['dense']:.4f}){unsure}."
+            f"Smallest density that matches dense within {rule.tolerance:g} by the mean alone: "
+            f"{by_mean['density']:.4f} (round {by_mean['round']}, {signed(by_mean['difference'])} against "
+            f"{by_mean['dense']:.4f}){unsure}."
         )
+    if several and (lines["verdict"] == CANNOT_TELL).any():
+        found.append(ADDING)
     at = shown["round"] if shown else by_mean["round"] if by_mean else int(lines["round"].max())
     for branch in controls(rows):
-        pairs = differences(rows, against=branch, confidence=confidence, method=method)
+        pairs = differences(rows, against=branch, confidence=rule.confidence)
         if not pairs.empty:
-            found.append(_against(branch, pairs, at, kind))
+            found.append(_against(branch, pairs, at, rule))
     return found
 
 
@@ -219,30 +283,188 @@ def controls(rows: Table) -> list[str]:
 
 
 def cannot_tell(line: dict[str, Any]) -> str:
-    """Say of a line of `judged` without a verdict how many replicates would give one."""
+    """Say of a line of `judged` without a verdict how many replicates of a new run would give one."""
     num, needed = int(line["replicates"]), line["needed"]
-    more = f", about {needed:.0f} would be needed" if needed == needed else f", nor from {intervals.MOST}"
-    return f"cannot tell from {replicates(num)}{more if num > 1 else ''}"
+    if not math.isfinite(line["low"]):  # 1 replicate, or 2 that are equal, of which nobody knows the spread
+        return f"cannot tell from {replicates(num)}"
+    more = f"a new run with {needed:.0f} would" if needed == needed else f"nor would a new run with {intervals.MOST:,}"
+    return f"cannot tell from {replicates(num)}; {more}"
 
 
-def _none_shown(lines: Table, tolerance: float, word: str, kind: str) -> Headline:
+def _bound(rule: Rule) -> float:
+    return -rule.tolerance - _LAST_PLACE
+
+
+def _of_accuracy(low: float, high: float, rule: Rule) -> str:
+    """Judge an interval of ticket − dense."""
+    return MATCHING if low >= _bound(rule) else NOT_MATCHING if high < _bound(rule) else CANNOT_TELL
+
+
+def _steps(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
+    """Judge the early-stop step of each round, if tickets can be winning: is it no later than that of dense?
+
+    At the last step of training it is a lower bound: such a ticket is never shown to be no later, and no ticket to be
+    later than such a dense network.
+    """
+    if rule.word != WINNING or not len(rows):
+        return {}
+    tickets = rows[rows["branch"] == "ticket"]
+    bounds = set(tickets[tickets["early_stop_step"] == rule.last_step]["round"])
+    found = {}
+    for line in differences(rows, "early_stop_step", confidence=rule.confidence, spacing=rule.margin).to_dict(
+        "records"
+    ):
+        mean, low, high, index = line["mean"], line["low"], line["high"], line["round"]
+        p = intervals.p_value(-mean, -high, line["replicates"], -rule.margin, rule.confidence)
+        told = NO_LATER if high <= rule.margin else LATER if low > 0 else CANNOT_TELL
+        if index in bounds:
+            p, told = 1.0, CANNOT_TELL if told == NO_LATER else told
+        if 0 in bounds and told == LATER:
+            told = CANNOT_TELL
+        found[index] = {"step_mean": mean, "step_low": low, "step_high": high, "early_stop": told, "step_p": p}
+    return found
+
+
+def _at_the_end(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
+    """Judge the accuracy of each round at the end of training."""
+    found = {}
+    for line in differences(rows, AT_THE_END, confidence=rule.confidence).to_dict("records"):
+        mean, low, high = line["mean"], line["low"], line["high"]
+        p = intervals.p_value(mean, low, line["replicates"], _bound(rule), rule.confidence)
+        verdict = _of_accuracy(low, high, rule)
+        found[line["round"]] = {"final_mean": mean, "final_low": low, "final_high": high, "final_p": p}
+        found[line["round"]]["final_verdict"] = verdict
+    return found
+
+
+def _beside(rows: Table, rule: Rule) -> dict[Any, tuple[str, str]]:
+    """Judge by round if the ticket is special, and list the controls that do as well."""
+    found: dict[Any, dict[str, str]] = {}
+    for branch in controls(rows):
+        known, compared = branches.find(branch), rule.compared(branch)
+        if known is None or not known.is_control or (compared and compared.refused):
+            continue
+        for line in differences(rows, against=branch, confidence=rule.confidence).to_dict("records"):
+            found.setdefault(line["round"], {})[branch] = _beside_one(line, rule)
+    special = {}
+    for index, verdicts in found.items():
+        as_good = [branch for branch, verdict in verdicts.items() if verdict == "no"]
+        told = set(verdicts.values())
+        special[index] = ("no" if as_good else "yes" if told == {"yes"} else CANNOT_TELL, ", ".join(as_good))
+    return special
+
+
+def _beside_one(line: Mapping[str, Any], rule: Rule) -> str:
+    """Judge ticket − control: "no" if the control does as well within the tolerance, "yes" if the ticket is better."""
+    return "no" if line["high"] <= -_bound(rule) else "yes" if line["low"] > 0 else CANNOT_TELL
+
+
+def _winning_shown(lines: Table, rule: Rule) -> dict[str, Any] | None:
+    return smallest_shown(lines, rule) if rule.word == WINNING else None
+
+
+def _best_shown(lines: Table, rule: Rule) -> dict[str, Any] | None:
+    """Find the ticket to name: the sparsest that is winning, or else matching, for the run as a whole."""
+    return _winning_shown(lines, rule) or smallest_shown(lines, rule, "matching_p")
+
+
+def _shown(rows: Table, lines: Table, rule: Rule) -> Headline:
+    """Name the ticket that is shown to be winning, or at least matching, and what is not shown of it."""
+    winning, matching = _winning_shown(lines, rule), smallest_shown(lines, rule, "matching_p")
+    line = winning or matching
+    assert line is not None
+    text = f"A {WINNING if winning else MATCHING} ticket: {_in_points(line, _kind(rule))}"
+    if line["mean"] < 0:
+        text += f", which is within the tolerance of {100 * rule.tolerance:g}"
+    parts = [text + _beside_controls(rows, line, rule)]
+    if rule.word != WINNING:
+        parts.append("It is not called winning because it does not start from the weights of step 0")
+    elif not winning:
+        parts.append(f"It is not called winning: {_why_not(line, lines)}")
+    elif matching and matching["density"] < line["density"]:
+        parts.append(f"Whenever the early stop comes, {percent(matching['density'])} is shown to match too")
+    if line["final_verdict"] in (CANNOT_TELL, NOT_MATCHING):
+        undecided = line["final_verdict"] == CANNOT_TELL
+        tells = f"{replicates(int(line['replicates']))} cannot tell" if undecided else "it loses"
+        parts.append(f"At the end of training {tells}: {_end_in_points(line)}")
+    return Headline(" ".join(f"{part}." for part in parts), OPEN if line["special"] == "no" else GOOD)
+
+
+def _why_not(line: dict[str, Any], lines: Table) -> str:
+    """Say what a matching ticket lacks to be winning."""
+    if line["early_stop"] == LATER:
+        return "its early stop comes later than that of dense"
+    if line["early_stop"] == NO_LATER:
+        return f"that its early stop comes no later is shown for this round, not for all {len(lines)} at once"
+    return "that its early stop comes no later than that of dense is not shown"
+
+
+def _none_shown(lines: Table, rule: Rule) -> Headline:
     """Say that no round is shown to be winning, and which comes nearest."""
-    undecided = lines[lines["verdict"] == CANNOT_TELL]
-    if undecided.empty:
+    kind, word = _kind(rule), rule.word
+    undecided, single = lines[lines["verdict"] == CANNOT_TELL], lines[lines["verdict"].isin((WINNING, MATCHING))]
+    most = replicates(int(lines["replicates"].max()))
+    if len(single):
+        best = single.loc[single["density"].idxmin()].to_dict()
+        found = Headline(
+            f"No {word} ticket is shown: {most} cannot tell for all {len(lines)} rounds at once. The sparsest that is "
+            f"{MATCHING} by itself: {_in_points(best, kind)}.",
+            OPEN,
+        )
+    elif undecided.empty:
         best = lines.loc[lines["mean"].idxmax()].to_dict()
-        lost = f"every round loses more than {100 * tolerance:g} points to dense"
-        return Headline(f"No {word} ticket: {lost}. The best: {_in_points(best, kind)}.", BAD)
-    best = _sparsest(undecided[undecided["mean"] >= -tolerance - _LAST_PLACE])
-    nearest = "The sparsest that may be" if best else "The nearest"
-    best = best or undecided.loc[undecided["mean"].idxmax()].to_dict()
-    needed = f"; about {best['needed']:.0f} would tell" if best["needed"] == best["needed"] else ""
-    unsure = f"{replicates(int(best['replicates']))} cannot tell{needed}"
-    return Headline(f"No {word} ticket is shown: {unsure}. {nearest}: {_in_points(best, kind)}.", OPEN)
+        lost = f"every round loses more than {100 * rule.tolerance:g} points to dense"
+        found = Headline(f"No {word} ticket: {lost}. The best: {_in_points(best, kind)}.", BAD)
+    else:
+        best = _sparsest(undecided[undecided["mean"] >= _bound(rule)])
+        nearest = "The sparsest that may be" if best else "The nearest"
+        best = best or undecided.loc[undecided["mean"].idxmax()].to_dict()
+        needed = f"; a new run with {best['needed']:.0f} would" if best["needed"] == best["needed"] else ""
+        unsure = f"{replicates(int(best['replicates']))} cannot tell{needed}"
+        found = Headline(f"No {word} ticket is shown: {unsure}. {nearest}: {_in_points(best, kind)}.", OPEN)
+    if at_the_end := smallest_shown(lines, rule, "final_p"):
+        there = f"{percent(at_the_end['density'])} of the weights match dense: {_end_in_points(at_the_end)}"
+        return found._replace(text=f"{found.text} At the end of training {there}.", tone=OPEN)
+    return found
 
 
-def _of_one_replicate(rows: Table, tolerance: float, word: str) -> str:
+def _of_all_rounds(lines: Table, rule: Rule) -> str:
+    """Give the smallest densities that are shown for the run as a whole."""
+    kinds = {f"to be {WINNING}": "winning_p"} if rule.word == WINNING else {}
+    kinds |= {f"to be {MATCHING}": "matching_p", "to match at the end of training": "final_p"}
+    parts = []
+    for kind, p in kinds.items():
+        line = smallest_shown(lines, rule, p)
+        where = f"{line['density']:.4f} (round {line['round']:.0f})" if line else "none"
+        parts.append(f"{kind}: {where}")
+    rounds = f"For all {len(lines)} rounds at once" if len(lines) > 1 else "For the one round"
+    return f"{rounds} (error {100 * rule.level:.2g} % each), the smallest density shown {'; '.join(parts)}."
+
+
+def _of_single_rounds(lines: Table) -> list[str]:
+    """List the rounds by what each of them shows by itself."""
+    found = [
+        _rounds_with(lines, "Each round by itself", "verdict", (WINNING, MATCHING, NOT_MATCHING)),
+        _rounds_with(lines, "At the end of training", "final_verdict", (MATCHING, NOT_MATCHING)),
+        _rounds_with(lines, "Early stop beside that of dense", "early_stop", (NO_LATER, LATER)),
+    ]
+    for names, part in lines[lines["as_good"] != ""].groupby("as_good", sort=False):
+        do = "do" if ", " in str(names) else "does"
+        found.append(f"Not special: {_rounds(part['round'])}, where {listed(str(names).split(', '))} {do} as well.")
+    return [sentence for sentence in found if sentence]
+
+
+def _rounds_with(lines: Table, head: str, column: str, values: tuple[str, ...]) -> str:
+    """List the rounds with each value of a column, in a sentence; empty if there are none."""
+    of = {value: lines[lines[column] == value]["round"] for value in values}
+    parts = [f"{value} {_rounds(indices)}" for value, indices in of.items() if len(indices)]
+    return f"{head}: {'; '.join(parts)}." if parts else ""
+
+
+def _of_one_replicate(rows: Table, rule: Rule) -> str:
     """Say what a single replicate shows, and that it is not enough."""
-    head, by_mean = f"1 replicate cannot show that a ticket is {word}", smallest_matching(rows, tolerance)
+    tolerance = rule.tolerance
+    head, by_mean = f"1 replicate cannot show that a ticket is {rule.word}", smallest_matching(rows, tolerance)
     if by_mean:
         line = {"density": by_mean["density"], "mean": by_mean["difference"], "replicates": 1}
         keeps = "" if line["mean"] >= 0 else f" (dense − {100 * tolerance:g} or better)"
@@ -264,39 +486,56 @@ def _in_points(line: Mapping[str, Any], kind: str) -> str:
     return f"{percent(line['density'])} of the weights, {against}{f' ({about})' if num > 1 else ''}"
 
 
-def _beside_controls(rows: Table, at: float, confidence: float, method: str) -> str:
-    """Say how the controls do beside the ticket of a round, each at the nearest round that it has."""
-    worse, others, better = [], [], []
+def _end_in_points(line: Mapping[str, Any]) -> str:
+    """Give what a line of `judged` has of the end of training in percentage points."""
+    mean, low, high = line["final_mean"], line["final_low"], line["final_high"]
+    if abs(low) == math.inf:
+        return f"{points(mean)[0]} points"
+    mean, low, high = points(mean, low, high)
+    return f"{mean} points ({low} to {high})"
+
+
+def _beside_controls(rows: Table, ticket: Mapping[str, Any], rule: Rule) -> str:
+    """Say how the controls do beside the ticket of a line, each at the nearest round that it has."""
+    worse, others, as_good, better = [], [], [], []
     for branch in controls(rows):
-        found = differences(rows, against=branch, confidence=confidence, method=method)
-        if found.empty:
+        found, compared = differences(rows, against=branch, confidence=rule.confidence), rule.compared(branch)
+        if found.empty or (compared and compared.refused):
             continue
-        line = found.loc[(found["round"] - at).abs().idxmin()].to_dict()
-        named = branch if line["round"] == at else f"{branch} (at {percent(line['density'])})"
+        line = found.loc[(found["round"] - ticket["round"]).abs().idxmin()].to_dict()
+        named = branch if line["round"] == ticket["round"] else f"{branch} (at {percent(line['density'])})"
         if line["replicates"] > 1:
-            (worse if line["low"] > 0 else better if line["high"] < 0 else others).append(named)
+            told = _beside_one(line, rule)
+            (better if line["high"] < 0 else as_good if told == "no" else worse if told == "yes" else others).append(
+                named
+            )
     text = f", better than the control{'s' * (len(worse) > 1)} {listed(worse)}" if worse else ""
     if others:
         text += f"; {listed(others)} {'are' if len(others) > 1 else 'is'} not shown to do worse"
+    text += f"; not special, as {listed(as_good)} {'do' if len(as_good) > 1 else 'does'} as well" if as_good else ""
     return text + (f"; {listed(better)} {'do' if len(better) > 1 else 'does'} better" if better else "")
 
 
-def _kind(confidence: float, method: str) -> str:
-    return f"{100 * confidence:g} % {'' if method == 't' else f'{method} '}interval"
+def _kind(rule: Rule) -> str:
+    return f"{100 * rule.confidence:.4g} % interval"
 
 
-def _against(branch: str, found: Table, at: float, kind: str) -> str:
+def _against(branch: str, found: Table, at: float, rule: Rule) -> str:
     """Compare the ticket with a branch at the nearest round, and list the other rounds where the ticket is better."""
     line = found.loc[(found["round"] - at).abs().idxmin()].to_dict()
-    head = f"Ticket − {branch} {_where(line)}: {_measured(line, kind)}"
-    known = branches.find(branch)
-    matters = known.takes_away if known else ""
+    head = f"Ticket − {branch} {_where(line)}: {_measured(line, _kind(rule))}"
+    compared = rule.compared(branch)
+    matters = compared.takes_away if compared else ""
+    if compared and compared.refused:
+        return f"{head}. This is no fair comparison, and shows nothing about the ticket: {compared.refused}."
     if line["replicates"] == 1:
         shows = ", which cannot tell."
-    elif line["low"] > 0:
-        shows = f": the ticket is better{f', so {matters} matters there' if matters else ''}."
     elif line["high"] < 0:
         shows = f": {branch} is better than the ticket."
+    elif _beside_one(line, rule) == "no":
+        shows = f": {branch} does as well there, within {rule.tolerance:g}."
+    elif line["low"] > 0:
+        shows = f": the ticket is better{f', so {matters} matters there' if matters else ''}."
     else:
         why = f", so {matters} is not shown to matter there" if matters else ""
         shows = f": that does not tell {branch} from the ticket{why}."

@@ -1,7 +1,8 @@
 """Every checksum and every invariant of a run, computed again from its files."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +12,30 @@ from lottery.errors import LotteryError
 from lottery.pruning import branches, criteria, plan
 from lottery.runs import store
 from lottery.runs.store import StoredRound
-from lottery.settings import GIVEN
+from lottery.settings import GIVEN, ROUNDING
+
+DRAWN = ("start weights",)  # what a branch needs the model for, if only to draw initial weights
 
 
-def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
+@dataclass(frozen=True)
+class Again:
+    """What takes the model and the data to check; `pipeline.recomputing` makes it."""
+
+    # Yields a sentence for everything that is wrong with what was measured of a network.
+    evaluated: Callable[[StoredRound], Iterator[str]]
+    # Draws every variable anew for a branch, as when it was trained; None if this machine draws other values.
+    fresh: Callable[[StoredRound], masks.Weights | None]
+    notes: list[str]  # sentences about what was computed again, and what could not be; complete at the end
+
+
+def verify(run: Path, again: Again | None = None) -> Iterator[tuple[str, list[str]]]:
     """Check a run, and yield the name of each stored network with a sentence for everything that is wrong with it.
 
     For each round: the checksum of each file; counts that are exactly those of the schedule; masks that lie within
     those of the round before, and are what pruning its trained weights gives; masked weights that are zero; training
-    that began from the start weights under the masks; a record that agrees with the curve. For each branch: that it
-    keeps and changes of its round what its name says.
+    that began from the start weights under the masks; a record that agrees with the curve and the predictions. For
+    each branch: that it keeps and changes of its round what its name says. With `again`, networks are evaluated again,
+    and initial weights drawn again.
     """
     experiment = store.read_experiment(run)
     for replicate in range(1, experiment.run.num_replicates + 1):
@@ -39,10 +54,12 @@ def verify(run: Path) -> Iterator[tuple[str, list[str]]]:
             stored = StoredRound(run, replicate, index) if index else dense
             wrong, readable = _collected(_wrong_round(experiment, stored, before, dense))
             before = stored if readable else None
+            wrong += _collected(again.evaluated(stored))[0] if again and readable else []
             yield f"replicate {replicate}, round {index}", wrong
         for stored in store.rounds(run):
             if stored.replicate == replicate and stored.branch != store.TICKET:
-                wrong, _ = _collected(_wrong_branch(experiment, stored))
+                wrong, readable = _collected(_wrong_branch(experiment, stored, again))
+                wrong += _collected(again.evaluated(stored))[0] if again and readable else []
                 yield f"replicate {replicate}, round {stored.index}, branch {stored.branch}", wrong
 
 
@@ -56,8 +73,8 @@ def _collected(sentences: Iterator[str]) -> tuple[list[str], bool]:
     return wrong, True
 
 
-def not_repeated(run: Path) -> list[str]:
-    """List what `verify` cannot compute from the files of a run alone, in sentences."""
+def not_repeated(run: Path, again: Again | None = None) -> list[str]:
+    """List what `verify` cannot compute from the files of a run alone, or with `again`, in sentences."""
     experiment = store.read_experiment(run)
     found = []
     if _is_own(experiment) and any(same_start(run, number) for number in range(2, experiment.run.num_replicates + 1)):
@@ -66,12 +83,22 @@ def not_repeated(run: Path) -> list[str]:
         found.append(
             f"The masks of {experiment.prune.criterion} were not computed again, which needs the model and the data."
         )
+    elif not all(
+        criteria.is_current(experiment.prune.criterion, stored.record)
+        for stored in store.rounds(run, branches=False)
+        if stored.index
+    ):
+        found.append(
+            f"The masks of {experiment.prune.criterion} were not computed again: they were made by an earlier "
+            "definition of it."
+        )
     labels = {stored.branch for stored in store.rounds(run)} - {store.TICKET}
     for label in sorted(labels, key=lambda label: (branches.find(label) is None, label)):
         known = branches.find(label)
-        if parts := known.needs_model if known else ("masks", "start weights"):
+        parts = known.needs_model if known else ("masks", "start weights")
+        if parts and not (again and parts == DRAWN):
             found.append(f"The {' and '.join(parts)} of {label} were not made again, which needs the model.")
-    return found
+    return found + (again.notes if again else [])
 
 
 def same_start(run: Path, replicate: int) -> bool:
@@ -142,6 +169,24 @@ def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterat
         yield "The record's counts differ from those of the masks."
     for name, count in masks.leaks(trained, kept).items():
         yield f"{name} has {count} masked entries that are not zero."
+    if stored.has(store.EARLY_STOP):
+        masks.check(kept, stored.early_stop)
+        for name, count in masks.leaks(stored.early_stop, kept).items():
+            yield f"{name} has {count} masked entries that are not zero at the early-stop step."
+        if stop == last and weights.fingerprint(stored.early_stop) != weights.fingerprint(trained):
+            yield "The weights at the early-stop step differ from those after training, which is the same step."
+    if stored.has(store.PREDICTIONS):
+        yield from _wrong_predictions(stored)
+
+
+def _wrong_predictions(stored: StoredRound) -> Iterator[str]:
+    """Check that the stored predictions give the recorded accuracies."""
+    label = stored.predictions["label"]
+    for when in ("early_stop", "final"):
+        accuracy = float(np.mean(stored.predictions[when] == label))
+        recorded = float(np.array(stored.record[f"{when}_test_accuracy"], float))  # JSON has no NaN
+        if not abs(accuracy - recorded) <= ROUNDING:
+            yield f"The {when} predictions give a test accuracy of {accuracy:.6f}, recorded is {recorded:.6f}."
 
 
 def _wrong_round(
@@ -163,9 +208,9 @@ def _wrong_round(
         yield "Training did not start from the start weights under the masks."
     if before is None:
         return
-    if not masks.is_nested(kept, before.masks):
+    if not plan.is_from_dense(settings) and not masks.is_nested(kept, before.masks):
         yield "A pruned entry has come back."
-    if plan.is_repeatable(settings):
+    if plan.is_repeatable(settings) and criteria.is_current(settings.criterion, stored.record):
         rng = randomness.generator(experiment.run.seed, replicate, randomness.SCORES, index)
         scored = (before if settings.iterative else dense).weights
         inputs = plan.criterion_inputs(settings, index, dense.start, scored, before.masks, rng)
@@ -175,8 +220,8 @@ def _wrong_round(
             yield "The masks differ from those that pruning the round before gives."
 
 
-def _wrong_branch(experiment: config.Experiment, stored: StoredRound) -> Iterator[str]:
-    """Make a branch again from its round, as far as that needs no model, and compare."""
+def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Again | None) -> Iterator[str]:
+    """Make a branch again from its round, as far as that needs no model, or with it, and compare."""
     yield from _wrong_network(experiment, stored)
     name, known = stored.record["control"], branches.BRANCHES.get(stored.record["control"])
     if known is None:
@@ -186,7 +231,8 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound) -> Iterato
     steps = stored.record["first_step"], stored.record["last_step"]
     # In place of what needs the model.
     like_the_ticket = branches.BranchStart(stored.weights, ticket.masks, *steps)
-    needs_model = lambda: stored.weights, lambda: like_the_ticket
+    fresh = again.fresh(stored) if again and known.needs_model == DRAWN else None
+    needs_model = lambda: fresh or stored.weights, lambda: like_the_ticket
     made = known.function(branches.StoredTicket(ticket.masks, ticket.start, *steps, rng, *needs_model))
     if masks.num_kept(kept) != masks.num_kept(made.kept):
         yield f"It does not keep as many entries of each weight as {name}."
@@ -194,5 +240,5 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound) -> Iterato
         yield "It does not keep as many entries as the ticket."
     if "masks" not in known.needs_model and any(np.any(made.kept[each] != kept[each]) for each in kept):
         yield f"Its masks differ from those of {name}."
-    if "start weights" not in known.needs_model and not stored.began_with(made.start):
+    if (fresh or "start weights" not in known.needs_model) and not stored.began_with(made.start):
         yield f"Training did not start from the weights of {name}."

@@ -17,13 +17,21 @@ from lottery.settings import GIVEN
 from lottery.tickets.ticket_file import Contents
 
 CHOICES = ("best", "smallest_matching")
+STEPS = ("end", "early_stop")  # of trained weights
 NUM_EXAMPLES = 1000
 
 _MEASURES = results.COLUMNS[results.COLUMNS.index("early_stop_step") :]  # these travel with the ticket
 
 
-def contents(run: Path, round: int | str | None = None, density: float | None = None, replicate: int = 1) -> Contents:
-    """Read the ticket that `pick` finds. Of the paths and functions that the experiment names, file names are kept."""
+def contents(
+    run: Path, round: int | str | None = None, density: float | None = None, replicate: int = 1, at: str = "end"
+) -> Contents:
+    """Read the ticket that `pick` finds, with the weights trained to a step of `STEPS`.
+
+    Of the paths and functions that the experiment names, file names are kept.
+    """
+    if at not in STEPS:
+        raise TicketError(str(unknown("at", at, STEPS)))
     networks = list(store.rounds(run, branches=False))
     rows = results.rows_of(networks)
     index = pick(rows, round, density, replicate)
@@ -33,12 +41,13 @@ def contents(run: Path, round: int | str | None = None, density: float | None = 
     about = {
         "architecture": environment["architecture"],
         "metrics": _metrics(rows, stored.record, dense.record),
-        "provenance": _provenance(run, environment, stored.record),
+        "provenance": _provenance(run, environment, stored.record, at),
     }
     # In the order of the masks, which files of arrays do not keep. Another process draws its own random states.
     names = [*stored.masks, *sorted(set(stored.weights) - set(stored.masks))]
     names = [name for name in names if not weights.is_random_state(name)]
-    start, trained = ({name: state[name] for name in names} for state in (stored.masked_start, stored.weights))
+    after = stored.weights if at == "end" else stored.early_stop
+    start, trained = ({name: state[name] for name in names} for state in (stored.masked_start, after))
     return Contents(stored.masks, start, trained, about)
 
 
@@ -110,8 +119,7 @@ def examples(source: Path, provenance: Mapping[str, Any], path: str = "", num: i
         loaded = data.load(settings.model_copy(update={"path": path}) if path else settings)
     if loaded.fingerprint != about.get("digest"):
         raise LotteryError(f"The data {settings.name!r} on this machine are not those that the ticket was found on.")
-    x = (loaded.validation if len(loaded.validation) else loaded.train).x[:num]
-    return (x.astype(np.float32) - loaded.mean) / loaded.standard_deviation if x.dtype == np.uint8 else x
+    return loaded.scaled((loaded.validation if len(loaded.validation) else loaded.train).x[:num])
 
 
 def _local_settings(provenance: Mapping[str, Any], path: str) -> data.Data:
@@ -158,7 +166,7 @@ def _interval(*ends: float) -> dict[str, float | None]:
     return dict(zip(("mean", "low", "high"), values, strict=True))
 
 
-def _provenance(run: Path, environment: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+def _provenance(run: Path, environment: dict[str, Any], record: dict[str, Any], at: str) -> dict[str, Any]:
     experiment = store.read_experiment(run)
     protocol = experiment.model_dump(mode="json")
     protocol["data"]["path"] = Path(protocol["data"]["path"]).name if protocol["data"]["path"] else ""
@@ -170,6 +178,8 @@ def _provenance(run: Path, environment: dict[str, Any], record: dict[str, Any]) 
         "round": record["round"],
         "rewind_mode": experiment.rewind.mode if record["round"] else "weights",
         "rewind_step": experiment.rewind.step if record["round"] else 0,
+        "trained_at": at,
+        "trained_step": experiment.train.num_steps if at == "end" else record["early_stop_step"],
         "data": {
             "name": experiment.data.name, "digest": environment["data_sha256"], "scaling": environment["scaling"],
         },

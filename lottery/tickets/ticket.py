@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -137,13 +137,20 @@ class Ticket:
         found = {
             "density": f"{self.density:.4f}, {self.num_kept:,} weights kept",
             "network": f"{about.get('name') or about.get('class') or OWN_LAYERS}, of {about.get('library')}",
-            "weights": "at the start, and trained" if self.trained is not None else "at the start",
+            "weights": f"at the start, and trained{self._step()}" if self.trained is not None else "at the start",
             "from": of.get("run") and f"{of['run']}, replicate {of.get('replicate')}, round {of.get('round')}",
             "rewound to": "rewind_step" in of and f"step {of['rewind_step']} ({of.get('rewind_mode')})",
             "data": data.get("name") and f"{data['name']}, digest {data.get('digest')}",
             "test accuracy": isinstance(accuracy, float) and f"{accuracy:.4f} at the early-stop step",
         }
         return {name: printable(text) for name, text in found.items() if text}
+
+    def _step(self) -> str:
+        """Name the step of the trained weights, if the ticket says it."""
+        at, step = (self.provenance.get(key) for key in ("trained_at", "trained_step"))
+        if not isinstance(step, int):
+            return ""
+        return f" to step {step:,}, the {'early-stop step' if at == 'early_stop' else 'end'}"
 
     def layers(self) -> Grid:
         """List the weights with their shapes, entries that are kept, and densities."""
@@ -169,7 +176,12 @@ class Ticket:
 
 
 def load(
-    source: str | Path, *, round: int | str | None = None, density: float | None = None, replicate: int = 1
+    source: str | Path,
+    *,
+    round: int | str | None = None,
+    density: float | None = None,
+    replicate: int = 1,
+    at: Literal["end", "early_stop"] = "end",
 ) -> Ticket:
     """Load a ticket from a file, or from a round of a run.
 
@@ -179,20 +191,23 @@ def load(
             ``"smallest_matching"``, the sparsest round whose mean test accuracy is at most 0.002 below dense.
         density: Of a run, instead of a round: a density in (0, 1]; the nearest round is used.
         replicate: Of a run, from 1.
+        at: Of a run, the step of the trained weights: the last step, or the early-stop step, at which accuracies are
+            compared. The ticket's `provenance` says which, as ``trained_at`` and ``trained_step``.
 
     Returns:
         The ticket. Every checksum has been compared; nothing is unpickled, imported or run.
 
     Raises:
         TicketError: There is no such file, run or round; or the file is not a valid ticket.
-        LotteryError: The run is damaged.
+        LotteryError: The run is damaged, or an earlier version stored no weights at the early-stop step.
     """
     path = Path(source)
     if files.is_folder(path):
-        parts = from_run.contents(path, round, density, replicate)
+        parts = from_run.contents(path, round, density, replicate, at)
     else:
-        if round is not None or density is not None or replicate != 1:
-            raise TicketError(f"{str(path)!r} is not a run's folder, so it has no rounds or replicates to choose from.")
+        if round is not None or density is not None or replicate != 1 or at != "end":
+            what = "rounds, replicates or steps"
+            raise TicketError(f"{str(path)!r} is not a run's folder, so it has no {what} to choose from.")
         parts = ticket_file.unpack(files.read(path), repr(str(path)))
     return Ticket(parts.masks, parts.weights, parts.trained, **parts.about)
 

@@ -9,11 +9,13 @@ import numpy as np
 from lottery import randomness, weights
 from lottery.data import Split, Splits, Streams
 from lottery.errors import LotteryError
+from lottery.models.library import is_keras
 from lottery.training import augmentation, compiling, mirrored
 from lottery.training.compiling import Examined
 from lottery.training.settings import Train
 
 Logs = Mapping[str, Any]
+Classes = tuple[np.ndarray, np.ndarray]  # the label and the predicted class of each example, of an unsigned type
 
 EVALUATION_BATCH = 1000
 
@@ -40,6 +42,7 @@ class Loop:
     # report is to include, and returns the arguments of `steps`.
     batches: Callable[..., Callable[..., tuple[Any, ...]]]
     evaluations: Mapping[str, Callable[[], Logs]]  # by split, the model's report over every example
+    classes: Callable[[], Classes | None]  # of the test examples; see `classifier`
     examined: Examined
     longest: int  # the most steps that one call of `steps` may take; a shorter call needs no other trace
     jit_compile: bool
@@ -96,7 +99,7 @@ def compile_loop(
     else:
         steps, batches = _steps_over_stream(train, data.train)
     evaluations = {split: evaluation(model, data, split, examined) for split in ("validation", "test")}
-    return Loop(model, steps, batches, evaluations, examined, longest, jit)
+    return Loop(model, steps, batches, evaluations, classifier(model, data, examined), examined, longest, jit)
 
 
 def evaluation(model: Any, data: Splits | Streams, split: str, examined: Examined) -> Callable[[], Logs]:
@@ -104,6 +107,39 @@ def evaluation(model: Any, data: Splits | Streams, split: str, examined: Examine
     if isinstance(data, Splits):
         return _evaluation_of_arrays(model, getattr(data, split), scaler(data), examined.test_logs)
     return _evaluation_of_stream(model, getattr(data, split), examined.test_logs)
+
+
+def classifier(model: Any, data: Splits | Streams, examined: Examined) -> Callable[[], Classes | None]:
+    """Make a function that returns the class that a model predicts for each test example: its highest output.
+
+    The function returns None where a model's accuracy is not that of one class for each example of an array: for a
+    ``tf.data.Dataset``, for labels that are not whole numbers from 0, for outputs other than a row for each example, on
+    several devices, and for a model with a ``test_step`` of its own.
+    """
+    import tensorflow as tf
+
+    own = examined.test_logs or not is_keras(type(model).test_step)
+    if isinstance(data, Streams) or own or mirrored.strategy_of(model) is not None:
+        return lambda: None
+    x, y, scaled = data.test.x, data.test.y, scaler(data)
+    if y.dtype.kind != "i" or y.size != len(y) or y.min() < 0:
+        return lambda: None
+    size = min(EVALUATION_BATCH, len(y))
+    forward = tf.function(lambda inputs: model(scaled(inputs), training=False), autograph=False)
+
+    def classes() -> Classes | None:
+        predicted, num_classes = np.zeros(len(y), np.int64), 0
+        for first in range(0, len(y), size):
+            first = min(first, len(y) - size)  # the last batch may overlap: batches of one size need one trace
+            outputs = forward(tf.constant(x[first : first + size]))
+            if not tf.is_tensor(outputs) or outputs.ndim != 2 or outputs.shape[1] < 2:
+                return None
+            predicted[first : first + size] = tf.argmax(outputs, axis=1).numpy()
+            num_classes = outputs.shape[1]
+        kind = np.min_scalar_type(max(num_classes - 1, int(y.max())))
+        return y.reshape(-1).astype(kind), predicted.astype(kind)
+
+    return classes
 
 
 def example_batch(data: Splits | Streams) -> tuple[Any, Any]:
@@ -122,7 +158,16 @@ def scaler(data: Splits) -> Callable[[Any], Any]:
     if data.train.x.dtype != np.uint8:
         return tf.convert_to_tensor
     mean, deviation = tf.constant(data.mean), tf.constant(data.standard_deviation)
-    return lambda x: (tf.cast(x, tf.float32) - mean) / deviation
+
+    def standardized(x: Any) -> Any:
+        return (tf.cast(x, tf.float32) - mean) / deviation
+
+    def of_unit_norm(x: Any) -> Any:
+        values = standardized(x)
+        # An image that is zero everywhere stays so.
+        return tf.math.divide_no_nan(values, tf.norm(values, axis=list(range(1, values.shape.rank)), keepdims=True))
+
+    return of_unit_norm if data.unit_norm else standardized
 
 
 def gains_from_xla(model: Any) -> bool:

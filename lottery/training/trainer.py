@@ -15,6 +15,7 @@ from lottery import masks, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Masks
+from lottery.settings import ROUNDING
 from lottery.training import compiling, mirrored
 from lottery.training.checkpoints import Checkpointer, TrainingState
 from lottery.training.loop import PIECE_SECONDS, Loop, compile_loop
@@ -41,6 +42,10 @@ class Trained:
     """A trained network."""
 
     weights: dict[str, np.ndarray]  # every variable after the last step, by name
+    early_stop: dict[str, np.ndarray]  # every variable at the early-stop step
+    # For each test example its ``label``, and the class predicted at the ``early_stop`` step and at the ``final`` one;
+    # None where the accuracy is not that of one class for each example of an array.
+    predictions: dict[str, np.ndarray] | None
     metrics: list[Row]  # by step; a training row is the mean since the row before, each batch as it was trained on
     # ``early_stop_step``, the first step of minimum validation loss; loss and accuracy of every split there and at last
     summary: dict[str, float | int]
@@ -110,6 +115,13 @@ class Trainer:
         for variable, value in self._touched():
             variable.assign(value)
         mirrored.draw_apart(self.model)
+
+    def evaluated(self, state: Arrays, kept: Masks, split: str) -> tuple[float, float]:
+        """Compute loss and accuracy of a state of the model over every example of a split."""
+        self.hold()
+        self.set_masks(kept)
+        weights.assign(self.model, state)
+        return _finite(self.loop.evaluations[split](), f"{split} loss")
 
     def redrawn(self, draw: Callable[[str, np.ndarray], np.ndarray]) -> "Trainer":
         """Make a trainer of the same model whose `reset` sets what `draw` makes of each variable's name and value."""
@@ -225,8 +237,24 @@ class Trainer:
             test[stopped_at] = evaluate("test", stopped_at)
         summary |= _named("early_stop_test", test[stopped_at]) | _named("final_train", now.trained)
         summary |= _named("final_val", now.validation) | _named("final_test", test[last])
+        # After everything that is evaluated, so that no metric depends on it.
+        predictions = self._predictions({"early_stop": now.best, "final": final}, summary)
         rows = sorted(now.metrics, key=lambda row: row[0])
-        return Trained(final, rows, summary, start_sha256, time.perf_counter() - began)
+        return Trained(final, now.best, predictions, rows, summary, start_sha256, time.perf_counter() - began)
+
+    def _predictions(
+        self, states: Mapping[str, Arrays], summary: Mapping[str, float | int]
+    ) -> dict[str, np.ndarray] | None:
+        """Predict the class of each test example in two states; None if that does not give their accuracies."""
+        predictions: dict[str, np.ndarray] = {}
+        for name, state in states.items():
+            weights.assign(self.model, state)
+            if (classes := self.loop.classes()) is None:
+                return None
+            predictions["label"], predictions[name] = classes
+            if not abs(np.mean(classes[0] == classes[1]) - summary[f"{name}_test_accuracy"]) <= ROUNDING:
+                return None
+        return predictions
 
     def _end_of_step(self, index: Any, logs: Any) -> None:
         """Call the callbacks that enforcement needs, in the graph."""

@@ -146,6 +146,8 @@ def test_the_table_of_a_run(small_run):
     # A fully connected network multiplies by each entry once, so that both are one over the density.
     np.testing.assert_allclose(table["multiply_adds"], rows["num_kept"])
     np.testing.assert_allclose(table["compression"], 1 / rows["density"])
+    biases = 300 + 100 + 10  # are not pruned
+    np.testing.assert_allclose(table["parameter_compression"], (50_200 + biases) / (rows["num_kept"] + biases))
     np.testing.assert_allclose(table["speedup"], 50_200 / rows["num_kept"])
     assert (table["steps"] == 110).all()
     seconds = sum(
@@ -193,3 +195,4 @@ def test_a_network_without_any_weight_left(small_run, tmp_path):
     )
     last = costs.table(copy).iloc[-1]
     assert (last["compression"], last["speedup"], last["multiply_adds"], last["steps"]) == (math.inf, math.inf, 0, 50)
+    assert last["parameter_compression"] == (50_200 + 410) / 410  # the biases

@@ -54,14 +54,22 @@ def test_ls_lists_every_ticket_and_what_the_words_choose(lottery, small_run):
 
 def test_a_ticket_goes_out_is_shown_and_verified(lottery, small_run, tmp_path):
     path = tmp_path / "new" / "ticket.safetensors"
-    status, out, err = lottery("export", small_run.path, "--density", 0.5, "--replicate", 2, "--out", path)
+    status, out, err = lottery(
+        "export", small_run.path, "--density", 0.5, "--replicate", 2, "--at", "early_stop", "--out", path
+    )
     assert status == 0 and f"Written: {path} ({path.stat().st_size:,} bytes)" in out
     ticket = tickets.load(path)
     assert ticket.provenance["round"] == 3 and ticket.provenance["replicate"] == 2
     assert "round 3 of " in err and "replicate 2" in err  # which round is nearest is said
-    assert ticket.trained is not None
+    assert ticket.trained is not None and ticket.provenance["trained_at"] == "early_stop"
     status, out, _ = lottery("tickets", "show", path)
-    assert status == 0 and f"{ticket.num_kept:,} weights kept" in out and "digits" in out and "lenet_300_100" in out
+    assert (
+        status == 0
+        and "the early-stop step" in out
+        and f"{ticket.num_kept:,} weights kept" in out
+        and "digits" in out
+        and "lenet_300_100" in out
+    )
     shown = json.loads(lottery("tickets", "show", path, "--json")[1])
     assert shown["provenance"] == ticket.provenance and shown["num_kept"] == ticket.num_kept
     status, out, _ = lottery("verify", path)

@@ -66,7 +66,7 @@ def test_two_workers_give_the_bits_of_one_and_a_failure_stops_nothing_else(tmp_p
                 enforcement=own, out=tmp_path / str(workers), workers=workers, report=said[workers].append,
             )  # fmt: skip
     one, two = (contents(tmp_path / str(workers)) for workers in (1, 2))
-    assert len(one) == 10 * 4 + 3 * 2 + 2 and [name for name in one if one[name] != two.get(name)] == []
+    assert len(one) == 10 * 6 + 3 * 2 + 2 and [name for name in one if one[name] != two.get(name)] == []
     assert not [name for name in one if "replicate-2/round-02" in name or "checkpoint" in name]
     for events in said.values():
         done = [event for event in events if isinstance(event, progress.Done)]

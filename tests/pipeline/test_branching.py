@@ -283,8 +283,15 @@ def test_a_control_is_added_in_one_place(tmp_path, monkeypatch):
 
 def test_transfer_trains_the_ticket_on_other_data(tmp_path):
     run = go(tmp_path, {"run": {"num_replicates": 1}})
-    done = lottery.branch(run.path, "transfer", [0, 2], model=build, data=arrays(seed=8), report=quietly)
+    done = lottery.branch(run.path, "transfer", [2], model=build, data=arrays(seed=8), report=quietly)
     (label,) = set(done.table()["branch"]) - {"ticket"}
+    rows = done.table()
+    there = rows[rows["branch"] == label].set_index("round")["early_stop_test_accuracy"]
+    assert sorted(there.index) == [0, 2]  # the dense network comes with it
+    (line,) = lottery.runs.results.transfers(rows)[label].to_dict("records")
+    assert (line["round"], line["mean"]) == (2, pytest.approx(there[2] - there[0]))
+    dense, own = record(folder_of(run, index=0, branch=label)), record(folder_of(run, index=0))
+    assert dense["num_kept"] == own["num_kept"] and dense["start_sha256"] == own["start_sha256"]
     assert label.startswith("transfer-given-") and is_right(done) == []
     stored = record(folder_of(run, branch=label))
     ticket = record(folder_of(run))
@@ -296,7 +303,7 @@ def test_transfer_trains_the_ticket_on_other_data(tmp_path):
 
 
 def test_early_bird(tmp_path):
-    """The mask is drawn at the first epoch at which the last five differ in at most a tenth of the entries."""
+    """The mask is drawn at the first epoch at which it differs by at most a tenth from each of the four before it."""
     longer = {"train": {"num_steps": 200}, "run": {"num_replicates": 1}, "prune": {"num_rounds": 1, "rate": 0.5}}
     run = go(tmp_path, longer)
     done = lottery.branch(run.path, "early_bird", [1], model=build, data=arrays(), report=quietly)
@@ -322,11 +329,7 @@ def test_early_bird(tmp_path):
     words = (0, 1, randomness.BATCHES)
     prepared.trainer.train(initial, ones, words, watch={step: draw(step) for step in epochs})
     farthest = {
-        end: max(
-            masks.distance(drawn[a], drawn[b])
-            for a in epochs[place - 4 : place + 1]
-            for b in epochs[place - 4 : place + 1]
-        )
+        end: max(masks.distance(drawn[end], drawn[before]) for before in epochs[place - 4 : place])
         for place, end in enumerate(epochs)
         if place >= 4
     }
@@ -338,7 +341,7 @@ def test_early_bird(tmp_path):
 def test_no_early_bird_is_said_and_nothing_is_stored(tmp_path):
     fast = {"train": {"num_steps": 60, "learning_rate": 3.0}, "run": {"num_replicates": 1}}
     run, said = go(tmp_path, fast), []
-    with pytest.raises(LotteryError, match=r"No early-bird ticket for round 1 of replicate 1: in 6 epochs"):
+    with pytest.raises(LotteryError, match=r"No early-bird ticket for round 1 of replicate 1: after 6 epochs"):
         lottery.branch(run.path, "early_bird", [1, 2], model=build, data=arrays(), report=said.append)
     notes = [event.text for event in said if hasattr(event, "text")]
     assert len(notes) == 2 and "round 2" in notes[1], "the other rounds are tried all the same"
@@ -346,40 +349,6 @@ def test_no_early_bird_is_said_and_nothing_is_stored(tmp_path):
     short = go(tmp_path, {"run": {"num_replicates": 1}})
     with pytest.raises(LotteryError, match="received 4 epochs of training, allowed are 5 or more"):
         lottery.branch(short.path, "early_bird", [1], model=build, data=arrays(), report=quietly)
-
-
-@pytest.mark.parametrize("mode", ["weights", "learning_rate", "none", "sign"])
-def test_controls_start_from_what_the_ticket_started_from(tmp_path, mode):
-    """Whatever the mode: `untrained` is the ticket before its training, and masks are all that `random_mask` changes."""
-    once = {"rewind": {"mode": mode}, "run": {"num_replicates": 1, "controls": ["untrained", "random_mask"]}}
-    run = go(tmp_path, once | {"train": {"drop_at": [20]}})
-    assert is_right(run) == []
-    for index in (1, 2):
-        ticket = record(folder_of(run, index=index))
-        assert record(folder_of(run, index=index, branch="untrained"))["start_sha256"] == ticket["start_sha256"]
-        kept = files.read_masks(folder_of(run, index=index, branch="random_mask") / "masks.safetensors")
-        own = files.read_masks(folder_of(run, index=index) / "masks.safetensors")
-        begun = lottery.pruning.rewinding.REWINDS[mode](
-            state(run.path / "replicate-1", "initial"), state(folder_of(run, index=index - 1)), own
-        )
-        found = record(folder_of(run, index=index, branch="random_mask"))["start_sha256"]
-        assert found == lottery.weights.fingerprint(masks.apply(begun, kept))
-
-
-def test_what_is_drawn_anew_goes_through_the_whole_schedule(tmp_path):
-    """Beside a ticket that is fine-tuned at next to nothing, the re-initialised control is trained, not fine-tuned."""
-    train = {"drop_at": [20, 21, 22, 23, 24, 25], "drop_factor": 0.01}
-    once = {"num_replicates": 1, "controls": ["random_reinit", "random_mask"]}
-    run = go(tmp_path, {"rewind": {"mode": "none"}, "run": once, "prune": {"num_rounds": 1}, "train": train})
-    rows = run.table().query("round == 1").set_index("branch")
-    assert rows.loc["random_reinit", "final_val_loss"] < 0.5 * initial_loss(run, "random_reinit")
-    assert rows.loc["random_mask", "final_val_loss"] == pytest.approx(initial_loss(run, "random_mask"), rel=0.2)
-
-
-def initial_loss(run, branch):
-    first = (folder_of(run, index=1, branch=branch) / "metrics.csv").read_text().splitlines()[1].split(",")
-    assert first[:2] == ["0", "validation"]
-    return float(first[2])
 
 
 def test_fine_tuning_keeps_the_last_rate_of_any_schedule(tmp_path):
@@ -485,6 +454,59 @@ def test_synflow_keeps_what_is_never_pruned_and_collapses_nothing(tmp_path):
     run = go(tmp_path, {"prune": prune, "run": {"num_replicates": 1}})
     kept = masks.num_kept(files.read_masks(folder_of(run, index=1) / "masks.safetensors"))
     assert kept == {"dense/kernel": 144, "dense_1/kernel": 7}
+
+
+def build_deep():
+    import keras
+
+    layers = [keras.layers.Dense(60, "relu") for _ in range(8)]
+    return keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)])
+
+
+def test_each_round_of_synflow_is_pruned_from_the_dense_network(tmp_path):
+    """Whatever the round before has kept, a round's masks are those of a run that has only this round."""
+    prune = {"criterion": "synflow", "scope": "global", "schedule": "explicit"}
+    chain, alone = (
+        go(tmp_path, {"prune": prune | {"densities": densities}, "run": {"num_replicates": 1}}, model=build_deep)
+        for densities in ([0.1, 0.02], [0.02])
+    )
+    first, second = (files.read_masks(folder_of(chain, index=index) / "masks.safetensors") for index in (1, 2))
+    expected = files.read_masks(folder_of(alone, index=1) / "masks.safetensors")
+    assert all(np.array_equal(second[name], expected[name]) for name in expected)
+    assert not masks.is_nested(second, first), "in this network the masks of two rounds are not nested"
+    assert is_right(chain) == [] and is_right(alone) == []
+
+
+def test_rounds_of_another_definition_are_shown_and_get_no_more(tmp_path):
+    """A run from before a criterion was defined anew loads, is not called damaged, and is not continued."""
+    prune = {"criterion": "large_init_large_final", "num_rounds": 2, "rate": 0.5}
+    settings = {"prune": prune, "run": {"num_replicates": 1}}
+    run = go(tmp_path, settings)
+    assert is_right(run) == [] and verification.not_repeated(run.path) == []
+    for index in (1, 2):
+        folder = folder_of(run, index=index)
+        stored = {key: value for key, value in record(folder).items() if key != "definition"}
+        if index == 2:  # other masks, as another definition makes them
+            kept = files.read_masks(folder / "masks.safetensors")
+            before = files.read_masks(folder_of(run, index=1) / "masks.safetensors")["dense/kernel"]
+            mask = kept["dense/kernel"]
+            mask[tuple(np.argwhere(mask)[0])] = False
+            mask[tuple(np.argwhere(before & ~mask)[-1])] = True
+            files.write(folder / "masks.safetensors", files.pack_masks(kept))
+            for name in ("weights", "early_stop"):
+                files.write(folder / f"{name}.safetensors", files.pack_arrays(masks.apply(state(folder, name), kept)))
+            begun = masks.apply(state(run.path / "replicate-1", "initial"), kept)
+            stored["start_sha256"] = lottery.weights.fingerprint(begun)
+        stored["sha256"] = {name: checksum(folder / name) for name in stored["sha256"]}
+        stored["record_sha256"] = store._digest_of(stored)
+        files.write_json(folder / "round.json", stored)
+    assert is_right(run) == [] and len(run.table()) == 3
+    assert verification.not_repeated(run.path) == [
+        "The masks of large_init_large_final were not computed again: they were made by an earlier definition of it."
+    ]
+    shutil.rmtree(folder_of(run, index=2))
+    with pytest.raises(LotteryError, match="pruned by an earlier definition of large_init_large_final"):
+        go(tmp_path, settings)
 
 
 @pytest.mark.parametrize(

@@ -481,6 +481,7 @@ def test_every_mode_of_enforcement_finds_the_same_tickets(mode, small_run, tmp_p
     for index in range(SMALL["prune"]["num_rounds"] + 1):
         one, other = (store.round_path(path, 1, index) for path in (small_run.path, run.path))
         assert store.read_record(one)["kept"] == store.read_record(other)["kept"]
+        assert store.StoredRound(run.path, 1, index).predictions.keys() == {"label", "early_stop", "final"}
         for name in ("masks.safetensors", "weights.safetensors"):
             bits = [files.read_arrays(folder / name) for folder in (one, other)]
             if mode == "tfmot" and name == "weights.safetensors":

@@ -114,7 +114,7 @@ def test_what_decides_a_network():
     base, here = config.load(TABLES), {"data_sha256": "abc", "num_threads": 1}
     others = {
         "nothing": [("name", "other"), ("run.num_replicates", 7), ("run.controls", []), ("run.control_rounds", [2]), ("prune.num_rounds", 3)],
-        "pruned": [("prune.rate", 0.3), ("prune.criterion", "random"), ("prune.scope", "global"), ("rewind.step", 5), ("rewind.mode", "none"),
+        "pruned": [("prune.rate", 0.3), ("prune.criterion", "random"), ("prune.scope", "global"), ("rewind.step", 5), ("rewind.mode", "sign"),
                    ("prune.final_density", 0.1), ("prune.schedule", "linear"), ("prune.iterative", False), ("prune.rates", {"dense/kernel": 0.1}), ("prune.num_examples", 3)],
         "dense": [("train.num_steps", 41), ("train.learning_rate", 0.1), ("train.batch_size", 8), ("train.eval_every", 10), ("train.test_curve", True), ("data.validation", 100),
                   ("data.pixels", "unit"), ("model.name", "lenet_5"), ("run.seed", 3), ("run.enforcement", "gradient"), ("train.jit_compile", True), ("train.optimizer", "sgd")],

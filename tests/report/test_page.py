@@ -16,7 +16,7 @@ from lottery.analysis import inputs, style
 from lottery.errors import LotteryError
 from lottery.report import checklist, figures, first_layer, tables
 from lottery.report.page import render, write
-from lottery.runs import store
+from lottery.runs import store, verdicts
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use"}
 
@@ -349,7 +349,14 @@ def test_a_transfer_is_not_compared_with_the_ticket(small_run, undrawn):
     other = pruned.assign(branch="transfer-npz", early_stop_test_accuracy=0.25)
     one = made(small_run, rows=pd.concat([rows, other, pruned.assign(branch="random_mask")], ignore_index=True))
     assert {line[0] for line in tables.controls(one).rows} == {"random_mask"}
-    assert [(line[0], line[4]) for line in tables.transfers(one).rows] == [("transfer-npz", "0.2500")] * 3
+    shown = tables.transfers(one)
+    assert [(line[0], line[4], line[6]) for line in shown.rows] == [("transfer-npz", "0.2500", "")] * 3
+    assert shown.notes[-1] == "transfer-npz has no dense network on its data."
+    rows = small_run.table()
+    both = pd.concat([rows, rows[rows["branch"] == "ticket"].assign(branch="transfer-npz")])
+    compared = tables.transfers(made(small_run, rows=both))
+    own = {line["round"]: line["mean"] for line in verdicts.differences(rows).to_dict("records")}
+    assert [line[6] for line in compared.rows] == ["", *(f"{own[index]:+.4f}" for index in (1, 2, 3))]
     assert set(one.own["branch"]) == {"ticket", "random_mask"}
     assert tables.transfers(made(small_run)) is None and tables.controls(made(small_run)) is None
 

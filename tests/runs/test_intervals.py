@@ -75,27 +75,83 @@ def test_the_t_interval_holds_the_mean_as_often_as_it_says():
     assert 750 < sum(low <= 2 <= high for low, high in ends) < 850
 
 
-@given(several, st.floats(1e-4, 1), st.sampled_from([0.8, 0.95]))
-def test_num_needed_is_what_a_search_finds(values, distance, confidence):
-    deviation = statistics.stdev(values)
-    found = intervals.num_needed(values, -distance, confidence)
+def power_of(num, distance, std, confidence=0.95):
+    """By SciPy's noncentral t, which has NaNs elsewhere."""
+    return stats.nct.sf(stats.t.isf((1 - confidence) / 2, num - 1), num - 1, distance * math.sqrt(num) / std)
 
-    def half(num):
-        return stats.t.isf((1 - confidence) / 2, num - 1) * deviation / math.sqrt(num)
 
-    if found is None:
-        assert half(intervals.MOST) > distance * (1 - 1e-9)
-    else:
-        assert 2 <= found <= intervals.MOST and half(found) <= distance * (1 + 1e-9)
-        assert found == 2 or half(found - 1) > distance * (1 - 1e-9)
+@pytest.mark.parametrize("num", [2, 3, 5, 10, 40])
+@pytest.mark.parametrize("distance", [0.1, 0.5, 1.0, 2.0])
+def test_power_is_that_of_the_noncentral_t(num, distance):
+    expected = power_of(num, distance, 1.0)
+    assert intervals.power(num, distance, 1.0) == pytest.approx(expected, abs=1e-3)
+    assert intervals.power(num, -3 * distance, np.array([3.0]))[0] == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(("distance", "confidence", "power"), [(1.0, 0.95, 0.8), (0.45, 0.95, 0.8), (0.7, 0.975, 0.9)])
+def test_num_needed_is_the_smallest_with_the_power(distance, confidence, power):
+    found = intervals.num_needed(distance, 1.0, confidence=confidence, least_power=power)
+    assert power_of(found, distance, 1.0, confidence) >= power - 1e-3 > power_of(found - 1, distance, 1.0, confidence)
 
 
 def test_num_needed_by_hand_and_at_its_ends():
-    # The deviation is 1: with four, t is 3.182 and half the interval 1.591; with five, 2.776 and 1.242.
-    assert intervals.num_needed([-1, 0, 1], 1.5) == 5 and intervals.num_needed([-1, 0, 1], 1.6) == 4
-    assert intervals.num_needed([-1, 0, 1], 0.0) is None and intervals.num_needed([-1, 0, 1], 1e-3) is None
-    assert intervals.num_needed([0.3, 0.3], 0.0) == 2
-    assert intervals.num_needed([0.3], 1.0) is None
+    # Cohen 1988: 34 pairs for half a standard deviation, two-sided 5 %, power 80 %.
+    assert intervals.num_needed(0.5, 1.0) == 34 == intervals.num_needed(-0.005, 0.01)
+    assert intervals.num_needed(0.5, 1.0, pilot=3) > intervals.num_needed(0.5, 1.0, pilot=10) > 34
+    assert intervals.num_needed(0.5, 1.0, pilot=10_000) in (34, 35)
+    assert intervals.num_needed(0.0, 1.0) is None and intervals.num_needed(1e-3, 1.0) is None
+    assert intervals.num_needed(0.5, 1.0, pilot=1) is None
+    assert intervals.num_needed(0.5, 0.0) == 2
+
+
+@pytest.mark.parametrize("pilot", [3, 5])
+def test_what_a_pilot_asks_for_has_the_power_that_it_promises(pilot):
+    rng = np.random.default_rng(1)
+    stds = np.sqrt(rng.chisquare(pilot - 1, 400) / (pilot - 1))  # as pilots estimate a true one of 1
+    powers = [intervals.power(intervals.num_needed(0.8, std, pilot) or intervals.MOST, 0.8, 1.0) for std in stds]
+    assert 0.77 < np.mean(powers) < 0.9  # a deviation of 0.01
+
+
+@pytest.mark.parametrize("bound", [-1.0, 0.0, 0.3, 2.0])
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+def test_p_values_are_those_of_the_t_test(bound, confidence):
+    values = [0.2, 0.5, 0.3, 0.9]
+    mean, low, high = intervals.mean_interval(values, confidence)
+    found = intervals.p_value(mean, low, 4, bound, confidence)
+    assert found == pytest.approx(stats.ttest_1samp(values, bound, alternative="greater").pvalue)
+    below = intervals.p_value(-mean, -high, 4, -bound, confidence)
+    assert below == pytest.approx(stats.ttest_1samp(values, bound, alternative="less").pvalue)
+
+
+def test_p_values_without_a_spread():
+    assert intervals.p_value(0.1, -math.inf, 1, 0.0) == 1 and intervals.p_value(0.1, -math.inf, 2, 0.0) == 1
+    assert intervals.p_value(0.1, 0.1, 3, 0.1) == 0 and intervals.p_value(0.1, 0.1, 3, 0.2) == 1
+
+
+def test_simes_and_step_down_by_hand():
+    assert intervals.simes([0.04, 0.5, 0.02]) == pytest.approx(0.06)  # 3 x 0.02 / 1, 3 x 0.04 / 2, 3 x 0.5 / 3
+    assert intervals.simes([0.03]) == 0.03
+    # All: 3 x 0.008; the last two: 2 x 0.008; the last alone 0.5.
+    assert intervals.step_down([0.3, 0.008, 0.5], 0.025) == 2
+    assert intervals.step_down([0.001, 0.02, 0.5], 0.025) == 1  # 2 x 0.02 is too much
+    assert intervals.step_down([0.3, 0.009, 0.5], 0.025) == 0  # 3 x 0.009 too, and that comes first
+    assert intervals.step_down([0.02, 0.02], 0.025) == 2 and intervals.step_down([], 0.025) == 0
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.001, 0.2))
+def test_the_last_that_is_counted_is_shown_by_itself(p_values, level):
+    count = intervals.step_down(p_values, level)
+    assert count == 0 or p_values[count - 1] <= level
+
+
+def test_on_a_grid_equal_steps_have_a_spread():
+    mean, low, high = intervals.on_a_grid([-100, -100, -100], 50)
+    half = stats.t.isf(0.025, 2) * 50 / math.sqrt(6) / math.sqrt(3)
+    assert (mean, low, high) == pytest.approx((-100, -100 - half, -100 + half))
+    assert intervals.on_a_grid([-100, -100], 50)[1] > -math.inf
+    wide = [0, 500, 1000]
+    assert intervals.on_a_grid(wide, 50) == intervals.mean_interval(wide)
+    assert intervals.on_a_grid([50], 50) == (50, -math.inf, math.inf)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +174,6 @@ def test_one_example_more_in_each_replicate_is_no_spread():
     gains = [float(np.float32(one / 360)) - float(np.float32((one - 1) / 360)) for one in (300, 359)]
     assert 0 < abs(gains[0] - gains[1]) < 1e-6
     assert intervals.mean_interval(gains)[1:] == (-math.inf, math.inf)
-    assert intervals.num_needed(gains, 1e-9) == 2
 
 
 def test_an_interval_of_an_accuracy_is_cut_to_what_accuracies_can_be():

@@ -152,8 +152,9 @@ def test_the_ticket_comes_first_in_a_summary_and_nan_is_not_an_error():
 
 
 def test_a_run_says_its_verdict(small_run):
-    assert small_run.verdict() == verdicts.sentences(small_run.table(), verdicts.TOLERANCE, "winning")
-    assert small_run.verdict(0.9)[0].startswith("A winning ticket: 51.6 % of the weights, ")
+    rule = verdicts.rule_for(small_run.experiment)
+    assert small_run.verdict() == verdicts.sentences(small_run.table(), rule)
+    assert small_run.verdict(0.9)[0].startswith("A matching ticket: 51.6 % of the weights, ")
     assert small_run.verdict(0.0)[0].startswith("No winning ticket")
 
 
@@ -162,20 +163,25 @@ def shown(small_run, capsys, rows, tolerance=0.002):
     return capsys.readouterr().out
 
 
+STARTS = (["1", "0.8000"], ["2", "0.6400"], ["3", "0.5120"])
+
+
 def test_what_is_shown_has_a_verdict_a_bound_and_a_column_for_each_branch(small_run, capsys):
     tickets = made_up([[0.90, 0.93, 0.91, 0.80], [0.91, 0.93, 0.92, 0.82], [0.92, 0.96, 0.93, 0.81]])
-    tickets["early_stop_step"] = [10, 20, 110, 40] * 3
+    tickets["early_stop_step"] = [40, 20, 110, 30] * 3
     control = made_up([[0, 0.5, 0.61]] * 3, branch="random_reinit")[lambda rows: rows["round"] > 0]
     out = shown(small_run, capsys, pd.concat([tickets, control], ignore_index=True))
     lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
-    assert ["1", "0.8000", "800", "0.9400 ± 0.0173", "20", "0.9300", "+0.0300", "winning"] in lines
-    assert ["2", "0.6400", "640", "0.9200 ± 0.0100", "≥ 110", "0.9100", "+0.0100", "winning"] in lines
-    assert any(line[0] == "3" and line[-1] == "not winning" for line in lines)
+    first, second, third = (next(line for line in lines if line[:2] == start) for start in STARTS)
+    assert first[2:6] == ["800", "0.9400 ± 0.0173", "+0.0300", "+0.0052 to +0.0548"]
+    # The table has the end of training beside it: its accuracy, difference, interval and verdict.
+    assert first[6:] == ["20", "no later", "winning", "yes", "0.9300", "+0.0300", "+0.0052 to +0.0548", "matching"]
+    assert second[6:] == ["≥ 110", "later", "matching", "yes", "0.9100", "+0.0100", "+0.0100 to +0.0100", "matching"]
+    assert third[7:9] == ["no later", "not matching"] and third[-1] == "not matching"
     assert ["1", "0.8000", "0.9400", "0.5000"] in lines and ["2", "0.6400", "0.9200", "0.6100"] in lines
     assert "lowest at the last step, 110" in out
-    assert all(sentence in out for sentence in verdicts.sentences(pd.concat([tickets, control])))
-    # The first table fits a terminal of 80 columns.
-    assert max(len(line) for line in out.splitlines() if re.match(r" *[0-3] ", line)) <= 80
+    rule = verdicts.rule_for(small_run.experiment)
+    assert all(sentence in out for sentence in verdicts.sentences(pd.concat([tickets, control]), rule))
 
 
 def test_what_is_shown_of_one_replicate_tells_nothing(small_run, capsys):

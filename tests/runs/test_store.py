@@ -60,6 +60,29 @@ def test_a_stored_round_reads_back(tmp_path, rng):
     ]  # fmt: skip
 
 
+def test_early_stop_and_predictions_are_read_or_missed_in_a_sentence(small_run, tmp_path):
+    stored = store.StoredRound(small_run.path, 1, 2)
+    record, early, predicted = stored.record, stored.early_stop, stored.predictions
+    assert {name: value.shape for name, value in early.items()} == {
+        name: value.shape for name, value in stored.weights.items()
+    }
+    assert predicted.keys() == {"label", "early_stop", "final"} and len(predicted["label"]) == 360
+    for name in ("early_stop", "final"):
+        right = np.mean(predicted[name] == predicted["label"])
+        assert right == pytest.approx(record[f"{name}_test_accuracy"], abs=1e-6)
+    folder = store.round_path(tmp_path, 1, 0)
+    parts = {"a": np.ones((2, 2), bool)}, {"a": np.ones((2, 2), np.float32)}, []
+    place = {"replicate": 1, "round": 0}
+    store.write_round(folder, *parts, place)
+    with pytest.raises(LotteryError, match=r"round-00' has no weights at the early-stop step: an earlier version"):
+        _ = store.StoredRound(tmp_path, 1, 0).early_stop
+    with pytest.raises(LotteryError, match=r"round-00' has no predictions: an earlier version stored it\.$"):
+        _ = store.StoredRound(tmp_path, 1, 0).predictions
+    store.write_round(folder, *parts, place, parts[1])
+    with pytest.raises(LotteryError, match=r"no predictions: its model or its data do not give one class"):
+        _ = store.StoredRound(tmp_path, 1, 0).predictions
+
+
 def test_a_round_is_read_lazily_and_against_its_checksums(small_run, tmp_path):
     stored = store.StoredRound(small_run.path, 1, 2)
     assert set(vars(stored)) == {"run", "replicate", "index", "branch"}
@@ -72,7 +95,7 @@ def test_a_round_is_read_lazily_and_against_its_checksums(small_run, tmp_path):
     assert stored.began_with(initial) and not stored.began_with(stored.weights)
     copy = tmp_path / small_run.path.name
     shutil.copytree(small_run.path, copy)
-    for name in ("masks", "weights", "metrics"):
+    for name in ("masks", "weights", "early_stop", "predictions", "metrics"):
         (path,) = store.round_path(copy, 1, 2).glob(f"{name}.*")
         path.write_bytes(path.read_bytes().replace(b"0", b"1", 1) + b"\0")
         with pytest.raises(LotteryError, match=rf"{path.name}' is damaged: its checksum"):

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import statistics
 
@@ -10,7 +11,8 @@ from scipy import stats
 
 from lottery import config
 from lottery.errors import LotteryError
-from lottery.runs import results, verdicts
+from lottery.runs import intervals, results, verdicts
+from lottery.runs.verdicts import Rule
 
 
 def made_up(chains, density=0.8):
@@ -22,6 +24,7 @@ def made_up(chains, density=0.8):
                 if value is not None:
                     row = {"replicate": replicate, "branch": branch, "round": index, "density": density**index}
                     row |= {"num_kept": round(1000 * density**index), "early_stop_test_accuracy": value}
+                    row |= {"final_test_accuracy": value}
                     rows.append(dict.fromkeys(results.COLUMNS, 0.0) | row)
     return pd.DataFrame(rows, columns=list(results.COLUMNS))
 
@@ -69,25 +72,25 @@ def test_pairs_are_of_one_replicate(chain, random, shifts):
 
 def test_pairing_is_what_makes_it_tell():
     far_apart = [[0.5, 0.51], [0.7, 0.711], [0.9, 0.909]]
-    (line,) = verdicts.judged(made_up({"ticket": far_apart}), tolerance=0).to_dict("records")
+    (line,) = verdicts.judged(made_up({"ticket": far_apart}), Rule(tolerance=0)).to_dict("records")
     assert line["verdict"] == "winning" and line["std"] == pytest.approx(0.001)
 
 
 @given(accuracies, tolerances)
 @settings(max_examples=60)
 def test_one_replicate_never_tells(chain, tolerance):
-    lines = verdicts.judged(made_up({"ticket": chain[:1]}), tolerance)
+    lines = verdicts.judged(made_up({"ticket": chain[:1]}), Rule(tolerance=tolerance))
     assert set(lines["verdict"]) == {"?"} and lines["needed"].isna().all()
-    said = " ".join(verdicts.sentences(made_up({"ticket": chain[:1]}), tolerance))
-    assert "1 replicate cannot show" in said and "Winning" not in said and "Not winning" not in said
+    said = " ".join(verdicts.sentences(made_up({"ticket": chain[:1]}), Rule(tolerance=tolerance)))
+    assert "1 replicate cannot show" in said and "winning round" not in said and "matching round" not in said
 
 
 @given(accuracies, tolerances, tolerances)
 @settings(max_examples=60)
 def test_verdicts_are_monotone_in_the_tolerance(chain, one, other):
-    rank = {"not winning": 0, "?": 1, "winning": 2}
+    rank = {"not matching": 0, "?": 1, "matching": 2, "winning": 2}
     strict, lax = (
-        verdicts.judged(made_up({"ticket": chain}), tolerance)["verdict"].map(rank)
+        verdicts.judged(made_up({"ticket": chain}), Rule(tolerance=tolerance))["verdict"].map(rank)
         for tolerance in sorted((one, other))
     )
     assert (strict <= lax).all()
@@ -97,7 +100,7 @@ def test_verdicts_are_monotone_in_the_tolerance(chain, one, other):
 @settings(max_examples=60)
 def test_verdicts_are_what_the_interval_says(chain, tolerance):
     assume(len(chain) > 1)
-    for line in verdicts.judged(made_up({"ticket": chain}), tolerance).to_dict("records"):
+    for line in verdicts.judged(made_up({"ticket": chain}), Rule(tolerance=tolerance)).to_dict("records"):
         one = [values[line["round"]] - values[0] for values in chain]
         if len(one) == 2 and one[0] == one[1]:  # of two that are equal nobody knows the spread
             assert line["verdict"] == "?"
@@ -106,34 +109,43 @@ def test_verdicts_are_what_the_interval_says(chain, tolerance):
         low, high = np.mean(one) - half + tolerance, np.mean(one) + half + tolerance
         if min(abs(low), abs(high)) < 1e-8:
             continue
-        assert line["verdict"] == ("winning" if low > 0 else "not winning" if high < 0 else "?")
+        assert line["verdict"] == ("winning" if low > 0 else "not matching" if high < 0 else "?")
         if line["needed"] == line["needed"]:
             assert line["verdict"] == "?" and line["needed"] > len(one)
 
 
 def test_verdicts_by_hand():
     # Round 1: 0.03, 0.02, 0.04, deviation 0.01, half of the interval 4.3027 * 0.01 / sqrt(3) = 0.02484.
-    lines = verdicts.judged(made_up({"ticket": TICKET}), tolerance=0.002)
+    lines = verdicts.judged(made_up({"ticket": TICKET}))
     first = lines.iloc[0]
     assert (first["mean"], first["low"], first["high"]) == pytest.approx((0.03, 0.03 - 0.024841, 0.054841), abs=1e-6)
     # Round 2: 0.01 each time. Round 3: -0.1, -0.09, -0.11.
-    assert lines["verdict"].tolist() == ["winning", "winning", "not winning"]
-    assert verdicts.judged(made_up({"ticket": TICKET}), 0.1)["verdict"].tolist() == ["winning", "winning", "?"]
-    assert verdicts.judged(made_up({"ticket": TICKET}), word="matching")["verdict"].tolist()[0] == "matching"
-    assert verdicts.judged(made_up({"ticket": TICKET}), confidence=0.999)["verdict"].tolist()[0] == "?"
+    assert lines["verdict"].tolist() == ["winning", "winning", "not matching"]
+    assert verdicts.judged(made_up({"ticket": TICKET}), Rule(tolerance=0.1))["verdict"].tolist() == [
+        "winning",
+        "winning",
+        "?",
+    ]
+    assert verdicts.judged(made_up({"ticket": TICKET}), Rule("matching"))["verdict"].tolist()[0] == "matching"
+    assert verdicts.judged(made_up({"ticket": TICKET}), Rule(confidence=0.999))["verdict"].tolist()[0] == "?"
 
 
 def test_how_many_would_be_needed():
     rows = made_up({"ticket": [[0.9, 0.91], [0.9, 0.90], [0.9, 0.92]]})
-    (line,) = verdicts.judged(rows, tolerance=0).to_dict("records")
-    # A mean of 0.01 with a deviation of 0.01: 2.447 / sqrt(7) is 0.925 and the first below 1.
-    assert (line["verdict"], line["needed"]) == ("?", 7)
-    assert verdicts.cannot_tell(line) == "cannot tell from 3 replicates, about 7 would be needed"
-    # With a tolerance of 0.002 the distance is 0.012: 2.776 / sqrt(5) is 1.24, 2.571 / sqrt(6) is 1.05, below 1.2.
-    assert verdicts.judged(rows, tolerance=0.002)["needed"].tolist() == [6]
-    assert any("cannot tell from 3 replicates, about 7" in said for said in verdicts.sentences(rows, 0.0))
-    never = made_up({"ticket": [[0.9, 0.91], [0.9, 0.89]]})
-    assert "nor from 1000" in verdicts.sentences(never, 0.0)[1]
+    (line,) = verdicts.judged(rows, Rule(tolerance=0)).to_dict("records")
+    # A mean of 0.01 with a deviation of 0.01, which three replicates estimate badly; ten would do if it were known.
+    assert (line["verdict"], line["needed"]) == ("?", intervals.num_needed(0.01, 0.01, 3)) and line["needed"] > 10
+    assert verdicts.cannot_tell(line) == f"cannot tell from 3 replicates; a new run with {line['needed']:.0f} would"
+    # With a tolerance of 0.002 the distance is 0.012.
+    assert verdicts.judged(rows)["needed"].tolist() == [intervals.num_needed(0.012, 0.01, 3)]
+    # Two looks share the error.
+    two = verdicts.judged(rows, Rule(tolerance=0, confidence=0.975))["needed"]
+    assert two.tolist() == [intervals.num_needed(0.01, 0.01, 3, confidence=0.975)] and two[0] > line["needed"]
+    said = verdicts.sentences(rows, Rule(tolerance=0))
+    assert any("cannot tell from 3 replicates; a new run with" in one for one in said) and verdicts.ADDING in said
+    never = made_up({"ticket": [[0.9, 0.91], [0.9, 0.8901]]})
+    assert any("nor would a new run with 1,000" in one for one in verdicts.sentences(never, Rule(tolerance=0)))
+    assert verdicts.ADDING not in verdicts.sentences(made_up({"ticket": TICKET}))
 
 
 def test_a_run_in_progress_gives_what_there_is():
@@ -154,16 +166,22 @@ def test_a_run_in_progress_gives_what_there_is():
 
 
 def test_smallest_densities_with_and_without_a_bound():
-    chain = [[0.90, 0.93, 0.91, 0.93, 0.8], [0.91, 0.94, 0.92, 0.90, 0.8], [0.92, 0.95, 0.93, 0.91, 0.8]]
+    chain = [[0.900, 0.930, 0.911, 0.93, 0.8], [0.910, 0.940, 0.9205, 0.90, 0.81], [0.92, 0.951, 0.9301, 0.91, 0.82]]
     rows = made_up({"ticket": chain})
     shown = verdicts.smallest_shown(verdicts.judged(rows))
     assert shown["round"] == 2 and shown["density"] == pytest.approx(0.64)
     assert verdicts.smallest_matching(rows)["round"] == 3
     assert verdicts.smallest_shown(verdicts.judged(made_up({"ticket": chain[:1]}))) is None
     said = verdicts.sentences(rows)
-    assert said[0].startswith("A winning ticket: 64 % of the weights, +1.0 points over dense (95 % interval ")
-    assert said[1:3] == ["Winning: rounds 1, 2; no smaller density is shown to be.", "Not winning: round 4."]
-    assert "0.5120 (round 3, +0.0033 against 0.9100); cannot tell from 3 replicates, about " in said[3]
+    assert said[0].startswith(
+        "A winning ticket: 64 % of the weights, +1.05 points over dense (95 % interval ".replace("1.05", "1.1")
+    )
+    assert said[1].startswith(
+        "For all 4 rounds at once (error 2.5 % each), the smallest density shown to be winning: 0.6400"
+    )
+    assert said[2] == "Each round by itself: winning rounds 1, 2; not matching round 4."
+    (by_mean,) = [one for one in said if "by the mean alone" in one]
+    assert "0.5120 (round 3, +0.0033 against 0.9100); cannot tell from 3 replicates; a new run with " in by_mean
 
 
 @pytest.mark.parametrize(
@@ -180,7 +198,7 @@ def test_a_control_is_compared_where_the_ticket_wins(control, expected):
     chain = [[0.90, 0.91], [0.91, 0.92], [0.92, 0.93]]
     rows = made_up({"ticket": chain, "random_reinit": [[None, value] for value in control]})
     _, *details = verdicts.sentences(rows)
-    (sentence,) = [said for said in details if "random_reinit" in said]
+    (sentence,) = [said for said in details if said.startswith("Ticket − random_reinit")]
     assert sentence.startswith("Ticket − random_reinit at density 0.8000 (round 1): ") and expected in sentence
 
 
@@ -190,7 +208,7 @@ def test_a_control_of_other_rounds_is_compared_at_the_nearest_and_a_transfer_not
     )
     said = verdicts.sentences(rows)
     assert "64 % of the weights" in said[0] and "better than the control random_mask (at 51.2 %)" in said[0]
-    assert "Winning: rounds 1, 2; no smaller density is shown to be." in said
+    assert "Each round by itself: winning rounds 1, 2; not matching round 3." in said
     assert [one for one in said if "random_mask at density 0.5120 (round 3)" in one]
     assert not [one for one in said if "transfer" in one]
 
@@ -217,7 +235,6 @@ def test_other_measures_and_methods():
     assert found["mean"].tolist() == [-100, -200, -300] and found["low"].tolist() == [-100, -200, -300]
     wide, narrow = (verdicts.differences(rows, method=method).iloc[0] for method in ("t", "bootstrap"))
     assert 0.02 <= narrow["low"] < 0.03 < narrow["high"] <= 0.04 and wide["low"] < narrow["low"]
-    assert "bootstrap interval" in verdicts.sentences(rows, method="bootstrap")[0]
 
 
 TIMES_THREE = [[None, 0.70, 0.70], [None, 0.71, 0.71], [None, 0.72, 0.72]]
@@ -251,7 +268,7 @@ TIMES_THREE = [[None, 0.70, 0.70], [None, 0.71, 0.71], [None, 0.72, 0.72]]
         ),
         (
             {"ticket": [[0.9, 0.91], [0.9, 0.90], [0.9, 0.92]]},
-            "No winning ticket is shown: 3 replicates cannot tell; about 6 would tell. The sparsest that may be: 9.1 % "
+            "No winning ticket is shown: 3 replicates cannot tell; a new run with 16 would. The sparsest that may be: 9.1 % "
             "of the weights, +1.0 points over dense (95 % interval -1.5 to +3.5, 3 replicates).",
             "open",
         ),
@@ -263,7 +280,7 @@ TIMES_THREE = [[None, 0.70, 0.70], [None, 0.71, 0.71], [None, 0.72, 0.72]]
         ),
         (
             {"ticket": [[0.9, 0.91], [0.9, 0.91]]},
-            "No winning ticket is shown: 2 replicates cannot tell; about 3 would tell. The sparsest that may be: 9.1 % "
+            "No winning ticket is shown: 2 replicates cannot tell. The sparsest that may be: 9.1 % "
             "of the weights, +1.0 points over dense (in each of 2 replicates).",
             "open",
         ),
@@ -309,20 +326,12 @@ def test_the_headline_of_a_run_that_is_not_complete():
     assert said.tone == "good" and verdicts.sentences(rows, trained=(1200, 5000))[0] == said.text
 
 
-def test_smaller_densities_are_named_only_if_there_are_any():
-    smaller = "no smaller density is shown to be"
-    assert any(smaller in said for said in verdicts.sentences(made_up({"ticket": TICKET})))
-    whole = made_up({"ticket": [values[:3] for values in TICKET]})
-    assert not any(smaller in said for said in verdicts.sentences(whole))
-    assert "Winning: rounds 1, 2." in verdicts.sentences(whole)
-
-
 @pytest.mark.parametrize(
     ("verdict", "expected"),
     [
         *((verdict, "good") for verdict in ("winning", "matching", "pass")),
         *((verdict, "open") for verdict in ("?", "? 12", "open")),
-        *((verdict, "bad") for verdict in ("not winning", "not matching", "fail")),
+        *((verdict, "bad") for verdict in ("not matching", "fail")),
     ],
 )
 def test_the_tone_of_a_verdict(verdict, expected):
@@ -349,9 +358,12 @@ def test_unknown_names_are_refused():
 )
 def test_only_what_starts_from_step_0_can_win(rewind, word):
     experiment = config.Experiment.model_validate({"rewind": rewind})
-    assert verdicts.goal(experiment) == word
-    said = verdicts.sentences(made_up({"ticket": TICKET}), word=verdicts.goal(experiment))
-    assert said[0].startswith(f"A {word} ticket: 64 % of the weights") and said[2] == f"Not {word}: round 3."
+    rule = verdicts.rule_for(experiment)
+    assert (rule.word, rule.margin, rule.last_step) == (word, experiment.train.eval_every, experiment.train.num_steps)
+    said = verdicts.sentences(made_up({"ticket": TICKET}), dataclasses.replace(rule, margin=0))
+    assert said[0].startswith(f"A {word} ticket: 64 % of the weights")
+    assert said[2] == f"Each round by itself: {word} rounds 1, 2; not matching round 3."
+    assert ("to be winning" in said[1]) == any("Early stop" in one for one in said) == (word == "winning")
     assert ("not called winning because it does not start from the weights of step 0" in said[0]) == (word != "winning")
 
 
@@ -367,3 +379,122 @@ def test_equal_differences_have_no_interval_and_tell_nothing():
     assert (
         "+0.1000 in each of 2 replicates: that does not tell random_mask from the ticket" in said and "inf" not in said
     )
+
+
+def with_steps(rows, steps):
+    """Put early-stop steps into a table, by replicate and round."""
+    tickets = rows["branch"] == "ticket"
+    found = [steps[line.replicate - 1][line.round] for line in rows[tickets].itertuples()]
+    return rows.assign(early_stop_step=0.0).assign(
+        early_stop_step=lambda table: table["early_stop_step"].mask(
+            tickets, pd.Series(found, index=rows.index[tickets])
+        )
+    )
+
+
+BETTER = [[0.900, 0.930], [0.910, 0.941], [0.920, 0.951], [0.930, 0.960]]
+
+
+@pytest.mark.parametrize(
+    ("steps", "told", "verdict"),
+    [
+        ([(1000, 700), (1000, 800), (1100, 800), (900, 700)], "no later", "winning"),
+        ([(1000, 1000), (1000, 1000), (1000, 1000), (1000, 1000)], "no later", "winning"),
+        ([(1000, 1700), (1000, 1600), (1100, 1800), (900, 1700)], "later", "matching"),
+        ([(1000, 700), (1000, 1800), (1100, 800), (900, 1200)], "?", "matching"),
+        # Censored: the ticket's stop may be later than the last step, and that of dense too.
+        ([(2000, 700), (2000, 2000), (2000, 800), (2000, 700)], "?", "matching"),
+        ([(2000, 2000), (2000, 2000), (2000, 2000), (2000, 2000)], "?", "matching"),
+        ([(1000, 2000), (1000, 2000), (1100, 2000), (900, 2000)], "later", "matching"),
+    ],
+)
+def test_winning_asks_for_an_early_stop_that_is_shown_to_be_no_later(steps, told, verdict):
+    rows = with_steps(made_up({"ticket": BETTER}), steps)
+    rule = Rule(margin=100, last_step=2000)
+    (line,) = verdicts.judged(rows, rule).to_dict("records")
+    assert (line["early_stop"], line["verdict"]) == (told, verdict)
+    pairs = [ticket - dense for dense, ticket in steps]
+    assert line["step_mean"] == np.mean(pairs)
+    head = verdicts.headline(rows, rule).text
+    assert head.startswith(f"A {verdict} ticket") and ("not called winning" in head) == (verdict == "matching")
+    assert ("comes later than" in head) == (told == "later")
+    # A rule for other rewinding does not look at steps.
+    (line,) = verdicts.judged(rows, dataclasses.replace(rule, word="matching")).to_dict("records")
+    assert (line["early_stop"], line["verdict"]) == ("", "matching") and math.isnan(line["winning_p"])
+
+
+def test_no_later_is_a_t_interval_below_one_evaluation():
+    later = [-150, 50, -100, 0]
+    rows = with_steps(made_up({"ticket": BETTER}), [(1000, 1000 + one) for one in later])
+    (line,) = verdicts.judged(rows, Rule(margin=50)).to_dict("records")
+    ends = stats.ttest_1samp(later, 0).confidence_interval()
+    assert (line["step_low"], line["step_high"]) == pytest.approx((ends.low, ends.high))
+    assert line["early_stop"] == "?" and ends.high > 50
+    (line,) = verdicts.judged(rows, Rule(margin=100)).to_dict("records")
+    assert line["early_stop"] == "no later"
+    assert line["winning_p"] == pytest.approx(stats.ttest_1samp(later, 100, alternative="less").pvalue)
+
+
+def test_both_times_stand_side_by_side():
+    rows = made_up({"ticket": BETTER})
+    ends = {1: 0.85, 2: 0.86, 3: 0.865, 4: 0.88}
+    lower = rows.assign(
+        final_test_accuracy=rows["final_test_accuracy"].where(rows["round"] == 0, rows["replicate"].map(ends))
+    )
+    (line,) = verdicts.judged(lower).to_dict("records")
+    pairs = [ends[one] - BETTER[one - 1][0] for one in ends]
+    assert line["verdict"] == "winning" and line["final_verdict"] == "not matching"
+    assert line["final_mean"] == pytest.approx(np.mean(pairs))
+    interval = stats.ttest_1samp(pairs, 0).confidence_interval()
+    assert (line["final_low"], line["final_high"]) == pytest.approx((interval.low, interval.high))
+    assert "At the end of training it loses: -5.1 points" in verdicts.headline(lower).text
+    assert "At the end of training" not in verdicts.headline(rows).text
+    swapped = lower.assign(
+        early_stop_test_accuracy=lower["final_test_accuracy"], final_test_accuracy=lower["early_stop_test_accuracy"]
+    )
+    head = verdicts.headline(swapped)
+    assert head.tone == "open" and "At the end of training 80 % of the weights match dense: +3.0 points" in head.text
+
+
+@pytest.mark.parametrize(
+    ("control", "special", "as_good"),
+    [
+        ([0.80, 0.81, 0.82, 0.83], "yes", ""),
+        ([0.931, 0.9405, 0.9515, 0.9605], "no", "random_mask"),
+        ([0.90, 0.95, 0.93, 0.98], "?", ""),
+        ([0.80], "?", ""),
+    ],
+)
+def test_a_ticket_is_not_special_where_a_control_does_as_well(control, special, as_good):
+    chains = {"ticket": BETTER, "random_mask": [[None, one] for one in control]}
+    (line,) = verdicts.judged(made_up(chains)).to_dict("records")
+    assert (line["special"], line["as_good"]) == (special, as_good)
+    head, said = verdicts.headline(made_up(chains)), " ".join(verdicts.sentences(made_up(chains)))
+    assert ("not special, as random_mask does as well" in head.text) == (special == "no") == (head.tone == "open")
+    assert ("Not special: round 1, where random_mask does as well." in said) == (special == "no")
+    # Another control that does worse does not help; branches that are no controls do not count.
+    more = {**chains, "random_reinit": [[None, 0.5]] * 4, "early_bird": [[None, 0.99]] * 4}
+    assert verdicts.judged(made_up(more))["special"].tolist() == [special]
+
+
+def test_what_holds_for_a_round_need_not_hold_for_all_at_once():
+    good, noise = [0.93, 0.95, 0.945], [0.90, 0.95, 0.89]
+    chains = [[0.90 + 0.01 * place, good[place], *[noise[place]] * 8] for place in range(3)]
+    rows = made_up({"ticket": chains})
+    lines = verdicts.judged(rows)
+    assert lines["verdict"].tolist()[0] == "winning" and lines["matching_p"][0] > 0.025 / 9
+    assert verdicts.smallest_shown(lines) is None
+    head = verdicts.headline(rows)
+    assert head.tone == "open" and "3 replicates cannot tell for all 9 rounds at once" in head.text
+    assert "The sparsest that is matching by itself: 80 % of the weights" in head.text
+
+
+def test_several_looks_share_the_error():
+    experiment = config.Experiment()
+    assert verdicts.rule_for(experiment).confidence == 0.95
+    rule = verdicts.rule_for(experiment, looks=4)
+    assert rule.confidence == 0.9875 and rule.level == pytest.approx(0.025 / 4)
+    rows = made_up({"ticket": TICKET})
+    assert "98.75 % interval" in verdicts.sentences(rows, rule)[0]
+    widths = [verdicts.judged(rows, one).eval("high - low")[0] for one in (verdicts.rule_for(experiment), rule)]
+    assert widths[1] > 1.9 * widths[0]

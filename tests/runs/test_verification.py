@@ -23,7 +23,8 @@ def reseal(folder, changes=None, **contents):
     """Change a round and make its checksums right again, as somebody who means it would."""
     record = store.read_record(folder) | (changes or {})
     for name, content in contents.items():
-        files.write(folder / name.replace("_", "."), content)
+        stem, _, ending = name.rpartition("_")
+        files.write(folder / f"{stem}.{ending}", content)
     record["sha256"] = {name: checksum(folder / name) for name in record["sha256"]}
     record["record_sha256"] = store._digest_of(record)
     files.write_json(folder / "round.json", record)
@@ -51,6 +52,23 @@ def one_weight(folder):
     trained = files.read_arrays(folder / "weights.safetensors")
     trained["dense/kernel"].flat[np.flatnonzero(~kept)[7]] = 1e-30
     reseal(folder, weights_safetensors=save(trained))
+
+
+def one_weight_at_the_early_stop(folder):
+    kept = files.read_masks(folder / "masks.safetensors")["dense/kernel"]
+    there = files.read_arrays(folder / "early_stop.safetensors")
+    there["dense/kernel"].flat[np.flatnonzero(~kept)[7]] = 1e-30
+    reseal(folder, early_stop_safetensors=save(there))
+
+
+def one_prediction(when):
+    def damage(folder):
+        predicted = files.read_arrays(folder / "predictions.safetensors")
+        (wrong,) = np.nonzero(predicted[when] != predicted["label"])
+        predicted[when][wrong[0]] = predicted["label"][wrong[0]]
+        reseal(folder, predictions_safetensors=save(predicted))
+
+    return damage
 
 
 def another_start(folder):
@@ -88,6 +106,17 @@ DAMAGES = {
     "another start": (another_start, "did not start from the start weights"),
     "a bit of the masks": (flip("masks.safetensors"), r"masks\.safetensors.*checksum"),
     "a bit of the weights": (flip("weights.safetensors"), r"weights\.safetensors.*checksum"),
+    "a bit of the weights at the early stop": (flip("early_stop.safetensors"), r"early_stop\.safetensors.*checksum"),
+    "a bit of the predictions": (flip("predictions.safetensors"), r"predictions\.safetensors.*checksum"),
+    "a masked weight that is not zero at the early stop": (
+        one_weight_at_the_early_stop,
+        "1 masked entries that are not zero at the early-stop step",
+    ),
+    "a prediction at the early stop": (one_prediction("early_stop"), "early_stop predictions give .* recorded is 0.9"),
+    "a prediction at the end": (
+        one_prediction("final"),
+        "final predictions give a test accuracy of .* recorded is 0.9",
+    ),
     "a bit of the metrics": (flip("metrics.csv"), r"metrics\.csv.*checksum"),
     "weights cut short": (truncate("weights.safetensors"), r"weights\.safetensors"),
     "a better accuracy": (

@@ -38,7 +38,10 @@ from tests.scripts.kill_and_resume import PATIENCE, ROOT, WORDS, bits, family, l
 from tests.scripts.kill_and_resume import checkpoints as checkpoints_of
 
 NOTHING, MID_ROUND = "nothing", "what the network in training had done since its last checkpoint"
-COMMAND = ("masks.safetensors", "weights.safetensors", "metrics.csv", "round.json")
+COMMAND = (
+    "masks.safetensors", "weights.safetensors", "early_stop.safetensors", "predictions.safetensors", "metrics.csv",
+    "round.json",
+)  # fmt: skip
 
 
 class Row(NamedTuple):
@@ -265,6 +268,8 @@ def full_for_good(world: World) -> list[Row]:
 
 PLACES = {
     "masks": "replicate-1/round-01/masks.safetensors", "weights": "replicate-1/round-01/weights.safetensors",
+    "early-stop weights": "replicate-1/round-01/early_stop.safetensors",
+    "predictions": "replicate-2/round-01/predictions.safetensors",
     "metrics": "replicate-1/round-01/metrics.csv", "record": "replicate-1/round-01/round.json",
     "masks of a branch": "replicate-2/round-02/branch-random_mask/masks.safetensors",
     "initial weights": "replicate-1/initial.safetensors", "start weights": "replicate-2/start.safetensors",

@@ -21,7 +21,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-COMPARED = ("masks", "weights", "initial", "start", "metrics", "state", "path")  # how the names of compared files begin
+# How the names of compared files begin.
+COMPARED = ("masks", "weights", "early_stop", "predictions", "initial", "start", "metrics", "state", "path")
 
 DIGITS = """
 name = "digits"
@@ -113,9 +114,9 @@ RUNS = {  # words of the command, or lines of Python
     "digits": LENET,
     "two workers": (*LENET, "--workers", "2"),
     "late": (*LENET, "rewind.step=100", "prune.num_rounds=3", "run.control_rounds=[2]"),
-    "learning rate": (*LENET, *SHORT, "rewind.mode=learning_rate", "train.drop_at=[80]", "run.control_rounds=[3]"),
+    "learning rate": (*LENET, *SHORT, "rewind.mode=learning_rate", "train.drop_at=[80]", "run.controls=['untrained']", "run.control_rounds=[3]"),
     "signs": (*LENET, *SHORT, "rewind.mode=sign", "run.controls=['shuffled_mask','reshuffled_init']", "run.control_rounds=[3]"),
-    "fine-tuned": (*LENET, *SHORT, "rewind.mode=none", "run.controls=['signed_constant']", "run.control_rounds=[3]"),
+    "fine-tuned": (*LENET, *SHORT, "rewind.mode=none", "run.controls=['untrained']", "run.control_rounds=[3]"),
     "convolutional": (
         *LENET, "model.name=network:network", "data.augment=['crop', 'flip']", "train.num_steps=200",
         "prune.rates={}", "prune.num_rounds=2", "run.control_rounds=[2]", "run.controls=['random_mask']",
@@ -191,10 +192,13 @@ def main() -> None:
         if before is None:
             print(f"{name}: {len(sums)} files", flush=True)
             continue
-        differing = sorted(path for path in {*sums, *before[name]} if sums.get(path) != before[name].get(path))
+        differing = sorted(path for path in before[name] if sums.get(path) != before[name][path])
         wrong += len(differing)
         which = f", not {', '.join(differing[:3])}" if differing else ""
-        print(f"{name}: {len(sums) - len(differing)} of {len(before[name])} files equal{which}", flush=True)
+        kinds = sorted({Path(path).name for path in sums.keys() - before[name].keys()})
+        new = f"; new are {', '.join(kinds)}" if kinds else ""
+        equal = len(before[name]) - len(differing)
+        print(f"{name}: {equal} of {len(before[name])} files equal{which}{new}", flush=True)
     if options.keep:
         options.keep.write_text(json.dumps(found, indent=1))
     if wrong:

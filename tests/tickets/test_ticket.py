@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save
 from scipy import stats
 
 import lottery
@@ -31,6 +31,7 @@ from lottery.models import networks, outputs
 from lottery.tickets import from_run
 from lottery.training.trainer import Span
 from tests.conftest import quietly, toy_arrays
+from tests.runs.test_verification import reseal
 from tests.tickets.test_readers import read_ticket
 
 LIBRARIES = ("keras", "tf_keras")
@@ -419,6 +420,36 @@ def test_tickets_of_a_run_are_what_is_stored(small_run):
         assert (of["run"], of["round"], of["replicate"]) == (small_run.path.name, index, replicate)
         assert of["rewind_step"] == 0 and of["protocol"]["train"]["num_steps"] == 110
         assert of["data"]["name"] == "digits" and f"round {index} of {small_run.path.name}" in repr(ticket)
+
+
+def test_trained_weights_are_of_the_last_step_or_of_the_early_stop(small_run, tmp_path):
+    copy = tmp_path / small_run.path.name
+    shutil.copytree(small_run.path, copy)
+    folder = lottery.runs.store.round_path(copy, 1, 2)
+    early = {name: value / 2 for name, value in load_file(folder / "early_stop.safetensors").items()}
+    reseal(folder, {"early_stop_step": 40}, early_stop_safetensors=save(early))
+    run = lottery.load(copy)
+    end, there = run.ticket(round=2), run.ticket(round=2, at="early_stop")
+    for ticket, stored in ((end, load_file(folder / "weights.safetensors")), (there, early)):
+        assert {name: value.tobytes() for name, value in trained_of(ticket).items()} == {
+            name: stored[name].tobytes() for name in ticket.weights
+        }
+    assert all(np.array_equal(value, end.weights[name]) for name, value in there.weights.items())
+    again = tickets.load(there.save(tmp_path / "ticket.safetensors"))
+    for ticket, at, step in ((end, "end", 110), (there, "early_stop", 40), (again, "early_stop", 40)):
+        assert (ticket.provenance["trained_at"], ticket.provenance["trained_step"]) == (at, step)
+    assert again.facts()["weights"] == "at the start, and trained to step 40, the early-stop step"
+    assert end.facts()["weights"] == "at the start, and trained to step 110, the end"
+    with pytest.raises(TicketError, match="at: received 'best', allowed is 'end', 'early_stop'"):
+        tickets.load(copy, round=2, at="best")  # type: ignore[arg-type]
+    with pytest.raises(TicketError, match="no rounds, replicates or steps to choose from"):
+        tickets.load(tmp_path / "ticket.safetensors", at="early_stop")
+    record = lottery.runs.store.read_record(folder)
+    del record["sha256"]["early_stop.safetensors"]
+    lottery.runs.store.write_record(folder / "round.json", {k: v for k, v in record.items() if k != "record_sha256"})
+    with pytest.raises(LotteryError, match="has no weights at the early-stop step: an earlier version stored it"):
+        tickets.load(copy, round=2, at="early_stop")
+    assert tickets.load(copy, round=2).trained
 
 
 def test_the_mean_and_intervals_of_a_runs_ticket(small_run):

@@ -134,6 +134,66 @@ def test_early_stop_is_the_first_minimum_and_test_is_evaluated_there():
         np.testing.assert_array_equal(value, without.weights[name])
 
 
+@pytest.mark.parametrize("num_test", [3, 1000, 1001, 2203])
+def test_predictions_are_the_highest_outputs_at_both_ends(num_test):
+    settings = SETTINGS.model_copy(update={"learning_rate": 0.05, "num_steps": 300, "eval_every": 10})
+    compiled, splits = prepared(settings=settings, num_test=num_test)
+    start = weights.read_state(compiled.model)
+    result = compiled.train(start, {}, seed=(1,))
+    assert result.summary["early_stop_step"] < 300, "a case in which the last step is best would show nothing"
+    assert result.predictions is not None and list(result.predictions) == ["label", "early_stop", "final"]
+    assert {value.dtype for value in result.predictions.values()} == {np.dtype(np.uint8)}
+    np.testing.assert_array_equal(result.predictions["label"], splits.test.y)
+    for name, state in (("early_stop", result.early_stop), ("final", result.weights)):
+        hidden = splits.test.x
+        for index in ("", "_1", "_2"):
+            hidden = hidden @ state[f"dense{index}/kernel"] + state[f"dense{index}/bias"]
+            hidden = np.maximum(hidden, 0) if index != "_2" else hidden
+        np.testing.assert_array_equal(result.predictions[name], hidden.argmax(1))
+        right = np.mean(result.predictions[name] == splits.test.y)
+        assert right == pytest.approx(result.summary[f"{name}_test_accuracy"], abs=1e-6)
+    again = compiled.train(start, {}, seed=(1,))
+    assert again.metrics == result.metrics
+    assert compiled.loop.steps.experimental_get_tracing_count() == 1
+
+
+def binary(keras):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, "sigmoid")])
+    model.compile("sgd", "binary_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def several_outputs(keras):
+    inputs = keras.Input((6,))
+    outputs = keras.layers.Dense(3)(inputs)
+    model = keras.Model(inputs, [outputs, keras.layers.Softmax()(outputs)])
+    one = lambda labels, outputs: keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)  # noqa: E731
+    model.compile("sgd", [one, None], metrics=[["accuracy"], []])
+    return model
+
+
+def not_of_the_highest_output(keras):
+    def accuracy(labels, outputs):
+        return keras.ops.cast(keras.ops.argmin(outputs, axis=-1) == keras.ops.cast(labels, "int32"), "float32")
+
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=[accuracy])
+    return model
+
+
+@pytest.mark.parametrize("build", [binary, several_outputs, not_of_the_highest_output])
+def test_no_predictions_are_better_than_wrong_ones(build):
+    settings = SETTINGS.model_copy(update={"optimizer": "compiled", "jit_compile": False})
+    arrays = toy_arrays(np.random.default_rng(3), num_classes=2 if build is binary else 3)
+    splits = data.split(dict(zip(data.KEYS, arrays, strict=True)), data.Data(validation=77))
+    import keras
+
+    trainer = Trainer(build(keras), splits, settings)
+    result = trainer.train(weights.read_state(trainer.model), {}, seed=(1,))
+    assert result.predictions is None and result.early_stop.keys() == result.weights.keys()
+    assert result.summary["final_test_accuracy"] > 0
+
+
 def test_train_rows_are_the_means_of_the_steps_between():
     compiled, splits = prepared()
     start = weights.read_state(compiled.model)
@@ -174,19 +234,23 @@ def test_a_batch_larger_than_the_data_is_refused():
         prepared(settings=SETTINGS.model_copy(update={"batch_size": 400}))
 
 
-def test_pixels_stay_bytes_in_memory_and_are_scaled_in_the_graph(rng):
+@pytest.mark.parametrize("pixels", data.PIXELS)
+def test_pixels_stay_bytes_in_memory_and_are_scaled_in_the_graph(pixels, rng):
     x = rng.integers(0, 256, (120, 5, 5)).astype(np.uint8)
+    x[2] = x[110] = 0
     y = rng.integers(0, 3, 120)
     splits = data.split(
-        dict(zip(data.KEYS, (x[:100], y[:100], x[100:], y[100:]), strict=True)), data.Data(validation=20)
+        dict(zip(data.KEYS, (x[:100], y[:100], x[100:], y[100:]), strict=True)),
+        data.Data(validation=20, pixels=pixels),
     )
     model = networks.lenet_300_100((5, 5), 3)
     scaled = loop.scaler(splits)
     compiling.compile_model(model, SETTINGS, loop.example_batch(splits)[0])
     compiled = loop.compile_loop(model, splits, SETTINGS)
-    np.testing.assert_allclose(scaled(x[:9]), (x[:9] - splits.mean) / splits.standard_deviation, rtol=1e-6)
-    expected = model.evaluate((splits.test.x - splits.mean) / splits.standard_deviation, splits.test.y, verbose=0)
+    np.testing.assert_allclose(scaled(x[:9]), splits.scaled(x[:9]), rtol=1e-6)
+    expected = model.evaluate(splits.scaled(splits.test.x), splits.test.y, verbose=0)
     assert float(compiled.evaluations["test"]()["loss"]) == pytest.approx(expected[0], rel=1e-5)
+    assert np.isfinite(float(compiled.steps(*compiled.batches((1,))(1))["loss"]))
     captured = compiled.steps.get_concrete_function(*compiled.batches((1,))(1)).captured_inputs
     assert {tensor.dtype for tensor in captured if tensor.shape == splits.train.x.shape} == {tf.uint8}
 

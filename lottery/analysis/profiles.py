@@ -1,0 +1,77 @@
+"""The performance profiles of methods over several runs: how many networks are better than a threshold."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lottery import files
+from lottery.analysis import layout, style
+from lottery.errors import LotteryError, unknown
+from lottery.runs.results import Table
+
+ENDINGS = ("png", "svg", "pdf")
+
+
+def figure(found: Table, ax: Any = None) -> Any:
+    """Draw the fraction of networks whose difference from dense is above a threshold, against the threshold.
+
+    A method is better where its line is higher. Bands are the intervals of the stratified bootstrap.
+
+    Args:
+        found: The table of `lottery.runs.aggregates.profile`, at one density.
+        ax: Matplotlib axes; by default pyplot's current axes.
+
+    Returns:
+        The axes.
+
+    Raises:
+        LotteryError: The table is of several densities, or empty.
+    """
+    from matplotlib.patches import Patch
+
+    style.check(found)
+    if len(densities := sorted(set(found["at"]))) > 1:
+        there = ", ".join(f"{density:.4g}" for density in densities)
+        raise LotteryError(f"A performance profile is of one density, received {there}; --density chooses one.")
+    ax = style.new_or(ax)
+    for method, (color, _, line) in style.by_name(list(dict.fromkeys(found["method"]))).items():
+        part = found[found["method"] == method]
+        ax.step(
+            part["threshold"], part["fraction"], where="post", label=method, color=color, linestyle=line,
+            linewidth=style.thick(1.6),
+        )  # fmt: skip
+        if np.isfinite(part["low"]).all():
+            ax.fill_between(
+                part["threshold"], part["low"], part["high"], step="post", color=color, alpha=0.15, linewidth=0
+            )
+    ax.axvline(0, color="0.35", linewidth=style.thick(1), linestyle="--", zorder=0, label="dense")
+    ax.grid(alpha=0.25, linewidth=style.thick(0.6))
+    ax.set(
+        ylim=(-0.02, 1.02), xlabel="difference from dense (test accuracy)",
+        ylabel=f"fraction of networks above it, at density {densities[0]:.3g}",
+    )  # fmt: skip
+    handles, labels = ax.get_legend_handles_labels()
+    if np.isfinite(found["low"]).all():
+        handles, labels = [*handles, Patch(facecolor="0.5", alpha=0.25)], [*labels, "95 % bootstrap interval"]
+    ax.legend(handles, labels)
+    return ax
+
+
+def save(found: Table, path: str | Path, title: str = "") -> Path:
+    """Draw `figure` to a file, whose ending decides the format (png, svg, pdf), and return its path."""
+    from matplotlib import rc_context
+
+    path, sheet = Path(path), style.SHEETS["screen"]
+    ending = path.suffix.lstrip(".")
+    if ending not in ENDINGS:
+        raise unknown("The ending of --out", ending, ENDINGS)
+    with rc_context(sheet.settings):
+        drawing = style.new_figure(sheet.width)
+        if title:
+            drawing.suptitle(title, fontsize="large")
+        drawing.set_size_inches(sheet.width, layout.usual_height(sheet.width))
+        figure(found, drawing.subplots())
+        layout.fit(drawing)
+        files.write(path, style.saved(drawing, ending, sheet.dpi))
+    return path

@@ -1,0 +1,227 @@
+"""Evaluate the stored networks of a run again, and draw initial weights again, to compare with what is recorded."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lottery import config, files, weights
+from lottery.analysis import connectivity_files
+from lottery.data import Splits
+from lottery.errors import LotteryError
+from lottery.pipeline import environment, preparing, rounds
+from lottery.pipeline.preparing import Ingredients, Prepared
+from lottery.pruning import branches
+from lottery.runs import store
+from lottery.runs.store import StoredRound
+from lottery.runs.verification import Again
+from lottery.settings import GIVEN, ROUNDING
+from lottery.training.precision import FULL
+
+LOSS = 1e-5  # relative; Keras computes a loss in float32
+# The share of examples, and the relative difference of a loss, that rounding may decide on another machine.
+ELSEWHERE, ELSEWHERE_IN_HALF = 0.001, 0.01
+
+WHEN = {"early_stop": "early-stop", "final": "final"}
+SPLITS = {"validation": "val", "test": "test"}
+
+Report = Callable[[int, int, str], None]  # of networks: those that are done, all, and the name of the next
+
+
+def _silent(done: int, total: int, name: str) -> None:
+    """Show nothing."""
+
+
+@contextlib.contextmanager
+def opened(
+    run: Path,
+    ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
+    report: Report = _silent,
+) -> Iterator[Again]:
+    """Prepare the model and the data of a run, for `runs.verification.verify` to compute its numbers again.
+
+    Losses and accuracies on validation and test set, at the early-stop step and after the last step, are computed from
+    the stored weights, and so are the stored predictions. Initial weights are drawn from the seed. On the machine, with
+    the versions and the number of threads of the run, the same number of examples must be right. Elsewhere rounding may
+    decide an example whose two highest outputs are nearly equal: `ELSEWHERE` of the examples, and at least one, may
+    differ, and in half precision `ELSEWHERE_IN_HALF`.
+
+    Args:
+        run: The run's folder; nothing is written there.
+        ingredients: The model and the data, if they were passed to the run as objects.
+        report: Called before each network is evaluated.
+
+    Raises:
+        LotteryError: Nothing is stored; the data are not on this machine or differ from those of the run; or the model
+            is another.
+    """
+    experiment, recorded = store.read_experiment(run), store.read_environment(run)
+    if not recorded:
+        raise LotteryError(f"No round of {str(run)!r} is complete yet.")
+    with contextlib.suppress(LotteryError):  # TensorFlow has started with another number
+        environment.use_threads(recorded["num_threads"])
+    prepared = preparing.prepare(_of_names(experiment), ingredients)
+    with contextlib.closing(prepared.trainer):
+        environment.check_data(run, prepared.data.fingerprint)
+        if prepared.experiment.model != experiment.model:
+            raise LotteryError(f"The model differs from that of {str(run)!r}.")
+        one = _Recomputing(run, ingredients, report, prepared, _elsewhere(recorded))
+        rule = "the same number of examples had to be right"
+        if one.elsewhere:
+            why = f"this machine has {' and '.join(one.elsewhere)}"
+            rule = f"up to {100 * one.share():g} % of the examples, or 1, could differ by rounding, because {why}"
+        one.notes.append(
+            f"Losses, accuracies and stored predictions were computed again from the stored weights; {rule}."
+        )
+        with one.stack:
+            yield Again(one.evaluated, one.fresh, one.notes)
+
+
+@dataclass
+class _Recomputing:
+    run: Path
+    ingredients: Ingredients
+    report: Report
+    prepared: Prepared
+    elsewhere: list[str]  # what this machine has that the run's had not
+    notes: list[str] = field(default_factory=list)
+    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _done: int = 0
+    _same_initial: dict[int, bool] = field(default_factory=dict)
+    _others: dict[str, Prepared | None] = field(default_factory=dict)  # by the overrides of a transfer
+
+    def __post_init__(self) -> None:
+        siblings = connectivity_files.folder(self.run).glob("replicate-*/round-*/branch-*/round.json")
+        self._total = sum(1 for _ in store.rounds(self.run)) + sum(1 for _ in siblings)
+
+    def share(self) -> float:
+        """Return the share of examples, and the relative difference of a loss, that rounding may decide here."""
+        if not self.elsewhere:
+            return 0.0
+        return ELSEWHERE if self.prepared.experiment.train.precision == FULL else ELSEWHERE_IN_HALF
+
+    def evaluated(self, stored: StoredRound) -> Iterator[str]:
+        """Evaluate a network again, and yield a sentence for everything that differs from its record."""
+        self.report(self._done, self._total, f"replicate {stored.replicate}, round {stored.index}, {stored.branch}")
+        self._done += 1
+        if not stored.index and stored.branch == store.TICKET and not self._draws_the_same(stored.replicate):
+            if not self.elsewhere:
+                yield "The initial weights differ from those that the seed gives."
+            else:
+                self._note("This machine draws other initial weights than the run's, so none were compared.")
+        prepared, record = self._of(stored), stored.record
+        if prepared is None:
+            return
+        states = {"final": stored.weights}
+        if stored.has(store.EARLY_STOP):
+            states["early_stop"] = stored.early_stop
+        elif record["early_stop_step"] == max(row[0] for row in stored.metrics):
+            states["early_stop"] = stored.weights
+        else:
+            self._note(
+                "Some networks have no early_stop.safetensors, because an earlier version stored them; what was "
+                "measured of them at the early-stop step was not computed again."
+            )
+        for when, state in states.items():
+            for split, short in SPLITS.items():
+                found = prepared.trainer.evaluated(state, stored.masks, split)
+                recorded = [record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")]
+                num = len(getattr(prepared.data, split)) if isinstance(prepared.data, Splits) else 0
+                yield from self._compared(f"{WHEN[when]} {split}", found, np.array(recorded, float), num)
+            if stored.has(store.PREDICTIONS):
+                yield from self._predicted(prepared, stored, when)
+
+    def _compared(self, what: str, found: tuple[float, float], recorded: np.ndarray, num: int) -> Iterator[str]:
+        (loss, accuracy), (recorded_loss, recorded_accuracy) = found, recorded
+        if not np.isclose(loss, recorded_loss, rtol=self.share() or LOSS, atol=LOSS):
+            yield f"The {what} loss is {loss:.6f} when computed again, recorded is {recorded_loss:.6f}."
+        allowed = ROUNDING + (self._allowed(num) / num if num else self.share())
+        if not np.isclose(accuracy, recorded_accuracy, rtol=0, atol=allowed, equal_nan=True):
+            yield f"The {what} accuracy is {accuracy:.6f} when computed again, recorded is {recorded_accuracy:.6f}."
+
+    def _predicted(self, prepared: Prepared, stored: StoredRound, when: str) -> Iterator[str]:
+        """Compare stored predictions with those of the model in its present state."""
+        if (classes := prepared.trainer.loop.classes()) is None:
+            yield "It has predictions, but its model does not predict one class for each example."
+            return
+        labels, predicted = stored.predictions["label"], stored.predictions[when]
+        if not np.array_equal(labels, classes[0]):
+            yield "The labels beside its predictions are not those of the test set."
+        elif (num := int(np.count_nonzero(predicted != classes[1]))) > self._allowed(len(labels)):
+            yield f"{num:,} of {len(labels):,} {WHEN[when]} predictions differ when computed again."
+
+    def _allowed(self, num: int) -> int:
+        """Count the examples that rounding may decide."""
+        return max(1, int(self.share() * num)) if self.elsewhere else 0
+
+    def fresh(self, stored: StoredRound) -> dict[str, np.ndarray] | None:
+        """Draw the variables of a branch anew, if this machine draws the initial weights of the run."""
+        if not self._draws_the_same(stored.replicate):
+            return None
+        return rounds.drawn_anew(self.prepared, stored.replicate, stored.index)
+
+    def _draws_the_same(self, replicate: int) -> bool:
+        if replicate not in self._same_initial:
+            drawn = preparing.initial_state(self.prepared, replicate)
+            initial = files.read_arrays(store.start_path(self.run, replicate))
+            self._same_initial[replicate] = weights.fingerprint(drawn) == weights.fingerprint(initial)
+        return self._same_initial[replicate]
+
+    def _of(self, stored: StoredRound) -> Prepared | None:
+        """Return what a network is evaluated with: a transfer has data of its own, which may not be found."""
+        branch = branches.find(stored.branch)  # by its folder: a record may say anything
+        if not (branch and branch.other_data):
+            return self.prepared
+        overrides, wanted = stored.record["overrides"] or {}, stored.record["data_sha256"]
+        key = json.dumps([overrides, wanted], sort_keys=True)
+        if key not in self._others:
+            other, why = None, "its data are not those of the branch"
+            try:
+                tables = self.prepared.experiment.model_dump(mode="json")
+                tables["data"] |= {"path": "", "fingerprint": ""}
+                without_data = dataclasses.replace(self.ingredients, data=None)
+                other = preparing.prepare(config.validated(config.merged(tables, overrides)), without_data)
+                self.stack.callback(other.trainer.close)
+            except LotteryError as error:
+                why = str(error).rstrip(".")
+            if other is None or other.data.fingerprint != wanted:
+                self._note(f"{stored.branch} was not computed again: {why}.")
+                other = None
+            self._others[key] = other
+        return self._others[key]
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _of_names(experiment: config.Experiment) -> config.Experiment:
+    """Put names in place of functions that play no part in an evaluation, which takes place on one device."""
+    tables: dict[str, Any] = experiment.model_dump(exclude_unset=True)
+    run, prune = tables.get("run", {}), tables.get("prune", {})
+    tables["run"] = run | {"strategy": "none"}
+    if run.get("enforcement") == GIVEN:
+        tables["run"] |= {"enforcement": "constraint", "fingerprint": ""}
+    if prune.get("criterion") == GIVEN:
+        tables["prune"] = prune | {"criterion": "magnitude", "fingerprint": ""}
+    return config.validated(tables)
+
+
+def _elsewhere(recorded: dict[str, Any]) -> list[str]:
+    """List what may round differently from when the run was trained."""
+    import tensorflow as tf
+
+    words = {"python": "another Python", "versions": "other versions of packages", "processor": "another processor"}
+    found = [words[key] for key in environment.changed(recorded)]
+    if environment.num_threads() != recorded["num_threads"]:
+        found.append("another number of threads")
+    if recorded.get("num_devices", 1) > 1:
+        found.append("another number of devices")
+    if tf.config.list_physical_devices("GPU"):
+        found.append("a GPU, which adds up in any order")
+    return found
