@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 # The purpose of a random number is part of its seed, so that no two purposes share a stream.
-INITIALISATION, BATCHES, AUGMENTATION, SCORES, BRANCH, SIBLINGS = 1, 2, 3, 4, 5, 6
+INITIALISATION, BATCHES, AUGMENTATION, SCORES, BRANCH, SIBLINGS, REWIND = 1, 2, 3, 4, 5, 6, 7
 
 
 def seed_for(*words: int) -> int:
