@@ -54,11 +54,14 @@ class Options(ExecutionOptions, total=False):
         schedule: A function from a round to a density, which replaces every rate and density of ``[prune]``; see
             `lottery.pruning.schedules`. Its densities are stored, so resuming does not need it.
         enforcement: A context manager function, as those in `lottery.enforcement.ENFORCEMENTS`.
+        import_code: Import the network that a file, or a stored run, names as ``package.module:function``, which runs
+            code; False by default. A name in tables that you pass is imported in any case.
     """
 
     criterion: Criterion | None
     schedule: Schedule | None
     enforcement: Enforcement | None
+    import_code: bool
 
 
 class BranchOptions(Options, total=False):
@@ -136,18 +139,26 @@ class Run:
 
         return from_run.listed(self.path)
 
-    def verify(self, recompute: bool = False, *, model: Callable[[], Any] | None = None, data: Any = None) -> list[str]:
+    def verify(
+        self,
+        recompute: bool = False,
+        *,
+        model: Callable[[], Any] | None = None,
+        data: Any = None,
+        import_code: bool = False,
+    ) -> list[str]:
         """Recompute every checksum and invariant, and return a sentence for each that is wrong.
 
         Args:
             recompute: Also compute losses, accuracies and predictions again, from the stored weights at the early-stop
                 step and at the end, and draw initial weights again; see `lottery.pipeline.recomputing.opened`.
             model, data: For `recompute`, the objects passed to `lottery.run`.
+            import_code: For `recompute`: see `Options`.
 
         Raises:
             LotteryError: The run cannot be read; or for `recompute`, its data are not found or differ.
         """
-        ingredients = Ingredients(model, data)
+        ingredients = Ingredients(model, data, import_code=import_code)
         with recomputing.opened(self.path, ingredients) if recompute else contextlib.nullcontext() as again:
             networks = [*verification.verify(self.path, again), *connectivity.wrong(self.path, again)]
         return [f"{name}: {sentence}" for name, wrong in networks for sentence in wrong]
@@ -202,7 +213,7 @@ def run(
         LotteryError: Something is wrong, or a network cannot be trained, which does not stop the others.
         Stopped: A stop was requested, as by Ctrl-C; the same call resumes from checkpoints. A ``KeyboardInterrupt``.
     """
-    ingredients, execution = _divided(model, data, options)
+    ingredients, execution = _divided(model, data, options, config.names_network(experiment, overrides))
     return Run(running.run(experiment, overrides, ingredients, out, execution))
 
 
@@ -221,6 +232,7 @@ def sweep(
     overrides: Mapping[str, Any] | None = None,
     *,
     out: str | Path = "runs",
+    import_code: bool = False,
     **options: Unpack[ExecutionOptions],
 ) -> list[Run]:
     """Run a grid of experiments, each a run, resume it, or find it complete; networks that they share train once.
@@ -228,6 +240,7 @@ def sweep(
     Args:
         source, overrides: As for `lottery.pipeline.sweeping.points`.
         out: The folder that holds runs.
+        import_code: See `Options`.
         options: See `ExecutionOptions`.
 
     Returns:
@@ -236,7 +249,9 @@ def sweep(
     Raises:
         LotteryError, Stopped: As for `run`; before any training if an experiment is wrong.
     """
-    return [Run(path) for path in sweeping.sweep(source, overrides, out, Execution(**options))]
+    import_code = import_code or config.names_network(source, overrides)
+    runs = sweeping.sweep(source, overrides, out, Execution(**options), import_code=import_code)
+    return [Run(path) for path in runs]
 
 
 def branch(
@@ -272,7 +287,12 @@ def branch(
     return Run(Path(run))
 
 
-def _divided(model: Any, data: Any, options: Mapping[str, Any]) -> tuple[Ingredients, Execution]:
-    functions = {key: value for key, value in options.items() if key in ("criterion", "schedule", "enforcement")}
-    execution = {key: value for key, value in options.items() if key not in functions}
-    return Ingredients(model, data, **functions), Execution(**execution)
+def _divided(
+    model: Any, data: Any, options: Mapping[str, Any], names_network: bool = False
+) -> tuple[Ingredients, Execution]:
+    own = Options.__annotations__.keys() - ExecutionOptions.__annotations__.keys()
+    passed = {key: value for key, value in options.items() if key in own}
+    execution = {key: value for key, value in options.items() if key not in own}
+    if names_network:
+        passed["import_code"] = True
+    return Ingredients(model, data, **passed), Execution(**execution)

@@ -103,6 +103,12 @@ def validated(tables: Mapping[str, Any]) -> Experiment:
         raise _sentence(error) from None
 
 
+def names_network(*passed: Any) -> bool:
+    """Return True if the tables that a caller passed name the network themselves; a path leads to a file's tables."""
+    tables = [flat(each) for each in passed if isinstance(each, Mapping)]
+    return any({"model.name", "sweep.model.name"} & set(each) for each in tables)
+
+
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
     """Parse words such as ``train.num_steps=300``; a value that is not TOML is a string."""
     tables: dict[str, Any] = {}

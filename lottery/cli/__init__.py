@@ -180,25 +180,27 @@ def verify(
     data: Annotated[
         str, typer.Option(help="With --recompute: a file with the run's data, if they are not found.", metavar="FILE")
     ] = "",
+    import_code: options.ImportCode = False,
 ) -> None:
     """Recompute every checksum and invariant of a run or a ticket file; exit status 1 if anything is wrong.
 
-    With --recompute, it computes the losses, accuracies and predictions of the early-stop step and of the end again from
-    the stored weights, and draws initial weights again. This needs the data; nothing is trained.
+    With --recompute, it computes the losses, accuracies and predictions of the early-stop step and of the end again
+    from the stored weights, and draws initial weights again. This needs the data; nothing is trained.
     """
     from lottery import files
     from lottery.analysis import connectivity
     from lottery.runs import store, verification
 
-    if data and not recompute:
-        raise LotteryError("--data is for --recompute only.")
+    for option, value in (("--data", data), ("--import-code", import_code)):
+        if value and not recompute:
+            raise LotteryError(f"{option} is for --recompute only.")
     if not files.is_folder(source):
         if recompute:
             raise LotteryError(f"--recompute: received the file {str(source)!r}, allowed is the folder of a run.")
         tickets.verify(source)
         return
     num = num_wrong = 0
-    with _recomputing(source, data) if recompute else contextlib.nullcontext() as again:
+    with _recomputing(source, data, import_code) if recompute else contextlib.nullcontext() as again:
         for name, wrong in itertools.chain(verification.verify(source, again), connectivity.wrong(source, again)):
             num += 1
             num_wrong += bool(wrong)
@@ -214,13 +216,14 @@ def verify(
 
 
 @contextlib.contextmanager
-def _recomputing(run: Path, data: str) -> Iterator["verification.Again"]:
+def _recomputing(run: Path, data: str, import_code: bool) -> Iterator["verification.Again"]:
     """Prepare what networks are evaluated again with, and show how far that is."""
     from lottery.data import read_npz
     from lottery.pipeline import preparing, recomputing
 
     arrays = tuple(read_npz(Path(data)).values()) if data else None
-    with output.counting() as report, recomputing.opened(run, preparing.Ingredients(data=arrays), report) as again:
+    ingredients = preparing.Ingredients(data=arrays, import_code=import_code)
+    with output.counting() as report, recomputing.opened(run, ingredients, report) as again:
         yield again
 
 

@@ -67,6 +67,13 @@ Address = Annotated[
 TaskCpus = Annotated[int | None, typer.Option(min=1, help="On Ray: processors for each network.", metavar="NUMBER")]
 TaskGpus = Annotated[float | None, typer.Option(min=0, help="On Ray: GPUs for each network.", metavar="NUMBER")]
 TaskMemory = Annotated[str | None, typer.Option(metavar="4GB", help="On Ray: memory for each network, such as 4GB.")]
+ImportCode = Annotated[
+    bool,
+    typer.Option(
+        "--import-code",
+        help="Import the network that the file or the run names as package.module:function, which runs its code.",
+    ),
+]
 CheckpointEvery = Annotated[
     str,
     typer.Option(metavar="60s|500steps", help="How often to save a network in training; 0s for never."),

@@ -58,6 +58,7 @@ def run(
     task_memory: options.TaskMemory = None,
     checkpoint_every: options.CheckpointEvery = "60s",
     tensorboard: options.Tensorboard = True,
+    import_code: options.ImportCode = False,
     tolerance: options.Tolerance = 0.002,
 ) -> None:
     """Run an experiment, or continue it where it was stopped, and show its table and figure.
@@ -73,6 +74,7 @@ def run(
     if experiment is not None and "=" in experiment and not Path(experiment).exists():
         words, experiment = [experiment, *words], None
     overriding, data, often = config.parse_overrides(words), None, options.every(checkpoint_every)
+    import_code = import_code or config.names_network(overriding)
     working_on = options.workers_on(on, workers, address, task_cpus, task_gpus, task_memory)
     with options.stoppable() as asked:
         source: Any = presets.find(experiment) if experiment else None
@@ -80,7 +82,8 @@ def run(
             source, data = presets.smoke_test(config.load(source, overriding))
             overriding = {}
         execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, asked=asked)
-        path = running.run(source, overriding, preparing.Ingredients(data=data), out, execution, tolerance)
+        ingredients = preparing.Ingredients(data=data, import_code=import_code)
+        path = running.run(source, overriding, ingredients, out, execution, tolerance)
     rows = results.table(path)
     output.summary(path, rows, tolerance)
     figure = plots.save(rows, path / "accuracy.png", title=store.read_experiment(path).name)
@@ -116,6 +119,7 @@ def plan(
     ] = 0.8,
     tolerance: options.Tolerance = 0.002,
     looks: options.Looks = 1,
+    import_code: options.ImportCode = False,
     as_json: options.Json = False,
     as_csv: options.Csv = False,
 ) -> None:
@@ -140,10 +144,11 @@ def plan(
         source: Any = store.read_experiment(pilot).model_dump(mode="json")
     else:
         source = presets.find(experiment) if experiment else None
-    planned = config.load(source, config.parse_overrides(words))
+    overriding = config.parse_overrides(words)
+    planned = config.load(source, overriding)
     environment.num_threads()  # imports TensorFlow without its start-up messages
     rule = verdicts.rule_for(planned, tolerance, looks)
-    rows = planning.rounds(planned, pilot)
+    rows = planning.rounds(planned, pilot, import_code or config.names_network(overriding))
     num_entries, asked = int(rows["num_kept"].iloc[0]), std is not None or pilot is not None
     if asked:
         if difference is None and pilot is None:
@@ -188,6 +193,7 @@ def sweep(
     task_memory: options.TaskMemory = None,
     checkpoint_every: options.CheckpointEvery = "60s",
     tensorboard: options.Tensorboard = True,
+    import_code: options.ImportCode = False,
     tolerance: options.Tolerance = 0.002,
     as_json: options.Json = False,
     as_csv: options.Csv = False,
@@ -204,7 +210,7 @@ def sweep(
     found = sweeping.points(file, words)
     with options.stoppable() as asked:
         execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, asked=asked)
-        runs = sweeping.sweep(file, words, out, execution, tolerance)
+        runs = sweeping.sweep(file, words, out, execution, tolerance, import_code or config.names_network(words))
     rows = sweeping.table(runs, found, tolerance)
     if not (as_json or as_csv):
         shown = {key: rows[key].map(str) for key in found[0].values}
@@ -238,18 +244,20 @@ def branch(
     task_memory: options.TaskMemory = None,
     checkpoint_every: options.CheckpointEvery = "60s",
     tensorboard: options.Tensorboard = True,
+    import_code: options.ImportCode = False,
     tolerance: options.Tolerance = 0.002,
 ) -> None:
     """Train controls and other branches from stored rounds; the same command continues where it was stopped."""
     from lottery import config
-    from lottery.pipeline import branching, dispatch
+    from lottery.pipeline import branching, dispatch, preparing
     from lottery.runs import results
 
     words, often = config.parse_overrides(overrides or []), options.every(checkpoint_every)
     working_on = options.workers_on(on, workers, address, task_cpus, task_gpus, task_memory)
     with options.stoppable() as asked:
         execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, asked=asked)
-        branching.branch(run, kind, options.numbers("--rounds", rounds), words, replicate, execution=execution)
+        indices, trusted = options.numbers("--rounds", rounds), preparing.Ingredients(import_code=import_code)
+        branching.branch(run, kind, indices, words, replicate, trusted, execution)
     output.summary(run, results.table(run), tolerance)
 
 

@@ -17,11 +17,14 @@ from lottery.runs.verdicts import Table
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
-def shapes_of(experiment: config.Experiment) -> Shapes:
-    """Return the shapes of the prunable weights. Data are read only where they alone tell the shape of an example."""
+def shapes_of(experiment: config.Experiment, import_code: bool = False) -> Shapes:
+    """Return the shapes of the prunable weights. Data are read only where they alone tell the shape of an example.
+
+    For `import_code`, see `lottery.models.networks.builder`.
+    """
     name, settings = experiment.model.name, experiment.data
     if not networks.is_built_in(name):
-        build = networks.builder(name, (), 0)
+        build = networks.builder(name, import_code=import_code)
     elif settings.name in presets.SHAPES and not settings.path:
         build = networks.builder(name, presets.SHAPES[settings.name], presets.NUM_CLASSES)
     else:
@@ -30,7 +33,7 @@ def shapes_of(experiment: config.Experiment) -> Shapes:
     return {key: value.shape for key, value in weights.read(preparing.build_model(build, 0)).items()}
 
 
-def rounds(experiment: config.Experiment, pilot: Path | None = None) -> Table:
+def rounds(experiment: config.Experiment, pilot: Path | None = None, import_code: bool = False) -> Table:
     """List round, density and kept entries of an experiment, from the shapes of a pilot run's weights if there is one.
 
     Raises `LotteryError` if some round would prune nothing, or the pilot has other weights than the experiment.
@@ -38,7 +41,7 @@ def rounds(experiment: config.Experiment, pilot: Path | None = None) -> Table:
     import pandas as pd
 
     if pilot is None:
-        shapes = shapes_of(experiment)
+        shapes = shapes_of(experiment, import_code)
     else:
         first = next(iter(store.rounds(pilot)), None)
         if first is None:

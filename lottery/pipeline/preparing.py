@@ -35,6 +35,7 @@ class Ingredients:
     criterion: criteria.Criterion | None = None
     schedule: schedules.Schedule | None = None
     enforcement: Enforcement | None = None
+    import_code: bool = False  # import the module of a network that the experiment names as "package.module:function"
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,9 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     model, passed = ingredients.model, ingredients.data
     loaded = data.load(experiment.data) if passed is None else data.given(passed, experiment.data)
     own_model = model is not None or not networks.is_built_in(experiment.model.name)
-    build = precision.building(model or _builder(experiment, loaded), experiment.train.precision)
+    build = precision.building(
+        model or _builder(experiment, loaded, ingredients.import_code), experiment.train.precision
+    )
     built = build_model(build, _initial_seed(experiment, 0))
     tables = experiment.model_dump()
     if passed is not None:
@@ -167,6 +170,9 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     skipped, variables = weights.unprunable(built).items(), weights.variables(built)
     unexpected = [(name, why) for name, why in skipped if len(variables[name].shape) > 1 and why != "a bias"]
     notes = [*getattr(loaded, "notes", ()), *(f"{name} is not pruned: {why}." for name, why in unexpected)]
+    if own_model and model is None:
+        module = experiment.model.name.partition(":")[0]
+        notes.insert(0, f"{experiment.model.name} is imported from {networks.module_file(module)}.")
     if unrepeatable := trainer.loop.examined.unrepeatable:
         notes.append(
             f"The model draws random numbers by {', '.join(unrepeatable)}, which nothing can restore: "
@@ -317,7 +323,7 @@ def _compiled_with(model: Any, settings: Train) -> Mapping[str, Any]:
     return {"optimizer": COMPILED, "learning_rate": float(np.asarray(rate(0) if callable(rate) else rate))}
 
 
-def _builder(experiment: config.Experiment, loaded: Splits | Streams) -> Callable[[], Any]:
+def _builder(experiment: config.Experiment, loaded: Splits | Streams, import_code: bool) -> Callable[[], Any]:
     name = experiment.model.name
     if name == GIVEN:
         raise LotteryError(
@@ -325,7 +331,7 @@ def _builder(experiment: config.Experiment, loaded: Splits | Streams) -> Callabl
             "Python."
         )
     if not networks.is_built_in(name):
-        return networks.builder(name, (), 0)
+        return networks.builder(name, import_code=import_code)
     # tfmot holds masks in tf_keras models only.
     library = "tf_keras" if experiment.run.enforcement == "tfmot" else "keras"
     if isinstance(loaded, Streams):

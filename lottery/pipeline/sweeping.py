@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +71,16 @@ def sweep(
     out: str | Path = "runs",
     execution: Execution = Execution(),  # noqa: B008 (frozen)
     tolerance: float = verdicts.TOLERANCE,
+    import_code: bool = False,
 ) -> list[Path]:
     """Run a grid of experiments, resume it, or find it complete, and return its runs' folders; see `lottery.sweep`.
 
-    A test set that cannot resolve `tolerance` is reported before training.
+    A test set that cannot resolve `tolerance` is reported before training. For `import_code`, see
+    `lottery.models.networks.builder`.
     """
-    found, warned = points(source, overrides), set()
+    found, warned, ingredients = points(source, overrides), set(), Ingredients(import_code=import_code)
     with execution.started() as (report, asked), contextlib.ExitStack() as stack:
-        experiments = {store.run_path(out, one): one for one in map(_completed, (point.settings for point in found))}
+        experiments = {store.run_path(out, one): one for one in _completed(found, ingredients)}
         recorded = (store.read_environment(path).get("num_threads", 0) for path in experiments)
         num_threads = next(filter(None, recorded), 0)  # all with as many as one that began before
         for number, (path, experiment) in enumerate(experiments.items(), start=1):
@@ -88,7 +90,7 @@ def sweep(
                 stack.enter_context(store.opened(path, experiment))
                 preparing.check_complete(path, experiment)
             else:
-                prepared, _, notes = preparing.open_run(stack, path, experiment, Ingredients(), num_threads)
+                prepared, _, notes = preparing.open_run(stack, path, experiment, ingredients, num_threads)
                 for note in notes:
                     report(progress.Note(f"{path}: {note}"))
                 for note in {*preparing.too_fine(prepared, tolerance)} - warned:  # once for all that share the data
@@ -103,7 +105,7 @@ def sweep(
         for path, experiment in experiments.items():
             threads, digest = (store.read_environment(path)[key] for key in ("num_threads", "data_sha256"))
             options = {"every": execution.checkpoint_every, "states": states.get(path, ())}
-            recipes[path] = Recipe(path, experiment, threads, digest, **options)
+            recipes[path] = Recipe(path, experiment, threads, digest, ingredients, **options)
         shared = f"; {len(copies)} more are the same as one of these" if copies else ""
         size = f"{len(tasks) - len(copies)} networks are to be trained{shared}"
         size = (
@@ -149,12 +151,14 @@ def table(runs: Sequence[Path], found: Sequence[Point], tolerance: float = verdi
     return pd.DataFrame(rows)
 
 
-def _completed(experiment: config.Experiment) -> config.Experiment:
-    """Complete an experiment with what a model of the user's decides."""
-    if networks.is_built_in(experiment.model.name):
-        return experiment
-    environment.begin_threads(experiment)
-    return preparing.prepare(experiment).experiment
+def _completed(found: Sequence[Point], ingredients: Ingredients) -> Iterator[config.Experiment]:
+    """Complete each experiment with what a model of the user's decides."""
+    for experiment in (point.settings for point in found):
+        if networks.is_built_in(experiment.model.name):
+            yield experiment
+        else:
+            environment.begin_threads(experiment)
+            yield preparing.prepare(experiment, ingredients).experiment
 
 
 def _written(settings: Mapping[Path, config.Experiment], report: progress.Report) -> progress.Report:

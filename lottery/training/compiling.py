@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lottery.data import Splits
-from lottery.errors import LotteryError
+from lottery.errors import LotteryError, unknown
 from lottery.models.library import evaluating, is_compiled, is_keras, keras_of, reason
 from lottery.settings import COMPILED
 from lottery.training import mirrored
@@ -234,14 +234,26 @@ def optimizer(keras: Any, settings: Train, schedule_step: Any = None) -> Any:
         rate = settings.learning_rate
         if isinstance(rate, dict):
             arguments = dict(rate)
-            rate = getattr(keras.optimizers.schedules, arguments.pop("name"))(**arguments)
+            kind, known = arguments.pop("name"), _schedules(keras)
+            if kind not in known:
+                raise unknown("train.learning_rate", kind, known)
+            rate = known[kind](**arguments)
         shape = (settings.warmup_steps, settings.drop_at, settings.drop_factor)
         rate = schedule(keras, rate, *shape, schedule_step, settings.num_steps - 1)
         # By class: keras.optimizers.get does not know all of them.
         classes = {key.lower(): value for key, value in vars(keras.optimizers).items() if isinstance(value, type)}
         return classes[name](learning_rate=rate, **table)
+    except LotteryError:
+        raise
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise LotteryError(f"train.optimizer {name!r} or its learning rate cannot be made: {reason(error)}") from None
+
+
+def _schedules(keras: Any) -> dict[str, Any]:
+    """Return the classes of learning rate schedules by name: the module also has functions, which import by name."""
+    base = keras.optimizers.schedules.LearningRateSchedule
+    known = {name: value for name, value in vars(keras.optimizers.schedules).items() if isinstance(value, type)}
+    return {name: value for name, value in known.items() if issubclass(value, base) and value is not base}
 
 
 def _fitting(model: Any) -> contextlib.AbstractContextManager[None]:
