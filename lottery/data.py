@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -25,18 +25,29 @@ MNIST1D_SHA256 = "1250badde0592a2c4b36d766adff905a0e56cda69ef181dbf853df833b2b17
 def read_npz(path: Path, keys: tuple[str, ...] = KEYS) -> dict[str, np.ndarray]:
     """Read the arrays of a file, by default the four that Keras uses; nothing is unpickled."""
     try:
+        if not path.exists():
+            raise LotteryError(f"There is no data file {str(path)!r}.")
         # Opened here, because np.load leaves a file open that it cannot read.
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        with files.opened(path) as raw, _loaded(raw) as file:
+            if isinstance(file, np.ndarray):
+                raise LotteryError(
+                    f"The data file {str(path)!r} holds one array, as np.save writes it; np.savez writes several, "
+                    f"allowed are {', '.join(keys)}."
+                )
             if missing := [key for key in keys if key not in file.files]:
                 found = ", ".join(file.files) or "nothing"
                 raise LotteryError(f"The data file {str(path)!r} lacks {', '.join(missing)}; it has {found}.")
             return {key: file[key] for key in keys}
     except LotteryError:
         raise
-    except FileNotFoundError:
-        raise LotteryError(f"There is no data file {str(path)!r}.") from None
     except Exception as error:  # a truncated file can fail in each of the libraries that read it
         raise LotteryError(f"The data file {str(path)!r} cannot be read ({_reason(error)}); is it complete?") from None
+
+
+def _loaded(raw: BinaryIO) -> contextlib.AbstractContextManager[Any]:
+    """Open what NumPy has written: the arrays by name, or a single one, which needs no closing."""
+    found = np.load(raw, allow_pickle=False)
+    return contextlib.nullcontext(found) if isinstance(found, np.ndarray) else found
 
 
 def _digits() -> dict[str, np.ndarray]:

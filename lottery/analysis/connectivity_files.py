@@ -105,7 +105,7 @@ class Siblings:
 
 def folder(run: Path) -> Path:
     """Give the folder of everything that is stored of a run's connectivity."""
-    return run / "connectivity"
+    return store.inside(run, run / "connectivity")
 
 
 def seed_words(experiment: config.Experiment, replicate: int, order: int) -> tuple[int, ...]:

@@ -60,10 +60,12 @@ def main() -> None:
         output.say(f"lottery: {printable(error)}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
+        if error.filename is not None:  # a folder that may not be entered, a name that is too long
+            why = f"{str(error.filename)[:200]!r} cannot be read or written: {error.strerror}"
+            output.say(f"lottery: {printable(why)}.", file=sys.stderr)
+            sys.exit(2)
         enough = isinstance(error, BrokenPipeError)  # the reader of the pipe, such as head, has seen enough
         if not enough:
-            if error.filename is not None:
-                raise
             sentence = f"lottery: the output cannot be written: {error.strerror}; what is stored is intact."
             output.say(sentence, file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again

@@ -2,7 +2,8 @@
 
 Nothing in a description runs code: it names a built-in network, or Keras' own layers from the lists below, which are
 checked before Keras reads them. Memory is bounded before anything is built: the network is traced first, without values
-and in a bounded number of calls, and must have exactly the variables that are expected.
+and in a bounded number of calls, and must have exactly the variables that are expected, and layers whose outputs are no
+larger than such variables explain. It is built without running its initializers, which may take hours.
 """
 
 import contextlib
@@ -12,10 +13,12 @@ import json
 import math
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 from lottery import weights
 from lottery.errors import TicketError, printable
@@ -79,7 +82,7 @@ def check(architecture: Architecture, expected: Shapes) -> None:
 
 
 def build(architecture: Architecture, expected: Shapes, library: str | None = None) -> Any:
-    """Build the network after a `check`, with random initial weights, not compiled; by default with its own library."""
+    """Build the network after a `check`, not compiled, by default with its own library; its weights are not drawn."""
     library = library or architecture.get("library")
     if library not in LIBRARIES:
         raise TicketError(f"library: received {_short(repr(library))}, allowed is one of {', '.join(LIBRARIES)}.")
@@ -90,8 +93,9 @@ def build(architecture: Architecture, expected: Shapes, library: str | None = No
         )
     check(architecture, expected)
     try:
-        return _built(architecture, library)
-    except Exception as error:  # initializers make their values only here
+        with warnings.catch_warnings(action="ignore"), _not_drawn():
+            return _built(architecture, library)
+    except Exception as error:  # Keras may raise anything because of a stranger's configuration
         raise _unbuilt(error) from error
 
 
@@ -126,6 +130,30 @@ def _check_built_in(architecture: Architecture, num_variables: int) -> None:
         raise TicketError(f"The architecture names the network {_short(repr(name))}, which is not built in.")
     if not all(type(size) is int and size > 0 for size in sizes):
         raise TicketError(f"The architecture's sizes are {_short(sizes)}, allowed are whole numbers from 1.")
+
+
+@contextlib.contextmanager
+def _not_drawn() -> Iterator[None]:
+    """Within, the initializers that a configuration may name return zeros in this thread, whatever they would draw."""
+    own = threading.get_ident()
+
+    def in_place_of(draw: Callable[..., Any]) -> Callable[..., Any]:
+        def zeros(initializer: Any, shape: Any, dtype: Any = None, **options: Any) -> Any:
+            if threading.get_ident() != own:
+                return draw(initializer, shape, dtype, **options)
+            import tensorflow as tf
+
+            return tf.zeros(shape, dtype or tf.float32)
+
+        return zeros
+
+    with contextlib.ExitStack() as stack:
+        for library in LIBRARIES:
+            known = vars(importlib.import_module(library).initializers)
+            for drawing in {base for name in _INITIALIZERS if name in known for base in known[name].__mro__}:
+                if "__call__" in vars(drawing):
+                    stack.enter_context(mock.patch.object(drawing, "__call__", in_place_of(drawing.__call__)))
+        yield
 
 
 def _shapes(model: Any) -> Shapes:
@@ -233,6 +261,8 @@ def _refused_class(value: Mapping[str, Any], library: str) -> Iterator[str]:
 # Calls that a trace may take. A layer takes 15,000 to 65,000; an endless loop takes all in some ten seconds.
 _CALLS, _CALLS_BY_VARIABLE, _MOST_CALLS = 20_000_000, 100_000, 60_000_000
 _SPARE = 100_000  # entries of variables that no layer of the network has, because Keras makes some layers twice
+# Numbers that a layer may return for an example: so many, or so many times the number of the weights.
+_OUTPUTS, _OUTPUTS_BY_ENTRY = 2**24, 100
 
 
 class Stopped(BaseException):
@@ -242,7 +272,8 @@ class Stopped(BaseException):
 def traced(library: str, make: Callable[[], Any], expected: Shapes) -> Shapes:
     """Return the shapes of a model's variables, with bounded calls and memory; Keras may raise any error."""
     left = min(_CALLS + _CALLS_BY_VARIABLE * len(expected), _MOST_CALLS)
-    most = 2 * sum(map(math.prod, expected.values())) + _SPARE
+    entries = sum(map(math.prod, expected.values()))
+    most, most_outputs = 2 * entries + _SPARE, max(_OUTPUTS, _OUTPUTS_BY_ENTRY * entries)
 
     def count(frame: Any, event: str, _: Any) -> None:
         nonlocal left
@@ -256,8 +287,11 @@ def traced(library: str, make: Callable[[], Any], expected: Shapes) -> Shapes:
         try:
             with warnings.catch_warnings(action="ignore"), scope(most):
                 sys.setprofile(count)  # of this thread
-                found = _shapes(make())
+                model = make()
+                found = _shapes(model)
                 sys.setprofile(None)
+                if (largest := _largest_output(model)) > most_outputs:
+                    raise Stopped(f"a layer returns {largest:,} numbers for an example, far more than it has weights.")
                 return found
         finally:
             sys.setprofile(None)
@@ -265,6 +299,19 @@ def traced(library: str, make: Callable[[], Any], expected: Shapes) -> Shapes:
     # A thread, because Keras remembers by thread which variables have no value yet, and would give them one next time.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(trace).result()
+
+
+def _largest_output(model: Any) -> int:
+    """Count the numbers in the largest output of a layer for an example, a batch of its own size if it states that."""
+    import tensorflow as tf
+
+    largest = 0
+    for layer in model._flatten_layers():
+        for node in getattr(layer, "_inbound_nodes", ()):
+            for shape in (tuple(one.shape) for one in tf.nest.flatten(node.output_tensors)):
+                steps = (shape[1] or 1) ** 2 if "Attention" in type(layer).__name__ and len(shape) > 2 else 0
+                largest = max(largest, steps, math.prod(size or 1 for size in shape))
+    return largest
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import config, files, weights
+from lottery import config, weights
 from lottery.analysis import connectivity_files
 from lottery.data import Splits
 from lottery.errors import LotteryError
@@ -168,7 +168,7 @@ class _Recomputing:
     def _draws_the_same(self, replicate: int) -> bool:
         if replicate not in self._same_initial:
             drawn = preparing.initial_state(self.prepared, replicate)
-            initial = files.read_arrays(store.start_path(self.run, replicate))
+            initial = store.read_start(self.run, replicate)
             self._same_initial[replicate] = weights.fingerprint(drawn) == weights.fingerprint(initial)
         return self._same_initial[replicate]
 

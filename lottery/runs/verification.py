@@ -38,7 +38,8 @@ def verify(run: Path, again: Again | None = None) -> Iterator[tuple[str, list[st
     and initial weights drawn again.
     """
     experiment = store.read_experiment(run)
-    for replicate in range(1, experiment.run.num_replicates + 1):
+    store.refuse_links(run)
+    for replicate in store.replicates(run, experiment):
         complete = store.complete_rounds(run, replicate)
         # A function of the user's own may load its weights; `not_repeated` reports that.
         if complete and not _is_own(experiment) and same_start(run, replicate):
@@ -77,7 +78,7 @@ def not_repeated(run: Path, again: Again | None = None) -> list[str]:
     """List what `verify` cannot compute from the files of a run alone, or with `again`, in sentences."""
     experiment = store.read_experiment(run)
     found = []
-    if _is_own(experiment) and any(same_start(run, number) for number in range(2, experiment.run.num_replicates + 1)):
+    if _is_own(experiment) and any(same_start(run, number) for number in store.replicates(run, experiment)[1:]):
         found.append("Replicates start from the same weights, so they differ only in the order of the batches.")
     if not plan.is_repeatable(experiment.prune):
         found.append(
@@ -110,7 +111,8 @@ def same_start(run: Path, replicate: int) -> bool:
 def refuse_damaged(run: Path, experiment: config.Experiment) -> None:
     """Raise `LotteryError` if a file of a run is not as written: its table would show it, later rounds build on it."""
     store.read_experiment(run)
-    for replicate in range(1, experiment.run.num_replicates + 1):
+    store.refuse_links(run)
+    for replicate in store.replicates(run, experiment):
         folder, step = run / f"replicate-{replicate}", experiment.rewind.step
         # Rounds behind a missing one too: they count again once that is trained.
         for path in sorted(folder.rglob("round.json")):
@@ -122,7 +124,7 @@ def refuse_damaged(run: Path, experiment: config.Experiment) -> None:
         for at, key in [(0, "start_sha256")] + [(step, "rewind_sha256")] * bool(step):
             file = store.start_path(run, replicate, at)
             with _advice(folder, "to train the replicate again"):
-                if weights.fingerprint(files.read_arrays(file)) != record.get(key):
+                if weights.fingerprint(store.read_start(run, replicate, at)) != record.get(key):
                     raise LotteryError(f"{str(file)!r} is damaged: the rounds started from other weights.")
 
 
@@ -196,7 +198,7 @@ def _wrong_round(
     yield from _wrong_network(experiment, stored)
     index, replicate, kept = stored.index, stored.replicate, stored.masks
     if not index and experiment.rewind.step:
-        late = weights.fingerprint(files.read_arrays(store.start_path(stored.run, replicate, experiment.rewind.step)))
+        late = weights.fingerprint(store.read_start(stored.run, replicate, experiment.rewind.step))
         if late != stored.record["rewind_sha256"]:
             yield "start.safetensors was changed."
     counts, settings = masks.num_kept(kept), experiment.prune

@@ -169,7 +169,9 @@ def test_whole_files_of_a_known_network_build_it(name):
 def test_what_once_broke_a_promise_is_refused(name, watch, few_calls):
     content = contents(name)
     outcome, seconds = fuzz_tickets.built(content, watch)
-    assert outcome == "refused" and seconds < 300  # without end, if it were not refused
+    # A model is built without its initializers, so that one that cannot work does no harm.
+    harmless = name == "found-keras-constant-of-text"
+    assert outcome == ("a model" if harmless else "refused") and seconds < 300  # without end, if it were not refused
     if not name.startswith(("found-keras-", "found-tf_keras-")):
         with pytest.raises(TicketError):
             unpacked(content)
@@ -503,7 +505,7 @@ def test_checks_that_are_planted_away_let_wrong_files_in(monkeypatch):
         assert let_in(sizes[1]) and unpacked(sizes[1]).weights["dense/bias"].shape == (2,)
         assert all(let_in(content) for content in files["allowed are names"])
     with monkeypatch.context() as planted:
-        planted.setattr(ticket_file, "MOST_NESTED", 10_000)
+        planted.setattr("lottery.files.MOST_NESTED", 10_000)
         assert all(let_in(content) for content in files["nests more than"])
 
 
