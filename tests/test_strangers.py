@@ -122,9 +122,9 @@ def test_the_file_of_a_module_is_found_without_importing(own):
 
 
 @pytest.fixture
-def run(small_run, tmp_path):
-    """A copy of a run, as a stranger may have changed it."""
-    return forging.copied(small_run.path, tmp_path / "home" / "run")
+def run(tmp_path):
+    """A copy of a small run, as a stranger may have changed it."""
+    return forging.copied(fuzz_runs.CORPUS, tmp_path / "home" / "run")
 
 
 def refused(lottery_command, *words):
@@ -185,7 +185,7 @@ def test_files_are_as_large_as_the_record_says(run, monkeypatch):
     path.write_bytes(whole)
     with pytest.raises(LotteryError, match=r"has 1,099,511,627,776 bytes, allowed are 100,000,000"):
         _ = store.StoredRound(run, 1, 1).metrics
-    with pytest.raises(LotteryError, match=r"has 1,099,511,627,776 bytes, allowed are 46,275"):  # 50,200 bits, names
+    with pytest.raises(LotteryError, match=r"has 1,099,511,627,776 bytes, allowed are 30,026"):  # 208 bits, names
         _ = store.StoredRound(run, 1, 1).masks
     monkeypatch.setattr(files, "_memory", lambda: size)
     with pytest.raises(LotteryError, match=r"allowed are 549,755,813,888"):  # half of the memory
@@ -233,19 +233,19 @@ def test_a_file_is_never_written_through_a_link(tmp_path):
 @pytest.mark.parametrize(
     ("section", "key", "most"), [("run", "num_replicates", 10_000), ("prune", "num_rounds", 10_000)]
 )
-def test_huge_counts_are_refused_and_large_ones_cost_nothing(section, key, most, small_run, tmp_path, lottery_command):
+def test_huge_counts_are_refused_and_large_ones_cost_nothing(section, key, most, tmp_path, lottery_command):
     def change(number):
         return lambda tables: tables[section].update({key: number})
 
-    huge = forging.copied(small_run.path, tmp_path / "huge", change(most + 1))
+    huge = forging.copied(fuzz_runs.CORPUS, tmp_path / "huge", change(most + 1))
     for words in (*READING, ("report",)):
         assert f"{section}.{key}: received {most + 1}" in refused(lottery_command, *words, huge)
-    large = forging.copied(small_run.path, tmp_path / "large", change(most))
+    large = forging.copied(fuzz_runs.CORPUS, tmp_path / "large", change(most))
     began = time.thread_time()
     done = lottery_command("ls", "--out", tmp_path, "--json")
     assert done.returncode == 0 and f"{section}.{key}: received" in done.stderr
     (row,) = json.loads(done.stdout)
-    assert (row["run"], row["networks_stored"]) == (str(large), 8) and row["networks_wanted"] >= most
+    assert (row["run"], row["networks_stored"]) == (str(large), 10) and row["networks_wanted"] >= most
     assert lottery_command("show", large).returncode == 0
     assert time.thread_time() - began < 2
 
@@ -374,12 +374,12 @@ def test_a_folder_that_may_not_be_entered_is_one_sentence(name, run, monkeypatch
         assert done.stderr.startswith("lottery: ") and "Traceback" not in done.stderr
 
 
-def test_a_figure_in_a_format_that_needs_a_program_is_one_sentence(small_run, tmp_path, monkeypatch, lottery_command):
+def test_a_figure_in_a_format_that_needs_a_program_is_one_sentence(run, tmp_path, monkeypatch, lottery_command):
     def missing(*_, **__):
         raise FileNotFoundError(2, "xelatex not found")
 
     monkeypatch.setattr("lottery.analysis.style.saved", missing)
-    done = lottery_command("plot", small_run.path, "--out", tmp_path / "x.pgf")
+    done = lottery_command("plot", run, "--out", tmp_path / "x.pgf")
     told = " ".join(done.stderr.split())
     assert done.returncode == 2 and "this machine cannot write pgf" in told and "use png, svg or pdf" in told
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from lottery.errors import LotteryError, first_wrong, printable_all
-from lottery.settings import MOST_REPLICATES, MOST_ROUNDS
+from lottery.settings import MOST, MOST_REPLICATES, MOST_ROUNDS
 
 ROUND_FILES = (
     "masks.safetensors",
@@ -21,6 +21,17 @@ _Sha = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 _Fraction = Annotated[float, Field(ge=0, le=1)]
 _Measured = float | None  # JSON has no NaN
+
+
+class _Train(BaseModel, strict=True, extra="allow"):
+    batch_size: Annotated[int, Field(ge=1, le=MOST)] = 1
+
+
+class _Overrides(BaseModel, strict=True, extra="forbid"):
+    """What a transfer changes."""
+
+    data: dict[str, Any] = {}
+    train: _Train = _Train()
 
 
 class _Round(BaseModel, strict=True, extra="allow"):
@@ -56,7 +67,7 @@ class _Round(BaseModel, strict=True, extra="allow"):
     rewind_sha256: str = ""
     step_sha256: str = ""
     data_sha256: str = ""
-    overrides: dict[str, Any] = {}
+    overrides: _Overrides = _Overrides()
 
 
 class _Environment(BaseModel, strict=True, extra="allow"):

@@ -397,7 +397,8 @@ def read_metrics(folder: Path, content: bytes | None = None) -> list[tuple[int, 
 
 def read_start(run: Path, replicate: int, step: int = 0) -> dict[str, np.ndarray]:
     """Read every variable at the rewind step of a replicate, at step 0 the initial ones."""
-    return files.read_arrays(inside(run, start_path(run, replicate, step)))
+    path = inside(run, start_path(run, replicate, step))
+    return records.Record(files.read_arrays(path), path)
 
 
 def check_files(folder: Path) -> None:

@@ -148,6 +148,9 @@ def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterat
     for step, split, loss, accuracy in stored.metrics:
         curves[split][step] = loss, accuracy
     record, kept, trained, curve = stored.record, stored.masks, stored.weights, curves["validation"]
+    if not curve:
+        yield "Its curve has no validation loss."
+        return
     first, last = min(curve), max(curve)
     stop = min(curve, key=lambda step: (curve[step][0], step))
     if record["early_stop_step"] != stop:
