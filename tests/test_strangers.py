@@ -338,6 +338,7 @@ def test_an_experiment_file_of_any_bytes_is_one_sentence(tmp_path):
         assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.long
 def test_a_few_damaged_and_forged_runs():
     told = []
     assert fuzz_runs.fuzz(len(fuzz_runs.CHANGES), seed=5, say=told.append, commands=2) == 0, told

@@ -285,7 +285,7 @@ def traced(library: str, make: Callable[[], Any], expected: Shapes) -> Shapes:
     def trace() -> Shapes:
         scope = _without_values if library == "keras" else _with_few_values
         try:
-            with warnings.catch_warnings(action="ignore"), scope(most):
+            with warnings.catch_warnings(action="ignore"), scope(most), _not_drawn():
                 sys.setprofile(count)  # of this thread
                 model = make()
                 found = _shapes(model)
