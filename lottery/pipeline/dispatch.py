@@ -12,7 +12,7 @@ from typing import Any
 
 import loky
 
-from lottery import config, progress, stopping, weights
+from lottery import config, progress, randomness, stopping, weights
 from lottery.analysis import costs
 from lottery.errors import LotteryError
 from lottery.executors import cluster, processes, scheduler
@@ -43,12 +43,13 @@ class Execution:
 
     @contextlib.contextmanager
     def started(self) -> Iterator[tuple[progress.Report, stopping.Asked]]:
-        """Check the workers; show progress and heed signals where the caller does not."""
+        """Check the workers, show progress and heed signals where the caller does not, and put global seeds back."""
         if isinstance(self.workers, cluster.Ray):
             self.workers.check()
         elif self.workers is not None and self.workers < 1:
             raise LotteryError(f"workers: received {self.workers}, allowed is 1 or more.")
         with contextlib.ExitStack() as stack:
+            stack.enter_context(randomness.put_back())
             report = self.report or stack.enter_context(progress.shown())
             yield report, self.asked or stack.enter_context(stopping.asked())
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import config, files, weights
+from lottery import config, files, randomness, weights
 from lottery.analysis import connectivity_files
 from lottery.data import Splits
 from lottery.errors import LotteryError
@@ -65,8 +65,10 @@ def opened(
         raise LotteryError(f"No round of {str(run)!r} is complete yet.")
     with contextlib.suppress(LotteryError):  # TensorFlow has started with another number
         environment.use_threads(recorded["num_threads"])
-    prepared = preparing.prepare(_of_names(experiment), ingredients)
-    with contextlib.closing(prepared.trainer):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(randomness.put_back())
+        prepared = preparing.prepare(_of_names(experiment), ingredients)
+        stack.callback(prepared.trainer.close)
         environment.check_data(run, prepared.data.fingerprint)
         if prepared.experiment.model != experiment.model:
             raise LotteryError(f"The model differs from that of {str(run)!r}.")
