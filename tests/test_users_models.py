@@ -1,4 +1,4 @@
-"""Whatever model and data people bring: Keras 3 and tf_keras, custom steps, streams; and that runs are told apart."""
+"""Whatever model and data people bring: Keras 3 and tf_keras, custom steps, streams."""
 
 import shutil
 import subprocess
@@ -10,7 +10,6 @@ import pytest
 import lottery
 from lottery import config, data
 from lottery.errors import LotteryError
-from lottery.models import fingerprint
 from lottery.models.library import reason
 from lottery.runs import store
 from lottery.training.settings import Train
@@ -289,40 +288,6 @@ def test_streams_that_cannot_be_used_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_fingerprints_know_wiring_arguments_and_what_was_compiled():
-    import keras
-
-    def dense(activation="relu", **arguments):
-        model = sequential(keras, keras.layers.Dense(4, activation), keras.layers.Dense(3))
-        if arguments:
-            model.compile(**arguments)
-        return model
-
-    def functional(swap):
-        layers = keras.layers
-        x = layers.Input((6,))
-        h, k = layers.Dense(4, "relu")(x), layers.Dense(4, "tanh")(x)
-        return keras.Model(x, layers.Dense(3)(layers.Subtract()([k, h] if swap else [h, k])))
-
-    loss = keras.losses.SparseCategoricalCrossentropy
-    models = [
-        lambda: dense(), lambda: dense("tanh"), lambda: functional(False), lambda: functional(True),
-        lambda: dense(loss=loss(True), optimizer="adam"), lambda: dense(loss=loss(False), optimizer="adam"),
-        lambda: dense(loss=loss(True), optimizer=keras.optimizers.Adam(0.5)), subclassed,
-        lambda: dense(loss=loss(True), optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 9))),
-    ]  # fmt: skip
-
-    def seeded(build):
-        keras.utils.set_random_seed(0)
-        return fingerprint.of_model(build())
-
-    first = [seeded(build) for build in models]
-    for _ in range(3):
-        dense()
-    assert [seeded(build) for build in models] == first  # not by the names that Keras counts
-    assert len(set(first)) == len(first)
-
-
 def with_a_cosine():
     import keras
 
@@ -441,33 +406,6 @@ def test_a_column_of_targets_is_not_broadcast(tmp_path):
     data = (x, x[:, :1] + x[:, 1:2], x_test, x_test[:, :1] + x_test[:, 1:2])
     rows = run(build, tmp_path, data, {"train": {"num_steps": 400}}).table()
     assert rows["final_val_loss"].iloc[0] < 0.2 * np.var(data[3])
-
-
-def test_whatever_makes_another_network_makes_another_fingerprint():
-    import keras
-
-    def closure(factor):
-        return lambda x: factor * x
-
-    def build(activation=None, loss=None, value=None, **arguments):
-        model = sequential(keras, keras.layers.Dense(4, activation), keras.layers.Dense(3))
-        if value is not None:
-            model.set_weights([np.full_like(one, value) for one in model.get_weights()])
-        if loss or arguments:
-            model.compile("adam", loss or "mse", **arguments)
-        return lottery.models.fingerprint.of_model(model)
-
-    def all_of_them():
-        keras.utils.set_random_seed(0)
-        for arguments in (
-            {}, {"value": 1.0}, {"value": 2.0}, {"activation": closure(1.0)}, {"activation": closure(9.0)},
-            {"metrics": []}, {"metrics": ["accuracy"]}, {"loss_weights": [0.5]},
-        ):  # fmt: skip
-            keras.utils.set_random_seed(0)
-            yield build(**arguments)
-
-    first = list(all_of_them())
-    assert list(all_of_them()) == first and len(set(first)) == len(first)
 
 
 @pytest.mark.xla

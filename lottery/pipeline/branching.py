@@ -3,14 +3,16 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lottery import config, progress, weights
 from lottery.errors import LotteryError, unknown
 from lottery.executors.scheduler import Task
-from lottery.pipeline import dispatch, preparing
+from lottery.models import networks
+from lottery.pipeline import dispatch, environment, identity, preparing
+from lottery.pipeline import rounds as rounds_module
 from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.preparing import Ingredients, Prepared
 from lottery.pruning import branches
@@ -49,6 +51,8 @@ def branch(
         prepared, num_threads, _ = preparing.open_run(stack, path, experiment, ingredients, transfer=other)
         if transfers and places:
             _check_fit(store.StoredRound(path, places[0][0], 0), prepared)
+            for note in _compared(path, experiment, prepared, ingredients):
+                report(progress.Note(note))
         label = _label(name, overrides, prepared if transfers else None)
         networks = [(*place, label) for place in places]
         missing = [network for network in networks if not store.is_stored(path, *network)]
@@ -56,6 +60,14 @@ def branch(
             record = store.read_record(store.round_path(path, *network))
             if transfers and record["data_sha256"] != prepared.data.fingerprint:
                 raise LotteryError(f"The stored branch {label} was trained on other data with the same name.")
+        if name not in branches.BRANCHES:
+            training = rounds_module.Training(path, prepared, report)
+            for network in (one for one in networks if one not in missing):
+                if not rounds_module.is_made_by(training, network, function):
+                    raise LotteryError(
+                        f"branch: another function called {name!r} made the branch of round {network[1]} of replicate "
+                        f"{network[0]}; rename the function."
+                    )
         if not missing:
             report(progress.Note(f"All {len(networks)} branches {label} of {path} are complete."))
         if execution.tensorboard:
@@ -115,6 +127,24 @@ def _label(name: str, overrides: Mapping[str, Any], prepared: Prepared | None) -
         return label
     what = json.dumps([overrides, prepared.data.fingerprint], sort_keys=True)
     return f"{label}-{hashlib.sha256(what.encode()).hexdigest()[:6]}"
+
+
+def _compared(path: Path, experiment: config.Experiment, prepared: Prepared, ingredients: Ingredients) -> Iterator[str]:
+    """Raise `LotteryError` if a transfer has another model than its run; yield why they cannot be compared, if so."""
+    recorded, now = store.read_environment(path).get("observed"), prepared.experiment
+    if ingredients.model is None and networks.is_built_in(now.model.name) and now.model == experiment.model:
+        return
+    if recorded is not None and recorded["example"] != prepared.observe()["example"]:
+        yield "The other data have examples of another type or shape, so the model was not compared with the run's."
+        return
+    if now.train != experiment.train:
+        now = preparing.prepare(now.model_copy(update={"train": experiment.train}), ingredients).experiment
+    wanted = now.model_copy(update={"model": experiment.model})
+    if recorded is None or environment.changed(store.read_environment(path)):
+        if config.digest(wanted) != config.digest(now):
+            yield "The run started with other versions, so its model cannot be compared on other data."
+        return
+    identity.agreed(path, wanted, now, prepared.observe)
 
 
 def _check_fit(dense: store.StoredRound, prepared: Prepared) -> None:

@@ -18,7 +18,7 @@ from lottery.errors import LotteryError
 from lottery.executors import cluster, processes, scheduler
 from lottery.executors.scheduler import Task
 from lottery.models import multiply_adds
-from lottery.pipeline import environment, rounds, shared_prefix
+from lottery.pipeline import environment, identity, rounds, shared_prefix
 from lottery.pipeline.preparing import Ingredients, Prepared, prepare
 from lottery.pruning import branches
 from lottery.runs import store
@@ -166,13 +166,17 @@ def trainer(recipes: Mapping[Path, Recipe], report: progress.Report, asked: stop
 def _prepared(recipe: Recipe, replicate: int) -> Prepared:
     """Prepare a run again, and check that everything is what it was when the run began."""
     prepared = prepare(recipe.experiment, recipe.ingredients, replicate)
-    if prepared.data.fingerprint != recipe.data_sha256 or prepared.experiment != recipe.experiment:
+    try:
+        if prepared.data.fingerprint != recipe.data_sha256:
+            raise LotteryError("The data differ.")
+        identity.agreed(recipe.path, recipe.experiment, prepared.experiment, prepared.observe)
+    except LotteryError:
         where = f" on {platform.node()}" if recipe.away else ""
         raise LotteryError(
             f"The data, the model or the criterion{where} differ from those of {str(recipe.path)!r}; restore "
             "them, or start a new run."
-        )
-    return prepared
+        ) from None
+    return dataclasses.replace(prepared, experiment=recipe.experiment)
 
 
 def _num_workers(

@@ -67,6 +67,7 @@ def threads_of_like_runs(out: str | Path, experiment: config.Experiment) -> int:
     to compute. So runs are compared without the values that the model and data decide.
     """
     by_model_and_data = {"data": True, "model": {"fingerprint", "name"}, "train": {"optimizer", "learning_rate"}}
+    by_model_and_data |= {"prune": {"fingerprint"}, "run": {"fingerprint"}}
     wanted = experiment.model_dump(exclude=by_model_and_data)
     for path in store.runs(out):
         try:
@@ -94,7 +95,14 @@ def check_devices(run: Path, model: Any) -> None:
         )
 
 
-def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | Streams, num_threads: int) -> list[str]:
+def record(
+    run: Path,
+    experiment: config.Experiment,
+    model: Any,
+    data: Splits | Streams,
+    num_threads: int,
+    observed: Mapping[str, Any],
+) -> list[str]:
     """Write ``environment.json``, or compare with it, and return sentences that a person should read."""
     if stored := store.read_environment(run):
         check_data(run, data.fingerprint)
@@ -121,6 +129,7 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
         "architecture": architecture.describe(model, name),
         "not_pruned": weights.unprunable(model),
         "uses": multiply_adds.per_entry(model),
+        **({"observed": observed} if observed else {}),
     }
     store.write_record(run / "environment.json", now)
     return []

@@ -1,8 +1,9 @@
 """Everything that is made once for a run, and checked before anything is written: data, model, trainer."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from lottery import config, data, randomness, weights
 from lottery.data import Splits, Streams
 from lottery.enforcement import ENFORCEMENTS, Enforcement
 from lottery.errors import LotteryError
-from lottery.models import fingerprint, networks
+from lottery.models import networks
 from lottery.models.library import is_compiled, is_keras, keras_of
-from lottery.pipeline import environment
+from lottery.pipeline import environment, identity
 from lottery.pruning import branches, criteria, plan, schedules
 from lottery.runs import store, two_way, verification
 from lottery.settings import COMPILED, GIVEN
@@ -36,6 +37,11 @@ class Ingredients:
     schedule: schedules.Schedule | None = None
     enforcement: Enforcement | None = None
 
+    def are_observed(self, experiment: config.Experiment) -> bool:
+        """Check if what these objects compute, and not only the values of the experiment, makes a run what it is."""
+        own = any(one is not None for one in (self.model, self.criterion, self.enforcement))
+        return own or not networks.is_built_in(experiment.model.name)
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -47,6 +53,9 @@ class Prepared:
     trainer: Trainer
     criterion: criteria.Criterion
     notes: tuple[str, ...]  # sentences that a person should read
+    # Observes the caller's model and functions: ``reported``, numbers that are the same on other machines but for
+    # rounding, and ``example``, the types and shapes that they were observed on; empty without objects of the caller's.
+    observe: Callable[[], dict[str, Any]] = dict
     # By replicate, every variable at step 0, where it is drawn already.
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
@@ -80,10 +89,11 @@ def open_run(
         return prepared, num_threads, []
     if not existed:
         stack.enter_context(store.opened(path, experiment))
-    notes = environment.record(path, experiment, prepared.trainer.model, prepared.data, num_threads)
-    if config.digest(prepared.experiment) != config.digest(experiment):
-        raise LotteryError(f"The model or a function differs from that of {str(path)!r}.")
-    return prepared, num_threads, [*prepared.notes, *notes]
+    notes = environment.record(
+        path, experiment, prepared.trainer.model, prepared.data, num_threads, {} if existed else prepared.observe()
+    )
+    notes += identity.agreed(path, experiment, prepared.experiment, prepared.observe)
+    return replace(prepared, experiment=experiment), num_threads, [*prepared.notes, *notes]
 
 
 def check_complete(path: Path, experiment: config.Experiment) -> None:
@@ -97,7 +107,8 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredient
     """Load the data, build and compile the model, and check that everything fits together.
 
     A model of the caller's own is built twice: for the trainer, and with the initial weights of the replicate that is
-    trained first, which shows that the function builds new layers each time.
+    trained first, which shows that the function builds new layers each time. A function as criterion is called on three
+    more, and a model that is mirrored on devices is observed on one more.
     """
     mode = experiment.run.enforcement
     if experiment.run.strategy != "none" and mode in ("reparameterization", "tfmot"):
@@ -105,6 +116,9 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredient
         raise LotteryError(f'run.enforcement: received "{mode}", allowed {allowed}.')
     with mirrored.scope(mirrored.strategy_for(experiment.run.strategy)):
         prepared = _prepared(with_functions(experiment, ingredients), ingredients)
+    if ingredients.are_observed(experiment):
+        with randomness.put_back():
+            prepared = _identified(prepared, ingredients)
     if ingredients.model is None and networks.is_built_in(experiment.model.name):
         return prepared
     drawn = build_model(prepared.build, _initial_seed(experiment, replicate))
@@ -118,12 +132,11 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredient
 
 
 def with_functions(experiment: config.Experiment, ingredients: Ingredients) -> config.Experiment:
-    """Write into an experiment which functions the caller passes: fingerprints, and the densities of a schedule."""
+    """Write into an experiment which functions the caller passes, and the densities of a schedule."""
     tables = experiment.model_dump(exclude_unset=True)  # what a caller has set is not what has a default
     for section, key in ("prune", "criterion"), ("run", "enforcement"):
-        if (function := getattr(ingredients, key)) is not None:
-            known = {key: GIVEN, "fingerprint": fingerprint.of_function(function)}
-            tables[section] = tables.get(section, {}) | known
+        if getattr(ingredients, key) is not None:
+            tables[section] = tables.get(section, {}) | {key: GIVEN}
         elif getattr(getattr(experiment, section), key) == GIVEN:
             raise LotteryError(
                 f'{section}.{key} = "given" stands for a function passed to lottery.run(..., {key}=...); pass it '
@@ -147,7 +160,6 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
         validation = len(loaded.validation) if isinstance(loaded, Splits) else experiment.data.validation
         tables["data"] |= {"name": GIVEN, "fingerprint": loaded.fingerprint, "validation": validation}
     if own_model:
-        tables["model"]["fingerprint"] = fingerprint.of_model(built)
         tables["model"]["name"] = GIVEN if model is not None else experiment.model.name
         tables["train"] |= _compiled_with(built, experiment.train)
     experiment = config.validated(tables)
@@ -178,6 +190,29 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
         notes += _notes_on_outputs(built, inputs)
     criterion = ingredients.criterion or criteria.CRITERIA[experiment.prune.criterion]
     return Prepared(experiment, build, loaded, trainer, criterion, tuple(notes))
+
+
+def _identified(prepared: Prepared, ingredients: Ingredients) -> Prepared:
+    """Complete an experiment with digests of what the caller's model and functions compute; see `identity`."""
+    experiment, example = prepared.experiment, example_batch(prepared.data)
+    model, examined, numbers = prepared.trainer.model, prepared.trainer.loop.examined, []
+    tables = experiment.model_dump()
+    if mirrored.strategy_of(model) is not None:  # its steps have parts for each device
+        model = build_model(prepared.build, _initial_seed(experiment, 0))
+        compiling.compile_model(model, experiment.train, example[0], compiling.step_variable())
+        examined = compiling.examine(model, example)
+    if ingredients.model is not None or not networks.is_built_in(experiment.model.name):
+        tables["model"]["fingerprint"] = identity.of_model(model, examined, example)
+    if ingredients.enforcement is not None:
+        tables["run"]["fingerprint"] = identity.of_enforcement(model, ingredients.enforcement, example)
+    if ingredients.criterion is not None:
+        network = functools.partial(scoring_network, prepared, 0)
+        tables["prune"]["fingerprint"], numbers = identity.of_criterion(experiment, ingredients.criterion, network)
+
+    def observe() -> dict[str, Any]:
+        return {"example": identity.described(example), "reported": [*compiling.observe(examined, example), *numbers]}
+
+    return replace(prepared, experiment=config.validated(tables), observe=observe)
 
 
 def too_fine(prepared: Prepared, tolerance: float) -> list[str]:

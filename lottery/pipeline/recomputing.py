@@ -14,7 +14,7 @@ from lottery import config, files, randomness, weights
 from lottery.analysis import connectivity_files
 from lottery.data import Splits
 from lottery.errors import LotteryError
-from lottery.pipeline import environment, preparing, rounds
+from lottery.pipeline import environment, identity, preparing, rounds
 from lottery.pipeline.preparing import Ingredients, Prepared
 from lottery.pruning import branches
 from lottery.runs import store
@@ -70,9 +70,9 @@ def opened(
         prepared = preparing.prepare(_of_names(experiment), ingredients)
         stack.callback(prepared.trainer.close)
         environment.check_data(run, prepared.data.fingerprint)
-        if prepared.experiment.model != experiment.model:
-            raise LotteryError(f"The model differs from that of {str(run)!r}.")
-        one = _Recomputing(run, ingredients, report, prepared, _elsewhere(recorded))
+        wanted = prepared.experiment.model_copy(update={"model": experiment.model})
+        notes = identity.agreed(run, wanted, prepared.experiment, prepared.observe)
+        one = _Recomputing(run, ingredients, report, prepared, _elsewhere(recorded), notes)
         rule = "the same number of examples had to be right"
         if one.elsewhere:
             why = f"this machine has {' and '.join(one.elsewhere)}"

@@ -11,7 +11,7 @@ from typing import Any
 from lottery import config, progress, stopping
 from lottery.errors import LotteryError
 from lottery.models import networks
-from lottery.pipeline import dispatch, environment, preparing, presets, running, shared_prefix
+from lottery.pipeline import dispatch, environment, identity, preparing, presets, running, shared_prefix
 from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.preparing import Ingredients
 from lottery.runs import results, store, tensorboard, verdicts
@@ -78,7 +78,12 @@ def sweep(
     """
     found, warned = points(source, overrides), set()
     with execution.started() as (report, asked), contextlib.ExitStack() as stack:
-        experiments = {store.run_path(out, one): one for one in map(_completed, (point.settings for point in found))}
+        experiments: dict[Path, config.Experiment] = {}
+        for point in found:
+            path, experiment, compared = _completed(out, point.settings)
+            experiments[path] = experiment
+            for note in compared:
+                report(progress.Note(note))
         recorded = (store.read_environment(path).get("num_threads", 0) for path in experiments)
         num_threads = next(filter(None, recorded), 0)  # all with as many as one that began before
         for number, (path, experiment) in enumerate(experiments.items(), start=1):
@@ -149,12 +154,13 @@ def table(runs: Sequence[Path], found: Sequence[Point], tolerance: float = verdi
     return pd.DataFrame(rows)
 
 
-def _completed(experiment: config.Experiment) -> config.Experiment:
-    """Complete an experiment with what a model of the user's decides."""
+def _completed(out: str | Path, experiment: config.Experiment) -> tuple[Path, config.Experiment, list[str]]:
+    """Complete an experiment with what a model of the user's decides; return its folder, and sentences to read."""
     if networks.is_built_in(experiment.model.name):
-        return experiment
+        return store.run_path(out, experiment), experiment, []
     environment.begin_threads(experiment)
-    return preparing.prepare(experiment).experiment
+    prepared = preparing.prepare(experiment)
+    return identity.located(out, prepared.experiment, prepared.observe)
 
 
 def _written(settings: Mapping[Path, config.Experiment], report: progress.Report) -> progress.Report:
