@@ -11,7 +11,7 @@ from lottery import config, progress, weights
 from lottery.errors import LotteryError, unknown
 from lottery.executors.scheduler import Task
 from lottery.models import networks
-from lottery.pipeline import dispatch, environment, identity, preparing
+from lottery.pipeline import dispatch, identity, preparing
 from lottery.pipeline import rounds as rounds_module
 from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.preparing import Ingredients, Prepared
@@ -131,20 +131,17 @@ def _label(name: str, overrides: Mapping[str, Any], prepared: Prepared | None) -
 
 def _compared(path: Path, experiment: config.Experiment, prepared: Prepared, ingredients: Ingredients) -> Iterator[str]:
     """Raise `LotteryError` if a transfer has another model than its run; yield why they cannot be compared, if so."""
-    recorded, now = store.read_environment(path).get("observed"), prepared.experiment
-    if ingredients.model is None and networks.is_built_in(now.model.name) and now.model == experiment.model:
+    now, wanted = prepared.experiment, experiment.model
+    if ingredients.model is None and networks.is_built_in(now.model.name) and now.model == wanted:
         return
-    if recorded is not None and recorded["example"] != prepared.observe()["example"]:
-        yield "The other data have examples of another type or shape, so the model was not compared with the run's."
-        return
-    if now.train != experiment.train:
+    if now.train != experiment.train:  # the optimiser is a part of a training step
         now = preparing.prepare(now.model_copy(update={"train": experiment.train}), ingredients).experiment
-    wanted = now.model_copy(update={"model": experiment.model})
-    if recorded is None or environment.changed(store.read_environment(path)):
-        if config.digest(wanted) != config.digest(now):
-            yield "The run started with other versions, so its model cannot be compared on other data."
+    if now.model == wanted:
         return
-    identity.agreed(path, wanted, now, prepared.observe)
+    why = identity.incomparable(path, prepared.observe)
+    if not why:
+        raise LotteryError(f"The model or a function differs from that of {str(path)!r}.")
+    yield f"The model was not compared with that of {path}: {why}."
 
 
 def _check_fit(dense: store.StoredRound, prepared: Prepared) -> None:

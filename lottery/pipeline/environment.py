@@ -137,8 +137,16 @@ def record(
 
 def differences(stored: Mapping[str, Any]) -> list[str]:
     """Describe what this process has that a recorded environment has not: versions and the processor."""
-    now = _versions()
-    return [f"another {key} ({stored[key]}; now {now[key]})" for key in changed(stored)]
+    now, found = _versions(), []
+    for key in changed(stored):
+        single = isinstance(now[key], str)
+        before, after = ({key: stored[key]}, {key: now[key]}) if single else (stored[key], now[key])
+        found += [
+            f"another {name} ({before.get(name, 'none')}; now {after.get(name, 'none')})"
+            for name in {**before, **after}
+            if before.get(name) != after.get(name)
+        ]
+    return found
 
 
 def changed(stored: Mapping[str, Any]) -> list[str]:

@@ -20,29 +20,34 @@ from lottery.models.library import evaluating
 from lottery.pipeline import environment
 from lottery.pruning import criteria, plan
 from lottery.runs import store
-from lottery.training import compiling
+from lottery.training import compiling, precision
 from lottery.training.compiling import Examined
 from lottery.training.loop import gains_on_cpu
 
-ROUNDING_ELSEWHERE = 1e-3  # relative, of what the first steps report on another machine or with other versions
+# Relative, of what the first steps report on another machine or with other versions; and in half precision.
+ROUNDING, ROUNDING_IN_HALF = 1e-5, 1e-2
 
 _DIGESTS = {"model": {"fingerprint"}, "prune": {"fingerprint"}, "run": {"fingerprint"}}
 
 
-def of_model(model: Any, examined: Examined, example: Any) -> str:
+def of_model(model: Any, examined: Examined, example: Any) -> tuple[str, bool]:
     """Compute the digest of a compiled model: variables, initial weights, a training step and an evaluation.
 
     Parts of a step that its graph does not show, calls of Python and tables, count by what the first steps report.
+
+    Returns:
+        The digest, and True if it depends on such parts.
     """
     steps = [examined.step, compiling.traced_test_step(model, example)]
     opaque = any(fingerprint.is_opaque(step) for step in steps)
-    return fingerprint.of_parts(
+    digest = fingerprint.of_parts(
         fingerprint.of_variables(model),
         weights.fingerprint(weights.read_state(model)),
         gains_on_cpu(model),  # decides between compilers, which round differently
         [fingerprint.of_step(model, step) for step in steps],
         [value.hex() for value in compiling.observe(examined, example)] if opaque else [],
     )
+    return digest, opaque
 
 
 def of_enforcement(model: Any, enforce: Enforcement, example: Any) -> str:
@@ -117,15 +122,20 @@ def located(
             like, recorded = store.read_experiment(other), store.read_environment(other)
         except LotteryError:  # a damaged run is another matter
             continue
-        if like.model_dump(exclude=_DIGESTS) != experiment.model_dump(exclude=_DIGESTS):
+        if not recorded or like.model_dump(exclude=_DIGESTS) != experiment.model_dump(exclude=_DIGESTS):
             continue
-        if "observed" not in recorded:
+        if not _is_observed(recorded):
             notes.append(
                 f"{other} has the same settings, but an earlier version of lottery stored it, which did not observe "
                 "what models compute; this is a new run."
             )
-        elif environment.changed(recorded) and _agree(recorded["observed"], observe()):
-            return other, like, [_compared(other)]
+        elif elsewhere := _elsewhere(recorded, observe()):
+            if _agree(experiment, recorded, observe()):
+                return other, like, [_compared(other, experiment, elsewhere)]
+            notes.append(
+                f"{other} has the same settings, but started with {elsewhere}, and what its model and functions "
+                "compute differs here; this is a new run."
+            )
     return path, experiment, notes
 
 
@@ -150,30 +160,78 @@ def agreed(
         return []
     recorded = store.read_environment(run)
     if now.model_dump(exclude=_DIGESTS) == experiment.model_dump(exclude=_DIGESTS):
-        if "observed" not in recorded:
+        if not _is_observed(recorded):
             return [
                 "An earlier version of lottery stored this run, and did not observe what its model and functions "
                 "compute, so they cannot be compared."
             ]
-        if environment.changed(recorded) and _agree(recorded["observed"], observe()):
-            return [_compared(run)]
+        if elsewhere := _elsewhere(recorded, observe()):
+            if _agree(experiment, recorded, observe()):
+                return [_compared(run, experiment, elsewhere)]
+            raise LotteryError(
+                f"The model or a function differs from that of {str(run)!r}, or {elsewhere} makes it so."
+            )
     raise LotteryError(f"The model or a function differs from that of {str(run)!r}.")
 
 
-def described(example: Any) -> list[Any]:
-    """Describe the types and shapes of an example, as values that JSON holds."""
+def incomparable(run: Path, observe: Callable[[], dict[str, Any]]) -> str:
+    """Say why a model cannot be compared with that of a run on other data; empty if it can."""
+    recorded = store.read_environment(run)
+    if not _is_observed(recorded):
+        return "an earlier version of lottery stored the run, and did not observe what its model computes"
+    if recorded["observed"]["example"] != observe()["example"]:
+        return "the other data have examples of another type or shape"
+    elsewhere = _elsewhere(recorded, observe())
+    return elsewhere and f"it started with {elsewhere}"
+
+
+def observed(examined: Examined, example: Any, opaque: bool, numbers: list[float]) -> dict[str, Any]:
+    """Collect what ``environment.json`` records of a model and functions, as values that JSON holds.
+
+    Args:
+        opaque: As from `of_model`.
+        numbers: As from `of_criterion`.
+    """
     import tensorflow as tf
 
-    return [[one.dtype.name, list(one.shape)] for one in tf.nest.flatten(example)]
+    return {
+        "reported": [*compiling.observe(examined, example), *numbers],
+        "example": [[one.dtype.name, list(one.shape)] for one in tf.nest.flatten(example)],
+        "opaque": opaque,
+        "num_gpus": len(tf.config.list_physical_devices("GPU")),
+    }
 
 
-def _agree(recorded: dict[str, Any], now: dict[str, Any]) -> bool:
-    before, after = recorded["reported"], now["reported"]
-    return len(before) == len(after) and np.allclose(before, after, rtol=ROUNDING_ELSEWHERE, atol=1e-6)
+def _is_observed(recorded: dict[str, Any]) -> bool:
+    """Check if a record, which a stranger may have written, has what `observed` returns."""
+    found = recorded.get("observed")
+    if not isinstance(found, dict) or not {"reported", "example", "opaque", "num_gpus"} <= set(found):
+        return False
+    numbers = found["reported"]
+    return isinstance(numbers, list) and all(type(value) in (int, float) for value in numbers)
 
 
-def _compared(run: Path) -> str:
+def _elsewhere(recorded: dict[str, Any], now: dict[str, Any]) -> str:
+    """Name what may make other operations or bits of the same model here; empty if nothing does."""
+    words = environment.differences(recorded)
+    if recorded["observed"]["num_gpus"] != now["num_gpus"]:
+        words.append("another number of GPUs")
+    if recorded["observed"]["opaque"] and recorded["num_threads"] != environment.num_threads():
+        words.append("another number of threads")
+    return " and ".join(words)
+
+
+def _agree(experiment: config.Experiment, recorded: dict[str, Any], now: dict[str, Any]) -> bool:
+    before, after = recorded["observed"]["reported"], now["reported"]
+    return len(before) == len(after) and np.allclose(before, after, rtol=_rounding(experiment), atol=1e-7)
+
+
+def _rounding(experiment: config.Experiment) -> float:
+    return ROUNDING if experiment.train.precision == precision.FULL else ROUNDING_IN_HALF
+
+
+def _compared(run: Path, experiment: config.Experiment, elsewhere: str) -> str:
     return (
-        f"{run} started with other versions or on another processor; what its model and functions compute was "
-        f"compared by the numbers of the first steps, to {100 * ROUNDING_ELSEWHERE:g} %."
+        f"{run} started with {elsewhere}, so what its model and functions compute was compared by the numbers of the "
+        f"first steps, to {100 * _rounding(experiment):g} %."
     )

@@ -89,9 +89,8 @@ def open_run(
         return prepared, num_threads, []
     if not existed:
         stack.enter_context(store.opened(path, experiment))
-    notes = environment.record(
-        path, experiment, prepared.trainer.model, prepared.data, num_threads, {} if existed else prepared.observe()
-    )
+    observed = {} if store.read_environment(path) else prepared.observe()
+    notes = environment.record(path, experiment, prepared.trainer.model, prepared.data, num_threads, observed)
     notes += identity.agreed(path, experiment, prepared.experiment, prepared.observe)
     return replace(prepared, experiment=experiment), num_threads, [*prepared.notes, *notes]
 
@@ -195,23 +194,21 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
 def _identified(prepared: Prepared, ingredients: Ingredients) -> Prepared:
     """Complete an experiment with digests of what the caller's model and functions compute; see `identity`."""
     experiment, example = prepared.experiment, example_batch(prepared.data)
-    model, examined, numbers = prepared.trainer.model, prepared.trainer.loop.examined, []
+    model, examined, opaque, numbers = prepared.trainer.model, prepared.trainer.loop.examined, False, []
     tables = experiment.model_dump()
     if mirrored.strategy_of(model) is not None:  # its steps have parts for each device
         model = build_model(prepared.build, _initial_seed(experiment, 0))
         compiling.compile_model(model, experiment.train, example[0], compiling.step_variable())
         examined = compiling.examine(model, example)
     if ingredients.model is not None or not networks.is_built_in(experiment.model.name):
-        tables["model"]["fingerprint"] = identity.of_model(model, examined, example)
+        tables["model"]["fingerprint"], opaque = identity.of_model(model, examined, example)
     if ingredients.enforcement is not None:
         tables["run"]["fingerprint"] = identity.of_enforcement(model, ingredients.enforcement, example)
     if ingredients.criterion is not None:
         network = functools.partial(scoring_network, prepared, 0)
         tables["prune"]["fingerprint"], numbers = identity.of_criterion(experiment, ingredients.criterion, network)
 
-    def observe() -> dict[str, Any]:
-        return {"example": identity.described(example), "reported": [*compiling.observe(examined, example), *numbers]}
-
+    observe = functools.cache(functools.partial(identity.observed, examined, example, opaque, numbers))
     return replace(prepared, experiment=config.validated(tables), observe=observe)
 
 

@@ -113,6 +113,7 @@ class Examined:
     unrepeatable: tuple[str, ...]  # operations that draw random numbers which a resumed run cannot repeat
     calls_python: bool  # in a training step
     step: Any  # ``train_step`` on the example, traced; it may update one weight only
+    variables: tuple[Any, ...]  # of that step, kept alive: Keras drops its global generator with each new seed
 
 
 def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any = None) -> None:
@@ -196,6 +197,7 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
         unrepeatable=tuple(sorted({node.op for node in nodes} & UNREPEATABLE)),
         calls_python=not PYTHON.isdisjoint(node.op for node in nodes),
         step=traced,
+        variables=tuple(traced.graph.variables),
     )
 
 
@@ -224,12 +226,11 @@ def traced_under(
         return tf.function(step, autograph=False).get_concrete_function(example)
 
 
-def observe(examined: Examined, example: tuple[Any, Any], num_steps: int = 3) -> list[float]:
+def observe(examined: Examined, example: tuple[Any, Any], num_steps: int = 8) -> list[float]:
     """Take a few of the examined steps on the example, and return what they report; then put every variable back."""
     import keras
 
-    variables = examined.step.graph.variables
-    before, reported = [np.array(one.numpy()) for one in variables], []
+    before, reported = [np.array(one.numpy()) for one in examined.variables], []
     with randomness.put_back():
         keras.utils.set_random_seed(0)  # a step may call Python, and draw there
         try:
@@ -239,7 +240,7 @@ def observe(examined: Examined, example: tuple[Any, Any], num_steps: int = 3) ->
                 # JSON has no infinity and no NaN.
                 reported += [float(value) if np.isfinite(value) else -1.0 for value in values]
         finally:
-            for variable, value in zip(variables, before, strict=True):
+            for variable, value in zip(examined.variables, before, strict=True):
                 variable.assign(value)
     return reported
 

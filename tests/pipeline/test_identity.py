@@ -718,15 +718,17 @@ def of_another_machine(run, monkeypatch, versions=True):
 
 @pytest.mark.long
 def test_with_other_versions_a_run_goes_on_and_says_how_it_was_compared(tmp_path, monkeypatch):
-    own, other = lossy(lambda: closing_over(1.0)), lossy(lambda: closing_over(1.1))
+    own, other = lossy(lambda: closing_over(1.0)), lossy(lambda: closing_over(1.0001))
     run = go(own, tmp_path)
     (store.round_path(run.path, 1, 2) / "round.json").unlink()
     of_another_machine(run, monkeypatch)
     events = []
     assert go(own, tmp_path, report=events.append).path == run.path
-    assert any("compared by the numbers of the first steps, to 0.1 %" in note for note in notes_of(events))
-    assert any("another versions" in note for note in notes_of(events))
-    assert go(other, tmp_path).path != run.path
+    assert any("compared by the numbers of the first steps, to 0.001 %" in note for note in notes_of(events))
+    assert any("started with another keras (3.0.0; now" in note for note in notes_of(events))
+    events = []
+    assert go(other, tmp_path, report=events.append).path != run.path
+    assert any("what its model and functions compute differs here; this is a new run" in n for n in notes_of(events))
     assert run.verify(recompute=True, model=own.model, data=own.data) == []
     run.branch("random_mask", [1], model=own.model, data=own.data, report=quietly)
     with pytest.raises(LotteryError, match="The model or a function differs from that of"):
