@@ -458,3 +458,39 @@ def test_labels_for_each_position_and_several_outputs(tmp_path):
 
     with pytest.raises(LotteryError, match="several outputs"):
         run(several, tmp_path)
+
+
+@pytest.mark.parametrize("declared", ["int32", "float32"])
+@pytest.mark.parametrize("library", ["keras", pytest.param("tf_keras", marks=pytest.mark.long)])
+def test_uint8_that_an_embedding_takes_are_no_pixels(tmp_path, library, declared):
+    import keras
+    import tf_keras
+
+    module = {"keras": keras, "tf_keras": tf_keras}[library]
+
+    def build():
+        layers = module.layers
+        inputs = module.Input((7,), dtype=declared)
+        return module.Model(inputs, layers.Dense(3)(layers.Flatten()(layers.Embedding(256, 4)(inputs))))
+
+    ids = np.random.default_rng(0).integers(0, 200, (240, 7))
+    found, notes = [], []
+    for kind in ("uint8", "int32"):
+        x, y = ids.astype(kind), ids[:, 0] % 3
+        report = lambda event: notes.append(getattr(event, "text", ""))  # noqa: E731
+        arrays = (x[:200], y[:200], x[200:], y[200:])
+        done = lottery.run(TINY, model=build, data=arrays, out=tmp_path / kind, report=report)
+        found.append(final_bits(done.path))
+        assert store.read_environment(done.path)["scaling"] is None and done.verify() == []
+    weights_of = [{key: bits for key, bits in one.items() if key.endswith("safetensors")} for one in found]
+    assert weights_of[0] == weights_of[1] and weights_of[0]
+    assert sum("takes whole numbers" in note for note in notes) == 1
+
+
+def test_uint8_that_a_layer_multiplies_are_pixels(tmp_path):
+    import keras
+
+    x = np.random.default_rng(0).integers(0, 200, (240, 6)).astype("uint8")
+    build = lambda: sequential(keras, keras.layers.Rescaling(1 / 255), keras.layers.Dense(3))  # noqa: E731
+    done = run(build, tmp_path, (x[:200], x[:200, 0] % 3, x[200:], x[200:, 0] % 3))
+    assert store.read_environment(done.path)["scaling"] is not None

@@ -104,11 +104,6 @@ def record(
     observed: Mapping[str, Any],
 ) -> list[str]:
     """Write ``environment.json``, or compare with it, and return sentences that a person should read."""
-    if stored := store.read_environment(run):
-        check_data(run, data.fingerprint)
-        check_devices(run, model)
-        notes = [f"The run started with {other}, so bits may differ." for other in differences(stored)]
-        return ["This run was started before; it resumes where it stopped.", *notes]
     scaling = None  # of inputs that are used as they are
     if isinstance(data, Splits) and data.train.x.dtype == np.uint8:
         scaling = {
@@ -116,6 +111,16 @@ def record(
             "deviation": data.standard_deviation.tolist(),
             "unit_norm": data.unit_norm,
         }
+    if stored := store.read_environment(run):
+        check_data(run, data.fingerprint)
+        if (stored.get("scaling") is None) != (scaling is None):
+            raise LotteryError(
+                "An earlier version of lottery scaled the inputs of this run as pixels, which its model takes as whole "
+                "numbers; start a new run."
+            )
+        check_devices(run, model)
+        notes = [f"The run started with {other}, so bits may differ." for other in differences(stored)]
+        return ["This run was started before; it resumes where it stopped.", *notes]
     name = experiment.model.name if networks.is_built_in(experiment.model.name) else None
     now = {
         "digest": config.digest(experiment),

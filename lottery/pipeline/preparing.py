@@ -154,6 +154,8 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     own_model = model is not None or not networks.is_built_in(experiment.model.name)
     build = precision.building(model or _builder(experiment, loaded), experiment.train.precision)
     built = build_model(build, _initial_seed(experiment, 0))
+    if own_model and isinstance(loaded, Splits) and loaded.train.x.dtype == np.uint8:
+        loaded = data.as_integers(loaded) if compiling.reads_integers(built, loaded.train.x[:8]) else loaded
     tables = experiment.model_dump()
     if passed is not None:
         validation = len(loaded.validation) if isinstance(loaded, Splits) else experiment.data.validation

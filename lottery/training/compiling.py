@@ -147,6 +147,23 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
     model.compile(optimizer=optimizer(keras, settings, schedule_step), loss=loss, metrics=["accuracy"])
 
 
+def reads_integers(model: Any, inputs: np.ndarray) -> bool:
+    """Check if a model takes its inputs, a few examples, as whole numbers, as an Embedding does: they are no pixels."""
+    import tensorflow as tf
+
+    with _fitting(model):
+        spec = tf.TensorSpec(inputs.shape, tf.float32)
+        called = tf.function(lambda x: model(x, training=False), autograph=False).get_concrete_function(spec)
+    waiting = [called.inputs[0]]
+    while waiting:
+        for operation in waiting.pop().consumers():
+            if operation.type == "Cast" and operation.outputs[0].dtype.is_integer:
+                return True
+            if operation.type in ("Cast", "Identity"):
+                waiting.append(operation.outputs[0])
+    return False
+
+
 def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
     """Raise `LotteryError` if a batch is larger than the data, or a label is no class of the model."""
     if batch_size > len(data.train):
