@@ -183,8 +183,8 @@ def verify(
 ) -> None:
     """Recompute every checksum and invariant of a run or a ticket file; exit status 1 if anything is wrong.
 
-    With --recompute, it computes the losses, accuracies and predictions of the early-stop step and of the end again from
-    the stored weights, and draws initial weights again. This needs the data; nothing is trained.
+    With --recompute, it computes the losses, accuracies and predictions of the early-stop step and of the end again
+    from the stored weights, and draws initial weights again. This needs the data; nothing is trained.
     """
     from lottery import files
     from lottery.analysis import connectivity

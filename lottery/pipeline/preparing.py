@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -225,16 +226,19 @@ def too_fine(prepared: Prepared, tolerance: float) -> list[str]:
 def build_model(build: Callable[[], Any], seed: int) -> Any:
     """Build a model with initial weights from a seed; raise `LotteryError` if that fails or it is no Keras model."""
     import keras
-    import tf_keras
 
     if hasattr(build, "trainable_variables"):
         raise LotteryError(
             "model: received a model, allowed is a function that builds a new one each time it is called."
         )
-    for library in (keras, tf_keras):  # each draws initial weights from its own generator
-        library.utils.set_random_seed(seed)
+    keras.utils.set_random_seed(seed)
+    seeded = "tf_keras" in sys.modules  # it takes long to import, and few models need it
+    if seeded:
+        sys.modules["tf_keras"].utils.set_random_seed(seed)  # it draws initial weights from a generator of its own
     try:
         model = build()
+        if not seeded and "tf_keras" in sys.modules:  # this function was the first to import it
+            return build_model(build, seed)
     except LotteryError:
         raise
     except Exception as error:  # a user's function may raise anything
