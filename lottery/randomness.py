@@ -53,7 +53,7 @@ def _restoring_tensorflow() -> Callable[[], None]:
         return tensorflow and tensorflow.context(), keras, tf_keras
 
     tensorflow, keras, tf_keras = modules()
-    seed, rng = (tensorflow._seed, tensorflow._rng) if tensorflow else (None, None)
+    seed, rng = (getattr(tensorflow, name, None) for name in ("_seed", "_rng"))  # none before its first operation
     drawn = rng and rng.getstate()
     of_keras = {name: keras.get_global_attribute(name) if keras else None for name in _OF_KERAS}
     of_tf_keras = getattr(tf_keras._SEED_GENERATOR, "generator", None) if tf_keras else None

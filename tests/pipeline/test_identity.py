@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -644,8 +645,10 @@ def test_a_model_that_keras_names_anew_resumes_branches_and_is_complete(tmp_path
     own = functional(residual)
     run = go(own, tmp_path)
     stored = (store.round_path(run.path, 1, 2) / "weights.safetensors").read_bytes()
-    (store.round_path(run.path, 1, 2) / "round.json").unlink()
+    shutil.rmtree(run.path / "replicate-1")
     (run.path / "environment.json").unlink()  # as if it was killed before that was written
+    assert go(own, tmp_path).path == run.path
+    (store.round_path(run.path, 1, 2) / "round.json").unlink()
     assert go(own, tmp_path).path == run.path
     assert set(store.read_environment(run.path)["observed"]) == {"reported", "example", "opaque", "num_gpus"}
     assert (store.round_path(run.path, 1, 2) / "weights.safetensors").read_bytes() == stored
