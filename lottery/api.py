@@ -50,7 +50,8 @@ class Options(ExecutionOptions, total=False):
     """Functions in place of names in an experiment, besides `ExecutionOptions`. Pass them again to resume a run.
 
     Attributes:
-        criterion: A function from `lottery.pruning.criteria.CriterionInputs` to scores by weight.
+        criterion: A function from `lottery.pruning.criteria.CriterionInputs` to scores by weight, the same for the same
+            inputs. It is tried before anything is trained.
         schedule: A function from a round to a density, which replaces every rate and density of ``[prune]``; see
             `lottery.pruning.schedules`. Its densities are stored, so resuming does not need it.
         enforcement: A context manager function, as those in `lottery.enforcement.ENFORCEMENTS`.

@@ -306,6 +306,16 @@ def split(arrays: Mapping[str, Any], settings: Data, where: str = "data") -> Spl
     return Splits(*parts, *_scaling(train.x, settings.pixels), _fingerprint(parts), notes)
 
 
+def as_integers(splits: Splits) -> Splits:
+    """Leave inputs of type uint8 as the whole numbers that they are, instead of scaling them as pixels."""
+    parts = {name: getattr(splits, name) for name in ("train", "validation", "test")}
+    whole = {name: Split(part.x.astype(np.int32), part.y) for name, part in parts.items()}
+    mean, deviation, unit_norm = _scaling(whole["train"].x, "standardize")
+    note = "The inputs are of type uint8, but the model takes whole numbers, so they are not scaled as pixels."
+    unscaled = {"mean": mean, "standard_deviation": deviation, "unit_norm": unit_norm}
+    return replace(splits, **whole, **unscaled, notes=(*splits.notes, note))
+
+
 def given(data: Any, settings: Data) -> Splits | Streams:
     """Make a data set of arrays or ``tf.data.Dataset`` that a caller passes.
 

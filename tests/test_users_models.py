@@ -1,4 +1,4 @@
-"""Whatever model and data people bring: Keras 3 and tf_keras, custom steps, streams; and that runs are told apart."""
+"""Whatever model and data people bring: Keras 3 and tf_keras, custom steps, streams."""
 
 import shutil
 import subprocess
@@ -10,7 +10,6 @@ import pytest
 import lottery
 from lottery import config, data
 from lottery.errors import LotteryError
-from lottery.models import fingerprint
 from lottery.models.library import reason
 from lottery.runs import store
 from lottery.training.settings import Train
@@ -289,40 +288,6 @@ def test_streams_that_cannot_be_used_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_fingerprints_know_wiring_arguments_and_what_was_compiled():
-    import keras
-
-    def dense(activation="relu", **arguments):
-        model = sequential(keras, keras.layers.Dense(4, activation), keras.layers.Dense(3))
-        if arguments:
-            model.compile(**arguments)
-        return model
-
-    def functional(swap):
-        layers = keras.layers
-        x = layers.Input((6,))
-        h, k = layers.Dense(4, "relu")(x), layers.Dense(4, "tanh")(x)
-        return keras.Model(x, layers.Dense(3)(layers.Subtract()([k, h] if swap else [h, k])))
-
-    loss = keras.losses.SparseCategoricalCrossentropy
-    models = [
-        lambda: dense(), lambda: dense("tanh"), lambda: functional(False), lambda: functional(True),
-        lambda: dense(loss=loss(True), optimizer="adam"), lambda: dense(loss=loss(False), optimizer="adam"),
-        lambda: dense(loss=loss(True), optimizer=keras.optimizers.Adam(0.5)), subclassed,
-        lambda: dense(loss=loss(True), optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 9))),
-    ]  # fmt: skip
-
-    def seeded(build):
-        keras.utils.set_random_seed(0)
-        return fingerprint.of_model(build())
-
-    first = [seeded(build) for build in models]
-    for _ in range(3):
-        dense()
-    assert [seeded(build) for build in models] == first  # not by the names that Keras counts
-    assert len(set(first)) == len(first)
-
-
 def with_a_cosine():
     import keras
 
@@ -443,33 +408,6 @@ def test_a_column_of_targets_is_not_broadcast(tmp_path):
     assert rows["final_val_loss"].iloc[0] < 0.2 * np.var(data[3])
 
 
-def test_whatever_makes_another_network_makes_another_fingerprint():
-    import keras
-
-    def closure(factor):
-        return lambda x: factor * x
-
-    def build(activation=None, loss=None, value=None, **arguments):
-        model = sequential(keras, keras.layers.Dense(4, activation), keras.layers.Dense(3))
-        if value is not None:
-            model.set_weights([np.full_like(one, value) for one in model.get_weights()])
-        if loss or arguments:
-            model.compile("adam", loss or "mse", **arguments)
-        return lottery.models.fingerprint.of_model(model)
-
-    def all_of_them():
-        keras.utils.set_random_seed(0)
-        for arguments in (
-            {}, {"value": 1.0}, {"value": 2.0}, {"activation": closure(1.0)}, {"activation": closure(9.0)},
-            {"metrics": []}, {"metrics": ["accuracy"]}, {"loss_weights": [0.5]},
-        ):  # fmt: skip
-            keras.utils.set_random_seed(0)
-            yield build(**arguments)
-
-    first = list(all_of_them())
-    assert list(all_of_them()) == first and len(set(first)) == len(first)
-
-
 @pytest.mark.xla
 def test_python_in_a_step_keeps_xla_away(tmp_path):
     import keras
@@ -520,3 +458,39 @@ def test_labels_for_each_position_and_several_outputs(tmp_path):
 
     with pytest.raises(LotteryError, match="several outputs"):
         run(several, tmp_path)
+
+
+@pytest.mark.parametrize("declared", ["int32", "float32"])
+@pytest.mark.parametrize("library", ["keras", pytest.param("tf_keras", marks=pytest.mark.long)])
+def test_uint8_that_an_embedding_takes_are_no_pixels(tmp_path, library, declared):
+    import keras
+    import tf_keras
+
+    module = {"keras": keras, "tf_keras": tf_keras}[library]
+
+    def build():
+        layers = module.layers
+        inputs = module.Input((7,), dtype=declared)
+        return module.Model(inputs, layers.Dense(3)(layers.Flatten()(layers.Embedding(256, 4)(inputs))))
+
+    ids = np.random.default_rng(0).integers(0, 200, (240, 7))
+    found, notes = [], []
+    for kind in ("uint8", "int32"):
+        x, y = ids.astype(kind), ids[:, 0] % 3
+        report = lambda event: notes.append(getattr(event, "text", ""))  # noqa: E731
+        arrays = (x[:200], y[:200], x[200:], y[200:])
+        done = lottery.run(TINY, model=build, data=arrays, out=tmp_path / kind, report=report)
+        found.append(final_bits(done.path))
+        assert store.read_environment(done.path)["scaling"] is None and done.verify() == []
+    weights_of = [{key: bits for key, bits in one.items() if key.endswith("safetensors")} for one in found]
+    assert weights_of[0] == weights_of[1] and weights_of[0]
+    assert sum("takes whole numbers" in note for note in notes) == 1
+
+
+def test_uint8_that_a_layer_multiplies_are_pixels(tmp_path):
+    import keras
+
+    x = np.random.default_rng(0).integers(0, 200, (240, 6)).astype("uint8")
+    build = lambda: sequential(keras, keras.layers.Rescaling(1 / 255), keras.layers.Dense(3))  # noqa: E731
+    done = run(build, tmp_path, (x[:200], x[:200, 0] % 3, x[200:], x[200:, 0] % 3))
+    assert store.read_environment(done.path)["scaling"] is not None

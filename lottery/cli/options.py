@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 RunPath = Annotated[Path, typer.Argument(help="The run's folder.", metavar="RUN")]
 RunPaths = Annotated[list[Path], typer.Argument(help="A run's folder, or several.", metavar="RUN...")]
+ExperimentSource = Annotated[
+    str | None,
+    typer.Argument(
+        help="A TOML file, or a name from `lottery experiments ls`; by default mnist1d.", metavar="[EXPERIMENT]"
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Single values, such as train.num_steps=300.", metavar="[KEY=VALUE]..."),

@@ -37,13 +37,7 @@ WithNames = options.listing("Names for KEY=VALUE", _names)
 
 
 def run(
-    experiment: Annotated[
-        str | None,
-        typer.Argument(
-            help="A TOML file, or a name from `lottery experiments ls`; by default mnist1d.",
-            metavar="[EXPERIMENT]",
-        ),
-    ] = None,
+    experiment: options.ExperimentSource = None,
     overrides: options.Overrides = None,
     out: options.Out = Path("runs"),
     smoke: Annotated[
@@ -91,13 +85,7 @@ def run(
 
 
 def plan(
-    experiment: Annotated[
-        str | None,
-        typer.Argument(
-            help="A TOML file, or a name from `lottery experiments ls`; by default mnist1d.",
-            metavar="[EXPERIMENT]",
-        ),
-    ] = None,
+    experiment: options.ExperimentSource = None,
     overrides: options.Overrides = None,
     difference: Annotated[
         float | None,

@@ -1,8 +1,10 @@
 """Everything that is made once for a run, and checked before anything is written: data, model, trainer."""
 
 import contextlib
+import functools
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,9 @@ from lottery import config, data, randomness, weights
 from lottery.data import Splits, Streams
 from lottery.enforcement import ENFORCEMENTS, Enforcement
 from lottery.errors import LotteryError
-from lottery.models import fingerprint, networks
+from lottery.models import networks
 from lottery.models.library import is_compiled, is_keras, keras_of
-from lottery.pipeline import environment
+from lottery.pipeline import environment, identity
 from lottery.pruning import branches, criteria, plan, schedules
 from lottery.runs import store, two_way, verification
 from lottery.settings import COMPILED, GIVEN
@@ -37,6 +39,11 @@ class Ingredients:
     enforcement: Enforcement | None = None
     import_code: bool = False  # import the module of a network that the experiment names as "package.module:function"
 
+    def are_observed(self, experiment: config.Experiment) -> bool:
+        """Check if what these objects compute, and not only the values of the experiment, makes a run what it is."""
+        own = any(one is not None for one in (self.model, self.criterion, self.enforcement))
+        return own or not networks.is_built_in(experiment.model.name)
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -48,6 +55,9 @@ class Prepared:
     trainer: Trainer
     criterion: criteria.Criterion
     notes: tuple[str, ...]  # sentences that a person should read
+    # Observes the caller's model and functions: ``reported``, numbers that are the same on other machines but for
+    # rounding, and ``example``, the types and shapes that they were observed on; empty without objects of the caller's.
+    observe: Callable[[], dict[str, Any]] = dict
     # By replicate, every variable at step 0, where it is drawn already.
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
@@ -81,10 +91,10 @@ def open_run(
         return prepared, num_threads, []
     if not existed:
         stack.enter_context(store.opened(path, experiment))
-    notes = environment.record(path, experiment, prepared.trainer.model, prepared.data, num_threads)
-    if config.digest(prepared.experiment) != config.digest(experiment):
-        raise LotteryError(f"The model or a function differs from that of {str(path)!r}.")
-    return prepared, num_threads, [*prepared.notes, *notes]
+    observed = {} if store.read_environment(path) else prepared.observe()
+    notes = environment.record(path, experiment, prepared.trainer.model, prepared.data, num_threads, observed)
+    notes += identity.agreed(path, experiment, prepared.experiment, prepared.observe)
+    return replace(prepared, experiment=experiment), num_threads, [*prepared.notes, *notes]
 
 
 def check_complete(path: Path, experiment: config.Experiment) -> None:
@@ -98,7 +108,8 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredient
     """Load the data, build and compile the model, and check that everything fits together.
 
     A model of the caller's own is built twice: for the trainer, and with the initial weights of the replicate that is
-    trained first, which shows that the function builds new layers each time.
+    trained first, which shows that the function builds new layers each time. A function as criterion is called on three
+    more, and a model that is mirrored on devices is observed on one more.
     """
     mode = experiment.run.enforcement
     if experiment.run.strategy != "none" and mode in ("reparameterization", "tfmot"):
@@ -106,6 +117,9 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredient
         raise LotteryError(f'run.enforcement: received "{mode}", allowed {allowed}.')
     with mirrored.scope(mirrored.strategy_for(experiment.run.strategy)):
         prepared = _prepared(with_functions(experiment, ingredients), ingredients)
+    if ingredients.are_observed(experiment):
+        with randomness.put_back():
+            prepared = _identified(prepared, ingredients)
     if ingredients.model is None and networks.is_built_in(experiment.model.name):
         return prepared
     drawn = build_model(prepared.build, _initial_seed(experiment, replicate))
@@ -119,12 +133,11 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredient
 
 
 def with_functions(experiment: config.Experiment, ingredients: Ingredients) -> config.Experiment:
-    """Write into an experiment which functions the caller passes: fingerprints, and the densities of a schedule."""
+    """Write into an experiment which functions the caller passes, and the densities of a schedule."""
     tables = experiment.model_dump(exclude_unset=True)  # what a caller has set is not what has a default
     for section, key in ("prune", "criterion"), ("run", "enforcement"):
-        if (function := getattr(ingredients, key)) is not None:
-            known = {key: GIVEN, "fingerprint": fingerprint.of_function(function)}
-            tables[section] = tables.get(section, {}) | known
+        if getattr(ingredients, key) is not None:
+            tables[section] = tables.get(section, {}) | {key: GIVEN}
         elif getattr(getattr(experiment, section), key) == GIVEN:
             raise LotteryError(
                 f'{section}.{key} = "given" stands for a function passed to lottery.run(..., {key}=...); pass it '
@@ -145,12 +158,13 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
         model or _builder(experiment, loaded, ingredients.import_code), experiment.train.precision
     )
     built = build_model(build, _initial_seed(experiment, 0))
+    if own_model and isinstance(loaded, Splits) and loaded.train.x.dtype == np.uint8:
+        loaded = data.as_integers(loaded) if compiling.reads_integers(built, loaded.train.x[:8]) else loaded
     tables = experiment.model_dump()
     if passed is not None:
         validation = len(loaded.validation) if isinstance(loaded, Splits) else experiment.data.validation
         tables["data"] |= {"name": GIVEN, "fingerprint": loaded.fingerprint, "validation": validation}
     if own_model:
-        tables["model"]["fingerprint"] = fingerprint.of_model(built)
         tables["model"]["name"] = GIVEN if model is not None else experiment.model.name
         tables["train"] |= _compiled_with(built, experiment.train)
     experiment = config.validated(tables)
@@ -186,6 +200,27 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     return Prepared(experiment, build, loaded, trainer, criterion, tuple(notes))
 
 
+def _identified(prepared: Prepared, ingredients: Ingredients) -> Prepared:
+    """Complete an experiment with digests of what the caller's model and functions compute; see `identity`."""
+    experiment, example = prepared.experiment, example_batch(prepared.data)
+    model, examined, opaque, numbers = prepared.trainer.model, prepared.trainer.loop.examined, False, []
+    tables = experiment.model_dump()
+    if mirrored.strategy_of(model) is not None:  # its steps have parts for each device
+        model = build_model(prepared.build, _initial_seed(experiment, 0))
+        compiling.compile_model(model, experiment.train, example[0], compiling.step_variable())
+        examined = compiling.examine(model, example)
+    if ingredients.model is not None or not networks.is_built_in(experiment.model.name):
+        tables["model"]["fingerprint"], opaque = identity.of_model(model, examined, example)
+    if ingredients.enforcement is not None:
+        tables["run"]["fingerprint"] = identity.of_enforcement(model, ingredients.enforcement, example)
+    if ingredients.criterion is not None:
+        network = functools.partial(scoring_network, prepared, 0)
+        tables["prune"]["fingerprint"], numbers = identity.of_criterion(experiment, ingredients.criterion, network)
+
+    observe = functools.cache(functools.partial(identity.observed, examined, example, opaque, numbers))
+    return replace(prepared, experiment=config.validated(tables), observe=observe)
+
+
 def too_fine(prepared: Prepared, tolerance: float) -> list[str]:
     """Warn if a tolerance, in [0, 1], is finer than one test example. Of a stream the number of examples is unknown."""
     model, test_logs = prepared.trainer.model, prepared.trainer.loop.examined.test_logs
@@ -197,16 +232,19 @@ def too_fine(prepared: Prepared, tolerance: float) -> list[str]:
 def build_model(build: Callable[[], Any], seed: int) -> Any:
     """Build a model with initial weights from a seed; raise `LotteryError` if that fails or it is no Keras model."""
     import keras
-    import tf_keras
 
     if hasattr(build, "trainable_variables"):
         raise LotteryError(
             "model: received a model, allowed is a function that builds a new one each time it is called."
         )
-    for library in (keras, tf_keras):  # each draws initial weights from its own generator
-        library.utils.set_random_seed(seed)
+    keras.utils.set_random_seed(seed)
+    seeded = "tf_keras" in sys.modules  # it takes long to import, and few models need it
+    if seeded:
+        sys.modules["tf_keras"].utils.set_random_seed(seed)  # it draws initial weights from a generator of its own
     try:
         model = build()
+        if not seeded and "tf_keras" in sys.modules:  # this function was the first to import it
+            return build_model(build, seed)
     except LotteryError:
         raise
     except Exception as error:  # a user's function may raise anything

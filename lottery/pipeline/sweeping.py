@@ -4,14 +4,14 @@ import contextlib
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lottery import config, progress, stopping
 from lottery.errors import LotteryError
 from lottery.models import networks
-from lottery.pipeline import dispatch, environment, preparing, presets, running, shared_prefix
+from lottery.pipeline import dispatch, environment, identity, preparing, presets, running, shared_prefix
 from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.preparing import Ingredients
 from lottery.runs import results, store, tensorboard, verdicts
@@ -80,7 +80,12 @@ def sweep(
     """
     found, warned, ingredients = points(source, overrides), set(), Ingredients(import_code=import_code)
     with execution.started() as (report, asked), contextlib.ExitStack() as stack:
-        experiments = {store.run_path(out, one): one for one in _completed(found, ingredients)}
+        experiments: dict[Path, config.Experiment] = {}
+        for point in found:
+            path, experiment, compared = _completed(out, point.settings, ingredients)
+            experiments[path] = experiment
+            for note in compared:
+                report(progress.Note(note))
         recorded = (store.read_environment(path).get("num_threads", 0) for path in experiments)
         num_threads = next(filter(None, recorded), 0)  # all with as many as one that began before
         for number, (path, experiment) in enumerate(experiments.items(), start=1):
@@ -151,14 +156,15 @@ def table(runs: Sequence[Path], found: Sequence[Point], tolerance: float = verdi
     return pd.DataFrame(rows)
 
 
-def _completed(found: Sequence[Point], ingredients: Ingredients) -> Iterator[config.Experiment]:
-    """Complete each experiment with what a model of the user's decides."""
-    for experiment in (point.settings for point in found):
-        if networks.is_built_in(experiment.model.name):
-            yield experiment
-        else:
-            environment.begin_threads(experiment)
-            yield preparing.prepare(experiment, ingredients).experiment
+def _completed(
+    out: str | Path, experiment: config.Experiment, ingredients: Ingredients
+) -> tuple[Path, config.Experiment, list[str]]:
+    """Complete an experiment with what a model of the user's decides; return its folder, and sentences to read."""
+    if networks.is_built_in(experiment.model.name):
+        return store.run_path(out, experiment), experiment, []
+    environment.begin_threads(experiment)
+    prepared = preparing.prepare(experiment, ingredients)
+    return identity.located(out, prepared.experiment, prepared.observe)
 
 
 def _written(settings: Mapping[Path, config.Experiment], report: progress.Report) -> progress.Report:

@@ -359,12 +359,13 @@ def end(value: float, form: str = "+.4f") -> str:
 
 def _compared(found: Table, first: str) -> Grid:
     """List several runs at the same rounds, from `lottery.runs.comparison.compared`, a number to the cell."""
+    what = tables.measured(found)
     lines = [
         {
             "round": str(line["own_round"]),
             "density": f"{line['density']:.4f}",
             "run": line["run"],
-            "test accuracy": number(line["accuracy"]),
+            what: number(line[what.rpartition(" ")[2]]),
             "95 % from": end(line["low"], ".4f"),
             "95 % to": end(line["high"], ".4f"),
             f"run − {first}": end(line["difference"]),
@@ -375,7 +376,7 @@ def _compared(found: Table, first: str) -> Grid:
         for line in found.to_dict("records")
     ]
     notes = [
-        "Test accuracy at the early-stop step: mean over n replicates, and the ends of its 95 % t interval.",
+        f"{what.capitalize()} at the early-stop step: mean over n replicates, and the ends of its 95 % t interval.",
         f"Run − {first}: the same of the differences, paired by replicate. At each density {first} comes first, and "
         "then the best.",
     ]

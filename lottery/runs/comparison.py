@@ -1,4 +1,4 @@
-"""Compare several runs: the accuracy of each at the same rounds, and its difference from the first."""
+"""Compare several runs: the accuracy of each at the same rounds, or the loss, and its difference from the first."""
 
 import itertools
 import math
@@ -14,6 +14,8 @@ COLUMNS = (
     "round", "density", "run", "replicates", "accuracy", "low", "high", "difference", "difference_low",
     "difference_high", "own_round",
 )  # fmt: skip
+
+LOSS = "early_stop_val_loss"  # compared where no run measures accuracy
 
 WITHIN = 0.05  # densities are compared if they differ by at most this fraction of the first run's
 
@@ -49,18 +51,28 @@ def labelled(runs: list[Path]) -> dict[str, Path]:
     return dict(zip(labels, runs, strict=True))
 
 
-def compared(
-    tables: Mapping[str, Table], measure: str = verdicts.MEASURE, confidence: float = 0.95, within: float = WITHIN
-) -> Table:
-    """Compare the tickets of several runs by a measure, from the table of each run by its name.
+def measure_of(tables: Mapping[str, Table]) -> str:
+    """Choose what to compare: the test accuracy, or the validation loss if no run measures accuracy."""
+    without = [name for name, rows in tables.items() if rows[verdicts.MEASURE].isna().all()]
+    if without and len(without) < len(tables):
+        other = next(name for name in tables if name not in without)
+        raise LotteryError(f"compare: {without[0]} measures no accuracy and {other} does, so nothing can be compared.")
+    return LOSS if without else verdicts.MEASURE
+
+
+def compared(tables: Mapping[str, Table], measure: str = "", confidence: float = 0.95, within: float = WITHIN) -> Table:
+    """Compare the tickets of several runs by a measure, `measure_of` by default, from the table of each by its name.
 
     Each round of a run is compared with the round of the first run that has the nearest density, if the two differ by
     at most the fraction `within` of it; `left_out` names the other rounds.
 
     Returns the `COLUMNS` by round of the first run, which comes first in it, and then the best: mean and t interval of
-    each run, and of run − first run, paired by replicate. ``density`` and ``own_round`` are the run's own.
+    each run, and of run − first run, paired by replicate. ``density`` and ``own_round`` are the run's own. If a loss is
+    compared, the column ``accuracy`` is called ``loss``, and lower is better.
     """
     import pandas as pd
+
+    measure = measure or measure_of(tables)
 
     if len(tables) < 2:
         raise LotteryError(f"compare: received {len(tables)} run, allowed are two or more.")
@@ -82,7 +94,8 @@ def compared(
             difference = pairs.loc[index] if name != first and index in pairs.index else (math.nan,) * 3
             own = int(part["own"].iloc[0])
             lines.append((int(index), part["density"].mean(), name, len(values), mean, low, high, *difference, own))
-    found = pd.DataFrame(lines, columns=list(COLUMNS))
+    what = "loss" if measure.endswith("loss") else "accuracy"
+    found = pd.DataFrame(lines, columns=[what if name == "accuracy" else name for name in COLUMNS])
     shared = sorted(set(found[found["run"] != first]["round"]))
     if not shared:
         raise LotteryError(
@@ -90,7 +103,7 @@ def compared(
             "compare; --within allows more."
         )
     found = found[found["round"].isin(shared)].assign(behind=found["run"] != first)
-    found = found.sort_values(["round", "behind", "accuracy"], ascending=[True, True, False], ignore_index=True)
+    found = found.sort_values(["round", "behind", what], ascending=[True, True, what == "loss"], ignore_index=True)
     return found.drop(columns="behind")
 
 

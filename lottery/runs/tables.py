@@ -107,21 +107,27 @@ def html(shown: Grid) -> str:
     return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>{f'<small>{notes}</small>' if notes else ''}"
 
 
+def measured(found: Table) -> str:
+    """Name the measure of a table of `lottery.runs.comparison.compared`."""
+    return "validation loss" if "loss" in found else "test accuracy"
+
+
 def compared(found: Table, first: str) -> Grid:
     """List several runs at the same densities, compared with the first, from `lottery.runs.comparison.compared`."""
-    rows = []
+    rows, what = [], measured(found)
     for _, part in found.groupby("round", sort=True):
         for line in part.to_dict("records"):
-            own = [formatting.number(line["accuracy"]), formatting.ends(line["low"], line["high"], ".4f")]
+            own = [formatting.number(line[what.rpartition(" ")[2]]), formatting.ends(line["low"], line["high"], ".4f")]
             difference = ["", ""]
             if line["difference"] == line["difference"]:
                 ends = formatting.ends(line["difference_low"], line["difference_high"])
                 difference = [formatting.signed(line["difference"]), ends]
             where = [str(line["own_round"]), f"{line['density']:.4f}", line["run"], str(line["replicates"])]
             rows.append([*where, *own, *difference])
-    heads = ["round", "density", "run", "replicates", "test accuracy", "95 % interval", "vs first", "its interval"]
+    heads = ["round", "density", "run", "replicates", what, "95 % interval", "vs first", "its interval"]
+    data = "this test set" if what.startswith("test") else "these validation examples, and lower is better"
     notes = [
-        "Test accuracy at the early-stop step: mean and t interval over replicates, so over seeds, for this test set.",
+        f"{what.capitalize()} at the early-stop step: mean and t interval over replicates, so over seeds, for {data}.",
         f"vs first: run − {first}, paired by replicate, and its t interval. At each density {first} comes first, and "
         "then the best.",
     ]

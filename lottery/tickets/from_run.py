@@ -119,7 +119,10 @@ def examples(source: Path, provenance: Mapping[str, Any], path: str = "", num: i
         loaded = data.load(settings.model_copy(update={"path": path}) if path else settings)
     if loaded.fingerprint != about.get("digest"):
         raise LotteryError(f"The data {settings.name!r} on this machine are not those that the ticket was found on.")
-    return loaded.scaled((loaded.validation if len(loaded.validation) else loaded.train).x[:num])
+    found = (loaded.validation if len(loaded.validation) else loaded.train).x[:num]
+    if about.get("scaling") is None and found.dtype == np.uint8:  # the model takes whole numbers
+        return found.astype(np.int32)
+    return loaded.scaled(found)
 
 
 def _local_settings(provenance: Mapping[str, Any], path: str) -> data.Data:

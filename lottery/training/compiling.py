@@ -1,13 +1,14 @@
 """Compile a model for training: optimizer, loss, learning rates with warm-up and drops; and see what its steps do."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from lottery import randomness
 from lottery.data import Splits
 from lottery.errors import LotteryError, unknown
 from lottery.models.library import evaluating, is_compiled, is_keras, keras_of, reason
@@ -111,6 +112,8 @@ class Examined:
     test_logs: tuple[str, ...]
     unrepeatable: tuple[str, ...]  # operations that draw random numbers which a resumed run cannot repeat
     calls_python: bool  # in a training step
+    step: Any  # ``train_step`` on the example, traced; it may update one weight only
+    variables: tuple[Any, ...]  # of that step, kept alive: Keras drops its global generator with each new seed
 
 
 def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any = None) -> None:
@@ -142,6 +145,23 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
         )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=not probabilities)
     model.compile(optimizer=optimizer(keras, settings, schedule_step), loss=loss, metrics=["accuracy"])
+
+
+def reads_integers(model: Any, inputs: np.ndarray) -> bool:
+    """Check if a model takes its inputs, a few examples, as whole numbers, as an Embedding does: they are no pixels."""
+    import tensorflow as tf
+
+    with _fitting(model):
+        spec = tf.TensorSpec(inputs.shape, tf.float32)
+        called = tf.function(lambda x: model(x, training=False), autograph=False).get_concrete_function(spec)
+    waiting = [called.inputs[0]]
+    while waiting:
+        for operation in waiting.pop().consumers():
+            if operation.type == "Cast" and operation.outputs[0].dtype.is_integer:
+                return True
+            if operation.type in ("Cast", "Identity"):
+                waiting.append(operation.outputs[0])
+    return False
 
 
 def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
@@ -193,17 +213,65 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
         test_logs=_own_logs(test_logs, metrics, "test_step"),
         unrepeatable=tuple(sorted({node.op for node in nodes} & UNREPEATABLE)),
         calls_python=not PYTHON.isdisjoint(node.op for node in nodes),
+        step=traced,
+        variables=tuple(traced.graph.variables),
     )
+
+
+def traced_test_step(model: Any, example: tuple[Any, Any]) -> Any:
+    """Trace a compiled model's ``test_step`` on an example."""
+    import tensorflow as tf
+
+    with _fitting(model):
+        return tf.function(model.test_step, autograph=False).get_concrete_function(example)
+
+
+def traced_under(
+    model: Any, example: tuple[Any, Any], masks: Any, enforce: Callable[..., contextlib.AbstractContextManager[Any]]
+) -> Any:
+    """Trace a compiled model's ``train_step`` on an example while an enforcement holds masks."""
+    import tensorflow as tf
+
+    with _fitting(model), enforce(model, masks) as callbacks:
+
+        def step(batch: Any) -> Any:
+            logs = model.train_step(batch)
+            for one in callbacks:
+                one.on_train_batch_end(tf.constant(0), logs)
+            return logs
+
+        return tf.function(step, autograph=False).get_concrete_function(example)
+
+
+def observe(examined: Examined, example: tuple[Any, Any], num_steps: int = 8) -> list[float]:
+    """Take a few of the examined steps on the example, and return what they report; then put every variable back."""
+    import keras
+
+    before, reported = [np.array(one.numpy()) for one in examined.variables], []
+    with randomness.put_back():
+        keras.utils.set_random_seed(0)  # a step may call Python, and draw there
+        try:
+            for _ in range(num_steps):
+                logs = examined.step(example)
+                values = [np.mean(np.asarray(logs[name], np.float64)) for name in logs]
+                # JSON has no infinity and no NaN.
+                reported += [float(value) if np.isfinite(value) else -1.0 for value in values]
+        finally:
+            for variable, value in zip(examined.variables, before, strict=True):
+                variable.assign(value)
+    return reported
 
 
 @contextlib.contextmanager
 def _updating_one_weight(model: Any) -> Iterator[None]:
-    """Have Keras' own training step update one weight, for a while, if the optimizer is Keras' own too.
+    """Have Keras' own training step update one weight, for a while, if each weight would be updated alike.
 
-    The loop traces the step once more, and most of a trace is the updates. Those of Keras are the same for each weight.
+    The loop traces the step once more, and most of a trace is the updates. Those of Keras' own optimizers are the same
+    for each weight, but for constraints, for weights without decay, and for optimizers that choose by weight.
     """
     optimizer = model.optimizer
-    if not (is_keras(type(model).train_step) and is_keras(type(optimizer))) or "apply_gradients" in vars(optimizer):
+    own_steps = not (is_keras(type(model).train_step) and is_keras(type(optimizer)))
+    if own_steps or "apply_gradients" in vars(optimizer) or not _updates_alike(model):
         yield
         return
     apply = optimizer.apply_gradients
@@ -217,6 +285,14 @@ def _updating_one_weight(model: Any) -> Iterator[None]:
         yield
     finally:
         del vars(optimizer)["apply_gradients"]
+
+
+def _updates_alike(model: Any) -> bool:
+    """Check that an optimizer of Keras' own treats all weights of a model in the same way."""
+    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    chosen = [getattr(inner, f"_exclude_from_weight_decay{suffix}", None) for suffix in ("", "_pattern")]
+    constrained = any(getattr(one, "constraint", None) is not None for one in model.trainable_variables)
+    return not (constrained or any(chosen) or type(inner).__name__ in ("MultiOptimizer", "Muon"))
 
 
 def step_variable() -> Any:

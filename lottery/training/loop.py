@@ -176,6 +176,11 @@ def gains_from_xla(model: Any) -> bool:
 
     if tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"):
         return True
+    return gains_on_cpu(model)
+
+
+def gains_on_cpu(model: Any) -> bool:
+    """Return True if all layers of a model train faster with XLA on a CPU."""
     return all(type(weights.inside(layer)).__name__ in GAINS_FROM_XLA for layer in model._flatten_layers())
 
 
