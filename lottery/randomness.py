@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 # The purpose of a random number is part of its seed, so that no two purposes share a stream.
-INITIALISATION, BATCHES, AUGMENTATION, SCORES, BRANCH, SIBLINGS = 1, 2, 3, 4, 5, 6
+INITIALISATION, BATCHES, AUGMENTATION, SCORES, BRANCH, SIBLINGS, REWIND = 1, 2, 3, 4, 5, 6, 7
 
 _OF_KERAS = ("global_random_seed", "global_seed_generator")  # its names of its global seed and generator
 

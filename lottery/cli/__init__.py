@@ -129,7 +129,7 @@ def show(
 
     With --interval two_way, show and print ticket − dense over seeds and test examples instead.
 
-    A narrow terminal leaves out, in this order: end interval, interval, kept, at the end, early stop, end vs dense,
+    A narrow terminal leaves out, in this order: end interval, interval, kept, end, early stop, end vs dense,
     special, density.
     """
     from lottery.runs import results, two_way

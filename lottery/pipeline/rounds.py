@@ -72,7 +72,8 @@ def train_chain(training: Training, replicate: int, last: int) -> None:
             thresholds, kept = ranking.thresholds(scores, kept, pruned), pruned
             number = criteria.DEFINITIONS.get(experiment.prune.criterion)
             details = {"definition": number} if number else {}
-            start = rewinding.rewound(experiment.rewind.mode, _start_state(training, replicate), before, kept)
+            rng = rewinding.rng_for(experiment.run.seed, replicate, index)
+            start = rewinding.rewound(experiment.rewind.mode, _start_state(training, replicate), before, kept, rng)
             trained = train_network(training, network, start, kept, Span(k, None, schedule_step(experiment, index)))
         else:
             thresholds, watch = dict.fromkeys(kept), _states_on_the_way(training)
@@ -297,11 +298,13 @@ def _store_states(training: Training, replicate: int, watch: Watch, initial: Arr
 
 
 def drawn_anew(prepared: Prepared, replicate: int, index: int) -> dict[str, np.ndarray]:
-    """Draw every variable at step 0 anew, for the branches of a round; their signs where rounds start from signs."""
+    """Draw every variable at step 0 anew, for the branches of a round, and rewind to it; nothing is masked."""
     experiment = prepared.experiment
     words = (experiment.run.seed, replicate, randomness.BRANCH, index, randomness.INITIALISATION)
     drawn = weights.read_state(preparing.build_model(prepared.build, randomness.seed_for(*words)))
-    return rewinding.REWINDS[experiment.rewind.mode](drawn, drawn, prepared.trainer.masks)
+    dense = masks.ones_like({name: drawn[name] for name in prepared.trainer.masks})
+    rng = rewinding.rng_for(experiment.run.seed, replicate, index)
+    return rewinding.REWINDS[experiment.rewind.mode](drawn, drawn, dense, rng)
 
 
 def _stored_ticket(training: Training, network: Network) -> branches.StoredTicket:

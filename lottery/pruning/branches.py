@@ -125,13 +125,11 @@ def shuffled_mask(ticket: StoredTicket) -> BranchStart:
 def reshuffled_init(ticket: StoredTicket) -> BranchStart:
     """The ticket's masks, the start weights that survive shuffled among themselves, weight by weight.
 
-    "Reshuffle" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 4.1, under the masks of the ticket; the
-    paper finds masks anew from that start in every round.
+    "Reshuffle" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 4.1, under the masks of the ticket; see
+    `rewinding.to_shuffled`. The paper finds masks anew from that start in every round, as the rewinding mode
+    ``reshuffled`` does.
     """
-    start = dict(ticket.start)
-    for name, mask in ticket.kept.items():
-        start[name] = start[name].copy()
-        start[name][mask] = ticket.rng.permutation(start[name][mask])
+    start = rewinding.to_shuffled(ticket.start, ticket.start, ticket.kept, ticket.rng)
     return BranchStart(start, ticket.kept, ticket.step, ticket.num_steps)
 
 
@@ -142,7 +140,7 @@ def signed_constant(ticket: StoredTicket) -> BranchStart:
     ticket; see `rewinding.to_signs`. The paper finds masks anew from that start in every round, as the rewinding mode
     ``sign`` does.
     """
-    start = rewinding.to_signs(ticket.start, ticket.start, ticket.kept)
+    start = rewinding.to_signs(ticket.start, ticket.start, ticket.kept, ticket.rng)
     return BranchStart(start, ticket.kept, ticket.step, ticket.num_steps)
 
 
@@ -179,7 +177,7 @@ _UNDONE = (
     "the ticket starts from weights that were trained in every round before it, and this network lacks that training; "
     'use a run of rewind.mode = "weights"'
 )
-_WHICH_KEPT: Mapping[Start, str] = dict.fromkeys(("initial", "late", "signs"), "which weights are kept")
+_WHICH_KEPT: Mapping[Start, str] = dict.fromkeys(("initial", "late", "signs", "shuffled"), "which weights are kept")
 _WHICH_SIGN = "which weight starts with which sign"
 
 # By the name in ``run.controls`` and `lottery branch`.
@@ -190,6 +188,7 @@ BRANCHES: dict[str, Branch] = {
             "initial": "the initialisation",
             "late": "the initialisation with its first {step} steps",
             "signs": _WHICH_SIGN,
+            "shuffled": "the initialisation",
         },
         starts="initial",
         needs_model=("start weights",),
@@ -197,6 +196,7 @@ BRANCHES: dict[str, Branch] = {
             "initial": "newly drawn weights",
             "late": "newly drawn weights",
             "signs": "the signs of newly drawn weights, all of one size",
+            "shuffled": "newly drawn weights",
         },
         past="not at all",
         refused={"trained": _UNDONE},
@@ -214,6 +214,7 @@ BRANCHES: dict[str, Branch] = {
             "initial": "which weight has which initial value",
             "late": "which weight has which value at step {step}",
             "signs": _WHICH_SIGN,
+            "shuffled": "which weight starts with which value",
         },
         starts_from="the ticket's start weights, those that survive shuffled within each layer",
         past="as the ticket's, in other places",
@@ -221,7 +222,11 @@ BRANCHES: dict[str, Branch] = {
     ),
     "signed_constant": Branch(
         signed_constant,
-        {"initial": "the size of the initial weights", "late": "the size of the weights at step {step}"},
+        {
+            "initial": "the size of the initial weights",
+            "late": "the size of the weights at step {step}",
+            "shuffled": "the size of the start weights",
+        },
         starts_from="the signs of the ticket's start weights, all of one size",
         past="as the ticket's, of which the signs are left",
         refused={"signs": "the ticket itself starts from signs of one size", "trained": _UNDONE},
@@ -232,6 +237,7 @@ BRANCHES: dict[str, Branch] = {
             "initial": "training",
             "late": "training after step {step}",
             "signs": "training",
+            "shuffled": "training",
             "trained": "training after pruning",
         },
         starts="end",

@@ -5,15 +5,15 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from lottery import masks
+from lottery import masks, randomness
 from lottery.masks import Masks, Weights
 
-# From every variable at the rewind step, every variable at the end of the round before, and the masks of the round, to
-# every variable, by name, not masked yet.
-Rewind = Callable[[Weights, Weights, Masks], dict[str, np.ndarray]]
+# From every variable at the rewind step, every variable at the end of the round before, the masks of the round, and a
+# generator for this round of this replicate alone, to every variable, by name, not masked yet.
+Rewind = Callable[[Weights, Weights, Masks, np.random.Generator], dict[str, np.ndarray]]
 
 
-def to_start(start: Weights, trained: Weights, kept: Masks) -> dict[str, np.ndarray]:
+def to_start(start: Weights, trained: Weights, kept: Masks, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Rewind every variable to the rewind step: weight rewinding.
 
     At step 0 Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, theta_0 times m; later, Frankle et al. 2020,
@@ -22,7 +22,7 @@ def to_start(start: Weights, trained: Weights, kept: Masks) -> dict[str, np.ndar
     return dict(start)
 
 
-def to_trained(start: Weights, trained: Weights, kept: Masks) -> dict[str, np.ndarray]:
+def to_trained(start: Weights, trained: Weights, kept: Masks, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Rewind no weight: survivors continue from the end of the round before.
 
     Learning-rate rewinding and fine-tuning of Renda, Frankle & Carbin 2020, https://arxiv.org/abs/2003.02389, which
@@ -31,7 +31,7 @@ def to_trained(start: Weights, trained: Weights, kept: Masks) -> dict[str, np.nd
     return dict(trained)
 
 
-def to_signs(start: Weights, trained: Weights, kept: Masks) -> dict[str, np.ndarray]:
+def to_signs(start: Weights, trained: Weights, kept: Masks, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Set every prunable weight to its sign at the rewind step times a constant, and rewind everything else.
 
     "Init sign, constant" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 4.1: the constant is the
@@ -43,38 +43,58 @@ def to_signs(start: Weights, trained: Weights, kept: Masks) -> dict[str, np.ndar
     }
 
 
+def to_shuffled(start: Weights, trained: Weights, kept: Masks, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Shuffle the values that survivors had at the rewind step, weight by weight, and rewind everything else.
+
+    "Reshuffle" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 4.1.
+    """
+    shuffled = dict(start)
+    for name, mask in kept.items():
+        shuffled[name] = start[name].copy()
+        shuffled[name][mask] = rng.permutation(start[name][mask])
+    return shuffled
+
+
 # By the name in ``rewind.mode``.
 REWINDS: dict[str, Rewind] = {
     "weights": to_start,
     "learning_rate": to_trained,
     "none": to_trained,
     "sign": to_signs,
+    "reshuffled": to_shuffled,
 }
 
 
-# What a ticket starts from: weights at step 0, weights at a later step, the signs of either, or trained weights.
-Start = Literal["initial", "late", "signs", "trained"]
+# What a ticket starts from: weights at step 0, weights at a later step, the signs of either, either with survivors
+# shuffled, or trained weights.
+Start = Literal["initial", "late", "signs", "shuffled", "trained"]
 STARTS: tuple[Start, ...] = get_args(Start)
 
 
 def start_of(mode: str, step: int = 0) -> Start:
     """Return what pruned rounds start from in a rewinding mode, with a rewind step."""
     rewind = REWINDS[mode]
-    if rewind is to_trained:
-        return "trained"
-    return "signs" if rewind is to_signs else "late" if step else "initial"
+    kinds: dict[Rewind, Start] = {to_trained: "trained", to_signs: "signs", to_shuffled: "shuffled"}
+    return kinds.get(rewind, "late" if step else "initial")
 
 
 def steps_before(mode: str, step: int, num_steps: int, index: int) -> int:
     """Count the training steps that the start weights of round `index` have gone through.
 
-    Of the signs of trained weights, all of those steps count.
+    Of the signs of trained weights, and of shuffled ones, all of those steps count.
     """
     if not index:
         return 0
     return num_steps + (index - 1) * (num_steps - step) if start_of(mode, step) == "trained" else step
 
 
-def rewound(mode: str, start: Weights, trained: Weights, kept: Masks) -> dict[str, np.ndarray]:
+def rng_for(seed: int, replicate: int, index: int) -> np.random.Generator:
+    """The random numbers of the rewinding before a round of a replicate."""
+    return randomness.generator(seed, replicate, randomness.REWIND, index)
+
+
+def rewound(
+    mode: str, start: Weights, trained: Weights, kept: Masks, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
     """Make the variables that a round starts from, every masked entry at zero."""
-    return masks.apply(REWINDS[mode](start, trained, kept), kept)
+    return masks.apply(REWINDS[mode](start, trained, kept, rng), kept)

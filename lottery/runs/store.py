@@ -22,7 +22,7 @@ from lottery import masks as masks_module
 from lottery import weights as weights_module
 from lottery.errors import LotteryError, StorageError
 from lottery.masks import Masks
-from lottery.pruning.rewinding import REWINDS, to_trained
+from lottery.pruning import rewinding
 from lottery.runs import records
 from lottery.settings import MOST
 
@@ -112,10 +112,11 @@ class StoredRound:
             raise LotteryError(f"{str(self.folder)!r} is a branch; the weights that it started from are not stored.")
         if not self.index:
             return read_start(self.run, self.replicate)
-        rewind = read_experiment(self.run).rewind
-        set_back = REWINDS[rewind.mode]
-        start = read_start(self.run, self.replicate, rewind.step)
-        return set_back(start, self.before.weights if set_back is to_trained else {}, self.masks)
+        experiment = read_experiment(self.run)
+        set_back = rewinding.REWINDS[experiment.rewind.mode]
+        start = read_start(self.run, self.replicate, experiment.rewind.step)
+        trained = self.before.weights if set_back is rewinding.to_trained else {}
+        return set_back(start, trained, self.masks, rewinding.rng_for(experiment.run.seed, self.replicate, self.index))
 
     @cached_property
     def before(self) -> "StoredRound":

@@ -187,13 +187,15 @@ def test_verify_finds_other_start_weights(controlled, tmp_path):
         go(tmp_path, {"rewind": {"step": K}, "run": {"controls": CONTROLS}})
 
 
-@pytest.mark.parametrize("mode", ["learning_rate", "none", "sign"])
+@pytest.mark.parametrize("mode", ["learning_rate", "none", "sign", "reshuffled"])
 def test_other_ways_to_go_on(tmp_path, mode):
     run = go(tmp_path, {"rewind": {"mode": mode}, "run": {"num_replicates": 1}, "train": {"drop_at": [20]}})
     assert is_right(run) == []
     kept = files.read_masks(folder_of(run) / "masks.safetensors")
     before, initial = state(folder_of(run, index=1)), state(run.path / "replicate-1", "initial")
-    begun = lottery.pruning.rewinding.rewound(mode, initial, before, kept)
+    index = int(folder_of(run).name.removeprefix("round-"))
+    rng = lottery.pruning.rewinding.rng_for(run.experiment.run.seed, 1, index)
+    begun = lottery.pruning.rewinding.rewound(mode, initial, before, kept, rng)
     assert record(folder_of(run))["start_sha256"] == lottery.weights.fingerprint(begun)
     rewound = go(tmp_path, {"run": {"num_replicates": 1}, "train": {"drop_at": [20]}})
     assert np.any(state(folder_of(run))["dense/kernel"] != state(folder_of(rewound))["dense/kernel"])

@@ -20,6 +20,7 @@ KINDS = {
     "initial": [("weights", 0)],
     "late": [("weights", K)],
     "signs": [("sign", 0)],
+    "shuffled": [("reshuffled", 0)],
     "trained": [("learning_rate", K), ("none", 0)],
 }
 EVERY = [(name, mode, step) for name in BRANCHES for kinds in KINDS.values() for mode, step in kinds]
@@ -40,21 +41,28 @@ SHOWS = {
     ("random_reinit", "signs"): "which weight starts with which sign",
     ("random_mask", "initial"): "which weights are kept",
     ("random_mask", "late"): "which weights are kept",
+    ("random_reinit", "shuffled"): "the initialisation",
     ("random_mask", "signs"): "which weights are kept",
+    ("random_mask", "shuffled"): "which weights are kept",
     ("random_mask_global", "initial"): "which weights are kept",
     ("random_mask_global", "late"): "which weights are kept",
     ("random_mask_global", "signs"): "which weights are kept",
+    ("random_mask_global", "shuffled"): "which weights are kept",
     ("shuffled_mask", "initial"): "which weights are kept in each layer",
     ("shuffled_mask", "late"): "which weights are kept in each layer",
     ("shuffled_mask", "signs"): "which weights are kept in each layer",
+    ("shuffled_mask", "shuffled"): "which weights are kept in each layer",
     ("reshuffled_init", "initial"): "which weight has which initial value",
     ("reshuffled_init", "late"): "which weight has which value at step 8",
     ("reshuffled_init", "signs"): "which weight starts with which sign",
+    ("reshuffled_init", "shuffled"): "which weight starts with which value",
     ("signed_constant", "initial"): "the size of the initial weights",
     ("signed_constant", "late"): "the size of the weights at step 8",
+    ("signed_constant", "shuffled"): "the size of the start weights",
     ("untrained", "initial"): "training",
     ("untrained", "late"): "training after step 8",
     ("untrained", "signs"): "training",
+    ("untrained", "shuffled"): "training",
     ("untrained", "trained"): "training after pruning",
 }
 NO_CLAIM = ("early_bird", "transfer")
@@ -114,6 +122,16 @@ def signs(values):
     }
 
 
+def shuffled(values, kept, index):
+    """Zhou et al.: what survives, shuffled within each weight; seed 0, replicate 1."""
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((0, 1, 7, index))))
+    found = {name: value.copy() for name, value in values.items()}
+    for name, mask in kept.items():
+        flat, places = found[name].reshape(-1), np.flatnonzero(mask)
+        flat[places] = rng.permutation(flat[places])
+    return found
+
+
 @pytest.mark.parametrize(("mode", "step"), [kind for kinds in KINDS.values() for kind in kinds])
 def test_what_a_ticket_starts_from_and_how_long_that_was_trained(runs, mode, step):
     run = runs[mode, step]
@@ -122,7 +140,13 @@ def test_what_a_ticket_starts_from_and_how_long_that_was_trained(runs, mode, ste
         files.read_arrays(folder / "start.safetensors") if step else files.read_arrays(folder / "initial.safetensors")
     )
     trained = stored(run, index=1).weights
-    expected = {"initial": late, "late": late, "signs": signs(late), "trained": trained}[start_of(mode, step)]
+    expected = {
+        "initial": late,
+        "late": late,
+        "signs": signs(late),
+        "shuffled": shuffled(late, ticket.masks, 2),
+        "trained": trained,
+    }[start_of(mode, step)]
     assert ticket.record["start_sha256"] == weights.fingerprint(masks.apply(expected, ticket.masks))
     rows = [metric[0] for metric in ticket.metrics]
     assert (min(rows), max(rows)) == (step, NUM_STEPS)
@@ -262,7 +286,7 @@ def test_what_the_verdict_says_of_each_branch(name, mode, step):
 
 
 @pytest.mark.parametrize("criterion", ["snip", "grasp", "synflow"])
-@pytest.mark.parametrize("mode", ["learning_rate", "none", "sign"])
+@pytest.mark.parametrize("mode", ["learning_rate", "none", "sign", "reshuffled"])
 def test_criteria_that_prune_before_training_start_from_weights(criterion, mode):
     with pytest.raises(
         LotteryError, match=f'rewind.mode: received "{mode}", allowed with prune.criterion = "{criterion}"'
