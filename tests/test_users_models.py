@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import lottery
-from lottery import config, data
+from lottery import config, data, weights
 from lottery.errors import LotteryError
 from lottery.models.library import reason
+from lottery.pipeline import preparing
 from lottery.runs import store
 from lottery.training.settings import Train
 from tests.conftest import quietly, toy_arrays
@@ -67,6 +68,24 @@ def convolution():
     return sequential(
         keras, layers.Reshape((6, 1)), layers.Conv1D(4, 3, activation="relu"), layers.Flatten(), layers.Dense(3)
     )
+
+
+def test_the_first_function_that_imports_tf_keras_draws_from_the_seed_too(monkeypatch):
+    """Its generator of initial weights can be seeded only once it is there, so the function is called again."""
+    import tf_keras
+
+    calls = []
+
+    def counted():
+        calls.append("tf_keras" in sys.modules)
+        return softmax_tf_keras()
+
+    wanted = weights.read(preparing.build_model(counted, 5))
+    tf_keras.utils.set_random_seed(99)
+    monkeypatch.delitem(sys.modules, "tf_keras")
+    found = weights.read(preparing.build_model(counted, 5))
+    assert calls == [True, False, True]
+    assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
 
 
 @pytest.mark.xla

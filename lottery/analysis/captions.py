@@ -26,12 +26,12 @@ def counted(points: Table) -> tuple[int, str]:
 
 def replicates(points: Table, shape: str, interval: str = "range") -> str:
     """Say of how many replicates the means of `style.spread` are, and what their bars or bands are."""
-    most, said = counted(points)
+    most, number = counted(points)
     if most == 1:
         return "One replicate (n = 1)."
     if not (points["replicates"] > 0).any():
-        return f"{said} replicates."
-    return f"Means of n = {said} replicates, {shape}: {INTERVALS[interval]}."
+        return f"{number} replicates."
+    return f"Means of n = {number} replicates, {shape}: {INTERVALS[interval]}."
 
 
 def value(row: Any, form: str = ".4f") -> str:

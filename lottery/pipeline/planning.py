@@ -98,8 +98,8 @@ def needed(lines: Table, experiment: config.Experiment, rule: verdicts.Rule, pow
         row: dict[str, float] = {"difference": mean, "std": spread}
         for key, error in {"replicates": 1, "for_all_rounds": num_rounds}.items():
             confidence, distance = 1 - (1 - rule.confidence) / error, mean + rule.tolerance
-            told = distance > 0 and spread == spread
-            enough = intervals.num_needed(distance, spread, num, confidence, power) if told else None
+            can_tell = distance > 0 and spread == spread
+            enough = intervals.num_needed(distance, spread, num, confidence, power) if can_tell else None
             row[key] = enough or math.nan
         added.append(row)
     import pandas as pd

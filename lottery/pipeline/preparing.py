@@ -238,12 +238,14 @@ def build_model(build: Callable[[], Any], seed: int) -> Any:
             "model: received a model, allowed is a function that builds a new one each time it is called."
         )
     keras.utils.set_random_seed(seed)
-    seeded = "tf_keras" in sys.modules  # it takes long to import, and few models need it
-    if seeded:
-        sys.modules["tf_keras"].utils.set_random_seed(seed)  # it draws initial weights from a generator of its own
+    is_seeded = "tf_keras" in sys.modules  # it takes long to import, and few models need it
+    if is_seeded:
+        import tf_keras
+
+        tf_keras.utils.set_random_seed(seed)  # it draws initial weights from a generator of its own
     try:
         model = build()
-        if not seeded and "tf_keras" in sys.modules:  # this function was the first to import it
+        if not is_seeded and "tf_keras" in sys.modules:  # this function was the first to import it
             return build_model(build, seed)
     except LotteryError:
         raise

@@ -123,13 +123,13 @@ def table(run: Path, tolerance: float = TOLERANCE, confidence: float = 0.95) -> 
 
 def sentences(found: Table) -> list[str]:
     """Say for each measure of `table` which rounds are matching for other test examples too."""
-    said = []
+    lines = []
     for measure, part in found[found["against"] == "dense"].groupby("measure", sort=False):
         here, everywhere = (set(part[part[column] == MATCHING]["round"]) for column in ("verdict", "two_way_verdict"))
         shown = f"{MATCHING} in {_rounds(everywhere)}" if everywhere else f"no round is shown to be {MATCHING}"
         alone = f"; for this test set alone also {_rounds(here - everywhere)}" if here - everywhere else ""
-        said.append(f"{WHEN[measure]}, for other seeds and other test examples: {shown}{alone}.")
-    return said
+        lines.append(f"{WHEN[measure]}, for other seeds and other test examples: {shown}{alone}.")
+    return lines
 
 
 def num_examples(run: Path) -> int:

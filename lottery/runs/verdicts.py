@@ -316,12 +316,12 @@ def _steps(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
     ):
         mean, low, high, index = line["mean"], line["low"], line["high"], line["round"]
         p = intervals.p_value(-mean, -high, line["replicates"], -rule.margin, rule.confidence)
-        told = NO_LATER if high <= rule.margin else LATER if low > 0 else CANNOT_TELL
+        early_stop = NO_LATER if high <= rule.margin else LATER if low > 0 else CANNOT_TELL
         if index in bounds:
-            p, told = 1.0, CANNOT_TELL if told == NO_LATER else told
-        if 0 in bounds and told == LATER:
-            told = CANNOT_TELL
-        found[index] = {"step_mean": mean, "step_low": low, "step_high": high, "early_stop": told, "step_p": p}
+            p, early_stop = 1.0, CANNOT_TELL if early_stop == NO_LATER else early_stop
+        if 0 in bounds and early_stop == LATER:
+            early_stop = CANNOT_TELL
+        found[index] = {"step_mean": mean, "step_low": low, "step_high": high, "early_stop": early_stop, "step_p": p}
     return found
 
 
@@ -349,8 +349,8 @@ def _beside(rows: Table, rule: Rule) -> dict[Any, tuple[str, str]]:
     special = {}
     for index, verdicts in found.items():
         as_good = [branch for branch, verdict in verdicts.items() if verdict == "no"]
-        told = set(verdicts.values())
-        special[index] = ("no" if as_good else "yes" if told == {"yes"} else CANNOT_TELL, ", ".join(as_good))
+        every = set(verdicts.values())
+        special[index] = ("no" if as_good else "yes" if every == {"yes"} else CANNOT_TELL, ", ".join(as_good))
     return special
 
 
@@ -505,10 +505,9 @@ def _beside_controls(rows: Table, ticket: Mapping[str, Any], rule: Rule) -> str:
         line = found.loc[(found["round"] - ticket["round"]).abs().idxmin()].to_dict()
         named = branch if line["round"] == ticket["round"] else f"{branch} (at {percent(line['density'])})"
         if line["replicates"] > 1:
-            told = _beside_one(line, rule)
-            (better if line["high"] < 0 else as_good if told == "no" else worse if told == "yes" else others).append(
-                named
-            )
+            special = _beside_one(line, rule)
+            into = better if line["high"] < 0 else as_good if special == "no" else worse if special == "yes" else others
+            into.append(named)
     text = f", better than the control{'s' * (len(worse) > 1)} {listed(worse)}" if worse else ""
     if others:
         text += f"; {listed(others)} {'are' if len(others) > 1 else 'is'} not shown to do worse"
