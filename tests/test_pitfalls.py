@@ -1,6 +1,7 @@
 """Bugs that other lottery-ticket code has, planted in ours: a test of ours must fail because of each."""
 
 import dataclasses
+import secrets
 
 import numpy as np
 import pytest
@@ -127,12 +128,15 @@ def resume_from_the_beginning(patch):
 
 
 def seed_nothing(patch):
-    """15: the initialisation is not seeded."""
+    """15: the initialisation draws from a seed of chance."""
     import keras
     import tf_keras
 
     for library in (keras, tf_keras):
-        patch.setattr(library.utils, "set_random_seed", lambda seed: None)
+        seed_with = library.utils.set_random_seed
+        patch.setattr(
+            library.utils, "set_random_seed", lambda seed, seed_with=seed_with: seed_with(secrets.randbits(31))
+        )
 
 
 def shuffle_nothing(patch):
