@@ -8,7 +8,6 @@ import typer
 
 from lottery.cli import options, output
 from lottery.errors import LotteryError
-from lottery.formatting import signed
 
 
 def _names() -> list[tuple[str, str]]:
@@ -53,7 +52,7 @@ def run(
     checkpoint_every: options.CheckpointEvery = "60s",
     tensorboard: options.Tensorboard = True,
     import_code: options.ImportCode = False,
-    tolerance: options.Tolerance = 0.002,
+    tolerance: options.Tolerance = None,
 ) -> None:
     """Run an experiment, or continue it where it was stopped, and show its table and figure.
 
@@ -105,7 +104,7 @@ def plan(
     power: Annotated[
         float, typer.Option(metavar="FRACTION", help="The probability with which the difference is to be shown.")
     ] = 0.8,
-    tolerance: options.Tolerance = 0.002,
+    tolerance: options.Tolerance = None,
     looks: options.Looks = 1,
     import_code: options.ImportCode = False,
     as_json: options.Json = False,
@@ -182,7 +181,7 @@ def sweep(
     checkpoint_every: options.CheckpointEvery = "60s",
     tensorboard: options.Tensorboard = True,
     import_code: options.ImportCode = False,
-    tolerance: options.Tolerance = 0.002,
+    tolerance: options.Tolerance = None,
     as_json: options.Json = False,
     as_csv: options.Csv = False,
 ) -> None:
@@ -192,6 +191,7 @@ def sweep(
     """
     from lottery import config
     from lottery.pipeline import dispatch, sweeping
+    from lottery.runs.measure import ACCURACY, LOSS
 
     words, often = config.parse_overrides(overrides or []), options.every(checkpoint_every)
     working_on = options.workers_on(on, workers, address, task_cpus, task_gpus, task_memory)
@@ -203,7 +203,8 @@ def sweep(
     if not (as_json or as_csv):
         shown = {key: rows[key].map(str) for key in found[0].values}
         differences = rows["smallest_matching_difference"].astype(float)
-        shown["smallest_matching_difference"] = differences.map(signed, na_action="ignore").fillna("")
+        change = (LOSS if "dense_loss" in rows else ACCURACY).change
+        shown["smallest_matching_difference"] = differences.map(change, na_action="ignore").fillna("")
         rows = rows.astype(object).assign(**shown)
     output.rows(rows, as_json, as_csv)
 
@@ -233,7 +234,7 @@ def branch(
     checkpoint_every: options.CheckpointEvery = "60s",
     tensorboard: options.Tensorboard = True,
     import_code: options.ImportCode = False,
-    tolerance: options.Tolerance = 0.002,
+    tolerance: options.Tolerance = None,
 ) -> None:
     """Train controls and other branches from stored rounds; the same command continues where it was stopped."""
     from lottery import config

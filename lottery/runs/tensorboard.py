@@ -22,7 +22,10 @@ from lottery.runs import results, store
 FOLDER = "tensorboard"
 
 # By round, one line for each replicate and branch; all but the density also beside a network's hyper-parameters.
-BY_ROUND = ("density", "early_stop_test_accuracy", "final_test_accuracy", "early_stop_step", "seconds")
+BY_ROUND = (
+    "density", "early_stop_test_accuracy", "final_test_accuracy", "early_stop_test_loss", "final_test_loss",
+    "early_stop_step", "seconds",
+)  # fmt: skip
 
 OF_NETWORK = {"branch": "STRING", "round": "FLOAT64", "density": "FLOAT64", "replicate": "FLOAT64"}
 # In which networks of several runs below one folder may differ, and those of a run where they were transferred.
