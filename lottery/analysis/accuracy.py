@@ -57,11 +57,13 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = Fa
         if len(outside):
             # On the edge, in axes coordinates, with a row for each branch. A line without points, unclipped, would be
             # a speck in the corner of the figure that layouts make room for, so it is not drawn.
-            height = 1 - 0.03 * num_outside if measure.is_loss else 0.03 * num_outside
+            height, marker, label = 0.03 * num_outside, "v", "_below"
+            if measure.is_loss:
+                height, marker, label = 1 - height, "^", "_above"
             ax.plot(
                 outside["density"], [height] * len(outside), transform=ax.get_xaxis_transform() + aside,
-                color=look[0], marker="^" if measure.is_loss else "v", markersize=style.thick(5),
-                markerfacecolor="white", linestyle="none", clip_on=False, zorder=5, label="_outside",
+                color=look[0], marker=marker, markersize=style.thick(5), markerfacecolor="white", linestyle="none",
+                clip_on=False, zorder=5, label=label,
             )  # fmt: skip
             num_outside += 1
     style.density_axis(ax, points["density"])

@@ -88,7 +88,11 @@ def rows(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
 
 
 def means(frame: Any, keys: Sequence[str], columns: Sequence[str], count: str = "") -> None:
-    """Print the means of columns over rows with the same keys; `count` is the head of a column that counts them."""
+    """Print the means of columns over rows with the same keys; `count` is the head of a column that counts them.
+
+    A column without any value, such as the accuracy of a model that measures none, is left out.
+    """
+    columns = [column for column in columns if frame[column].notna().any()]
     groups = list(frame.groupby(list(keys), sort=False, dropna=False))
     cells = [formatting.column([values[place] for values, _ in groups]) for place in range(len(keys))]
     cells += [[str(len(part)) for _, part in groups]] if count else []

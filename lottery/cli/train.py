@@ -118,7 +118,8 @@ def plan(
     from lottery import config
     from lottery.formatting import number
     from lottery.pipeline import environment, planning, presets
-    from lottery.runs import store, verdicts
+    from lottery.runs import results, store, verdicts
+    from lottery.runs.measure import ACCURACY, measure_of
 
     if std is not None and pilot is not None:
         raise LotteryError("--std and --from: received both, allowed is one of them.")
@@ -134,7 +135,8 @@ def plan(
     overriding = config.parse_overrides(words)
     planned = config.load(source, overriding)
     environment.num_threads()  # imports TensorFlow without its start-up messages
-    rule = verdicts.rule_for(planned, tolerance, looks)
+    compared_by = ACCURACY if pilot is None else measure_of(results.table(pilot))
+    rule = verdicts.rule_for(planned, tolerance, looks, compared_by)
     rows = planning.rounds(planned, pilot, import_code or config.names_network(overriding))
     num_entries, asked = int(rows["num_kept"].iloc[0]), std is not None or pilot is not None
     if asked:
@@ -159,6 +161,8 @@ def plan(
             f"{planned.prune.num_rounds} rounds at once, whatever the others show.",
             "Fix the number before, in run.num_replicates, and take a seed that no earlier run has (run.seed).",
         )
+        if compared_by.is_loss:
+            output.say("Difference and std: of the test loss, as fractions of the loss of dense.")
     else:
         output.say("--std NUMBER or --from RUN also says how many replicates the verdicts need.")
 

@@ -254,7 +254,9 @@ def headline(
     """
     lines = judged(rows, rule) if lines is None else lines
     scores = scored(rows, rule.measure)
-    if lines.empty:
+    if len(rows) and rows[rule.measure.early_stop].isna().all():
+        found = Headline("The model measures no accuracy, so no ticket can be compared with dense.", OPEN)
+    elif lines.empty:
         found = Headline("No verdict yet: no pruned round can be compared with dense.", OPEN)
     elif _best_shown(lines, rule):
         found = _shown(scores, lines, rule)

@@ -331,7 +331,9 @@ def test_a_page_about_what_there_is(small_run, undrawn, without):
     outline = outlined(render([one]))
     heads = next(row for row in outline.rows if "density" in row)
     assert ("test accuracy" in heads) == (without != "accuracy")
-    assert ("verdict" in heads) == (without == "other replicates") == ("?" in dict(tables.verdict_key(one)))
+    assert ("test loss" in heads) == (without == "accuracy")
+    assert ("verdict" in heads) == (without != "pruned rounds")
+    assert ("?" in dict(tables.verdict_key(one))) == (without == "other replicates")
     assert not any(cell in ("nan", "inf", "+inf", "-inf") for row in outline.rows for cell in row)
 
 
