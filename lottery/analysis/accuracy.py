@@ -182,7 +182,7 @@ def _branches(rows: Table, measure: str, interval: str) -> tuple[dict[str, style
 ACCURACY = Analysis(
     table,
     figure,
-    "Test accuracy, or loss, at the early-stop step against density.",
+    "Test accuracy at the early-stop step against density.",
     chapter="Accuracy",
     caption=caption,
 )
