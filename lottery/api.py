@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from lottery import config, plots, progress, stopping
 from lottery.analysis import connectivity
 from lottery.enforcement import Enforcement
-from lottery.errors import LotteryError, unknown
+from lottery.errors import LotteryError
 from lottery.executors import cluster
 from lottery.pipeline import branching, recomputing, running, sweeping
 from lottery.pipeline.dispatch import Execution
@@ -321,13 +321,13 @@ _BELONG = {
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
+    """Raise `LotteryError` if an option is what ``fit`` calls a part of the data or of the experiment."""
     for name in options.keys() - Options.__annotations__.keys():
         if name in _BELONG:
             raise LotteryError(f"{name}: {_BELONG[name]}.")
         for section, field in config.Experiment.model_fields.items():
             if name in getattr(field.annotation, "model_fields", {}):
                 raise LotteryError(f'{name} belongs in the experiment: {{"{section}": {{"{name}": ...}}}}.')
-        raise unknown("The option", name, ["model", "data", *Options.__annotations__])
 
 
 def _divided(

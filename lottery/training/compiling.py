@@ -134,7 +134,7 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
     with _fitting(model):
         outputs = model(example, training=False)
     if not hasattr(outputs, "shape"):
-        what = "a dict" if isinstance(outputs, Mapping) else "several outputs" if len(outputs) > 1 else "a list"
+        what = "several outputs" if len(outputs) > 1 else "a dict" if isinstance(outputs, Mapping) else "a list"
         raise LotteryError(
             f"The model returns {what}, so no loss can be chosen; compile the model with its losses and metrics"
             f"{', or have it return the output itself' if len(outputs) == 1 else ''}."
