@@ -561,40 +561,51 @@ def test_weights_of_examples_count_in_the_loss():
     assert (trained(parts[0]) == 0).all() and (trained(parts[1]) != 0).any()
 
 
-def recurrent(size=20, stateful=False):
+def of_fixed_batch(size=20):
     import keras
 
-    layers = [keras.Input(batch_shape=(size, 6, 1)), keras.layers.SimpleRNN(4, stateful=stateful)]
-    return keras.Sequential([*layers, keras.layers.Dense(3)])
+    inputs = keras.Input(batch_shape=(size, 6))
+    return keras.Model(inputs, keras.layers.Dense(3)(keras.ops.reshape(inputs, (size, 6))))
 
 
-def sequences(num_test=60):
-    x, y, x_test, y_test = ARRAYS
-    return x[..., None], y, x_test[:num_test, :, None], y_test[:num_test]
+def stateful():
+    import keras
+
+    layers = keras.layers
+    inputs = keras.Input(batch_shape=(20, 6))
+    return keras.Model(inputs, layers.Dense(3)(layers.SimpleRNN(4, stateful=True)(layers.Reshape((6, 1))(inputs))))
+
+
+def of_any_batch():
+    import keras
+
+    return keras.Sequential([keras.Input(batch_shape=(32, 6)), keras.layers.Dense(3)])
 
 
 def test_a_model_that_fixes_its_batch_is_probed_and_evaluated_by_that(tmp_path):
-    done = run(recurrent, tmp_path, sequences())
-    model, rows = recurrent(), done.table()
-    x, y = sequences()[2:]
+    done = run(of_fixed_batch, tmp_path)
+    model, rows, (x, y) = of_fixed_batch(), done.table(), ARRAYS[2:]
     for row in rows.to_dict("records"):
         weights.assign(model, store.StoredRound(done.path, 1, row["round"]).weights)
         right = [np.argmax(model(x[at : at + 20]), 1) == y[at : at + 20] for at in range(0, 60, 20)]
         assert row["final_test_accuracy"] == pytest.approx(np.mean(right))
+    assert done.verify(recompute=True, model=of_fixed_batch, data=ARRAYS) == []
+    assert prepared(of_any_batch).experiment.train.batch_size == 20  # its layers take any number of examples
 
 
 @pytest.mark.parametrize(
     ("build", "num_test", "overrides", "message"),
     [
-        (lambda: recurrent(32), 60, None, "batch_size: received 20, but the model takes batches of 32 examples alone"),
-        (recurrent, 50, None, "but there are 50 test examples; allowed is a multiple of 20"),
-        (recurrent, 60, {"data": {"validation": 30}}, "but there are 30 validation examples"),
-        (lambda: recurrent(stateful=True), 60, None, "is stateful"),
+        (lambda: of_fixed_batch(32), 60, None, "received 20, but the model takes batches of 32 examples alone"),
+        (of_fixed_batch, 50, None, "but there are 50 test examples; allowed is a multiple of 20"),
+        (of_fixed_batch, 60, {"data": {"validation": 30}}, "but there are 30 validation examples"),
+        (stateful, 60, None, "The layer 'simple_rnn[_0-9]*' is stateful"),
     ],
 )
 def test_batches_that_a_model_cannot_take_are_refused(build, num_test, overrides, message):
+    x, y, x_test, y_test = ARRAYS
     with pytest.raises(LotteryError, match=message):
-        prepared(build, sequences(num_test), overrides)
+        prepared(build, (x, y, x_test[:num_test], y_test[:num_test]), overrides)
 
 
 def test_a_dict_of_one_output_is_refused_in_a_sentence():

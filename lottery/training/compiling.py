@@ -169,15 +169,33 @@ def reads_integers(model: Any, inputs: np.ndarray) -> bool:
 
 
 def fixed_batch(model: Any) -> int | None:
-    """Return the number of examples that each batch of a model must have, where its inputs fix it."""
-    sizes = {one.shape[0] for one in getattr(model, "inputs", None) or [] if len(one.shape)} - {None}
-    return min(sizes, default=None)
+    """Return the number of examples that each batch of a model must have; None if it takes others too.
+
+    Many layers take any number, whatever the shape of the model's input says, so another number is tried.
+    """
+    import tensorflow as tf
+
+    inputs = getattr(model, "inputs", None) or []
+    if len(inputs) != 1 or not len(inputs[0].shape) or inputs[0].shape[0] is None:
+        return None
+    size, *shape = inputs[0].shape
+    try:
+        spec = tf.TensorSpec((size + 1, *shape), inputs[0].dtype)
+        tf.function(lambda x: model(x, training=False), autograph=False).get_concrete_function(spec)
+    except Exception:  # a user's layers may raise anything
+        return size
+    return None
 
 
 def check_batches(model: Any, data: Splits, batch_size: int) -> None:
     """Raise `LotteryError` if the data cannot be cut into batches of the size that a model fixes."""
     if (size := fixed_batch(model)) is None:
         return
+    if stateful := [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]:
+        raise LotteryError(
+            f"The layer {stateful[0]!r} is stateful: it goes on from one batch to the next, but the examples of "
+            "batches are drawn at random; build it with stateful=False."
+        )
     if batch_size != size:
         raise LotteryError(
             f"train.batch_size: received {batch_size}, but the model takes batches of {size} examples alone; set it to "
@@ -189,11 +207,6 @@ def check_batches(model: Any, data: Splits, batch_size: int) -> None:
                 f"The model takes batches of {size} examples alone, but there are {len(split)} {part} examples; "
                 f"allowed is a multiple of {size}, or a model without a batch size."
             )
-    if stateful := [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]:
-        raise LotteryError(
-            f"The layer {stateful[0]!r} is stateful: it goes on from one batch to the next, but the examples of "
-            "batches are drawn at random; build it with stateful=False."
-        )
 
 
 def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
