@@ -599,6 +599,7 @@ def test_a_model_that_fixes_its_batch_is_probed_and_evaluated_by_that(tmp_path):
         (lambda: of_fixed_batch(32), 60, None, "received 20, but the model takes batches of 32 examples alone"),
         (of_fixed_batch, 50, None, "but there are 50 test examples; allowed is a multiple of 20"),
         (of_fixed_batch, 60, {"data": {"validation": 30}}, "but there are 30 validation examples"),
+        (of_fixed_batch, 60, {"prune": {"criterion": "snip"}}, "prune.num_examples: received 100, but the model takes"),
         (stateful, 60, None, "The layer 'simple_rnn[_0-9]*' is stateful"),
     ],
 )

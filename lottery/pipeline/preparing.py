@@ -178,7 +178,8 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
         why = "The model is made under a strategy of its own"
         raise LotteryError(f'{why}; leave it out, and set run.strategy = "mirrored".')
     if isinstance(loaded, Splits):
-        compiling.check_batches(built, loaded, experiment.train.batch_size)
+        scored = experiment.prune.num_examples if experiment.prune.criterion in criteria.NEEDS_NETWORK else None
+        compiling.check_batches(built, loaded, experiment.train.batch_size, scored)
     inputs, schedule_step = example_batch(loaded, built)[0], compiling.step_variable()
     compiling.compile_model(built, experiment.train, inputs, schedule_step)
     if isinstance(loaded, Splits):

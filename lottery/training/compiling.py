@@ -187,8 +187,11 @@ def fixed_batch(model: Any) -> int | None:
     return None
 
 
-def check_batches(model: Any, data: Splits, batch_size: int) -> None:
-    """Raise `LotteryError` if the data cannot be cut into batches of the size that a model fixes."""
+def check_batches(model: Any, data: Splits, batch_size: int, num_scored: int | None = None) -> None:
+    """Raise `LotteryError` if the data cannot be cut into batches of the size that a model fixes.
+
+    `num_scored` is the number of examples in the batch of a criterion that needs one.
+    """
     if (size := fixed_batch(model)) is None:
         return
     if stateful := [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]:
@@ -196,11 +199,12 @@ def check_batches(model: Any, data: Splits, batch_size: int) -> None:
             f"The layer {stateful[0]!r} is stateful: it goes on from one batch to the next, but the examples of "
             "batches are drawn at random; build it with stateful=False."
         )
-    if batch_size != size:
-        raise LotteryError(
-            f"train.batch_size: received {batch_size}, but the model takes batches of {size} examples alone; set it to "
-            f"{size}, or build the model without a batch size."
-        )
+    for key, received in {"train.batch_size": batch_size, "prune.num_examples": num_scored}.items():
+        if received not in (size, None):
+            raise LotteryError(
+                f"{key}: received {received}, but the model takes batches of {size} examples alone; set it to {size}, "
+                "or build the model without a batch size."
+            )
     for part, split in (("validation", data.validation), ("test", data.test)):
         if len(split) % size:
             raise LotteryError(

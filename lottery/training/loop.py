@@ -317,7 +317,7 @@ def _evaluation_of_stream(model: Any, make: Callable[[], Any], own: tuple[str, .
         dataset: Any = make()
         sums, examples = dict.fromkeys(own, 0.0), 0
         for batch in mirrored.batches(model, dataset):
-            logs, size = test_step(batch), len(tf.nest.flatten(batch)[0])
+            logs, size = test_step(batch), int(tf.nest.flatten(batch)[0].shape[0])  # a ragged tensor has no length
             sums, examples = {name: sums[name] + size * float(logs[name]) for name in own}, examples + size
         return {name: total / examples for name, total in sums.items()} if own else model.get_metrics_result()
 
