@@ -148,7 +148,7 @@ def plan(
         return
     shown = {"density": rows["density"].map("{:.4f}".format)}
     for key in ("replicates", "for_all_rounds") if asked else ():
-        shown[key] = rows[key].map("{:,.0f}".format, na_action="ignore").fillna("")
+        shown[key] = rows[key].map("{:,.0f}".format, na_action="ignore").astype(object).fillna("")
     for key in ("difference", "std") if asked else ():
         shown[key] = rows[key].map(lambda value, signs="+.4f" if key == "difference" else ".4f": number(value, signs))
     output.rows(rows.astype(object).assign(**shown))
@@ -208,7 +208,7 @@ def sweep(
         shown = {key: rows[key].map(str) for key in found[0].values}
         differences = rows["smallest_matching_difference"].astype(float)
         change = (LOSS if "dense_loss" in rows else ACCURACY).change
-        shown["smallest_matching_difference"] = differences.map(change, na_action="ignore").fillna("")
+        shown["smallest_matching_difference"] = differences.map(change, na_action="ignore").astype(object).fillna("")
         rows = rows.astype(object).assign(**shown)
     output.rows(rows, as_json, as_csv)
 
