@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from lottery import config, plots, progress, stopping
 from lottery.analysis import connectivity
 from lottery.enforcement import Enforcement
+from lottery.errors import LotteryError
 from lottery.executors import cluster
 from lottery.pipeline import branching, recomputing, running, sweeping
 from lottery.pipeline.dispatch import Execution
@@ -18,7 +19,8 @@ from lottery.pruning.branches import BranchFunction
 from lottery.pruning.criteria import Criterion
 from lottery.pruning.schedules import Schedule
 from lottery.runs import results, store, tables, verdicts, verification
-from lottery.runs.verdicts import TOLERANCE, Table
+from lottery.runs.measure import measure_of
+from lottery.runs.verdicts import Table
 from lottery.training.checkpoints import Every
 
 if TYPE_CHECKING:
@@ -90,14 +92,16 @@ class Run:
         """Return the tidy table: a row for each trained network; see `lottery.runs.results.table`."""
         return results.table(self.path)
 
-    def verdict(self, tolerance: float = TOLERANCE, looks: int = 1) -> list[str]:
+    def verdict(self, tolerance: float | None = None, looks: int = 1) -> list[str]:
         """Say in a sentence if a ticket is winning, and in more what the rounds and the controls show.
 
-        A matching ticket may lose `tolerance` of its accuracy, both in [0, 1]. For `looks`, see
-        `lottery.runs.verdicts.rule_for`.
+        A matching ticket may lose `tolerance` of its accuracy, both in [0, 1]; 0.002 by default. If the model measures
+        no accuracy, the test loss of a matching ticket may be higher than that of the dense network by the fraction
+        `tolerance`; 0.02 by default. For `looks`, see `lottery.runs.verdicts.rule_for`.
         """
-        rule = verdicts.rule_for(self.experiment, tolerance, looks)
-        return verdicts.sentences(self.table(), rule, self._trained())
+        rows = self.table()
+        rule = verdicts.rule_for(self.experiment, tolerance, looks, measure_of(rows))
+        return verdicts.sentences(rows, rule, self._trained())
 
     def plot(self, kind: str = "accuracy", **options: Any) -> Any:
         """Draw a Matplotlib figure, which a notebook shows; ``savefig`` writes it to a file.
@@ -115,7 +119,7 @@ class Run:
         known = plots.options_of(kind)
         return plots.drawn(table, kind, **{key: options[key] for key in options if key in known or key not in reading})
 
-    def report(self, out: str | Path, tolerance: float = TOLERANCE, author: str = "") -> Path:
+    def report(self, out: str | Path, tolerance: float | None = None, author: str = "") -> Path:
         """Write the HTML page about this run, and return its path; see `lottery.report.write`."""
         from lottery.report import page
 
@@ -174,7 +178,7 @@ class Run:
         path = f"<p><code>{html.escape(str(self.path))}</code></p>"
         if rows.empty:
             return f"{path}<p>No round is complete yet.</p>"
-        rule, trained = verdicts.rule_for(experiment), self._trained()
+        rule, trained = verdicts.rule_for(experiment, measure=measure_of(rows)), self._trained()
         judged = verdicts.judged(rows, rule)
         head = verdicts.headline(rows, rule, trained, judged)
         parts = [f"<p><b style='color: {tables.COLOURS[head.tone]}'>{html.escape(head.text)}</b></p>", path]
@@ -214,6 +218,7 @@ def run(
         LotteryError: Something is wrong, or a network cannot be trained, which does not stop the others.
         Stopped: A stop was requested, as by Ctrl-C; the same call resumes from checkpoints. A ``KeyboardInterrupt``.
     """
+    _check_places(experiment=experiment, overrides=overrides)
     ingredients, execution = _divided(model, data, options, config.names_network(experiment, overrides))
     return Run(running.run(experiment, overrides, ingredients, out, execution))
 
@@ -288,9 +293,47 @@ def branch(
     return Run(Path(run))
 
 
+def _check_places(**arguments: Any) -> None:
+    """Raise `LotteryError` if a model or data stand in the place of an experiment."""
+    for place, value in arguments.items():
+        if hasattr(value, "trainable_variables") or callable(value):
+            what = f"the function {value.__name__}" if hasattr(value, "__name__") else "a model"
+            raise LotteryError(
+                f"{place}: received {what}; pass a function that builds the model by name: "
+                "lottery.run(model=build_model, data=...)."
+            )
+        if value is not None and not isinstance(value, str | Path | Mapping):
+            raise LotteryError(
+                f"{place}: received {type(value).__name__}, allowed are tables; pass data by name: lottery.run("
+                "model=build_model, data=...)."
+            )
+
+
+_BELONG = {
+    "class_weight": "class weights belong in the data, as weights of examples: pass (train, validation, test), each a "
+    "batched tf.data.Dataset, with .map(lambda x, y: (x, y, tf.gather(class_weights, y)))",
+    "sample_weight": "weights of examples belong in the data: pass (train, validation, test), each a batched data set "
+    "such as tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(60)",
+    "validation_data": "validation examples belong in the data: pass (x_train, y_train, x_validation, y_validation, "
+    "x_test, y_test)",
+    "epochs": 'the length of training belongs in the experiment: {"train": {"num_steps": ...}}',
+}
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raise `LotteryError` if an option is what ``fit`` calls a part of the data or of the experiment."""
+    for name in options.keys() - Options.__annotations__.keys():
+        if name in _BELONG:
+            raise LotteryError(f"{name}: {_BELONG[name]}.")
+        for section, field in config.Experiment.model_fields.items():
+            if name in getattr(field.annotation, "model_fields", {}):
+                raise LotteryError(f'{name} belongs in the experiment: {{"{section}": {{"{name}": ...}}}}.')
+
+
 def _divided(
     model: Any, data: Any, options: Mapping[str, Any], names_network: bool = False
 ) -> tuple[Ingredients, Execution]:
+    _check_options(options)
     own = Options.__annotations__.keys() - ExecutionOptions.__annotations__.keys()
     passed = {key: value for key, value in options.items() if key in own}
     execution = {key: value for key, value in options.items() if key not in own}

@@ -1,5 +1,6 @@
 """Whatever model and data people bring: Keras 3 and tf_keras, custom steps, streams."""
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -410,7 +411,6 @@ def test_a_model_that_measures_no_accuracy_is_pruned_all_the_same(tmp_path):
     assert rows["final_val_loss"].notna().all()
     assert "NaN" not in (store.round_path(done.path, 1, 0) / "round.json").read_text()
     assert all(not wrong for _, wrong in lottery.runs.verification.verify(done.path))
-    assert lottery.runs.verdicts.smallest_matching(rows) is None
 
 
 def test_a_column_of_targets_is_not_broadcast(tmp_path):
@@ -513,3 +513,180 @@ def test_uint8_that_a_layer_multiplies_are_pixels(tmp_path):
     build = lambda: sequential(keras, keras.layers.Rescaling(1 / 255), keras.layers.Dense(3))  # noqa: E731
     done = run(build, tmp_path, (x[:200], x[:200, 0] % 3, x[200:], x[200:, 0] % 3))
     assert store.read_environment(done.path)["scaling"] is not None
+
+
+def prepared(model, data=ARRAYS, overrides=None, **ingredients):
+    """What a run prepares before it trains; nothing is written."""
+    passed = preparing.Ingredients(model, data, **ingredients)
+    return preparing.prepare(config.load(TINY, overrides), passed)
+
+
+def test_strings_train_and_resume_with_the_same_bits(tmp_path):
+    import keras
+    import tensorflow as tf
+
+    def build():
+        layers = keras.layers
+        words = layers.TextVectorization(output_sequence_length=4, vocabulary=["a", "b", "c"])
+        inputs = keras.Input((1,), dtype="string")
+        return keras.Model(inputs, layers.Dense(3)(layers.Flatten()(layers.Embedding(6, 4)(words(inputs)))))
+
+    sentences, labels = np.array([["a b c a"], ["b b c c"], ["c a a a"]] * 20), np.arange(60) % 3
+
+    def data_set():
+        return tf.data.Dataset.from_tensor_slices((sentences, labels)).batch(10)
+
+    data = (data_set, data_set, data_set)
+    done = run(build, tmp_path, data)
+    whole = final_bits(done.path)
+    assert done.table()["final_test_accuracy"].iloc[0] > 0.3
+    shutil.rmtree(store.round_path(done.path, 1, 2))
+    assert run(build, tmp_path, data).path == done.path and final_bits(done.path) == whole
+
+
+def test_weights_of_examples_count_in_the_loss():
+    import tensorflow as tf
+
+    x, y = ARRAYS[:2]
+    heavy = np.where(y == 0, 9.0, 0.0).astype(np.float32)
+    parts = [tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(20) for weights in (heavy, np.ones_like(heavy))]
+
+    def trained(train):
+        ready = prepared(build_dropout, (train, parts[1], parts[1]))
+        with contextlib.closing(ready.trainer):
+            found = ready.trainer.train(preparing.initial_state(ready, 1), {}, (1, 2, 3))
+        weights.assign(ready.trainer.model, found.weights)
+        return np.argmax(ready.trainer.model(x), 1)
+
+    assert (trained(parts[0]) == 0).all() and (trained(parts[1]) != 0).any()
+
+
+def of_fixed_batch(size=20):
+    import keras
+
+    inputs = keras.Input(batch_shape=(size, 6))
+    return keras.Model(inputs, keras.layers.Dense(3)(keras.ops.reshape(inputs, (size, 6))))
+
+
+def stateful():
+    import keras
+
+    layers = keras.layers
+    inputs = keras.Input(batch_shape=(20, 6))
+    return keras.Model(inputs, layers.Dense(3)(layers.SimpleRNN(4, stateful=True)(layers.Reshape((6, 1))(inputs))))
+
+
+def of_any_batch():
+    import keras
+
+    return keras.Sequential([keras.Input(batch_shape=(32, 6)), keras.layers.Dense(3)])
+
+
+def test_a_model_that_fixes_its_batch_is_probed_and_evaluated_by_that(tmp_path):
+    done = run(of_fixed_batch, tmp_path)
+    model, rows, (x, y) = of_fixed_batch(), done.table(), ARRAYS[2:]
+    for row in rows.to_dict("records"):
+        weights.assign(model, store.StoredRound(done.path, 1, row["round"]).weights)
+        right = [np.argmax(model(x[at : at + 20]), 1) == y[at : at + 20] for at in range(0, 60, 20)]
+        assert row["final_test_accuracy"] == pytest.approx(np.mean(right))
+    assert done.verify(recompute=True, model=of_fixed_batch, data=ARRAYS) == []
+    assert prepared(of_any_batch).experiment.train.batch_size == 20  # its layers take any number of examples
+
+
+@pytest.mark.parametrize(
+    ("build", "num_test", "overrides", "message"),
+    [
+        (lambda: of_fixed_batch(32), 60, None, "received 20, but the model takes batches of 32 examples alone"),
+        (of_fixed_batch, 50, None, "but there are 50 test examples; allowed is a multiple of 20"),
+        (of_fixed_batch, 60, {"data": {"validation": 30}}, "but there are 30 validation examples"),
+        (of_fixed_batch, 60, {"prune": {"criterion": "snip"}}, "prune.num_examples: received 100, but the model takes"),
+        (stateful, 60, None, "The layer 'simple_rnn[_0-9]*' is stateful"),
+    ],
+)
+def test_batches_that_a_model_cannot_take_are_refused(build, num_test, overrides, message):
+    x, y, x_test, y_test = ARRAYS
+    with pytest.raises(LotteryError, match=message):
+        prepared(build, (x, y, x_test[:num_test], y_test[:num_test]), overrides)
+
+
+def test_a_dict_of_one_output_is_refused_in_a_sentence():
+    import keras
+
+    def build():
+        inputs = keras.Input((6,))
+        return keras.Model(inputs, {"out": keras.layers.Dense(3)(inputs)})
+
+    with pytest.raises(LotteryError, match="returns a dict, .* or have it return the output itself"):
+        prepared(build)
+
+
+def scores_of(change):
+    return lambda inputs: change({name: np.abs(value) for name, value in inputs.trained.items()})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda scores: None, "the function returned NoneType, allowed is a dict of scores by weight"),
+        (lambda scores: list(scores.values()), "the function returned list"),
+        (
+            lambda scores: {"dense/kernel": scores["dense/kernel"]},
+            "no scores of 'dense_1/kernel', but of: dense/kernel",
+        ),
+        (lambda scores: {name: value.T for name, value in scores.items()}, r"shape \(\d+, 6\), allowed is \(6, \d+\)"),
+        (lambda scores: dict.fromkeys(scores, 1.0), r"with shape \(\), allowed is"),
+        (lambda scores: {name: value * np.nan for name, value in scores.items()}, "are not numbers"),
+        (
+            lambda scores: {name: value.astype(str) for name, value in scores.items()},
+            "of type <U.*, allowed are numbers",
+        ),
+        (lambda scores: {name: value * 1j for name, value in scores.items()}, "of type complex64, allowed are numbers"),
+        (lambda scores: 1 / 0, "the function cannot score the weights: division by zero"),
+    ],
+)
+def test_scores_that_cannot_be_ranked_are_refused_before_anything_is_trained(change, message):
+    with pytest.raises(LotteryError, match=message) as caught:
+        prepared(build_dropout, criterion=scores_of(change))
+    assert str(caught.value).startswith("prune.criterion: ") and "\n" not in str(caught.value)
+
+
+def test_a_schedule_that_fails_is_named():
+    with pytest.raises(LotteryError, match="schedule: the function cannot give the densities: division by zero"):
+        prepared(build_dropout, schedule=lambda index: 1 / 0)
+
+
+PRETRAINED = [np.random.default_rng(8).normal(size=shape).astype(np.float32) for shape in ((6, 8), (8,), (8, 3), (3,))]
+
+
+def pretrained(num=4):
+    """Build a model of which the first `num` variables are loaded."""
+    import keras
+
+    model = sequential(keras, keras.layers.Dense(8, "relu"), keras.layers.Dense(3))
+    model.set_weights([*PRETRAINED[:num], *model.get_weights()[num:]])
+    return model
+
+
+def test_a_run_starts_from_pretrained_weights_and_tickets_rewind_to_them(tmp_path):
+    notes, two = [], {"run": {"num_replicates": 2}}
+    report = lambda event: notes.append(getattr(event, "text", ""))  # noqa: E731
+    done = lottery.run(TINY, two, model=pretrained, data=ARRAYS, out=tmp_path, report=report)
+    assert sum("the replicates differ only in the order of the batches" in note for note in notes) == 1
+    for replicate in (1, 2):
+        ticket = done.ticket(round=2, replicate=replicate)
+        for name, loaded in zip(("dense/kernel", "dense/bias"), PRETRAINED, strict=False):
+            kept = ticket.masks.get(name, np.ones_like(loaded, bool))
+            np.testing.assert_array_equal(ticket.weights[name], loaded * kept)
+    first, second = (store.StoredRound(done.path, replicate, 0).weights["dense/kernel"] for replicate in (1, 2))
+    assert (first != second).any() and done.verify() == []
+    with pytest.raises(LotteryError, match="random_reinit would be the ticket itself"):
+        done.branch("random_reinit", model=pretrained, data=ARRAYS, report=quietly)
+    with pytest.raises(LotteryError, match="random_reinit would be the ticket itself"):
+        prepared(pretrained, overrides={"run": {"controls": ["random_reinit"]}})
+
+
+def test_what_random_reinit_leaves_as_it_is_is_named():
+    found = prepared(lambda: pretrained(2), overrides={"run": {"controls": ["random_reinit"]}})
+    (note,) = (note for note in found.notes if "random_reinit" in note)
+    assert "the same initial values of dense/kernel each time; random_reinit leaves them as they are" in note
+    assert not [note for note in prepared(build_dropout).notes if "initial" in note]

@@ -115,7 +115,7 @@ def show(
     as_csv: Csv = False,
     replicate: Replicate = None,
     round: Round = None,
-    tolerance: Tolerance = 0.002,
+    tolerance: Tolerance = None,
     interval: Annotated[
         str,
         typer.Option(
@@ -133,6 +133,7 @@ def show(
     special, density.
     """
     from lottery.runs import results, two_way
+    from lottery.runs.measure import measure_of
 
     if interval == "two_way":
         if replicate is not None:
@@ -149,13 +150,16 @@ def show(
         output.rows(chosen, as_json, as_csv)
     else:
         output.summary(run, rows, tolerance, round, looks)
-        output.say(*two_way.too_fine(tolerance, two_way.num_examples(run)))
+        if not measure_of(rows).is_loss:
+            output.say(*two_way.too_fine(tolerance, two_way.num_examples(run)))
 
 
-def _show_two_way(run: Path, round: int | None, tolerance: float, as_json: bool, as_csv: bool) -> None:
+def _show_two_way(run: Path, round: int | None, tolerance: float | None, as_json: bool, as_csv: bool) -> None:
     """Print ticket − dense with intervals over seeds and test examples."""
     from lottery.runs import two_way
+    from lottery.runs.measure import ACCURACY
 
+    tolerance = ACCURACY.tolerance if tolerance is None else tolerance
     every = two_way.table(run, tolerance)
     if every.empty and not (as_json or as_csv):
         output.say(f"No pruned round of {run} can be compared with dense yet.")

@@ -229,7 +229,7 @@ def report(
         Path | None,
         typer.Option(help="The page; .html. By default report.html in the first run's folder.", metavar="FILE"),
     ] = None,
-    tolerance: options.Tolerance = 0.002,
+    tolerance: options.Tolerance = None,
     author: Annotated[str, typer.Option(help="Who made the runs, to be named on the page.")] = "",
     looks: options.Looks = 1,
 ) -> None:

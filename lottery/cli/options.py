@@ -45,8 +45,15 @@ Rounds = Annotated[
     str, typer.Option(help="Which rounds, such as 7,15; by default every pruned round.", metavar="NUMBERS")
 ]
 Tolerance = Annotated[
-    float,
-    typer.Option(min=0, max=1, help="Accuracy that a winning or matching ticket may lose.", metavar="FRACTION"),
+    float | None,
+    typer.Option(
+        min=0,
+        max=1,
+        help="What a winning or matching ticket may lose: accuracy, by default 0.002; or, where the model measures "
+        "none, by what fraction its loss may be above that of dense, by default 0.02.",
+        metavar="FRACTION",
+        show_default=False,
+    ),
 ]
 Looks = Annotated[
     int,

@@ -8,7 +8,6 @@ import typer
 
 from lottery.cli import options, output
 from lottery.errors import LotteryError
-from lottery.formatting import signed
 
 
 def _names() -> list[tuple[str, str]]:
@@ -53,7 +52,7 @@ def run(
     checkpoint_every: options.CheckpointEvery = "60s",
     tensorboard: options.Tensorboard = True,
     import_code: options.ImportCode = False,
-    tolerance: options.Tolerance = 0.002,
+    tolerance: options.Tolerance = None,
 ) -> None:
     """Run an experiment, or continue it where it was stopped, and show its table and figure.
 
@@ -105,7 +104,7 @@ def plan(
     power: Annotated[
         float, typer.Option(metavar="FRACTION", help="The probability with which the difference is to be shown.")
     ] = 0.8,
-    tolerance: options.Tolerance = 0.002,
+    tolerance: options.Tolerance = None,
     looks: options.Looks = 1,
     import_code: options.ImportCode = False,
     as_json: options.Json = False,
@@ -119,7 +118,8 @@ def plan(
     from lottery import config
     from lottery.formatting import number
     from lottery.pipeline import environment, planning, presets
-    from lottery.runs import store, verdicts
+    from lottery.runs import results, store, verdicts
+    from lottery.runs.measure import ACCURACY, measure_of
 
     if std is not None and pilot is not None:
         raise LotteryError("--std and --from: received both, allowed is one of them.")
@@ -135,7 +135,8 @@ def plan(
     overriding = config.parse_overrides(words)
     planned = config.load(source, overriding)
     environment.num_threads()  # imports TensorFlow without its start-up messages
-    rule = verdicts.rule_for(planned, tolerance, looks)
+    compared_by = ACCURACY if pilot is None else measure_of(results.table(pilot))
+    rule = verdicts.rule_for(planned, tolerance, looks, compared_by)
     rows = planning.rounds(planned, pilot, import_code or config.names_network(overriding))
     num_entries, asked = int(rows["num_kept"].iloc[0]), std is not None or pilot is not None
     if asked:
@@ -147,7 +148,7 @@ def plan(
         return
     shown = {"density": rows["density"].map("{:.4f}".format)}
     for key in ("replicates", "for_all_rounds") if asked else ():
-        shown[key] = rows[key].map("{:,.0f}".format, na_action="ignore").fillna("")
+        shown[key] = rows[key].map("{:,.0f}".format, na_action="ignore").astype(object).fillna("")
     for key in ("difference", "std") if asked else ():
         shown[key] = rows[key].map(lambda value, signs="+.4f" if key == "difference" else ".4f": number(value, signs))
     output.rows(rows.astype(object).assign(**shown))
@@ -160,6 +161,8 @@ def plan(
             f"{planned.prune.num_rounds} rounds at once, whatever the others show.",
             "Fix the number before, in run.num_replicates, and take a seed that no earlier run has (run.seed).",
         )
+        if compared_by.is_loss:
+            output.say("Difference and std: of the test loss, as fractions of the loss of dense.")
     else:
         output.say("--std NUMBER or --from RUN also says how many replicates the verdicts need.")
 
@@ -182,7 +185,7 @@ def sweep(
     checkpoint_every: options.CheckpointEvery = "60s",
     tensorboard: options.Tensorboard = True,
     import_code: options.ImportCode = False,
-    tolerance: options.Tolerance = 0.002,
+    tolerance: options.Tolerance = None,
     as_json: options.Json = False,
     as_csv: options.Csv = False,
 ) -> None:
@@ -192,6 +195,7 @@ def sweep(
     """
     from lottery import config
     from lottery.pipeline import dispatch, sweeping
+    from lottery.runs.measure import ACCURACY, LOSS
 
     words, often = config.parse_overrides(overrides or []), options.every(checkpoint_every)
     working_on = options.workers_on(on, workers, address, task_cpus, task_gpus, task_memory)
@@ -203,7 +207,8 @@ def sweep(
     if not (as_json or as_csv):
         shown = {key: rows[key].map(str) for key in found[0].values}
         differences = rows["smallest_matching_difference"].astype(float)
-        shown["smallest_matching_difference"] = differences.map(signed, na_action="ignore").fillna("")
+        change = (LOSS if "dense_loss" in rows else ACCURACY).change
+        shown["smallest_matching_difference"] = differences.map(change, na_action="ignore").astype(object).fillna("")
         rows = rows.astype(object).assign(**shown)
     output.rows(rows, as_json, as_csv)
 
@@ -233,7 +238,7 @@ def branch(
     checkpoint_every: options.CheckpointEvery = "60s",
     tensorboard: options.Tensorboard = True,
     import_code: options.ImportCode = False,
-    tolerance: options.Tolerance = 0.002,
+    tolerance: options.Tolerance = None,
 ) -> None:
     """Train controls and other branches from stored rounds; the same command continues where it was stopped."""
     from lottery import config

@@ -6,7 +6,7 @@ Other versions of TensorFlow or Keras may build the same model from other operat
 steps report are compared instead, up to rounding, and a sentence says so.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,7 @@ def of_criterion(
         inputs = plan.criterion_inputs(settings, index, initial, masks.apply(trained, kept), kept, rng, made)
         with evaluating("prune.criterion: the function cannot score the weights"):
             found = criterion(inputs)
+            _check_scores(found, kept)
             plan.round_masks(settings, index, found, kept)
         return {name: np.where(mask, found[name], 0) for name, mask in kept.items()}  # of survivors alone
 
@@ -104,6 +105,26 @@ def of_criterion(
     found = [first, *([scores(settings.num_rounds)] if settings.num_rounds > 1 else [])]
     numbers = [float(np.mean(np.abs(value), dtype=np.float64)) for one in found for value in one.values()]
     return fingerprint.of_parts([fingerprint.of_scores(one) for one in found]), numbers
+
+
+def _check_scores(found: Any, kept: masks.Masks) -> None:
+    """Raise `LotteryError` if what a criterion returns is not an array of numbers for each weight."""
+    if not isinstance(found, Mapping):
+        raise LotteryError(
+            f"prune.criterion: the function returned {type(found).__name__}, allowed is a dict of scores by weight."
+        )
+    for name, mask in kept.items():
+        if name not in found:
+            returned = ", ".join(map(str, found)) or "nothing"
+            raise LotteryError(f"prune.criterion: the function returned no scores of {name!r}, but of: {returned}.")
+        scores = np.asarray(found[name])
+        wrong = f"prune.criterion: the function returned scores of {name!r} "
+        if scores.shape != mask.shape:
+            raise LotteryError(f"{wrong}with shape {scores.shape}, allowed is {mask.shape}, that of the weight.")
+        if scores.dtype.kind not in "biuf":
+            raise LotteryError(f"{wrong}of type {scores.dtype}, allowed are numbers.")
+        if np.isnan(scores[mask]).any():
+            raise LotteryError(f"{wrong}that are not numbers (NaN), so they cannot be ranked.")
 
 
 def located(

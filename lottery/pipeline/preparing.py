@@ -15,13 +15,13 @@ from lottery.data import Splits, Streams
 from lottery.enforcement import ENFORCEMENTS, Enforcement
 from lottery.errors import LotteryError
 from lottery.models import networks
-from lottery.models.library import is_compiled, is_keras, keras_of
+from lottery.models.library import evaluating, is_compiled, is_keras, keras_of
 from lottery.pipeline import environment, identity
 from lottery.pruning import branches, criteria, plan, schedules
 from lottery.runs import store, two_way, verification
 from lottery.settings import COMPILED, GIVEN
 from lottery.training import compiling, mirrored, precision
-from lottery.training.loop import example_batch, scaler
+from lottery.training.loop import NUM_EXAMPLES, example_batch, scaler
 from lottery.training.settings import Train
 from lottery.training.trainer import Arrays, Trainer, accuracy_among
 
@@ -126,10 +126,12 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredient
     if {id(one) for one in drawn.variables} & {id(one) for one in prepared.trainer.model.variables}:
         raise LotteryError("model: the function uses the same model or layers twice; it must build new ones each time.")
     prepared.initial[replicate] = weights.read_state(drawn)
+    other = weights.read(prepared.trainer.model)
     for name in experiment.run.controls:
         if "start weights" in branches.BRANCHES[name].needs_model:
-            check_drawn_anew(prepared.initial[replicate], weights.read(prepared.trainer.model), name)
-    return prepared
+            check_drawn_anew(prepared.initial[replicate], other, name)
+    notes = _notes_on_start(prepared.initial[replicate], other, experiment.run.num_replicates)
+    return replace(prepared, notes=(*prepared.notes, *notes))
 
 
 def with_functions(experiment: config.Experiment, ingredients: Ingredients) -> config.Experiment:
@@ -144,7 +146,8 @@ def with_functions(experiment: config.Experiment, ingredients: Ingredients) -> c
                 "again, in Python."
             )
     if ingredients.schedule is not None and experiment.prune.num_rounds:
-        densities = [float(ingredients.schedule(index)) for index in range(1, experiment.prune.num_rounds + 1)]
+        with evaluating("schedule: the function cannot give the densities"):
+            densities = [float(ingredients.schedule(index)) for index in range(1, experiment.prune.num_rounds + 1)]
         own = {key: value for key, value in tables.get("prune", {}).items() if key not in OF_RATES}
         tables["prune"] = own | {"schedule": GIVEN, "densities": densities, "num_rounds": len(densities)}
     return config.validated(tables)
@@ -159,7 +162,8 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     )
     built = build_model(build, _initial_seed(experiment, 0))
     if own_model and isinstance(loaded, Splits) and loaded.train.x.dtype == np.uint8:
-        loaded = data.as_integers(loaded) if compiling.reads_integers(built, loaded.train.x[:8]) else loaded
+        probe = loaded.train.x[: compiling.fixed_batch(built) or NUM_EXAMPLES]
+        loaded = data.as_integers(loaded) if compiling.reads_integers(built, probe) else loaded
     tables = experiment.model_dump()
     if passed is not None:
         validation = len(loaded.validation) if isinstance(loaded, Splits) else experiment.data.validation
@@ -173,7 +177,10 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     if strategy is not None and experiment.run.strategy == "none":
         why = "The model is made under a strategy of its own"
         raise LotteryError(f'{why}; leave it out, and set run.strategy = "mirrored".')
-    inputs, schedule_step = example_batch(loaded)[0], compiling.step_variable()
+    if isinstance(loaded, Splits):
+        scored = experiment.prune.num_examples if experiment.prune.criterion in criteria.NEEDS_NETWORK else None
+        compiling.check_batches(built, loaded, experiment.train.batch_size, scored)
+    inputs, schedule_step = example_batch(loaded, built)[0], compiling.step_variable()
     compiling.compile_model(built, experiment.train, inputs, schedule_step)
     if isinstance(loaded, Splits):
         compiling.check_data(built, loaded, experiment.train.batch_size, inputs)
@@ -202,7 +209,7 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
 
 def _identified(prepared: Prepared, ingredients: Ingredients) -> Prepared:
     """Complete an experiment with digests of what the caller's model and functions compute; see `identity`."""
-    experiment, example = prepared.experiment, example_batch(prepared.data)
+    experiment, example = prepared.experiment, example_batch(prepared.data, prepared.trainer.model)
     model, examined, opaque, numbers = prepared.trainer.model, prepared.trainer.loop.examined, False, []
     tables = experiment.model_dump()
     if mirrored.strategy_of(model) is not None:  # its steps have parts for each device
@@ -221,8 +228,8 @@ def _identified(prepared: Prepared, ingredients: Ingredients) -> Prepared:
     return replace(prepared, experiment=config.validated(tables), observe=observe)
 
 
-def too_fine(prepared: Prepared, tolerance: float) -> list[str]:
-    """Warn if a tolerance, in [0, 1], is finer than one test example. Of a stream the number of examples is unknown."""
+def too_fine(prepared: Prepared, tolerance: float | None) -> list[str]:
+    """Warn if a tolerance of accuracy is finer than one test example. Of a stream the number of examples is unknown."""
     model, test_logs = prepared.trainer.model, prepared.trainer.loop.examined.test_logs
     measured = accuracy_among(test_logs or tuple(model.get_metrics_result()))
     num = len(prepared.data.test) if measured and isinstance(prepared.data, Splits) else 0
@@ -236,6 +243,11 @@ def build_model(build: Callable[[], Any], seed: int) -> Any:
     if hasattr(build, "trainable_variables"):
         raise LotteryError(
             "model: received a model, allowed is a function that builds a new one each time it is called."
+        )
+    if not callable(build):
+        raise LotteryError(
+            f"model: received {type(build).__name__}, allowed is a function without arguments that builds a Keras "
+            'model; a network by name belongs in the experiment: {"model": {"name": "lenet_300_100"}}.'
         )
     keras.utils.set_random_seed(seed)
     is_seeded = "tf_keras" in sys.modules  # it takes long to import, and few models need it
@@ -276,6 +288,22 @@ def check_drawn_anew(drawn: Arrays, before: Arrays, branch: str) -> None:
         )
 
 
+def _notes_on_start(drawn: Arrays, before: Arrays, num_replicates: int) -> list[str]:
+    """Say which initial weights, from two seeds, are the same, as those of a pretrained model are."""
+    same = [name for name in before if np.array_equal(drawn[name], before[name])]
+    if len(same) == len(before):
+        return [
+            "The model is built with the same initial weights each time, so the replicates differ only in the order of "
+            "the batches, and their spread says nothing about other initial weights."
+        ][: num_replicates - 1]
+    if not same:
+        return []
+    return [
+        f"The model is built with the same initial values of {', '.join(same)} each time; random_reinit leaves them as "
+        "they are, and draws the others anew."
+    ]
+
+
 def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
     """Make a network without enforcement, and a batch of the replicate's, for criteria that need the network.
 
@@ -286,7 +314,7 @@ def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
     words = (experiment.run.seed, replicate, randomness.SCORES)
     with precision.left_aside():  # gradients in half precision would be zero where they are small
         model = build_model(prepared.build, _initial_seed(experiment, replicate))
-    compiling.compile_model(model, experiment.train, example_batch(data)[0])
+    compiling.compile_model(model, experiment.train, example_batch(data, model)[0])
     if isinstance(data, Splits):
         wanted = min(experiment.prune.num_examples, len(data.train))
         (in_order,) = randomness.batches(len(data.train), len(data.train), words)(1)

@@ -11,7 +11,7 @@ from lottery.executors.scheduler import Task
 from lottery.pipeline import dispatch, environment, identity, preparing
 from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.preparing import Ingredients
-from lottery.runs import store, tensorboard, verdicts
+from lottery.runs import store, tensorboard
 
 
 def run(
@@ -20,7 +20,7 @@ def run(
     ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
     out: str | Path = "runs",
     execution: Execution = Execution(),  # noqa: B008 (frozen)
-    tolerance: float = verdicts.TOLERANCE,
+    tolerance: float | None = None,
 ) -> Path:
     """Run an experiment, resume it, or find it complete, and return its folder; see `lottery.run`.
 

@@ -15,6 +15,7 @@ from lottery.pipeline import dispatch, environment, identity, preparing, presets
 from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.preparing import Ingredients
 from lottery.runs import results, store, tensorboard, verdicts
+from lottery.runs.measure import measure_of
 
 # Keys that a grid may not change: each value would be another sweep.
 FIXED = ("sweep", "run.num_threads")
@@ -70,7 +71,7 @@ def sweep(
     overrides: Mapping[str, Any] | None = None,
     out: str | Path = "runs",
     execution: Execution = Execution(),  # noqa: B008 (frozen)
-    tolerance: float = verdicts.TOLERANCE,
+    tolerance: float | None = None,
     import_code: bool = False,
 ) -> list[Path]:
     """Run a grid of experiments, resume it, or find it complete, and return its runs' folders; see `lottery.sweep`.
@@ -125,17 +126,18 @@ def sweep(
     return list(experiments)
 
 
-def table(runs: Sequence[Path], found: Sequence[Point], tolerance: float = verdicts.TOLERANCE) -> Any:
+def table(runs: Sequence[Path], found: Sequence[Point], tolerance: float | None = None) -> Any:
     """Make a data frame with a row for each experiment of a sweep.
 
     Args:
         runs, found: The results of `sweep` and of `points`.
-        tolerance: Accuracy that a matching ticket may lose, in [0, 1].
+        tolerance: What a matching ticket may lose; see `lottery.api.Run.verdict`.
 
     Returns:
         Columns: the keys of the grid; ``dense_accuracy``, the mean test accuracy of the dense networks at their
-        early-stop step; ``smallest_matching_density`` and ``smallest_matching_difference``, density and difference from
-        dense of the sparsest round whose tickets match it, None if none does; ``run``, the folder.
+        early-stop step, or ``dense_loss`` where no model measures accuracy; ``smallest_matching_density`` and
+        ``smallest_matching_difference``, density and difference from dense of the sparsest round whose tickets match
+        it, None if none does; ``run``, the folder.
     """
     import pandas as pd
 
@@ -147,8 +149,9 @@ def table(runs: Sequence[Path], found: Sequence[Point], tolerance: float = verdi
         values = {
             key: value if isinstance(value, str | int | float) else str(value) for key, value in point.values.items()
         }
+        measure = measure_of(stored)
         measured = {
-            "dense_accuracy": tickets[tickets["round"] == 0][verdicts.MEASURE].mean(),
+            f"dense_{measure.what}": tickets[tickets["round"] == 0][measure.early_stop].mean(),
             "smallest_matching_density": best.get("density"),
             "smallest_matching_difference": best.get("difference"),
         }

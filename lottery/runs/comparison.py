@@ -8,14 +8,13 @@ from pathlib import Path
 from lottery.errors import LotteryError
 from lottery.formatting import ranges
 from lottery.runs import intervals, results, store, verdicts
+from lottery.runs.measure import ACCURACY, Measure, measure_of
 from lottery.runs.verdicts import Table
 
 COLUMNS = (
     "round", "density", "run", "replicates", "accuracy", "low", "high", "difference", "difference_low",
     "difference_high", "own_round",
 )  # fmt: skip
-
-LOSS = "early_stop_val_loss"  # compared where no run measures accuracy
 
 WITHIN = 0.05  # densities are compared if they differ by at most this fraction of the first run's
 
@@ -51,17 +50,17 @@ def labelled(runs: list[Path]) -> dict[str, Path]:
     return dict(zip(labels, runs, strict=True))
 
 
-def measure_of(tables: Mapping[str, Table]) -> str:
-    """Choose what to compare: the test accuracy, or the validation loss if no run measures accuracy."""
-    without = [name for name, rows in tables.items() if rows[verdicts.MEASURE].isna().all()]
-    if without and len(without) < len(tables):
-        other = next(name for name in tables if name not in without)
-        raise LotteryError(f"compare: {without[0]} measures no accuracy and {other} does, so nothing can be compared.")
-    return LOSS if without else verdicts.MEASURE
+def common_measure(tables: Mapping[str, Table]) -> Measure:
+    """Choose what to compare: the test accuracy, or the test loss if no run measures accuracy."""
+    measures = {name: measure_of(rows) for name, rows in tables.items()}
+    if len(set(measures.values())) > 1:
+        without, other = (next(name for name in tables if measures[name].is_loss is loss) for loss in (True, False))
+        raise LotteryError(f"compare: {without} measures no accuracy and {other} does, so nothing can be compared.")
+    return next(iter(measures.values()), ACCURACY)
 
 
 def compared(tables: Mapping[str, Table], measure: str = "", confidence: float = 0.95, within: float = WITHIN) -> Table:
-    """Compare the tickets of several runs by a measure, `measure_of` by default, from the table of each by its name.
+    """Compare the tickets of several runs by a column, that of `common_measure` by default, from tables by name.
 
     Each round of a run is compared with the round of the first run that has the nearest density, if the two differ by
     at most the fraction `within` of it; `left_out` names the other rounds.
@@ -72,8 +71,7 @@ def compared(tables: Mapping[str, Table], measure: str = "", confidence: float =
     """
     import pandas as pd
 
-    measure = measure or measure_of(tables)
-
+    measure = measure or common_measure(tables).early_stop
     if len(tables) < 2:
         raise LotteryError(f"compare: received {len(tables)} run, allowed are two or more.")
     chains = {name: rows[rows["branch"] == store.TICKET] for name, rows in tables.items()}
@@ -88,7 +86,8 @@ def compared(tables: Mapping[str, Table], measure: str = "", confidence: float =
         for index, part in aligned.groupby("round"):
             if (values := part[measure].dropna()).empty:
                 continue
-            mean, low, high = intervals.mean_interval(values.tolist(), confidence)
+            unit = float(values.abs().mean()) if measure.endswith("loss") else 1.0
+            mean, low, high = intervals.mean_interval(values.tolist(), confidence, unit=unit)
             if measure.endswith("accuracy"):
                 low, high = intervals.of_accuracy(low, high)
             difference = pairs.loc[index] if name != first and index in pairs.index else (math.nan,) * 3

@@ -1,7 +1,7 @@
 """Compile a model for training: optimizer, loss, learning rates with warm-up and drops; and see what its steps do."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -134,7 +134,11 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
     with _fitting(model):
         outputs = model(example, training=False)
     if not hasattr(outputs, "shape"):
-        raise LotteryError("The model has several outputs, so no loss can be chosen; compile the model.")
+        what = "several outputs" if len(outputs) > 1 else "a dict" if isinstance(outputs, Mapping) else "a list"
+        raise LotteryError(
+            f"The model returns {what}, so no loss can be chosen; compile the model with its losses and metrics"
+            f"{', or have it return the output itself' if len(outputs) == 1 else ''}."
+        )
     outputs = np.asarray(outputs)
     probabilities = bool(((outputs >= 0) & (outputs <= 1)).all())
     if outputs.ndim != 2 or outputs.shape[1] < 2 or (probabilities and not np.allclose(outputs.sum(1), 1, atol=1e-3)):
@@ -164,6 +168,51 @@ def reads_integers(model: Any, inputs: np.ndarray) -> bool:
     return False
 
 
+def fixed_batch(model: Any) -> int | None:
+    """Return the number of examples that each batch of a model must have; None if it takes others too.
+
+    Many layers take any number, whatever the shape of the model's input says, so another number is tried.
+    """
+    import tensorflow as tf
+
+    inputs = getattr(model, "inputs", None) or []
+    if len(inputs) != 1 or not len(inputs[0].shape) or inputs[0].shape[0] is None:
+        return None
+    size, *shape = inputs[0].shape
+    try:
+        spec = tf.TensorSpec((size + 1, *shape), inputs[0].dtype)
+        tf.function(lambda x: model(x, training=False), autograph=False).get_concrete_function(spec)
+    except Exception:  # a user's layers may raise anything
+        return size
+    return None
+
+
+def check_batches(model: Any, data: Splits, batch_size: int, num_scored: int | None = None) -> None:
+    """Raise `LotteryError` if the data cannot be cut into batches of the size that a model fixes.
+
+    `num_scored` is the number of examples in the batch of a criterion that needs one.
+    """
+    if (size := fixed_batch(model)) is None:
+        return
+    if stateful := [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]:
+        raise LotteryError(
+            f"The layer {stateful[0]!r} is stateful: it goes on from one batch to the next, but the examples of "
+            "batches are drawn at random; build it with stateful=False."
+        )
+    for key, received in {"train.batch_size": batch_size, "prune.num_examples": num_scored}.items():
+        if received not in (size, None):
+            raise LotteryError(
+                f"{key}: received {received}, but the model takes batches of {size} examples alone; set it to {size}, "
+                "or build the model without a batch size."
+            )
+    for part, split in (("validation", data.validation), ("test", data.test)):
+        if len(split) % size:
+            raise LotteryError(
+                f"The model takes batches of {size} examples alone, but there are {len(split)} {part} examples; "
+                f"allowed is a multiple of {size}, or a model without a batch size."
+            )
+
+
 def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
     """Raise `LotteryError` if a batch is larger than the data, or a label is no class of the model."""
     if batch_size > len(data.train):
@@ -176,7 +225,10 @@ def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
     if loss not in ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"):
         return
     with _fitting(model):
-        *positions, num_classes = model(example, training=False).shape[1:]
+        outputs = model(example, training=False)
+    if not hasattr(outputs, "shape"):  # a dict or a list, which the loss takes apart
+        return
+    *positions, num_classes = outputs.shape[1:]
     for part, split in (("training", data.train), ("validation", data.validation), ("test", data.test)):
         if split.y.dtype.kind != "i" or split.y.shape[1:] not in (tuple(positions), (*positions, 1)):
             raise LotteryError(
