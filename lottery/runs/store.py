@@ -250,10 +250,11 @@ def checkpoint_path(folder: Path, stage: str = "") -> Path:
 
 def clear_checkpoints(folder: Path) -> None:
     """Remove the checkpoints of a network, and its folder if that is empty then."""
-    for path in folder.glob("checkpoint*.safetensors"):
-        path.unlink(missing_ok=True)
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
+    with files.readable_errors(folder):
+        for path in folder.glob("checkpoint*.safetensors"):
+            path.unlink(missing_ok=True)
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def read_experiment(run: Path) -> config.Experiment:

@@ -54,31 +54,41 @@ DRAWING = (
 )  # fmt: skip
 
 
-def make_corpus():
-    """Train the run that is changed: of a network of 300 weights, so that it is small."""
+def network():
+    """A network of 300 weights, so that its run is small."""
     import keras
+
+    layers = [keras.layers.Flatten(), keras.layers.Dense(8, "relu"), keras.layers.Dense(10)]
+    return keras.Sequential([keras.Input((4, 4)), *layers])
+
+
+def images():
+    """The data of that network: digits of 4 x 4 pixels."""
     from sklearn.datasets import load_digits
 
+    pixels, y = load_digits(return_X_y=True)
+    x = pixels.reshape(-1, 8, 8)[:, ::2, ::2].astype(np.float32) / 16
+    return x[:300], y[:300], x[300:360], y[300:360]
+
+
+def trained(out, **options):
+    """Train the run that is changed; return its folder."""
     import lottery
-
-    images, labels = load_digits(return_X_y=True)
-    x, y = images.reshape(-1, 8, 8)[:, ::2, ::2].astype(np.float32) / 16, labels
-
-    def network():
-        layers = [keras.layers.Flatten(), keras.layers.Dense(8, "relu"), keras.layers.Dense(10)]
-        return keras.Sequential([keras.Input((4, 4)), *layers])
 
     experiment = {
         "name": "corpus", "data": {"validation": 50}, "prune": {"num_rounds": 2}, "rewind": {"step": 10},
         "train": {"num_steps": 60, "eval_every": 20, "jit_compile": False, "learning_rate": 0.01},
         "run": {"num_replicates": 2, "controls": ["random_mask"], "num_threads": 1},
     }  # fmt: skip
+    return lottery.run(experiment, model=network, data=images(), out=out, **options).path
+
+
+def make_corpus():
+    """Train the run of the corpus anew."""
     with tempfile.TemporaryDirectory() as out:
-        run = lottery.run(
-            experiment, model=network, data=(x[:300], y[:300], x[300:360], y[300:360]), out=out, tensorboard=False
-        )
+        run = trained(out, tensorboard=False)
         shutil.rmtree(CORPUS, ignore_errors=True)
-        shutil.copytree(run.path, CORPUS, ignore=shutil.ignore_patterns(".lock", "*.png"))
+        shutil.copytree(run, CORPUS, ignore=shutil.ignore_patterns(".lock", "*.png"))
 
 
 def signed(run, path):
