@@ -44,6 +44,8 @@ def verify(run: Path, again: Again | None = None) -> Iterator[tuple[str, list[st
         # A function of the user's own may load its weights; `not_repeated` reports that.
         if complete and not _is_own(experiment) and same_start(run, replicate):
             yield f"replicate {replicate}", ["It starts from the weights of the replicate before it."]
+        for path in store.states(run, replicate):
+            yield f"replicate {replicate}, {path.stem.replace('-', ' ')}", _collected(_wrong_state(path))[0]
         for path in sorted((run / f"replicate-{replicate}").glob("round-*/round.json")):
             index = int(path.parent.name.removeprefix("round-"))
             if index not in complete:
@@ -140,6 +142,12 @@ def _advice(folder: Path, why: str) -> Iterator[None]:
 
 def _is_own(experiment: config.Experiment) -> bool:
     return experiment.model.name == GIVEN or ":" in experiment.model.name
+
+
+def _wrong_state(path: Path) -> Iterator[str]:
+    """Check the weights at a step that other runs of a sweep rewind to, which no record has a checksum of."""
+    if weights.fingerprint(files.read_arrays(path)) != files.read_metadata(path).get("sha256"):
+        yield f"{path.name} was changed; delete it, and the sweep makes it again."
 
 
 def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterator[str]:

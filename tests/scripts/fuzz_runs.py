@@ -28,6 +28,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import save as format_arrays
 
 from lottery import cli, files
 from lottery.errors import LotteryError
@@ -173,7 +174,7 @@ def edit_experiment(rng, run):
 
 def edit_arrays(rng, run):
     path = any_file(rng, run, ".safetensors")
-    arrays = files.read_arrays(path)
+    arrays = {name: np.asarray(value, order="C") for name, value in files.read_arrays(path).items()}
     metadata = files.read_metadata(path)
     name = list(arrays)[rng.integers(len(arrays))]
     value = arrays[name]
@@ -187,7 +188,7 @@ def edit_arrays(rng, run):
     elif kind == 2:
         arrays[name] = value.astype((np.float16, np.float64, np.int32, np.uint8, bool)[rng.integers(5)])
     elif kind == 3:
-        arrays[name] = value[..., None]
+        arrays[name] = np.ascontiguousarray(value[..., None])
     elif kind == 4:
         arrays[name] = value.reshape(-1)[: max(1, value.size // 2)]
     elif kind == 5:
@@ -204,7 +205,7 @@ def edit_arrays(rng, run):
             odd = ([0], [-1, -1], [1] * 40, [2**40] * 8, "x", None, [True], [1.5], [10**30])
             shapes[next(iter(shapes))] = odd[rng.integers(len(odd))]
         metadata["shapes"] = json.dumps(shapes)
-    path.write_bytes(files.pack_arrays(arrays, metadata))
+    path.write_bytes(format_arrays(arrays, metadata))
     signed(run, path)
     return path
 
@@ -338,6 +339,13 @@ def judged(command, folder, whole, is_signed):
     return ""
 
 
+def _not_to_be_copied(folder, names):
+    """Pipes, for which a copy would wait, and holes of a terabyte, which it would fill."""
+    paths = {name: Path(folder, name) for name in names}
+    odd = (name for name, path in paths.items() if not path.is_symlink() and not path.is_dir())
+    return [name for name in odd if not paths[name].is_file() or paths[name].stat().st_size > 10**8]
+
+
 def fuzz(num_runs, seed, say=print, commands=8, sample=20, keep=None, only="", first=0):
     """Change `num_runs` runs, each in its own way, and give each to some commands; how many broke a promise.
 
@@ -391,7 +399,7 @@ def fuzz(num_runs, seed, say=print, commands=8, sample=20, keep=None, only="", f
                     wrong += 1
                     say(f"{change.__name__}, run {index}, {changed.relative_to(run.parent)}, lottery {command}: {why}")
                     if keep and not (keep / f"{seed}-{index}").exists():
-                        shutil.copytree(run, keep / f"{seed}-{index}", symlinks=True)
+                        shutil.copytree(run, keep / f"{seed}-{index}", symlinks=True, ignore=_not_to_be_copied)
                 counts["given to all commands"] += is_chosen and command == chosen[0]
     say(f"{num_runs} runs: {dict(counts)}")
     return wrong
