@@ -221,6 +221,9 @@ def _wrong_round(
         yield "Training did not start from the start weights under the masks."
     if before is None:
         return
+    if _shapes(before) != _shapes(stored) or _shapes(dense) != _shapes(stored):
+        yield "Its masks are of other weights than those of the rounds before."
+        return
     if not plan.is_from_dense(settings) and not masks.is_nested(kept, before.masks):
         yield "A pruned entry has come back."
     if plan.is_repeatable(settings) and criteria.is_current(settings.criterion, stored.record):
@@ -233,6 +236,10 @@ def _wrong_round(
             yield "The masks differ from those that pruning the round before gives."
 
 
+def _shapes(stored: StoredRound) -> dict[str, tuple[int, ...]]:
+    return {name: mask.shape for name, mask in stored.masks.items()}
+
+
 def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Again | None) -> Iterator[str]:
     """Make a branch again from its round, as far as that needs no model, or with it, and compare."""
     yield from _wrong_network(experiment, stored)
@@ -240,6 +247,9 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Aga
     if known is None:
         return
     ticket, kept = StoredRound(stored.run, stored.replicate, stored.index), stored.masks
+    if _shapes(ticket) != _shapes(stored):
+        yield "Its masks are of other weights than those of its round."
+        return
     rng = branches.rng_for(experiment.run.seed, stored.replicate, stored.index, stored.branch)
     steps = stored.record["first_step"], stored.record["last_step"]
     # In place of what needs the model.
