@@ -36,8 +36,8 @@ import numpy as np
 import lottery
 from lottery import config, data, progress, stopping
 from lottery.errors import LotteryError, StorageError
-from lottery.pipeline import connecting, dispatch, interpolation
-from lottery.runs import store, verification
+from lottery.pipeline import connecting, dispatch, interpolation, preparing
+from lottery.runs import store, tensorboard, verification
 from lottery.training import checkpoints
 from tests.scripts import fuzz_runs
 from tests.scripts.kill_and_resume import PATIENCE, ROOT, WORDS, bits, family, left_running, started, workers
@@ -273,9 +273,22 @@ def stored(run: Path) -> set[str]:
     return {str(path.relative_to(run)) for path in run.rglob("round.json")}
 
 
-def _attempts(
-    world: World, failing: Failing, run: Path, work: Callable[[], Any], expected: dict[str, object]
-) -> set[str]:
+@contextlib.contextmanager
+def _prepared_once() -> Iterator[None]:
+    """Within, data are read and a model is built for a run's first attempt alone, which takes most of its time."""
+    prepare, known = preparing.prepare, {}
+
+    def prepared(experiment: config.Experiment, *arguments: Any) -> Any:
+        key = config.digest(experiment)
+        if key not in known:
+            known[key] = prepare(experiment, *arguments)
+        return known[key]
+
+    with mock.patch.object(preparing, "prepare", prepared):
+        yield
+
+
+def _attempts(failing: Failing, run: Path, work: Callable[[], Any], expected: dict[str, object]) -> set[str]:
     """Do some work again and again until nothing new fails; the sentences that were read."""
     said: set[str] = set()
     while True:
@@ -313,8 +326,9 @@ def failing_writes(world: World, errors: Sequence[int] = (errno.ENOSPC, errno.EI
         run = store.run_path(world.folder(), world.settings)
         failing = Failing(run.parent, number, lasting)
         said: set[str] = set()
-        for job in jobs.values():
-            said |= _attempts(world, failing, run, functools.partial(job, run), expected)
+        with _prepared_once():
+            for job in jobs.values():
+                said |= _attempts(failing, run, functools.partial(job, run), expected)
         same(expected, bits(run))
         written = {name for kind, name, _ in failing.failed if kind == "replace"}
         # Renamed from temporary names, which begin with a dot.
@@ -339,15 +353,19 @@ def failing_displays(world: World, errors: Sequence[int] = (errno.ENOSPC, errno.
     rows = []
     for number in errors:
         run = world.copy(world.whole)
-        failing, notes = Failing(run.parent, number), 0
+        failing, notes, told = Failing(run.parent, number), 0, ""
         while True:
             shutil.rmtree(run / "tensorboard", ignore_errors=True)
+            events: list[progress.Event] = []
             with failing.mounted():
-                told = world.go(run.parent, tensorboard=True)[1]
+                tensorboard.writer(run, world.settings, events.append)  # as of a complete run
             if failing.hit is None:
                 break
-            assert [note for note in told if "Nothing more is written for TensorBoard" in note], (failing.hit, told)
-            notes += 1
+            (note,) = events
+            assert isinstance(note, progress.Note) and "Nothing more is written for TensorBoard" in note.text, (
+                failing.hit
+            )
+            told, notes = world.plain(note.text), notes + 1
         shutil.rmtree(run / "tensorboard")
         same(world.expected, bits(run))
         rows.append(
@@ -355,7 +373,7 @@ def failing_displays(world: World, errors: Sequence[int] = (errno.ENOSPC, errno.
                 f"{os.strerror(number)}: at each of {notes} writes for TensorBoard",
                 "the run goes on",
                 NOTHING,
-                told[0] if told else "a note",
+                told,
             )
         )
         out = world.folder()
