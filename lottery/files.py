@@ -130,7 +130,15 @@ def check_nesting(value: Any) -> None:
 
 
 def pack_arrays(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> bytes:
-    """Pack arrays, and text by name, as safetensors. The order of two or more texts varies between calls."""
+    """Pack arrays, and text by name, as safetensors. The order of two or more texts varies between calls.
+
+    Raises:
+        LotteryError: A name does not print, so that `read_arrays` would refuse the file.
+    """
+    if odd := next((name for name in arrays if not name.isprintable()), None):
+        raise LotteryError(
+            f"The model names a variable {odd[:80]!r}, allowed are printable characters; rename its layer."
+        )
     # Not ascontiguousarray, which turns a single number into an array.
     return safetensors.save({name: np.asarray(value, order="C") for name, value in arrays.items()}, metadata=metadata)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import time
 
@@ -12,7 +13,7 @@ import lottery
 from lottery import config, data, files
 from lottery.errors import LotteryError
 from lottery.models import networks
-from lottery.runs import store
+from lottery.runs import store, verification
 from tests.conftest import SMALL, quietly
 from tests.scripts import forging, fuzz_runs
 
@@ -190,6 +191,35 @@ def test_files_are_as_large_as_the_record_says(run, monkeypatch):
     monkeypatch.setattr(files, "_memory", lambda: size)
     with pytest.raises(LotteryError, match=r"allowed are 549,755,813,888"):  # half of the memory
         files.read(path.with_name("masks.safetensors"))
+
+
+def test_files_that_do_not_belong_together_are_sentences(run, lottery_command):
+    """Each is right by its checksum."""
+    folder, network = run / "replicate-1/round-01", "replicate 1, round 1"
+    kept = files.read_masks(folder / "masks.safetensors")
+    trained = files.read_arrays(folder / "weights.safetensors")
+    turned = {name: mask.T for name, mask in kept.items()}
+    files.write(folder / "masks.safetensors", files.pack_masks(turned))
+    forging.sign_files(folder)
+    found = {name: wrong for name, wrong in verification.verify(run) if wrong}
+    assert "has shape" in found[network][0]
+    assert "Its masks are of other weights than those of its round." in found[f"{network}, branch random_mask"]
+    turned_too = trained | {name: trained[name].T for name in kept}
+    files.write(folder / "weights.safetensors", files.pack_arrays(turned_too))
+    files.write(folder / "early_stop.safetensors", files.pack_arrays(turned_too))
+    forging.sign_files(folder)
+    assert dict(verification.verify(run))[network]
+    shutil.rmtree(folder)
+    shutil.copytree(fuzz_runs.CORPUS / "replicate-1/round-01", folder)
+    (folder / "metrics.csv").write_text("step,split,loss,accuracy\n")
+    forging.sign_files(folder)
+    assert "it has no evaluation" in refused(lottery_command, "analyze", "costs", run)
+    shutil.copytree(fuzz_runs.CORPUS, run, dirs_exist_ok=True)
+    (folder / "predictions.safetensors").write_bytes(b"x")
+    (run / "replicate-1/round-00/predictions.safetensors").write_bytes(b"x")
+    assert "predictions.safetensors' is damaged" in refused(lottery_command, "show", run).replace("' '", "")
+    (run / "environment.json").write_bytes((run / "replicate-1/round-00/round.json").read_bytes())
+    assert "it is the record of a network" in refused(lottery_command, "analyze", "costs", run)
 
 
 @pytest.mark.parametrize("place", [".lock", "replicate-3", "tensorboard", "replicate-2/round-01", "connectivity"])

@@ -1,9 +1,10 @@
 """A network as plain data: describe a model, check a description that a stranger may have written, build from it.
 
 Nothing in a description runs code: it names a built-in network, or Keras' own layers from the lists below, which are
-checked before Keras reads them. Memory is bounded before anything is built: the network is traced first, without values
-and in a bounded number of calls, and must have exactly the variables that are expected, and layers whose outputs are no
-larger than such variables explain. It is built without running its initializers, which may take hours.
+checked before Keras reads them. So are the calls of layers: some for each variable, and no loops. Memory is bounded
+before anything is built: the network is traced first, without values, and must have exactly the variables that are
+expected, and layers whose outputs are no larger than such variables explain. It is built without running its
+initializers, which may take hours.
 """
 
 import contextlib
@@ -12,7 +13,6 @@ import importlib
 import json
 import math
 import re
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -73,7 +73,9 @@ def check(architecture: Architecture, expected: Shapes) -> None:
             f"({_short(architecture.get('why', 'nothing more is known of it'))}); build it and use ticket.apply(model)."
         )
     try:
-        found = traced(library, lambda: _built(architecture, library), expected)
+        if "keras" in architecture:
+            _check_calls(architecture["keras"], len(expected))
+        found = traced(library, lambda: _built(_rolled(architecture), library), expected, _num_unrolled(architecture))
     except (Exception, Stopped) as error:  # Keras may raise anything because of a stranger's configuration
         raise _unbuilt(error) from error
     if found != expected:
@@ -224,6 +226,8 @@ def refused(value: Any, library: str, depth: int = 0) -> Iterator[str]:
         if "class_name" in value:
             yield from _refused_class(value, library)
         for key, part in value.items():
+            if key == "power_iterations" and not (type(part) is int and 0 < part <= _MOST_ITERATIONS):
+                yield f"{part!r} power iterations"
             if str(key).endswith("activation") and isinstance(part, str) and part not in _ACTIVATIONS:
                 yield f"the activation {part!r}"
             if key in _PARTS and str in map(type, part if isinstance(part, list) else [part]):
@@ -258,8 +262,10 @@ def _refused_class(value: Mapping[str, Any], library: str) -> Iterator[str]:
                 yield f"a Normalization whose {key} is not one number for each of its inputs"
 
 
-# Calls that a trace may take. A layer takes 15,000 to 65,000; an endless loop takes all in some ten seconds.
-_CALLS, _CALLS_BY_VARIABLE, _MOST_CALLS = 20_000_000, 100_000, 60_000_000
+# Calls of layers that a network may take, of some 10 ms each: one layer, or model, may be called many times.
+_CALLS, _CALLS_BY_VARIABLE = 500, 10
+_MOST_STEPS = 1000  # of recurrent layers that are unrolled, together
+_MOST_ITERATIONS = 100
 _SPARE = 100_000  # entries of variables that no layer of the network has, because Keras makes some layers twice
 # Numbers that a layer may return for an example: so many, or so many times the number of the weights.
 _OUTPUTS, _OUTPUTS_BY_ENTRY = 2**24, 100
@@ -269,32 +275,105 @@ class Stopped(BaseException):
     """Raised inside Keras, much of which catches every Exception."""
 
 
-def traced(library: str, make: Callable[[], Any], expected: Shapes) -> Shapes:
-    """Return the shapes of a model's variables, with bounded calls and memory; Keras may raise any error."""
-    left = min(_CALLS + _CALLS_BY_VARIABLE * len(expected), _MOST_CALLS)
+def _check_calls(config: Any, num_variables: int) -> None:
+    """Raise `Stopped` if building a network would take too many calls of layers, or would never end."""
+    if _num_calls(config) > _CALLS + _CALLS_BY_VARIABLE * num_variables:
+        raise Stopped("it takes too long, for it calls far more layers than it has variables.")
+    for layers in _graphs_of_tf_keras(config):
+        if waiting := _waiting(layers):
+            raise Stopped(f"it takes too long, for the graph of {waiting[0]!r} has a loop.")
+
+
+def _num_calls(part: Any) -> int:
+    """Count the layers that are called where a part of a configuration is; what lies in it is called wherever it is."""
+    if isinstance(part, (list, tuple)):
+        return sum(map(_num_calls, part))
+    if not isinstance(part, Mapping):
+        return 0
+    inside = sum(_num_calls(value) for key, value in part.items() if key != "inbound_nodes")
+    if "inbound_nodes" not in part and part.get("class_name") not in _LAYERS | {"Sequential", "Functional"}:
+        return inside
+    nodes = part.get("inbound_nodes")
+    return (1 + inside) * max(1, len(nodes) if isinstance(nodes, list) else 1)
+
+
+def _graphs_of_tf_keras(part: Any) -> Iterator[list[Any]]:
+    """Yield the layers of every functional model of tf_keras, whose reader waits for ever if a call is missing."""
+    if isinstance(part, (list, tuple)):
+        for one in part:
+            yield from _graphs_of_tf_keras(one)
+    elif isinstance(part, Mapping):
+        if str(part.get("module")).startswith("tf_keras"):
+            yield part["config"]["layers"]
+        for one in part.values():
+            yield from _graphs_of_tf_keras(one)
+
+
+def _waiting(layers: list[Any]) -> list[str]:
+    """List the layers of such a model whose calls are never made, by the rules of its reader."""
+    nodes: dict[str, list[Any]] = {}
+    made: set[tuple[str, Any]] = set()
+    inputs = {layer["name"] for layer in layers if layer["class_name"] == "InputLayer"}
+    for layer in layers:
+        nodes.setdefault(layer["name"], []).extend(layer["inbound_nodes"])
+    # The first call of a model with inputs is its own, and the description does not list it.
+    calls = {layer["name"]: int(_begins_with_input(layer)) for layer in layers}
+    going = True
+    while going:
+        going = False
+        for name, left in nodes.items():
+            while left and all(place[0] in inputs or place in made for place in _sources(left[0])):
+                del left[0]
+                made.add((name, calls[name]))
+                calls[name] += 1
+                going = True
+    return [name for name, left in nodes.items() if left]
+
+
+def _begins_with_input(layer: Mapping[str, Any]) -> bool:
+    if layer["class_name"] == "Sequential":
+        return layer["config"]["layers"][0]["class_name"] == "InputLayer"
+    return layer["class_name"] == "Functional"
+
+
+def _sources(node: Any) -> Iterator[tuple[str, Any]]:
+    """Yield layer and number of every call whose output goes into a call of a layer."""
+    if isinstance(node, list) and len(node) in (3, 4) and isinstance(node[0], str):
+        if node[0] != "_CONSTANT_VALUE":
+            yield node[0], node[1]
+        node = node[3:]
+    for part in node.values() if isinstance(node, Mapping) else node if isinstance(node, (list, tuple)) else ():
+        yield from _sources(part)
+
+
+def _num_unrolled(part: Any) -> int:
+    """Count the recurrent layers that are unrolled, which takes a call for every step."""
+    if isinstance(part, Mapping):
+        return bool(part.get("unroll")) + sum(map(_num_unrolled, part.values()))
+    return sum(map(_num_unrolled, part)) if isinstance(part, (list, tuple)) else 0
+
+
+def _rolled(part: Any) -> Any:
+    """Copy a configuration in which no layer is unrolled."""
+    if isinstance(part, Mapping):
+        return {key: False if key == "unroll" else _rolled(value) for key, value in part.items()}
+    return [_rolled(value) for value in part] if isinstance(part, (list, tuple)) else part
+
+
+def traced(library: str, make: Callable[[], Any], expected: Shapes, num_unrolled: int = 0) -> Shapes:
+    """Return the shapes of a model's variables, with bounded memory; Keras may raise any error."""
     entries = sum(map(math.prod, expected.values()))
     most, most_outputs = 2 * entries + _SPARE, max(_OUTPUTS, _OUTPUTS_BY_ENTRY * entries)
 
-    def count(frame: Any, event: str, _: Any) -> None:
-        nonlocal left
-        left -= 1
-        # Only where a function of Keras begins: TensorFlow may hold a lock.
-        if left < 0 and event == "call" and "keras" in frame.f_code.co_filename:
-            raise Stopped("it takes too long, for its graph has a loop, or one of its numbers is too large.")
-
     def trace() -> Shapes:
         scope = _without_values if library == "keras" else _with_few_values
-        try:
-            with warnings.catch_warnings(action="ignore"), scope(most), _not_drawn():
-                sys.setprofile(count)  # of this thread
-                model = make()
-                found = _shapes(model)
-                sys.setprofile(None)
-                if (largest := _largest_output(model)) > most_outputs:
-                    raise Stopped(f"a layer returns {largest:,} numbers for an example, far more than it has weights.")
-                return found
-        finally:
-            sys.setprofile(None)
+        with warnings.catch_warnings(action="ignore"), scope(most), _not_drawn():
+            model = make()
+            if (largest := _largest_output(model)) > most_outputs:
+                raise Stopped(f"a layer returns {largest:,} numbers for an example, far more than it has weights.")
+            if num_unrolled and (steps := _longest_sequence(model)) * num_unrolled > _MOST_STEPS:
+                raise Stopped(f"it takes too long, for a recurrent layer may be unrolled for {steps:,} steps.")
+            return _shapes(model)
 
     # A thread, because Keras remembers by thread which variables have no value yet, and would give them one next time.
     with ThreadPoolExecutor(1) as thread:
@@ -312,6 +391,16 @@ def _largest_output(model: Any) -> int:
                 steps = (shape[1] or 1) ** 2 if "Attention" in type(layer).__name__ and len(shape) > 2 else 0
                 largest = max(largest, steps, math.prod(size or 1 for size in shape))
     return largest
+
+
+def _longest_sequence(model: Any) -> int:
+    """Count the steps of the longest sequence that a layer takes, as far as they are known."""
+    import tensorflow as tf
+
+    nodes = (node for layer in model._flatten_layers() for node in getattr(layer, "_inbound_nodes", ()))
+    shapes = (tuple(one.shape) for node in nodes for one in tf.nest.flatten(node.output_tensors))
+    inputs = (tuple(one.shape) for one in tf.nest.flatten(model.inputs))
+    return max((shape[1] or 0 for shape in (*inputs, *shapes) if len(shape) > 2), default=0)
 
 
 @contextlib.contextmanager

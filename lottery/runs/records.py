@@ -109,6 +109,8 @@ def of_round(values: dict[str, Any], path: Path) -> Record:
 
 def of_environment(values: dict[str, Any], path: Path) -> Record:
     """Check the content of an ``environment.json``, or raise `LotteryError`; every text becomes printable."""
+    if "replicate" in values:
+        raise LotteryError(f"{str(path)!r} is damaged: it is the record of a network.")
     return _checked(_Environment, values, path)
 
 

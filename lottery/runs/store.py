@@ -243,6 +243,11 @@ def state_path(run: Path, replicate: int, step: int) -> Path:
     return run / f"replicate-{replicate}" / f"step-{step:05d}.safetensors"
 
 
+def states(run: Path, replicate: int) -> list[Path]:
+    """List the files of such states."""
+    return [inside(run, path) for path in sorted(start_path(run, replicate).parent.glob("step-*.safetensors"))]
+
+
 def checkpoint_path(folder: Path, stage: str = "") -> Path:
     """Return the file of a checkpoint in the folder of a round. It exists only while the round is trained."""
     return folder / f"checkpoint{'-' if stage else ''}{stage}.safetensors"
@@ -250,10 +255,11 @@ def checkpoint_path(folder: Path, stage: str = "") -> Path:
 
 def clear_checkpoints(folder: Path) -> None:
     """Remove the checkpoints of a network, and its folder if that is empty then."""
-    for path in folder.glob("checkpoint*.safetensors"):
-        path.unlink(missing_ok=True)
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
+    with files.readable_errors(folder):
+        for path in folder.glob("checkpoint*.safetensors"):
+            path.unlink(missing_ok=True)
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def read_experiment(run: Path) -> config.Experiment:
@@ -389,6 +395,8 @@ def read_metrics(folder: Path, content: bytes | None = None) -> list[tuple[int, 
         rows = [(int(step), split, float(loss), float(accuracy)) for step, split, loss, accuracy in lines]
         if wrong := {row[1] for row in rows} - set(SPLITS):
             raise ValueError(f"it has the split {min(wrong)[:80]!r}")
+        if not rows:
+            raise ValueError("it has no evaluation")
         if not all(0 <= row[0] <= MOST for row in rows):
             raise ValueError("it has a step that no training has")
         return rows

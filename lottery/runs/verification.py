@@ -44,6 +44,8 @@ def verify(run: Path, again: Again | None = None) -> Iterator[tuple[str, list[st
         # A function of the user's own may load its weights; `not_repeated` reports that.
         if complete and not _is_own(experiment) and same_start(run, replicate):
             yield f"replicate {replicate}", ["It starts from the weights of the replicate before it."]
+        for path in store.states(run, replicate):
+            yield f"replicate {replicate}, {path.stem.replace('-', ' ')}", _collected(_wrong_state(path))[0]
         for path in sorted((run / f"replicate-{replicate}").glob("round-*/round.json")):
             index = int(path.parent.name.removeprefix("round-"))
             if index not in complete:
@@ -142,6 +144,12 @@ def _is_own(experiment: config.Experiment) -> bool:
     return experiment.model.name == GIVEN or ":" in experiment.model.name
 
 
+def _wrong_state(path: Path) -> Iterator[str]:
+    """Check the weights at a step that other runs of a sweep rewind to, which no record has a checksum of."""
+    if weights.fingerprint(files.read_arrays(path)) != files.read_metadata(path).get("sha256"):
+        yield f"{path.name} was changed; delete it, and the sweep makes it again."
+
+
 def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterator[str]:
     """Check what rounds and branches share: the record against the curve, the masks and the trained weights."""
     curves: dict[str, dict[int, tuple[float, float]]] = {"train": {}, "validation": {}, "test": {}}
@@ -213,6 +221,9 @@ def _wrong_round(
         yield "Training did not start from the start weights under the masks."
     if before is None:
         return
+    if _shapes(before) != _shapes(stored) or _shapes(dense) != _shapes(stored):
+        yield "Its masks are of other weights than those of the rounds before."
+        return
     if not plan.is_from_dense(settings) and not masks.is_nested(kept, before.masks):
         yield "A pruned entry has come back."
     if plan.is_repeatable(settings) and criteria.is_current(settings.criterion, stored.record):
@@ -225,6 +236,10 @@ def _wrong_round(
             yield "The masks differ from those that pruning the round before gives."
 
 
+def _shapes(stored: StoredRound) -> dict[str, tuple[int, ...]]:
+    return {name: mask.shape for name, mask in stored.masks.items()}
+
+
 def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Again | None) -> Iterator[str]:
     """Make a branch again from its round, as far as that needs no model, or with it, and compare."""
     yield from _wrong_network(experiment, stored)
@@ -232,6 +247,9 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Aga
     if known is None:
         return
     ticket, kept = StoredRound(stored.run, stored.replicate, stored.index), stored.masks
+    if _shapes(ticket) != _shapes(stored):
+        yield "Its masks are of other weights than those of its round."
+        return
     rng = branches.rng_for(experiment.run.seed, stored.replicate, stored.index, stored.branch)
     steps = stored.record["first_step"], stored.record["last_step"]
     # In place of what needs the model.

@@ -2,12 +2,14 @@
 
     python -m tests.scripts.fuzz_runs --runs 5000 --seed 0
 
-A *damaged* run has other bytes in one file: a command prints what it prints for the whole run, or refuses. A *forged*
+A *damaged* run has other bytes in one file: a command prints what it prints for the whole run, or refuses. (Without its
+record, a network is one that is not stored yet, so that a run that lost a record prints what such a run prints.) A *forged*
 run is signed again after the change, so that every checksum is right: a command prints anything, or refuses. None
 raises, takes more than two seconds of processor beyond what it takes for the whole run, or 300 MB of memory.
 
-The run in `corpus/run/` is what is changed; `--make-corpus` trains it anew. `--commands 100` gives each run to all commands,
-not to three by chance; `--only KIND` makes one kind of change. What breaks a promise is copied to `--keep`.
+The run in `corpus/run/` is what is changed; `--make-corpus` trains it anew. Each run is given to eight commands by
+chance (`--commands`) that draw nothing, and every twentieth (`--sample`) to all commands; `--only KIND` makes one kind
+of change, `--first` begins with a later run of the same seed. What breaks a promise is copied to `--keep`.
 """
 
 import argparse
@@ -26,6 +28,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import save as format_arrays
 
 from lottery import cli, files
 from lottery.errors import LotteryError
@@ -42,39 +45,51 @@ COMMANDS = (
     "show RUN", "show RUN --csv", "show RUN --json --round 1", "show RUN --interval two_way", "ls --out PARENT --json",
     "verify RUN", "tickets ls RUN", "tickets ls RUN --csv", "analyze layers RUN --csv", "analyze costs RUN --json",
     "analyze curves RUN", "analyze degrees RUN", "analyze distance RUN --csv", "analyze overlap RUN", "check RUN",
-    "compare RUN WHOLE", "compare WHOLE RUN --csv", "plot RUN --out OUT/a.svg", "plot RUN --kind layers --out OUT/a.svg",
-    "plot RUN --kind learning_curves --out OUT/a.svg", "plot RUN --kind inputs --out OUT/a.svg --caption",
-    "report RUN --out OUT/a.html", "export RUN --round 1 --out OUT/t.safetensors",
+    "compare RUN WHOLE", "compare WHOLE RUN --csv", "export RUN --round 1 --out OUT/t.safetensors",
     "export RUN --round best --replicate 2 --at early_stop --out OUT/t.safetensors",
     "plan --from RUN --difference 0.1 name=x prune.num_rounds=1",
 )  # fmt: skip
+DRAWING = (
+    "plot RUN --out OUT/a.svg", "plot RUN --kind layers --out OUT/a.svg", "plot RUN --kind learning_curves --out OUT/a.svg",
+    "plot RUN --kind inputs --out OUT/a.svg --caption", "report RUN --out OUT/a.html",
+)  # fmt: skip
 
 
-def make_corpus():
-    """Train the run that is changed: of a network of 300 weights, so that it is small."""
+def network():
+    """A network of 300 weights, so that its run is small."""
     import keras
+
+    layers = [keras.layers.Flatten(), keras.layers.Dense(8, "relu"), keras.layers.Dense(10)]
+    return keras.Sequential([keras.Input((4, 4)), *layers])
+
+
+def images():
+    """The data of that network: digits of 4 x 4 pixels."""
     from sklearn.datasets import load_digits
 
+    pixels, y = load_digits(return_X_y=True)
+    x = pixels.reshape(-1, 8, 8)[:, ::2, ::2].astype(np.float32) / 16
+    return x[:300], y[:300], x[300:360], y[300:360]
+
+
+def trained(out, **options):
+    """Train the run that is changed; return its folder."""
     import lottery
-
-    images, labels = load_digits(return_X_y=True)
-    x, y = images.reshape(-1, 8, 8)[:, ::2, ::2].astype(np.float32) / 16, labels
-
-    def network():
-        layers = [keras.layers.Flatten(), keras.layers.Dense(8, "relu"), keras.layers.Dense(10)]
-        return keras.Sequential([keras.Input((4, 4)), *layers])
 
     experiment = {
         "name": "corpus", "data": {"validation": 50}, "prune": {"num_rounds": 2}, "rewind": {"step": 10},
         "train": {"num_steps": 60, "eval_every": 20, "jit_compile": False, "learning_rate": 0.01},
         "run": {"num_replicates": 2, "controls": ["random_mask"], "num_threads": 1},
     }  # fmt: skip
+    return lottery.run(experiment, model=network, data=images(), out=out, **options).path
+
+
+def make_corpus():
+    """Train the run of the corpus anew."""
     with tempfile.TemporaryDirectory() as out:
-        run = lottery.run(
-            experiment, model=network, data=(x[:300], y[:300], x[300:360], y[300:360]), out=out, tensorboard=False
-        )
+        run = trained(out, tensorboard=False)
         shutil.rmtree(CORPUS, ignore_errors=True)
-        shutil.copytree(run.path, CORPUS, ignore=shutil.ignore_patterns(".lock", "*.png"))
+        shutil.copytree(run, CORPUS, ignore=shutil.ignore_patterns(".lock", "*.png"))
 
 
 def signed(run, path):
@@ -159,7 +174,7 @@ def edit_experiment(rng, run):
 
 def edit_arrays(rng, run):
     path = any_file(rng, run, ".safetensors")
-    arrays = files.read_arrays(path)
+    arrays = {name: np.asarray(value, order="C") for name, value in files.read_arrays(path).items()}
     metadata = files.read_metadata(path)
     name = list(arrays)[rng.integers(len(arrays))]
     value = arrays[name]
@@ -173,7 +188,7 @@ def edit_arrays(rng, run):
     elif kind == 2:
         arrays[name] = value.astype((np.float16, np.float64, np.int32, np.uint8, bool)[rng.integers(5)])
     elif kind == 3:
-        arrays[name] = value[..., None]
+        arrays[name] = np.ascontiguousarray(value[..., None])
     elif kind == 4:
         arrays[name] = value.reshape(-1)[: max(1, value.size // 2)]
     elif kind == 5:
@@ -190,7 +205,7 @@ def edit_arrays(rng, run):
             odd = ([0], [-1, -1], [1] * 40, [2**40] * 8, "x", None, [True], [1.5], [10**30])
             shapes[next(iter(shapes))] = odd[rng.integers(len(odd))]
         metadata["shapes"] = json.dumps(shapes)
-    path.write_bytes(files.pack_arrays(arrays, metadata))
+    path.write_bytes(format_arrays(arrays, metadata))
     signed(run, path)
     return path
 
@@ -324,8 +339,26 @@ def judged(command, folder, whole, is_signed):
     return ""
 
 
-def fuzz(num_runs, seed, say=print, commands=3, keep=None, only=""):
-    """Change `num_runs` runs, each in its own way, and give each to some commands; how many broke a promise."""
+def _not_to_be_copied(folder, names):
+    """Pipes, for which a copy would wait, and holes of a terabyte, which it would fill."""
+    paths = {name: Path(folder, name) for name in names}
+    odd = (name for name, path in paths.items() if not path.is_symlink() and not path.is_dir())
+    return [name for name in odd if not paths[name].is_file() or paths[name].stat().st_size > 10**8]
+
+
+def fuzz(num_runs, seed, say=print, commands=8, sample=20, keep=None, only="", first=0):
+    """Change `num_runs` runs, each in its own way, and give each to some commands; how many broke a promise.
+
+    Args:
+        num_runs: How many.
+        seed: Of all chance, beside the number of the run.
+        say: Called with each line of the report.
+        commands: How many commands by chance a run is given to, of those that draw nothing.
+        sample: One in so many runs is given to all commands.
+        keep: Folder for copies of the runs that broke a promise.
+        only: The one kind of change, by its function's name.
+        first: The number of the first run.
+    """
     wrong, counts = 0, collections.Counter()
     changes = [one for one in CHANGES if only in ("", one.__name__)]
     with tempfile.TemporaryDirectory() as scratch:
@@ -334,13 +367,13 @@ def fuzz(num_runs, seed, say=print, commands=3, keep=None, only=""):
         (folder / "out").mkdir()
         shutil.copytree(CORPUS, run)
         whole = {}
-        for command in COMMANDS:
+        for command in COMMANDS + DRAWING:
             called(filled(command, folder))  # the first call imports
             status, out, err, seconds = called(filled(command, folder))
             assert status in (0, 1) or command.startswith("check"), (command, status, err)
             whole[command] = out, seconds
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        for index in range(num_runs):
+        for index in range(first, first + num_runs):
             rng = np.random.default_rng([seed, index])
             shutil.rmtree(folder / "runs")
             shutil.copytree(CORPUS, run)
@@ -350,9 +383,12 @@ def fuzz(num_runs, seed, say=print, commands=3, keep=None, only=""):
             except (LotteryError, ValueError, IndexError, OSError, KeyError):
                 counts["not changed"] += 1
                 continue
-            chosen = rng.choice(COMMANDS, commands, replace=False)
+            is_lost = changed.name == "round.json" and not changed.exists()
+            is_signed = change not in UNSIGNED or changed.name == ".lock" or is_lost
+            # The changes take turns too, so that which run is in the sample must not depend on its number alone.
+            is_chosen = index // len(changes) % sample == index % len(changes) % sample
+            chosen = COMMANDS + DRAWING if is_chosen else rng.choice(COMMANDS, commands, replace=False)
             for command in map(str, chosen):
-                is_signed = change not in UNSIGNED or changed.name in (".lock",)
                 why = judged(command, folder, whole, is_signed)
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
                 if peak - most > MEGABYTES * 1024:
@@ -363,7 +399,8 @@ def fuzz(num_runs, seed, say=print, commands=3, keep=None, only=""):
                     wrong += 1
                     say(f"{change.__name__}, run {index}, {changed.relative_to(run.parent)}, lottery {command}: {why}")
                     if keep and not (keep / f"{seed}-{index}").exists():
-                        shutil.copytree(run, keep / f"{seed}-{index}", symlinks=True)
+                        shutil.copytree(run, keep / f"{seed}-{index}", symlinks=True, ignore=_not_to_be_copied)
+                counts["given to all commands"] += is_chosen and command == chosen[0]
     say(f"{num_runs} runs: {dict(counts)}")
     return wrong
 
@@ -372,7 +409,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=1000, help="how many runs to change")
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--commands", type=int, default=3, help="how many commands to give each run to, by chance")
+    parser.add_argument("--first", type=int, default=0, help="number of the first run")
+    parser.add_argument("--commands", type=int, default=8, help="how many commands to give each run to, by chance")
+    parser.add_argument("--sample", type=int, default=20, help="one in so many runs is given to all commands")
     parser.add_argument(
         "--only", default="", help="one kind of change", choices=["", *(one.__name__ for one in CHANGES)]
     )
@@ -385,7 +424,8 @@ if __name__ == "__main__":
         sys.exit()
     print(f"--seed {options.seed}")
     broken = fuzz(
-        options.runs, options.seed, commands=min(options.commands, len(COMMANDS)), keep=options.keep, only=options.only
-    )
+        options.runs, options.seed, commands=min(options.commands, len(COMMANDS)), sample=options.sample,
+        keep=options.keep, only=options.only, first=options.first,
+    )  # fmt: skip
     print("No promise broken." if not broken else f"{broken} promises broken.")
     sys.exit(bool(broken))
