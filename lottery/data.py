@@ -337,7 +337,7 @@ def given(data: Any, settings: Data) -> Splits | Streams:
             sample weights if there are any, or a function without arguments that returns one.
         settings: The ``[data]`` section of the experiment.
     """
-    parts = tuple(data) if isinstance(data, (tuple, list)) else ()
+    parts: tuple[Any, ...] = tuple(data) if isinstance(data, (tuple, list)) else ()
     if len(parts) in (2, 3) and all(isinstance(one, (tuple, list)) and len(one) == 2 for one in parts):
         parts = tuple(itertools.chain(*parts))
     if len(parts) == 3 and all(_is_stream(part) for part in parts):
