@@ -43,7 +43,7 @@ def fitted(library, optimizer, splits, start, kept, num_steps, mode="constraint"
     weights.assign(model, masks.apply(start, kept))
     batches = randomness.batches(len(splits.train), 16, (9,))(num_steps)
     stream = tf.data.Dataset.from_tensor_slices((splits.train.x[batches], splits.train.y[batches]))
-    model.fit(stream, verbose=0, callbacks=[enforcement.EnforceMasks(kept, mode)])
+    model.fit(stream, verbose=0, shuffle=False, callbacks=[enforcement.EnforceMasks(kept, mode)])
     return weights.read_state(model)
 
 
