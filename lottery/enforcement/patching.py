@@ -214,6 +214,8 @@ def retrace(model: Any) -> None:
 
 
 def _set_constraint(variable: Any, value: Callable[[Any], Any] | None) -> None:
+    if sys.is_finalizing():  # Python ends, and has abandoned a context
+        return
     import keras
 
     if not isinstance(variable, keras.Variable):
