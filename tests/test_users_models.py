@@ -359,6 +359,91 @@ def test_models_that_do_not_fit_are_refused_before_anything_is_written(tmp_path,
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 
 
+def wrapped_by_tfmot():
+    import tensorflow_model_optimization as tfmot
+
+    return tfmot.sparsity.keras.prune_low_magnitude(softmax_tf_keras())
+
+
+def spectral():
+    import keras
+
+    return sequential(keras, keras.layers.SpectralNormalization(keras.layers.Dense(3)))
+
+
+def looking_up():
+    import keras
+
+    layers = keras.layers
+    return sequential(keras, layers.Embedding(9, 4), layers.GlobalAveragePooling1D(), layers.Dense(3))
+
+
+@pytest.mark.parametrize(
+    ("build", "overrides", "message"),
+    [
+        *((wrapped_by_tfmot, {"run": {"enforcement": mode}}, "strip_pruning") for mode in ("constraint", "tfmot")),
+        (spectral, {"run": {"enforcement": "reparameterization"}}, "a SpectralNormalization, assigns its weight"),
+        (softmax_tf_keras, {"run": {"enforcement": "reparameterization"}}, "needs a Keras 3 model"),
+        (looking_up, {"prune": {"criterion": "synflow"}}, "looks its input up by whole numbers"),
+    ],
+)
+def test_what_an_experiment_cannot_do_with_a_model_is_refused_before_anything_is_written(
+    tmp_path, build, overrides, message
+):
+    with pytest.raises(LotteryError, match=message) as caught:
+        run(build, tmp_path, overrides=overrides)
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+
+
+def test_a_ticket_fits_a_wrapped_model_and_its_stripped_version(tmp_path):
+    import tensorflow_model_optimization as tfmot
+
+    ticket = run(softmax_tf_keras, tmp_path).ticket(round=2)
+    stripped = tfmot.sparsity.keras.strip_pruning(wrapped_by_tfmot())
+    done = run(lambda: tfmot.sparsity.keras.strip_pruning(wrapped_by_tfmot()), tmp_path / "stripped")
+    for model in (wrapped_by_tfmot(), stripped):
+        for one in (ticket, done.ticket(round=2)):
+            one.apply(model)
+            found = weights.read(model)
+            assert found.keys() == one.masks.keys()
+            for name, mask in one.masks.items():
+                np.testing.assert_array_equal(found[name], np.where(mask, one.weights[name], 0))
+
+
+def averaged_and_shared_out():
+    """Kernels by one optimizer, with moving averages and a schedule, biases by another."""
+    import keras
+
+    schedule = keras.optimizers.schedules.CosineDecay(0.05, 30)
+    one = keras.optimizers.SGD(schedule, momentum=0.9, use_ema=True, ema_momentum=0.9)
+    other = keras.optimizers.Adam(0.01)
+    model = sequential(keras, keras.layers.Dense(8, "relu"), keras.layers.Dense(3))
+    several = keras.optimizers.MultiOptimizer(lambda variable: one if "kernel" in variable.path else other)
+    model.compile(several, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize("mode", ["constraint", "gradient", "reparameterization", "callback"])
+def test_a_run_with_several_optimisers_and_averages(tmp_path, mode):
+    """Recorded, resumed, rewound late with the schedule's own steps; every mode finds the same ticket."""
+    overrides = {"run": {"enforcement": mode}, "rewind": {"step": 5}}
+    path = run(averaged_and_shared_out, tmp_path, overrides=overrides).path
+    whole = final_bits(path)
+    assert all(not wrong for _, wrong in lottery.runs.verification.verify(path))
+    shutil.rmtree(store.round_path(path, 1, 2))
+    done = run(averaged_and_shared_out, tmp_path, overrides=overrides)
+    assert done.path == path and final_bits(path) == whole
+    rates = done.experiment.train.learning_rate
+    assert rates == {"name": "MultiOptimizer", "SGD": pytest.approx(0.05), "Adam": pytest.approx(0.01)}
+    ticket = done.ticket(round=2)
+    final = store.StoredRound(path, 1, 2).weights
+    assert not lottery.masks.leaks(final, ticket.masks) and lottery.masks.num_kept(ticket.masks)
+    if mode != "constraint":
+        other = run(averaged_and_shared_out, tmp_path, overrides={"rewind": {"step": 5}})
+        for name, mask in other.ticket(round=2).masks.items():
+            np.testing.assert_array_equal(mask, ticket.masks[name])
+
+
 def test_wrong_inputs_name_the_reason(tmp_path):
     import keras
 

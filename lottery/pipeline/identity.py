@@ -15,7 +15,7 @@ import numpy as np
 from lottery import config, masks, randomness, weights
 from lottery.enforcement import Enforcement
 from lottery.errors import LotteryError
-from lottery.models import fingerprint
+from lottery.models import fingerprint, optimizers
 from lottery.models.library import evaluating
 from lottery.pipeline import environment
 from lottery.pruning import criteria, plan
@@ -31,7 +31,7 @@ _DIGESTS = {"model": {"fingerprint"}, "prune": {"fingerprint"}, "run": {"fingerp
 
 
 def of_model(model: Any, examined: Examined, example: Any) -> tuple[str, bool]:
-    """Compute the digest of a compiled model: variables, initial weights, a training step and an evaluation.
+    """Compute the digest of a compiled model: variables, initial weights, a training step, an evaluation and the end.
 
     Parts of a step that its graph does not show, calls of Python and tables, count by what the first steps report.
 
@@ -39,6 +39,8 @@ def of_model(model: Any, examined: Examined, example: Any) -> tuple[str, bool]:
         The digest, and True if it depends on such parts.
     """
     steps = [examined.step, compiling.traced_test_step(model, example)]
+    if optimizers.finalizes(model):
+        steps.append(compiling.traced_end(model))
     opaque = any(fingerprint.is_opaque(step) for step in steps)
     digest = fingerprint.of_parts(
         fingerprint.of_variables(model),

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from lottery import config, data, randomness, weights
+from lottery import config, data, masks, randomness, weights
 from lottery.data import Splits, Streams
-from lottery.enforcement import ENFORCEMENTS, Enforcement
+from lottery.enforcement import ENFORCEMENTS, Enforcement, wrappers
 from lottery.errors import LotteryError
-from lottery.models import networks
+from lottery.models import networks, optimizers
 from lottery.models.library import evaluating, is_compiled, is_keras, keras_of
 from lottery.pipeline import environment, identity
-from lottery.pruning import branches, criteria, plan, schedules
+from lottery.pruning import branches, criteria, plan, schedules, synflow
 from lottery.runs import store, two_way, verification
 from lottery.settings import COMPILED, GIVEN
 from lottery.training import compiling, mirrored, precision
@@ -161,6 +161,7 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
         model or _builder(experiment, loaded, ingredients.import_code), experiment.train.precision
     )
     built = build_model(build, _initial_seed(experiment, 0))
+    wrappers.refuse_wrapped(built)
     if own_model and isinstance(loaded, Splits) and loaded.train.x.dtype == np.uint8:
         probe = loaded.train.x[: compiling.fixed_batch(built) or NUM_EXAMPLES]
         loaded = data.as_integers(loaded) if compiling.reads_integers(built, probe) else loaded
@@ -185,7 +186,12 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     if isinstance(loaded, Splits):
         compiling.check_data(built, loaded, experiment.train.batch_size, inputs)
     plan.check_rounds(experiment.prune, {name: value.shape for name, value in weights.read(built).items()})
+    if experiment.prune.criterion == "synflow" and own_model:
+        synflow.check_inputs(built, inputs)
     enforce = ingredients.enforcement or ENFORCEMENTS[experiment.run.enforcement]
+    if experiment.run.enforcement == "reparameterization":  # it refuses some layers
+        with enforce(built, masks.ones_like(weights.read(built))):
+            pass
     trainer = Trainer(built, loaded, experiment.train, enforce, schedule_step, experiment.data.augment)
     # Everybody expects vectors to stay (biases, statistics, seeds); a tensor that stays is worth a line.
     skipped, variables = weights.unprunable(built).items(), weights.variables(built)
@@ -387,8 +393,7 @@ def _compiled_with(model: Any, settings: Train) -> Mapping[str, Any]:
             f"The model is compiled already, so train.{' and train.'.join(sorted(own))} cannot be set; leave it out, "
             "or set it where you compile the model."
         )
-    rate = model.optimizer.learning_rate
-    return {"optimizer": COMPILED, "learning_rate": float(np.asarray(rate(0) if callable(rate) else rate))}
+    return {"optimizer": COMPILED, "learning_rate": optimizers.learning_rate(model)}
 
 
 def _builder(experiment: config.Experiment, loaded: Splits | Streams, import_code: bool) -> Callable[[], Any]:

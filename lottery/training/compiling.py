@@ -11,6 +11,7 @@ import numpy as np
 from lottery import randomness
 from lottery.data import Splits
 from lottery.errors import LotteryError, unknown
+from lottery.models import optimizers
 from lottery.models.library import evaluating, is_compiled, is_keras, keras_of, reason
 from lottery.settings import COMPILED
 from lottery.training import mirrored
@@ -124,10 +125,12 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
     """
     keras = keras_of(model)
     if is_compiled(model):
-        inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of a LossScaleOptimizer
-        own = getattr(inner, "_learning_rate", None)
-        if schedule_step is not None and isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
-            inner._learning_rate = schedule(keras, own, first_step=schedule_step, last_step=settings.num_steps - 1)
+        if optimizers.delegates(model.optimizer):
+            model.optimizer.build(model.trainable_variables)  # before, it may not know the optimizers
+        for one in optimizers.plain(model.optimizer):
+            own = getattr(one, "_learning_rate", None)
+            if schedule_step is not None and isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
+                one._learning_rate = schedule(keras, own, first_step=schedule_step, last_step=settings.num_steps - 1)
         return
     if settings.optimizer == COMPILED:
         raise LotteryError('train.optimizer = "compiled" needs a compiled model; this model is not compiled.')
@@ -278,6 +281,14 @@ def traced_test_step(model: Any, example: tuple[Any, Any]) -> Any:
         return tf.function(model.test_step, autograph=False).get_concrete_function(example)
 
 
+def traced_end(model: Any) -> Any:
+    """Trace what gives a compiled model the weights that training ends with; see `optimizers.finalize`."""
+    import tensorflow as tf
+
+    with evaluating("The optimizer's finalize_variable_values cannot be traced"):
+        return tf.function(lambda: optimizers.finalize(model), autograph=False).get_concrete_function()
+
+
 def traced_under(
     model: Any, example: tuple[Any, Any], masks: Any, enforce: Callable[..., contextlib.AbstractContextManager[Any]]
 ) -> Any:
@@ -341,10 +352,12 @@ def _updating_one_weight(model: Any) -> Iterator[None]:
 
 def _updates_alike(model: Any) -> bool:
     """Check that an optimizer of Keras' own treats all weights of a model in the same way."""
-    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if optimizers.delegates(model.optimizer):
+        return False
+    (inner,) = optimizers.plain(model.optimizer)
     chosen = [getattr(inner, f"_exclude_from_weight_decay{suffix}", None) for suffix in ("", "_pattern")]
     constrained = any(getattr(one, "constraint", None) is not None for one in model.trainable_variables)
-    return not (constrained or any(chosen) or type(inner).__name__ in ("MultiOptimizer", "Muon"))
+    return not (constrained or any(chosen) or type(inner).__name__ == "Muon")
 
 
 def step_variable() -> Any:

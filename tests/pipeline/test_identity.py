@@ -217,6 +217,25 @@ def scaled(rate):
     return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(rate))
 
 
+class EndingWith(keras.optimizers.SGD):
+    """It multiplies all weights at the end of training alone."""
+
+    def __init__(self, factor):
+        super().__init__(0.1)
+        self.factor = factor
+
+    def finalize_variable_values(self, var_list):
+        for variable in var_list:
+            variable.assign(variable * self.factor)
+
+
+def shared_out(rate, momentum):
+    """Kernels by an optimizer with moving averages, biases by another."""
+    one = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=momentum)
+    other = keras.optimizers.Adam(rate)
+    return keras.optimizers.MultiOptimizer(lambda variable: one if "kernel" in variable.path else other)
+
+
 def own_steps(in_training=1.0, in_test=1.0):
     class Own(keras.Sequential):
         def train_step(self, data):
@@ -360,6 +379,18 @@ CosineDecay = keras.optimizers.schedules.CosineDecay
 
 # What differs: the ingredients of two runs.
 CHANGES = {
+    "optimiser: the weights it ends with": (
+        lambda: optimised(lambda: EndingWith(0.5)),
+        lambda: optimised(lambda: EndingWith(0.9)),
+    ),
+    "optimiser: averages": (
+        lambda: optimised(lambda: shared_out(0.1, 0.9)),
+        lambda: optimised(lambda: shared_out(0.1, 0.5)),
+    ),
+    "optimiser: the second of two": (
+        lambda: optimised(lambda: shared_out(0.1, 0.9)),
+        lambda: optimised(lambda: shared_out(0.2, 0.9)),
+    ),
     "loss: an array it closes over": (
         lambda: lossy(lambda: weighting(np.array([1, 1, 1], "float32"))),
         lambda: lossy(lambda: weighting(np.array([9, 1, 1], "float32"))),
@@ -536,6 +567,7 @@ def again(make):
 
 # What is written or made anew: the ingredients of one run, twice.
 REBUILDS = {
+    "two optimizers and averages": again(lambda: optimised(lambda: shared_out(0.1, 0.9))),
     "a residual connection by +": again(lambda: functional(residual)),
     "a slice": again(lambda: functional(lambda x: L.Dense(3)(x[:, :4]))),
     "an operation of keras.ops": again(lambda: functional(lambda x: L.Dense(3)(ops.relu(L.Dense(4)(x))))),
@@ -600,11 +632,13 @@ REBUILDS = {
 
 # The others carry the marker `long`.
 QUICK_CHANGES = (
+    "optimiser: the weights it ends with",
     "loss: an array it closes over", "loss: inside Python", "regulariser: strength, without get_config",
     "layer: an inherited call", "layer: only at inference", "layer: a constraint of the second",
     "optimiser: an attribute", "criterion: in the last round", "enforcement: an argument of a partial",
 )  # fmt: skip
 QUICK_REBUILDS = (
+    "two optimizers and averages",
     "a residual connection by +", "a slice", "a metric that Keras numbers", "a LossScaleOptimizer",
     "attributes that nothing uses", "a partial for a closure",
 )  # fmt: skip
