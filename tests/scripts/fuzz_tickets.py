@@ -1,6 +1,6 @@
 """Damage ticket files in every way we can think of, and see that each is refused in one sentence or loads unchanged.
 
-    python tests/scripts/fuzz_tickets.py --files 20000 --seed 0
+    python -m tests.scripts.fuzz_tickets --files 20000 --seed 0
 
 A second class of files is forged: the checksums are right, and what they vouch for is an attack. A forged ticket may
 load, but its model must be a model of Keras' own layers or a `TicketError`: no code, no import by name, no file read,
