@@ -22,7 +22,7 @@ from unittest import mock
 
 from lottery import weights
 from lottery.errors import TicketError, printable
-from lottery.models import networks
+from lottery.models import networks, operations
 from lottery.models.library import LIBRARIES, keras_of, reason
 
 # ``library``; and ``name``, ``input_shape``, ``num_classes`` of a built-in network; or ``keras``, the configuration of
@@ -41,6 +41,8 @@ def describe(model: Any, name: str | None = None) -> Architecture:
     try:
         with warnings.catch_warnings(action="ignore"):  # about layers that cannot be loaded again: see `why` below
             text = json.dumps(keras_of(model).saving.serialize_keras_object(model), allow_nan=False)
+        if len(text) > _LARGEST:  # arrays that operations take are part of it
+            raise TicketError(f"Its configuration has {len(text):,} bytes, allowed are {_LARGEST:,}.")
         # How a part was compiled does not matter, and brings optimizers and losses with it.
         whole = json.loads(text, object_hook=lambda found: {k: v for k, v in found.items() if k != "compile_config"})
         kept = ("module", "class_name", "config", "registered_name")
@@ -167,6 +169,7 @@ def _unbuilt(error: Any) -> TicketError:
 
 
 _DEEPEST, _LONGEST = 100, 1000  # lists and records inside each other; characters of a text
+_LARGEST = 2_000_000  # bytes of a configuration: well below those of a record, which holds it with more spaces
 
 
 def _short(text: object, most: int = _LONGEST) -> str:
@@ -201,14 +204,19 @@ _INITIALIZERS = frozenset({
 })  # fmt: skip
 _ALLOWED: Mapping[str | None, frozenset[str]] = {
     "keras": frozenset({"Sequential", "DTypePolicy"}),
+    "keras.mixed_precision": frozenset({"Policy"}),
     "keras.layers": _LAYERS,
     "keras.initializers": _INITIALIZERS,
     "keras.regularizers": frozenset({"L1", "L2", "L1L2", "OrthogonalRegularizer"}),
     "keras.constraints": frozenset({"MaxNorm", "MinMaxNorm", "NonNeg", "UnitNorm"}),
     "keras.src.models.functional": frozenset({"Functional"}),
     "tf_keras.src.engine.functional": frozenset({"Functional"}),
-    None: frozenset({"__keras_tensor__"}),
+    None: frozenset({"__keras_tensor__", "__slice__", "__ellipsis__", "__numpy__", "__tensor__"}),
 }
+_NUMBERS = frozenset({
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32",
+    "float64",
+})  # fmt: skip
 _ACTIVATIONS = frozenset({
     "celu", "elu", "exponential", "gelu", "glu", "hard_shrink", "hard_sigmoid", "hard_silu", "hard_swish",
     "hard_tanh", "leaky_relu", "linear", "log_sigmoid", "log_softmax", "mish", "relu", "relu6", "selu", "sigmoid",
@@ -234,6 +242,8 @@ def refused(value: Any, library: str, depth: int = 0) -> Iterator[str]:
                 yield f"a layer by its name alone, as {key!r}"
             if key == "compile_config" and part:
                 yield "an optimizer or a loss"
+            if operations.is_operation(part):  # rather than in a list of layers
+                yield f"an operation as {key!r}"
             yield from refused(part, library, depth + 1)
     elif isinstance(value, (list, tuple)):
         for part in value:
@@ -246,6 +256,12 @@ def _refused_class(value: Mapping[str, Any], library: str) -> Iterator[str]:
     module, name, settings = value.get("module"), value.get("class_name"), value.get("config")
     if not isinstance(name, str) or not (module is None or isinstance(module, str)):
         yield f"{name!r} of {module!r}"
+    elif operations.is_operation(value) and value.get("registered_name") in (None, name):
+        yield from operations.refused(value, library)
+    elif name in ("__numpy__", "__tensor__") and (
+        not isinstance(settings, Mapping) or settings.get("dtype") not in _NUMBERS
+    ):
+        yield "an array of another type than numbers"
     elif name not in _ALLOWED.get(module, ()) or value.get("registered_name") not in (None, name):
         yield f"{name} of {module or 'no module'}"
     elif library == "tf_keras" and name in ("UpSampling1D", "UpSampling3D"):  # they list every step of their input
@@ -260,6 +276,10 @@ def _refused_class(value: Mapping[str, Any], library: str) -> Iterator[str]:
                 shape, numbers = [*shape, len(numbers)], numbers[0]
             if len(shape) != num_axes or 1 in shape:
                 yield f"a Normalization whose {key} is not one number for each of its inputs"
+
+
+def _is_of_numbers(settings: Any) -> bool:
+    return isinstance(settings, Mapping) and str(settings.get("dtype")) in _NUMBERS
 
 
 # Calls of layers that a network may take, of some 10 ms each: one layer, or model, may be called many times.
@@ -375,17 +395,20 @@ def traced(library: str, make: Callable[[], Any], expected: Shapes, num_unrolled
                 raise Stopped(f"it takes too long, for a recurrent layer may be unrolled for {steps:,} steps.")
             return _shapes(model)
 
+    for name in LIBRARIES:
+        # Here, because the thread that imports tf_keras is the only one whose models it saves as .keras a second time.
+        importlib.import_module(name)
     # A thread, because Keras remembers by thread which variables have no value yet, and would give them one next time.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(trace).result()
 
 
 def _largest_output(model: Any) -> int:
-    """Count the numbers in the largest output of a layer for an example, a batch of its own size if it states that."""
+    """Count the numbers in a layer's or operation's largest output for an example, or a batch of the size it states."""
     import tensorflow as tf
 
-    largest = 0
-    for layer in model._flatten_layers():
+    largest, layers = 0, list(model._flatten_layers())
+    for layer in [*layers, *(one for graph in layers for one in getattr(graph, "operations", ()))]:
         for node in getattr(layer, "_inbound_nodes", ()):
             for shape in (tuple(one.shape) for one in tf.nest.flatten(node.output_tensors)):
                 steps = (shape[1] or 1) ** 2 if "Attention" in type(layer).__name__ and len(shape) > 2 else 0

@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+import threading
 import time
 from importlib import metadata
 
@@ -299,6 +300,19 @@ def test_what_people_build_takes_few_calls(library):
         assert "keras" in described, described
         shapes = {name: value.shape for name, value in weights.portable(model).items()}
         assert len(architecture.build(described, shapes).weights) == len(model.weights)
+
+
+def test_both_kerases_are_imported_by_the_thread_that_asks(monkeypatch):
+    """In any other than the thread that imported it, tf_keras saves a second ``.keras`` file as HDF5."""
+    imported, import_module = {}, importlib.import_module
+
+    def seen(name, *more):
+        imported.setdefault(name, threading.current_thread())
+        return import_module(name, *more)
+
+    monkeypatch.setattr(importlib, "import_module", seen)
+    architecture.check(attacks("keras")["nothing wrong"], {"dense/kernel": (4, 2), "dense/bias": (2,)})
+    assert imported["keras"] is imported["tf_keras"] is threading.current_thread()
 
 
 def test_numbers_of_a_normalization_that_are_all_there_are_let_in():
