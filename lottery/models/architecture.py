@@ -258,9 +258,7 @@ def _refused_class(value: Mapping[str, Any], library: str) -> Iterator[str]:
         yield f"{name!r} of {module!r}"
     elif operations.is_operation(value) and value.get("registered_name") in (None, name):
         yield from operations.refused(value, library)
-    elif name in ("__numpy__", "__tensor__") and (
-        not isinstance(settings, Mapping) or settings.get("dtype") not in _NUMBERS
-    ):
+    elif name in ("__numpy__", "__tensor__") and not _is_of_numbers(settings):
         yield "an array of another type than numbers"
     elif name not in _ALLOWED.get(module, ()) or value.get("registered_name") not in (None, name):
         yield f"{name} of {module or 'no module'}"
