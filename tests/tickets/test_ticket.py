@@ -415,7 +415,7 @@ def test_tickets_of_a_run_are_what_is_stored(small_run):
         dense_row = rows[(rows["replicate"] == replicate) & (rows["round"] == 0)].to_dict("records")[0]
         assert ticket.density == row["density"] and ticket.num_kept == row["num_kept"]
         measured = {key: value for key, value in ticket.metrics.items() if key not in ("dense", "replicates")}
-        assert len(measured) == 9 and measured == {key: row[key] for key in measured}
+        assert len(measured) == 11 and measured == {key: row[key] for key in measured}
         assert ticket.metrics["dense"] == {key: dense_row[key] for key in measured}
         of = ticket.provenance
         assert (of["run"], of["round"], of["replicate"]) == (small_run.path.name, index, replicate)
