@@ -215,9 +215,6 @@ def test_files_that_do_not_belong_together_are_sentences(run, lottery_command):
     forging.sign_files(folder)
     assert "it has no evaluation" in refused(lottery_command, "analyze", "costs", run)
     shutil.copytree(fuzz_runs.CORPUS, run, dirs_exist_ok=True)
-    (folder / "predictions.safetensors").write_bytes(b"x")
-    (run / "replicate-1/round-00/predictions.safetensors").write_bytes(b"x")
-    assert "predictions.safetensors' is damaged" in refused(lottery_command, "show", run).replace("' '", "")
     (run / "environment.json").write_bytes((run / "replicate-1/round-00/round.json").read_bytes())
     assert "it is the record of a network" in refused(lottery_command, "analyze", "costs", run)
 

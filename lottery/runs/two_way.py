@@ -133,9 +133,12 @@ def sentences(found: Table) -> list[str]:
 
 
 def num_examples(run: Path) -> int:
-    """Count the test examples of a run; 0 if that is not known, for it has no predictions."""
-    first = next(store.rounds(run), None)
-    return len(first.predictions["label"]) if first and first.has(store.PREDICTIONS) else 0
+    """Count the test examples of a run; 0 if that is not known, for it has no predictions that can be read."""
+    try:
+        first = next(store.rounds(run), None)
+        return len(first.predictions["label"]) if first else 0
+    except LotteryError:
+        return 0
 
 
 def too_fine(tolerance: float | None, num: int) -> list[str]:
