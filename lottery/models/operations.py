@@ -57,7 +57,7 @@ _MOST_PARTS = 1000  # each part of a split is a tensor
 def is_operation(part: Any) -> bool:
     """Check if a part of a configuration is an operation, of either library, that may or may not be allowed."""
     module = part.get("module") if isinstance(part, Mapping) else None
-    return any(module in modules for modules in _MODULES.values())
+    return isinstance(module, str) and any(module in modules for modules in _MODULES.values())
 
 
 def refused(operation: Mapping[str, Any], library: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ the model. The other opens ``(path, model)``; the model only tells what a file d
 import importlib.util
 import io
 import math
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from lottery import weights
 from lottery.enforcement import wrappers
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.models.library import is_compiled, keras_of
+from lottery.models.library import is_compiled, is_keras, keras_of
 from lottery.models.outputs import batch_size, evaluate, filled
 from lottery.tickets.reopened import Opened, Stored
 
@@ -136,13 +137,26 @@ def _converted(model: Any, settle: Callable[[Any], None]) -> bytes:
             f"The model {model.name!r} keeps a state between batches, which a TFLite file cannot; build it with "
             "stateful=False and use ticket.apply(model)."
         )
+    for layer in layers:
+        if type(layer).__name__ == "LSTM" and is_keras(type(layer), ["tf_keras"]) and not layer.unroll:
+            raise LotteryError(
+                f"The model {model.name!r} has the layer {layer.name!r}, an LSTM of tf_keras, whose state TFLite keeps "
+                "from one call to the next; build it with unroll=True, or the network with Keras 3, and use "
+                "ticket.apply(model)."
+            )
     converter = tf.lite.TFLiteConverter.from_keras_model(model)
     settle(converter)
     try:
         return converter.convert()
-    except Exception:
+    except Exception as error:
         # TFLite's own operations have no list of steps of an unknown size.
         if batch_size(model) is not None or not any(hasattr(layer, "return_sequences") for layer in layers):
+            if lacking := re.search(r"TF Select ops: ([\w, ]+)", str(error)):
+                raise LotteryError(
+                    f"The model {model.name!r} needs operations that TFLite does not have ({lacking[1].strip()}); "
+                    "build it of other layers, or in float32, and use ticket.apply(model), or export the form "
+                    '"saved_model".'
+                ) from error
             raise
     with tempfile.TemporaryDirectory() as folder:
         taken, module = model.inputs[0], tf.Module()

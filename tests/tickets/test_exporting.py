@@ -566,16 +566,32 @@ def half_masked(model, rng):
     return kept
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("kind", ["LSTM", pytest.param("GRU", marks=pytest.mark.long)])
-def test_a_network_that_loops_over_steps_becomes_a_file_for_one_example(tmp_path, rng, library, kind):
+@pytest.mark.parametrize(
+    ("library", "kind", "settings"),
+    [
+        ("keras", "LSTM", {}),
+        ("tf_keras", "LSTM", {"unroll": True}),
+        pytest.param("tf_keras", "GRU", {}, marks=pytest.mark.long),
+    ],
+)
+def test_a_network_that_loops_over_steps_becomes_a_file_for_one_example(tmp_path, rng, library, kind, settings):
     keras = importlib.import_module(library)
     layers = keras.layers
-    model = keras.Sequential([layers.InputLayer((5, 2)), getattr(layers, kind)(4), layers.Dense(3)])
+    model = keras.Sequential([layers.InputLayer((5, 2)), getattr(layers, kind)(4, **settings), layers.Dense(3)])
     x, path = rng.normal(size=(7, 5, 2)).astype(np.float32), tmp_path / "t.tflite"
     done = exporting.export(model, half_masked(model, rng), path, inputs=x)
     assert done.difference <= 1e-5
     np.testing.assert_allclose(elsewhere(path, "tflite", x), model.predict(x, verbose=0), atol=1e-5)
+
+
+def test_an_lstm_that_would_remember_the_last_example_is_refused(tmp_path, rng):
+    """TFLite has an operation for the LSTM of tf_keras, which keeps its state until it is reset."""
+    import tf_keras
+
+    layers = tf_keras.layers
+    model = tf_keras.Sequential([layers.InputLayer((5, 2)), layers.Bidirectional(layers.LSTM(4)), layers.Dense(3)])
+    with pytest.raises(LotteryError, match="forward_lstm.*keeps from one call to the next; build it with unroll=True"):
+        exporting.export(model, half_masked(model, rng), tmp_path / "t.tflite")
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -592,7 +608,7 @@ def test_models_of_a_fixed_batch_are_compared_in_batches_of_it(tmp_path, rng, li
     exporting.export(model, kept, tmp_path / "int8.tflite", "tflite_int8", x)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", ["keras", pytest.param("tf_keras", marks=pytest.mark.long)])
 def test_a_stateful_model_is_compared_from_its_first_state(tmp_path, rng, library):
     keras = importlib.import_module(library)
     inputs = keras.Input(batch_shape=(4, 5, 2))
@@ -611,3 +627,6 @@ def test_what_half_precision_rounds_off_is_no_difference(tmp_path, rng):
     model = keras.Sequential([keras.Input((6,)), *half, keras.layers.Dense(3, dtype="float32")])
     kept = half_masked(model, rng)
     assert exporting.export(model, kept, tmp_path / "model", "saved_model").difference <= 0.05
+    with pytest.raises(LotteryError, match=r"operations that TFLite does not have \(.*MatMul.*float32") as caught:
+        exporting.export(model, kept, tmp_path / "t.tflite")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
