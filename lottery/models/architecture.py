@@ -321,7 +321,7 @@ def _graphs_of_tf_keras(part: Any) -> Iterator[list[Any]]:
         for one in part:
             yield from _graphs_of_tf_keras(one)
     elif isinstance(part, Mapping):
-        if str(part.get("module")).startswith("tf_keras"):
+        if part.get("class_name") == "Functional" and str(part.get("module")).startswith("tf_keras"):
             yield part["config"]["layers"]
         for one in part.values():
             yield from _graphs_of_tf_keras(one)

@@ -498,6 +498,7 @@ def test_a_line_is_printed_for_a_model_that_measures_no_accuracy(accuracy):
     printed = io.StringIO()
     where = progress.Step(Path(), 1, 2, 3, 4, "ticket", 0.5, 60, 0, 60, float("nan"), 1, 2)
     record = {"collapsed": [], "early_stop_step": 40, "early_stop_test_accuracy": accuracy, "seconds": 1.5}
+    record["early_stop_test_loss"] = 0.25
     with progress.shown(Console(file=printed, width=200)) as report:
         report(progress.Done(where, record))
     line = printed.getvalue()
