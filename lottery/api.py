@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from lottery import config, plots, progress, stopping
 from lottery.analysis import connectivity
 from lottery.enforcement import Enforcement
+from lottery.errors import LotteryError
 from lottery.executors import cluster
 from lottery.pipeline import branching, recomputing, running, sweeping
 from lottery.pipeline.dispatch import Execution
@@ -18,7 +19,8 @@ from lottery.pruning.branches import BranchFunction
 from lottery.pruning.criteria import Criterion
 from lottery.pruning.schedules import Schedule
 from lottery.runs import results, store, tables, verdicts, verification
-from lottery.runs.verdicts import TOLERANCE, Table
+from lottery.runs.measure import measure_of
+from lottery.runs.verdicts import Table
 from lottery.training.checkpoints import Every
 
 if TYPE_CHECKING:
@@ -50,15 +52,19 @@ class Options(ExecutionOptions, total=False):
     """Functions in place of names in an experiment, besides `ExecutionOptions`. Pass them again to resume a run.
 
     Attributes:
-        criterion: A function from `lottery.pruning.criteria.CriterionInputs` to scores by weight.
+        criterion: A function from `lottery.pruning.criteria.CriterionInputs` to scores by weight, the same for the same
+            inputs. It is tried before anything is trained.
         schedule: A function from a round to a density, which replaces every rate and density of ``[prune]``; see
             `lottery.pruning.schedules`. Its densities are stored, so resuming does not need it.
         enforcement: A context manager function, as those in `lottery.enforcement.ENFORCEMENTS`.
+        import_code: Import the network that a file, or a stored run, names as ``package.module:function``, which runs
+            code; False by default. A name in tables that you pass is imported in any case.
     """
 
     criterion: Criterion | None
     schedule: Schedule | None
     enforcement: Enforcement | None
+    import_code: bool
 
 
 class BranchOptions(Options, total=False):
@@ -86,14 +92,16 @@ class Run:
         """Return the tidy table: a row for each trained network; see `lottery.runs.results.table`."""
         return results.table(self.path)
 
-    def verdict(self, tolerance: float = TOLERANCE, looks: int = 1) -> list[str]:
+    def verdict(self, tolerance: float | None = None, looks: int = 1) -> list[str]:
         """Say in a sentence if a ticket is winning, and in more what the rounds and the controls show.
 
-        A matching ticket may lose `tolerance` of its accuracy, both in [0, 1]. For `looks`, see
-        `lottery.runs.verdicts.rule_for`.
+        A matching ticket may lose `tolerance` of its accuracy, both in [0, 1]; 0.002 by default. If the model measures
+        no accuracy, the test loss of a matching ticket may be higher than that of the dense network by the fraction
+        `tolerance`; 0.02 by default. For `looks`, see `lottery.runs.verdicts.rule_for`.
         """
-        rule = verdicts.rule_for(self.experiment, tolerance, looks)
-        return verdicts.sentences(self.table(), rule, self._trained())
+        rows = self.table()
+        rule = verdicts.rule_for(self.experiment, tolerance, looks, measure_of(rows))
+        return verdicts.sentences(rows, rule, self._trained())
 
     def plot(self, kind: str = "accuracy", **options: Any) -> Any:
         """Draw a Matplotlib figure, which a notebook shows; ``savefig`` writes it to a file.
@@ -111,7 +119,7 @@ class Run:
         known = plots.options_of(kind)
         return plots.drawn(table, kind, **{key: options[key] for key in options if key in known or key not in reading})
 
-    def report(self, out: str | Path, tolerance: float = TOLERANCE, author: str = "") -> Path:
+    def report(self, out: str | Path, tolerance: float | None = None, author: str = "") -> Path:
         """Write the HTML page about this run, and return its path; see `lottery.report.write`."""
         from lottery.report import page
 
@@ -136,18 +144,26 @@ class Run:
 
         return from_run.listed(self.path)
 
-    def verify(self, recompute: bool = False, *, model: Callable[[], Any] | None = None, data: Any = None) -> list[str]:
+    def verify(
+        self,
+        recompute: bool = False,
+        *,
+        model: Callable[[], Any] | None = None,
+        data: Any = None,
+        import_code: bool = False,
+    ) -> list[str]:
         """Recompute every checksum and invariant, and return a sentence for each that is wrong.
 
         Args:
             recompute: Also compute losses, accuracies and predictions again, from the stored weights at the early-stop
                 step and at the end, and draw initial weights again; see `lottery.pipeline.recomputing.opened`.
             model, data: For `recompute`, the objects passed to `lottery.run`.
+            import_code: For `recompute`: see `Options`.
 
         Raises:
             LotteryError: The run cannot be read; or for `recompute`, its data are not found or differ.
         """
-        ingredients = Ingredients(model, data)
+        ingredients = Ingredients(model, data, import_code=import_code)
         with recomputing.opened(self.path, ingredients) if recompute else contextlib.nullcontext() as again:
             networks = [*verification.verify(self.path, again), *connectivity.wrong(self.path, again)]
         return [f"{name}: {sentence}" for name, wrong in networks for sentence in wrong]
@@ -162,7 +178,7 @@ class Run:
         path = f"<p><code>{html.escape(str(self.path))}</code></p>"
         if rows.empty:
             return f"{path}<p>No round is complete yet.</p>"
-        rule, trained = verdicts.rule_for(experiment), self._trained()
+        rule, trained = verdicts.rule_for(experiment, measure=measure_of(rows)), self._trained()
         judged = verdicts.judged(rows, rule)
         head = verdicts.headline(rows, rule, trained, judged)
         parts = [f"<p><b style='color: {tables.COLOURS[head.tone]}'>{html.escape(head.text)}</b></p>", path]
@@ -202,7 +218,8 @@ def run(
         LotteryError: Something is wrong, or a network cannot be trained, which does not stop the others.
         Stopped: A stop was requested, as by Ctrl-C; the same call resumes from checkpoints. A ``KeyboardInterrupt``.
     """
-    ingredients, execution = _divided(model, data, options)
+    _check_places(experiment=experiment, overrides=overrides)
+    ingredients, execution = _divided(model, data, options, config.names_network(experiment, overrides))
     return Run(running.run(experiment, overrides, ingredients, out, execution))
 
 
@@ -221,6 +238,7 @@ def sweep(
     overrides: Mapping[str, Any] | None = None,
     *,
     out: str | Path = "runs",
+    import_code: bool = False,
     **options: Unpack[ExecutionOptions],
 ) -> list[Run]:
     """Run a grid of experiments, each a run, resume it, or find it complete; networks that they share train once.
@@ -228,6 +246,7 @@ def sweep(
     Args:
         source, overrides: As for `lottery.pipeline.sweeping.points`.
         out: The folder that holds runs.
+        import_code: See `Options`.
         options: See `ExecutionOptions`.
 
     Returns:
@@ -236,7 +255,9 @@ def sweep(
     Raises:
         LotteryError, Stopped: As for `run`; before any training if an experiment is wrong.
     """
-    return [Run(path) for path in sweeping.sweep(source, overrides, out, Execution(**options))]
+    import_code = import_code or config.names_network(source, overrides)
+    runs = sweeping.sweep(source, overrides, out, Execution(**options), import_code=import_code)
+    return [Run(path) for path in runs]
 
 
 def branch(
@@ -272,7 +293,50 @@ def branch(
     return Run(Path(run))
 
 
-def _divided(model: Any, data: Any, options: Mapping[str, Any]) -> tuple[Ingredients, Execution]:
-    functions = {key: value for key, value in options.items() if key in ("criterion", "schedule", "enforcement")}
-    execution = {key: value for key, value in options.items() if key not in functions}
-    return Ingredients(model, data, **functions), Execution(**execution)
+def _check_places(**arguments: Any) -> None:
+    """Raise `LotteryError` if a model or data stand in the place of an experiment."""
+    for place, value in arguments.items():
+        if hasattr(value, "trainable_variables") or callable(value):
+            what = f"the function {value.__name__}" if hasattr(value, "__name__") else "a model"
+            raise LotteryError(
+                f"{place}: received {what}; pass a function that builds the model by name: "
+                "lottery.run(model=build_model, data=...)."
+            )
+        if value is not None and not isinstance(value, str | Path | Mapping):
+            raise LotteryError(
+                f"{place}: received {type(value).__name__}, allowed are tables; pass data by name: lottery.run("
+                "model=build_model, data=...)."
+            )
+
+
+_BELONG = {
+    "class_weight": "class weights belong in the data, as weights of examples: pass (train, validation, test), each a "
+    "batched tf.data.Dataset, with .map(lambda x, y: (x, y, tf.gather(class_weights, y)))",
+    "sample_weight": "weights of examples belong in the data: pass (train, validation, test), each a batched data set "
+    "such as tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(60)",
+    "validation_data": "validation examples belong in the data: pass (x_train, y_train, x_validation, y_validation, "
+    "x_test, y_test)",
+    "epochs": 'the length of training belongs in the experiment: {"train": {"num_steps": ...}}',
+}
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raise `LotteryError` if an option is what ``fit`` calls a part of the data or of the experiment."""
+    for name in options.keys() - Options.__annotations__.keys():
+        if name in _BELONG:
+            raise LotteryError(f"{name}: {_BELONG[name]}.")
+        for section, field in config.Experiment.model_fields.items():
+            if name in getattr(field.annotation, "model_fields", {}):
+                raise LotteryError(f'{name} belongs in the experiment: {{"{section}": {{"{name}": ...}}}}.')
+
+
+def _divided(
+    model: Any, data: Any, options: Mapping[str, Any], names_network: bool = False
+) -> tuple[Ingredients, Execution]:
+    _check_options(options)
+    own = Options.__annotations__.keys() - ExecutionOptions.__annotations__.keys()
+    passed = {key: value for key, value in options.items() if key in own}
+    execution = {key: value for key, value in options.items() if key not in own}
+    if names_network:
+        passed["import_code"] = True
+    return Ingredients(model, data, **passed), Execution(**execution)

@@ -1,9 +1,11 @@
 """Experiments: read from TOML, override, check as a whole, write back, digest."""
 
 import hashlib
+import itertools
 import json
 import re
 import tomllib
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,8 +21,11 @@ from lottery.models.settings import Model
 from lottery.pruning import branches
 from lottery.pruning.criteria import NEEDS_NETWORK
 from lottery.pruning.settings import Prune, Rewind
-from lottery.settings import Natural, Positive, Section, is_given, one_of
+from lottery.settings import MOST_REPLICATES, Natural, Section, is_given, one_of
 from lottery.training.settings import Train
+
+MOST_BYTES = 1_000_000  # of an experiment file
+MOST_THREADS = 10_000
 
 
 def _file_name(value: str) -> str:
@@ -34,12 +39,12 @@ def _file_name(value: str) -> str:
 class Run(Section):
     """Replicates, seed, controls, and how masks are enforced."""
 
-    num_replicates: Positive = 5
-    seed: Natural = 0
+    num_replicates: Annotated[int, Field(ge=1, le=MOST_REPLICATES)] = 5
+    seed: Annotated[int, Field(ge=0, le=2**127)] = 0  # a float holds it, too
     controls: tuple[Annotated[str, one_of("run.controls", branches.controls)], ...] = Field(default=(), strict=False)
     control_rounds: tuple[Natural, ...] = Field(default=(), strict=False)
     enforcement: Annotated[str, one_of("run.enforcement", ENFORCEMENTS, also=is_given)] = "constraint"
-    num_threads: Natural = 0
+    num_threads: Annotated[int, Field(ge=0, le=MOST_THREADS)] = 0
     strategy: Literal["none", "mirrored"] = "none"
     fingerprint: str = ""
 
@@ -97,10 +102,18 @@ def validated(tables: Mapping[str, Any]) -> Experiment:
 
     Unlike `load`, this accepts what a run may have that was stored before it was seen to be unfair.
     """
+    if (text := _unprintable(tables)) is not None:
+        raise LotteryError(f"The experiment has the text {text[:80]!r}, allowed are printable characters.")
     try:
         return Experiment.model_validate(tables)
     except ValidationError as error:
         raise _sentence(error) from None
+
+
+def names_network(*passed: Any) -> bool:
+    """Return True if the tables that a caller passed name the network themselves; a path leads to a file's tables."""
+    tables = [flat(each) for each in passed if isinstance(each, Mapping)]
+    return any({"model.name", "sweep.model.name"} & set(each) for each in tables)
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
@@ -153,12 +166,23 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def read(path: Path) -> dict[str, Any]:
     """Read the tables of a TOML file, or raise a `LotteryError` that names it."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:  # a pipe, too
+            return parsed(path, file.read(MOST_BYTES + 1))
     except FileNotFoundError:
         raise LotteryError(f"There is no experiment file {str(path)!r}.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise LotteryError(f"The experiment file {str(path)!r} cannot be read: {error.strerror or error}.") from None
+
+
+def parsed(path: Path, content: bytes) -> dict[str, Any]:
+    """Parse the content of an experiment file, or raise a `LotteryError` that names it."""
+    if len(content) > MOST_BYTES:
+        raise LotteryError(f"The experiment file {str(path)!r} has more than {MOST_BYTES:,} bytes.")
+    try:
+        return tomllib.loads(content.decode())
+    except UnicodeDecodeError as error:
         raise LotteryError(f"The experiment file {str(path)!r} cannot be read: {error}.") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; lists in lists in lists
         raise LotteryError(f"The experiment file {str(path)!r} is not valid TOML: {error}.") from None
 
 
@@ -197,6 +221,16 @@ def _drop_later_controls(merged: dict[str, Any], overrides: Mapping[str, Any]) -
     if type(last) is int and rounds:
         left = [index for index in rounds if index <= last] or [last]
         merged["run"] = {**merged["run"], "control_rounds": left if last else []}
+
+
+def _unprintable(value: Any) -> str | None:
+    """Find a text, of keys too, that a terminal could take for a command; a space of any width is none."""
+    if isinstance(value, str):
+        spaces = "".join(" " if unicodedata.category(char) == "Zs" else char for char in value)
+        return None if spaces.isprintable() else value
+    parts: Any = value if isinstance(value, list | tuple) else ()
+    parts = itertools.chain(value, value.values()) if isinstance(value, Mapping) else parts
+    return next((found for found in map(_unprintable, parts) if found is not None), None)
 
 
 def _check_fair(experiment: Experiment) -> None:

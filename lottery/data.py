@@ -3,13 +3,14 @@
 import contextlib
 import hashlib
 import io
+import itertools
 import os
 import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -25,18 +26,29 @@ MNIST1D_SHA256 = "1250badde0592a2c4b36d766adff905a0e56cda69ef181dbf853df833b2b17
 def read_npz(path: Path, keys: tuple[str, ...] = KEYS) -> dict[str, np.ndarray]:
     """Read the arrays of a file, by default the four that Keras uses; nothing is unpickled."""
     try:
+        if not path.exists():
+            raise LotteryError(f"There is no data file {str(path)!r}.")
         # Opened here, because np.load leaves a file open that it cannot read.
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        with files.opened(path) as raw, _loaded(raw) as file:
+            if isinstance(file, np.ndarray):
+                raise LotteryError(
+                    f"The data file {str(path)!r} holds one array, as np.save writes it; np.savez writes several, "
+                    f"allowed are {', '.join(keys)}."
+                )
             if missing := [key for key in keys if key not in file.files]:
                 found = ", ".join(file.files) or "nothing"
                 raise LotteryError(f"The data file {str(path)!r} lacks {', '.join(missing)}; it has {found}.")
             return {key: file[key] for key in keys}
     except LotteryError:
         raise
-    except FileNotFoundError:
-        raise LotteryError(f"There is no data file {str(path)!r}.") from None
     except Exception as error:  # a truncated file can fail in each of the libraries that read it
         raise LotteryError(f"The data file {str(path)!r} cannot be read ({_reason(error)}); is it complete?") from None
+
+
+def _loaded(raw: BinaryIO) -> contextlib.AbstractContextManager[Any]:
+    """Open what NumPy has written: the arrays by name, or a single one, which needs no closing."""
+    found = np.load(raw, allow_pickle=False)
+    return contextlib.nullcontext(found) if isinstance(found, np.ndarray) else found
 
 
 def _digits() -> dict[str, np.ndarray]:
@@ -268,64 +280,160 @@ def load(settings: Data) -> Splits:
 
 
 def split(arrays: Mapping[str, Any], settings: Data, where: str = "data") -> Splits:
-    """Check arrays by the names in `KEYS`, and split the validation examples off; errors name them by `where`."""
-    x_train, y_train, x_test, y_test = (_checked(arrays[key], key, where) for key in KEYS)
-    for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
-        if len(x) != len(y):
-            raise LotteryError(f"{where}: x_{part} has {len(x)} examples and y_{part} has {len(y)}.")
-        if not len(x):
-            raise LotteryError(f"{where}: x_{part} is empty.")
-    shape, other = x_train.shape[1:], x_test.shape[1:]
-    if shape != other:
-        raise LotteryError(f"{where}: an example of x_train has shape {shape} and one of x_test {other}.")
-    if x_train.dtype != x_test.dtype:
-        raise LotteryError(f"{where}: x_train has type {x_train.dtype} and x_test {x_test.dtype}; make them the same.")
-    if settings.validation >= len(x_train):
+    """Check arrays by the names in `KEYS`, and split the validation examples off; errors name them by `where`.
+
+    With ``x_validation`` and ``y_validation`` among the arrays, those are the validation examples.
+    """
+    own = "x_validation" in arrays
+    found = {part: _part(arrays, part, where) for part in ("train", *["validation"] * own, "test")}
+    train, num = found["train"], settings.validation
+    for part, other in found.items():
+        if train.x.shape[1:] != other.x.shape[1:]:
+            raise LotteryError(
+                f"{where}: an example of x_train has shape {train.x.shape[1:]} and one of x_{part} {other.x.shape[1:]}."
+            )
+        if train.x.dtype != other.x.dtype:
+            raise LotteryError(
+                f"{where}: x_train has type {train.x.dtype} and x_{part} {other.x.dtype}; make them the same."
+            )
+    if own and "validation" in settings.model_fields_set and num != len(found["validation"]):
         raise LotteryError(
-            f"data.validation: received {settings.validation}, allowed is less than the {len(x_train)} examples "
-            f"of x_train in {where}."
+            f"data.validation: received {num}, but {len(found['validation'])} validation examples are passed; leave it "
+            "out."
         )
-    order = np.random.default_rng(SPLIT_SEED).permutation(len(x_train))
-    chosen, rest = np.sort(order[: settings.validation]), np.sort(order[settings.validation :])
-    train = Split(x_train[rest], y_train[rest])
-    parts = (train, Split(x_train[chosen], y_train[chosen]), Split(x_test, y_test))
-    notes = ()
+    if not own:
+        if num >= len(train):
+            raise LotteryError(
+                f"data.validation: received {num}, allowed is less than the {len(train)} examples of x_train in "
+                f"{where}."
+            )
+        order = np.random.default_rng(SPLIT_SEED).permutation(len(train))
+        chosen, rest = np.sort(order[:num]), np.sort(order[num:])
+        found["validation"] = Split(train.x[chosen], train.y[chosen])
+        train = Split(train.x[rest], train.y[rest])
+    parts, notes = (train, found["validation"], found["test"]), ()
     if settings.pixels != "standardize" and train.x.dtype != np.uint8:
         notes = (f"data.pixels = {settings.pixels!r} has no effect: the inputs are {train.x.dtype}, not uint8 pixels.",)
     return Splits(*parts, *_scaling(train.x, settings.pixels), _fingerprint(parts), notes)
+
+
+def as_integers(splits: Splits) -> Splits:
+    """Leave inputs of type uint8 as the whole numbers that they are, instead of scaling them as pixels."""
+    parts = {name: getattr(splits, name) for name in ("train", "validation", "test")}
+    whole = {name: Split(part.x.astype(np.int32), part.y) for name, part in parts.items()}
+    mean, deviation, unit_norm = _scaling(whole["train"].x, "standardize")
+    note = "The inputs are of type uint8, but the model takes whole numbers, so they are not scaled as pixels."
+    unscaled = {"mean": mean, "standard_deviation": deviation, "unit_norm": unit_norm}
+    return replace(splits, **whole, **unscaled, notes=(*splits.notes, note))
 
 
 def given(data: Any, settings: Data) -> Splits | Streams:
     """Make a data set of arrays or ``tf.data.Dataset`` that a caller passes.
 
     Args:
-        data: ``(x_train, y_train, x_test, y_test)``, or the pairs that ``keras.datasets`` returns, for `Splits`; or
-            ``(train, validation, test)``, each a batched ``tf.data.Dataset`` or a function without arguments that
-            returns one, for `Streams`.
+        data: For `Splits`: ``(x_train, y_train, x_test, y_test)``, or with validation examples ``(x_train, y_train,
+            x_validation, y_validation, x_test, y_test)``; or the same in pairs, as ``keras.datasets`` returns them. For
+            `Streams`: ``(train, validation, test)``, each a batched ``tf.data.Dataset`` of inputs and labels, and
+            sample weights if there are any, or a function without arguments that returns one.
         settings: The ``[data]`` section of the experiment.
     """
-    parts = tuple(data) if isinstance(data, (tuple, list)) else ()
-    if len(parts) == 2 and all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in parts):
-        parts = (*parts[0], *parts[1])
-    if len(parts) == 4:
-        if "validation" not in settings.model_fields_set and hasattr(parts[0], "__len__"):
-            tenth = max(1, len(parts[0]) // 10)  # the default number is for MNIST
-            settings = settings.model_copy(update={"validation": min(settings.validation, tenth)})
-        return split(dict(zip(KEYS, parts, strict=True)), settings)
-    if len(parts) == 3 and all(hasattr(part, "element_spec") or callable(part) for part in parts):
+    parts: tuple[Any, ...] = tuple(data) if isinstance(data, (tuple, list)) else ()
+    if len(parts) in (2, 3) and all(isinstance(one, (tuple, list)) and len(one) == 2 for one in parts):
+        parts = tuple(itertools.chain(*parts))
+    if len(parts) == 3 and all(_is_stream(part) for part in parts):
         return _streams(parts)
-    received = f"{len(parts)} parts" if parts else type(data).__name__
-    raise LotteryError(
-        f"data: received {received}, allowed is (x_train, y_train, x_test, y_test), or (train, validation, test) as "
-        "tf.data.Dataset."
+    if wrong := _no_arrays(data, parts):
+        raise LotteryError(f"data: {wrong}")
+    if len(parts) == 6:
+        return split(dict(zip((*KEYS[:2], "x_validation", "y_validation", *KEYS[2:]), parts, strict=True)), settings)
+    if "validation" not in settings.model_fields_set and hasattr(parts[0], "__len__"):
+        tenth = max(1, len(parts[0]) // 10)  # the default number is for MNIST
+        settings = settings.model_copy(update={"validation": min(settings.validation, tenth)})
+    return split(dict(zip(KEYS, parts, strict=True)), settings)
+
+
+def _is_stream(part: Any) -> bool:
+    return hasattr(part, "element_spec") or (callable(part) and not _is_sequence(part))
+
+
+def _is_sequence(part: Any) -> bool:
+    """Check if an object gives batches in Python: a ``PyDataset``, a generator, the loader of another library."""
+    known = isinstance(part, (str, list, tuple, Mapping)) or hasattr(part, "element_spec")
+    is_array = hasattr(part, "__array__") or hasattr(part, "numpy")
+    return not (known or is_array) and (hasattr(part, "__getitem__") or hasattr(part, "__iter__"))
+
+
+def _no_arrays(data: Any, parts: tuple[Any, ...]) -> str:
+    """Say why the parts of a data set are not those of arrays, and what to pass instead; empty if they are."""
+    allowed = "(x_train, y_train, x_test, y_test), or (train, validation, test) as tf.data.Dataset"
+    if isinstance(data, str | os.PathLike):
+        return (
+            f"received {str(data)!r}, allowed is {allowed}; a data set by name or in a file belongs in the experiment: "
+            '{"data": {"name": "npz", "path": "my.npz"}}.'
+        )
+    everything = [data, *parts] if parts else [data]
+    if lazy := next((part for part in everything if _is_sequence(part)), None):
+        return f"received {_kind(lazy)}; {AS_STREAM}"
+    if any(isinstance(part, (tuple, list)) and len(part) == 3 for part in parts) and len(parts) in (2, 3):
+        return (
+            "received three arrays for a part; sample weights go into a tf.data.Dataset of (x, y, weights): pass "
+            "(train, validation, test), each as tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(60)."
+        )
+    if any(_is_stream(part) for part in everything):
+        num = f"{len(parts)} parts" if parts else "one tf.data.Dataset"
+        return f"received {num}, allowed are three: (train, validation, test), each a tf.data.Dataset, batched."
+    if len(parts) in (4, 6):
+        return ""
+    return f"received {f'{len(parts)} parts' if parts else type(data).__name__}, allowed is {allowed}."
+
+
+def _kind(part: Any) -> str:
+    names = [one.__name__ for one in type(part).__mro__]
+    name = "PyDataset" if "PyDataset" in names else names[0]
+    return f"a {name}"
+
+
+AS_STREAM = (
+    "pass (train, validation, test), each a function without arguments that returns a tf.data.Dataset with the same "
+    "batches each time, such as tf.data.Dataset.from_generator(lambda: (batches[i] for i in range(len(batches))), "
+    "output_signature=(tf.TensorSpec((None, 28, 28)), tf.TensorSpec((None,), tf.int32)))."
+)
+
+
+def _part(arrays: Mapping[str, Any], part: str, where: str) -> Split:
+    """Check the inputs and labels of a part."""
+    x, y = (_checked(arrays[key], key, where) for key in (f"x_{part}", f"y_{part}"))
+    if len(x) != len(y):
+        inputs = arrays[f"x_{part}"]
+        if isinstance(inputs, (list, tuple)) and all(np.shape(one)[:1] == (len(y),) for one in inputs):
+            raise LotteryError(_several(where, f"x_{part}", f"a list of {len(inputs)} arrays"))
+        raise LotteryError(f"{where}: x_{part} has {len(x)} examples and y_{part} has {len(y)}.")
+    if not len(x):
+        raise LotteryError(f"{where}: x_{part} is empty.")
+    return Split(x, y)
+
+
+def _several(where: str, key: str, what: str) -> str:
+    return (
+        f"{where}: {key} is {what}, no single array; pass several inputs or outputs as (train, validation, test), each "
+        "a batched data set such as tf.data.Dataset.from_tensor_slices((x, y)).batch(60), where x or y is a dict or a "
+        "tuple of arrays."
     )
 
 
 def _checked(value: Any, key: str, where: str) -> np.ndarray:
+    if isinstance(value, Mapping):
+        raise LotteryError(_several(where, key, f"a dict of {', '.join(map(str, value))}"))
     try:
         array = np.asarray(value)
     except ValueError:
-        raise LotteryError(f"{where}: {key} is no single array; pass several inputs as tf.data.Dataset.") from None
+        raise LotteryError(_several(where, key, "a list of arrays of several shapes")) from None
+    if array.dtype.kind in "OSUT":
+        raise LotteryError(
+            f"{where}: {key} has type {array.dtype}, allowed are numbers; turn strings into whole numbers (as "
+            "keras.layers.TextVectorization does), or pass strings and ragged tensors as (train, validation, test), "
+            "each a batched data set such as tf.data.Dataset.from_tensor_slices((x, y)).batch(60)."
+        )
     if array.dtype.kind not in "biuf":
         raise LotteryError(f"{where}: {key} has type {array.dtype}, allowed are numbers.")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -374,13 +482,15 @@ def _streams(parts: tuple[Any, ...]) -> Streams:
 
 def _digest_of_first_batches(makers: list[Callable[[], Any]]) -> str:
     import keras
+    import tensorflow as tf
 
     digest = hashlib.sha256()
     for part, make in zip(("training", "validation", "test"), makers, strict=True):
         keras.utils.set_random_seed(SPLIT_SEED)  # used by a shuffle without a seed
         dataset: Any = make()
         if not hasattr(dataset, "element_spec"):
-            raise LotteryError(f"data: a function returned {type(dataset).__name__}, allowed is a tf.data.Dataset.")
+            raise LotteryError(f"data: a function returned {_kind(dataset)}; {AS_STREAM}")
+        _check_batched(dataset.element_spec, part)
         cardinality = int(dataset.cardinality())
         if cardinality == -1 and part != "training":
             raise LotteryError(f"data: the {part} data set never ends; leave out its repeat().")
@@ -388,9 +498,30 @@ def _digest_of_first_batches(makers: list[Callable[[], Any]]) -> str:
         batches = [keras.tree.flatten(batch) for batch in dataset.take(NUM_PEEKED)]
         if not batches:
             raise LotteryError(f"data: the {part} data set is empty.")
-        for array in (np.asarray(array) for batch in batches for array in batch):
-            digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
+        # A ragged or sparse tensor is several arrays.
+        for array in map(np.asarray, tf.nest.flatten(batches, expand_composites=True)):
+            content = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()  # strings are objects
+            digest.update(f"{array.dtype.str}{array.shape}".encode() + content)
     return digest.hexdigest()[:16]
+
+
+def _check_batched(spec: Any, part: str) -> None:
+    """Raise `LotteryError` if the elements of a data set are not batches of inputs and labels."""
+    import tensorflow as tf
+
+    if isinstance(spec, Mapping):
+        raise LotteryError(
+            f"data: the {part} data set gives dicts of {', '.join(spec)}, allowed are inputs and labels; add "
+            ".map(lambda batch: (batch['image'], batch['label'])) with its names."
+        )
+    shapes = [one.shape for one in tf.nest.flatten(spec) if getattr(one, "shape", None) is not None]
+    sizes = {None if shape.rank == 0 else shape[0] for shape in shapes if shape.rank is not None}
+    scalars = any(shape.rank == 0 for shape in shapes)
+    if scalars or len(sizes - {None}) > 1:
+        raise LotteryError(
+            f"data: the {part} data set is not batched, its elements are single examples; end it with .batch(60), or "
+            "another size."
+        )
 
 
 def _same(dataset: Any) -> Callable[[], Any]:

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class LotteryError(ValueError):
@@ -22,6 +23,21 @@ class StorageError(LotteryError):
 def printable(text: object) -> str:
     """Replace the characters of a text that a terminal could take for a command."""
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in str(text))
+
+
+def printable_all(value: Any) -> Any:
+    """Make every text in nested lists and dicts `printable`, the keys too, and in one line."""
+    if isinstance(value, str):
+        return printable(value).replace("\n", "?")
+    if isinstance(value, dict):
+        return {printable_all(key): printable_all(part) for key, part in value.items()}
+    return [printable_all(part) for part in value] if isinstance(value, list) else value
+
+
+def first_wrong(error: Any) -> str:
+    """Say in a sentence of bounded length what the first mistake of a pydantic ``ValidationError`` is."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return printable_all(f"its {'.'.join(map(str, first['loc']))[:80]!r} is wrong: {first['msg'][:200]}.")
 
 
 def unknown(what: str, received: object, allowed: Iterable[str]) -> LotteryError:

@@ -8,11 +8,12 @@ import json
 import math
 import os
 import shutil
+import stat
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -20,6 +21,9 @@ from safetensors import numpy as safetensors
 
 from lottery.errors import LotteryError, StorageError, TicketError
 from lottery.masks import Masks
+
+MOST_RECORD = 8_000_000  # bytes of a JSON record: Python's objects take up to 30 times as many
+MOST_NESTED = 200  # lists and records in each other; Python itself ends at about a thousand
 
 
 def write(path: Path, content: bytes) -> None:
@@ -31,7 +35,8 @@ def write(path: Path, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}-{os.getpid()}")
         try:
-            with temporary.open("wb") as file:
+            temporary.unlink(missing_ok=True)
+            with temporary.open("xb") as file:  # never through a symbolic link that somebody has put there
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -53,12 +58,41 @@ def is_folder(path: Path) -> bool:
     raise TicketError(f"{str(path)!r} is neither a run nor a ticket file: {why}.")
 
 
-def read(path: Path) -> bytes:
-    """Read a file, or raise a `LotteryError` that names it."""
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file for reading; raise a `LotteryError` for a device or a pipe, which may never end."""
+
+    def without_waiting(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))  # for whoever may write to a pipe
+
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise LotteryError(f"{str(path)!r} cannot be read: {error.strerror or error}.") from None
+        file = open(path, "rb", opener=without_waiting)  # noqa: SIM115 (a Path has no opener)
+    except (OSError, ValueError) as error:
+        raise LotteryError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+    with file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise LotteryError(f"{str(path)!r} cannot be read: it is not a regular file.")
+        yield file
+
+
+def read(path: Path, most: int | None = None) -> bytes:
+    """Read a file of at most `most` bytes, by default half of the memory, or raise a `LotteryError` that names it."""
+    most = _memory() // 2 if most is None else most
+    with opened(path) as file:
+        try:
+            if (size := os.fstat(file.fileno()).st_size) > most:
+                raise LotteryError(f"{str(path)!r} cannot be read: it has {size:,} bytes, allowed are {most:,}.")
+            return file.read(size)
+        except (OSError, MemoryError) as error:
+            raise LotteryError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def _memory() -> int:
+    """Return the bytes of memory of the machine, or 16 GB where it does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 16_000_000_000
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -68,18 +102,43 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a record, or raise a `LotteryError` that names the file."""
-    content = read(path)
+    content = read(path, MOST_RECORD)
     try:
         values = json.loads(content)
-    except ValueError as error:
+        check_nesting(values)
+    except (ValueError, RecursionError) as error:
         raise LotteryError(f"{str(path)!r} is damaged ({error}).") from None
     if not isinstance(values, dict):
         raise LotteryError(f"{str(path)!r} is damaged: it holds no record.")
     return values
 
 
+def check_nesting(value: Any) -> None:
+    """Raise `ValueError` if lists and records of JSON nest deeper than `MOST_NESTED`."""
+    level = [value]
+    for _ in range(MOST_NESTED):
+        level = [
+            inner
+            for part in level
+            if isinstance(part, (dict, list))
+            for inner in (part.values() if isinstance(part, dict) else part)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return
+    raise ValueError(f"its record nests more than {MOST_NESTED} deep")
+
+
 def pack_arrays(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> bytes:
-    """Pack arrays, and text by name, as safetensors. The order of two or more texts varies between calls."""
+    """Pack arrays, and text by name, as safetensors. The order of two or more texts varies between calls.
+
+    Raises:
+        LotteryError: A name does not print, so that `read_arrays` would refuse the file.
+    """
+    if odd := next((name for name in arrays if not name.isprintable()), None):
+        raise LotteryError(
+            f"The model names a variable {odd[:80]!r}, allowed are printable characters; rename its layer."
+        )
     # Not ascontiguousarray, which turns a single number into an array.
     return safetensors.save({name: np.asarray(value, order="C") for name, value in arrays.items()}, metadata=metadata)
 
@@ -92,15 +151,19 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 def parse_arrays(path: Path, content: bytes) -> dict[str, np.ndarray]:
     """Parse the content of a file of arrays; the path is for errors."""
     try:
-        return safetensors.load(content)
-    except (SafetensorError, ValueError, KeyError) as error:
+        arrays = safetensors.load(content)
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise LotteryError(f"{str(path)!r} is damaged ({error}).") from None
+    for name in arrays:
+        if not name.isprintable():
+            raise LotteryError(f"{str(path)!r} is damaged: it names a variable {name[:80]!r}.")
+    return arrays
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Read the text beside the arrays of a file, or raise a `LotteryError` that names it."""
     try:
-        with safe_open(path, "numpy") as file:
+        with opened(path), safe_open(path, "numpy") as file:
             return file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise LotteryError(f"{str(path)!r} is damaged ({error}).") from None
@@ -121,6 +184,11 @@ def read_masks(path: Path) -> Masks:
     return parse_masks(path, read(path))
 
 
+def most_of_masks(num_entries: int, num_weights: int) -> int:
+    """Return how many bytes the masks of weights with so many entries take at most in a file."""
+    return num_entries // 8 + 10_000 * (num_weights + 1)
+
+
 def parse_masks(path: Path, content: bytes) -> Masks:
     """Parse the content of a file that `pack_masks` made; the path is for errors."""
     packed, masks = parse_arrays(path, content), {}
@@ -128,12 +196,16 @@ def parse_masks(path: Path, content: bytes) -> Masks:
         # The library reads this header of a file only, and the file was read once already.
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         for name, shape in json.loads(header["__metadata__"]["shapes"]).items():
+            if not all(type(length) is int and 0 < length < 2**40 for length in shape) or len(shape) > 32:
+                raise ValueError(f"{name} has the shape {str(shape)[:80]}")
             size = math.prod(shape)
             if packed[name].size != -(-size // 8):
                 raise ValueError(f"{name} has {packed[name].size} bytes for {size} entries")
             masks[name] = np.unpackbits(packed[name], count=size).astype(bool).reshape(shape)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise LotteryError(f"{str(path)!r} does not hold masks ({error}).") from None
+    if not masks:
+        raise LotteryError(f"{str(path)!r} does not hold masks.")
     return masks
 
 

@@ -14,7 +14,7 @@ def number(value: float | None, form: str = ".4f") -> str:
     """Format a number: empty for None and NaN, and with an exponent if it is too small for four decimals."""
     if value is None or value != value:
         return ""
-    return f"{value:.1e}" if form == ".4f" and 0 < abs(value) < 5e-5 else _formatted(value, form)
+    return f"{value:.1e}" if form == ".4f" and 0 < abs(value) < 5e-5 else formatted(value, form)
 
 
 def column(values: Iterable[Any]) -> list[str]:
@@ -40,12 +40,12 @@ def are_numbers(cells: Iterable[str]) -> bool:
 
 def signed(value: float) -> str:
     """Format a difference with its sign; zero is +0.0000."""
-    return _formatted(value, "+.4f")
+    return formatted(value, "+.4f")
 
 
 def ends(low: float, high: float, form: str = "+.4f") -> str:
     """Format the ends of an interval."""
-    return f"{_formatted(low, form)} to {_formatted(high, form)}" if abs(low) != float("inf") else "not known"
+    return f"{formatted(low, form)} to {formatted(high, form)}" if abs(low) != float("inf") else "not known"
 
 
 def percent(fraction: float) -> str:
@@ -58,7 +58,7 @@ def percent(fraction: float) -> str:
 def points(*differences: float) -> list[str]:
     """Format differences of accuracies in percentage points, with a sign, all with as many places."""
     places = 1 if max(abs(value) for value in differences) >= 0.01 else 2
-    return [_formatted(100 * value, f"+.{places}f") for value in differences]
+    return [formatted(100 * value, f"+.{places}f") for value in differences]
 
 
 def duration(seconds: float) -> str:
@@ -126,7 +126,8 @@ def wrapped(text: str, width: int | None) -> str:
     return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def _formatted(value: float, form: str) -> str:
+def formatted(value: float, form: str) -> str:
+    """Format a number by Python's format specification, but without minus zero."""
     text = f"{value:{form}}"
     if text.startswith("-") and not re.search("[1-9]", text):  # minus zero
         text = text.replace("-", "+" if "+" in form else "")

@@ -13,7 +13,7 @@ from lottery import files
 from lottery.analysis import ANALYSES, captions, layout
 from lottery.analysis import style as styles
 from lottery.analysis.record import Analysis
-from lottery.errors import LotteryError, unknown
+from lottery.errors import LotteryError, printable_all, unknown
 from lottery.runs import results, store
 from lottery.runs.results import Table
 
@@ -129,7 +129,13 @@ def save(source: Table, path: str | Path, kind: str = "accuracy", style: str = "
     _figure(kind)
     if ending not in FigureCanvasAgg.get_supported_filetypes():
         raise unknown("The ending of --out", ending, ("png", "svg", "pdf"))
-    files.write(path, styles.saved(drawn(source, kind, style, **options), ending, _sheet(style).dpi))
+    figure = drawn(source, kind, style, **options)
+    try:
+        content = styles.saved(figure, ending, _sheet(style).dpi)
+    except (OSError, RuntimeError, ImportError) as error:  # some formats take a program, as pgf takes LaTeX
+        why = printable_all(str(error).strip().partition("\n")[0])
+        raise LotteryError(f"--out: this machine cannot write {ending} ({why}); use png, svg or pdf.") from None
+    files.write(path, content)
     return path
 
 
@@ -174,7 +180,7 @@ def _figure(kind: str) -> Callable[..., Any]:
 
 def _last_rounds(run: Path) -> list[int]:
     """List the last complete round of each replicate that has any."""
-    num = store.read_experiment(run).run.num_replicates
-    lengths = [len(store.complete_rounds(run, replicate)) for replicate in range(1, num + 1)]
+    numbers = store.replicates(run, store.read_experiment(run))
+    lengths = [len(store.complete_rounds(run, replicate)) for replicate in numbers]
     styles.check(lasts := [length - 1 for length in lengths if length])
     return lasts

@@ -209,13 +209,14 @@ class _Lines:
     def of(self, event: Done, width: int | None) -> str:
         where, record = event.where, event.record
         accuracy = record["early_stop_test_accuracy"]
+        test = f"{accuracy:.4f}" if accuracy is not None else f"loss {record['early_stop_test_loss']:#.4g}"
         parts = {
             "replicate": f"replicate {where.replicate}/{where.num_replicates}",
             "round": f"round {where.round:>{len(str(where.num_rounds))}}/{where.num_rounds}",
             "branch": "" if where.branch == "ticket" else where.branch,
             "density": f"density {where.density:.4f}",
             "early stop": f"early stop {record['early_stop_step']:>{len(f'{where.num_steps:,}')},}",
-            "test": "" if accuracy is None else f"test {accuracy:.4f}",
+            "test": f"test {test}",
             "seconds": formatting.duration(record["seconds"]),
             "collapsed": f"nothing left of {', '.join(record['collapsed'])}" if record["collapsed"] else "",
         }

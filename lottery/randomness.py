@@ -1,12 +1,18 @@
 """Seeds and generators by purpose, and the order of batches: functions of the seed, so that a run can be resumed."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 # The purpose of a random number is part of its seed, so that no two purposes share a stream.
 INITIALISATION, BATCHES, AUGMENTATION, SCORES, BRANCH, SIBLINGS, REWIND = 1, 2, 3, 4, 5, 6, 7
+
+_OF_KERAS = ("global_random_seed", "global_seed_generator")  # its names of its global seed and generator
 
 
 def seed_for(*words: int) -> int:
@@ -17,6 +23,53 @@ def seed_for(*words: int) -> int:
 def generator(*words: int) -> np.random.Generator:
     """Make a generator from words such as (seed, replicate, purpose)."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
+
+
+@contextlib.contextmanager
+def put_back() -> Iterator[None]:
+    """Put the global generators of Python, NumPy, TensorFlow and both Kerases back as they were when this ends.
+
+    Models draw their initial weights from these, so a run sets their seeds. Its caller may draw from them too.
+    """
+    of_python, of_numpy, restore = random.getstate(), np.random.get_state(), _restoring_tensorflow()
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        restore()
+
+
+def _restoring_tensorflow() -> Callable[[], None]:
+    """Remember what ``set_random_seed`` of Keras and of tf_keras will change, and return a function that restores it.
+
+    Neither they nor TensorFlow have a function that returns the state of their generators. A library that is imported
+    later gets no seed.
+    """
+
+    def modules() -> tuple[Any, Any, Any]:
+        names = "tensorflow.python.eager.context", "keras.src.backend.common.global_state", "tf_keras.src.backend"
+        tensorflow, keras, tf_keras = map(sys.modules.get, names)
+        return tensorflow and tensorflow.context(), keras, tf_keras
+
+    tensorflow, keras, tf_keras = modules()
+    seed, rng = (getattr(tensorflow, name, None) for name in ("_seed", "_rng"))  # none before its first operation
+    drawn = rng and rng.getstate()
+    of_keras = {name: keras.get_global_attribute(name) if keras else None for name in _OF_KERAS}
+    of_tf_keras = getattr(tf_keras._SEED_GENERATOR, "generator", None) if tf_keras else None
+
+    def restore() -> None:
+        tensorflow, keras, tf_keras = modules()
+        if tensorflow:
+            tensorflow._set_global_seed(seed)
+            if drawn:
+                tensorflow._rng.setstate(drawn)
+        for name, value in of_keras.items() if keras else ():
+            keras.set_global_attribute(name, value)
+        if tf_keras:
+            tf_keras._SEED_GENERATOR.generator = of_tf_keras
+
+    return restore
 
 
 def batches(

@@ -55,5 +55,8 @@ def _inside_unit_interval(value: float) -> float:
 
 Rate = Annotated[float, AfterValidator(_inside_unit_interval)]
 RateOrZero = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
+# Bounds, for an experiment may be a stranger's: no list that a command makes of them fills the memory.
+MOST_REPLICATES = MOST_ROUNDS = 10_000
+MOST = 10**12  # of all other counts
+Positive = Annotated[int, Field(ge=1, le=MOST)]
+Natural = Annotated[int, Field(ge=0, le=MOST)]

@@ -11,7 +11,10 @@ import numpy as np
 from lottery import masks as masks_module
 from lottery.errors import LotteryError, unknown
 
-_BIAS = "a bias"
+_BIAS, _SCALE = "a bias", "a scale or a shift"
+
+# What layers of Keras' own multiply activations with, by the layer's class and the variable's attribute.
+_FACTORS = {"PReLU": ("alpha", "a slope"), "RMSNormalization": ("scale", _SCALE)}
 
 
 def variables(model: Any) -> dict[str, Any]:
@@ -52,10 +55,11 @@ def portable(model: Any) -> dict[str, Any]:
 def prunable(model: Any, biases: bool = False) -> dict[str, Any]:
     """Return the variables that can be pruned, by name, in the order of `variables`.
 
-    A prunable variable is trainable and floating, and has two or more dimensions. Biases and the scales and shifts of
-    normalisation (``gamma``, ``beta``) never count. A layer can name its prunable weights itself, with a method
-    ``get_prunable_weights`` as in tfmot's ``PrunableLayer``; then nothing else in the layer is prunable, and nothing in
-    layers inside it.
+    A prunable variable is trainable and floating, and has two or more dimensions: kernels, tables of embeddings and of
+    learned positions. Biases, scales and shifts of normalisation (``gamma``, ``beta``, ``scale`` of RMSNormalization)
+    and slopes of PReLU never count, whatever their dimensions. A layer can name its prunable weights itself, with a
+    method ``get_prunable_weights`` as in tfmot's ``PrunableLayer``; then nothing else in the layer is prunable, and
+    nothing in layers inside it.
 
     Args:
         biases: Include biases, of any dimensions: trainable, floating variables whose own name is ``bias``, except
@@ -70,7 +74,7 @@ def prunable(model: Any, biases: bool = False) -> dict[str, Any]:
 
 def unprunable(model: Any, biases: bool = False) -> dict[str, str]:
     """Return the variables that cannot be pruned, by name, each with the reason; the others are `prunable`."""
-    targets, named = variables(model), _named_by_layers(model)
+    targets, named, factors = variables(model), _named_by_layers(model), _factors(model)
     # A variable of tf_keras calls itself trainable even where its layer is frozen.
     trained = {id(value) for value in model.trainable_variables}
     reasons = {}
@@ -81,6 +85,8 @@ def unprunable(model: Any, biases: bool = False) -> dict[str, str]:
             reasons[name] = "not floating point"
         elif id(value) in named:
             reasons[name] = None if named[id(value)] else "not named by the layer's get_prunable_weights()"
+        elif id(value) in factors:
+            reasons[name] = factors[id(value)]
         else:
             reasons[name] = _reason(name, value)
     return {name: reason for name, reason in reasons.items() if reason and not (biases and reason == _BIAS)}
@@ -183,8 +189,20 @@ def _reason(name: str, variable: Any) -> str | None:
     if own == "bias":
         return _BIAS
     if own in ("gamma", "beta"):
-        return "a scale or a shift"
+        return _SCALE
     return "fewer than two dimensions" if len(variable.shape) < 2 else None
+
+
+def _factors(model: Any) -> dict[int, str]:
+    """Map variables that `_FACTORS` lists, by identity, to what they are; also those of classes derived from them."""
+    found = {}
+    for layer in model._flatten_layers():
+        for cls in type(layer).__mro__:
+            own = cls.__module__.partition(".")[0] in ("keras", "tf_keras")
+            attribute, what = _FACTORS.get(cls.__name__, ("", "")) if own else ("", "")
+            if attribute and (value := getattr(layer, attribute, None)) is not None:
+                found[id(value)] = what
+    return found
 
 
 def _named_by_layers(model: Any) -> dict[int, bool]:

@@ -326,8 +326,103 @@ def test_given_data_in_the_shapes_that_people_have():
     assert flat.fingerprint == pairs.fingerprint
     tenth = data.given((x_train[:9], y_train[:9], x_test, y_test), data.Data())
     assert (len(tenth.train), len(tenth.validation)) == (8, 1)
-    with pytest.raises(LotteryError, match="no single array"):
-        data.given(([x_train, x_train[:, :2]], y_train, x_test, y_test), data.Data(validation=20))
     for wrong in (x_train, (x_train, y_train), (1, 2, 3), None):
         with pytest.raises(LotteryError, match="allowed is"):
             data.given(wrong, data.Data(validation=20))
+
+
+def test_own_validation_arrays_are_the_validation_split():
+    x, y, x_test, y_test = toy_arrays(np.random.default_rng(0))
+    six = data.given((x[:150], y[:150], x[150:], y[150:], x_test, y_test), data.Data())
+    pairs = data.given(((x[:150], y[:150]), (x[150:], y[150:]), (x_test, y_test)), data.Data(validation=50))
+    for loaded in (six, pairs):
+        assert [len(part) for part in (loaded.train, loaded.validation, loaded.test)] == [150, 50, 60]
+        np.testing.assert_array_equal(loaded.validation.x, x[150:])
+        np.testing.assert_array_equal(loaded.train.y, y[:150])
+    other = data.given((x[:150], y[:150], -x[150:], y[150:], x_test, y_test), data.Data())
+    assert six.fingerprint == pairs.fingerprint != other.fingerprint
+    with pytest.raises(LotteryError, match="received 7, but 50 validation examples are passed; leave it out"):
+        data.given((x[:150], y[:150], x[150:], y[150:], x_test, y_test), data.Data(validation=7))
+    with pytest.raises(LotteryError, match=r"one of x_validation \(2,\)"):
+        data.given((x[:150], y[:150], x[150:, :2], y[150:], x_test, y_test), data.Data())
+    with pytest.raises(LotteryError, match="x_validation has 50 examples and y_validation has 9"):
+        data.given((x[:150], y[:150], x[150:], y[:9], x_test, y_test), data.Data())
+
+
+class Batches:
+    """As a PyDataset, a loader or a list of batches of another library."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return np.zeros((20, 6), np.float32), np.zeros(20, np.int32)
+
+
+def generator():
+    yield np.zeros((20, 6), np.float32), np.zeros(20, np.int32)
+
+
+X, Y, X_TEST, Y_TEST = toy_arrays(np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("passed", "message"),
+    [
+        ((X, Y), "received 2 parts, allowed is"),
+        ({"train": (X, Y)}, "received dict, allowed is"),
+        ("mnist.npz", "a data set by name or in a file belongs in the experiment"),
+        ((Batches(), Batches(), Batches()), "received a Batches; pass .*from_generator"),
+        ((X, Y, Batches(), Y_TEST), "received a Batches"),
+        (generator(), "received a generator; pass .*from_generator"),
+        (((X, Y, Y), (X, Y, Y)), "sample weights go into a tf.data.Dataset"),
+        (({"a": X}, Y, {"a": X_TEST}, Y_TEST), "x_train is a dict of a, no single array; pass several inputs"),
+        (([X, X], Y, [X_TEST, X_TEST], Y_TEST), "x_train is a list of 2 arrays"),
+        (
+            ([X, X[:, :2]], Y, [X_TEST, X_TEST], Y_TEST),
+            "x_train is a list of arrays of several shapes, no single array",
+        ),
+        ((np.array([["a"]] * 200), Y, X_TEST, Y_TEST), "x_train has type <U1, allowed are numbers; turn strings into"),
+    ],
+)
+def test_what_people_pass_ends_in_a_sentence_that_says_what_to_pass(passed, message):
+    with pytest.raises(LotteryError, match=message) as caught:
+        data.given(passed, data.Data())
+    assert "\n" not in str(caught.value)
+
+
+def data_sets(x, y, batch=20):
+    import tensorflow as tf
+
+    whole = tf.data.Dataset.from_tensor_slices((x, y))
+    return whole.batch(batch) if batch else whole
+
+
+def test_a_data_set_that_is_not_batched_is_refused():
+    single = data_sets(X, Y, batch=None)
+    with pytest.raises(LotteryError, match="the training data set is not batched"):
+        data.given((single, single, single), data.Data())
+    good = data_sets(X, Y)
+    with pytest.raises(LotteryError, match="the test data set is not batched"):
+        data.given((good, good, data_sets(X, np.eye(3)[Y], batch=None)), data.Data())  # vectors of two lengths
+    with pytest.raises(LotteryError, match=r"gives dicts of image, label, .* add \.map"):
+        data.given((good.map(lambda x, y: {"image": x, "label": y}),) * 3, data.Data())
+    with pytest.raises(LotteryError, match="received 2 parts, allowed are three"):
+        data.given((good, good), data.Data())
+    with pytest.raises(LotteryError, match=r"received one tf\.data\.Dataset, allowed are three"):
+        data.given(good, data.Data())
+    with pytest.raises(LotteryError, match="a function returned a generator; pass"):
+        data.given((generator,) * 3, data.Data())
+
+
+def test_strings_and_ragged_tensors_count_by_their_values():
+    import tensorflow as tf
+
+    words = ["a b", "b", "c c c"] * 20
+    ragged = tf.ragged.constant([[1, 2], [3], []] * 20)
+    for values, others in ((words, words[::-1]), (ragged, ragged[::-1])):
+        one, same, other = (
+            data.given((lambda values=values: data_sets(values, Y[:60]),) * 3, data.Data()).fingerprint
+            for values in (values, values, others)
+        )
+        assert one == same != other

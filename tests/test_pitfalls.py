@@ -1,6 +1,7 @@
 """Bugs that other lottery-ticket code has, planted in ours: a test of ours must fail because of each."""
 
 import dataclasses
+import secrets
 
 import numpy as np
 import pytest
@@ -77,7 +78,7 @@ def freeze_small_values(patch):
     """4: values decide and not masks, so every negative weight is frozen."""
     import tensorflow as tf
 
-    patch.setattr(patching, "_hold", lambda one, before: lambda v: tf.where(tf.convert_to_tensor(v) < 1e-9, 0.0, v))
+    patch.setattr(patching, "holding", lambda one: lambda v: tf.where(tf.convert_to_tensor(v) < 1e-9, 0.0, v))
 
 
 def drop_the_last_batch(patch):
@@ -127,12 +128,15 @@ def resume_from_the_beginning(patch):
 
 
 def seed_nothing(patch):
-    """15: the initialisation is not seeded."""
+    """15: the initialisation draws from a seed of chance."""
     import keras
     import tf_keras
 
     for library in (keras, tf_keras):
-        patch.setattr(library.utils, "set_random_seed", lambda seed: None)
+        seed_with = library.utils.set_random_seed
+        patch.setattr(
+            library.utils, "set_random_seed", lambda seed, seed_with=seed_with: seed_with(secrets.randbits(31))
+        )
 
 
 def shuffle_nothing(patch):
@@ -212,10 +216,8 @@ def scale_by_everything(patch):
 
 def bake_masks_in(patch):
     """26: masks are constants of the trace, so another mask needs another trace."""
-    original = patching._hold
-    patch.setattr(
-        patching, "_hold", lambda one, before: original(dataclasses.replace(one, mask=np.array(one.mask)), before)
-    )
+    original = patching.holding
+    patch.setattr(patching, "holding", lambda one: original(dataclasses.replace(one, mask=np.array(one.mask))))
 
 
 def same_order_for_all(patch):

@@ -1,5 +1,6 @@
-"""Whatever model and data people bring: Keras 3 and tf_keras, custom steps, streams; and that runs are told apart."""
+"""Whatever model and data people bring: Keras 3 and tf_keras, custom steps, streams."""
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,6 @@ import pytest
 import lottery
 from lottery import config, data, weights
 from lottery.errors import LotteryError
-from lottery.models import fingerprint
 from lottery.models.library import reason
 from lottery.pipeline import preparing
 from lottery.runs import store
@@ -308,40 +308,6 @@ def test_streams_that_cannot_be_used_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_fingerprints_know_wiring_arguments_and_what_was_compiled():
-    import keras
-
-    def dense(activation="relu", **arguments):
-        model = sequential(keras, keras.layers.Dense(4, activation), keras.layers.Dense(3))
-        if arguments:
-            model.compile(**arguments)
-        return model
-
-    def functional(swap):
-        layers = keras.layers
-        x = layers.Input((6,))
-        h, k = layers.Dense(4, "relu")(x), layers.Dense(4, "tanh")(x)
-        return keras.Model(x, layers.Dense(3)(layers.Subtract()([k, h] if swap else [h, k])))
-
-    loss = keras.losses.SparseCategoricalCrossentropy
-    models = [
-        lambda: dense(), lambda: dense("tanh"), lambda: functional(False), lambda: functional(True),
-        lambda: dense(loss=loss(True), optimizer="adam"), lambda: dense(loss=loss(False), optimizer="adam"),
-        lambda: dense(loss=loss(True), optimizer=keras.optimizers.Adam(0.5)), subclassed,
-        lambda: dense(loss=loss(True), optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 9))),
-    ]  # fmt: skip
-
-    def seeded(build):
-        keras.utils.set_random_seed(0)
-        return fingerprint.of_model(build())
-
-    first = [seeded(build) for build in models]
-    for _ in range(3):
-        dense()
-    assert [seeded(build) for build in models] == first  # not by the names that Keras counts
-    assert len(set(first)) == len(first)
-
-
 def with_a_cosine():
     import keras
 
@@ -391,6 +357,91 @@ def test_models_that_do_not_fit_are_refused_before_anything_is_written(tmp_path,
     with pytest.raises(LotteryError, match=message) as caught:
         run(lambda: sequential(keras, *layers(keras.layers)), tmp_path)
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+
+
+def wrapped_by_tfmot():
+    import tensorflow_model_optimization as tfmot
+
+    return tfmot.sparsity.keras.prune_low_magnitude(softmax_tf_keras())
+
+
+def spectral():
+    import keras
+
+    return sequential(keras, keras.layers.SpectralNormalization(keras.layers.Dense(3)))
+
+
+def looking_up():
+    import keras
+
+    layers = keras.layers
+    return sequential(keras, layers.Embedding(9, 4), layers.GlobalAveragePooling1D(), layers.Dense(3))
+
+
+@pytest.mark.parametrize(
+    ("build", "overrides", "message"),
+    [
+        *((wrapped_by_tfmot, {"run": {"enforcement": mode}}, "strip_pruning") for mode in ("constraint", "tfmot")),
+        (spectral, {"run": {"enforcement": "reparameterization"}}, "a SpectralNormalization, assigns its weight"),
+        (softmax_tf_keras, {"run": {"enforcement": "reparameterization"}}, "needs a Keras 3 model"),
+        (looking_up, {"prune": {"criterion": "synflow"}}, "looks its input up by whole numbers"),
+    ],
+)
+def test_what_an_experiment_cannot_do_with_a_model_is_refused_before_anything_is_written(
+    tmp_path, build, overrides, message
+):
+    with pytest.raises(LotteryError, match=message) as caught:
+        run(build, tmp_path, overrides=overrides)
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+
+
+def test_a_ticket_fits_a_wrapped_model_and_its_stripped_version(tmp_path):
+    import tensorflow_model_optimization as tfmot
+
+    ticket = run(softmax_tf_keras, tmp_path).ticket(round=2)
+    stripped = tfmot.sparsity.keras.strip_pruning(wrapped_by_tfmot())
+    done = run(lambda: tfmot.sparsity.keras.strip_pruning(wrapped_by_tfmot()), tmp_path / "stripped")
+    for model in (wrapped_by_tfmot(), stripped):
+        for one in (ticket, done.ticket(round=2)):
+            one.apply(model)
+            found = weights.read(model)
+            assert found.keys() == one.masks.keys()
+            for name, mask in one.masks.items():
+                np.testing.assert_array_equal(found[name], np.where(mask, one.weights[name], 0))
+
+
+def averaged_and_shared_out():
+    """Kernels by one optimizer, with moving averages and a schedule, biases by another."""
+    import keras
+
+    schedule = keras.optimizers.schedules.CosineDecay(0.05, 30)
+    one = keras.optimizers.SGD(schedule, momentum=0.9, use_ema=True, ema_momentum=0.9)
+    other = keras.optimizers.Adam(0.01)
+    model = sequential(keras, keras.layers.Dense(8, "relu"), keras.layers.Dense(3))
+    several = keras.optimizers.MultiOptimizer(lambda variable: one if "kernel" in variable.path else other)
+    model.compile(several, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize("mode", ["constraint", "gradient", "reparameterization", "callback"])
+def test_a_run_with_several_optimisers_and_averages(tmp_path, mode):
+    """Recorded, resumed, rewound late with the schedule's own steps; every mode finds the same ticket."""
+    overrides = {"run": {"enforcement": mode}, "rewind": {"step": 5}}
+    path = run(averaged_and_shared_out, tmp_path, overrides=overrides).path
+    whole = final_bits(path)
+    assert all(not wrong for _, wrong in lottery.runs.verification.verify(path))
+    shutil.rmtree(store.round_path(path, 1, 2))
+    done = run(averaged_and_shared_out, tmp_path, overrides=overrides)
+    assert done.path == path and final_bits(path) == whole
+    rates = done.experiment.train.learning_rate
+    assert rates == {"name": "MultiOptimizer", "SGD": pytest.approx(0.05), "Adam": pytest.approx(0.01)}
+    ticket = done.ticket(round=2)
+    final = store.StoredRound(path, 1, 2).weights
+    assert not lottery.masks.leaks(final, ticket.masks) and lottery.masks.num_kept(ticket.masks)
+    if mode != "constraint":
+        other = run(averaged_and_shared_out, tmp_path, overrides={"rewind": {"step": 5}})
+        for name, mask in other.ticket(round=2).masks.items():
+            np.testing.assert_array_equal(mask, ticket.masks[name])
 
 
 def test_wrong_inputs_name_the_reason(tmp_path):
@@ -445,7 +496,6 @@ def test_a_model_that_measures_no_accuracy_is_pruned_all_the_same(tmp_path):
     assert rows["final_val_loss"].notna().all()
     assert "NaN" not in (store.round_path(done.path, 1, 0) / "round.json").read_text()
     assert all(not wrong for _, wrong in lottery.runs.verification.verify(done.path))
-    assert lottery.runs.verdicts.smallest_matching(rows) is None
 
 
 def test_a_column_of_targets_is_not_broadcast(tmp_path):
@@ -460,33 +510,6 @@ def test_a_column_of_targets_is_not_broadcast(tmp_path):
     data = (x, x[:, :1] + x[:, 1:2], x_test, x_test[:, :1] + x_test[:, 1:2])
     rows = run(build, tmp_path, data, {"train": {"num_steps": 400}}).table()
     assert rows["final_val_loss"].iloc[0] < 0.2 * np.var(data[3])
-
-
-def test_whatever_makes_another_network_makes_another_fingerprint():
-    import keras
-
-    def closure(factor):
-        return lambda x: factor * x
-
-    def build(activation=None, loss=None, value=None, **arguments):
-        model = sequential(keras, keras.layers.Dense(4, activation), keras.layers.Dense(3))
-        if value is not None:
-            model.set_weights([np.full_like(one, value) for one in model.get_weights()])
-        if loss or arguments:
-            model.compile("adam", loss or "mse", **arguments)
-        return lottery.models.fingerprint.of_model(model)
-
-    def all_of_them():
-        keras.utils.set_random_seed(0)
-        for arguments in (
-            {}, {"value": 1.0}, {"value": 2.0}, {"activation": closure(1.0)}, {"activation": closure(9.0)},
-            {"metrics": []}, {"metrics": ["accuracy"]}, {"loss_weights": [0.5]},
-        ):  # fmt: skip
-            keras.utils.set_random_seed(0)
-            yield build(**arguments)
-
-    first = list(all_of_them())
-    assert list(all_of_them()) == first and len(set(first)) == len(first)
 
 
 @pytest.mark.xla
@@ -539,3 +562,217 @@ def test_labels_for_each_position_and_several_outputs(tmp_path):
 
     with pytest.raises(LotteryError, match="several outputs"):
         run(several, tmp_path)
+
+
+@pytest.mark.parametrize("declared", ["int32", "float32"])
+@pytest.mark.parametrize("library", ["keras", pytest.param("tf_keras", marks=pytest.mark.long)])
+def test_uint8_that_an_embedding_takes_are_no_pixels(tmp_path, library, declared):
+    import keras
+    import tf_keras
+
+    module = {"keras": keras, "tf_keras": tf_keras}[library]
+
+    def build():
+        layers = module.layers
+        inputs = module.Input((7,), dtype=declared)
+        return module.Model(inputs, layers.Dense(3)(layers.Flatten()(layers.Embedding(256, 4)(inputs))))
+
+    ids = np.random.default_rng(0).integers(0, 200, (240, 7))
+    found, notes = [], []
+    for kind in ("uint8", "int32"):
+        x, y = ids.astype(kind), ids[:, 0] % 3
+        report = lambda event: notes.append(getattr(event, "text", ""))  # noqa: E731
+        arrays = (x[:200], y[:200], x[200:], y[200:])
+        done = lottery.run(TINY, model=build, data=arrays, out=tmp_path / kind, report=report)
+        found.append(final_bits(done.path))
+        assert store.read_environment(done.path)["scaling"] is None and done.verify() == []
+    weights_of = [{key: bits for key, bits in one.items() if key.endswith("safetensors")} for one in found]
+    assert weights_of[0] == weights_of[1] and weights_of[0]
+    assert sum("takes whole numbers" in note for note in notes) == 1
+
+
+def test_uint8_that_a_layer_multiplies_are_pixels(tmp_path):
+    import keras
+
+    x = np.random.default_rng(0).integers(0, 200, (240, 6)).astype("uint8")
+    build = lambda: sequential(keras, keras.layers.Rescaling(1 / 255), keras.layers.Dense(3))  # noqa: E731
+    done = run(build, tmp_path, (x[:200], x[:200, 0] % 3, x[200:], x[200:, 0] % 3))
+    assert store.read_environment(done.path)["scaling"] is not None
+
+
+def prepared(model, data=ARRAYS, overrides=None, **ingredients):
+    """What a run prepares before it trains; nothing is written."""
+    passed = preparing.Ingredients(model, data, **ingredients)
+    return preparing.prepare(config.load(TINY, overrides), passed)
+
+
+def test_strings_train_and_resume_with_the_same_bits(tmp_path):
+    import keras
+    import tensorflow as tf
+
+    def build():
+        layers = keras.layers
+        words = layers.TextVectorization(output_sequence_length=4, vocabulary=["a", "b", "c"])
+        inputs = keras.Input((1,), dtype="string")
+        return keras.Model(inputs, layers.Dense(3)(layers.Flatten()(layers.Embedding(6, 4)(words(inputs)))))
+
+    sentences, labels = np.array([["a b c a"], ["b b c c"], ["c a a a"]] * 20), np.arange(60) % 3
+
+    def data_set():
+        return tf.data.Dataset.from_tensor_slices((sentences, labels)).batch(10)
+
+    data = (data_set, data_set, data_set)
+    done = run(build, tmp_path, data)
+    whole = final_bits(done.path)
+    assert done.table()["final_test_accuracy"].iloc[0] > 0.3
+    shutil.rmtree(store.round_path(done.path, 1, 2))
+    assert run(build, tmp_path, data).path == done.path and final_bits(done.path) == whole
+
+
+def test_weights_of_examples_count_in_the_loss():
+    import tensorflow as tf
+
+    x, y = ARRAYS[:2]
+    nothing, ones = (
+        tf.data.Dataset.from_tensor_slices((x, y, np.full(len(y), weight, np.float32))).batch(20) for weight in (0, 1)
+    )
+
+    def trained(train):
+        ready = prepared(build_dropout, (train, ones, ones))
+        start = preparing.initial_state(ready, 1)
+        with contextlib.closing(ready.trainer):
+            found = ready.trainer.train(start, {}, (1, 2, 3)).weights
+        return [name for name in weights.read(ready.trainer.model) if not np.array_equal(found[name], start[name])]
+
+    assert trained(ones) and not trained(nothing)
+
+
+def of_fixed_batch(size=20):
+    import keras
+
+    inputs = keras.Input(batch_shape=(size, 6))
+    return keras.Model(inputs, keras.layers.Dense(3)(keras.ops.reshape(inputs, (size, 6))))
+
+
+def stateful():
+    import keras
+
+    layers = keras.layers
+    inputs = keras.Input(batch_shape=(20, 6))
+    return keras.Model(inputs, layers.Dense(3)(layers.SimpleRNN(4, stateful=True)(layers.Reshape((6, 1))(inputs))))
+
+
+def of_any_batch():
+    import keras
+
+    return keras.Sequential([keras.Input(batch_shape=(32, 6)), keras.layers.Dense(3)])
+
+
+def test_a_model_that_fixes_its_batch_is_probed_and_evaluated_by_that(tmp_path):
+    done = run(of_fixed_batch, tmp_path)
+    model, rows, (x, y) = of_fixed_batch(), done.table(), ARRAYS[2:]
+    for row in rows.to_dict("records"):
+        weights.assign(model, store.StoredRound(done.path, 1, row["round"]).weights)
+        right = [np.argmax(model(x[at : at + 20]), 1) == y[at : at + 20] for at in range(0, 60, 20)]
+        assert row["final_test_accuracy"] == pytest.approx(np.mean(right))
+    assert done.verify(recompute=True, model=of_fixed_batch, data=ARRAYS) == []
+    assert prepared(of_any_batch).experiment.train.batch_size == 20  # its layers take any number of examples
+
+
+@pytest.mark.parametrize(
+    ("build", "num_test", "overrides", "message"),
+    [
+        (lambda: of_fixed_batch(32), 60, None, "received 20, but the model takes batches of 32 examples alone"),
+        (of_fixed_batch, 50, None, "but there are 50 test examples; allowed is a multiple of 20"),
+        (of_fixed_batch, 60, {"data": {"validation": 30}}, "but there are 30 validation examples"),
+        (of_fixed_batch, 60, {"prune": {"criterion": "snip"}}, "prune.num_examples: received 100, but the model takes"),
+        (stateful, 60, None, "The layer 'simple_rnn[_0-9]*' is stateful"),
+    ],
+)
+def test_batches_that_a_model_cannot_take_are_refused(build, num_test, overrides, message):
+    x, y, x_test, y_test = ARRAYS
+    with pytest.raises(LotteryError, match=message):
+        prepared(build, (x, y, x_test[:num_test], y_test[:num_test]), overrides)
+
+
+def test_a_dict_of_one_output_is_refused_in_a_sentence():
+    import keras
+
+    def build():
+        inputs = keras.Input((6,))
+        return keras.Model(inputs, {"out": keras.layers.Dense(3)(inputs)})
+
+    with pytest.raises(LotteryError, match="returns a dict, .* or have it return the output itself"):
+        prepared(build)
+
+
+def scores_of(change):
+    return lambda inputs: change({name: np.abs(value) for name, value in inputs.trained.items()})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda scores: None, "the function returned NoneType, allowed is a dict of scores by weight"),
+        (lambda scores: list(scores.values()), "the function returned list"),
+        (
+            lambda scores: {"dense/kernel": scores["dense/kernel"]},
+            "no scores of 'dense_1/kernel', but of: dense/kernel",
+        ),
+        (lambda scores: {name: value.T for name, value in scores.items()}, r"shape \(\d+, 6\), allowed is \(6, \d+\)"),
+        (lambda scores: dict.fromkeys(scores, 1.0), r"with shape \(\), allowed is"),
+        (lambda scores: {name: value * np.nan for name, value in scores.items()}, "are not numbers"),
+        (
+            lambda scores: {name: value.astype(str) for name, value in scores.items()},
+            "of type <U.*, allowed are numbers",
+        ),
+        (lambda scores: {name: value * 1j for name, value in scores.items()}, "of type complex64, allowed are numbers"),
+        (lambda scores: 1 / 0, "the function cannot score the weights: division by zero"),
+    ],
+)
+def test_scores_that_cannot_be_ranked_are_refused_before_anything_is_trained(change, message):
+    with pytest.raises(LotteryError, match=message) as caught:
+        prepared(build_dropout, criterion=scores_of(change))
+    assert str(caught.value).startswith("prune.criterion: ") and "\n" not in str(caught.value)
+
+
+def test_a_schedule_that_fails_is_named():
+    with pytest.raises(LotteryError, match="schedule: the function cannot give the densities: division by zero"):
+        prepared(build_dropout, schedule=lambda index: 1 / 0)
+
+
+PRETRAINED = [np.random.default_rng(8).normal(size=shape).astype(np.float32) for shape in ((6, 8), (8,), (8, 3), (3,))]
+
+
+def pretrained(num=4):
+    """Build a model of which the first `num` variables are loaded."""
+    import keras
+
+    model = sequential(keras, keras.layers.Dense(8, "relu"), keras.layers.Dense(3))
+    model.set_weights([*PRETRAINED[:num], *model.get_weights()[num:]])
+    return model
+
+
+def test_a_run_starts_from_pretrained_weights_and_tickets_rewind_to_them(tmp_path):
+    notes, two = [], {"run": {"num_replicates": 2}}
+    report = lambda event: notes.append(getattr(event, "text", ""))  # noqa: E731
+    done = lottery.run(TINY, two, model=pretrained, data=ARRAYS, out=tmp_path, report=report)
+    assert sum("the replicates differ only in the order of the batches" in note for note in notes) == 1
+    for replicate in (1, 2):
+        ticket = done.ticket(round=2, replicate=replicate)
+        for name, loaded in zip(("dense/kernel", "dense/bias"), PRETRAINED, strict=False):
+            kept = ticket.masks.get(name, np.ones_like(loaded, bool))
+            np.testing.assert_array_equal(ticket.weights[name], loaded * kept)
+    first, second = (store.StoredRound(done.path, replicate, 0).weights["dense/kernel"] for replicate in (1, 2))
+    assert (first != second).any() and done.verify() == []
+    with pytest.raises(LotteryError, match="random_reinit would be the ticket itself"):
+        done.branch("random_reinit", model=pretrained, data=ARRAYS, report=quietly)
+    with pytest.raises(LotteryError, match="random_reinit would be the ticket itself"):
+        prepared(pretrained, overrides={"run": {"controls": ["random_reinit"]}})
+
+
+def test_what_random_reinit_leaves_as_it_is_is_named():
+    found = prepared(lambda: pretrained(2), overrides={"run": {"controls": ["random_reinit"]}})
+    (note,) = (note for note in found.notes if "random_reinit" in note)
+    assert "the same initial values of dense/kernel each time; random_reinit leaves them as they are" in note
+    assert not [note for note in prepared(build_dropout).notes if "initial" in note]

@@ -5,7 +5,7 @@ from lottery import weights
 from lottery.errors import LotteryError
 from lottery.models.networks import lenet_300_100
 
-BIAS, SCALE, STATE = "a bias", "a scale or a shift", "not trainable"
+BIAS, SCALE, SLOPE, STATE = "a bias", "a scale or a shift", "a slope", "not trainable"
 VECTOR, NOT_NAMED = "fewer than two dimensions", "not named by the layer's get_prunable_weights()"
 
 
@@ -127,6 +127,9 @@ def cases(library):
     layers, own = library.layers, custom(library)
     keras3 = library.__name__ == "keras"
 
+    class Leaky(layers.PReLU):
+        pass
+
     def attention():
         layer = layers.MultiHeadAttention(2, 3)
         return lambda x: layer(x, x)
@@ -245,6 +248,13 @@ def cases(library):
                 ).items()
             },
         ),
+        "PReLU": (
+            (4, 3),
+            # A slope for each entry of its input, whatever the class derived from it is called.
+            lambda: library.Sequential([layers.PReLU(), Leaky(), layers.PReLU(shared_axes=[1])]),
+            [],
+            {f"sequential/{name}/alpha": SLOPE for name in ("p_re_lu", "leaky", "p_re_lu_1")},
+        ),
         "Matrix": (
             (2,),
             own["Matrix"],
@@ -287,8 +297,8 @@ def cases(library):
 CASES = [
     "Dense", "EinsumDense", "Conv1D", "Conv2D", "Conv3D", "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose",
     "DepthwiseConv1D", "DepthwiseConv2D", "SeparableConv1D", "SeparableConv2D", "Embedding", "LSTM", "GRU", "SimpleRNN",
-    "Bidirectional", "TimeDistributed", "MultiHeadAttention", "Normalization", "Matrix", "Naming", "_Private", "Block",
-    "NamingBlock", "nested",
+    "Bidirectional", "TimeDistributed", "MultiHeadAttention", "Normalization", "PReLU", "Matrix", "Naming", "_Private",
+    "Block", "NamingBlock", "nested",
 ]  # fmt: skip
 
 
@@ -328,6 +338,31 @@ def test_each_layer_has_its_names_and_reasons(library, name, rng):
         for key, value in values.items():
             assert now[key].dtype == value.dtype
             np.testing.assert_array_equal(now[key], value)
+
+
+def test_scales_of_several_axes_and_slopes_stay_beside_what_is_pruned_around_them():
+    """Slopes begin at zero, so ranked with kernels they would go first."""
+    import keras
+
+    from lottery import pruning
+
+    layers = keras.layers
+    stack = [layers.Conv2D(4, 3), layers.PReLU(), layers.RMSNormalization(axis=(1, 2, 3)), layers.Flatten()]
+    model = keras.Sequential([keras.Input((8, 8, 1)), *stack, layers.Dense(3)])
+    kept = pruning.prune(model, sparsity=0.25, scope="global")
+    assert {name: mask.size for name, mask in kept.items()} == {"conv2d/kernel": 36, "dense/kernel": 432}
+    assert sum(np.count_nonzero(mask) for mask in kept.values()) == 351
+    reasons = weights.unprunable(model)
+    assert (reasons["p_re_lu/alpha"], reasons["rms_normalization/scale"]) == (SLOPE, SCALE)
+
+    class Own(layers.Layer):  # whatever a layer of yours calls its weight, it counts
+        def build(self, shape):
+            self.scale, self.alpha = (self.add_weight(name=name, shape=(2, 3)) for name in ("scale", "alpha"))
+
+        def call(self, x):
+            return x
+
+    assert list(weights.prunable(keras.Sequential([keras.Input((2,)), Own()]))) == ["own/scale", "own/alpha"]
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])

@@ -1,4 +1,4 @@
-"""Test accuracy and early-stop step of every network against density."""
+"""Test accuracy, or loss, and early-stop step of every network against density."""
 
 from pathlib import Path
 from typing import Any
@@ -7,8 +7,8 @@ from lottery.analysis import captions, layout, style
 from lottery.analysis.record import Analysis
 from lottery.errors import LotteryError
 from lottery.runs import results, store
+from lottery.runs.measure import Measure, measure_of
 from lottery.runs.results import Table
-from lottery.runs.verdicts import MEASURE
 
 
 def table(run: Path) -> Table:
@@ -23,7 +23,8 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = Fa
 
     The ticket and the dense network, with their bars, take at least two fifths of the height. A branch that falls
     deeper leaves the axes at the bottom, with a mark for each of its rounds below and the lowest accuracy in the
-    legend. Branches are shifted a little to the side, so that equal points show.
+    legend. Branches are shifted a little to the side, so that equal points show. Where the model measures no accuracy,
+    the test loss is drawn; then a branch leaves the axes at the top.
 
     Args:
         rows: The table of `lottery.runs.results.table`, with at most as many branches as there are `style.STYLES`.
@@ -32,7 +33,8 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = Fa
         reference: Draw the dense network, round 0 of the first branch, as a line with its bar as a band. If False, as
             for a figure whose branches are the tickets of several runs, every point is shown.
     """
-    chains, points = _branches(rows, MEASURE, interval)
+    measure = measure_of(rows)
+    chains, points = _branches(rows, measure.early_stop, interval)
     ax, named, shape = style.new_or(ax), {}, "bars"
     for dense in points[points["round"] == 0].to_dict("records")[: int(reference)]:
         line = ax.axhline(
@@ -41,27 +43,31 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = Fa
         if dense["replicates"] > 1:
             ax.axhspan(dense["low"], dense["high"], color="0.5", alpha=0.15, linewidth=0, zorder=0)
             named["dense"], shape = layout.shaded(line), _BOTH
-    bottom, top = style.view(points, full or not reference)
+    bottom, top = style.view(points, full or not reference, measure.is_loss)
     ax.ticklabel_format(axis="y", useOffset=False)
     ax.set_ylim(bottom, top)
-    num_below = 0
+    num_outside = 0
     for place, (branch, look) in enumerate(chains.items()):
         part = points[points["branch"] == branch]
-        below = part[part["mean"] < bottom]
-        falls = f"\n(falls to {below['mean'].min():.3g})" if len(below) else ""
-        aside, label = style.aside(ax, place, len(chains), points["round"].nunique()), branch + falls
+        outside = _outside(part, measure, (bottom, top))
+        worst = outside["mean"].max() if measure.is_loss else outside["mean"].min()
+        leaves = f"\n({'rises' if measure.is_loss else 'falls'} to {worst:.3g})" if len(outside) else ""
+        aside, label = style.aside(ax, place, len(chains), points["round"].nunique()), branch + leaves
         style.bars(ax, part["density"], part, look, label, first=place == 0, transform=ax.transData + aside)
-        if len(below):
+        if len(outside):
             # On the edge, in axes coordinates, with a row for each branch. A line without points, unclipped, would be
             # a speck in the corner of the figure that layouts make room for, so it is not drawn.
+            height, marker, label = 0.03 * num_outside, "v", "_below"
+            if measure.is_loss:
+                height, marker, label = 1 - height, "^", "_above"
             ax.plot(
-                below["density"], [0.03 * num_below] * len(below), transform=ax.get_xaxis_transform() + aside,
-                color=look[0], marker="v", markersize=style.thick(5), markerfacecolor="white", linestyle="none",
-                clip_on=False, zorder=5, label="_below",
+                outside["density"], [height] * len(outside), transform=ax.get_xaxis_transform() + aside,
+                color=look[0], marker=marker, markersize=style.thick(5), markerfacecolor="white", linestyle="none",
+                clip_on=False, zorder=5, label=label,
             )  # fmt: skip
-            num_below += 1
+            num_outside += 1
     style.density_axis(ax, points["density"])
-    ax.set_ylabel("test accuracy at the early-stop step")
+    ax.set_ylabel(f"{measure.name} at the early-stop step")
     if points["mean"].isna().all():
         ax.text(0.5, 0.5, "no accuracy is measured", transform=ax.transAxes, ha="center")
     return layout.finish(ax, points, shape, interval, named)
@@ -69,27 +75,36 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = Fa
 
 def caption(rows: Table, interval: str = "range", full: bool = False, reference: bool = True) -> str:
     """Write the text beside `figure`, with the accuracies of the dense network and, of each branch, two."""
-    chains, points = _branches(rows, MEASURE, interval)
-    known = points[points["mean"].notna()]
+    measure = measure_of(rows)
+    chains, points = _branches(rows, measure.early_stop, interval)
+    known, form = points[points["mean"].notna()], ".4g" if measure.is_loss else ".4f"
     dense = known[known["round"] == 0].to_dict("records")[: int(reference)]
-    numbers = [f"dense {captions.value(one)}" for one in dense]
+    numbers = [f"dense {captions.value(one, form)}" for one in dense]
     for branch in chains:
         own = known[(known["branch"] == branch) & ((known["round"] > 0) | (not reference))]
         if len(own):
-            best, last = own.loc[own["mean"].idxmax()], own.loc[own["round"].idxmax()]
-            found = [f"{captions.value(one)} at density {one['density']:.3g}" for one in (best, last)]
-            numbers.append(f"{branch} highest {found[0]}, sparsest {found[1]}")
+            best = own["mean"].idxmin() if measure.is_loss else own["mean"].idxmax()
+            both = own.loc[best], own.loc[own["round"].idxmax()]
+            found = [f"{captions.value(one, form)} at density {one['density']:.3g}" for one in both]
+            numbers.append(f"{branch} {'lowest' if measure.is_loss else 'highest'} {found[0]}, sparsest {found[1]}")
     sentences = [
-        "Test accuracy at the early-stop step against density, the fraction of prunable weights that is kept.",
+        f"{measure.name.capitalize()} at the early-stop step against density, the fraction of prunable weights that is"
+        " kept.",
         captions.replicates(points, _BOTH if dense else "bars", interval),
         *captions.listed(numbers),
     ]
-    if (known["mean"] < style.view(points, full or not reference)[0]).any():
-        sentences.append("Triangles at the bottom edge stand for points below it.")
+    if len(_outside(known, measure, style.view(points, full or not reference, measure.is_loss))):
+        edge, beyond = ("top", "above") if measure.is_loss else ("bottom", "below")
+        sentences.append(f"Triangles at the {edge} edge stand for points {beyond} it.")
     return " ".join(sentences)
 
 
 _BOTH = "bars and grey band"
+
+
+def _outside(points: Table, measure: Measure, limits: tuple[float, float]) -> Table:
+    """Return the points that are too bad for the axes."""
+    return points[points["mean"] > limits[1]] if measure.is_loss else points[points["mean"] < limits[0]]
 
 
 def early_stop(rows: Table, ax: Any = None, interval: str = "range", num_steps: int | None = None) -> Any:
@@ -165,7 +180,11 @@ def _branches(rows: Table, measure: str, interval: str) -> tuple[dict[str, style
 
 
 ACCURACY = Analysis(
-    table, figure, "Test accuracy at the early-stop step against density.", chapter="Accuracy", caption=caption
+    table,
+    figure,
+    "Test accuracy at the early-stop step against density.",
+    chapter="Accuracy",
+    caption=caption,
 )
 
 EARLY_STOP = Analysis(

@@ -105,7 +105,7 @@ class Siblings:
 
 def folder(run: Path) -> Path:
     """Give the folder of everything that is stored of a run's connectivity."""
-    return run / "connectivity"
+    return store.inside(run, run / "connectivity")
 
 
 def seed_words(experiment: config.Experiment, replicate: int, order: int) -> tuple[int, ...]:
@@ -136,7 +136,8 @@ def write_path(path: Path, rows: Sequence[Row], digests: Sequence[str]) -> None:
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows([PATH, *rows])
     content = table.getvalue().encode()
-    record_file(path).unlink(missing_ok=True)  # a path that is measured again is not complete until the end
+    with files.readable_errors(path):
+        record_file(path).unlink(missing_ok=True)  # a path that is measured again is not complete until the end
     files.write(path, content)
     record = {**_summary(path, rows), "networks": list(digests), "sha256": hashlib.sha256(content).hexdigest()}
     files.write_json(record_file(path), record)
@@ -144,9 +145,10 @@ def write_path(path: Path, rows: Sequence[Row], digests: Sequence[str]) -> None:
 
 def read_path(path: Path) -> tuple[dict[str, Any], list[Row]]:
     """Read the record and the points of a path; raise `LotteryError` if a file is missing, damaged or was changed."""
-    content = files.read(path)
+    run = path.parents[2]  # the folder of connectivity, out of which no link may lead
+    content = files.read(store.inside(run, path), store.MOST_METRICS)
     try:
-        record = files.read_json(record_file(path))
+        record = files.read_json(store.inside(run, record_file(path)))
         columns, *lines = csv.reader(io.StringIO(content.decode()))
         if tuple(columns) != PATH:
             raise ValueError(f"its columns are {', '.join(columns)}")

@@ -210,8 +210,13 @@ def by_round(points: Table) -> Iterator[tuple[str, Table, Look]]:
         yield f"round {index}, density {line['density'].mean():.3g}", line, look
 
 
-def view(points: Table, full: bool = False) -> tuple[float, float]:
-    """Return limits that give the first branch, with its bars, at least two fifths of the height, unless `full`."""
+def view(points: Table, full: bool = False, is_loss: bool = False) -> tuple[float, float]:
+    """Return limits that give the first branch, with its bars, at least two fifths of the height, unless `full`.
+
+    Accuracies may leave it at the bottom; losses, of which lower is better, at the top.
+    """
+    if is_loss:
+        return _view_of_losses(points, full)
     known = points[points["mean"].notna()]
     main = known if full else known[known["branch"] == points["branch"].iloc[0]]
     main = known if main.empty else main
@@ -223,6 +228,18 @@ def view(points: Table, full: bool = False) -> tuple[float, float]:
     # At least a fiftieth, so that a difference of a few examples looks small.
     middle, half = (low + high) / 2, max(high - low, 0.02) / 2
     middle = min(max(middle, half), 1 - half)
+    return middle - 1.1 * half, middle + 1.1 * half
+
+
+def _view_of_losses(points: Table, full: bool) -> tuple[float, float]:
+    known = points[points["mean"].notna()]
+    main = known if full else known[known["branch"] == points["branch"].iloc[0]]
+    main = known if main.empty else main
+    low, high = (known["low"].min(), main["high"].max()) if len(known) else (0, 1)
+    ends = known[["high", "mean"]].to_numpy()
+    high = max(high, ends[ends <= high + 1.5 * (high - low)].max(initial=high))
+    # At least a fiftieth of the losses, so that a difference of little looks small.
+    middle, half = (low + high) / 2, max(high - low, abs(high) / 50, 1e-30) / 2
     return middle - 1.1 * half, middle + 1.1 * half
 
 

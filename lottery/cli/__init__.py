@@ -60,10 +60,12 @@ def main() -> None:
         output.say(f"lottery: {printable(error)}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
+        if error.filename is not None:  # a folder that may not be entered, a name that is too long
+            why = f"{str(error.filename)[:200]!r} cannot be read or written: {error.strerror}"
+            output.say(f"lottery: {printable(why)}.", file=sys.stderr)
+            sys.exit(2)
         enough = isinstance(error, BrokenPipeError)  # the reader of the pipe, such as head, has seen enough
         if not enough:
-            if error.filename is not None:
-                raise
             sentence = f"lottery: the output cannot be written: {error.strerror}; what is stored is intact."
             output.say(sentence, file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again
@@ -113,7 +115,7 @@ def show(
     as_csv: Csv = False,
     replicate: Replicate = None,
     round: Round = None,
-    tolerance: Tolerance = 0.002,
+    tolerance: Tolerance = None,
     interval: Annotated[
         str,
         typer.Option(
@@ -131,6 +133,7 @@ def show(
     special, density.
     """
     from lottery.runs import results, two_way
+    from lottery.runs.measure import measure_of
 
     if interval == "two_way":
         if replicate is not None:
@@ -147,13 +150,16 @@ def show(
         output.rows(chosen, as_json, as_csv)
     else:
         output.summary(run, rows, tolerance, round, looks)
-        output.say(*two_way.too_fine(tolerance, two_way.num_examples(run)))
+        if not measure_of(rows).is_loss:
+            output.say(*two_way.too_fine(tolerance, two_way.num_examples(run)))
 
 
-def _show_two_way(run: Path, round: int | None, tolerance: float, as_json: bool, as_csv: bool) -> None:
+def _show_two_way(run: Path, round: int | None, tolerance: float | None, as_json: bool, as_csv: bool) -> None:
     """Print ticket − dense with intervals over seeds and test examples."""
     from lottery.runs import two_way
+    from lottery.runs.measure import ACCURACY
 
+    tolerance = ACCURACY.tolerance if tolerance is None else tolerance
     every = two_way.table(run, tolerance)
     if every.empty and not (as_json or as_csv):
         output.say(f"No pruned round of {run} can be compared with dense yet.")
@@ -180,6 +186,7 @@ def verify(
     data: Annotated[
         str, typer.Option(help="With --recompute: a file with the run's data, if they are not found.", metavar="FILE")
     ] = "",
+    import_code: options.ImportCode = False,
 ) -> None:
     """Recompute every checksum and invariant of a run or a ticket file; exit status 1 if anything is wrong.
 
@@ -190,15 +197,16 @@ def verify(
     from lottery.analysis import connectivity
     from lottery.runs import store, verification
 
-    if data and not recompute:
-        raise LotteryError("--data is for --recompute only.")
+    for option, value in (("--data", data), ("--import-code", import_code)):
+        if value and not recompute:
+            raise LotteryError(f"{option} is for --recompute only.")
     if not files.is_folder(source):
         if recompute:
             raise LotteryError(f"--recompute: received the file {str(source)!r}, allowed is the folder of a run.")
         tickets.verify(source)
         return
     num = num_wrong = 0
-    with _recomputing(source, data) if recompute else contextlib.nullcontext() as again:
+    with _recomputing(source, data, import_code) if recompute else contextlib.nullcontext() as again:
         for name, wrong in itertools.chain(verification.verify(source, again), connectivity.wrong(source, again)):
             num += 1
             num_wrong += bool(wrong)
@@ -214,13 +222,14 @@ def verify(
 
 
 @contextlib.contextmanager
-def _recomputing(run: Path, data: str) -> Iterator["verification.Again"]:
+def _recomputing(run: Path, data: str, import_code: bool) -> Iterator["verification.Again"]:
     """Prepare what networks are evaluated again with, and show how far that is."""
     from lottery.data import read_npz
     from lottery.pipeline import preparing, recomputing
 
     arrays = tuple(read_npz(Path(data)).values()) if data else None
-    with output.counting() as report, recomputing.opened(run, preparing.Ingredients(data=arrays), report) as again:
+    ingredients = preparing.Ingredients(data=arrays, import_code=import_code)
+    with output.counting() as report, recomputing.opened(run, ingredients, report) as again:
         yield again
 
 

@@ -97,6 +97,7 @@ def connectivity(
     recompute: Annotated[
         bool, typer.Option("--recompute-batch-norm", help="Recompute BatchNorm statistics at each point.")
     ] = False,
+    import_code: options.ImportCode = False,
     checkpoint_every: options.CheckpointEvery = "60s",
     as_json: Json = False,
     as_csv: Csv = False,
@@ -108,14 +109,15 @@ def connectivity(
     """
     from lottery.analysis import ANALYSES
     from lottery.analysis import connectivity as stored
-    from lottery.pipeline import connecting, dispatch
+    from lottery.pipeline import connecting, dispatch, preparing
     from lottery.pipeline.interpolation import Line
 
     often, line = options.every(checkpoint_every), Line(points, recompute)
     indices, starts = options.numbers("--rounds", rounds), options.numbers("--steps", steps)
     with options.stoppable() as asked:
         execution = dispatch.Execution(checkpoint_every=often, asked=asked)
-        connecting.connect(run, indices, starts, replicate, line, execution=execution)
+        trusted = preparing.Ingredients(import_code=import_code)
+        connecting.connect(run, indices, starts, replicate, line, trusted, execution)
     one = ANALYSES["connectivity"]
     barriers = one.table(run)
     if as_json or as_csv:
@@ -227,7 +229,7 @@ def report(
         Path | None,
         typer.Option(help="The page; .html. By default report.html in the first run's folder.", metavar="FILE"),
     ] = None,
-    tolerance: options.Tolerance = 0.002,
+    tolerance: options.Tolerance = None,
     author: Annotated[str, typer.Option(help="Who made the runs, to be named on the page.")] = "",
     looks: options.Looks = 1,
 ) -> None:

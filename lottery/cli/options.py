@@ -45,8 +45,15 @@ Rounds = Annotated[
     str, typer.Option(help="Which rounds, such as 7,15; by default every pruned round.", metavar="NUMBERS")
 ]
 Tolerance = Annotated[
-    float,
-    typer.Option(min=0, max=1, help="Accuracy that a winning or matching ticket may lose.", metavar="FRACTION"),
+    float | None,
+    typer.Option(
+        min=0,
+        max=1,
+        help="What a winning or matching ticket may lose: accuracy, by default 0.002; or, where the model measures "
+        "none, by what fraction its loss may be above that of dense, by default 0.02.",
+        metavar="FRACTION",
+        show_default=False,
+    ),
 ]
 Looks = Annotated[
     int,
@@ -73,6 +80,13 @@ Address = Annotated[
 TaskCpus = Annotated[int | None, typer.Option(min=1, help="On Ray: processors for each network.", metavar="NUMBER")]
 TaskGpus = Annotated[float | None, typer.Option(min=0, help="On Ray: GPUs for each network.", metavar="NUMBER")]
 TaskMemory = Annotated[str | None, typer.Option(metavar="4GB", help="On Ray: memory for each network, such as 4GB.")]
+ImportCode = Annotated[
+    bool,
+    typer.Option(
+        "--import-code",
+        help="Import the network that the file or the run names as package.module:function, which runs its code.",
+    ),
+]
 CheckpointEvery = Annotated[
     str,
     typer.Option(metavar="60s|500steps", help="How often to save a network in training; 0s for never."),

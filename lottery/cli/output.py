@@ -12,6 +12,7 @@ from lottery.errors import printable
 
 if TYPE_CHECKING:
     from lottery.runs import tables
+    from lottery.runs.measure import Measure
 
 # Heads of columns that are not the name in rows and CSV with spaces; one name for one quantity in all tables.
 HEADS = {
@@ -32,6 +33,7 @@ KEPT = {
     "claim",
     "verdict",
     "test accuracy",
+    "test loss",
     "source",
 }
 PROSE = {"reproduces": 12, "claim": 12, "source": 8, "stated (bound)": 9, "measured": 9}
@@ -86,7 +88,11 @@ def rows(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
 
 
 def means(frame: Any, keys: Sequence[str], columns: Sequence[str], count: str = "") -> None:
-    """Print the means of columns over rows with the same keys; `count` is the head of a column that counts them."""
+    """Print the means of columns over rows with the same keys; `count` is the head of a column that counts them.
+
+    A column without any value, such as the accuracy of a model that measures none, is left out.
+    """
+    columns = [column for column in columns if frame[column].notna().any()]
     groups = list(frame.groupby(list(keys), sort=False, dropna=False))
     cells = [formatting.column([values[place] for values, _ in groups]) for place in range(len(keys))]
     cells += [[str(len(part)) for _, part in groups]] if count else []
@@ -101,18 +107,19 @@ def grid(shown: "tables.Grid", has_rows: bool = False) -> None:
     say(*(note for note in shown.notes if not (note.startswith("≥") and "early stop" in absent)))
 
 
-def summary(run: Path, rows: Any, tolerance: float, round: int | None = None, looks: int = 1) -> None:
+def summary(run: Path, rows: Any, tolerance: float | None, round: int | None = None, looks: int = 1) -> None:
     """Print a run's verdict in a line, its table with a verdict for each round, and the rest of what it shows.
 
     The table may be of one round alone; the verdict is of all. For `looks`, see `lottery.runs.verdicts.rule_for`.
     """
     from lottery.runs import results, store, tables, verdicts
+    from lottery.runs.measure import measure_of
 
     if rows.empty:
         say(f"No round of {run} is complete yet.")
         return
-    experiment = store.read_experiment(run)
-    rule, trained = verdicts.rule_for(experiment, tolerance, looks), store.progress(run, experiment)
+    experiment, measure = store.read_experiment(run), measure_of(rows)
+    rule, trained = verdicts.rule_for(experiment, tolerance, looks, measure), store.progress(run, experiment)
     judged = verdicts.judged(rows, rule)
     found = verdicts.headline(rows, rule, trained, judged)
     text = formatting.wrapped(found.text, formatting.columns(sys.stdout))
@@ -122,11 +129,11 @@ def summary(run: Path, rows: Any, tolerance: float, round: int | None = None, lo
     points = points if round is None else points[points["round"] == round]
     if (points["branch"] == store.TICKET).any():
         grid(tables.by_round(points, judged, rule), has_rows=True)
-    _branches(points)
+    _branches(points, measure)
     print()
     _, *details = verdicts.sentences(rows, rule, trained, judged)
     say(*results.collapsed(run), *details)
-    _transfers(results.transfers(rows))
+    _transfers(results.transfers(rows), measure)
 
 
 def two_way(found: Any, tolerance: float, sentences: Sequence[str]) -> None:
@@ -228,40 +235,43 @@ def _console() -> Any:
     return Console(width=10_000, height=100, highlight=False, markup=False, emoji=False)
 
 
-def _branches(points: Any) -> None:
-    """Print the mean accuracies of the branches, if any, beside those of the ticket."""
-    means = points.pivot(index=["round"], columns="branch", values="accuracy_mean")[points["branch"].unique()]
+def _branches(points: Any, measure: "Measure") -> None:
+    """Print the mean accuracies or losses of the branches, if any, beside those of the ticket."""
+    means = points.pivot(index=["round"], columns="branch", values=f"{measure.what}_mean")[points["branch"].unique()]
     if len(means.columns) < 2 or means.isna().all(axis=None):
         return
     means = means[means.iloc[:, 1:].notna().any(axis=1)]
     density = points.groupby("round")["density"].first()
     lines = [
-        [str(index), f"{density[index]:.4f}", *map(formatting.number, line)]
+        [str(index), f"{density[index]:.4f}", *map(measure.value, line)]
         for index, line in zip(means.index, means.to_numpy(), strict=True)
     ]
     print()
     table(["round", "density", *means.columns], lines, has_rows=True)
-    say("Mean test accuracy at the early-stop step, of the ticket and the branches from its rounds.")
+    say(f"Mean {measure.name} at the early-stop step, of the ticket and the branches from its rounds.")
 
 
-def _transfers(found: Mapping[str, Any]) -> None:
+def _transfers(found: Mapping[str, Any], measure: "Measure") -> None:
     """Print how tickets that were trained on other data compare with the dense network there."""
     lines = [
-        [label, f"{line['round']:.0f}", f"{line['density']:.4f}", formatting.signed(line["mean"]), _ends(line)]
+        [
+            label,
+            f"{line['round']:.0f}",
+            f"{line['density']:.4f}",
+            measure.difference(line["mean"]),
+            measure.ends(line["low"], line["high"]) or "not known",
+        ]
         for label, part in found.items()
         for line in part.to_dict("records")
     ]
     if lines:
         print()
         table(["branch", "round", "density", "vs dense there", "95 % interval"], lines)
-        say("vs dense there: ticket − dense, both trained on the other data.")
+        unit = ", in per cent of the dense loss" if measure.is_loss else ""
+        say(f"vs dense there: ticket − dense{unit}, both trained on the other data.")
     for label, part in found.items():
         if part.empty:
             say(f"{label} has no dense network on its data; the same `lottery branch` as before trains it.")
-
-
-def _ends(line: Mapping[str, Any]) -> str:
-    return formatting.ends(line["low"], line["high"])
 
 
 def compacted(found: Any) -> None:

@@ -30,6 +30,8 @@ NamingFormats = naming(_names)
 @tickets.command("ls", short_help="List a run's tickets.")
 def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:
     """List a run's tickets, and which of them `best` and `smallest_matching` mean."""
+    from lottery.formatting import number
+    from lottery.runs.measure import ACCURACY, LOSS
     from lottery.tickets import from_run
 
     found = from_run.listed(run)
@@ -37,8 +39,9 @@ def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None
         if found.empty:
             output.say("No pruned round is complete yet.")
             return
-        formats = {"density": "{:.4f}", "test_accuracy": "{:.4f}", "vs_dense": "{:+.4f}"}
-        found = found.assign(**{name: found[name].map(how.format) for name, how in formats.items()})
+        measure = LOSS if "test_loss" in found else ACCURACY
+        formats = {"density": number, f"test_{measure.what}": measure.value, "vs_dense": measure.change}
+        found = found.assign(**{name: found[name].map(how) for name, how in formats.items()})
     output.rows(found, as_json, as_csv)
 
 

@@ -8,7 +8,6 @@ import typer
 
 from lottery.cli import options, output
 from lottery.errors import LotteryError
-from lottery.formatting import signed
 
 
 def _names() -> list[tuple[str, str]]:
@@ -52,7 +51,8 @@ def run(
     task_memory: options.TaskMemory = None,
     checkpoint_every: options.CheckpointEvery = "60s",
     tensorboard: options.Tensorboard = True,
-    tolerance: options.Tolerance = 0.002,
+    import_code: options.ImportCode = False,
+    tolerance: options.Tolerance = None,
 ) -> None:
     """Run an experiment, or continue it where it was stopped, and show its table and figure.
 
@@ -67,6 +67,7 @@ def run(
     if experiment is not None and "=" in experiment and not Path(experiment).exists():
         words, experiment = [experiment, *words], None
     overriding, data, often = config.parse_overrides(words), None, options.every(checkpoint_every)
+    import_code = import_code or config.names_network(overriding)
     working_on = options.workers_on(on, workers, address, task_cpus, task_gpus, task_memory)
     with options.stoppable() as asked:
         source: Any = presets.find(experiment) if experiment else None
@@ -74,7 +75,8 @@ def run(
             source, data = presets.smoke_test(config.load(source, overriding))
             overriding = {}
         execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, asked=asked)
-        path = running.run(source, overriding, preparing.Ingredients(data=data), out, execution, tolerance)
+        ingredients = preparing.Ingredients(data=data, import_code=import_code)
+        path = running.run(source, overriding, ingredients, out, execution, tolerance)
     rows = results.table(path)
     output.summary(path, rows, tolerance)
     figure = plots.save(rows, path / "accuracy.png", title=store.read_experiment(path).name)
@@ -102,8 +104,9 @@ def plan(
     power: Annotated[
         float, typer.Option(metavar="FRACTION", help="The probability with which the difference is to be shown.")
     ] = 0.8,
-    tolerance: options.Tolerance = 0.002,
+    tolerance: options.Tolerance = None,
     looks: options.Looks = 1,
+    import_code: options.ImportCode = False,
     as_json: options.Json = False,
     as_csv: options.Csv = False,
 ) -> None:
@@ -115,7 +118,8 @@ def plan(
     from lottery import config
     from lottery.formatting import number
     from lottery.pipeline import environment, planning, presets
-    from lottery.runs import store, verdicts
+    from lottery.runs import results, store, verdicts
+    from lottery.runs.measure import ACCURACY, measure_of
 
     if std is not None and pilot is not None:
         raise LotteryError("--std and --from: received both, allowed is one of them.")
@@ -128,10 +132,12 @@ def plan(
         source: Any = store.read_experiment(pilot).model_dump(mode="json")
     else:
         source = presets.find(experiment) if experiment else None
-    planned = config.load(source, config.parse_overrides(words))
+    overriding = config.parse_overrides(words)
+    planned = config.load(source, overriding)
     environment.num_threads()  # imports TensorFlow without its start-up messages
-    rule = verdicts.rule_for(planned, tolerance, looks)
-    rows = planning.rounds(planned, pilot)
+    compared_by = ACCURACY if pilot is None else measure_of(results.table(pilot))
+    rule = verdicts.rule_for(planned, tolerance, looks, compared_by)
+    rows = planning.rounds(planned, pilot, import_code or config.names_network(overriding))
     num_entries, asked = int(rows["num_kept"].iloc[0]), std is not None or pilot is not None
     if asked:
         if difference is None and pilot is None:
@@ -142,7 +148,7 @@ def plan(
         return
     shown = {"density": rows["density"].map("{:.4f}".format)}
     for key in ("replicates", "for_all_rounds") if asked else ():
-        shown[key] = rows[key].map("{:,.0f}".format, na_action="ignore").fillna("")
+        shown[key] = rows[key].map("{:,.0f}".format, na_action="ignore").astype(object).fillna("")
     for key in ("difference", "std") if asked else ():
         shown[key] = rows[key].map(lambda value, signs="+.4f" if key == "difference" else ".4f": number(value, signs))
     output.rows(rows.astype(object).assign(**shown))
@@ -155,6 +161,8 @@ def plan(
             f"{planned.prune.num_rounds} rounds at once, whatever the others show.",
             "Fix the number before, in run.num_replicates, and take a seed that no earlier run has (run.seed).",
         )
+        if compared_by.is_loss:
+            output.say("Difference and std: of the test loss, as fractions of the loss of dense.")
     else:
         output.say("--std NUMBER or --from RUN also says how many replicates the verdicts need.")
 
@@ -176,7 +184,8 @@ def sweep(
     task_memory: options.TaskMemory = None,
     checkpoint_every: options.CheckpointEvery = "60s",
     tensorboard: options.Tensorboard = True,
-    tolerance: options.Tolerance = 0.002,
+    import_code: options.ImportCode = False,
+    tolerance: options.Tolerance = None,
     as_json: options.Json = False,
     as_csv: options.Csv = False,
 ) -> None:
@@ -186,18 +195,20 @@ def sweep(
     """
     from lottery import config
     from lottery.pipeline import dispatch, sweeping
+    from lottery.runs.measure import ACCURACY, LOSS
 
     words, often = config.parse_overrides(overrides or []), options.every(checkpoint_every)
     working_on = options.workers_on(on, workers, address, task_cpus, task_gpus, task_memory)
     found = sweeping.points(file, words)
     with options.stoppable() as asked:
         execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, asked=asked)
-        runs = sweeping.sweep(file, words, out, execution, tolerance)
+        runs = sweeping.sweep(file, words, out, execution, tolerance, import_code or config.names_network(words))
     rows = sweeping.table(runs, found, tolerance)
     if not (as_json or as_csv):
         shown = {key: rows[key].map(str) for key in found[0].values}
         differences = rows["smallest_matching_difference"].astype(float)
-        shown["smallest_matching_difference"] = differences.map(signed, na_action="ignore").fillna("")
+        change = (LOSS if "dense_loss" in rows else ACCURACY).change
+        shown["smallest_matching_difference"] = differences.map(change, na_action="ignore").astype(object).fillna("")
         rows = rows.astype(object).assign(**shown)
     output.rows(rows, as_json, as_csv)
 
@@ -226,18 +237,20 @@ def branch(
     task_memory: options.TaskMemory = None,
     checkpoint_every: options.CheckpointEvery = "60s",
     tensorboard: options.Tensorboard = True,
-    tolerance: options.Tolerance = 0.002,
+    import_code: options.ImportCode = False,
+    tolerance: options.Tolerance = None,
 ) -> None:
     """Train controls and other branches from stored rounds; the same command continues where it was stopped."""
     from lottery import config
-    from lottery.pipeline import branching, dispatch
+    from lottery.pipeline import branching, dispatch, preparing
     from lottery.runs import results
 
     words, often = config.parse_overrides(overrides or []), options.every(checkpoint_every)
     working_on = options.workers_on(on, workers, address, task_cpus, task_gpus, task_memory)
     with options.stoppable() as asked:
         execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, asked=asked)
-        branching.branch(run, kind, options.numbers("--rounds", rounds), words, replicate, execution=execution)
+        indices, trusted = options.numbers("--rounds", rounds), preparing.Ingredients(import_code=import_code)
+        branching.branch(run, kind, indices, words, replicate, trusted, execution)
     output.summary(run, results.table(run), tolerance)
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from lottery.enforcement.callbacks import FitCallback
-from lottery.enforcement.holding import PRESENT, Held, HeldAt, held, slots, words
+from lottery.enforcement.holding import PRESENT, Held, HeldAt, adapted, held, refuse_adapted, slots, words
 from lottery.enforcement.patching import Method, replaced
 from lottery.errors import LotteryError
+from lottery.models.library import evaluating
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,14 @@ def audit(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None, batch: A
     """Examine every masked entry of a model, its optimizer's slots and its gradients; return a record by weight.
 
     A deviation means that the masks are not held. Nonzero slots and gradients only show how an entry would move if
-    nothing reset it after each update.
+    nothing reset it after each update. Of a weight that LoRA adapts, the values are those that its layer computes with.
 
     Args:
         model: A built Keras 3 or tf_keras model.
         masks: Boolean arrays by weight, True where the entry is kept.
         held_at: The values that masked entries should have, by weight; zero if missing.
-        batch: Inputs and labels, for the gradients of the compiled model's loss.
+        batch: Inputs and labels, and the weights of the examples if there are any, each an array or a structure of
+            arrays as ``fit`` takes them; for the gradients of the compiled model's loss.
 
     Raises:
         LotteryError: A mask or value does not fit, or `batch` is passed for a model that is not compiled.
@@ -45,8 +47,11 @@ def audit(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None, batch: A
     if PRESENT in words(held_at):
         raise LotteryError('audit: received held_at="present", which always agrees; pass the values by weight.')
     entries = held(model, masks, held_at)
-    gradients = {} if batch is None else _gradients(model, batch)
-    return {entry.name: _audited(entry, getattr(model, "optimizer", None), gradients) for entry in entries}
+    gradients, layers = {} if batch is None else _gradients(model, batch), adapted(model, entries)
+    optimizer = getattr(model, "optimizer", None)
+    return {
+        entry.name: _audited(entry, _computed(entry, layers.get(entry.name)), optimizer, gradients) for entry in entries
+    }
 
 
 class AuditMasks(FitCallback):
@@ -60,12 +65,12 @@ class AuditMasks(FitCallback):
     """
 
     def __init__(self, masks: Mapping[str, Any], held_at: HeldAt = None) -> None:
-        super().__init__()
-        self._masks, self._held_at = masks, held_at
+        super().__init__(masks, held_at)
 
     def install(self, stack: contextlib.ExitStack, logs: Any) -> None:
         """Watch from the first step on."""
         self._entries = held(self.model, self._masks, self._held_at)
+        refuse_adapted(self.model, self._entries)
         self._step = tf.Variable(tf.zeros((), tf.int64), trainable=False)
         # By weight: the first step after which an entry had moved, -1 for none; its place, and its value.
         self._first = tf.Variable(tf.fill([len(self._entries)], np.int64(-1)), trainable=False)
@@ -117,9 +122,16 @@ def _place(flat: Any, entry: Held) -> tuple[int, ...]:
     return tuple(int(axis) for axis in np.unravel_index(int(flat), tuple(entry.variable.shape)))
 
 
-def _audited(entry: Held, optimizer: Any, gradients: Mapping[int, np.ndarray]) -> Audit:
+def _computed(entry: Held, layer: Any) -> np.ndarray:
+    """Return the values that the network computes with: those of the variable, or, with LoRA, of its layer."""
+    if layer is None:
+        return np.asarray(entry.variable.numpy())
+    return np.asarray(layer.kernel if getattr(layer, "_kernel", None) is entry.variable else layer.embeddings)
+
+
+def _audited(entry: Held, value: np.ndarray, optimizer: Any, gradients: Mapping[int, np.ndarray]) -> Audit:
     masked = ~np.asarray(entry.mask.numpy() if hasattr(entry.mask, "numpy") else entry.mask)
-    value, should = np.asarray(entry.variable.numpy()), np.broadcast_to(np.asarray(entry.value), masked.shape)
+    should = np.broadcast_to(np.asarray(entry.value), masked.shape)
     off = np.where(masked, np.abs(value.astype(np.float64) - should.astype(value.dtype)), 0.0)
     off = np.where(np.isfinite(off), off, np.inf)
     place = _place(np.argmax(off), entry) if off.any() else None
@@ -141,13 +153,20 @@ def _gradients(model: Any, batch: Any) -> dict[int, np.ndarray]:
     """Compute the loss's gradients by variable as a training step of the model would, dropout included."""
     if getattr(model, "optimizer", None) is None:
         raise LotteryError("audit: gradients of a batch need the model's loss; compile it, or leave out `batch`.")
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise LotteryError("audit: `batch` must be a pair, inputs and labels.")
-    x, y = (tf.convert_to_tensor(part) for part in batch)
-    with tf.GradientTape() as tape:
-        loss = model.compute_loss(x, y, model(x, training=True))
+    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
+        raise LotteryError("audit: `batch` must be a pair, inputs and labels, or these and the weights of examples.")
+    refused = f"audit: the loss of the model {model.name!r} cannot be computed on the batch"
+    with evaluating(refused), tf.GradientTape() as tape:
+        x, y, *rest = map(_tensors, batch)
+        loss = model.compute_loss(x, y, model(x, training=True), *rest)
     variables = model.trainable_variables
     return {
         id(variable): np.zeros(variable.shape) if value is None else np.asarray(tf.convert_to_tensor(value))
         for variable, value in zip(variables, tape.gradient(loss, variables), strict=True)
     }
+
+
+def _tensors(part: Any) -> Any:
+    """Turn an array, or a dict or list of arrays, into tensors; a list of numbers is an array."""
+    arrays = all(hasattr(one, "shape") for one in tf.nest.flatten(part))
+    return tf.nest.map_structure(tf.convert_to_tensor, part) if arrays else tf.convert_to_tensor(part)

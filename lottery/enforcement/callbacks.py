@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from lottery.enforcement.holding import HeldAt
+from lottery.enforcement.holding import PRESENT, HeldAt, check_kind, held, words
 from lottery.enforcement.modes import ENFORCEMENTS
 from lottery.enforcement.patching import Method, replaced
 from lottery.errors import LotteryError, unknown
@@ -17,9 +17,12 @@ class FitCallback(keras.callbacks.Callback):
 
     _supports_tf_logs = True  # tf_keras reads this, and the methods `_implements_...`
 
-    def __init__(self) -> None:
+    def __init__(self, masks: Mapping[str, Any], held_at: HeldAt) -> None:
         super().__init__()
+        check_kind(masks, type(self).__name__)
+        self._masks, self._held_at = masks, held_at
         self._installed: contextlib.ExitStack | None = None
+        self._is_waiting = False
 
     def install(self, stack: contextlib.ExitStack, logs: Any) -> None:
         """Install what training needs; `stack` removes it. Subclasses define this."""
@@ -27,6 +30,20 @@ class FitCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Install, also in a model whose training step was traced before."""
         self.close()
+        # Callbacks after this one, such as BackupAndRestore, may set weights before the first epoch begins.
+        self._is_waiting = PRESENT in words(self._held_at)
+        if self._is_waiting:
+            held(self.model, self._masks, self._held_at)  # refuses what is wrong
+        else:
+            self._begin(logs)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Install now if the present values of weights are those to hold."""
+        if self._is_waiting:
+            self._is_waiting = False
+            self._begin(logs)
+
+    def _begin(self, logs: Any) -> None:
         with contextlib.ExitStack() as stack:
             self.install(stack, logs)
             stack.callback(setattr, self.model, "train_function", None)
@@ -48,6 +65,7 @@ class FitCallback(keras.callbacks.Callback):
 
     def close(self) -> None:
         """Remove everything from the model; does nothing if that is done already."""
+        self._is_waiting = False
         installed, self._installed = self._installed, None
         if installed is not None:
             installed.close()
@@ -85,15 +103,15 @@ class EnforceMasks(FitCallback):
     Args:
         masks: Boolean arrays by weight, True where the entry is kept.
         mode: A key of ``lottery.enforcement.ENFORCEMENTS``, or a function like its entries.
-        held_at: As for `constraint`; ``"present"`` means the values when training starts.
+        held_at: As for `constraint`; ``"present"`` means the values when the first epoch begins, so those that
+            ``BackupAndRestore`` restores, if there are any.
     """
 
     def __init__(self, masks: Mapping[str, Any], mode: Any = "constraint", held_at: HeldAt = None) -> None:
-        super().__init__()
+        super().__init__(masks, held_at)
         if not callable(mode) and not (isinstance(mode, str) and mode in ENFORCEMENTS):
             raise unknown("mode", mode, ENFORCEMENTS)
         self._hold: Any = mode if callable(mode) else ENFORCEMENTS[mode]
-        self._masks, self._held_at = masks, held_at
         self._inner: list[Any] = []
 
     def install(self, stack: contextlib.ExitStack, logs: Any) -> None:

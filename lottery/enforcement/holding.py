@@ -10,6 +10,7 @@ import numpy as np
 from lottery import masks as masks_module
 from lottery import weights
 from lottery.errors import LotteryError, unknown
+from lottery.models import optimizers
 from lottery.models.library import keras_of
 
 # Values by weight, or the word for the values that the weights have when holding begins.
@@ -54,8 +55,7 @@ class Held:
 
 def held(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> list[Held]:
     """Check masks and held values, as `constraint` takes them, against a model; return a record for each mask."""
-    if not isinstance(masks, Mapping):
-        raise LotteryError(f"masks: received {type(masks).__name__}, allowed is a dict from weights' names to masks.")
+    check_kind(masks)
     keras_of(model)
     targets = weights.variables(model)
     # A variable can be assigned any mask, so all of its entries count as masked.
@@ -71,6 +71,41 @@ def held(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> list[H
     return [Held(name, targets[name], mask, values.get(name, 0.0)) for name, mask in masks.items()]
 
 
+def check_kind(masks: Any, what: str = "masks") -> None:
+    """Raise `LotteryError` unless masks come as a dict."""
+    if isinstance(masks, Mapping):
+        return
+    hint = ""
+    if hasattr(masks, "trainable_variables"):
+        hint = "; the model is the first argument" if what == "masks" else f"; fit passes its model: {what}(masks)"
+    elif isinstance(getattr(masks, "masks", None), Mapping):
+        hint = "; pass its attribute masks"
+    raise LotteryError(
+        f"{what}: received {type(masks).__name__}, allowed is a dict from weights' names to masks{hint}."
+    )
+
+
+def adapted(model: Any, entries: Sequence["Held"]) -> dict[str, Any]:
+    """Return by weight the layers of Keras 3 that add a product of LoRA to a weight before they compute with it."""
+    layers = [layer for layer in model._flatten_layers() if getattr(layer, "lora_enabled", False)]
+    return {
+        entry.name: layer
+        for entry in entries
+        for layer in layers
+        if any(getattr(layer, name, None) is entry.variable for name in ("_kernel", "_embeddings"))
+    }
+
+
+def refuse_adapted(model: Any, entries: Sequence["Held"]) -> None:
+    """Raise `LotteryError` if LoRA makes a layer compute with other values than those of its masked weight."""
+    masked = [entry for entry in entries if hasattr(entry.mask, "assign") or not np.all(entry.mask)]
+    for name in adapted(model, masked):
+        raise LotteryError(
+            f"{name!r} is adapted by LoRA: its layer computes with the weight plus a product of two others, which "
+            "has no mask; leave the weight out, or train it without enable_lora."
+        )
+
+
 def project(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> None:
     """Set every masked entry of a model to its held value, once. In your own loop, call it after each update.
 
@@ -82,7 +117,9 @@ def project(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Non
     """
     if PRESENT in words(held_at):
         raise LotteryError('project: received held_at="present", which changes nothing; pass the values by weight.')
-    put(held(model, masks, held_at))
+    entries = held(model, masks, held_at)
+    refuse_adapted(model, entries)
+    put(entries)
 
 
 def mask_gradients(
@@ -126,7 +163,11 @@ def clear_slots(optimizer: Any, entries: Sequence[Held]) -> None:
     """Set an optimizer's slots of masked entries to zero, and moving averages of them to the held values."""
     import tensorflow as tf
 
-    averages = {id(average) for average in getattr(optimizer, "_model_variables_moving_average", None) or []}
+    averages = {
+        id(average)
+        for one in optimizers.plain(optimizer)
+        for average in getattr(one, "_model_variables_moving_average", None) or []
+    }
     for entry in entries:
         for slot in slots(optimizer, entry.variable):
             value = tf.convert_to_tensor(slot)
@@ -135,22 +176,21 @@ def clear_slots(optimizer: Any, entries: Sequence[Held]) -> None:
 
 def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
     """Iterate over an optimizer's slots of a variable's shape, so not over statistics of its rows and columns."""
-    optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer  # of a LossScaleOptimizer
-    for name in getattr(optimizer, "get_slot_names", list)():  # a legacy optimizer of tf_keras
-        with contextlib.suppress(KeyError):  # not made yet
-            yield optimizer.get_slot(variable, name)
-    # Of Keras 3, or of tf_keras.
-    positions = getattr(optimizer, "_trainable_variables_indices", None) or getattr(optimizer, "_index_dict", None)
-    index = positions.get(optimizer._var_key(variable)) if positions else None
-    if index is None:
-        return
-    known = getattr(optimizer, "_trainable_variables", None) or []
-    for value in list(vars(optimizer).values()):
-        # Keras keeps slots in lists by position, one for each variable that it was built with.
-        if isinstance(value, list) and value is not known and index < len(value):
-            slot = value[index]
-            if hasattr(slot, "assign") and slot is not variable and tuple(slot.shape) == tuple(variable.shape):
-                yield slot
+    for one in optimizers.plain(optimizer):
+        for name in getattr(one, "get_slot_names", list)():  # a legacy optimizer of tf_keras
+            with contextlib.suppress(KeyError):  # not made yet
+                yield one.get_slot(variable, name)
+        positions = optimizers.position_by_variable(one)
+        index = positions.get(one._var_key(variable)) if positions else None
+        if index is None:
+            continue
+        known = getattr(one, "_trainable_variables", None) or []
+        for value in list(vars(one).values()):
+            # Keras keeps slots in lists by position, one for each variable that it was built with.
+            if isinstance(value, list) and value is not known and index < len(value):
+                slot = value[index]
+                if hasattr(slot, "assign") and slot is not variable and tuple(slot.shape) == tuple(variable.shape):
+                    yield slot
 
 
 def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at: HeldAt) -> dict[str, Any]:

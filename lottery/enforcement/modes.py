@@ -6,20 +6,23 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from lottery import weights
 from lottery.enforcement import wrappers
-from lottery.enforcement.holding import Held, HeldAt, clear_slots, held, masked, put
+from lottery.enforcement.holding import Held, HeldAt, check_kind, clear_slots, held, masked, put, refuse_adapted
 from lottery.enforcement.patching import (
     applying,
     computing_with,
     constrained,
     frozen,
+    holding,
     putting,
     replaced,
     retrace,
+    unconstrained,
     undone,
 )
 from lottery.errors import LotteryError
-from lottery.models.library import keras_of
+from lottery.models.library import is_keras, keras_of
 
 # A context manager function, as `constraint`: of a model, masks and held values; it yields callbacks for ``fit``.
 Enforcement = Callable[..., AbstractContextManager[list[Any]]]
@@ -33,7 +36,8 @@ def constraint(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> 
 
     The optimizer applies a variable's constraint after each update, inside the compiled step, so a masked entry is
     exactly at its held value after every single step, with any ``steps_per_execution``. An existing constraint of the
-    variable is applied first.
+    variable is applied to the masked weight, in every mode, so a norm counts kept entries and held values alone. If it
+    would change a held value, the held value stays.
 
     The optimizer still sees the gradients of masked entries: with ``global_clipnorm`` they count in the norm, so
     survivors are clipped a little more than with masked gradients.
@@ -65,6 +69,7 @@ def gradient(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
     such as decoupled weight decay of a nonzero held value, is undone in the same step. Arguments, yields and errors
     are those of `constraint`; the model must be compiled, and trained by its own optimizer.
     """
+    keras_of(model)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         raise LotteryError(
@@ -93,7 +98,7 @@ def reparameterization(model: Any, masks: Mapping[str, Any], held_at: HeldAt = N
             f"The model {model.name!r} is a tf_keras model, and reparameterization needs a Keras 3 model; "
             'build it with keras, or use another mode, such as "constraint".'
         )
-
+    _refuse_spectral(model, masks)
     with (
         _holding(model, masks, held_at, "reparameterization") as entries,
         constrained(entries),
@@ -115,12 +120,19 @@ def callback(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
     """
     _refuse_several_steps(model)
     with _holding(model, masks, held_at, "callback") as entries:
+        obeying = [(entry.variable, holding(entry)) for entry in entries]
+
+        def obey() -> None:
+            for variable, both in obeying:
+                variable.assign(both(variable))
+
         made: Any = keras_of(model).callbacks.LambdaCallback(
             on_train_begin=lambda logs: _refuse_several_steps(made.model),
-            on_train_batch_end=lambda batch, logs=None: put(entries),
+            on_train_batch_end=lambda batch, logs=None: obey(),
         )
         made._supports_tf_logs = True  # or tf_keras copies logs from the device for it
-        yield [made]
+        with unconstrained(entries):  # a norm would count masked entries, which the update has moved
+            yield [made]
 
 
 @contextlib.contextmanager
@@ -163,6 +175,7 @@ def mask_variables(masks: Mapping[str, Any]) -> dict[str, Any]:
 def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -> Iterator[list[Held]]:
     """Do what all modes have in common: check, set held values, freeze whole weights, have functions traced again."""
     entries = held(model, masks, held_at)
+    refuse_adapted(model, entries)
     for entry in entries:
         if id(entry.variable) in _HOLDING:
             raise LotteryError(
@@ -185,6 +198,19 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
         retrace(model)
         for key in own:
             del _HOLDING[key]
+
+
+def _refuse_spectral(model: Any, masks: Mapping[str, Any]) -> None:
+    check_kind(masks)
+    named = weights.variables(model)
+    masked_ids = {id(named[name]) for name in masks if name in named}
+    for layer in model._flatten_layers():
+        is_spectral = any(cls.__name__ == "SpectralNormalization" and is_keras(cls) for cls in type(layer).__mro__)
+        if is_spectral and masked_ids & {id(variable) for variable in layer.variables}:
+            raise LotteryError(
+                f"The layer {layer.name!r}, a SpectralNormalization, assigns its weight while it computes, and "
+                'reparameterization has a tensor in its place there; use another mode, such as "constraint".'
+            )
 
 
 def _refuse_several_steps(model: Any) -> None:

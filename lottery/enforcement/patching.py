@@ -1,12 +1,17 @@
 """Change methods, constraints and trainable variables of one model or optimizer for a while, and restore them."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from lottery import weights
 from lottery.enforcement.holding import Held, put
+from lottery.errors import LotteryError
+from lottery.models import optimizers
 
 Method = Callable[..., Any]
 
@@ -58,9 +63,10 @@ def putting(owner: Any, name: str, entries: Sequence[Held]) -> AbstractContextMa
 @contextlib.contextmanager
 def undone(undo: Callable[[], Any]) -> Iterator[None]:
     """Call a function that computes with TensorFlow at the end, but not if the context is abandoned and collected."""
-    # Python may collect while a graph is traced: the call would become part of it, or wait for its lock for ever.
+    # Python may collect while a graph is traced: the call would become part of it, or wait for its lock for ever. When
+    # Python ends, TensorFlow may be gone.
     with contextlib.ExitStack() as stack:
-        stack.callback(undo)
+        stack.callback(lambda: None if sys.is_finalizing() else undo())
         try:
             yield
         except GeneratorExit:
@@ -70,14 +76,39 @@ def undone(undo: Callable[[], Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def constrained(entries: Sequence[Held]) -> Iterator[None]:
-    """Hold entries by constraints, each applied after the constraint that its variable has already."""
-    before = [entry.variable.constraint for entry in entries]
-    for entry, previous in zip(entries, before, strict=True):
-        _set_constraint(entry.variable, _hold(entry, previous))
+    """Hold entries by constraints, each around the constraint that its variable has already."""
+    with _constraints([(entry, holding(entry)) for entry in entries]):
+        yield
+
+
+@contextlib.contextmanager
+def unconstrained(entries: Sequence[Held]) -> Iterator[None]:
+    """Take the constraints off variables that have some, for a while."""
+    with _constraints([(entry, None) for entry in entries if entry.variable.constraint is not None]):
+        yield
+
+
+def holding(entry: Held) -> Callable[[Any], Any]:
+    """Make a function from a weight to one that obeys both its mask and the constraint that its variable has now.
+
+    A norm must count kept entries alone, so masked entries are put back before the constraint is applied; and after it,
+    for the constraint may move them.
+    """
+    before = entry.variable.constraint
+    if before is None:
+        return entry.projected
+    return lambda variable: entry.projected(before(entry.projected(variable)))
+
+
+@contextlib.contextmanager
+def _constraints(new: Sequence[tuple[Held, Callable[[Any], Any] | None]]) -> Iterator[None]:
+    before = [entry.variable.constraint for entry, _ in new]
+    for entry, value in new:
+        _set_constraint(entry.variable, value)
     try:
         yield
     finally:
-        for entry, previous in zip(entries, before, strict=True):
+        for (entry, _), previous in zip(new, before, strict=True):
             _set_constraint(entry.variable, previous)
 
 
@@ -122,9 +153,12 @@ def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
         if optimizer is not None:
             if hasattr(optimizer, "build"):
                 optimizer.build(model.trainable_variables)  # built later, it would not know the frozen weights
-            if getattr(optimizer, "use_ema", False):  # Keras 3 may overwrite all weights with averages
+            inner = optimizers.plain(optimizer)
+            if any(getattr(one, "use_ema", False) for one in inner):  # Keras 3 may overwrite all weights with averages
                 stack.enter_context(putting(optimizer, "apply", entries))
-            stack.enter_context(applying(optimizer, without))
+            # A MultiOptimizer refuses fewer gradients than it has variables; the optimizers in it do not.
+            for one in inner if optimizers.delegates(optimizer) else [optimizer]:
+                stack.enter_context(applying(one, without))
         for inner in (inner for entry in entries for inner in weights.components(entry.variable)):
             # A gradient tape reads this attribute, which has no setter.
             stack.callback(setattr, inner, "_trainable", inner._trainable)
@@ -137,13 +171,39 @@ def computing_with(entries: Sequence[Held]) -> Iterator[None]:
     """Let everything that reads a variable see held values, with a gradient for kept entries only; also a decorator."""
     # A keras.StatelessScope would do the same for reading, and lose the updates and losses of layers.
     before = [entry.variable._value for entry in entries]
-    for entry, value in zip(entries, before, strict=True):
-        entry.variable._value = entry.projected(value)
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as stack:
         for entry, value in zip(entries, before, strict=True):
-            entry.variable._value = value
+            stack.callback(setattr, entry.variable, "_value", value)
+            stack.enter_context(replaced(entry.variable, "assign", partial(_refused, entry)))
+            entry.variable._value = _differentiable(entry, value)
+        yield
+
+
+def _differentiable(entry: Held, value: Any) -> Any:
+    """Return held values of a variable, whose gradient has the form of the variable's own, masked.
+
+    TensorFlow's own gradient of a choice is dense, while that of an Embedding has the rows that it looked up, and
+    optimizers with momentum leave the other rows alone.
+    """
+    import tensorflow as tf
+
+    entry = replace(entry, mask=tf.convert_to_tensor(entry.mask))  # a function with its own gradient reads no variables
+
+    @tf.custom_gradient
+    def compute(own: Any) -> Any:
+        return entry.projected(own), entry.masked_gradient
+
+    return compute(tf.convert_to_tensor(value))
+
+
+def _refused(entry: Held, assign: Method) -> Method:
+    def refuse(*arguments: Any, **named: Any) -> Any:
+        raise LotteryError(
+            f"{entry.name!r} is assigned while the network computes, and reparameterization has a tensor in its place "
+            'there; use another mode, such as "constraint".'
+        )
+
+    return refuse
 
 
 def retrace(model: Any) -> None:
@@ -153,11 +213,9 @@ def retrace(model: Any) -> None:
             setattr(model, name, None)
 
 
-def _hold(entry: Held, before: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-    return lambda variable: entry.projected(variable if before is None else before(variable))
-
-
 def _set_constraint(variable: Any, value: Callable[[Any], Any] | None) -> None:
+    if sys.is_finalizing():  # Python ends, and has abandoned a context
+        return
     import keras
 
     if not isinstance(variable, keras.Variable):

@@ -41,6 +41,15 @@ def check_library(model: Any) -> None:
         )
 
 
+def refuse_wrapped(model: Any) -> None:
+    """Raise `LotteryError` if a model has wrappers, whose schedules would prune it beside an experiment's masks."""
+    if found := [wrapper.layer.name for wrapper in _wrappers(model)]:
+        raise LotteryError(
+            f"The layers {', '.join(found)} are wrapped by tfmot, whose wrappers prune by themselves; build the model "
+            "without them, or strip it with tfmot.sparsity.keras.strip_pruning(model) before it is compiled."
+        )
+
+
 def hosts(layers: Sequence[Any], entries: Sequence[Held]) -> tuple[dict[str, Any], dict[str, str]]:
     """Find by weight the first of `layers`, outer ones first, to wrap, or the reason why tfmot cannot prune it."""
     found, reasons = {}, {}

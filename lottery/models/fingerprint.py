@@ -1,99 +1,171 @@
-"""Digests of what a caller passes: two models with the same digest are the same network, trained the same way."""
+"""Digests of what a traced step computes, and of a criterion's scores: observed, not read off the objects behind them.
+
+A graph of TensorFlow has every operation of a step, with the values of whatever its Python code closes over. So two
+models with the same graphs, variables and initial weights are the same experiment, however they were written.
+"""
 
 import hashlib
-import inspect
 import json
-import warnings
+from collections.abc import Iterable, Mapping
+from graphlib import TopologicalSorter
 from typing import Any
 
+import numpy as np
+
 from lottery import weights
-from lottery.models.library import is_compiled, is_keras
+
+# Operations that change no number; their texts have names of layers, which Keras numbers anew in each process.
+_SILENT = {"Assert", "Print", "PrintV2"}
+# Attributes that name something of one process; those that begin with "_" are TensorFlow's own hints.
+_OF_A_PROCESS = {"token", "shared_name", "container", "debug_name", "config", "config_proto", "executor_type"}
+_ANY_ORDER = {"AddN"}  # sums of gradients: their order depends on numbers that count a process's tensors
 
 
-def of_model(model: Any) -> str:
-    """Compute a digest of a model: its layers, their arguments and wiring, its weights, and how it was compiled.
+def of_parts(*parts: Any) -> str:
+    """Compute a digest of values that JSON holds: sixteen hexadecimal digits."""
+    return _digest(json.dumps(parts, sort_keys=True))[:16]
 
-    Names that Keras numbers count by position, so that building it twice changes nothing; users' classes by source.
+
+def of_variables(model: Any) -> list[Any]:
+    """Describe the variables of a model: names, types, shapes, and which are trained and pruned."""
+    trained = {id(value) for value in model.trainable_variables}
+    described = {
+        name: [str(value.dtype), list(value.shape), id(value) in trained]
+        for name, value in weights.variables(model).items()
+    }
+    return [described, list(weights.prunable(model))]
+
+
+def of_scores(scores: Mapping[str, Any]) -> str:
+    """Compute a digest of scores by weight, with all their bits."""
+    return weights.fingerprint({name: np.asarray(value) for name, value in scores.items()})
+
+
+def of_step(model: Any, step: Any, masks: Mapping[str, Any] | None = None) -> str:
+    """Compute a digest of a traced step of a model, a ``ConcreteFunction``.
+
+    Variables of the model count by name, and those of its metrics by place; all other variables, such as those of the
+    optimizer, and constants count by their values. Names of operations do not count.
+
+    Args:
+        model: The model.
+        step: Its step, traced on an example; not called yet.
+        masks: The variables of its masks, by the name of the weight, where the step enforces them.
     """
-    layers = list(model._flatten_layers())
-    positions = {layer.name: f"layer {index}" for index, layer in enumerate(layers)}
-    parts = [
-        [type(layer).__name__ for layer in layers],
-        {name: list(value.shape) for name, value in weights.variables(model).items()},
-        _neutral(_config(model), positions),
-        [_neutral(_config(layer), positions) for layer in layers],
-        [_source(type(layer)) for layer in layers],
-        [_attributes(layer) for layer in layers],
-        weights.fingerprint(weights.read_state(model)),  # drawn from a seed, or loaded by the caller's function
+    metrics = [variable for metric in model.metrics for variable in metric.variables]
+    named = [*weights.variables(model).items(), *((f"metric {place}", one) for place, one in enumerate(metrics))]
+    named += [(f"mask of {name}", one) for name, one in (masks or {}).items()]
+    names = {id(one.handle): name for name, variable in named for one in weights.components(variable)}
+    return _of_graph(step, names)
+
+
+def is_opaque(step: Any) -> bool:
+    """Check if a traced step has parts that its graph does not show: calls of Python, or tables of values."""
+    known = {id(variable.handle) for variable in step.graph.variables}
+    unseen = (tensor for tensor, _ in step.graph.captures if tensor.dtype.name in ("resource", "variant"))
+    nodes = _all_nodes(step.graph.as_graph_def())
+    return any(id(tensor) not in known for tensor in unseen) or any("PyFunc" in node.op for node in nodes)
+
+
+def _all_nodes(definition: Any) -> Iterable[Any]:
+    yield from definition.node
+    for function in definition.library.function:
+        yield from function.node_def
+
+
+def _of_graph(step: Any, names: Mapping[int, str]) -> str:
+    graph = step.graph
+    definition = graph.as_graph_def()
+    captured = {id(inner) for _, inner in graph.captures}
+    own = [tensor for tensor in graph.inputs if id(tensor) not in captured]
+    leaves = {
+        tensor.op.name: _digest("input", place, tensor.dtype.name, tensor.shape) for place, tensor in enumerate(own)
+    }
+    variables = {id(variable.handle): variable for variable in graph.variables}
+    leaves |= {inner.op.name: _captured(tensor, names, variables) for tensor, inner in graph.captures}
+    functions = {function.signature.name: function for function in definition.library.function}
+    digests = _Functions(functions)
+    nodes = digests.of_nodes(definition.node, leaves)
+    logs = step.structured_outputs
+    keys = sorted(logs) if isinstance(logs, dict) and len(logs) == len(graph.outputs) else range(len(graph.outputs))
+    # Metrics without a name of their own are numbered by Keras.
+    outputs = [
+        _digest(_unnumbered(key), nodes[tensor.op.name], tensor.value_index)
+        for key, tensor in zip(keys, graph.outputs, strict=True)
     ]
-    if is_compiled(model):
-        optimizer = {key: value for key, value in _config(model.optimizer).items() if key != "name"}  # numbered too
-        compiled = _config(model, "get_compile_config") or {}
-        compiled = {key: value for key, value in compiled.items() if key != "optimizer"}
-        parts += [type(model.optimizer).__name__, optimizer, _loss(model.loss), compiled]
-    return _digest(parts, sort_keys=True, default=_plain)
+    effects = {nodes[operation.name] for operation in graph.control_outputs}
+    return _digest(*sorted(outputs), *sorted(effects - {""}))
 
 
-def of_function(function: Any) -> str:
-    """Compute a digest of a function's source and of the plain values in its closure: sixteen hexadecimal digits."""
-    return _digest([_plain(function), _source(function)])
+def _captured(tensor: Any, names: Mapping[int, str], variables: Mapping[int, Any]) -> str:
+    if id(tensor) in names:
+        return _digest("variable", names[id(tensor)])
+    if id(tensor) in variables:
+        tensor = variables[id(tensor)]
+    elif tensor.dtype.name in ("resource", "variant"):
+        return _digest("unseen", tensor.dtype.name)
+    value = np.asarray(tensor.numpy())
+    content = value.tobytes() if value.dtype != object else repr(value.tolist()).encode()
+    return _digest("value", value.dtype.str, value.shape, hashlib.sha256(content).hexdigest())
 
 
-def _digest(parts: Any, **settings: Any) -> str:
-    return hashlib.sha256(json.dumps(parts, **settings).encode()).hexdigest()[:16]
+class _Functions:
+    """Digests of the functions in a graph's library, each computed once."""
+
+    def __init__(self, library: Mapping[str, Any]) -> None:
+        self._library = library
+        self._digests: dict[str, str] = {}
+
+    def of_nodes(self, nodes: Iterable[Any], leaves: Mapping[str, str]) -> dict[str, str]:
+        """Compute a digest of each node from its operation and the digests of its inputs; `leaves` have one already."""
+        by_name, digests = {node.name: node for node in nodes}, dict(leaves)
+        before = {name: [_source(one) for one in node.input] for name, node in by_name.items() if name not in leaves}
+        for name in TopologicalSorter(before).static_order():
+            if name not in digests:
+                digests[name] = self._of_node(by_name[name], digests)
+        return digests
+
+    def _of_node(self, node: Any, digests: Mapping[str, str]) -> str:
+        if node.op in _SILENT:
+            return ""
+        attributes = [
+            (key, self._of_attribute(node.attr[key]))
+            for key in sorted(node.attr)
+            if not key.startswith("_") and key not in _OF_A_PROCESS
+        ]
+        inputs = [(digests[_source(one)], one.partition(":")[2]) for one in node.input if not one.startswith("^")]
+        before = {digests[_source(one)] for one in node.input if one.startswith("^")} - {""}
+        return _digest(node.op, attributes, sorted(inputs) if node.op in _ANY_ORDER else inputs, sorted(before))
+
+    def _of_attribute(self, value: Any) -> Any:
+        if value.HasField("func"):
+            return self._of_function(value.func.name)
+        if value.list.func:
+            return [self._of_function(function.name) for function in value.list.func]
+        return hashlib.sha256(value.SerializeToString(deterministic=True)).hexdigest()
+
+    def _of_function(self, name: str) -> str:
+        if name not in self._digests:
+            function = self._library[name]
+            arguments = enumerate(function.signature.input_arg)
+            nodes = self.of_nodes(
+                function.node_def, {argument.name: _digest("argument", place) for place, argument in arguments}
+            )
+            results = (function.ret[result.name] for result in function.signature.output_arg)
+            outputs = [(nodes[_source(one)], one.partition(":")[2]) for one in results]
+            effects = {nodes[_source(one)] for one in function.control_ret.values()} - {""}
+            self._digests[name] = _digest(outputs, sorted(effects))
+        return self._digests[name]
 
 
-def _config(thing: Any, method: str = "get_config") -> Any:
-    """Return the configuration of a layer, model, optimizer or loss; empty if it has none."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # that a lambda cannot be loaded again does not matter here
-            return getattr(thing, method)()
-    except Exception:  # a class of the user's may raise anything
-        return {}
+def _source(text: str) -> str:
+    """Return the name of the node that an input such as ``^name`` or ``name:out:0`` comes from."""
+    return text.removeprefix("^").partition(":")[0]
 
 
-def _attributes(layer: Any) -> list[Any]:
-    """Return the source of functions that a layer holds, and plain attributes of a layer that is not Keras' own."""
-    held = vars(layer).items()
-    own = held if _source(type(layer)) else ()
-    plain = {key: value for key, value in own if not key.startswith("_") and key != "name" and _is_plain(value)}
-    return [plain, [_source(value) for _, value in held if inspect.isroutine(value)]]
+def _unnumbered(key: Any) -> Any:
+    return "_".join(word for word in key.split("_") if not word.isdigit()) if isinstance(key, str) else key
 
 
-def _loss(loss: Any) -> Any:
-    if isinstance(loss, dict):
-        return {name: _loss(one) for name, one in loss.items()}
-    if isinstance(loss, (list, tuple)):
-        return [_loss(one) for one in loss]
-    return loss if loss is None or isinstance(loss, str) else [_plain(loss), _config(loss), _source(loss)]
-
-
-def _neutral(value: Any, positions: dict[str, str]) -> Any:
-    """Return a configuration with every layer's name replaced by its position."""
-    if isinstance(value, dict):
-        # The build configuration repeats the shapes of the weights, and holds names of tensors.
-        return {key: _neutral(one, positions) for key, one in value.items() if key != "build_config"}
-    if isinstance(value, (list, tuple)):
-        return [_neutral(one, positions) for one in value]
-    return positions.get(value, value) if isinstance(value, str) else value
-
-
-def _source(thing: Any) -> str:
-    """Return the source of a function or class, with the plain values that it closes over; empty for Keras' own."""
-    if is_keras(thing):
-        return ""
-    closed_over = [cell.cell_contents for cell in getattr(thing, "__closure__", None) or ()]
-    values = str([value for value in (*closed_over, *(getattr(thing, "__defaults__", None) or ())) if _is_plain(value)])
-    try:
-        return inspect.getsource(thing if inspect.isroutine(thing) or inspect.isclass(thing) else type(thing)) + values
-    except (OSError, TypeError):  # defined at a prompt, or without source
-        return values
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, str))
-
-
-def _plain(value: Any) -> str:
-    """Return the qualified name of an object: its address in memory differs between processes."""
-    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

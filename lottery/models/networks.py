@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -190,17 +191,34 @@ def named(name: str) -> Callable[..., Any]:
     return MODELS.get(name) or partial(resnet, int(name.removeprefix("resnet_")))
 
 
-def builder(name: str, input_shape: tuple[int, ...], num_classes: int, library: str = "keras") -> Callable[[], Any]:
+def builder(
+    name: str,
+    input_shape: tuple[int, ...] = (),
+    num_classes: int = 0,
+    library: str = "keras",
+    import_code: bool = False,
+) -> Callable[[], Any]:
     """Return a function without arguments that builds the model of an experiment.
 
     Args:
         name: A built-in network, or ``"package.module:function"``, a function without arguments that returns a Keras
             model. The current folder is searched for its module first.
         input_shape, num_classes, library: Of a built-in network; it starts alike with ``"keras"`` and ``"tf_keras"``.
+        import_code: Import the module, which runs its code: the user named it, or trusts the file that does.
+
+    Raises:
+        LotteryError: The module may not or cannot be imported, or has no such function.
     """
     if is_built_in(name):
         return lambda: _built(named(name), input_shape, num_classes, library)
     module_name, _, function_name = name.partition(":")
+    if not import_code:
+        place = module_file(module_name)
+        found = f"from {str(place)!r}" if place else "which is not found as a file,"
+        raise LotteryError(
+            f"model.name: a file names {name!r}, and to import the module {module_name!r} {found} would run its code; "
+            "add --import-code (in Python import_code=True) if you trust it, or type the name yourself."
+        )
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -211,6 +229,21 @@ def builder(name: str, input_shape: tuple[int, ...], num_classes: int, library: 
     except Exception as error:  # importing runs the module, which may raise anything
         raise LotteryError(f"model.name: the module of {name!r} cannot be imported: {error}.") from error
     return function
+
+
+def module_file(module: str) -> Path | None:
+    """Find the file that a module is imported from, without importing anything; None if it has none."""
+    if module in sys.modules:
+        file = getattr(sys.modules[module], "__file__", None)
+        return Path(file) if file else None
+    spec, places = None, [str(Path.cwd()), *sys.path]
+    for part in module.split("."):
+        # One part after the other, because to ask for the whole name imports the packages above.
+        spec = PathFinder.find_spec(part, places) if part else None
+        if spec is None:
+            return None
+        places = list(spec.submodule_search_locations or ())
+    return Path(spec.origin) if spec and spec.origin else None
 
 
 def _built(function: Callable[..., Any], input_shape: tuple[int, ...], num_classes: int, library: str) -> Any:

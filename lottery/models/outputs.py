@@ -19,19 +19,37 @@ def largest_difference(one: Any, other: Any, example: Any = None) -> float:
     what = "random inputs, pass some that it takes as example" if made else "the example, pass inputs that it takes"
     with evaluating(f"The model {one.name!r} fails on {what}"):
         example = random_inputs(one) if made else example
-        outputs = [evaluate(model, example, training=False) for model in (one, other)]
+        outputs = [evaluate(model, example, batch_size(model), training=False) for model in (one, other)]
     return between(*outputs, of=f"the model {one.name!r}")
 
 
-def evaluate(function: Callable[..., Any], inputs: Any, **settings: Any) -> list[np.ndarray]:
-    """Compute the outputs of a model or a function in batches: a flat list of arrays, in any nesting before."""
+def evaluate(function: Callable[..., Any], inputs: Any, size: int | None = None, **settings: Any) -> list[np.ndarray]:
+    """Compute the outputs of a model or a function in batches: a flat list of arrays, in any nesting before.
+
+    `size` is the number of examples in every batch, if the function takes no other; see `batch_size`.
+    """
     import tensorflow as tf
 
-    batches = []
-    for first in range(0, max(1, len(tf.nest.flatten(inputs)[0])), _BATCH):
-        batch = tf.nest.map_structure(lambda array, at=first: array[at : at + _BATCH], inputs)
-        batches.append(_arrays(function(batch, **settings)))
+    batches, total, step = [], len(tf.nest.flatten(inputs)[0]), size or _BATCH
+    for first in range(0, max(1, total), step):
+        batch = tf.nest.map_structure(lambda array, at=first: filled(array[at : at + step], size), inputs)
+        found = _arrays(function(batch, **settings))
+        batches.append([array[: total - first] for array in found] if size else found)
     return [np.concatenate(parts) for parts in zip(*batches, strict=True)]
+
+
+def batch_size(model: Any) -> int | None:
+    """Return the number of examples that a model is built for, or None if it takes any number."""
+    inputs = getattr(model, "inputs", None)
+    return inputs[0].shape[0] if inputs else None
+
+
+def filled(batch: Any, size: int | None) -> Any:
+    """Repeat the last example of a batch until there are `size`, if that is a number."""
+    if size is None or not 0 < len(batch) < size:
+        return batch
+    array = np.asarray(batch)
+    return np.concatenate([array, np.repeat(array[-1:], size - len(array), axis=0)])
 
 
 def comparable(outputs: Any, of: str = "the model") -> list[np.ndarray]:

@@ -1,5 +1,6 @@
 """The ``[model]`` section of an experiment."""
 
+import re
 from typing import Annotated
 
 from lottery.models import networks
@@ -7,7 +8,7 @@ from lottery.settings import Section, is_given, one_of
 
 
 def _is_known(name: str) -> bool:
-    return is_given(name) or ":" in name or networks.is_built_in(name)
+    return is_given(name) or bool(re.fullmatch(r"[\w.]+:\w+", name)) or networks.is_built_in(name)
 
 
 class Model(Section):

@@ -3,14 +3,16 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lottery import config, progress, weights
 from lottery.errors import LotteryError, unknown
 from lottery.executors.scheduler import Task
-from lottery.pipeline import dispatch, preparing
+from lottery.models import networks
+from lottery.pipeline import dispatch, identity, preparing
+from lottery.pipeline import rounds as rounds_module
 from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.preparing import Ingredients, Prepared
 from lottery.pruning import branches
@@ -49,6 +51,8 @@ def branch(
         prepared, num_threads, _ = preparing.open_run(stack, path, experiment, ingredients, transfer=other)
         if transfers and places:
             _check_fit(store.StoredRound(path, places[0][0], 0), prepared)
+            for note in _compared(path, experiment, prepared, ingredients):
+                report(progress.Note(note))
         label = _label(name, overrides, prepared if transfers else None)
         networks = [(*place, label) for place in places]
         missing = [network for network in networks if not store.is_stored(path, *network)]
@@ -56,6 +60,14 @@ def branch(
             record = store.read_record(store.round_path(path, *network))
             if transfers and record["data_sha256"] != prepared.data.fingerprint:
                 raise LotteryError(f"The stored branch {label} was trained on other data with the same name.")
+        if name not in branches.BRANCHES:
+            training = rounds_module.Training(path, prepared, report)
+            for network in (one for one in networks if one not in missing):
+                if not rounds_module.is_made_by(training, network, function):
+                    raise LotteryError(
+                        f"branch: another function called {name!r} made the branch of round {network[1]} of replicate "
+                        f"{network[0]}; rename the function."
+                    )
         if not missing:
             report(progress.Note(f"All {len(networks)} branches {label} of {path} are complete."))
         if execution.tensorboard:
@@ -115,6 +127,21 @@ def _label(name: str, overrides: Mapping[str, Any], prepared: Prepared | None) -
         return label
     what = json.dumps([overrides, prepared.data.fingerprint], sort_keys=True)
     return f"{label}-{hashlib.sha256(what.encode()).hexdigest()[:6]}"
+
+
+def _compared(path: Path, experiment: config.Experiment, prepared: Prepared, ingredients: Ingredients) -> Iterator[str]:
+    """Raise `LotteryError` if a transfer has another model than its run; yield why they cannot be compared, if so."""
+    now, wanted = prepared.experiment, experiment.model
+    if ingredients.model is None and networks.is_built_in(now.model.name) and now.model == wanted:
+        return
+    if now.train != experiment.train:  # the optimiser is a part of a training step
+        now = preparing.prepare(now.model_copy(update={"train": experiment.train}), ingredients).experiment
+    if now.model == wanted:
+        return
+    why = identity.incomparable(path, prepared.observe)
+    if not why:
+        raise LotteryError(f"The model or a function differs from that of {str(path)!r}.")
+    yield f"The model was not compared with that of {path}: {why}."
 
 
 def _check_fit(dense: store.StoredRound, prepared: Prepared) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 import loky
 
-from lottery import config, progress, stopping, weights
+from lottery import config, progress, randomness, stopping, weights
 from lottery.analysis import costs
 from lottery.errors import LotteryError
 from lottery.executors import cluster, processes, scheduler
 from lottery.executors.scheduler import Task
 from lottery.models import multiply_adds
-from lottery.pipeline import environment, rounds, shared_prefix
+from lottery.pipeline import environment, identity, rounds, shared_prefix
 from lottery.pipeline.preparing import Ingredients, Prepared, prepare
 from lottery.pruning import branches
 from lottery.runs import store
@@ -43,12 +43,13 @@ class Execution:
 
     @contextlib.contextmanager
     def started(self) -> Iterator[tuple[progress.Report, stopping.Asked]]:
-        """Check the workers; show progress and heed signals where the caller does not."""
+        """Check the workers, show progress and heed signals where the caller does not, and put global seeds back."""
         if isinstance(self.workers, cluster.Ray):
             self.workers.check()
         elif self.workers is not None and self.workers < 1:
             raise LotteryError(f"workers: received {self.workers}, allowed is 1 or more.")
         with contextlib.ExitStack() as stack:
+            stack.enter_context(randomness.put_back())
             report = self.report or stack.enter_context(progress.shown())
             yield report, self.asked or stack.enter_context(stopping.asked())
 
@@ -165,13 +166,17 @@ def trainer(recipes: Mapping[Path, Recipe], report: progress.Report, asked: stop
 def _prepared(recipe: Recipe, replicate: int) -> Prepared:
     """Prepare a run again, and check that everything is what it was when the run began."""
     prepared = prepare(recipe.experiment, recipe.ingredients, replicate)
-    if prepared.data.fingerprint != recipe.data_sha256 or prepared.experiment != recipe.experiment:
+    try:
+        if prepared.data.fingerprint != recipe.data_sha256:
+            raise LotteryError("The data differ.")
+        identity.agreed(recipe.path, recipe.experiment, prepared.experiment, prepared.observe)
+    except LotteryError:
         where = f" on {platform.node()}" if recipe.away else ""
         raise LotteryError(
             f"The data, the model or the criterion{where} differ from those of {str(recipe.path)!r}; restore "
             "them, or start a new run."
-        )
-    return prepared
+        ) from None
+    return dataclasses.replace(prepared, experiment=recipe.experiment)
 
 
 def _num_workers(

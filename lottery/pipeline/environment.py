@@ -67,6 +67,7 @@ def threads_of_like_runs(out: str | Path, experiment: config.Experiment) -> int:
     to compute. So runs are compared without the values that the model and data decide.
     """
     by_model_and_data = {"data": True, "model": {"fingerprint", "name"}, "train": {"optimizer", "learning_rate"}}
+    by_model_and_data |= {"prune": {"fingerprint"}, "run": {"fingerprint"}}
     wanted = experiment.model_dump(exclude=by_model_and_data)
     for path in store.runs(out):
         try:
@@ -94,13 +95,15 @@ def check_devices(run: Path, model: Any) -> None:
         )
 
 
-def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | Streams, num_threads: int) -> list[str]:
+def record(
+    run: Path,
+    experiment: config.Experiment,
+    model: Any,
+    data: Splits | Streams,
+    num_threads: int,
+    observed: Mapping[str, Any],
+) -> list[str]:
     """Write ``environment.json``, or compare with it, and return sentences that a person should read."""
-    if stored := store.read_environment(run):
-        check_data(run, data.fingerprint)
-        check_devices(run, model)
-        notes = [f"The run started with {other}, so bits may differ." for other in differences(stored)]
-        return ["This run was started before; it resumes where it stopped.", *notes]
     scaling = None  # of inputs that are used as they are
     if isinstance(data, Splits) and data.train.x.dtype == np.uint8:
         scaling = {
@@ -108,6 +111,16 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
             "deviation": data.standard_deviation.tolist(),
             "unit_norm": data.unit_norm,
         }
+    if stored := store.read_environment(run):
+        check_data(run, data.fingerprint)
+        if (stored.get("scaling") is None) != (scaling is None):
+            raise LotteryError(
+                "An earlier version of lottery scaled the inputs of this run as pixels, which its model takes as whole "
+                "numbers; start a new run."
+            )
+        check_devices(run, model)
+        notes = [f"The run started with {other}, so bits may differ." for other in differences(stored)]
+        return ["This run was started before; it resumes where it stopped.", *notes]
     name = experiment.model.name if networks.is_built_in(experiment.model.name) else None
     now = {
         "digest": config.digest(experiment),
@@ -121,6 +134,7 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
         "architecture": architecture.describe(model, name),
         "not_pruned": weights.unprunable(model),
         "uses": multiply_adds.per_entry(model),
+        **({"observed": observed} if observed else {}),
     }
     store.write_record(run / "environment.json", now)
     return []
@@ -128,8 +142,16 @@ def record(run: Path, experiment: config.Experiment, model: Any, data: Splits | 
 
 def differences(stored: Mapping[str, Any]) -> list[str]:
     """Describe what this process has that a recorded environment has not: versions and the processor."""
-    now = _versions()
-    return [f"another {key} ({stored[key]}; now {now[key]})" for key in changed(stored)]
+    now, found = _versions(), []
+    for key in changed(stored):
+        single = isinstance(now[key], str)
+        before, after = ({key: stored[key]}, {key: now[key]}) if single else (stored[key], now[key])
+        found += [
+            f"another {name} ({before.get(name, 'none')}; now {after.get(name, 'none')})"
+            for name in {**before, **after}
+            if before.get(name) != after.get(name)
+        ]
+    return found
 
 
 def changed(stored: Mapping[str, Any]) -> list[str]:

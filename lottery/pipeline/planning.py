@@ -11,17 +11,20 @@ from lottery.models import networks
 from lottery.pipeline import preparing, presets
 from lottery.pruning import plan
 from lottery.pruning.allocation import Shapes
-from lottery.runs import intervals, results, store, verdicts
+from lottery.runs import intervals, measure, results, store, verdicts
 from lottery.runs.verdicts import Table
 
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
-def shapes_of(experiment: config.Experiment) -> Shapes:
-    """Return the shapes of the prunable weights. Data are read only where they alone tell the shape of an example."""
+def shapes_of(experiment: config.Experiment, import_code: bool = False) -> Shapes:
+    """Return the shapes of the prunable weights. Data are read only where they alone tell the shape of an example.
+
+    For `import_code`, see `lottery.models.networks.builder`.
+    """
     name, settings = experiment.model.name, experiment.data
     if not networks.is_built_in(name):
-        build = networks.builder(name, (), 0)
+        build = networks.builder(name, import_code=import_code)
     elif settings.name in presets.SHAPES and not settings.path:
         build = networks.builder(name, presets.SHAPES[settings.name], presets.NUM_CLASSES)
     else:
@@ -30,7 +33,7 @@ def shapes_of(experiment: config.Experiment) -> Shapes:
     return {key: value.shape for key, value in weights.read(preparing.build_model(build, 0)).items()}
 
 
-def rounds(experiment: config.Experiment, pilot: Path | None = None) -> Table:
+def rounds(experiment: config.Experiment, pilot: Path | None = None, import_code: bool = False) -> Table:
     """List round, density and kept entries of an experiment, from the shapes of a pilot run's weights if there is one.
 
     Raises `LotteryError` if some round would prune nothing, or the pilot has other weights than the experiment.
@@ -38,7 +41,7 @@ def rounds(experiment: config.Experiment, pilot: Path | None = None) -> Table:
     import pandas as pd
 
     if pilot is None:
-        shapes = shapes_of(experiment)
+        shapes = shapes_of(experiment, import_code)
     else:
         first = next(iter(store.rounds(pilot)), None)
         if first is None:
@@ -71,10 +74,11 @@ def needed(lines: Table, experiment: config.Experiment, rule: verdicts.Rule, pow
     Args:
         lines: The table of `rounds`.
         experiment: The experiment.
-        rule: Of the verdicts.
+        rule: Of the verdicts, with the pilot's measure.
         power: In (0, 1).
-        known: ``difference``, the true ticket − dense, None for the mean of the pilot; and ``std``, the standard
-            deviation of the differences between replicates, or ``pilot``, the run that estimates it.
+        known: ``difference``, the true ticket − dense (of losses as a fraction of the dense loss), None for the mean of
+            the pilot; and ``std``, the standard deviation of the differences between replicates, or ``pilot``, the run
+            that estimates it.
 
     Returns:
         The rows of pruned rounds, with ``difference``, ``std``, ``replicates``, for the round by itself, and
@@ -83,16 +87,17 @@ def needed(lines: Table, experiment: config.Experiment, rule: verdicts.Rule, pow
     """
     difference, std, pilot = known.get("difference"), known.get("std"), known.get("pilot")
     measured = {}
+    sign = -1 if rule.measure.is_loss else 1  # from a difference to a gain
     if pilot is not None:
-        found = verdicts.differences(results.table(pilot))
+        found = verdicts.differences(measure.scored(results.table(pilot), rule.measure), rule.measure.early_stop)
         measured = {line["round"]: line for line in found.to_dict("records")}
     num_rounds, added = experiment.prune.num_rounds, []
     for index in lines["round"][1:]:
         line = measured.get(index, {})
-        mean = line.get("mean", math.nan) if difference is None else difference
+        mean = line.get("mean", math.nan) if difference is None else sign * difference
         spread = std if std is not None else line.get("std", math.nan)
         num = None if std is not None else int(line.get("replicates", 0))
-        row: dict[str, float] = {"difference": mean, "std": spread}
+        row: dict[str, float] = {"difference": sign * mean, "std": spread}
         for key, error in {"replicates": 1, "for_all_rounds": num_rounds}.items():
             confidence, distance = 1 - (1 - rule.confidence) / error, mean + rule.tolerance
             can_tell = distance > 0 and spread == spread

@@ -1,26 +1,27 @@
 """Everything that is made once for a run, and checked before anything is written: data, model, trainer."""
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lottery import config, data, randomness, weights
+from lottery import config, data, masks, randomness, weights
 from lottery.data import Splits, Streams
-from lottery.enforcement import ENFORCEMENTS, Enforcement
+from lottery.enforcement import ENFORCEMENTS, Enforcement, wrappers
 from lottery.errors import LotteryError
-from lottery.models import fingerprint, networks
-from lottery.models.library import is_compiled, is_keras, keras_of
-from lottery.pipeline import environment
-from lottery.pruning import branches, criteria, plan, schedules
+from lottery.models import networks, optimizers
+from lottery.models.library import evaluating, is_compiled, is_keras, keras_of
+from lottery.pipeline import environment, identity
+from lottery.pruning import branches, criteria, plan, schedules, synflow
 from lottery.runs import store, two_way, verification
 from lottery.settings import COMPILED, GIVEN
 from lottery.training import compiling, mirrored, precision
-from lottery.training.loop import example_batch, scaler
+from lottery.training.loop import NUM_EXAMPLES, example_batch, scaler
 from lottery.training.settings import Train
 from lottery.training.trainer import Arrays, Trainer, accuracy_among
 
@@ -36,6 +37,12 @@ class Ingredients:
     criterion: criteria.Criterion | None = None
     schedule: schedules.Schedule | None = None
     enforcement: Enforcement | None = None
+    import_code: bool = False  # import the module of a network that the experiment names as "package.module:function"
+
+    def are_observed(self, experiment: config.Experiment) -> bool:
+        """Check if what these objects compute, and not only the values of the experiment, makes a run what it is."""
+        own = any(one is not None for one in (self.model, self.criterion, self.enforcement))
+        return own or not networks.is_built_in(experiment.model.name)
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,9 @@ class Prepared:
     trainer: Trainer
     criterion: criteria.Criterion
     notes: tuple[str, ...]  # sentences that a person should read
+    # Observes the caller's model and functions: ``reported``, numbers that are the same on other machines but for
+    # rounding, and ``example``, the types and shapes that they were observed on; empty without objects of the caller's.
+    observe: Callable[[], dict[str, Any]] = dict
     # By replicate, every variable at step 0, where it is drawn already.
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
@@ -81,10 +91,10 @@ def open_run(
         return prepared, num_threads, []
     if not existed:
         stack.enter_context(store.opened(path, experiment))
-    notes = environment.record(path, experiment, prepared.trainer.model, prepared.data, num_threads)
-    if config.digest(prepared.experiment) != config.digest(experiment):
-        raise LotteryError(f"The model or a function differs from that of {str(path)!r}.")
-    return prepared, num_threads, [*prepared.notes, *notes]
+    observed = {} if store.read_environment(path) else prepared.observe()
+    notes = environment.record(path, experiment, prepared.trainer.model, prepared.data, num_threads, observed)
+    notes += identity.agreed(path, experiment, prepared.experiment, prepared.observe)
+    return replace(prepared, experiment=experiment), num_threads, [*prepared.notes, *notes]
 
 
 def check_complete(path: Path, experiment: config.Experiment) -> None:
@@ -98,7 +108,8 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredient
     """Load the data, build and compile the model, and check that everything fits together.
 
     A model of the caller's own is built twice: for the trainer, and with the initial weights of the replicate that is
-    trained first, which shows that the function builds new layers each time.
+    trained first, which shows that the function builds new layers each time. A function as criterion is called on three
+    more, and a model that is mirrored on devices is observed on one more.
     """
     mode = experiment.run.enforcement
     if experiment.run.strategy != "none" and mode in ("reparameterization", "tfmot"):
@@ -106,32 +117,37 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredient
         raise LotteryError(f'run.enforcement: received "{mode}", allowed {allowed}.')
     with mirrored.scope(mirrored.strategy_for(experiment.run.strategy)):
         prepared = _prepared(with_functions(experiment, ingredients), ingredients)
+    if ingredients.are_observed(experiment):
+        with randomness.put_back():
+            prepared = _identified(prepared, ingredients)
     if ingredients.model is None and networks.is_built_in(experiment.model.name):
         return prepared
     drawn = build_model(prepared.build, _initial_seed(experiment, replicate))
     if {id(one) for one in drawn.variables} & {id(one) for one in prepared.trainer.model.variables}:
         raise LotteryError("model: the function uses the same model or layers twice; it must build new ones each time.")
     prepared.initial[replicate] = weights.read_state(drawn)
+    other = weights.read(prepared.trainer.model)
     for name in experiment.run.controls:
         if "start weights" in branches.BRANCHES[name].needs_model:
-            check_drawn_anew(prepared.initial[replicate], weights.read(prepared.trainer.model), name)
-    return prepared
+            check_drawn_anew(prepared.initial[replicate], other, name)
+    notes = _notes_on_start(prepared.initial[replicate], other, experiment.run.num_replicates)
+    return replace(prepared, notes=(*prepared.notes, *notes))
 
 
 def with_functions(experiment: config.Experiment, ingredients: Ingredients) -> config.Experiment:
-    """Write into an experiment which functions the caller passes: fingerprints, and the densities of a schedule."""
+    """Write into an experiment which functions the caller passes, and the densities of a schedule."""
     tables = experiment.model_dump(exclude_unset=True)  # what a caller has set is not what has a default
     for section, key in ("prune", "criterion"), ("run", "enforcement"):
-        if (function := getattr(ingredients, key)) is not None:
-            known = {key: GIVEN, "fingerprint": fingerprint.of_function(function)}
-            tables[section] = tables.get(section, {}) | known
+        if getattr(ingredients, key) is not None:
+            tables[section] = tables.get(section, {}) | {key: GIVEN}
         elif getattr(getattr(experiment, section), key) == GIVEN:
             raise LotteryError(
                 f'{section}.{key} = "given" stands for a function passed to lottery.run(..., {key}=...); pass it '
                 "again, in Python."
             )
     if ingredients.schedule is not None and experiment.prune.num_rounds:
-        densities = [float(ingredients.schedule(index)) for index in range(1, experiment.prune.num_rounds + 1)]
+        with evaluating("schedule: the function cannot give the densities"):
+            densities = [float(ingredients.schedule(index)) for index in range(1, experiment.prune.num_rounds + 1)]
         own = {key: value for key, value in tables.get("prune", {}).items() if key not in OF_RATES}
         tables["prune"] = own | {"schedule": GIVEN, "densities": densities, "num_rounds": len(densities)}
     return config.validated(tables)
@@ -141,14 +157,19 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     model, passed = ingredients.model, ingredients.data
     loaded = data.load(experiment.data) if passed is None else data.given(passed, experiment.data)
     own_model = model is not None or not networks.is_built_in(experiment.model.name)
-    build = precision.building(model or _builder(experiment, loaded), experiment.train.precision)
+    build = precision.building(
+        model or _builder(experiment, loaded, ingredients.import_code), experiment.train.precision
+    )
     built = build_model(build, _initial_seed(experiment, 0))
+    wrappers.refuse_wrapped(built)
+    if own_model and isinstance(loaded, Splits) and loaded.train.x.dtype == np.uint8:
+        probe = loaded.train.x[: compiling.fixed_batch(built) or NUM_EXAMPLES]
+        loaded = data.as_integers(loaded) if compiling.reads_integers(built, probe) else loaded
     tables = experiment.model_dump()
     if passed is not None:
         validation = len(loaded.validation) if isinstance(loaded, Splits) else experiment.data.validation
         tables["data"] |= {"name": GIVEN, "fingerprint": loaded.fingerprint, "validation": validation}
     if own_model:
-        tables["model"]["fingerprint"] = fingerprint.of_model(built)
         tables["model"]["name"] = GIVEN if model is not None else experiment.model.name
         tables["train"] |= _compiled_with(built, experiment.train)
     experiment = config.validated(tables)
@@ -157,17 +178,28 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     if strategy is not None and experiment.run.strategy == "none":
         why = "The model is made under a strategy of its own"
         raise LotteryError(f'{why}; leave it out, and set run.strategy = "mirrored".')
-    inputs, schedule_step = example_batch(loaded)[0], compiling.step_variable()
+    if isinstance(loaded, Splits):
+        scored = experiment.prune.num_examples if experiment.prune.criterion in criteria.NEEDS_NETWORK else None
+        compiling.check_batches(built, loaded, experiment.train.batch_size, scored)
+    inputs, schedule_step = example_batch(loaded, built)[0], compiling.step_variable()
     compiling.compile_model(built, experiment.train, inputs, schedule_step)
     if isinstance(loaded, Splits):
         compiling.check_data(built, loaded, experiment.train.batch_size, inputs)
     plan.check_rounds(experiment.prune, {name: value.shape for name, value in weights.read(built).items()})
+    if experiment.prune.criterion == "synflow" and own_model:
+        synflow.check_inputs(built, inputs)
     enforce = ingredients.enforcement or ENFORCEMENTS[experiment.run.enforcement]
+    if experiment.run.enforcement == "reparameterization":  # it refuses some layers
+        with enforce(built, masks.ones_like(weights.read(built))):
+            pass
     trainer = Trainer(built, loaded, experiment.train, enforce, schedule_step, experiment.data.augment)
     # Everybody expects vectors to stay (biases, statistics, seeds); a tensor that stays is worth a line.
     skipped, variables = weights.unprunable(built).items(), weights.variables(built)
     unexpected = [(name, why) for name, why in skipped if len(variables[name].shape) > 1 and why != "a bias"]
     notes = [*getattr(loaded, "notes", ()), *(f"{name} is not pruned: {why}." for name, why in unexpected)]
+    if own_model and model is None:
+        module = experiment.model.name.partition(":")[0]
+        notes.insert(0, f"{experiment.model.name} is imported from {networks.module_file(module)}.")
     if unrepeatable := trainer.loop.examined.unrepeatable:
         notes.append(
             f"The model draws random numbers by {', '.join(unrepeatable)}, which nothing can restore: "
@@ -181,8 +213,29 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     return Prepared(experiment, build, loaded, trainer, criterion, tuple(notes))
 
 
-def too_fine(prepared: Prepared, tolerance: float) -> list[str]:
-    """Warn if a tolerance, in [0, 1], is finer than one test example. Of a stream the number of examples is unknown."""
+def _identified(prepared: Prepared, ingredients: Ingredients) -> Prepared:
+    """Complete an experiment with digests of what the caller's model and functions compute; see `identity`."""
+    experiment, example = prepared.experiment, example_batch(prepared.data, prepared.trainer.model)
+    model, examined, opaque, numbers = prepared.trainer.model, prepared.trainer.loop.examined, False, []
+    tables = experiment.model_dump()
+    if mirrored.strategy_of(model) is not None:  # its steps have parts for each device
+        model = build_model(prepared.build, _initial_seed(experiment, 0))
+        compiling.compile_model(model, experiment.train, example[0], compiling.step_variable())
+        examined = compiling.examine(model, example)
+    if ingredients.model is not None or not networks.is_built_in(experiment.model.name):
+        tables["model"]["fingerprint"], opaque = identity.of_model(model, examined, example)
+    if ingredients.enforcement is not None:
+        tables["run"]["fingerprint"] = identity.of_enforcement(model, ingredients.enforcement, example)
+    if ingredients.criterion is not None:
+        network = functools.partial(scoring_network, prepared, 0)
+        tables["prune"]["fingerprint"], numbers = identity.of_criterion(experiment, ingredients.criterion, network)
+
+    observe = functools.cache(functools.partial(identity.observed, examined, example, opaque, numbers))
+    return replace(prepared, experiment=config.validated(tables), observe=observe)
+
+
+def too_fine(prepared: Prepared, tolerance: float | None) -> list[str]:
+    """Warn if a tolerance of accuracy is finer than one test example. Of a stream the number of examples is unknown."""
     model, test_logs = prepared.trainer.model, prepared.trainer.loop.examined.test_logs
     measured = accuracy_among(test_logs or tuple(model.get_metrics_result()))
     num = len(prepared.data.test) if measured and isinstance(prepared.data, Splits) else 0
@@ -196,6 +249,11 @@ def build_model(build: Callable[[], Any], seed: int) -> Any:
     if hasattr(build, "trainable_variables"):
         raise LotteryError(
             "model: received a model, allowed is a function that builds a new one each time it is called."
+        )
+    if not callable(build):
+        raise LotteryError(
+            f"model: received {type(build).__name__}, allowed is a function without arguments that builds a Keras "
+            'model; a network by name belongs in the experiment: {"model": {"name": "lenet_300_100"}}.'
         )
     keras.utils.set_random_seed(seed)
     is_seeded = "tf_keras" in sys.modules  # it takes long to import, and few models need it
@@ -236,6 +294,22 @@ def check_drawn_anew(drawn: Arrays, before: Arrays, branch: str) -> None:
         )
 
 
+def _notes_on_start(drawn: Arrays, before: Arrays, num_replicates: int) -> list[str]:
+    """Say which initial weights, from two seeds, are the same, as those of a pretrained model are."""
+    same = [name for name in before if np.array_equal(drawn[name], before[name])]
+    if len(same) == len(before):
+        return [
+            "The model is built with the same initial weights each time, so the replicates differ only in the order of "
+            "the batches, and their spread says nothing about other initial weights."
+        ][: num_replicates - 1]
+    if not same:
+        return []
+    return [
+        f"The model is built with the same initial values of {', '.join(same)} each time; random_reinit leaves them as "
+        "they are, and draws the others anew."
+    ]
+
+
 def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
     """Make a network without enforcement, and a batch of the replicate's, for criteria that need the network.
 
@@ -246,7 +320,7 @@ def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
     words = (experiment.run.seed, replicate, randomness.SCORES)
     with precision.left_aside():  # gradients in half precision would be zero where they are small
         model = build_model(prepared.build, _initial_seed(experiment, replicate))
-    compiling.compile_model(model, experiment.train, example_batch(data)[0])
+    compiling.compile_model(model, experiment.train, example_batch(data, model)[0])
     if isinstance(data, Splits):
         wanted = min(experiment.prune.num_examples, len(data.train))
         (in_order,) = randomness.batches(len(data.train), len(data.train), words)(1)
@@ -319,11 +393,10 @@ def _compiled_with(model: Any, settings: Train) -> Mapping[str, Any]:
             f"The model is compiled already, so train.{' and train.'.join(sorted(own))} cannot be set; leave it out, "
             "or set it where you compile the model."
         )
-    rate = model.optimizer.learning_rate
-    return {"optimizer": COMPILED, "learning_rate": float(np.asarray(rate(0) if callable(rate) else rate))}
+    return {"optimizer": COMPILED, "learning_rate": optimizers.learning_rate(model)}
 
 
-def _builder(experiment: config.Experiment, loaded: Splits | Streams) -> Callable[[], Any]:
+def _builder(experiment: config.Experiment, loaded: Splits | Streams, import_code: bool) -> Callable[[], Any]:
     name = experiment.model.name
     if name == GIVEN:
         raise LotteryError(
@@ -331,7 +404,7 @@ def _builder(experiment: config.Experiment, loaded: Splits | Streams) -> Callabl
             "Python."
         )
     if not networks.is_built_in(name):
-        return networks.builder(name, (), 0)
+        return networks.builder(name, import_code=import_code)
     # tfmot holds masks in tf_keras models only.
     library = "tf_keras" if experiment.run.enforcement == "tfmot" else "keras"
     if isinstance(loaded, Streams):

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from lottery import config, files, weights
+from lottery import config, randomness, weights
 from lottery.analysis import connectivity_files
 from lottery.data import Splits
 from lottery.errors import LotteryError
-from lottery.pipeline import environment, preparing, rounds
+from lottery.pipeline import environment, identity, preparing, rounds
 from lottery.pipeline.preparing import Ingredients, Prepared
 from lottery.pruning import branches
 from lottery.runs import store
@@ -65,12 +65,14 @@ def opened(
         raise LotteryError(f"No round of {str(run)!r} is complete yet.")
     with contextlib.suppress(LotteryError):  # TensorFlow has started with another number
         environment.use_threads(recorded["num_threads"])
-    prepared = preparing.prepare(_of_names(experiment), ingredients)
-    with contextlib.closing(prepared.trainer):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(randomness.put_back())
+        prepared = preparing.prepare(_of_names(experiment), ingredients)
+        stack.callback(prepared.trainer.close)
         environment.check_data(run, prepared.data.fingerprint)
-        if prepared.experiment.model != experiment.model:
-            raise LotteryError(f"The model differs from that of {str(run)!r}.")
-        one = _Recomputing(run, ingredients, report, prepared, _elsewhere(recorded))
+        wanted = prepared.experiment.model_copy(update={"model": experiment.model})
+        notes = identity.agreed(run, wanted, prepared.experiment, prepared.observe)
+        one = _Recomputing(run, ingredients, report, prepared, _elsewhere(recorded), notes)
         rule = "the same number of examples had to be right"
         if one.elsewhere:
             why = f"this machine has {' and '.join(one.elsewhere)}"
@@ -168,7 +170,7 @@ class _Recomputing:
     def _draws_the_same(self, replicate: int) -> bool:
         if replicate not in self._same_initial:
             drawn = preparing.initial_state(self.prepared, replicate)
-            initial = files.read_arrays(store.start_path(self.run, replicate))
+            initial = store.read_start(self.run, replicate)
             self._same_initial[replicate] = weights.fingerprint(drawn) == weights.fingerprint(initial)
         return self._same_initial[replicate]
 

@@ -1,5 +1,6 @@
 """The algorithm, train, prune, rewind and again; and the branches from its rounds."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -113,6 +114,25 @@ def train_branch(
     about = {"control": branch.__name__, "first_step": first, "last_step": last}
     details = {**about, "thresholds": dict.fromkeys(chosen.kept), **(details or {})}
     store_network(training, network, chosen.kept, trained, details)
+
+
+def is_made_by(training: Training, network: Network, branch: branches.BranchFunction) -> bool:
+    """Check if a stored branch has the masks, the start and the steps that a function gives now."""
+
+    def another_training() -> branches.BranchStart:
+        raise _Enough
+
+    ticket = dataclasses.replace(_stored_ticket(training, network), drawn_early=another_training)
+    try:
+        chosen = branch(ticket)
+    except _Enough:  # nobody can tell without training again
+        return True
+    _check_start(training, network[2], chosen)
+    stored = store.StoredRound(training.path, *network)
+    begun = weights.fingerprint(masks.apply(chosen.start, chosen.kept))
+    same_masks = all(np.array_equal(mask, stored.masks[name]) for name, mask in chosen.kept.items())
+    steps = (stored.record["first_step"], stored.record["last_step"])
+    return same_masks and begun == stored.record["start_sha256"] and steps == (chosen.first_step, chosen.last_step)
 
 
 def train_network(

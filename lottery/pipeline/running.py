@@ -1,17 +1,17 @@
 """An experiment from its file to its last round: new, resumed, or found complete."""
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lottery import config, formatting, progress
 from lottery.executors.scheduler import Task
-from lottery.models import networks
-from lottery.pipeline import dispatch, environment, preparing
+from lottery.pipeline import dispatch, environment, identity, preparing
 from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.preparing import Ingredients
-from lottery.runs import store, tensorboard, verdicts
+from lottery.runs import store, tensorboard
 
 
 def run(
@@ -20,7 +20,7 @@ def run(
     ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
     out: str | Path = "runs",
     execution: Execution = Execution(),  # noqa: B008 (frozen)
-    tolerance: float = verdicts.TOLERANCE,
+    tolerance: float | None = None,
 ) -> Path:
     """Run an experiment, resume it, or find it complete, and return its folder; see `lottery.run`.
 
@@ -30,13 +30,15 @@ def run(
     experiment = config.load({} if source is None and own else source, overrides)
     experiment = preparing.with_functions(experiment, ingredients)
     with execution.started() as (report, asked), contextlib.ExitStack() as stack:
-        prepared = None
-        if own or not networks.is_built_in(experiment.model.name):
-            # The model and data passed are part of the experiment, so they decide the name of the run's folder.
+        prepared, path = None, store.run_path(out, experiment)
+        if own or ingredients.are_observed(experiment):
+            # The objects passed are part of the experiment, so they decide the name of the run's folder.
             environment.begin_threads(experiment, environment.threads_of_like_runs(out, experiment))
             prepared = preparing.prepare(experiment, ingredients)
-            experiment = prepared.experiment
-        path = store.run_path(out, experiment)
+            path, experiment, compared = identity.located(out, prepared.experiment, prepared.observe)
+            prepared = dataclasses.replace(prepared, experiment=experiment)
+            for note in compared:
+                report(progress.Note(note))
         if store.is_complete(path, experiment):
             preparing.check_complete(path, experiment)
             if execution.tensorboard:  # it was killed after its last round, or run without

@@ -11,10 +11,11 @@ from typing import Any
 from lottery import config, progress, stopping
 from lottery.errors import LotteryError
 from lottery.models import networks
-from lottery.pipeline import dispatch, environment, preparing, presets, running, shared_prefix
+from lottery.pipeline import dispatch, environment, identity, preparing, presets, running, shared_prefix
 from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.preparing import Ingredients
 from lottery.runs import results, store, tensorboard, verdicts
+from lottery.runs.measure import measure_of
 
 # Keys that a grid may not change: each value would be another sweep.
 FIXED = ("sweep", "run.num_threads")
@@ -70,15 +71,22 @@ def sweep(
     overrides: Mapping[str, Any] | None = None,
     out: str | Path = "runs",
     execution: Execution = Execution(),  # noqa: B008 (frozen)
-    tolerance: float = verdicts.TOLERANCE,
+    tolerance: float | None = None,
+    import_code: bool = False,
 ) -> list[Path]:
     """Run a grid of experiments, resume it, or find it complete, and return its runs' folders; see `lottery.sweep`.
 
-    A test set that cannot resolve `tolerance` is reported before training.
+    A test set that cannot resolve `tolerance` is reported before training. For `import_code`, see
+    `lottery.models.networks.builder`.
     """
-    found, warned = points(source, overrides), set()
+    found, warned, ingredients = points(source, overrides), set(), Ingredients(import_code=import_code)
     with execution.started() as (report, asked), contextlib.ExitStack() as stack:
-        experiments = {store.run_path(out, one): one for one in map(_completed, (point.settings for point in found))}
+        experiments: dict[Path, config.Experiment] = {}
+        for point in found:
+            path, experiment, compared = _completed(out, point.settings, ingredients)
+            experiments[path] = experiment
+            for note in compared:
+                report(progress.Note(note))
         recorded = (store.read_environment(path).get("num_threads", 0) for path in experiments)
         num_threads = next(filter(None, recorded), 0)  # all with as many as one that began before
         for number, (path, experiment) in enumerate(experiments.items(), start=1):
@@ -88,7 +96,7 @@ def sweep(
                 stack.enter_context(store.opened(path, experiment))
                 preparing.check_complete(path, experiment)
             else:
-                prepared, _, notes = preparing.open_run(stack, path, experiment, Ingredients(), num_threads)
+                prepared, _, notes = preparing.open_run(stack, path, experiment, ingredients, num_threads)
                 for note in notes:
                     report(progress.Note(f"{path}: {note}"))
                 for note in {*preparing.too_fine(prepared, tolerance)} - warned:  # once for all that share the data
@@ -103,7 +111,7 @@ def sweep(
         for path, experiment in experiments.items():
             threads, digest = (store.read_environment(path)[key] for key in ("num_threads", "data_sha256"))
             options = {"every": execution.checkpoint_every, "states": states.get(path, ())}
-            recipes[path] = Recipe(path, experiment, threads, digest, **options)
+            recipes[path] = Recipe(path, experiment, threads, digest, ingredients, **options)
         shared = f"; {len(copies)} more are the same as one of these" if copies else ""
         size = f"{len(tasks) - len(copies)} networks are to be trained{shared}"
         size = (
@@ -118,17 +126,18 @@ def sweep(
     return list(experiments)
 
 
-def table(runs: Sequence[Path], found: Sequence[Point], tolerance: float = verdicts.TOLERANCE) -> Any:
+def table(runs: Sequence[Path], found: Sequence[Point], tolerance: float | None = None) -> Any:
     """Make a data frame with a row for each experiment of a sweep.
 
     Args:
         runs, found: The results of `sweep` and of `points`.
-        tolerance: Accuracy that a matching ticket may lose, in [0, 1].
+        tolerance: What a matching ticket may lose; see `lottery.api.Run.verdict`.
 
     Returns:
         Columns: the keys of the grid; ``dense_accuracy``, the mean test accuracy of the dense networks at their
-        early-stop step; ``smallest_matching_density`` and ``smallest_matching_difference``, density and difference from
-        dense of the sparsest round whose tickets match it, None if none does; ``run``, the folder.
+        early-stop step, or ``dense_loss`` where no model measures accuracy; ``smallest_matching_density`` and
+        ``smallest_matching_difference``, density and difference from dense of the sparsest round whose tickets match
+        it, None if none does; ``run``, the folder.
     """
     import pandas as pd
 
@@ -140,8 +149,9 @@ def table(runs: Sequence[Path], found: Sequence[Point], tolerance: float = verdi
         values = {
             key: value if isinstance(value, str | int | float) else str(value) for key, value in point.values.items()
         }
+        measure = measure_of(stored)
         measured = {
-            "dense_accuracy": tickets[tickets["round"] == 0][verdicts.MEASURE].mean(),
+            f"dense_{measure.what}": tickets[tickets["round"] == 0][measure.early_stop].mean(),
             "smallest_matching_density": best.get("density"),
             "smallest_matching_difference": best.get("difference"),
         }
@@ -149,12 +159,15 @@ def table(runs: Sequence[Path], found: Sequence[Point], tolerance: float = verdi
     return pd.DataFrame(rows)
 
 
-def _completed(experiment: config.Experiment) -> config.Experiment:
-    """Complete an experiment with what a model of the user's decides."""
+def _completed(
+    out: str | Path, experiment: config.Experiment, ingredients: Ingredients
+) -> tuple[Path, config.Experiment, list[str]]:
+    """Complete an experiment with what a model of the user's decides; return its folder, and sentences to read."""
     if networks.is_built_in(experiment.model.name):
-        return experiment
+        return store.run_path(out, experiment), experiment, []
     environment.begin_threads(experiment)
-    return preparing.prepare(experiment).experiment
+    prepared = preparing.prepare(experiment, ingredients)
+    return identity.located(out, prepared.experiment, prepared.observe)
 
 
 def _written(settings: Mapping[Path, config.Experiment], report: progress.Report) -> progress.Report:

@@ -11,7 +11,7 @@ from lottery.pruning.criteria import CRITERIA
 from lottery.pruning.ranking import GLOBAL, SCOPES
 from lottery.pruning.rewinding import REWINDS
 from lottery.pruning.schedules import SCHEDULES, explicit
-from lottery.settings import GIVEN, Natural, Positive, Rate, RateOrZero, Section, is_given, one_of
+from lottery.settings import GIVEN, MOST_ROUNDS, Natural, Positive, Rate, RateOrZero, Section, is_given, one_of
 
 
 class Prune(Section):
@@ -23,7 +23,7 @@ class Prune(Section):
     schedule: Annotated[str, one_of("prune.schedule", SCHEDULES, also=is_given)] = "geometric"
     iterative: bool = True
     rate: Rate = 0.2
-    num_rounds: Natural = 20
+    num_rounds: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] = 20
     final_density: RateOrZero = 0.0
     rates: dict[str, RateOrZero] = Field(default={})
     densities: tuple[Rate, ...] = Field(default=(), strict=False)

@@ -32,7 +32,8 @@ def synaptic_flow(
     variables, and without a softmax or sigmoid at its end. Of n survivors that are ranked together, step k leaves
     round(n f^(k/K)), where f is the target density over the present one. A copy in double precision is evaluated, since
     R grows with the product of all widths. Arguments and errors are those of `criteria.synflow`; of `x` only shapes and
-    types matter, and `targets` take the place of density and scope.
+    types matter, and `targets` take the place of density and scope. A model that looks its input up in a table, as an
+    Embedding does, is refused: of the table only the entry of token 1 would have a score.
 
     Returns:
         Ranks as floats, by weight, of the masks' shapes, counted from 1 in each group in the order of pruning, and of
@@ -104,14 +105,19 @@ def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[s
         ones = tf.nest.map_structure(_ones, x)
         chosen = [variables[name] for name in names]
 
+        traced: list[Any] = []  # the inputs in the graph
+
         def flow() -> tuple[Any, Any, Any]:
+            traced[:] = [tf.identity(one) for one in tf.nest.flatten(ones)]
+            inputs = tf.nest.pack_sequence_as(ones, traced)
             with tf.GradientTape() as tape:
-                outputs = [tf.cast(output, tf.float64) for output in tf.nest.flatten(copy(ones, training=False))]
+                outputs = [tf.cast(output, tf.float64) for output in tf.nest.flatten(copy(inputs, training=False))]
                 total = tf.add_n([tf.reduce_sum(output) for output in outputs])
             return outputs, total, gradients.tensors(tape.gradient(total, chosen), chosen)
 
         copy(ones, training=False)
         evaluate = tf.function(flow, autograph=False).get_concrete_function()
+        _refuse_lookups(model, traced)
 
     def scores(masks: Masks) -> Scores:
         masked = {name: absolute[name] * masks[name] for name in names}
@@ -132,6 +138,52 @@ def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[s
         return gradients.finite(found, "SynFlow")
 
     return scores
+
+
+def check_inputs(model: Any, x: Any) -> None:
+    """Raise `LotteryError` if a model looks its inputs up, of which `x` is an example; `synaptic_flow` does too."""
+    import tensorflow as tf
+
+    specs = tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), x)
+    with evaluating(f"The model {model.name!r} cannot be called on its inputs"):
+        called = tf.function(lambda inputs: model(inputs, training=False), autograph=False).get_concrete_function(specs)
+    _refuse_lookups(model, called.inputs[: len(tf.nest.flatten(x))])
+
+
+def _refuse_lookups(model: Any, tensors: Sequence[Any]) -> None:
+    if any(_is_looked_up(one) for one in tensors):
+        raise LotteryError(
+            f"SynFlow: the model {model.name!r} looks its input up by whole numbers, as an Embedding does, so an input "
+            "of ones is the second entry of a table, and all other entries would score zero; use another criterion, "
+            'such as "magnitude" or "snip".'
+        )
+
+
+# Operations of a graph that move the numbers of an input, and those that look at its shape alone.
+_MOVING = {
+    "Cast", "ConcatV2", "ExpandDims", "Identity", "Pack", "Reshape", "Slice", "Split", "SplitV", "Squeeze",
+    "StridedSlice", "Transpose", "Unpack",
+}  # fmt: skip
+_OF_SHAPES = {"Rank", "Shape", "Size"}
+
+
+def _is_looked_up(tensor: Any) -> bool:
+    """Check if a graph takes a tensor for positions, in a table for instance, rather than for numbers."""
+    waiting, seen = [tensor], set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        for operation in value.consumers():
+            kinds = {
+                "float" if one.dtype.is_floating else "whole" for one in operation.outputs if not one.dtype.is_bool
+            }
+            if operation.type in _MOVING or (value.dtype.is_integer and kinds == {"whole"}):
+                waiting += operation.outputs if operation.type not in _OF_SHAPES else []
+            elif value.dtype.is_integer and "float" in kinds:
+                return True
+    return False
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ LEAVES_OUT = (
 
 MANY_POINTS = 5  # densities, of the paper's section 6
 DECLINE = 0.01  # of accuracy, which counts as a substantial loss
+LOSS_RISE = 0.1  # of the dense loss, likewise
 MAGNITUDES = ("magnitude", "large_final")  # criteria that prune weights by their size
 
 
@@ -68,16 +69,25 @@ def _points(one: Facts) -> tuple[bool, str]:
 
 def _extreme(one: Facts) -> tuple[bool, str]:
     if one.judged.empty:
-        return False, "no pruned network has an accuracy to compare with the dense network's"
+        return False, "no pruned network can be compared with the dense network"
     lowest = one.judged.loc[one.judged["density"].idxmin(), "mean"]
-    if lowest <= -DECLINE:
-        return True, f"{lowest:+.4f} at the smallest density"
-    return False, f"the smallest density costs less than {DECLINE:g} of accuracy: prune more rounds (prune.num_rounds)"
+    if one.measure.is_loss:
+        least, cost = LOSS_RISE, f"raises the loss by less than {100 * LOSS_RISE:g} %"
+    else:
+        least, cost = DECLINE, f"costs less than {DECLINE:g} of accuracy"
+    if lowest <= -least:
+        return True, f"{one.measure.difference(lowest)} at the smallest density"
+    return False, f"the smallest density {cost}: prune more rounds (prune.num_rounds)"
 
 
 def _accuracy(one: Facts) -> tuple[bool, str]:
-    known = bool(one.summary["accuracy_mean"].notna().all())
-    return known, "under Rounds, with its change" if known else "the model measures no accuracy"
+    known = bool(one.summary[f"{one.measure.what}_mean"].notna().all())
+    how = (
+        f"the {one.measure.name}, under Rounds, with its change"
+        if one.measure.is_loss
+        else "under Rounds, with its change"
+    )
+    return known, how if known else "the model measures no accuracy"
 
 
 def _seeds(one: Facts) -> tuple[bool, str]:
@@ -92,7 +102,7 @@ def _seeds(one: Facts) -> tuple[bool, str]:
 def _spread(one: Facts) -> tuple[bool, str]:
     if _replicates(one) < 2:
         return False, "one replicate of a round has no spread"
-    known = bool(one.own["early_stop_test_accuracy"].notna().all())
+    known = bool(one.own[one.measure.early_stop].notna().all())
     how = "mean, sample standard deviation and 95 % t interval, named wherever they are shown"
     return known, how if known else "the model measures no accuracy"
 

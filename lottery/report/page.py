@@ -22,7 +22,7 @@ _PARTS = {ending: Path(__file__).with_name(f"report.{ending}") for ending in ("h
 def write(
     runs: Sequence[str | Path],
     out: str | Path,
-    tolerance: float = verdicts.TOLERANCE,
+    tolerance: float | None = None,
     author: str = "",
     looks: int = 1,
 ) -> Path:
@@ -31,7 +31,7 @@ def write(
     Args:
         runs: The runs' folders.
         out: The file, ending in ``.html``; it is written whole or not at all.
-        tolerance: Accuracy that a matching ticket may lose, in [0, 1].
+        tolerance: What a matching ticket may lose; see `lottery.api.Run.verdict`.
         author: Who made the runs; the page names no author by default.
         looks: See `lottery.runs.verdicts.rule_for`.
 

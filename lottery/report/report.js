@@ -14,7 +14,7 @@ const shown = value => Math.abs(value) >= 1000 || Number.isInteger(value)
 // Tables: a button in each head sorts by its column, up, down, and as it was. Empty cells stay at the end.
 const valueOf = cell => {
   const text = cell.textContent.trim();
-  const number = Number(text.replace(/[,\s≥]/g, "").replace("−", "-"));
+  const number = Number(text.replace(/[,\s≥%]/g, "").replace("−", "-"));
   return text === "" ? null : Number.isNaN(number) ? text : number;
 };
 const compare = (one, other) => typeof one === typeof other

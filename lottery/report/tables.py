@@ -1,6 +1,7 @@
 """The tables of a page about runs, and the runs' data that they are made from."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
@@ -11,8 +12,9 @@ from lottery import config, plots
 from lottery.analysis import connectivity, costs
 from lottery.analysis.style import MOST
 from lottery.errors import LotteryError
-from lottery.formatting import duration, number, plain, signed
+from lottery.formatting import duration, number, plain
 from lottery.runs import comparison, published, results, store, tables, verdicts
+from lottery.runs.measure import Measure, measure_of, scored
 from lottery.runs.tables import Grid
 from lottery.runs.verdicts import Table
 
@@ -29,7 +31,7 @@ class Facts:
     experiment: config.Experiment
     environment: dict[str, Any]  # the content of environment.json
     rows: Table  # of `lottery.runs.results.table`
-    tolerance: float  # accuracy that a matching ticket may lose, in [0, 1]
+    tolerance: float | None  # the gain that a matching ticket may lack; None for that of the measure
     looks: int = 1  # how often the run is judged while replicates are added
     _read: dict[tuple[Any, ...], Table] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -41,7 +43,17 @@ class Facts:
     @cached_property
     def rule(self) -> verdicts.Rule:
         """What a ticket of the run must show; see `lottery.runs.verdicts.rule_for`."""
-        return verdicts.rule_for(self.experiment, self.tolerance, self.looks)
+        return verdicts.rule_for(self.experiment, self.tolerance, self.looks, self.measure)
+
+    @cached_property
+    def measure(self) -> Measure:
+        """What its tickets are compared by."""
+        return measure_of(self.rows)
+
+    @cached_property
+    def scores(self) -> Table:
+        """Its rows with scores in place of losses; see `lottery.runs.measure.scored`."""
+        return scored(self.rows, self.measure)
 
     @cached_property
     def judged(self) -> Table:
@@ -71,7 +83,7 @@ class Facts:
         return self.rows[~verdicts.transferred(self.rows)]
 
 
-def gathered(runs: list[Path], tolerance: float = verdicts.TOLERANCE, looks: int = 1) -> list[Facts]:
+def gathered(runs: list[Path], tolerance: float | None = None, looks: int = 1) -> list[Facts]:
     """Read each run once, in order; raise `LotteryError` if a folder is no run, or has no complete round."""
     facts = []
     for label, path in comparison.labelled(runs).items():
@@ -105,11 +117,11 @@ def key_facts(one: Facts) -> dict[str, str]:
     kinds = {verdicts.WINNING: "winning_p"} if one.rule.word == verdicts.WINNING else {}
     kinds |= {verdicts.MATCHING: "matching_p", "matching at the end": "final_p"}
     shown = {kind: verdicts.smallest_shown(one.judged, one.rule, p) for kind, p in kinds.items()}
-    by_mean = verdicts.smallest_matching(one.rows, one.tolerance)
+    by_mean = verdicts.smallest_matching(one.rows, one.rule.tolerance)
     tried = one.rows[one.rows["branch"] == store.TICKET]["density"].min()
-    accuracy = dense["accuracy_mean"].iloc[0] if len(dense) else None
+    value = dense[f"{one.measure.what}_mean"].iloc[0] if len(dense) else math.nan
     return {
-        "dense test accuracy": number(accuracy) or "not measured",
+        f"dense {one.measure.name}": one.measure.value(value) or "not measured",
         **{
             f"smallest density shown to be {kind}": f"{it['density']:.4f}" if it else "none"
             for kind, it in shown.items()
@@ -142,31 +154,29 @@ def rounds(one: Facts) -> Grid:
     judgements = {line["round"]: line for line in one.judged.to_dict("records")}
     costs_of = one.costs[one.costs["branch"] == store.TICKET].groupby("round")
     costs_of = costs_of[["compression", "parameter_compression", "multiply_adds", "speedup"]].mean()
-    lines = []
+    lines, measure, what = [], one.measure, one.measure.what
     for line in one.summary[one.summary["branch"] == store.TICKET].to_dict("records"):
         verdict, cost = judgements.get(line["round"]), costs_of.loc[line["round"]]
         lines.append({
             "round": str(line["round"]),
             "density": f"{line['density']:.4f}",
-            "test accuracy": number(line["accuracy_mean"]),
+            measure.name: measure.value(line[f"{what}_mean"]),
             "verdict": verdict["verdict"] if verdict else "",
-            "ticket − dense": signed(verdict["mean"]) if verdict else "",
-            "95 % from": end(verdict["low"]) if verdict else "",
-            "95 % to": end(verdict["high"]) if verdict else "",
+            "ticket − dense": measure.difference(verdict["mean"]) if verdict else "",
+            **dict(zip(("95 % from", "95 % to"), _interval(verdict, measure), strict=True)),
             "special": verdict["special"] if verdict else "",
             "n": str(line["replicates"]),
             "n needed": number(verdict["needed"], ",.0f") if verdict else "",
-            "standard deviation": number(line["accuracy_std"]),
+            "standard deviation": measure.deviation(line[f"{what}_std"]),
             "early stop (step)": f"{'≥ ' if line['censored'] else ''}{line['early_stop_step_mean']:,.0f}",
             "later than dense?": verdict["early_stop"] if verdict else "",
             "early stop − dense": number(verdict["step_mean"], "+,.0f") if verdict else "",
             "steps from": end(verdict["step_low"], "+,.0f") if verdict else "",
             "steps to": end(verdict["step_high"], "+,.0f") if verdict else "",
-            "accuracy at the end": number(line["final_accuracy_mean"]),
+            f"{what} at the end": measure.value(line[f"final_{what}_mean"]),
             "verdict at the end": verdict["final_verdict"] if verdict else "",
-            "ticket − dense at the end": number(verdict["final_mean"], "+.4f") if verdict else "",
-            "end from": end(verdict["final_low"]) if verdict else "",
-            "end to": end(verdict["final_high"]) if verdict else "",
+            "ticket − dense at the end": measure.difference(verdict["final_mean"]) if verdict else "",
+            **dict(zip(("end from", "end to"), _interval(verdict, measure, "final_"), strict=True)),
             "weights kept": f"{line['num_kept']:,.0f}",
             "compression (times)": f"{cost['compression']:,.1f}",
             "with all parameters": f"{cost['parameter_compression']:,.1f}",
@@ -174,10 +184,11 @@ def rounds(one: Facts) -> Grid:
             "speed-up (times)": number(cost["speedup"], ",.1f"),
         })  # fmt: skip
     found = _filled(lines)
+    unit = ", in per cent of the dense loss" if measure.is_loss else ""
     notes = [
-        "Test accuracy: at the early-stop step, the mean over n replicates, with their standard deviation. "
-        "Ticket − dense: paired by replicate, the mean and the ends of its t interval, for this round by itself. "
-        "Early stop − dense: the same of the early-stop steps."
+        f"{measure.name.capitalize()}: at the early-stop step, the mean over n replicates, with their standard "
+        f"deviation. Ticket − dense{unit}: paired by replicate, the mean and the ends of its t interval, for this "
+        "round by itself. Early stop − dense: the same of the early-stop steps."
     ]
     if one.summary["censored"].any():
         notes.append(
@@ -195,13 +206,15 @@ def rounds(one: Facts) -> Grid:
 def verdict_key(one: Facts) -> list[tuple[str, str]]:
     """Explain each verdict that the table of rounds has, in the order of its first appearance."""
     known = {*one.judged["verdict"], *one.judged["final_verdict"]}
-    interval, bound = f"{100 * one.rule.confidence:.4g} % interval of ticket − dense", f"−{one.tolerance:g}"
+    interval = f"{100 * one.rule.confidence:.4g} % interval of ticket − dense"
+    side, bound = one.measure.bound(one.rule.tolerance).replace("-", "−").split(" ", 1)
+    other = "below" if side == "above" else "above"
     needed = one.judged["needed"].notna().any()
     texts = {
         verdicts.WINNING: "matching, and the early-stop step is shown to be no later than that of dense: by at most "
         f"{one.rule.margin:g} steps, the time between two evaluations",
-        verdicts.MATCHING: f"the whole {interval} is above {bound}",
-        verdicts.NOT_MATCHING: f"the whole interval is below {bound}",
+        verdicts.MATCHING: f"the whole {interval} is {side} {bound}",
+        verdicts.NOT_MATCHING: f"the whole interval is {other} {bound}",
         verdicts.CANNOT_TELL: f"cannot tell: the interval lies on both sides of {bound}, or is not known"
         + ("; n needed: the replicates of a new run that would tell with a power of 80 %" if needed else ""),
     }
@@ -213,31 +226,34 @@ def verdict_key(one: Facts) -> list[tuple[str, str]]:
 
 def controls(one: Facts) -> Grid | None:
     """Compare each control with the ticket, over the replicates that have both."""
-    rows, accuracies = [], one.rows.pivot(index="replicate", columns=["branch", "round"], values=verdicts.MEASURE)
+    rows, measure = [], one.measure
+    values = one.rows.pivot(index="replicate", columns=["branch", "round"], values=measure.early_stop)
     for branch in one.controls:
-        for line in verdicts.differences(one.rows, against=branch).to_dict("records"):
+        for line in verdicts.differences(one.scores, measure.early_stop, branch).to_dict("records"):
             index = int(line["round"])
-            means = map(number, accuracies[[(branch, index), (store.TICKET, index)]].dropna().mean())
+            means = map(measure.value, values[[(branch, index), (store.TICKET, index)]].dropna().mean())
             where = [branch, str(index), f"{line['density']:.4f}", str(int(line["replicates"]))]
-            rows.append([*where, *means, signed(line["mean"]), end(line["low"]), end(line["high"])])
-    heads = ["control", "round", "density", "n", "control's test accuracy", "ticket's test accuracy"]
-    note = "Means over the n replicates that have both, and the t interval of the differences within replicates."
+            rows.append([*where, *means, measure.difference(line["mean"]), *_interval(line, measure)])
+    heads = ["control", "round", "density", "n", f"control's {measure.name}", f"ticket's {measure.name}"]
+    unit = "Ticket − control is in per cent of the dense loss. " if measure.is_loss else ""
+    note = f"{unit}Means over the n replicates that have both, and the t interval of the differences within replicates."
     return Grid([*heads, "ticket − control", "95 % from", "95 % to"], rows, [note]) if rows else None
 
 
 def transfers(one: Facts) -> Grid | None:
     """List the tickets that were trained on other data."""
-    rows, compared = [], results.transfers(one.rows)
+    rows, compared, measure = [], results.transfers(one.rows), one.measure
     for line in one.summary[verdicts.transferred(one.summary)].to_dict("records"):
         where = [line["branch"], str(line["round"]), f"{line['density']:.4f}", str(line["replicates"])]
         found = compared[line["branch"]]
         against = found[found["round"] == line["round"]].to_dict("records")
-        beside = [signed(against[0]["mean"]), end(against[0]["low"]), end(against[0]["high"])] if against else [""] * 3
-        rows.append([*where, number(line["accuracy_mean"]), number(line["accuracy_std"]), *beside])
-    heads = ["branch", "round", "density", "n", "test accuracy", "standard deviation"]
+        beside = [measure.difference(against[0]["mean"]), *_interval(against[0], measure)] if against else [""] * 3
+        own = [measure.value(line[f"{measure.what}_mean"]), measure.deviation(line[f"{measure.what}_std"])]
+        rows.append([*where, *own, *beside])
+    heads = ["branch", "round", "density", "n", measure.name, "standard deviation"]
     notes = [
-        "Test accuracy on the other data, not to be compared with the tables above; the mean over n replicates. Ticket "
-        "− dense there: the dense network (round 0) trained on the same data, paired by replicate."
+        f"{measure.name.capitalize()} on the other data, not to be compared with the tables above; the mean over n "
+        "replicates. Ticket − dense there: the dense network (round 0) trained on the same data, paired by replicate."
     ]
     notes += [f"{label} has no dense network on its data." for label, found in compared.items() if found.empty]
     return Grid([*heads, "ticket − dense there", "95 % from", "95 % to"], rows, notes) if rows else None
@@ -357,25 +373,39 @@ def end(value: float, form: str = "+.4f") -> str:
     return number(value, form) if abs(value) != float("inf") else ""
 
 
+def _known(value: float, text: Callable[[float], str]) -> str:
+    """Format an end of an interval; empty if it is not known."""
+    return text(value) if abs(value) != math.inf else ""
+
+
+def _interval(line: Mapping[str, Any] | None, measure: Measure, prefix: str = "") -> list[str]:
+    """Format the ends of an interval of gains, of a line with ``low`` and ``high``; empty if they are not known."""
+    if line is None:
+        return ["", ""]
+    return [_known(end, measure.difference) for end in measure.interval(line[f"{prefix}low"], line[f"{prefix}high"])]
+
+
 def _compared(found: Table, first: str) -> Grid:
     """List several runs at the same rounds, from `lottery.runs.comparison.compared`, a number to the cell."""
+    measure = tables.measured(found)
     lines = [
         {
             "round": str(line["own_round"]),
             "density": f"{line['density']:.4f}",
             "run": line["run"],
-            "test accuracy": number(line["accuracy"]),
-            "95 % from": end(line["low"], ".4f"),
-            "95 % to": end(line["high"], ".4f"),
-            f"run − {first}": end(line["difference"]),
-            "difference from": end(line["difference_low"]),
-            "difference to": end(line["difference_high"]),
+            measure.name: measure.value(line[measure.what]),
+            "95 % from": _known(line["low"], measure.value),
+            "95 % to": _known(line["high"], measure.value),
+            f"run − {first}": measure.change(line["difference"]),
+            "difference from": _known(line["difference_low"], measure.change),
+            "difference to": _known(line["difference_high"], measure.change),
             "n": str(line["replicates"]),
         }
         for line in found.to_dict("records")
     ]
     notes = [
-        "Test accuracy at the early-stop step: mean over n replicates, and the ends of its 95 % t interval.",
+        f"{measure.name.capitalize()} at the early-stop step: mean over n replicates, and the ends of its 95 % t "
+        "interval.",
         f"Run − {first}: the same of the differences, paired by replicate. At each density {first} comes first, and "
         "then the best.",
     ]

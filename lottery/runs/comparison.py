@@ -1,4 +1,4 @@
-"""Compare several runs: the accuracy of each at the same rounds, and its difference from the first."""
+"""Compare several runs: the accuracy of each at the same rounds, or the loss, and its difference from the first."""
 
 import itertools
 import math
@@ -8,6 +8,7 @@ from pathlib import Path
 from lottery.errors import LotteryError
 from lottery.formatting import ranges
 from lottery.runs import intervals, results, store, verdicts
+from lottery.runs.measure import ACCURACY, Measure, measure_of
 from lottery.runs.verdicts import Table
 
 COLUMNS = (
@@ -49,19 +50,28 @@ def labelled(runs: list[Path]) -> dict[str, Path]:
     return dict(zip(labels, runs, strict=True))
 
 
-def compared(
-    tables: Mapping[str, Table], measure: str = verdicts.MEASURE, confidence: float = 0.95, within: float = WITHIN
-) -> Table:
-    """Compare the tickets of several runs by a measure, from the table of each run by its name.
+def common_measure(tables: Mapping[str, Table]) -> Measure:
+    """Choose what to compare: the test accuracy, or the test loss if no run measures accuracy."""
+    measures = {name: measure_of(rows) for name, rows in tables.items()}
+    if len(set(measures.values())) > 1:
+        without, other = (next(name for name in tables if measures[name].is_loss is loss) for loss in (True, False))
+        raise LotteryError(f"compare: {without} measures no accuracy and {other} does, so nothing can be compared.")
+    return next(iter(measures.values()), ACCURACY)
+
+
+def compared(tables: Mapping[str, Table], measure: str = "", confidence: float = 0.95, within: float = WITHIN) -> Table:
+    """Compare the tickets of several runs by a column, that of `common_measure` by default, from tables by name.
 
     Each round of a run is compared with the round of the first run that has the nearest density, if the two differ by
     at most the fraction `within` of it; `left_out` names the other rounds.
 
     Returns the `COLUMNS` by round of the first run, which comes first in it, and then the best: mean and t interval of
-    each run, and of run − first run, paired by replicate. ``density`` and ``own_round`` are the run's own.
+    each run, and of run − first run, paired by replicate. ``density`` and ``own_round`` are the run's own. If a loss is
+    compared, the column ``accuracy`` is called ``loss``, and lower is better.
     """
     import pandas as pd
 
+    measure = measure or common_measure(tables).early_stop
     if len(tables) < 2:
         raise LotteryError(f"compare: received {len(tables)} run, allowed are two or more.")
     chains = {name: rows[rows["branch"] == store.TICKET] for name, rows in tables.items()}
@@ -76,13 +86,15 @@ def compared(
         for index, part in aligned.groupby("round"):
             if (values := part[measure].dropna()).empty:
                 continue
-            mean, low, high = intervals.mean_interval(values.tolist(), confidence)
+            unit = float(values.abs().mean()) if measure.endswith("loss") else 1.0
+            mean, low, high = intervals.mean_interval(values.tolist(), confidence, unit=unit)
             if measure.endswith("accuracy"):
                 low, high = intervals.of_accuracy(low, high)
             difference = pairs.loc[index] if name != first and index in pairs.index else (math.nan,) * 3
             own = int(part["own"].iloc[0])
             lines.append((int(index), part["density"].mean(), name, len(values), mean, low, high, *difference, own))
-    found = pd.DataFrame(lines, columns=list(COLUMNS))
+    what = "loss" if measure.endswith("loss") else "accuracy"
+    found = pd.DataFrame(lines, columns=[what if name == "accuracy" else name for name in COLUMNS])
     shared = sorted(set(found[found["run"] != first]["round"]))
     if not shared:
         raise LotteryError(
@@ -90,7 +102,7 @@ def compared(
             "compare; --within allows more."
         )
     found = found[found["round"].isin(shared)].assign(behind=found["run"] != first)
-    found = found.sort_values(["round", "behind", "accuracy"], ascending=[True, True, False], ignore_index=True)
+    found = found.sort_values(["round", "behind", what], ascending=[True, True, what == "loss"], ignore_index=True)
     return found.drop(columns="behind")
 
 

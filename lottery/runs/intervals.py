@@ -38,11 +38,14 @@ def bootstrap(values: np.ndarray, confidence: float) -> tuple[float, float]:
 METHODS: dict[str, Callable[[np.ndarray, float], tuple[float, float]]] = {"t": students_t, "bootstrap": bootstrap}
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95, method: str = "t") -> tuple[float, float, float]:
+def mean_interval(
+    values: Sequence[float], confidence: float = 0.95, method: str = "t", unit: float = 1.0
+) -> tuple[float, float, float]:
     """Compute the mean, and the ends of an interval that holds the true mean with a probability, in (0, 1).
 
     The ends are infinite for one value, and for two equal ones, which accuracies over few examples often are; for three
-    or more equal values they are the mean.
+    or more equal values they are the mean. Values are equal if they differ by at most a millionth of `unit`, which is 1
+    for accuracies and their differences, or of the largest.
 
     Raises:
         LotteryError: No value, one that is not finite, an unknown method, or a confidence outside (0, 1).
@@ -50,7 +53,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95, method: str
     taken = _checked(values, confidence)
     if method not in METHODS:
         raise unknown("The method of an interval", method, METHODS)
-    mean, same = float(taken.mean()), _are_same(taken)
+    mean, same = float(taken.mean()), _are_same(taken, unit)
     if len(taken) == 1 or (len(taken) == 2 and same):
         return mean, -math.inf, math.inf
     return (mean, mean, mean) if same else (mean, *METHODS[method](taken, confidence))
@@ -182,8 +185,8 @@ def _ratios(degrees: int, num: int) -> np.ndarray:
     return np.sqrt(2 * special.gammaincinv(degrees / 2, (np.arange(num) + 0.5) / num) / degrees)
 
 
-def _are_same(taken: np.ndarray) -> bool:
-    return bool(np.ptp(taken) <= SAME * max(1.0, float(np.abs(taken).max())))
+def _are_same(taken: np.ndarray, unit: float = 1.0) -> bool:
+    return bool(np.ptp(taken) <= SAME * max(unit, float(np.abs(taken).max())))
 
 
 def _checked(values: Sequence[float], confidence: float) -> np.ndarray:

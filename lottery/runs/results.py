@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from lottery.runs import intervals, store, verdicts
+from lottery.runs.measure import Measure, measure_of, scored
 from lottery.runs.store import StoredRound
 from lottery.runs.verdicts import Table
 
 COLUMNS = (
     "replicate", "branch", "round", "density", "num_kept", "early_stop_step", "early_stop_val_loss",
-    "early_stop_val_accuracy", "early_stop_test_accuracy", "final_train_loss", "final_val_loss", "final_val_accuracy",
-    "final_test_accuracy", "seconds",
+    "early_stop_val_accuracy", "early_stop_test_loss", "early_stop_test_accuracy", "final_train_loss", "final_val_loss",
+    "final_val_accuracy", "final_test_loss", "final_test_accuracy", "seconds",
 )  # fmt: skip
 
 
@@ -49,7 +50,8 @@ def summary(rows: Table, num_steps: int | None = None) -> Table:
     """Compute mean and spread over replicates from the table of a run, by branch (in their order there) and round.
 
     ``accuracy_mean``, ``_std`` (sample standard deviation), ``_min``, ``_max``, ``_low`` and ``_high`` (95 % t interval
-    for the mean) are of the test accuracy at the early-stop step. ``censored`` counts the replicates, but for
+    for the mean) are of the test accuracy at the early-stop step; where no network has an accuracy, they are of the
+    test loss, and are called ``loss_mean`` and so on. ``censored`` counts the replicates, but for
     transfers, whose validation loss is lowest at the last step, the experiment's ``train.num_steps``, so that longer
     training might find a lower one (NaN without `num_steps`).
     """
@@ -57,6 +59,13 @@ def summary(rows: Table, num_steps: int | None = None) -> Table:
     # What was not trained cannot be trained longer, and a transfer may end at another step.
     trained = rows["final_train_loss"].notna() & ~verdicts.transferred(rows)
     last = (rows["early_stop_step"] == num_steps) & trained if num_steps else np.nan
+    measure = measure_of(rows)
+    parts = {
+        "mean": "mean", "std": "std", "min": "min", "max": "max", "low": lambda values: _end(values, 1, measure),
+        "high": lambda values: _end(values, 2, measure),
+    }  # fmt: skip
+    measured: Any = {f"{measure.what}_{name}": (measure.early_stop, part) for name, part in parts.items()}
+    measured[f"final_{measure.what}_mean"] = (measure.final, "mean")
     return (
         rows.assign(censored=last)
         .groupby(["branch", "round"], as_index=False)
@@ -64,13 +73,7 @@ def summary(rows: Table, num_steps: int | None = None) -> Table:
             density=("density", "mean"),
             num_kept=("num_kept", "mean"),
             replicates=("replicate", "count"),
-            accuracy_mean=("early_stop_test_accuracy", "mean"),
-            accuracy_std=("early_stop_test_accuracy", "std"),
-            accuracy_min=("early_stop_test_accuracy", "min"),
-            accuracy_max=("early_stop_test_accuracy", "max"),
-            accuracy_low=("early_stop_test_accuracy", lambda values: _end(values, 1)),
-            accuracy_high=("early_stop_test_accuracy", lambda values: _end(values, 2)),
-            final_accuracy_mean=("final_test_accuracy", "mean"),
+            **measured,
             early_stop_step_mean=("early_stop_step", "mean"),
             censored=("censored", lambda values: values.sum(skipna=False)),
         )
@@ -81,10 +84,14 @@ def summary(rows: Table, num_steps: int | None = None) -> Table:
 def transfers(rows: Table) -> dict[str, Table]:
     """Compare each transfer with the dense network that was trained on the same other data, by its label.
 
-    Returns the rows of `lottery.runs.verdicts.differences`; none where the transfer of round 0 is not stored.
+    Returns the rows of `lottery.runs.verdicts.differences`, of losses as gains (see `lottery.runs.measure.Measure`);
+    none where the transfer of round 0 is not stored.
     """
-    there = rows[verdicts.transferred(rows)].groupby("branch", sort=False)
-    return {label: verdicts.differences(part.assign(branch=store.TICKET)) for label, part in there}
+    there, measure = rows[verdicts.transferred(rows)].groupby("branch", sort=False), measure_of(rows)
+    return {
+        label: verdicts.differences(scored(part.assign(branch=store.TICKET), measure), measure.early_stop)
+        for label, part in there
+    }
 
 
 def chosen(rounds: Iterable[int], most: int) -> list[int]:
@@ -94,5 +101,7 @@ def chosen(rounds: Iterable[int], most: int) -> list[int]:
     return [int(there[place]) for place in dict.fromkeys(places.tolist())]
 
 
-def _end(values: Any, which: int) -> float:
-    return intervals.mean_interval(values.tolist())[which] if values.notna().all() else float("nan")
+def _end(values: Any, which: int, measure: Measure) -> float:
+    if not values.notna().all():
+        return float("nan")
+    return intervals.mean_interval(values.tolist(), unit=measure.unit(values))[which]

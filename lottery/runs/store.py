@@ -6,6 +6,8 @@ import hashlib
 import io
 import itertools
 import json
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,9 +23,13 @@ from lottery import weights as weights_module
 from lottery.errors import LotteryError, StorageError
 from lottery.masks import Masks
 from lottery.pruning import rewinding
+from lottery.runs import records
+from lottery.settings import MOST
 
 FORMAT = 1  # of round.json
 TICKET = "ticket"  # the branch of the main chain
+SPLITS = ("train", "validation", "test")
+MOST_METRICS = 100_000_000  # bytes of a curve
 METRICS = ("step", "split", "loss", "accuracy")
 EARLY_STOP, PREDICTIONS = "early_stop.safetensors", "predictions.safetensors"  # not in runs of earlier versions
 
@@ -53,17 +59,22 @@ class StoredRound:
     @cached_property
     def record(self) -> dict[str, Any]:
         """The content of ``round.json``."""
-        return read_record(self.folder)
+        return read_record(inside(self.run, self.folder / "round.json").parent)
 
     @cached_property
     def masks(self) -> Masks:
         """The masks of training, by weight."""
-        return files.parse_masks(*self._read("masks.safetensors"))
+        entries, kept = self.record.get("num_weights"), self.record.get("kept")
+        most = files.most_of_masks(entries, len(kept)) if entries and kept else None
+        masks = files.parse_masks(*self._read("masks.safetensors", most))
+        if kept is not None and masks.keys() != kept.keys():
+            raise LotteryError(f"{str(self.folder)!r} is damaged: its masks are not of the weights in its record.")
+        return records.Record(masks, self.folder / "masks.safetensors")
 
     @cached_property
     def weights(self) -> dict[str, np.ndarray]:
         """Every variable after training, by name."""
-        return files.parse_arrays(*self._read("weights.safetensors"))
+        return self._variables("weights.safetensors")
 
     @cached_property
     def early_stop(self) -> dict[str, np.ndarray]:
@@ -72,7 +83,7 @@ class StoredRound:
             raise LotteryError(
                 f"{str(self.folder)!r} has no weights at the early-stop step: an earlier version stored it."
             )
-        return files.parse_arrays(*self._read(EARLY_STOP))
+        return self._variables(EARLY_STOP)
 
     @cached_property
     def predictions(self) -> dict[str, np.ndarray]:
@@ -81,12 +92,18 @@ class StoredRound:
             why = "its model or its data do not give one class for each example of an array"
             why = why if self.has(EARLY_STOP) else "an earlier version stored it"
             raise LotteryError(f"{str(self.folder)!r} has no predictions: {why}.")
-        return files.parse_arrays(*self._read(PREDICTIONS))
+        predictions = files.parse_arrays(*self._read(PREDICTIONS))
+        if (
+            set(predictions) != {"label", "early_stop", "final"}
+            or len({each.shape for each in predictions.values()}) > 1
+        ):
+            raise LotteryError(f"{str(self.folder / PREDICTIONS)!r} is damaged: it holds no predictions.")
+        return predictions
 
     @cached_property
     def metrics(self) -> list[tuple[int, str, float, float]]:
         """Step, split, loss and accuracy of every evaluation."""
-        return read_metrics(self.folder, self._read("metrics.csv")[1])
+        return read_metrics(self.folder, self._read("metrics.csv", MOST_METRICS)[1])
 
     @cached_property
     def start(self) -> dict[str, np.ndarray]:
@@ -94,10 +111,10 @@ class StoredRound:
         if self.branch != TICKET:
             raise LotteryError(f"{str(self.folder)!r} is a branch; the weights that it started from are not stored.")
         if not self.index:
-            return files.read_arrays(start_path(self.run, self.replicate))
+            return read_start(self.run, self.replicate)
         experiment = read_experiment(self.run)
         set_back = rewinding.REWINDS[experiment.rewind.mode]
-        start = files.read_arrays(start_path(self.run, self.replicate, experiment.rewind.step))
+        start = read_start(self.run, self.replicate, experiment.rewind.step)
         trained = self.before.weights if set_back is rewinding.to_trained else {}
         return set_back(start, trained, self.masks, rewinding.rng_for(experiment.run.seed, self.replicate, self.index))
 
@@ -123,9 +140,14 @@ class StoredRound:
         """Return True if the record names a file."""
         return name in self.record["sha256"]
 
-    def _read(self, name: str) -> tuple[Path, bytes]:
-        path = self.folder / name
-        return path, _checked(path, self.record["sha256"][name])
+    def _variables(self, name: str) -> dict[str, np.ndarray]:
+        found = files.parse_arrays(*self._read(name))
+        masks_module.check(self.masks, found)
+        return records.Record(found, self.folder / name)
+
+    def _read(self, name: str, most: int | None = None) -> tuple[Path, bytes]:
+        path = inside(self.run, self.folder / name)
+        return path, _checked(path, self.record["sha256"][name], most)
 
 
 def rounds(run: Path, indices: Iterable[int] | None = None, branches: bool = True) -> Iterator[StoredRound]:
@@ -135,13 +157,13 @@ def rounds(run: Path, indices: Iterable[int] | None = None, branches: bool = Tru
     """
     experiment = read_experiment(run)
     found: list[StoredRound] = []
-    for replicate in range(1, experiment.run.num_replicates + 1):
+    for replicate in replicates(run, experiment):
         complete = complete_rounds(run, replicate)[: experiment.prune.num_rounds + 1]
         found += [StoredRound(run, replicate, index) for index in complete]
         places = [
-            (path.parent.name.removeprefix("branch-"), index)
+            (label, index)
             for index in (complete if branches else ())
-            for path in round_path(run, replicate, index).glob("branch-*/round.json")
+            for label in branch_labels(round_path(run, replicate, index))
         ]
         found += [StoredRound(run, replicate, index, label) for label, index in sorted(places)]
     if indices is None:
@@ -151,6 +173,41 @@ def rounds(run: Path, indices: Iterable[int] | None = None, branches: bool = Tru
         there = f"are 0 to {last}" if found else "is none yet"
         raise LotteryError(f"round: received {index!r}, stored in {str(run)!r} {there}.")
     return _one_by_one([stored for stored in found if stored.index in chosen])
+
+
+def replicates(run: Path, experiment: config.Experiment) -> list[int]:
+    """List the replicates of an experiment that have a folder: a stranger's experiment may want any number."""
+    found = (path.name.removeprefix("replicate-") for path in run.glob("replicate-*"))
+    numbers = sorted(int(text) for text in found if re.fullmatch(r"[1-9]\d{0,8}", text))
+    return [number for number in numbers if number <= experiment.run.num_replicates]
+
+
+def branch_labels(folder: Path) -> list[str]:
+    """List the complete branches from the round in a folder; raise `LotteryError` for a name that no branch has."""
+    labels = [path.parent.name.removeprefix("branch-") for path in folder.glob("branch-*/round.json")]
+    for label in labels:
+        if not re.fullmatch(records.LABEL, label):
+            raise LotteryError(f"{str(folder / f'branch-{label}')!r} is not the name of a branch; remove the folder.")
+    return labels
+
+
+def inside(run: Path, path: Path) -> Path:
+    """Return a path below a run, or raise `LotteryError` if a symbolic link leads it out of the run's folder."""
+    try:
+        if path.resolve().is_relative_to(run.resolve()):
+            return path
+        why = "leads out of the run's folder"
+    except (OSError, RuntimeError):  # links in a circle
+        why = "leads nowhere"
+    raise LotteryError(f"{str(path)!r} {why} by a symbolic link; replace the link with what belongs there.")
+
+
+def refuse_links(run: Path) -> None:
+    """Raise `LotteryError` if a symbolic link below a run leads out of its folder: writing would follow it."""
+    for folder, folders, names in os.walk(run):
+        for path in (Path(folder, name) for name in (*folders, *names)):
+            if path.is_symlink():
+                inside(run, path)
 
 
 def _one_by_one(found: list[StoredRound]) -> Iterator[StoredRound]:
@@ -186,6 +243,11 @@ def state_path(run: Path, replicate: int, step: int) -> Path:
     return run / f"replicate-{replicate}" / f"step-{step:05d}.safetensors"
 
 
+def states(run: Path, replicate: int) -> list[Path]:
+    """List the files of such states."""
+    return [inside(run, path) for path in sorted(start_path(run, replicate).parent.glob("step-*.safetensors"))]
+
+
 def checkpoint_path(folder: Path, stage: str = "") -> Path:
     """Return the file of a checkpoint in the folder of a round. It exists only while the round is trained."""
     return folder / f"checkpoint{'-' if stage else ''}{stage}.safetensors"
@@ -193,18 +255,23 @@ def checkpoint_path(folder: Path, stage: str = "") -> Path:
 
 def clear_checkpoints(folder: Path) -> None:
     """Remove the checkpoints of a network, and its folder if that is empty then."""
-    for path in folder.glob("checkpoint*.safetensors"):
-        path.unlink(missing_ok=True)
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
+    with files.readable_errors(folder):
+        for path in folder.glob("checkpoint*.safetensors"):
+            path.unlink(missing_ok=True)
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def read_experiment(run: Path) -> config.Experiment:
     """Read the experiment of a run; `LotteryError` if there is none, or it was changed after the run began."""
     path = run / "experiment.toml"
-    if not path.is_file():
+    try:
+        found = path.is_file()
+    except OSError as error:
+        raise LotteryError(f"{str(run)!r} cannot be read: {error.strerror or error}.") from None
+    if not found:
         raise LotteryError(f"{str(run)!r} is not a run: it has no experiment.toml.")
-    experiment = _stored(path)
+    experiment = _read_stored(path)
     recorded, digest = read_environment(run).get("digest"), config.digest(experiment)
     if recorded and recorded != digest:
         raise _edited(path, f": its digest is {digest} and was {recorded}")
@@ -219,12 +286,12 @@ def read_environment(run: Path) -> dict[str, Any]:
             raise LotteryError(f"{str(path)!r} is missing: it says how the stored rounds were computed.")
         return {}
     try:
-        environment = files.read_json(path)
+        environment = files.read_json(inside(run, path))
         if environment.get("record_sha256") != _digest_of(environment):
             raise LotteryError(f"{str(path)!r} is damaged: its checksum is wrong.")
+        return records.of_environment(environment, path)
     except LotteryError as error:
         raise LotteryError(f"{str(error).rstrip('.')}; restore it, or start a new run.") from None
-    return environment
 
 
 def check_there(run: Path) -> None:
@@ -238,6 +305,7 @@ def opened(run: Path, experiment: config.Experiment) -> Iterator[None]:
     """Create or open a run for writing; other processes get a `LotteryError` until this one closes it, or ends."""
     with files.readable_errors(run):
         run.mkdir(parents=True, exist_ok=True)
+        refuse_links(run)
         # The kernel drops this lock when the process ends, killed or not.
         lock = FileLock(run / ".lock", timeout=0)
         try:
@@ -252,7 +320,7 @@ def opened(run: Path, experiment: config.Experiment) -> Iterator[None]:
                     path.unlink(missing_ok=True)
         if not (run / "experiment.toml").exists():
             files.write(run / "experiment.toml", config.dump(experiment).encode())
-        stored = _stored(run / "experiment.toml")
+        stored = _read_stored(run / "experiment.toml")
         if stored != experiment:
             raise _edited(run / "experiment.toml", f" ({'; '.join(config.differences(stored, experiment))})")
         yield
@@ -302,12 +370,13 @@ def write_record(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
 def read_record(folder: Path) -> dict[str, Any]:
     """Read the record of a complete round; `LotteryError` if it is missing, damaged, or was changed."""
     path = folder / "round.json"
-    record = files.read_json(path)
-    if record.get("format") != FORMAT:
-        raise LotteryError(f"{str(path)!r} has format {record.get('format')!r}; this version reads {FORMAT}.")
-    if record.get("record_sha256") != _digest_of(record):
+    values = files.read_json(path)
+    if values.get("format") != FORMAT:
+        raise LotteryError(f"{str(path)!r} has format {str(values.get('format'))[:80]!r}; this version reads {FORMAT}.")
+    if values.get("record_sha256") != _digest_of(values):
         raise _damaged(path)
-    replicate, index, branch = record.get("replicate", 0), record.get("round", 0), record.get("branch", TICKET)
+    record = records.of_round(values, path)
+    replicate, index, branch = record["replicate"], record["round"], record.get("branch", TICKET)
     place = round_path(Path(), replicate, index, branch).parts
     if place != folder.parts[-len(place) :]:
         where = f"replicate {replicate}, round {index}, branch {branch}"
@@ -318,14 +387,27 @@ def read_record(folder: Path) -> dict[str, Any]:
 def read_metrics(folder: Path, content: bytes | None = None) -> list[tuple[int, str, float, float]]:
     """Parse step, split, loss and accuracy of every evaluation of a network, from its file or content read before."""
     path = folder / "metrics.csv"
-    content = files.read(path) if content is None else content
+    content = files.read(path, MOST_METRICS) if content is None else content
     try:
         columns, *lines = csv.reader(io.StringIO(content.decode()))
         if tuple(columns) != METRICS:
-            raise ValueError(f"its columns are {columns}")
-        return [(int(step), split, float(loss), float(accuracy)) for step, split, loss, accuracy in lines]
+            raise ValueError(f"its columns are {str(columns)[:80]}")
+        rows = [(int(step), split, float(loss), float(accuracy)) for step, split, loss, accuracy in lines]
+        if wrong := {row[1] for row in rows} - set(SPLITS):
+            raise ValueError(f"it has the split {min(wrong)[:80]!r}")
+        if not rows:
+            raise ValueError("it has no evaluation")
+        if not all(0 <= row[0] <= MOST for row in rows):
+            raise ValueError("it has a step that no training has")
+        return rows
     except (ValueError, csv.Error) as error:
         raise LotteryError(f"{str(path)!r} is damaged ({error}).") from None
+
+
+def read_start(run: Path, replicate: int, step: int = 0) -> dict[str, np.ndarray]:
+    """Read every variable at the rewind step of a replicate, at step 0 the initial ones."""
+    path = inside(run, start_path(run, replicate, step))
+    return records.Record(files.read_arrays(path), path)
 
 
 def check_files(folder: Path) -> None:
@@ -334,8 +416,8 @@ def check_files(folder: Path) -> None:
         _checked(folder / name, expected)
 
 
-def _checked(path: Path, expected: str) -> bytes:
-    content = files.read(path)
+def _checked(path: Path, expected: str, most: int | None = None) -> bytes:
+    content = files.read(path, most)
     if hashlib.sha256(content).hexdigest() != expected:
         raise _damaged(path)
     return content
@@ -361,9 +443,21 @@ def is_stored(run: Path, replicate: int, index: int, branch: str = TICKET) -> bo
 
 def progress(run: Path, experiment: config.Experiment) -> tuple[int, int]:
     """Count the networks of an experiment that are stored, and all of them."""
-    replicates, places = range(1, experiment.run.num_replicates + 1), wanted(experiment)
-    stored = sum(is_stored(run, replicate, *place) for replicate in replicates for place in places)
-    return stored, len(replicates) * len(places)
+    places = set(wanted(experiment))
+    stored = sum(len(places & _stored(run / f"replicate-{number}")) for number in replicates(run, experiment))
+    return stored, experiment.run.num_replicates * len(places)
+
+
+def _stored(folder: Path) -> set[tuple[int, str]]:
+    """List round and branch of every network in the folder of a replicate: a stranger's may lack most it wants."""
+    places = set()
+    for pattern in ("round-*/round.json", "round-*/branch-*/round.json"):
+        for path in folder.glob(pattern):
+            found, *branch = path.relative_to(folder).parts[:-1]
+            number = found.removeprefix("round-")
+            if re.fullmatch(r"\d{1,9}", number) and found == round_path(Path(), 1, int(number)).name:
+                places.add((int(number), branch[0].removeprefix("branch-") if branch else TICKET))
+    return places
 
 
 def is_complete(run: Path, experiment: config.Experiment) -> bool:
@@ -377,9 +471,9 @@ def runs(out: str | Path) -> list[Path]:
     return sorted(path.parent for path in Path(out).glob("*/experiment.toml"))
 
 
-def _stored(path: Path) -> config.Experiment:
+def _read_stored(path: Path) -> config.Experiment:
     try:
-        return config.validated(config.read(path))
+        return config.validated(config.parsed(path, files.read(inside(path.parent, path), config.MOST_BYTES)))
     except LotteryError as error:
         why = f"is damaged, or was edited ({str(error).rstrip('.')}); restore it, or start a new run."
         raise LotteryError(f"{str(path)!r} {why}") from None

@@ -1,12 +1,13 @@
 """Tables of a run as texts, printed in the terminal and shown in the report."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
 from lottery import formatting
 from lottery.errors import printable
 from lottery.runs import store, verdicts
+from lottery.runs.measure import ACCURACY, LOSS, Measure
 from lottery.runs.published import numbered
 from lottery.runs.verdicts import Table
 
@@ -29,24 +30,25 @@ LEAVE_OUT = ("end interval", "interval", "kept", "end", "early stop", "end vs de
 
 def by_round(points: Table, judged: Table, rule: verdicts.Rule) -> Grid:
     """List the tickets, a row for each round, from `results.summary` and `verdicts.judged` of `lottery.runs`."""
-    judgements = {line["round"]: line for line in judged.to_dict("records")}
+    judgements, measure = {line["round"]: line for line in judged.to_dict("records")}, rule.measure
+    mean = f"{measure.what}_mean"
     points = points[points["branch"] == store.TICKET]
     most, lines = int(points["replicates"].max()), []
     for line in points.to_dict("records"):
-        verdict, measured = judgements.get(line["round"]), line["accuracy_mean"] == line["accuracy_mean"]
-        spread = f" ± {line['accuracy_std']:.4f}" if measured and line["replicates"] > 1 else ""
+        verdict, measured = judgements.get(line["round"]), line[mean] == line[mean]
+        spread = f" ± {measure.deviation(line[f'{measure.what}_std'])}" if measured and line["replicates"] > 1 else ""
         own = {"vs dense": "", "interval": "", "verdict": "", "special": ""}
         at_the_end, later = {"end vs dense": "", "end interval": "", "end verdict": ""}, ""
         if verdict:
             own = {
-                "vs dense": formatting.signed(verdict["mean"]),
-                "interval": _ends(verdict["low"], verdict["high"]),
+                "vs dense": measure.difference(verdict["mean"]),
+                "interval": measure.ends(verdict["low"], verdict["high"]),
                 "verdict": _verdict(verdict),
                 "special": verdict["special"],
             }
             at_the_end = {
-                "end vs dense": formatting.number(verdict["final_mean"], "+.4f"),
-                "end interval": _ends(verdict["final_low"], verdict["final_high"]),
+                "end vs dense": measure.difference(verdict["final_mean"]),
+                "end interval": measure.ends(verdict["final_low"], verdict["final_high"]),
                 "end verdict": verdict["final_verdict"],
             }
             later = verdict["early_stop"]
@@ -54,31 +56,35 @@ def by_round(points: Table, judged: Table, rule: verdicts.Rule) -> Grid:
             "round": str(line["round"]),
             "density": f"{line['density']:.4f}",
             "kept": f"{line['num_kept']:,.0f}",
-            "test accuracy": f"{line['accuracy_mean']:.4f}{spread}" if measured else "",
+            measure.name: f"{measure.value(line[mean])}{spread}",
             "vs dense": own["vs dense"],
             "interval": own["interval"],
             "early stop": f"{'≥ ' if line['censored'] else ''}{line['early_stop_step_mean']:,.0f}",
             "later?": later,
             "verdict": own["verdict"],
             "special": own["special"],
-            "end": formatting.number(line["final_accuracy_mean"]),
+            "end": measure.value(line[f"final_{mean}"]),
             **at_the_end,
         })  # fmt: skip
+    unit = ", in per cent of the dense loss" if measure.is_loss else ""
     notes = [
-        "vs dense: ticket − dense, the mean over replicates; interval: its 95 % interval, for this round by itself."
+        f"vs dense: ticket − dense{unit}, the mean over replicates; interval: its 95 % interval, for this round by "
+        "itself."
     ]
-    if points["accuracy_mean"].notna().any():
+    if points[mean].notna().any():
         over = f"mean ± standard deviation over {most} replicates"
         of = over if most > 1 else "of one replicate"
-        notes.insert(0, f"Test accuracy: at the early-stop step, {of}; and at the end of training.")
+        lower = " Lower is better." if measure.is_loss else ""
+        name = measure.name.capitalize()
+        notes.insert(0, f"{name}: at the early-stop step, {of}; and at the end of training.{lower}")
     if points["censored"].any():
         last = f"≥: in some replicate the validation loss was lowest at the last step, {rule.last_step:,}"
         notes.append(f"{last}; longer training may stop later.")
     if (judged["verdict"] == verdicts.CANNOT_TELL).any():
         needed = "; the number beside it: how many a new run needs" if judged["needed"].notna().any() else ""
         notes.append(f"{verdicts.CANNOT_TELL}: {formatting.replicates(most)} cannot tell{needed}.")
-    above = f"-{rule.tolerance:g}" if rule.tolerance else "0"
-    notes.append(f"Matching: the whole interval of vs dense is above {above}, see --tolerance.")
+    bound = measure.bound(rule.tolerance)
+    notes.append(f"Matching: the whole interval of vs dense is {bound}, see --tolerance.")
     if rule.word == verdicts.WINNING:
         notes.append(
             "Winning: matching, and the early-stop step is shown to be no later than that of dense: by at most "
@@ -107,21 +113,27 @@ def html(shown: Grid) -> str:
     return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>{f'<small>{notes}</small>' if notes else ''}"
 
 
+def measured(found: Table) -> Measure:
+    """Return the measure of a table of `lottery.runs.comparison.compared`."""
+    return LOSS if LOSS.what in found else ACCURACY
+
+
 def compared(found: Table, first: str) -> Grid:
     """List several runs at the same densities, compared with the first, from `lottery.runs.comparison.compared`."""
-    rows = []
+    rows, measure = [], measured(found)
     for _, part in found.groupby("round", sort=True):
         for line in part.to_dict("records"):
-            own = [formatting.number(line["accuracy"]), formatting.ends(line["low"], line["high"], ".4f")]
+            own = [measure.value(line[measure.what]), _between(line["low"], line["high"], measure.value)]
             difference = ["", ""]
             if line["difference"] == line["difference"]:
-                ends = formatting.ends(line["difference_low"], line["difference_high"])
-                difference = [formatting.signed(line["difference"]), ends]
+                ends = _between(line["difference_low"], line["difference_high"], measure.change)
+                difference = [measure.change(line["difference"]), ends]
             where = [str(line["own_round"]), f"{line['density']:.4f}", line["run"], str(line["replicates"])]
             rows.append([*where, *own, *difference])
-    heads = ["round", "density", "run", "replicates", "test accuracy", "95 % interval", "vs first", "its interval"]
+    heads = ["round", "density", "run", "replicates", measure.name, "95 % interval", "vs first", "its interval"]
+    name, lower = measure.name.capitalize(), "; lower is better" if measure.is_loss else ""
     notes = [
-        "Test accuracy at the early-stop step: mean and t interval over replicates, so over seeds, for this test set.",
+        f"{name} at the early-stop step: mean and t interval over replicates, so over seeds, for this test set{lower}.",
         f"vs first: run − {first}, paired by replicate, and its t interval. At each density {first} comes first, and "
         "then the best.",
     ]
@@ -190,9 +202,9 @@ def _probability(line: Mapping[str, Any], name: str) -> str:
     return f"{line[name]:.2f} ({formatting.ends(line[f'{name}_low'], line[f'{name}_high'], '.2f')})"
 
 
-def _ends(low: float, high: float) -> str:
-    """Return the ends of an interval, or nothing where they are not known."""
-    return "" if low != low or abs(low) == float("inf") else formatting.ends(low, high)
+def _between(low: float, high: float, text: Callable[[float], str]) -> str:
+    """Return the ends of an interval as texts, if they are known."""
+    return "not known" if abs(low) == float("inf") else f"{text(low)} to {text(high)}"
 
 
 def _verdict(line: Mapping[str, Any]) -> str:

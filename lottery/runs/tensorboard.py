@@ -132,7 +132,9 @@ def _write_done(run: Path, experiment: config.Experiment, session: str, record: 
 def _write_rounds(run: Path, session: str, records: Sequence[Mapping[str, Any]]) -> None:
     """Write rounds of one replicate and branch in place of all from the first of them on."""
     events = [
-        _scalars({f"rounds/{name}": record[name] for name in BY_ROUND}, record["round"], _ended(run, record))
+        _scalars(
+            {f"rounds/{name}": value for name, value in _of_round(record).items()}, record["round"], _ended(run, record)
+        )
         for record in records
     ]
     _append(_place(run, records[0], "rounds"), session, [_purge(records[0]["round"]), *events])
@@ -141,6 +143,7 @@ def _write_rounds(run: Path, session: str, records: Sequence[Mapping[str, Any]])
 def _write_results(run: Path, experiment: config.Experiment, session: str, record: Mapping[str, Any]) -> None:
     """Write what a network was trained with and its results: last, and whole, as a sign that all is written."""
     ended = _ended(run, record)
+    measured = {name: value for name, value in _of_round(record).items() if name != "density"}
     # TensorBoard has room for the first characters alone.
     name = f"{record['replicate']}-{record['round']:02d}-{record['branch']} {run.name}"
     start = SessionStartInfo(group_name=name, start_time_secs=ended - record["seconds"])
@@ -149,10 +152,17 @@ def _write_results(run: Path, experiment: config.Experiment, session: str, recor
     end = SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=ended)
     events = [
         _of_plugin(metadata.SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=start)),
-        _scalars({f"trained/{name}": record[name] for name in BY_ROUND[1:]}, record["round"], ended),
+        _scalars({f"trained/{name}": value for name, value in measured.items()}, record["round"], ended),
         _of_plugin(metadata.SESSION_END_INFO_TAG, HParamsPluginData(session_end_info=end)),
     ]
     files.write(_place(run, record) / f"{_EVENTS}.{session}", _packed([*_header(0), *events]))
+
+
+def _of_round(record: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the numbers of `BY_ROUND`, with losses in place of accuracies that the model does not measure."""
+    found = {name: record[name] for name in BY_ROUND}
+    missing = [name for name, value in found.items() if name.endswith("accuracy") and value is None]
+    return found | {loss: record[loss] for loss in (name.replace("accuracy", "loss") for name in missing)}
 
 
 def _hyper_parameters(experiment: config.Experiment, record: Mapping[str, Any]) -> dict[str, str | float]:

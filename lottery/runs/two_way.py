@@ -141,8 +141,9 @@ def num_examples(run: Path) -> int:
         return 0
 
 
-def too_fine(tolerance: float, num: int) -> list[str]:
-    """Warn if a tolerance, in [0, 1], is finer than one test example of so many; 0 for an unknown number."""
+def too_fine(tolerance: float | None, num: int) -> list[str]:
+    """Warn if a tolerance of accuracy is finer than one test example of so many; 0 for an unknown number."""
+    tolerance = TOLERANCE if tolerance is None else tolerance
     if not num or not 0 < tolerance < 1 / num:
         return []
     return [

@@ -1,8 +1,9 @@
 """Is a ticket matching, is it winning? Ticket − dense and ticket − control, paired by replicate, with intervals.
 
 *Matching*, after Frankle et al. 2020, https://arxiv.org/abs/1912.05671: shown to lose no more than a tolerance of
-accuracy. *Winning*, after Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635: matching at the early-stop step, and
-shown to reach that step no later than dense; only tickets that start from step 0 can be.
+accuracy or, where the model measures none, to have a loss that is higher by no more than a fraction. *Winning*, after
+Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635: matching at the early-stop step, and shown to reach that step
+no later than dense; only tickets that start from step 0 can be.
 """
 
 import math
@@ -12,16 +13,17 @@ from typing import Any, NamedTuple
 
 from lottery import config
 from lottery.errors import unknown
-from lottery.formatting import listed, percent, points, ranges, replicates, signed
+from lottery.formatting import listed, percent, ranges, replicates
 from lottery.pruning import branches
 from lottery.runs import intervals
+from lottery.runs.measure import ACCURACY, Measure, measure_of, scored
 
 # A pandas data frame, which is slow to import and which type checkers take apart wrongly.
 Table = Any
 
-TOLERANCE = 0.002  # what "matching" allows for, as in Frankle et al. 2020, https://arxiv.org/abs/1912.05671
-MEASURE = "early_stop_test_accuracy"
-AT_THE_END = "final_test_accuracy"
+TOLERANCE = ACCURACY.tolerance
+MEASURE = ACCURACY.early_stop
+AT_THE_END = ACCURACY.final
 DIFFERENCES = ("round", "density", "replicates", "mean", "std", "low", "high")
 WINNING, MATCHING, NOT_MATCHING, CANNOT_TELL = "winning", "matching", "not matching", "?"
 NO_LATER, LATER = "no later", "later"
@@ -33,7 +35,7 @@ ADDING = (
     "number before (lottery plan), and train them with another seed (run.seed)."
 )
 
-_LAST_PLACE = 1e-9  # a unit in the last place of a mean is not an accuracy that was lost
+_LAST_PLACE = 1e-9  # a unit in the last place of a mean is nothing that was lost
 
 
 @dataclass(frozen=True)
@@ -41,16 +43,27 @@ class Rule:
     """What a ticket must show; see `rule_for`."""
 
     word: str = WINNING  # the most that a ticket of the run can be: winning or matching
-    tolerance: float = TOLERANCE  # accuracy that it may lose, in [0, 1]
+    tolerance: float = TOLERANCE  # the gain that it may lack; see `measure.Measure`
     margin: float = 0  # steps from one evaluation to the next, so an early stop is no later if by at most these
     last_step: int | None = None  # of training: an early stop there is a lower bound
     confidence: float = 0.95  # of each interval
     mode: str = "weights"  # of rewinding, and its step: they decide what a control may show
     rewind_step: int = 0
+    measure: Measure = ACCURACY  # what tickets are compared by
 
     def compared(self, branch: str) -> branches.Comparison | None:
         """Return what a branch shows beside the tickets; None for a function of the user's."""
         return branches.comparison(branch, self.mode, self.rewind_step)
+
+    @property
+    def allowed(self) -> str:
+        """The tolerance as a table shows it."""
+        return f"{100 * self.tolerance:g} %" if self.measure.is_loss else f"{self.tolerance:g}"
+
+    @property
+    def allowed_in_words(self) -> str:
+        """The tolerance in percentage points, or in per cent of the dense loss."""
+        return f"{100 * self.tolerance:g}{' %' if self.measure.is_loss else ''}"
 
     @property
     def level(self) -> float:
@@ -79,23 +92,31 @@ def tone(verdict: str) -> str:
     return OPEN if verdict.startswith((CANNOT_TELL, "cannot tell", "open")) else GOOD
 
 
-def rule_for(experiment: config.Experiment, tolerance: float = TOLERANCE, looks: int = 1) -> Rule:
+def rule_for(
+    experiment: config.Experiment, tolerance: float | None = None, looks: int = 1, measure: Measure = ACCURACY
+) -> Rule:
     """Return the rule for the tickets of an experiment, which can be winning only if they start from step 0.
+
+    By default a matching ticket may lose the tolerance of the measure, which is that of `measure.measure_of` a table.
 
     If a run is judged several times while replicates are added, `looks` is how often, fixed before the first time:
     each interval then takes its share of the error (Bonferroni), so that all looks together err no more than one.
     """
     rewind, train = experiment.rewind, experiment.train
     word = WINNING if rewind.step == 0 and rewind.mode == "weights" else MATCHING
-    return Rule(word, tolerance, train.eval_every, train.num_steps, 1 - 0.05 / looks, rewind.mode, rewind.step)
+    tolerance = measure.tolerance if tolerance is None else tolerance
+    confidence = 1 - 0.05 / looks
+    return Rule(word, tolerance, train.eval_every, train.num_steps, confidence, rewind.mode, rewind.step, measure)
 
 
-def paired(rows: Table, measure: str = MEASURE, against: str = "dense") -> Table:
+def paired(rows: Table, measure: str = "", against: str = "dense") -> Table:
     """Compute ticket − dense (round 0), or ticket − branch (the same round), from the table of a run in any order.
 
-    Returns a data frame of a measure with a row for each replicate and a column for each round; NaN where one of the
-    two is missing. Raises `LotteryError` if the table has no such measure or branch.
+    Returns a data frame of a column, by default that of `measure.measure_of` at the early-stop step, with a row for
+    each replicate and a column for each round; NaN where one of the two is missing.
+    Raises `LotteryError` if the table has no such measure or branch.
     """
+    measure = measure or measure_of(rows).early_stop
     if measure not in rows:
         raise unknown("The measure to compare", measure, rows.columns)
 
@@ -114,7 +135,7 @@ def paired(rows: Table, measure: str = MEASURE, against: str = "dense") -> Table
 
 def differences(
     rows: Table,
-    measure: str = MEASURE,
+    measure: str = "",
     against: str = "dense",
     confidence: float = 0.95,
     method: str = "t",
@@ -129,18 +150,22 @@ def differences(
     import pandas as pd
 
     density = rows[rows["branch"] == "ticket"].groupby("round")["density"].mean()
-    lines = []
+    measure, lines = measure or measure_of(rows).early_stop, []
+    unit = float(rows[measure].abs().mean()) if measure.endswith("loss") else 1.0
     for index, column in paired(rows, measure, against).items():
         if len(pairs := column.dropna()):
             values = pairs.tolist()
             of_grid = intervals.on_a_grid(values, spacing, confidence) if spacing else None
-            mean, low, high = of_grid or intervals.mean_interval(values, confidence, method)
+            mean, low, high = of_grid or intervals.mean_interval(values, confidence, method, unit)
             lines.append((index, density[index], len(pairs), mean, pairs.std(), low, high))
     return pd.DataFrame(lines, columns=list(DIFFERENCES))
 
 
 def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
     """Judge each pruned round by itself: accuracy at the early-stop step and at the end, early-stop step, controls.
+
+    Where the rule is on the loss, read "loss" for "accuracy", and all differences are gains: dense − ticket, as a
+    fraction of the mean loss of the dense networks, so that above 0 the ticket is better; see `measure.Measure`.
 
     Returns the rows of `differences` against dense, and beside them:
 
@@ -154,14 +179,19 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
       better than each, else `CANNOT_TELL`, empty without controls; ``as_good``: the controls that do as well
     - ``matching_p``, ``winning_p``, ``final_p``: one-sided p values, for `smallest_shown`
     """
+    return _judged(scored(rows, rule.measure), rule)
+
+
+def _judged(rows: Table, rule: Rule) -> Table:
+    """Judge each round by scores of which higher is better; see `judged`."""
     import pandas as pd
 
-    found = differences(rows, confidence=rule.confidence)
+    found = differences(rows, rule.measure.early_stop, confidence=rule.confidence)
     steps, at_the_end, beside = _steps(rows, rule), _at_the_end(rows, rule), _beside(rows, rule)
     lines = []
     for line in found.to_dict("records"):
         step, final = steps.get(line["round"], {}), at_the_end.get(line["round"], {})
-        line |= {"verdict": _of_accuracy(line["low"], line["high"], rule), "needed": math.nan}
+        line |= {"verdict": _verdict(line["low"], line["high"], rule), "needed": math.nan}
         if line["verdict"] == CANNOT_TELL and math.isfinite(line["low"]):
             distance, num = line["mean"] + rule.tolerance, int(line["replicates"])
             line["needed"] = intervals.num_needed(distance, line["std"], num, rule.confidence) or math.nan
@@ -193,18 +223,23 @@ def smallest_shown(lines: Table, rule: Rule = DEFAULT, p: str = "winning_p") -> 
     return ordered.iloc[count - 1].to_dict() if count else None
 
 
-def smallest_matching(rows: Table, tolerance: float = TOLERANCE) -> dict[str, Any] | None:
+def smallest_matching(rows: Table, tolerance: float | None = None) -> dict[str, Any] | None:
     """Find the smallest density at which tickets match dense by the mean alone; None if no pruned round does.
 
-    Returns ``round``, ``density``, ``difference`` (mean of ticket − dense), ``dense`` (mean accuracy), ``replicates``.
+    Returns ``round``, ``density``, ``difference`` (mean of ticket − dense), ``gain`` (the same, above 0 if the ticket
+    is better; see `measure.Measure`), ``dense`` (mean accuracy or loss), ``replicates``.
     """
-    found = differences(rows)
+    measure = measure_of(rows)
+    tolerance = measure.tolerance if tolerance is None else tolerance
+    found = differences(scored(rows, measure), measure.early_stop)
     best = _sparsest(found[found["mean"] >= -tolerance - _LAST_PLACE])
     if best is None:
         return None
-    dense = rows[(rows["branch"] == "ticket") & (rows["round"] == 0)][MEASURE].mean()
+    dense = rows[(rows["branch"] == "ticket") & (rows["round"] == 0)][measure.early_stop].mean()
     whole = {key: int(best[key]) for key in ("round", "replicates")}
-    return {**whole, "density": float(best["density"]), "difference": float(best["mean"]), "dense": float(dense)}
+    gain = float(best["mean"])
+    difference = -gain * abs(float(dense)) if measure.is_loss else gain
+    return {**whole, "density": float(best["density"]), "difference": difference, "gain": gain, "dense": float(dense)}
 
 
 def headline(
@@ -218,14 +253,15 @@ def headline(
     caller has them.
     """
     lines = judged(rows, rule) if lines is None else lines
-    if len(rows) and rows[MEASURE].isna().all():
+    scores = scored(rows, rule.measure)
+    if len(rows) and rows[rule.measure.early_stop].isna().all():
         found = Headline("The model measures no accuracy, so no ticket can be compared with dense.", OPEN)
     elif lines.empty:
         found = Headline("No verdict yet: no pruned round can be compared with dense.", OPEN)
     elif _best_shown(lines, rule):
-        found = _shown(rows, lines, rule)
+        found = _shown(scores, lines, rule)
     elif lines["replicates"].max() == 1:
-        found = Headline(_of_one_replicate(rows, rule), OPEN)
+        found = Headline(_of_one_replicate(lines, rule), OPEN)
     else:
         found = _none_shown(lines, rule)
     if trained is not None and trained[0] < trained[1]:
@@ -252,20 +288,21 @@ def sentences(
     if several:
         found += [_of_all_rounds(lines, rule), *_of_single_rounds(lines)]
     if by_mean is None:
-        found.append(f"No pruned round matches dense within {rule.tolerance:g}, not even by the mean.")
+        found.append(f"No pruned round matches dense within {rule.allowed}, not even by the mean.")
     else:
         line = lines[lines["round"] == by_mean["round"]].to_dict("records")[0]
         unsure = f"; {cannot_tell(line)}" if line["verdict"] == CANNOT_TELL else ""
         found.append(
-            f"Smallest density that matches dense within {rule.tolerance:g} by the mean alone: "
-            f"{by_mean['density']:.4f} (round {by_mean['round']}, {signed(by_mean['difference'])} against "
-            f"{by_mean['dense']:.4f}){unsure}."
+            f"Smallest density that matches dense within {rule.allowed} by the mean alone: "
+            f"{by_mean['density']:.4f} (round {by_mean['round']}, {rule.measure.difference(by_mean['gain'])} against "
+            f"{rule.measure.value(by_mean['dense'])}){unsure}."
         )
     if several and (lines["verdict"] == CANNOT_TELL).any():
         found.append(ADDING)
     at = shown["round"] if shown else by_mean["round"] if by_mean else int(lines["round"].max())
+    scores = scored(rows, rule.measure)
     for branch in controls(rows):
-        pairs = differences(rows, against=branch, confidence=rule.confidence)
+        pairs = differences(scores, rule.measure.early_stop, branch, rule.confidence)
         if not pairs.empty:
             found.append(_against(branch, pairs, at, rule))
     return found
@@ -295,8 +332,8 @@ def _bound(rule: Rule) -> float:
     return -rule.tolerance - _LAST_PLACE
 
 
-def _of_accuracy(low: float, high: float, rule: Rule) -> str:
-    """Judge an interval of ticket − dense."""
+def _verdict(low: float, high: float, rule: Rule) -> str:
+    """Judge an interval of gains over dense."""
     return MATCHING if low >= _bound(rule) else NOT_MATCHING if high < _bound(rule) else CANNOT_TELL
 
 
@@ -326,12 +363,12 @@ def _steps(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
 
 
 def _at_the_end(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
-    """Judge the accuracy of each round at the end of training."""
+    """Judge the accuracy or loss of each round at the end of training."""
     found = {}
-    for line in differences(rows, AT_THE_END, confidence=rule.confidence).to_dict("records"):
+    for line in differences(rows, rule.measure.final, confidence=rule.confidence).to_dict("records"):
         mean, low, high = line["mean"], line["low"], line["high"]
         p = intervals.p_value(mean, low, line["replicates"], _bound(rule), rule.confidence)
-        verdict = _of_accuracy(low, high, rule)
+        verdict = _verdict(low, high, rule)
         found[line["round"]] = {"final_mean": mean, "final_low": low, "final_high": high, "final_p": p}
         found[line["round"]]["final_verdict"] = verdict
     return found
@@ -344,7 +381,7 @@ def _beside(rows: Table, rule: Rule) -> dict[Any, tuple[str, str]]:
         known, compared = branches.find(branch), rule.compared(branch)
         if known is None or not known.is_control or (compared and compared.refused):
             continue
-        for line in differences(rows, against=branch, confidence=rule.confidence).to_dict("records"):
+        for line in differences(rows, rule.measure.early_stop, branch, rule.confidence).to_dict("records"):
             found.setdefault(line["round"], {})[branch] = _beside_one(line, rule)
     special = {}
     for index, verdicts in found.items():
@@ -373,9 +410,9 @@ def _shown(rows: Table, lines: Table, rule: Rule) -> Headline:
     winning, matching = _winning_shown(lines, rule), smallest_shown(lines, rule, "matching_p")
     line = winning or matching
     assert line is not None
-    text = f"A {WINNING if winning else MATCHING} ticket: {_in_points(line, _kind(rule))}"
+    text = f"A {WINNING if winning else MATCHING} ticket: {_in_words(line, rule)}"
     if line["mean"] < 0:
-        text += f", which is within the tolerance of {100 * rule.tolerance:g}"
+        text += f", which is within the tolerance of {rule.allowed_in_words}"
     parts = [text + _beside_controls(rows, line, rule)]
     if rule.word != WINNING:
         parts.append("It is not called winning because it does not start from the weights of step 0")
@@ -386,7 +423,7 @@ def _shown(rows: Table, lines: Table, rule: Rule) -> Headline:
     if line["final_verdict"] in (CANNOT_TELL, NOT_MATCHING):
         undecided = line["final_verdict"] == CANNOT_TELL
         tells = f"{replicates(int(line['replicates']))} cannot tell" if undecided else "it loses"
-        parts.append(f"At the end of training {tells}: {_end_in_points(line)}")
+        parts.append(f"At the end of training {tells}: {_end_in_words(line, rule)}")
     return Headline(" ".join(f"{part}." for part in parts), OPEN if line["special"] == "no" else GOOD)
 
 
@@ -401,29 +438,31 @@ def _why_not(line: dict[str, Any], lines: Table) -> str:
 
 def _none_shown(lines: Table, rule: Rule) -> Headline:
     """Say that no round is shown to be winning, and which comes nearest."""
-    kind, word = _kind(rule), rule.word
+    word = rule.word
     undecided, single = lines[lines["verdict"] == CANNOT_TELL], lines[lines["verdict"].isin((WINNING, MATCHING))]
     most = replicates(int(lines["replicates"].max()))
     if len(single):
         best = single.loc[single["density"].idxmin()].to_dict()
         found = Headline(
             f"No {word} ticket is shown: {most} cannot tell for all {len(lines)} rounds at once. The sparsest that is "
-            f"{MATCHING} by itself: {_in_points(best, kind)}.",
+            f"{MATCHING} by itself: {_in_words(best, rule)}.",
             OPEN,
         )
     elif undecided.empty:
         best = lines.loc[lines["mean"].idxmax()].to_dict()
-        lost = f"every round loses more than {100 * rule.tolerance:g} points to dense"
-        found = Headline(f"No {word} ticket: {lost}. The best: {_in_points(best, kind)}.", BAD)
+        lost = f"every round loses more than {rule.allowed_in_words} points to dense"
+        if rule.measure.is_loss:
+            lost = f"the loss of every round is more than {rule.allowed_in_words} above that of dense"
+        found = Headline(f"No {word} ticket: {lost}. The best: {_in_words(best, rule)}.", BAD)
     else:
         best = _sparsest(undecided[undecided["mean"] >= _bound(rule)])
         nearest = "The sparsest that may be" if best else "The nearest"
         best = best or undecided.loc[undecided["mean"].idxmax()].to_dict()
         needed = f"; a new run with {best['needed']:.0f} would" if best["needed"] == best["needed"] else ""
         unsure = f"{replicates(int(best['replicates']))} cannot tell{needed}"
-        found = Headline(f"No {word} ticket is shown: {unsure}. {nearest}: {_in_points(best, kind)}.", OPEN)
+        found = Headline(f"No {word} ticket is shown: {unsure}. {nearest}: {_in_words(best, rule)}.", OPEN)
     if at_the_end := smallest_shown(lines, rule, "final_p"):
-        there = f"{percent(at_the_end['density'])} of the weights match dense: {_end_in_points(at_the_end)}"
+        there = f"{percent(at_the_end['density'])} of the weights match dense: {_end_in_words(at_the_end, rule)}"
         return found._replace(text=f"{found.text} At the end of training {there}.", tone=OPEN)
     return found
 
@@ -461,45 +500,54 @@ def _rounds_with(lines: Table, head: str, column: str, values: tuple[str, ...]) 
     return f"{head}: {'; '.join(parts)}." if parts else ""
 
 
-def _of_one_replicate(rows: Table, rule: Rule) -> str:
+def _of_one_replicate(lines: Table, rule: Rule) -> str:
     """Say what a single replicate shows, and that it is not enough."""
-    tolerance = rule.tolerance
-    head, by_mean = f"1 replicate cannot show that a ticket is {rule.word}", smallest_matching(rows, tolerance)
+    head, by_mean = (
+        f"1 replicate cannot show that a ticket is {rule.word}",
+        _sparsest(lines[lines["mean"] >= _bound(rule)]),
+    )
     if by_mean:
-        line = {"density": by_mean["density"], "mean": by_mean["difference"], "replicates": 1}
-        keeps = "" if line["mean"] >= 0 else f" (dense − {100 * tolerance:g} or better)"
-        return f"{head}; in this one, the sparsest that keeps up with dense{keeps} has {_in_points(line, '')}."
-    found = differences(rows)
-    best = found.loc[found["mean"].idxmax()].to_dict()
-    return f"{head}, and in this one none keeps up with dense. The best: {_in_points(best, '')}."
+        worse = f"dense {'+' if rule.measure.is_loss else '−'} {rule.allowed_in_words} or better"
+        keeps = "" if by_mean["mean"] >= 0 else f" ({worse})"
+        return f"{head}; in this one, the sparsest that keeps up with dense{keeps} has {_in_words(by_mean, rule)}."
+    best = lines.loc[lines["mean"].idxmax()].to_dict()
+    return f"{head}, and in this one none keeps up with dense. The best: {_in_words(best, rule)}."
 
 
-def _in_points(line: Mapping[str, Any], kind: str) -> str:
-    """Give a line of `differences` in per cent of the weights and percentage points."""
-    num = int(line["replicates"])
+def _in_words(line: Mapping[str, Any], rule: Rule) -> str:
+    """Give a line of `judged` in per cent of the weights, and in percentage points or per cent of the loss."""
+    num, measure = int(line["replicates"]), rule.measure
     bounded = num > 1 and abs(line["low"]) < math.inf
-    mean, *interval = points(line["mean"], *((line["low"], line["high"]) if bounded else ()))
-    against = f"{mean} points {'over' if line['mean'] > 0 else 'against'} dense"
-    if not float(mean):
-        against = "as accurate as dense"
-    about = f"{kind} {interval[0]} to {interval[1]}, {replicates(num)}" if bounded else f"in each of {replicates(num)}"
+    interval = measure.interval(line["low"], line["high"]) if bounded else ()
+    mean, *ends = measure.in_words(line["mean"], *interval)
+    better = line["mean"] > 0
+    if measure.is_loss:
+        against = f"with a test loss {mean.lstrip('+-')} {'below' if better else 'above'} that of dense"
+        same = "with the same test loss as dense"
+    else:
+        against, same = f"{mean} points {'over' if better else 'against'} dense", "as accurate as dense"
+    if not float(mean.split()[0].replace(",", "")):
+        against = same
+    about = f"{_kind(rule)} {ends[0]} to {ends[1]}, {replicates(num)}" if bounded else f"in each of {replicates(num)}"
     return f"{percent(line['density'])} of the weights, {against}{f' ({about})' if num > 1 else ''}"
 
 
-def _end_in_points(line: Mapping[str, Any]) -> str:
-    """Give what a line of `judged` has of the end of training in percentage points."""
+def _end_in_words(line: Mapping[str, Any], rule: Rule) -> str:
+    """Give what a line of `judged` has of the end of training in percentage points, or per cent of the loss."""
     mean, low, high = line["final_mean"], line["final_low"], line["final_high"]
+    word = " loss" if rule.measure.is_loss else " points"
     if abs(low) == math.inf:
-        return f"{points(mean)[0]} points"
-    mean, low, high = points(mean, low, high)
-    return f"{mean} points ({low} to {high})"
+        return f"{rule.measure.in_words(mean)[0]}{word}"
+    mean, low, high = rule.measure.in_words(mean, *rule.measure.interval(low, high))
+    return f"{mean}{word} ({low} to {high})"
 
 
 def _beside_controls(rows: Table, ticket: Mapping[str, Any], rule: Rule) -> str:
     """Say how the controls do beside the ticket of a line, each at the nearest round that it has."""
     worse, others, as_good, better = [], [], [], []
     for branch in controls(rows):
-        found, compared = differences(rows, against=branch, confidence=rule.confidence), rule.compared(branch)
+        found = differences(rows, rule.measure.early_stop, branch, rule.confidence)
+        compared = rule.compared(branch)
         if found.empty or (compared and compared.refused):
             continue
         line = found.loc[(found["round"] - ticket["round"]).abs().idxmin()].to_dict()
@@ -522,7 +570,7 @@ def _kind(rule: Rule) -> str:
 def _against(branch: str, found: Table, at: float, rule: Rule) -> str:
     """Compare the ticket with a branch at the nearest round, and list the other rounds where the ticket is better."""
     line = found.loc[(found["round"] - at).abs().idxmin()].to_dict()
-    head = f"Ticket − {branch} {_where(line)}: {_measured(line, _kind(rule))}"
+    head = f"Ticket − {branch} {_where(line)}: {_measured(line, rule)}"
     compared = rule.compared(branch)
     matters = compared.takes_away if compared else ""
     if compared and compared.refused:
@@ -532,7 +580,7 @@ def _against(branch: str, found: Table, at: float, rule: Rule) -> str:
     elif line["high"] < 0:
         shows = f": {branch} is better than the ticket."
     elif _beside_one(line, rule) == "no":
-        shows = f": {branch} does as well there, within {rule.tolerance:g}."
+        shows = f": {branch} does as well there, within {rule.allowed}."
     elif line["low"] > 0:
         shows = f": the ticket is better{f', so {matters} matters there' if matters else ''}."
     else:
@@ -551,13 +599,14 @@ def _where(line: dict[str, Any]) -> str:
     return f"at density {line['density']:.4f} (round {line['round']:.0f})"
 
 
-def _measured(line: dict[str, Any], kind: str) -> str:
-    num, mean = int(line["replicates"]), signed(line["mean"])
+def _measured(line: dict[str, Any], rule: Rule) -> str:
+    num, mean = int(line["replicates"]), rule.measure.difference(line["mean"])
+    mean += " of the dense loss" if rule.measure.is_loss else ""
     if num == 1:
         return f"{mean} from 1 replicate"
     if abs(line["low"]) == math.inf:
         return f"{mean} in each of {replicates(num)}"
-    return f"{mean}, {kind} {signed(line['low'])} to {signed(line['high'])}, {replicates(num)}"
+    return f"{mean}, {_kind(rule)} {rule.measure.ends(line['low'], line['high'])}, {replicates(num)}"
 
 
 def _sparsest(lines: Table) -> dict[str, Any] | None:

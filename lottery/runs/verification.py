@@ -38,11 +38,14 @@ def verify(run: Path, again: Again | None = None) -> Iterator[tuple[str, list[st
     and initial weights drawn again.
     """
     experiment = store.read_experiment(run)
-    for replicate in range(1, experiment.run.num_replicates + 1):
+    store.refuse_links(run)
+    for replicate in store.replicates(run, experiment):
         complete = store.complete_rounds(run, replicate)
         # A function of the user's own may load its weights; `not_repeated` reports that.
         if complete and not _is_own(experiment) and same_start(run, replicate):
             yield f"replicate {replicate}", ["It starts from the weights of the replicate before it."]
+        for path in store.states(run, replicate):
+            yield f"replicate {replicate}, {path.stem.replace('-', ' ')}", _collected(_wrong_state(path))[0]
         for path in sorted((run / f"replicate-{replicate}").glob("round-*/round.json")):
             index = int(path.parent.name.removeprefix("round-"))
             if index not in complete:
@@ -77,7 +80,7 @@ def not_repeated(run: Path, again: Again | None = None) -> list[str]:
     """List what `verify` cannot compute from the files of a run alone, or with `again`, in sentences."""
     experiment = store.read_experiment(run)
     found = []
-    if _is_own(experiment) and any(same_start(run, number) for number in range(2, experiment.run.num_replicates + 1)):
+    if _is_own(experiment) and any(same_start(run, number) for number in store.replicates(run, experiment)[1:]):
         found.append("Replicates start from the same weights, so they differ only in the order of the batches.")
     if not plan.is_repeatable(experiment.prune):
         found.append(
@@ -110,7 +113,8 @@ def same_start(run: Path, replicate: int) -> bool:
 def refuse_damaged(run: Path, experiment: config.Experiment) -> None:
     """Raise `LotteryError` if a file of a run is not as written: its table would show it, later rounds build on it."""
     store.read_experiment(run)
-    for replicate in range(1, experiment.run.num_replicates + 1):
+    store.refuse_links(run)
+    for replicate in store.replicates(run, experiment):
         folder, step = run / f"replicate-{replicate}", experiment.rewind.step
         # Rounds behind a missing one too: they count again once that is trained.
         for path in sorted(folder.rglob("round.json")):
@@ -122,7 +126,7 @@ def refuse_damaged(run: Path, experiment: config.Experiment) -> None:
         for at, key in [(0, "start_sha256")] + [(step, "rewind_sha256")] * bool(step):
             file = store.start_path(run, replicate, at)
             with _advice(folder, "to train the replicate again"):
-                if weights.fingerprint(files.read_arrays(file)) != record.get(key):
+                if weights.fingerprint(store.read_start(run, replicate, at)) != record.get(key):
                     raise LotteryError(f"{str(file)!r} is damaged: the rounds started from other weights.")
 
 
@@ -140,12 +144,21 @@ def _is_own(experiment: config.Experiment) -> bool:
     return experiment.model.name == GIVEN or ":" in experiment.model.name
 
 
+def _wrong_state(path: Path) -> Iterator[str]:
+    """Check the weights at a step that other runs of a sweep rewind to, which no record has a checksum of."""
+    if weights.fingerprint(files.read_arrays(path)) != files.read_metadata(path).get("sha256"):
+        yield f"{path.name} was changed; delete it, and the sweep makes it again."
+
+
 def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterator[str]:
     """Check what rounds and branches share: the record against the curve, the masks and the trained weights."""
     curves: dict[str, dict[int, tuple[float, float]]] = {"train": {}, "validation": {}, "test": {}}
     for step, split, loss, accuracy in stored.metrics:
         curves[split][step] = loss, accuracy
     record, kept, trained, curve = stored.record, stored.masks, stored.weights, curves["validation"]
+    if not curve:
+        yield "Its curve has no validation loss."
+        return
     first, last = min(curve), max(curve)
     stop = min(curve, key=lambda step: (curve[step][0], step))
     if record["early_stop_step"] != stop:
@@ -196,7 +209,7 @@ def _wrong_round(
     yield from _wrong_network(experiment, stored)
     index, replicate, kept = stored.index, stored.replicate, stored.masks
     if not index and experiment.rewind.step:
-        late = weights.fingerprint(files.read_arrays(store.start_path(stored.run, replicate, experiment.rewind.step)))
+        late = weights.fingerprint(store.read_start(stored.run, replicate, experiment.rewind.step))
         if late != stored.record["rewind_sha256"]:
             yield "start.safetensors was changed."
     counts, settings = masks.num_kept(kept), experiment.prune
@@ -207,6 +220,9 @@ def _wrong_round(
     if (before or not index) and not stored.began_with(stored.start):
         yield "Training did not start from the start weights under the masks."
     if before is None:
+        return
+    if _shapes(before) != _shapes(stored) or _shapes(dense) != _shapes(stored):
+        yield "Its masks are of other weights than those of the rounds before."
         return
     if not plan.is_from_dense(settings) and not masks.is_nested(kept, before.masks):
         yield "A pruned entry has come back."
@@ -220,6 +236,10 @@ def _wrong_round(
             yield "The masks differ from those that pruning the round before gives."
 
 
+def _shapes(stored: StoredRound) -> dict[str, tuple[int, ...]]:
+    return {name: mask.shape for name, mask in stored.masks.items()}
+
+
 def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Again | None) -> Iterator[str]:
     """Make a branch again from its round, as far as that needs no model, or with it, and compare."""
     yield from _wrong_network(experiment, stored)
@@ -227,6 +247,9 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Aga
     if known is None:
         return
     ticket, kept = StoredRound(stored.run, stored.replicate, stored.index), stored.masks
+    if _shapes(ticket) != _shapes(stored):
+        yield "Its masks are of other weights than those of its round."
+        return
     rng = branches.rng_for(experiment.run.seed, stored.replicate, stored.index, stored.branch)
     steps = stored.record["first_step"], stored.record["last_step"]
     # In place of what needs the model.

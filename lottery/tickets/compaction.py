@@ -346,7 +346,7 @@ def _check(model: Any, compacted: Compacted) -> None:
 def _difference(model: Any, compacted: Compacted, inputs: np.ndarray) -> float:
     taken = compacted.select(inputs)
     with evaluating(f"The model {model.name!r} fails on the inputs"):
-        before = outputs.evaluate(model, inputs, training=False)
+        before = outputs.evaluate(model, inputs, outputs.batch_size(model), training=False)
         after = outputs.evaluate(compacted.model, taken, training=False)
     return outputs.between(before, after, of=f"the model {model.name!r}")
 

@@ -8,6 +8,8 @@ the model. The other opens ``(path, model)``; the model only tells what a file d
 import importlib.util
 import io
 import math
+import re
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +21,8 @@ from lottery import weights
 from lottery.enforcement import wrappers
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.models.library import is_compiled, keras_of
+from lottery.models.library import is_compiled, is_keras, keras_of
+from lottery.models.outputs import batch_size, evaluate, filled
 from lottery.tickets.reopened import Opened, Stored
 
 
@@ -72,8 +75,11 @@ def saved_model_opened(path: Path, model: Any) -> Opened:
 
 
 def tflite(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
-    """Write a TFLite file of 32-bit numbers, zeros among them: it is no smaller than the dense network's."""
-    path.write_bytes(_converter(model).convert())
+    """Write a TFLite file of 32-bit numbers, zeros among them: it is no smaller than the dense network's.
+
+    A network that loops over steps, as LSTM and GRU do, becomes a file that takes one example at a time.
+    """
+    path.write_bytes(_converted(model, lambda converter: None))
 
 
 def tflite_sparse(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
@@ -88,9 +94,10 @@ def tflite_sparse(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """
     import tensorflow as tf
 
-    converter = _converter(model)
-    converter.optimizations = [tf.lite.Optimize.EXPERIMENTAL_SPARSITY]
-    path.write_bytes(converter.convert())
+    def encoded(converter: Any) -> None:
+        converter.optimizations = [tf.lite.Optimize.EXPERIMENTAL_SPARSITY]
+
+    path.write_bytes(_converted(model, encoded))
 
 
 def tflite_int8(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
@@ -104,22 +111,63 @@ def tflite_int8(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
 
     inputs = np.asarray(inputs)
     chosen = inputs[np.linspace(0, len(inputs) - 1, min(len(inputs), 500)).astype(int)]
-    converter = _converter(model)
-    converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    converter.representative_dataset = lambda: ([example[None]] for example in chosen)
-    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+    size = batch_size(model) or 1
+
+    def in_integers(converter: Any) -> None:
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        batches = [filled(chosen[first : first + size], size) for first in range(0, len(chosen), size)]
+        converter.representative_dataset = lambda: ([batch] for batch in batches)
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+
     with warnings.catch_warnings():
         # A warning for every model whose inputs stay floating, though the examples do give the statistics.
         warnings.filterwarnings("ignore", "Statistics for quantized inputs were expected", UserWarning)
-        path.write_bytes(converter.convert())
+        path.write_bytes(_converted(model, in_integers))
 
 
-def _converter(model: Any) -> Any:
+def _converted(model: Any, settle: Callable[[Any], None]) -> bytes:
+    """Convert a model to TFLite; `settle` sets the converter's options."""
     import tensorflow as tf
 
     _check_single(model, "inputs", "TFLite")
     _check_single(model, "outputs", "TFLite")
-    return tf.lite.TFLiteConverter.from_keras_model(model)
+    layers = list(model._flatten_layers())
+    if any(getattr(layer, "stateful", False) for layer in layers):
+        raise LotteryError(
+            f"The model {model.name!r} keeps a state between batches, which a TFLite file cannot; build it with "
+            "stateful=False and use ticket.apply(model)."
+        )
+    for layer in layers:
+        if type(layer).__name__ == "LSTM" and is_keras(type(layer), ["tf_keras"]) and not layer.unroll:
+            raise LotteryError(
+                f"The model {model.name!r} has the layer {layer.name!r}, an LSTM of tf_keras, whose state TFLite keeps "
+                "from one call to the next; build it with unroll=True, or the network with Keras 3, and use "
+                "ticket.apply(model)."
+            )
+    converter = tf.lite.TFLiteConverter.from_keras_model(model)
+    settle(converter)
+    try:
+        return converter.convert()
+    except Exception as error:
+        # TFLite's own operations have no list of steps of an unknown size.
+        if batch_size(model) is not None or not any(hasattr(layer, "return_sequences") for layer in layers):
+            if lacking := re.search(r"TF Select ops: ([\w, ]+)", str(error)):
+                raise LotteryError(
+                    f"The model {model.name!r} needs operations that TFLite does not have ({lacking[1].strip()}); "
+                    "build it of other layers, or in float32, and use ticket.apply(model), or export the form "
+                    '"saved_model".'
+                ) from error
+            raise
+    with tempfile.TemporaryDirectory() as folder:
+        taken, module = model.inputs[0], tf.Module()
+        example = tf.TensorSpec([1, *taken.shape[1:]], taken.dtype)
+        call = tf.function(lambda x: model(x, training=False), [example], autograph=False)
+        held = [one for variable in model.variables for one in weights.components(variable)]
+        setattr(module, "held", held)  # noqa: B010 - what is saved must hold the variables
+        tf.saved_model.save(module, folder, call.get_concrete_function())
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder)
+        settle(converter)
+        return converter.convert()
 
 
 def _check_single(model: Any, what: str, library: str) -> None:
@@ -140,17 +188,22 @@ def tflite_opened(path: Path, model: Any) -> Opened:
         warnings.filterwarnings("ignore", r"\s*Warning: tf\.lite\.Interpreter is deprecated", UserWarning)
         interpreter = tf.lite.Interpreter(model_content=path.read_bytes(), num_threads=1)
 
+    taken = interpreter.get_input_details()[0]
+    fixed = taken["shape_signature"][:1]
+
     def outputs(inputs: Any) -> np.ndarray:
-        taken = interpreter.get_input_details()[0]
         inputs = np.asarray(inputs, taken["dtype"])
-        if tuple(taken["shape"]) != inputs.shape:
+        if tuple(interpreter.get_input_details()[0]["shape"]) != inputs.shape:
             interpreter.resize_tensor_input(taken["index"], inputs.shape)
         interpreter.allocate_tensors()
         interpreter.set_tensor(taken["index"], inputs)
         interpreter.invoke()
         return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
 
-    return Opened(outputs, dict(_constants(interpreter)), named=False)
+    def in_batches(inputs: Any) -> Any:
+        return evaluate(outputs, np.asarray(inputs), int(fixed[0]) if fixed.size and fixed[0] > 0 else None)
+
+    return Opened(in_batches, dict(_constants(interpreter)), named=False)
 
 
 def _constants(interpreter: Any) -> Iterator[tuple[str, Stored]]:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from lottery import config, data, weights
 from lottery.errors import LotteryError, TicketError, unknown
 from lottery.runs import intervals, results, store, verdicts
+from lottery.runs.measure import measure_of
 from lottery.settings import GIVEN
 from lottery.tickets.ticket_file import Contents
 
@@ -89,17 +90,18 @@ def pick(rows: verdicts.Table, round: int | str | None = None, density: float | 
 def listed(run: Path) -> verdicts.Table:
     """List the tickets of a run in a data frame, a row for each replicate and pruned round.
 
-    Its columns are ``replicate, round, density, num_kept``, ``test_accuracy`` at the early-stop step, ``vs_dense``
-    (ticket − dense), and ``choice``: which of `CHOICES` mean the round.
+    Its columns are ``replicate, round, density, num_kept``, ``test_accuracy`` at the early-stop step, or ``test_loss``
+    if the model measures no accuracy, ``vs_dense`` (ticket − dense), and ``choice``: which of `CHOICES` mean the round.
     """
     rows = results.rows_of(store.rounds(run, branches=False))
-    dense = rows[rows["round"] == 0].set_index("replicate")[verdicts.MEASURE]
-    pruned, chosen = rows[rows["round"] > 0], _chosen(rows)
+    measure = measure_of(rows)
+    dense = rows[rows["round"] == 0].set_index("replicate")[measure.early_stop]
+    pruned, chosen, head = rows[rows["round"] > 0], _chosen(rows), f"test_{measure.what}"
     return pruned.assign(
-        test_accuracy=pruned[verdicts.MEASURE],
-        vs_dense=pruned[verdicts.MEASURE] - pruned["replicate"].map(dense),
+        **{head: pruned[measure.early_stop]},
+        vs_dense=pruned[measure.early_stop] - pruned["replicate"].map(dense),
         choice=[", ".join(word for word in CHOICES if chosen[word] == index) for index in pruned["round"]],
-    )[["replicate", "round", "density", "num_kept", "test_accuracy", "vs_dense", "choice"]]
+    )[["replicate", "round", "density", "num_kept", head, "vs_dense", "choice"]]
 
 
 def examples(source: Path, provenance: Mapping[str, Any], path: str = "", num: int = NUM_EXAMPLES) -> np.ndarray:
@@ -119,7 +121,10 @@ def examples(source: Path, provenance: Mapping[str, Any], path: str = "", num: i
         loaded = data.load(settings.model_copy(update={"path": path}) if path else settings)
     if loaded.fingerprint != about.get("digest"):
         raise LotteryError(f"The data {settings.name!r} on this machine are not those that the ticket was found on.")
-    return loaded.scaled((loaded.validation if len(loaded.validation) else loaded.train).x[:num])
+    found = (loaded.validation if len(loaded.validation) else loaded.train).x[:num]
+    if about.get("scaling") is None and found.dtype == np.uint8:  # the model takes whole numbers
+        return found.astype(np.int32)
+    return loaded.scaled(found)
 
 
 def _local_settings(provenance: Mapping[str, Any], path: str) -> data.Data:
@@ -140,20 +145,24 @@ def _chosen(rows: verdicts.Table) -> dict[str, int | None]:
     tickets = rows[rows["branch"] == store.TICKET]
     counts = tickets.groupby("round")["replicate"].nunique()
     tickets = tickets[tickets["round"].isin(counts[counts == tickets["replicate"].nunique()].index)]
-    means = tickets[tickets["round"] > 0].groupby("round")["early_stop_val_accuracy"].mean().dropna()
+    measure = measure_of(tickets)
+    means = tickets[tickets["round"] > 0].groupby("round")[f"early_stop_val_{measure.what}"].mean().dropna()
     matching = verdicts.smallest_matching(tickets) if len(means) else None
+    best = means.min() if measure.is_loss else means.max()
     return {
-        "best": None if means.empty else int(means[means == means.max()].index.max()),  # the sparsest of equals
+        "best": None if means.empty else int(means[means == best].index.max()),  # the sparsest of equals
         "smallest_matching": matching["round"] if matching else None,
     }
 
 
 def _metrics(rows: verdicts.Table, record: dict[str, Any], dense: dict[str, Any]) -> dict[str, Any]:
     """Gather what was measured of the network, of the dense network of its replicate, and over all replicates."""
-    measured = rows[rows["round"] == record["round"]][verdicts.MEASURE].dropna().tolist()
+    measure = measure_of(rows)
+    values = rows[rows["round"] == record["round"]][measure.early_stop].dropna()
+    measured, unit = values.tolist(), measure.unit(values)
     over: dict[str, Any] = {"count": len(measured)}
     if measured:
-        over[verdicts.MEASURE] = _interval(*intervals.mean_interval(measured))
+        over[measure.early_stop] = _interval(*intervals.mean_interval(measured, unit=unit))
     pruned = verdicts.differences(rows) if record["round"] else rows[:0]
     for line in pruned[pruned["round"] == record["round"]].to_dict("records"):
         over["vs_dense"] = _interval(line["mean"], line["low"], line["high"])

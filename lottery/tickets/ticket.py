@@ -17,6 +17,7 @@ from lottery.models import architecture
 from lottery.models.architecture import Architecture
 from lottery.models.library import keras_of
 from lottery.runs import tables
+from lottery.runs.measure import ACCURACY, LOSS, Measure
 from lottery.runs.tables import Grid
 from lottery.tickets import from_run, ticket_file
 
@@ -133,7 +134,7 @@ class Ticket:
         of, about = self.provenance, self.architecture
         data = of.get("data")
         data = data if isinstance(data, dict) else {}
-        accuracy = self.metrics.get("early_stop_test_accuracy")
+        measure, value = self._measured()
         found = {
             "density": f"{self.density:.4f}, {self.num_kept:,} weights kept",
             "network": f"{about.get('name') or about.get('class') or OWN_LAYERS}, of {about.get('library')}",
@@ -141,9 +142,16 @@ class Ticket:
             "from": of.get("run") and f"{of['run']}, replicate {of.get('replicate')}, round {of.get('round')}",
             "rewound to": "rewind_step" in of and f"step {of['rewind_step']} ({of.get('rewind_mode')})",
             "data": data.get("name") and f"{data['name']}, digest {data.get('digest')}",
-            "test accuracy": isinstance(accuracy, float) and f"{accuracy:.4f} at the early-stop step",
+            measure.name: value and f"{value} at the early-stop step",
         }
         return {name: printable(text) for name, text in found.items() if text}
+
+    def _measured(self) -> tuple[Measure, str]:
+        """Name what says how good its network is, and its value; the value is empty if the ticket does not hold it."""
+        for measure in (ACCURACY, LOSS):
+            if isinstance(value := self.metrics.get(measure.early_stop), float):
+                return measure, measure.value(value)
+        return ACCURACY, ""
 
     def _step(self) -> str:
         """Name the step of the trained weights, if the ticket says it."""
@@ -169,8 +177,9 @@ class Ticket:
         of, more = self.provenance, [f"density {self.density:.4f} ({self.num_kept:,} weights kept)"]
         if "run" in of:
             more.append(f"round {of.get('round')} of {of['run']}, replicate {of.get('replicate')}")
-        if isinstance(accuracy := self.metrics.get("early_stop_test_accuracy"), float):
-            more.append(f"test accuracy {accuracy:.4f}")
+        measure, value = self._measured()
+        if value:
+            more.append(f"{measure.name} {value}")
         more.append("start and trained weights" if self.trained is not None else "start weights")
         return printable(f"<Ticket: {', '.join(more)}>")
 
@@ -187,8 +196,9 @@ def load(
 
     Args:
         source: A ``.safetensors`` file that `Ticket.save` wrote, or the folder of a run.
-        round: Of a run: its number; ``"best"``, the pruned round with the highest mean validation accuracy; or
-            ``"smallest_matching"``, the sparsest round whose mean test accuracy is at most 0.002 below dense.
+        round: Of a run: its number; ``"best"``, the pruned round with the highest mean validation accuracy (or the
+            lowest loss, if the model measures none); or ``"smallest_matching"``, the sparsest round whose mean test
+            accuracy is at most 0.002 below dense (or its loss at most 2 % above).
         density: Of a run, instead of a round: a density in (0, 1]; the nearest round is used.
         replicate: Of a run, from 1.
         at: Of a run, the step of the trained weights: the last step, or the early-stop step, at which accuracies are

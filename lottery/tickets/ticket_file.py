@@ -1,7 +1,6 @@
 """A ticket as one file: how it is written, and everything that is checked before it is used."""
 
 import hashlib
-import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -14,13 +13,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as parse_arrays
 from safetensors.numpy import save as format_arrays
 
-from lottery.errors import TicketError
+from lottery.errors import TicketError, first_wrong
+from lottery.files import MOST_RECORD, check_nesting
 from lottery.masks import Masks, density, num_kept
 
 FORMAT = 1
 KEY = "ticket"  # the one entry of the metadata, for the order of several varies
-MOST_HEADER = 100_000_000  # bytes, the bound of safetensors itself
-MOST_NESTED = 200  # lists and records in each other; Python itself ends at about a thousand
+MOST_VARIABLES, MOST_DIMENSIONS = 20_000, 32
 
 # NumPy's types by safetensors' names. The record has NumPy's: nothing else says that a header's was not changed.
 _TYPES = {
@@ -40,7 +39,7 @@ class Contents(NamedTuple):
 
 
 class _Variable(BaseModel, strict=True, extra="forbid"):
-    shape: list[Annotated[int, Field(ge=1, le=2**40)]] = Field(max_length=32)
+    shape: list[Annotated[int, Field(ge=1, le=2**40)]] = Field(max_length=MOST_DIMENSIONS)
     dtype: str
     masked: bool
 
@@ -108,12 +107,31 @@ def unpack(content: bytes, where: str) -> Contents:
         raise TicketError(f"{where} is not a ticket file that can be trusted: {why}") from None
 
 
+def _checked_record(loaded: dict[str, Any]) -> _Record:
+    """Check the types of a record: first that nothing is too long, for pydantic would list each of a million errors."""
+    variables, sums = (loaded.get(key) for key in ("variables", "sha256"))
+    for num, most in ((variables, MOST_VARIABLES), (sums, 3 * MOST_VARIABLES)):
+        if isinstance(num, dict) and len(num) > most:
+            raise TicketError(f"it has more than {MOST_VARIABLES:,} variables.")
+    each = variables.values() if isinstance(variables, dict) else ()
+    for what, values, allowed in (("record", loaded, _Record), *(("variable", one, _Variable) for one in each)):
+        if not isinstance(values, dict):
+            continue
+        if (odd := next((name for name in values if name not in allowed.model_fields), None)) is not None:
+            raise TicketError(f"its {what} has {odd[:80]!r}, which no ticket has.")
+        if isinstance(shape := values.get("shape"), list) and len(shape) > MOST_DIMENSIONS:
+            raise TicketError(f"it has a variable of {len(shape):,} dimensions, allowed are {MOST_DIMENSIONS}.")
+    return _Record.model_validate(loaded)
+
+
 def _unpacked(content: bytes) -> Contents:
     # Read by hand, for the library forgives what must not pass here.
     length = int.from_bytes(content[:8], "little")
     size = len(content) - 8 - length  # of the tensors
-    if len(content) < 8 or size < 0 or length > MOST_HEADER:
+    if len(content) < 8 or size < 0:
         raise TicketError("it ends before its header does, or has none.")
+    if length > MOST_RECORD:
+        raise TicketError(f"its record has {length:,} bytes, allowed are {MOST_RECORD:,}.")
     header = _parsed(content[8 : 8 + length])
     texts = header.pop("__metadata__", None)
     if not isinstance(texts, dict) or list(texts) != [KEY]:
@@ -122,7 +140,7 @@ def _unpacked(content: bytes) -> Contents:
     version = loaded.get("format")
     if type(version) is int and version > FORMAT:
         raise TicketError(f"it has format {version}, and this version of lottery reads {FORMAT}; install a newer one.")
-    record = _Record.model_validate(loaded)
+    record = _checked_record(loaded)
     if _digest(loaded) != record.record_sha256:
         raise TicketError("the checksum of its record is wrong.")
     _check_tensors(record, header, size)
@@ -162,12 +180,7 @@ def _parsed(text: Any) -> dict[str, Any]:
     values = json.loads(text, object_pairs_hook=pairs, parse_constant=refused)
     if not isinstance(values, dict):
         raise TicketError("its header is not a record.")
-    level: list[Any] = [values]
-    for _ in range(MOST_NESTED):
-        inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, (dict, list))]
-        level = list(itertools.chain.from_iterable(inner))
-    if level:
-        raise TicketError(f"its record nests more than {MOST_NESTED} deep.")
+    check_nesting(values)
     return values
 
 
@@ -187,8 +200,8 @@ def _check_tensors(record: _Record, header: Mapping[str, Any], size: int) -> Non
         shape, variable = entry["shape"], record.variables[own]
         # Before multiplying them: thousands of numbers of thousands of digits take minutes.
         sizes = isinstance(shape, list) and all(type(length) is int and 0 <= length <= 2**40 for length in shape)
-        if not sizes or len(shape) > 32:
-            raise TicketError(f"{name} has the shape {repr(shape)[:80]}, allowed are up to 32 sizes.")
+        if not sizes or len(shape) > MOST_DIMENSIONS:
+            raise TicketError(f"{name} has the shape {repr(shape)[:80]}, allowed are up to {MOST_DIMENSIONS} sizes.")
         dtype, num = _TYPES.get(entry["dtype"], ""), math.prod(variable.shape)
         if part == "mask":
             right = dtype == "uint8" and shape == [-(-num // 8)]
@@ -229,7 +242,6 @@ def _digest(record: Mapping[str, Any]) -> str:
 def _first(error: Exception) -> str:
     """Shorten the message of an exception to one line of bounded length."""
     if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        return f"its record has {'.'.join(map(str, first['loc']))[:80]!r} wrong: {first['msg']}."
+        return first_wrong(error)
     lines = str(error).strip().splitlines()
     return f"{lines[0][:200]}." if lines else f"{type(error).__name__}."

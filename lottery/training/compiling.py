@@ -1,15 +1,17 @@
 """Compile a model for training: optimizer, loss, learning rates with warm-up and drops; and see what its steps do."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from lottery import randomness
 from lottery.data import Splits
-from lottery.errors import LotteryError
+from lottery.errors import LotteryError, unknown
+from lottery.models import optimizers
 from lottery.models.library import evaluating, is_compiled, is_keras, keras_of, reason
 from lottery.settings import COMPILED
 from lottery.training import mirrored
@@ -111,6 +113,8 @@ class Examined:
     test_logs: tuple[str, ...]
     unrepeatable: tuple[str, ...]  # operations that draw random numbers which a resumed run cannot repeat
     calls_python: bool  # in a training step
+    step: Any  # ``train_step`` on the example, traced; it may update one weight only
+    variables: tuple[Any, ...]  # of that step, kept alive: Keras drops its global generator with each new seed
 
 
 def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any = None) -> None:
@@ -121,17 +125,23 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
     """
     keras = keras_of(model)
     if is_compiled(model):
-        inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of a LossScaleOptimizer
-        own = getattr(inner, "_learning_rate", None)
-        if schedule_step is not None and isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
-            inner._learning_rate = schedule(keras, own, first_step=schedule_step, last_step=settings.num_steps - 1)
+        if optimizers.delegates(model.optimizer):
+            model.optimizer.build(model.trainable_variables)  # before, it may not know the optimizers
+        for one in optimizers.plain(model.optimizer):
+            own = getattr(one, "_learning_rate", None)
+            if schedule_step is not None and isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
+                one._learning_rate = schedule(keras, own, first_step=schedule_step, last_step=settings.num_steps - 1)
         return
     if settings.optimizer == COMPILED:
         raise LotteryError('train.optimizer = "compiled" needs a compiled model; this model is not compiled.')
     with _fitting(model):
         outputs = model(example, training=False)
     if not hasattr(outputs, "shape"):
-        raise LotteryError("The model has several outputs, so no loss can be chosen; compile the model.")
+        what = "several outputs" if len(outputs) > 1 else "a dict" if isinstance(outputs, Mapping) else "a list"
+        raise LotteryError(
+            f"The model returns {what}, so no loss can be chosen; compile the model with its losses and metrics"
+            f"{', or have it return the output itself' if len(outputs) == 1 else ''}."
+        )
     outputs = np.asarray(outputs)
     probabilities = bool(((outputs >= 0) & (outputs <= 1)).all())
     if outputs.ndim != 2 or outputs.shape[1] < 2 or (probabilities and not np.allclose(outputs.sum(1), 1, atol=1e-3)):
@@ -142,6 +152,68 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
         )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=not probabilities)
     model.compile(optimizer=optimizer(keras, settings, schedule_step), loss=loss, metrics=["accuracy"])
+
+
+def reads_integers(model: Any, inputs: np.ndarray) -> bool:
+    """Check if a model takes its inputs, a few examples, as whole numbers, as an Embedding does: they are no pixels."""
+    import tensorflow as tf
+
+    with _fitting(model):
+        spec = tf.TensorSpec(inputs.shape, tf.float32)
+        called = tf.function(lambda x: model(x, training=False), autograph=False).get_concrete_function(spec)
+    waiting = [called.inputs[0]]
+    while waiting:
+        for operation in waiting.pop().consumers():
+            if operation.type == "Cast" and operation.outputs[0].dtype.is_integer:
+                return True
+            if operation.type in ("Cast", "Identity"):
+                waiting.append(operation.outputs[0])
+    return False
+
+
+def fixed_batch(model: Any) -> int | None:
+    """Return the number of examples that each batch of a model must have; None if it takes others too.
+
+    Many layers take any number, whatever the shape of the model's input says, so another number is tried.
+    """
+    import tensorflow as tf
+
+    inputs = getattr(model, "inputs", None) or []
+    if len(inputs) != 1 or not len(inputs[0].shape) or inputs[0].shape[0] is None:
+        return None
+    size, *shape = inputs[0].shape
+    try:
+        spec = tf.TensorSpec((size + 1, *shape), inputs[0].dtype)
+        tf.function(lambda x: model(x, training=False), autograph=False).get_concrete_function(spec)
+    except Exception:  # a user's layers may raise anything
+        return size
+    return None
+
+
+def check_batches(model: Any, data: Splits, batch_size: int, num_scored: int | None = None) -> None:
+    """Raise `LotteryError` if the data cannot be cut into batches of the size that a model fixes.
+
+    `num_scored` is the number of examples in the batch of a criterion that needs one.
+    """
+    if (size := fixed_batch(model)) is None:
+        return
+    if stateful := [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]:
+        raise LotteryError(
+            f"The layer {stateful[0]!r} is stateful: it goes on from one batch to the next, but the examples of "
+            "batches are drawn at random; build it with stateful=False."
+        )
+    for key, received in {"train.batch_size": batch_size, "prune.num_examples": num_scored}.items():
+        if received not in (size, None):
+            raise LotteryError(
+                f"{key}: received {received}, but the model takes batches of {size} examples alone; set it to {size}, "
+                "or build the model without a batch size."
+            )
+    for part, split in (("validation", data.validation), ("test", data.test)):
+        if len(split) % size:
+            raise LotteryError(
+                f"The model takes batches of {size} examples alone, but there are {len(split)} {part} examples; "
+                f"allowed is a multiple of {size}, or a model without a batch size."
+            )
 
 
 def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
@@ -156,7 +228,10 @@ def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
     if loss not in ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"):
         return
     with _fitting(model):
-        *positions, num_classes = model(example, training=False).shape[1:]
+        outputs = model(example, training=False)
+    if not hasattr(outputs, "shape"):  # a dict or a list, which the loss takes apart
+        return
+    *positions, num_classes = outputs.shape[1:]
     for part, split in (("training", data.train), ("validation", data.validation), ("test", data.test)):
         if split.y.dtype.kind != "i" or split.y.shape[1:] not in (tuple(positions), (*positions, 1)):
             raise LotteryError(
@@ -193,17 +268,73 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
         test_logs=_own_logs(test_logs, metrics, "test_step"),
         unrepeatable=tuple(sorted({node.op for node in nodes} & UNREPEATABLE)),
         calls_python=not PYTHON.isdisjoint(node.op for node in nodes),
+        step=traced,
+        variables=tuple(traced.graph.variables),
     )
+
+
+def traced_test_step(model: Any, example: tuple[Any, Any]) -> Any:
+    """Trace a compiled model's ``test_step`` on an example."""
+    import tensorflow as tf
+
+    with _fitting(model):
+        return tf.function(model.test_step, autograph=False).get_concrete_function(example)
+
+
+def traced_end(model: Any) -> Any:
+    """Trace what gives a compiled model the weights that training ends with; see `optimizers.finalize`."""
+    import tensorflow as tf
+
+    with evaluating("The optimizer's finalize_variable_values cannot be traced"):
+        return tf.function(lambda: optimizers.finalize(model), autograph=False).get_concrete_function()
+
+
+def traced_under(
+    model: Any, example: tuple[Any, Any], masks: Any, enforce: Callable[..., contextlib.AbstractContextManager[Any]]
+) -> Any:
+    """Trace a compiled model's ``train_step`` on an example while an enforcement holds masks."""
+    import tensorflow as tf
+
+    with _fitting(model), enforce(model, masks) as callbacks:
+
+        def step(batch: Any) -> Any:
+            logs = model.train_step(batch)
+            for one in callbacks:
+                one.on_train_batch_end(tf.constant(0), logs)
+            return logs
+
+        return tf.function(step, autograph=False).get_concrete_function(example)
+
+
+def observe(examined: Examined, example: tuple[Any, Any], num_steps: int = 8) -> list[float]:
+    """Take a few of the examined steps on the example, and return what they report; then put every variable back."""
+    import keras
+
+    before, reported = [np.array(one.numpy()) for one in examined.variables], []
+    with randomness.put_back():
+        keras.utils.set_random_seed(0)  # a step may call Python, and draw there
+        try:
+            for _ in range(num_steps):
+                logs = examined.step(example)
+                values = [np.mean(np.asarray(logs[name], np.float64)) for name in logs]
+                # JSON has no infinity and no NaN.
+                reported += [float(value) if np.isfinite(value) else -1.0 for value in values]
+        finally:
+            for variable, value in zip(examined.variables, before, strict=True):
+                variable.assign(value)
+    return reported
 
 
 @contextlib.contextmanager
 def _updating_one_weight(model: Any) -> Iterator[None]:
-    """Have Keras' own training step update one weight, for a while, if the optimizer is Keras' own too.
+    """Have Keras' own training step update one weight, for a while, if each weight would be updated alike.
 
-    The loop traces the step once more, and most of a trace is the updates. Those of Keras are the same for each weight.
+    The loop traces the step once more, and most of a trace is the updates. Those of Keras' own optimizers are the same
+    for each weight, but for constraints, for weights without decay, and for optimizers that choose by weight.
     """
     optimizer = model.optimizer
-    if not (is_keras(type(model).train_step) and is_keras(type(optimizer))) or "apply_gradients" in vars(optimizer):
+    own_steps = not (is_keras(type(model).train_step) and is_keras(type(optimizer)))
+    if own_steps or "apply_gradients" in vars(optimizer) or not _updates_alike(model):
         yield
         return
     apply = optimizer.apply_gradients
@@ -217,6 +348,16 @@ def _updating_one_weight(model: Any) -> Iterator[None]:
         yield
     finally:
         del vars(optimizer)["apply_gradients"]
+
+
+def _updates_alike(model: Any) -> bool:
+    """Check that an optimizer of Keras' own treats all weights of a model in the same way."""
+    if optimizers.delegates(model.optimizer):
+        return False
+    (inner,) = optimizers.plain(model.optimizer)
+    chosen = [getattr(inner, f"_exclude_from_weight_decay{suffix}", None) for suffix in ("", "_pattern")]
+    constrained = any(getattr(one, "constraint", None) is not None for one in model.trainable_variables)
+    return not (constrained or any(chosen) or type(inner).__name__ == "Muon")
 
 
 def step_variable() -> Any:
@@ -234,14 +375,26 @@ def optimizer(keras: Any, settings: Train, schedule_step: Any = None) -> Any:
         rate = settings.learning_rate
         if isinstance(rate, dict):
             arguments = dict(rate)
-            rate = getattr(keras.optimizers.schedules, arguments.pop("name"))(**arguments)
+            kind, known = arguments.pop("name"), _schedules(keras)
+            if kind not in known:
+                raise unknown("train.learning_rate", kind, known)
+            rate = known[kind](**arguments)
         shape = (settings.warmup_steps, settings.drop_at, settings.drop_factor)
         rate = schedule(keras, rate, *shape, schedule_step, settings.num_steps - 1)
         # By class: keras.optimizers.get does not know all of them.
         classes = {key.lower(): value for key, value in vars(keras.optimizers).items() if isinstance(value, type)}
         return classes[name](learning_rate=rate, **table)
+    except LotteryError:
+        raise
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise LotteryError(f"train.optimizer {name!r} or its learning rate cannot be made: {reason(error)}") from None
+
+
+def _schedules(keras: Any) -> dict[str, Any]:
+    """Return the classes of learning rate schedules by name: the module also has functions, which import by name."""
+    base = keras.optimizers.schedules.LearningRateSchedule
+    known = {name: value for name, value in vars(keras.optimizers.schedules).items() if isinstance(value, type)}
+    return {name: value for name, value in known.items() if issubclass(value, base) and value is not base}
 
 
 def _fitting(model: Any) -> contextlib.AbstractContextManager[None]:

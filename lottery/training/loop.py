@@ -18,6 +18,7 @@ Logs = Mapping[str, Any]
 Classes = tuple[np.ndarray, np.ndarray]  # the label and the predicted class of each example, of an unsigned type
 
 EVALUATION_BATCH = 1000
+NUM_EXAMPLES = 8  # in the batch on which a model is examined, unless the model fixes the size of its batches
 
 # The most steps, and about the seconds, of one call of the compiled steps. Between calls progress is shown,
 # NaN is noticed, checkpoints are written, and a run can be stopped.
@@ -66,7 +67,7 @@ def compile_loop(
     if strategy is not None:
         _check_mirrored(model, data, settings)
         mirrored.skip_together(model)
-    examined = compiling.examine(model, example_batch(data))
+    examined = compiling.examine(model, example_batch(data, model))
     if settings.jit_compile is True and examined.calls_python:
         raise LotteryError("train.jit_compile: a training step of this model calls Python, which XLA cannot compile.")
     gains = strategy is None and gains_from_xla(model) and not examined.calls_python
@@ -124,7 +125,7 @@ def classifier(model: Any, data: Splits | Streams, examined: Examined) -> Callab
     x, y, scaled = data.test.x, data.test.y, scaler(data)
     if y.dtype.kind != "i" or y.size != len(y) or y.min() < 0:
         return lambda: None
-    size = min(EVALUATION_BATCH, len(y))
+    size = compiling.fixed_batch(model) or min(EVALUATION_BATCH, len(y))
     forward = tf.function(lambda inputs: model(scaled(inputs), training=False), autograph=False)
 
     def classes() -> Classes | None:
@@ -142,12 +143,13 @@ def classifier(model: Any, data: Splits | Streams, examined: Examined) -> Callab
     return classes
 
 
-def example_batch(data: Splits | Streams) -> tuple[Any, Any]:
+def example_batch(data: Splits | Streams, model: Any = None) -> tuple[Any, Any]:
     """Return a few inputs, as the network gets them, and their labels."""
     import tensorflow as tf
 
     if isinstance(data, Splits):
-        return scaler(data)(data.train.x[:8]), tf.convert_to_tensor(data.train.y[:8])
+        num = compiling.fixed_batch(model) or NUM_EXAMPLES
+        return scaler(data)(data.train.x[:num]), tf.convert_to_tensor(data.train.y[:num])
     return next(iter(data.train()))
 
 
@@ -176,6 +178,11 @@ def gains_from_xla(model: Any) -> bool:
 
     if tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"):
         return True
+    return gains_on_cpu(model)
+
+
+def gains_on_cpu(model: Any) -> bool:
+    """Return True if all layers of a model train faster with XLA on a CPU."""
     return all(type(weights.inside(layer)).__name__ in GAINS_FROM_XLA for layer in model._flatten_layers())
 
 
@@ -272,7 +279,7 @@ def _evaluation_of_arrays(
     import tensorflow as tf
 
     x, y = tf.constant(split.x), tf.constant(split.y)
-    size = min(EVALUATION_BATCH, len(split))
+    size = compiling.fixed_batch(model) or min(EVALUATION_BATCH, len(split))
     whole, rest = divmod(len(split), size)
     if 0 < rest < mirrored.num_devices(model):  # each device needs at least one example
         whole, rest = whole - 1, rest + size
@@ -310,7 +317,7 @@ def _evaluation_of_stream(model: Any, make: Callable[[], Any], own: tuple[str, .
         dataset: Any = make()
         sums, examples = dict.fromkeys(own, 0.0), 0
         for batch in mirrored.batches(model, dataset):
-            logs, size = test_step(batch), len(tf.nest.flatten(batch)[0])
+            logs, size = test_step(batch), int(tf.nest.flatten(batch)[0].shape[0])  # a ragged tensor has no length
             sums, examples = {name: sums[name] + size * float(logs[name]) for name in own}, examples + size
         return {name: total / examples for name, total in sums.items()} if own else model.get_metrics_result()
 

@@ -15,6 +15,7 @@ from lottery import masks, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Masks
+from lottery.models import optimizers
 from lottery.settings import ROUNDING
 from lottery.training import compiling, mirrored
 from lottery.training.checkpoints import Checkpointer, TrainingState
@@ -142,6 +143,9 @@ class Trainer:
     ) -> Trained:
         """Train a network under masks, with a fresh optimizer; masked entries start at zero, whatever `start` holds.
 
+        With moving averages (``use_ema=True``) training ends with them, as Keras' ``fit`` does. An evaluation on the
+        way is of the averages too, since a training that stopped there would end with them.
+
         Args:
             seed: Words that decide the order of the batches.
             watch: Functions by step, each called with every variable after that step. A training that resumes from a
@@ -162,6 +166,7 @@ class Trainer:
         self.set_masks(kept)
         weights.assign(self.model, masks.apply(start, kept))
         self.reset()
+        optimizers.restart_averages(self.model)
         self._schedule_step.assign(schedule_step)
         start_sha256 = weights.fingerprint(weights.read_state(self.model))
         now = TrainingState(first, first)
@@ -190,12 +195,13 @@ class Trainer:
                 if now.step == now.due:
                     if now.step > first:
                         add(now.step, "train", *now.trained)
-                    now.validation = evaluate("validation", now.step)
-                    if settings.test_curve:
-                        evaluate("test", now.step)
-                    if now.validation[0] < now.lowest:
-                        now.lowest, now.best = now.validation[0], weights.read_state(self.model)
-                        now.summary = {"early_stop_step": now.step, **_named("early_stop_val", now.validation)}
+                    with optimizers.finalized(self.model):
+                        now.validation = evaluate("validation", now.step)
+                        if settings.test_curve:
+                            evaluate("test", now.step)
+                        if now.validation[0] < now.lowest:
+                            now.lowest, now.best = now.validation[0], weights.read_state(self.model)
+                            now.summary = {"early_stop_step": now.step, **_named("early_stop_val", now.validation)}
                     report(now.step, now.validation[1], None)
                     if now.step == last:
                         break
@@ -219,6 +225,7 @@ class Trainer:
                     checkpointer.keep(now)
 
         summary, stopped_at = now.summary, int(now.summary["early_stop_step"])
+        optimizers.finalize(self.model)
         final = weights.read_state(self.model)
         for name in masks.leaks(final, kept) | masks.leaks(now.best, kept):
             raise LotteryError(

@@ -122,7 +122,7 @@ def test_a_new_analysis_is_one_record_and_its_entry(small_run, tmp_path, monkeyp
 @pytest.mark.parametrize("kind", plots.kinds())
 def test_a_figure_opens_each_file_of_a_round_once(kind, small_run, tmp_path, monkeypatch, lottery_command):
     opened, read = collections.Counter(), files.read
-    monkeypatch.setattr(files, "read", lambda path: opened.update([path]) or read(path))
+    monkeypatch.setattr(files, "read", lambda path, *most: opened.update([path]) or read(path, *most))
     done = lottery_command("plot", small_run.path, "--kind", kind, "--out", tmp_path / "a.svg")
     if kind in ("barrier", "instability"):
         assert "no path between two networks" in done.stderr

@@ -658,3 +658,12 @@ def test_sentences_about_barriers():
     assert connectivity.sentences(connectivity.barriers(both)) == [
         f"With the statistics of batches recomputed, the dense network is stable from step 0 on: its test-error barrier is {told}"
     ]
+
+
+@pytest.mark.parametrize("ending", ["csv", "json"])
+def test_a_path_is_not_read_through_a_link_out_of_the_run(copied, tmp_path, ending):
+    path = siblings(copied, 1, 1).path_file().with_suffix(f".{ending}")
+    path.rename(tmp_path / "outside")
+    path.symlink_to(tmp_path / "outside")
+    with pytest.raises(LotteryError, match="out of the run's folder by a symbolic link"):
+        connectivity.points(copied.path)

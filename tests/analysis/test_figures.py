@@ -396,8 +396,26 @@ def test_runs_side_by_side_have_no_dense_line():
 
 
 def test_a_model_without_an_accuracy_can_be_drawn():
-    ax = plots.accuracy(made_up([[float("nan")] * 3] * 2), axes())
+    unknown = made_up([[float("nan")] * 3] * 2).assign(early_stop_test_loss=float("nan"))
+    ax = plots.accuracy(unknown, axes())
     assert [text.get_text() for text in ax.texts] == ["no accuracy is measured"]
+
+
+def test_a_model_without_an_accuracy_is_drawn_by_its_loss():
+    losses = [("ticket", [0.2, 0.19, 0.22]), ("random_mask", [0.3, 0.31, 40.0])]
+    rows = pd.concat([made_up([[float("nan")] * 3] * 2, branch) for branch, _ in losses], ignore_index=True)
+    rows["early_stop_test_loss"] = [value for _, values in losses for value in values * 2]
+    ax = plots.accuracy(rows, axes())
+    assert ax.get_ylabel() == "test loss at the early-stop step" and not ax.texts
+    assert ax.get_ylim()[1] < 1 and ax.get_ylim()[0] < 0.19  # what is far too high leaves the axes at the top
+    (outside,) = [line for line in ax.lines if line.get_label() == "_above"]
+    assert outside.get_marker() == "^" and outside.get_ydata().tolist() == [1, 1, 1]
+    named = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert "random_mask\n(rises to 40)" in named
+    caption = plots.caption(rows)
+    assert caption.startswith("Test loss at the early-stop step") and "ticket lowest 0.19 at density" in caption
+    assert "Triangles at the top edge stand for points above it." in caption
+    assert plots.accuracy(rows, axes(), full=True).get_ylim()[1] > 40
 
 
 def test_learning_curves_are_means_in_a_band(rng):
@@ -728,7 +746,7 @@ def test_without_an_accuracy_the_loss_is_drawn_and_replicates_are_counted(rng):
     caption = plots.caption(curves, "learning_curves", rounds=[2])
     assert ax.get_ylabel() == "validation loss" and caption.startswith("Validation loss while training")
     assert "No accuracy is measured. Means of n = 3 replicates" in caption
-    unmeasured = made_up([[np.nan] * 3] * 2)
+    unmeasured = made_up([[np.nan] * 3] * 2).assign(early_stop_test_loss=np.nan)
     assert plots.caption(unmeasured).endswith("that is kept. 2 replicates.")
     assert plots.accuracy(unmeasured, axes()).get_ylim() == pytest.approx((-0.05, 1.05))
 

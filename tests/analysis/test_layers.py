@@ -23,7 +23,7 @@ def made_run(folder, chains, initial=None, architecture=LENET, settings=None, tr
     experiment = config.Experiment(**tables)
     run = folder / f"made-{config.digest(experiment)}"
     files.write(run / "experiment.toml", config.dump(experiment).encode())
-    known = dict.fromkeys(("data_sha256", "num_threads", "versions", "python", "processor"), "")
+    known = dict.fromkeys(("data_sha256", "python", "processor"), "") | {"num_threads": 1, "versions": {}}
     store.write_record(
         run / "environment.json", known | {"digest": config.digest(experiment), "architecture": architecture}
     )
@@ -32,8 +32,8 @@ def made_run(folder, chains, initial=None, architecture=LENET, settings=None, tr
         if start is not None:
             files.write(store.start_path(run, replicate), files.pack_arrays(start))
         for (index, branch), kept in networks.items():
-            begun = None if start is None else weights.fingerprint(masks.apply(start, kept))
-            record = dict.fromkeys(results.COLUMNS, 0.5) | {
+            begun = 64 * "0" if start is None else weights.fingerprint(masks.apply(start, kept))
+            record = dict.fromkeys(results.COLUMNS, 0.5) | {"early_stop_step": 1} | {
                 "replicate": replicate, "branch": branch, "round": index, "density": masks.density(kept),
                 "num_kept": sum(masks.num_kept(kept).values()), "collapsed": [], "start_sha256": begun,
             }  # fmt: skip

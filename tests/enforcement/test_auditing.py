@@ -149,3 +149,30 @@ def test_gradients_need_a_compiled_model(rng):
     x, y, *_ = toy_arrays(rng)
     with pytest.raises(LotteryError, match="compile it"):
         enforcement.audit(model, {}, batch=(x, y))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_gradients_of_a_batch_as_the_model_takes_it(library, rng):
+    """Inputs by name or in a list, and weights of the examples, which count in the loss."""
+    library = importlib.import_module(library)
+    layers = library.layers
+    a, b = layers.Input((6,), name="a"), layers.Input((4,), name="b")
+    output = layers.Dense(1, use_bias=False)(layers.Concatenate()([a, b]))
+    x, y = {"a": rng.normal(size=(8, 6)), "b": rng.normal(size=(8, 4))}, rng.normal(size=(8, 1))
+    x = {name: value.astype("float32") for name, value in x.items()}
+    for inputs, batch in (({"a": a, "b": b}, x), ([a, b], list(x.values()))):
+        model = library.Model(inputs, output)
+        model.compile("adam", "mse")
+        kept = {"dense/kernel": rng.random((10, 1)) < 0.5}
+        joined = np.concatenate(list(x.values()), 1)
+        residual = joined @ weights.read(model)["dense/kernel"] - y
+        for weight in (None, rng.random(8)):
+            more = [] if weight is None else [weight]
+            each = 2 * joined * residual * (1 if weight is None else weight[:, None])
+            expected = np.abs(each.mean(0)[:, None][~kept["dense/kernel"]]).max()
+            found = enforcement.audit(model, kept, batch=(batch, y, *more))["dense/kernel"].gradient
+            assert found == pytest.approx(expected, rel=1e-4)
+    with pytest.raises(LotteryError, match="a pair, inputs and labels"):
+        enforcement.audit(model, kept, batch=x)
+    with pytest.raises(LotteryError, match="^audit: the loss of the model .* cannot be computed on the batch: "):
+        enforcement.audit(model, kept, batch=(np.ones((8, 3)), y))

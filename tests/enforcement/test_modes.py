@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import types
 
 import numpy as np
 import pytest
@@ -730,6 +731,196 @@ def test_constraint_is_composed_with_one_that_is_there(rng):
     assert model.layers[0].kernel.constraint is mine
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_norm_counts_kept_entries_alone(library, rng):
+    """The final weights obey both, the constraint and the mask, and so does every mode's network: all the same."""
+    library = importlib.import_module(library)
+    layers, constraints = library.layers, library.constraints
+    x, y = examples(rng)
+    kept = {name: rng.random(shape) < 0.5 for name, shape in {"dense/kernel": (6, 8), "dense_1/kernel": (8, 3)}.items()}
+    kept["dense_1/kernel"][:, 2] = False  # no norm makes one of nothing
+    found = []
+    for mode in ("constraint", "gradient", "callback"):
+        library.utils.set_random_seed(0)
+        model = library.Sequential(
+            [
+                layers.InputLayer((6,)),
+                layers.Dense(8, "relu", kernel_constraint=constraints.MaxNorm(0.3, axis=0)),
+                layers.Dense(3, kernel_constraint=constraints.UnitNorm(axis=0)),
+            ]
+        )
+        loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(library.optimizers.Adam(0.1), loss, jit_compile=False)
+        own = [layer.kernel.constraint for layer in model.layers]
+        enforce, audit = enforcement.EnforceMasks(kept, mode), enforcement.AuditMasks(kept)
+        model.fit(x, y, batch_size=32, verbose=0, shuffle=False, callbacks=[enforce, audit])
+        assert [layer.kernel.constraint for layer in model.layers] == own
+        check_held(model, kept)
+        found.append(weights.read(model))
+        norms = [np.linalg.norm(value, axis=0) for value in found[-1].values()]
+        assert norms[0].max() == pytest.approx(0.3, rel=1e-5)
+        np.testing.assert_allclose(norms[1], [1, 1, 0], rtol=1e-5)
+    for one in found[1:]:
+        for name, value in one.items():
+            np.testing.assert_allclose(value, found[0][name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("rmsprop", marks=pytest.mark.long)])
+def test_rows_of_an_embedding_that_a_batch_does_not_look_up_stay_in_every_mode(optimizer, rng):
+    """Keras' optimisers take the gradient of an Embedding row by row, so momentum moves no other row."""
+    import keras
+
+    x, y = rng.integers(0, 11, (48, 6)), rng.integers(0, 3, 48)
+    states = {}
+    for mode in (None, "constraint", "reparameterization"):
+        for density in (1.1, 0.5):
+            keras.utils.set_random_seed(1)
+            layers = [keras.layers.Embedding(11, 4), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(3)]
+            model = keras.Sequential([keras.Input((6,)), *layers])
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(OPTIMIZERS[optimizer](keras), loss, jit_compile=False)
+            kept = random_masks(model, density=density)
+            callbacks = [enforcement.EnforceMasks(kept, mode)] if mode else []
+            model.fit(x, y, batch_size=8, verbose=0, shuffle=False, callbacks=callbacks)
+            states[mode, density] = weights.read_state(model)
+            if mode:
+                check_held(model, kept)
+    for name, value in states[None, 1.1].items():
+        for mode in ("constraint", "reparameterization"):
+            np.testing.assert_allclose(states[mode, 1.1][name], value, rtol=1e-5, atol=1e-7, err_msg=name)
+        np.testing.assert_allclose(
+            states["reparameterization", 0.5][name], states["constraint", 0.5][name], rtol=1e-5, atol=1e-7, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("scaled", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("mode", [mode for mode, library in MODES if library == "keras"])
+def test_an_optimiser_for_each_weight(mode, scaled, rng):
+    """A MultiOptimizer, also under a LossScaleOptimizer: held, frozen, with slots that are found."""
+    import keras
+
+    def make(keras):
+        one, other = keras.optimizers.SGD(0.1, momentum=0.9), keras.optimizers.Adam(0.01)
+        several = keras.optimizers.MultiOptimizer(lambda variable: one if "kernel" in variable.path else other)
+        return keras.optimizers.LossScaleOptimizer(several) if scaled else several
+
+    x, y = examples(rng)
+    model = network(keras, make)
+    kept = {"dense/kernel": np.zeros((6, 8), bool), "dense_1/kernel": rng.random((8, 3)) < 0.5}
+    before = weights.read_state(model)
+    callbacks = [enforcement.EnforceMasks(kept, mode, "present"), enforcement.AuditMasks(kept, before)]
+    for _ in range(2):
+        model.fit(x, y, verbose=0, callbacks=callbacks)
+    check_held(model, kept, before)
+    after = weights.read_state(model)
+    changed = [name for name in after if np.any(after[name] != before[name])]
+    assert changed == ["dense/bias", "dense_1/kernel", "dense_1/bias"]
+    found = enforcement.audit(model, {"dense/bias": np.zeros(8, bool), "dense_1/kernel": kept["dense_1/kernel"]})
+    assert found["dense/bias"].num_nonzero_slots > 8  # two of Adam's
+    assert (found["dense_1/kernel"].num_nonzero_slots > 0) == (mode in WHOLE)
+
+
+def test_layers_that_assign_their_own_weight_are_refused_where_it_is_a_tensor(rng):
+    import keras
+
+    class Own(keras.layers.Dense):
+        def call(self, inputs):
+            self._kernel.assign(self._kernel * 0.5)
+            return super().call(inputs)
+
+    x, y = examples(rng)
+    for layer, message in (
+        (keras.layers.SpectralNormalization(keras.layers.Dense(3)), "^The layer .*, a SpectralNormalization, assigns"),
+        (Own(3), "'own/kernel' is assigned while the network computes, and reparameterization"),
+    ):
+        model = keras.Sequential([keras.Input((6,)), layer])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+        kept = random_masks(model)
+        with pytest.raises(LotteryError, match=message):
+            model.fit(x, y, verbose=0, callbacks=[enforcement.EnforceMasks(kept, "reparameterization")])
+        model.fit(x, y, verbose=0, callbacks=[enforcement.EnforceMasks(kept)])
+        check_held(model, kept)
+        assert all("assign" not in vars(variable) for variable in model.variables)
+
+
+def test_what_lora_adds_is_not_held_in_silence(rng):
+    import keras
+
+    x, y = examples(rng)
+    model = network(keras)
+    kept = random_masks(model)
+    model.fit(x, y, verbose=0, callbacks=[enforcement.EnforceMasks(kept)])
+    layer = model.layers[0]
+    layer.enable_lora(2)
+    model.compile(keras.optimizers.Adam(0.1), model.loss, jit_compile=False)
+    for callback in (enforcement.EnforceMasks(kept), enforcement.AuditMasks(kept)):
+        with pytest.raises(LotteryError, match="'dense/kernel' is adapted by LoRA"):
+            model.fit(x, y, verbose=0, callbacks=[callback])
+    with pytest.raises(LotteryError, match="adapted by LoRA"):
+        enforcement.project(model, kept)
+    rest = {"dense_1/kernel": kept["dense_1/kernel"], "dense/kernel": np.ones((6, 8), bool)}
+    model.fit(x, y, verbose=0, callbacks=[enforcement.EnforceMasks(rest)])
+    masked = ~kept["dense/kernel"]
+    found = enforcement.audit(model, kept)["dense/kernel"]
+    assert found.deviation == pytest.approx(np.abs(np.asarray(layer.kernel))[masked].max()) and found.deviation > 0
+    assert not layer._kernel.numpy()[masked].any()
+
+
+@pytest.mark.parametrize(
+    ("mode", "library"), [case for case in turns(shift=1) if case.values[0] in ("constraint", "gradient", "callback")]
+)
+def test_values_that_another_callback_restores_are_the_present_ones(library, mode, rng, tmp_path):
+    """A fit that BackupAndRestore resumes holds what the first one held, wherever EnforceMasks stands."""
+    library = importlib.import_module(library)
+    x, y = examples(rng)
+    kept = {"dense/kernel": rng.random((6, 8)) < 0.5}
+
+    class Crash(library.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 0:
+                raise KeyboardInterrupt
+
+    for first in (True, False):
+
+        def callbacks(folder=tmp_path / str(first), first=first):
+            both = [
+                enforcement.EnforceMasks(kept, mode, held_at="present"),
+                library.callbacks.BackupAndRestore(folder, delete_checkpoint=False),
+                enforcement.AuditMasks(kept, "present"),
+            ]
+            return both if first else [both[1], both[0], both[2]]
+
+        model = network(library, seed=1)
+        before = weights.read_state(model)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(x, y, epochs=2, verbose=0, callbacks=[*callbacks(), Crash()])
+        for _ in range(2):  # the second finds nothing left to train
+            again = network(library, seed=2)
+            again.fit(x, y, epochs=2, verbose=0, callbacks=callbacks())
+            check_held(again, kept, before)
+            assert np.any(weights.read_state(again)["dense/kernel"] != before["dense/kernel"])
+            check_restored(again)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_saved_model_and_its_masks_train_on_with_the_same_entries_locked(library, rng, tmp_path):
+    """The three lines of docs/locking_entries.md, also for what a fit saves in its midst."""
+    library = importlib.import_module(library)
+    x, y = examples(rng)
+    model = network(library)
+    free = random_masks(model)
+    before = weights.read_state(model)
+    saving = library.callbacks.ModelCheckpoint(str(tmp_path / "epoch.keras"))
+    model.fit(x, y, verbose=0, callbacks=[enforcement.EnforceMasks(free, held_at="present"), saving])
+    model.save(tmp_path / "model.keras")
+    np.savez(tmp_path / "masks.npz", **free)
+    for file in ("model.keras", "epoch.keras"):
+        again, masks_again = library.models.load_model(tmp_path / file), dict(np.load(tmp_path / "masks.npz"))
+        again.fit(x, y, verbose=0, callbacks=[enforcement.EnforceMasks(masks_again, held_at="present")])
+        check_held(again, free, before)
+        assert np.any(weights.read_state(again)["dense/kernel"] != weights.read_state(model)["dense/kernel"])
+
+
 @pytest.mark.parametrize(("mode", "library"), turns(shift=1, always=["constraint"]))
 def test_a_saved_or_cloned_model_is_held_again_by_applying_masks_again(mode, library, rng, tmp_path):
     """Pitfall 23: what holds entries is neither saved nor cloned; their values are."""
@@ -768,7 +959,7 @@ def test_the_model_is_restored_after_an_exception(mode, library):
         ({"dense/kernal": np.ones((6, 8), bool)}, None, "did you mean 'dense/kernel'"),
         ({"dense/kernel": np.ones((6, 30), bool)}, None, "shape"),
         ({"dense/kernel": np.ones((6, 8))}, None, "boolean"),
-        ([np.ones((6, 8), bool)], None, "masks: received list, allowed is a dict"),
+        ([np.ones((6, 8), bool)], None, ": received list, allowed is a dict"),
         ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": "presents"}, "did you mean 'present'"),
         ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": np.nan}, "finite"),
         ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": np.full((6, 8), np.inf)}, "finite"),
@@ -845,6 +1036,19 @@ def test_what_the_model_is_not():
         enforcement.EnforceMasks({}, ["constraint"])
     with pytest.raises(LotteryError, match="allowed is a Keras model"), enforcement.constraint(None, {}):
         pass
+    ticket = types.SimpleNamespace(masks=random_masks(model))
+    for passed, hint in ((model, r"fit passes its model: \w+\(masks\)"), (ticket, "pass its attribute masks")):
+        for callback in (enforcement.EnforceMasks, enforcement.AuditMasks):
+            with pytest.raises(LotteryError, match=f"^{callback.__name__}: received .*, allowed is a dict .*; {hint}"):
+                callback(passed, random_masks(model))
+    for mode in ("constraint", "gradient", "reparameterization", "callback"):
+        with (
+            pytest.raises(LotteryError, match="allowed is a (Keras model|dict)"),
+            enforcement.ENFORCEMENTS[mode]({}, model),
+        ):
+            pass
+        with pytest.raises(LotteryError, match="the model is the first argument"):
+            enforcement.ENFORCEMENTS[mode](model, model).__enter__()
     with pytest.raises(LotteryError, match="which always agrees"):
         enforcement.audit(model, {}, "present")
     with pytest.raises(LotteryError, match="changes nothing"):

@@ -98,3 +98,27 @@ def test_models_are_compared_on_every_example(library):
     assert outputs.largest_difference(made(4, 1), broken, x) == INF
     with pytest.raises(LotteryError, match="fails on the example, pass inputs that it takes"):
         outputs.largest_difference(made(4, 1), made(4, 1), np.ones((3, 5)))
+
+
+@pytest.mark.parametrize("num", [1, 4, 6, 9])
+def test_a_function_of_a_fixed_batch_gets_no_other(num):
+    sizes = []
+
+    def function(x, by):
+        sizes.append(len(x["a"]))
+        return [x["a"] * by, x["b"].sum(axis=1)]
+
+    x = {"a": np.arange(float(num)), "b": np.arange(2.0 * num).reshape(num, 2)}
+    twice, summed = outputs.evaluate(function, x, 4, by=2)
+    assert set(sizes) == {4} and len(sizes) == -(-num // 4)
+    np.testing.assert_array_equal(twice, 2 * x["a"])
+    np.testing.assert_array_equal(summed, x["b"].sum(axis=1))
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_the_batch_that_a_model_is_built_for(library):
+    library = pytest.importorskip(library)
+    fixed, free = library.Input(batch_shape=(5, 3)), library.Input((3,))
+    assert outputs.batch_size(library.Model(fixed, library.layers.Dense(2)(fixed))) == 5
+    assert outputs.batch_size(library.Model(free, library.layers.Dense(2)(free))) is None
+    assert outputs.batch_size(library.Sequential([library.layers.Dense(2)])) is None

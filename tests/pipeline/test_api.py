@@ -55,6 +55,41 @@ def test_a_notebook_shows_the_verdict_the_table_and_the_figure(small_run, tmp_pa
     assert "No round is complete yet." in lottery.load(copy)._repr_html_()
 
 
+def build_model():
+    raise AssertionError("is not called")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((build_model,), r"experiment: received the function build_model; .* lottery\.run\(model=build_model, data="),
+        (({}, build_model), "overrides: received the function build_model; pass"),
+        (((1, 2, 3, 4),), "experiment: received tuple, allowed are tables; pass data by name"),
+        ((3,), "experiment: received int"),
+    ],
+)
+def test_what_stands_in_the_wrong_place_is_named(arguments, message, tmp_path):
+    with pytest.raises(LotteryError, match=message):
+        lottery.run(*arguments, out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"class_weight": {0: 2.0}}, r"class_weight: class weights belong in the data, .*tf\.gather"),
+        ({"sample_weight": [1.0]}, "sample_weight: weights of examples belong in the data"),
+        ({"validation_data": ()}, "validation_data: .* x_validation, y_validation"),
+        ({"epochs": 3}, "epochs: .*num_steps"),
+        ({"batch_size": 3}, r'batch_size belongs in the experiment: \{"train": \{"batch_size": ...\}\}'),
+        ({"model": "lenet"}, "model: received str, allowed is a function without arguments"),
+    ],
+)
+def test_what_fit_takes_is_pointed_to_its_place(options, message, tmp_path):
+    with pytest.raises(LotteryError, match=message):
+        lottery.run({"data": {"name": "digits", "validation": 137}}, out=tmp_path, **options)
+
+
 def test_options_that_do_not_exist_are_refused(tmp_path):
     with pytest.raises(TypeError, match="wrokers"):
         lottery.run({}, out=tmp_path, wrokers=2)

@@ -254,6 +254,18 @@ def test_a_branch_of_the_callers_own(tmp_path):
 
     done = lottery.branch(run.path, halved, model=build, data=arrays(), report=quietly)
     assert sorted(done.table()["branch"].unique()) == ["halved", "ticket"] and is_right(done) == []
+    events, same = [], lambda origin: halved(origin)
+    same.__name__ = "halved"
+    lottery.branch(run.path, same, model=build, data=arrays(), report=events.append)
+    assert "complete" in events[-1].text
+
+    def third(origin):
+        start = {name: value / 3 if name in origin.kept else value for name, value in origin.start.items()}
+        return branches.BranchStart(start, origin.kept, 0, origin.num_steps)
+
+    third.__name__ = "halved"
+    with pytest.raises(LotteryError, match="another function called 'halved' made the branch of round 1"):
+        lottery.branch(run.path, third, model=build, data=arrays(), report=quietly)
 
 
 def test_a_control_is_added_in_one_place(tmp_path, monkeypatch):

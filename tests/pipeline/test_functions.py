@@ -56,7 +56,7 @@ def test_both_give_the_bits_of_the_names_and_work_everywhere(tmp_path):
     with pytest.raises(LotteryError, match=r"run.enforcement = \"given\" stands for a function"):
         lottery.branch(run.path, "random_mask", [1], model=build_dropout, data=ARRAYS, report=quietly)
     with pytest.raises(LotteryError, match="The model or a function differs"):
-        other = {"enforcement": lambda model, masks: own(model, masks), "report": quietly}
+        other = {"enforcement": enforcement.constraint, "report": quietly}
         lottery.branch(run.path, "random_mask", [1], model=build_dropout, data=ARRAYS, **other)
 
 

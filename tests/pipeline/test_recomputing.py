@@ -214,7 +214,7 @@ def test_models_of_ones_own_are_passed_again(mode, tmp_path):
         done.verify(recompute=True, data=arrays)
     with pytest.raises(LotteryError, match="The data differ from those of"):
         done.verify(recompute=True, model=build, data=toy_arrays(np.random.default_rng(4)))
-    with pytest.raises(LotteryError, match="The model differs from that of"):
+    with pytest.raises(LotteryError, match="The model or a function differs from that of"):
         done.verify(recompute=True, model=lambda: network(keras, activation="softmax"), data=arrays)
 
 

@@ -498,7 +498,35 @@ def test_a_line_is_printed_for_a_model_that_measures_no_accuracy(accuracy):
     printed = io.StringIO()
     where = progress.Step(Path(), 1, 2, 3, 4, "ticket", 0.5, 60, 0, 60, float("nan"), 1, 2)
     record = {"collapsed": [], "early_stop_step": 40, "early_stop_test_accuracy": accuracy, "seconds": 1.5}
+    record["early_stop_test_loss"] = 0.25
     with progress.shown(Console(file=printed, width=200)) as report:
         report(progress.Done(where, record))
     line = printed.getvalue()
     assert ("test 0.9000" in line) == (accuracy is not None) and "early stop 40" in line and "1.5 s" in line
+
+
+def test_a_run_leaves_the_generators_of_its_caller_as_they_were(tmp_path):
+    import random
+
+    import keras
+    import tensorflow as tf
+    import tf_keras
+
+    def draw():
+        own = tf_keras.layers.Dense(1)
+        own.build((None, 1))
+        drawn = random.random(), np.random.random(), tf.random.uniform(()), keras.random.uniform(()), own.kernel[0, 0]
+        return [float(value) for value in drawn]
+
+    keras.utils.set_random_seed(3)
+    tf_keras.utils.set_random_seed(3)
+    expected = [draw() for _ in range(3)]
+    keras.utils.set_random_seed(3)
+    tf_keras.utils.set_random_seed(3)
+    found = [draw()]
+    tables = {"train": {"num_steps": 2}, "data": {"validation": 20}, "prune": {"num_rounds": 0}}
+    arguments = {"model": build_dropout, "data": toy_arrays(np.random.default_rng(3)), "report": quietly}
+    for _ in range(2):  # anew, and complete
+        lottery.run(tables, {"run": {"num_replicates": 1}}, out=tmp_path, **arguments)
+        found.append(draw())
+    assert found == expected

@@ -391,14 +391,56 @@ def test_embeddings_have_gradients_too(library):
     )
     net = network(build, np.array([[1, 1, 4]], np.int32), np.array([[1.0]], np.float32))
     start = weights.read(net.model)
-    snip, grasp, synflow = (
-        CRITERIA[name](evidence(start, start, network=net)) for name in ("snip", "grasp", "synflow")
-    )
-    for scores in (snip, grasp):
+    for name in ("snip", "grasp"):
+        scores = CRITERIA[name](evidence(start, start, network=net))
         rows = np.any(scores["embedding/embeddings"] != 0, axis=1)
         assert rows.tolist() == [False, True, False, False, True]
-    # Whole numbers stay such: all the flow is through row 1.
-    assert sorted(synflow["embedding/embeddings"][1])[0] > synflow["embedding/embeddings"][[0, 2, 3, 4]].max()
+
+
+def looking_up(layers):
+    """Layers that look their input up, whatever its type, also behind operations that only move it."""
+    once = [layers.Embedding(5, 2), layers.Flatten(), layers.Dense(1)]
+    return {
+        "embedding": once,
+        "moved": [layers.Reshape((3, 1)), layers.Flatten(), *once],
+        "one-hot": [layers.CategoryEncoding(5, output_mode="multi_hot"), layers.Dense(1)],
+    }
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("kind", ["embedding", "moved", "one-hot"])
+def test_synflow_refuses_inputs_that_are_looked_up(library, kind):
+    """Of the table, only the row of token 1 would have a score."""
+    library = importlib.import_module(library)
+    for declared, dtype in (("int32", np.int64), (None, np.int32), (None, np.float32)):
+
+        def build(declared=declared):
+            layers = looking_up(library.layers)[kind]
+            return library.Sequential([library.layers.Input((3,), dtype=declared), *layers])
+
+        net = network(build, np.array([[1, 2, 4]], dtype), np.array([[1.0]], np.float32))
+        start = weights.read(net.model)
+        with pytest.raises(LotteryError, match="^SynFlow: the model .* looks its input up by whole numbers"):
+            CRITERIA["synflow"](evidence(start, start, network=net))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_synflow_takes_whole_numbers_that_are_calculated_with(library):
+    """Counts, or pixels, are numbers like others: the ranks are those for floating-point inputs."""
+    library = importlib.import_module(library)
+    layers, found = library.layers, []
+    for dtype in ("int32", "float32"):
+
+        def build(dtype=dtype):
+            library.utils.set_random_seed(1)
+            own = [layers.Rescaling(0.5), layers.Reshape((2, 2)), layers.Flatten(), layers.Dense(3), layers.Dense(1)]
+            return library.Sequential([layers.Input((4,), dtype=dtype), *own])
+
+        net = network(build, np.ones((1, 4), dtype), np.array([[1.0]], np.float32))
+        start = weights.read(net.model)
+        found.append(CRITERIA["synflow"](evidence(start, start, network=net)))
+    for name, ranks in found[0].items():
+        np.testing.assert_array_equal(ranks, found[1][name])
 
 
 def flow_by_hand(kernels, biases):

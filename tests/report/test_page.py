@@ -293,7 +293,7 @@ def test_points_of_a_figure_are_those_of_its_table(small_run):
     left, top, right, bottom = panel["box"]
     assert all(left <= across <= right and top <= down <= bottom for across, down, *_ in ticket["points"])
     curves = figures.figure(one.table("learning_curves"), "learning_curves", measure="loss").panels[0]["lines"]
-    nothing = one.table("accuracy").assign(early_stop_test_accuracy=np.nan)
+    nothing = one.table("accuracy").assign(early_stop_test_accuracy=np.nan, early_stop_test_loss=np.nan)
     assert figures.figure(nothing, "accuracy").panels == []
     for line in curves:  # a band, with its ends
         assert len(line["points"]) > 2
@@ -331,7 +331,9 @@ def test_a_page_about_what_there_is(small_run, undrawn, without):
     outline = outlined(render([one]))
     heads = next(row for row in outline.rows if "density" in row)
     assert ("test accuracy" in heads) == (without != "accuracy")
-    assert ("verdict" in heads) == (without == "other replicates") == ("?" in dict(tables.verdict_key(one)))
+    assert ("test loss" in heads) == (without == "accuracy")
+    assert ("verdict" in heads) == (without != "pruned rounds")
+    assert ("?" in dict(tables.verdict_key(one))) == (without != "pruned rounds")
     assert not any(cell in ("nan", "inf", "+inf", "-inf") for row in outline.rows for cell in row)
 
 

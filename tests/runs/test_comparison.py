@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import lottery
 from lottery import cli
 from lottery.errors import LotteryError
-from lottery.runs import comparison, results
+from lottery.runs import comparison, results, tables
 from tests.conftest import SMALL, quietly
 
 
@@ -111,6 +111,22 @@ def test_what_cannot_be_compared_is_refused():
         comparison.compared({"a": made_up(FIRST)})
     with pytest.raises(LotteryError, match="No run has a round whose density is within 5 % of one of a"):
         comparison.compared({"a": made_up(FIRST), "b": made_up([[0.9]], densities=(0.3,))})
+
+
+def test_runs_without_accuracy_are_compared_by_their_test_loss():
+    def losses(chains):
+        rows = made_up(chains)
+        return rows.assign(early_stop_test_loss=rows["early_stop_test_accuracy"], early_stop_test_accuracy=math.nan)
+
+    runs = {"a": losses(FIRST), "b": losses(SECOND), "c": losses([[0.1, 0.1]] * 3)}
+    found = comparison.compared(runs)
+    assert found["run"].tolist() == ["a", "c", "b", "a", "c", "b"]  # the lowest loss is the best
+    assert "accuracy" not in found and found["loss"].iloc[5] == pytest.approx((0.85 + 0.74 + 0.68) / 3)
+    assert found["difference"].iloc[4] == pytest.approx(0.1 - (0.8 + 0.7 + 0.65) / 3)
+    shown = tables.compared(found, "a")
+    assert "test loss" in shown.heads and "lower is better" in shown.notes[0]
+    with pytest.raises(LotteryError, match="a measures no accuracy and d does"):
+        comparison.compared(runs | {"d": made_up(FIRST)})
 
 
 def test_the_command(small_run, tmp_path):

@@ -147,8 +147,25 @@ def test_the_ticket_comes_first_in_a_summary_and_nan_is_not_an_error():
         ["ticket", 0], ["ticket", 1], ["early_bird", 0], ["early_bird", 1],
     ]  # fmt: skip
     assert (points["accuracy_low"] == -math.inf).all()
-    points = results.summary(rows.assign(early_stop_test_accuracy=math.nan))
+    unknown = rows.assign(early_stop_test_accuracy=math.nan, early_stop_test_loss=math.nan)
+    points = results.summary(unknown)
     assert points[["accuracy_mean", "accuracy_low", "accuracy_high"]].isna().all(axis=None)
+
+
+@pytest.mark.parametrize("unit", [1e-7, 1.0, 1e5])
+def test_without_an_accuracy_the_summary_is_of_losses_of_any_size(unit):
+    losses = [[0.9, 0.8], [0.7, 0.6], [0.5, 0.7]]
+    rows = made_up(losses)
+    rows["early_stop_test_loss"], rows["final_test_loss"] = unit * rows["early_stop_test_accuracy"], 2 * unit
+    rows["early_stop_test_accuracy"] = math.nan
+    points = results.summary(rows)
+    assert not [column for column in points if "accuracy" in column]
+    assert points["loss_mean"].tolist() == pytest.approx(
+        [unit * statistics.mean(each) for each in zip(*losses, strict=True)]
+    )
+    assert points["final_loss_mean"].tolist() == [2 * unit] * 2
+    half = stats.t.ppf(0.975, 2) * unit * 0.2 / math.sqrt(3)
+    assert points["loss_high"][0] - points["loss_mean"][0] == pytest.approx(half)
 
 
 def test_a_run_says_its_verdict(small_run):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from lottery import config, files
-from lottery.errors import LotteryError
+from lottery.errors import LotteryError, StorageError
 from lottery.runs import store
 
 MASKS = st.dictionaries(
@@ -201,3 +201,21 @@ def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "round.json").write_bytes(content)
     with pytest.raises(LotteryError, match=r"round\.json"):
         store.read_record(tmp_path)
+
+
+@pytest.mark.parametrize("call", ["unlink", "rmdir"])
+def test_a_checkpoint_that_cannot_be_removed_is_one_sentence(tmp_path, monkeypatch, call):
+    def fails(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    if call == "unlink":
+        (tmp_path / "checkpoint.safetensors").write_bytes(b"")
+    monkeypatch.setattr(os, call, fails)
+    with pytest.raises(StorageError, match="cannot be written: Input/output error; everything stored before is intact"):
+        store.clear_checkpoints(tmp_path)
+
+
+def test_names_that_do_not_print_are_refused_before_they_are_written():
+    with pytest.raises(LotteryError, match=r"names a variable 'dense\\n1/kernel', allowed are printable characters"):
+        files.pack_arrays({"dense\n1/kernel": np.zeros(2)})
+    assert files.parse_arrays(Path("x"), files.pack_arrays({"重み é": np.zeros(2)}))

@@ -12,6 +12,7 @@ from scipy import stats
 from lottery import config
 from lottery.errors import LotteryError
 from lottery.runs import intervals, results, verdicts
+from lottery.runs.measure import ACCURACY, LOSS, measure_of
 from lottery.runs.verdicts import Rule
 
 
@@ -369,8 +370,71 @@ def test_only_what_starts_from_step_0_can_win(rewind, word):
 
 def test_without_an_accuracy_the_sentence_says_so():
     rows = made_up({"ticket": TICKET})
-    said = verdicts.sentences(rows.assign(early_stop_test_accuracy=np.nan))
-    assert said == ["The model measures no accuracy, so no ticket can be compared with dense."]
+    unknown = rows.assign(early_stop_test_accuracy=np.nan, early_stop_test_loss=np.nan)
+    assert measure_of(unknown) == ACCURACY
+    assert verdicts.sentences(unknown) == ["The model measures no accuracy, so no ticket can be compared with dense."]
+
+
+def as_losses(rows, unit=1.0):
+    """The same rows with losses in place of accuracies: those of dense have the mean `unit`, and gains are the same."""
+    dense = rows[(rows["branch"] == "ticket") & (rows["round"] == 0)]
+    found = rows.copy()
+    for when in ("early_stop", "final"):
+        values = rows[f"{when}_test_accuracy"]
+        found[f"{when}_test_loss"] = unit * (1 + dense[f"{when}_test_accuracy"].mean() - values)
+        found[f"{when}_test_accuracy"] = np.nan
+    return found
+
+
+def on_losses(rule):
+    return dataclasses.replace(rule, measure=LOSS)
+
+
+@given(accuracies, tolerances, st.sampled_from([1e-6, 1.0, 3e5]))
+@settings(max_examples=40)
+def test_a_verdict_on_losses_is_that_on_gains_whatever_the_unit(chain, tolerance, unit):
+    control = [[None, *values[2:], 0.5] for values in chain]
+    rows = made_up({"ticket": chain, "random_mask": control})
+    assume(all(np.ptp([values[index] - values[0] for values in chain]) > 1e-4 for index in (1, 2, 3)))
+    losses, rule = as_losses(rows, unit), Rule(tolerance=tolerance)
+    assert (measure_of(rows), measure_of(losses)) == (ACCURACY, LOSS)
+    expected, found = verdicts.judged(rows, rule), verdicts.judged(losses, on_losses(rule))
+    words = ["verdict", "final_verdict", "early_stop", "special", "as_good"]
+    near = (expected[["low", "high", "final_low", "final_high"]] + tolerance).abs().min(axis=1) < 1e-6
+    pd.testing.assert_frame_equal(found[~near][words], expected[~near][words])
+    numbers = ["mean", "low", "high", "std", "final_mean", "matching_p"]
+    np.testing.assert_allclose(found[numbers].astype(float), expected[numbers].astype(float), atol=1e-8, rtol=1e-5)
+
+
+def test_a_lower_loss_is_better_in_words():
+    losses = as_losses(made_up({"ticket": TICKET, "random_reinit": [[None, 0.5]] * 3}), 0.2)
+    rule = verdicts.rule_for(config.Experiment(), measure=LOSS)
+    assert (rule.tolerance, verdicts.rule_for(config.Experiment(), 0.1, measure=LOSS).tolerance) == (0.02, 0.1)
+    first, *others = verdicts.sentences(losses, dataclasses.replace(rule, margin=0))
+    assert first == (
+        "A winning ticket: 64 % of the weights, with a test loss 1.00 % below that of dense (95 % interval -1.00 % to "
+        "-1.00 %, 3 replicates), better than the control random_reinit (at 80 %)."
+    )
+    assert any(one.startswith("Smallest density that matches dense within 2 % by the mean alone: ") for one in others)
+    (control,) = (one for one in others if "random_reinit" in one)
+    assert "% of the dense loss" in control and "the ticket is better" in control
+    grown = {name: losses[name] * (1 + losses["round"]) for name in (LOSS.early_stop, LOSS.final)}
+    worse = losses.assign(**grown)
+    text, tone = verdicts.headline(worse, rule)
+    assert text.startswith(
+        "No winning ticket: the loss of every round is more than 2 % above that of dense. The best: "
+    )
+    assert tone == verdicts.BAD
+    alone = verdicts.headline(worse[worse["replicate"] == 1], rule).text
+    assert "in this one none keeps up with dense. The best: 80 % of the weights, with a test loss 9" in alone
+
+
+def test_the_smallest_matching_ticket_of_losses():
+    losses = as_losses(made_up({"ticket": [[0.9, 0.91, 0.89, 0.5]] * 2}), 0.2)
+    found = verdicts.smallest_matching(losses)
+    assert (found["round"], found["dense"]) == (2, pytest.approx(0.2))
+    assert found["difference"] == pytest.approx(0.2 * 0.01) and found["gain"] == pytest.approx(-0.01)
+    assert verdicts.smallest_matching(losses, 0)["round"] == 1
 
 
 def test_equal_differences_have_no_interval_and_tell_nothing():

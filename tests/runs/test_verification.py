@@ -232,3 +232,16 @@ def test_replicates_in_mixed_precision_start_from_weights_of_their_own(tmp_path)
         initial = files.read_arrays(store.start_path(run.path, replicate))
         dense = files.read_arrays(store.round_path(run.path, replicate, 0) / "weights.safetensors")
         assert all(np.allclose(initial[name], dense[name], atol=1e-3) for name in initial)
+
+
+def test_a_state_of_a_sweep_is_checked(small_run, tmp_path):
+    run = tmp_path / small_run.path.name
+    shutil.copytree(small_run.path, run)
+    state = store.read_start(run, 1)
+    path = store.state_path(run, 1, 7)
+    files.write(path, files.pack_arrays(state, {"sha256": weights.fingerprint(state)}))
+    assert dict(verification.verify(run))["replicate 1, step 00007"] == []
+    next(iter(state.values())).flat[0] += 1
+    files.write(path, files.pack_arrays(state, files.read_metadata(path)))
+    (sentence,) = dict(verification.verify(run))["replicate 1, step 00007"]
+    assert sentence == "step-00007.safetensors was changed; delete it, and the sweep makes it again."

@@ -9,8 +9,11 @@ of processes that take too much memory, are real where this machine lets us have
 """
 
 import argparse
+import builtins
 import contextlib
 import errno
+import functools
+import io
 import itertools
 import os
 import random
@@ -22,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,10 +34,12 @@ from unittest import mock
 import numpy as np
 
 import lottery
-from lottery import config, data, files, progress, stopping
+from lottery import config, data, progress, stopping
 from lottery.errors import LotteryError, StorageError
-from lottery.runs import store, verification
+from lottery.pipeline import connecting, dispatch, interpolation, preparing
+from lottery.runs import store, tensorboard, verification
 from lottery.training import checkpoints
+from tests.scripts import fuzz_runs
 from tests.scripts.kill_and_resume import PATIENCE, ROOT, WORDS, bits, family, left_running, started, workers
 from tests.scripts.kill_and_resume import checkpoints as checkpoints_of
 
@@ -141,10 +147,14 @@ def wrong(run: Path) -> list[str]:
         return [str(error)]
 
 
-def check_intact(run: Path, expected: dict[str, object]) -> int:
-    """How many networks are stored; each is that of the run that was left alone, and nothing half-written is there."""
+def check_intact(run: Path, expected: dict[str, object], half: bool = False) -> int:
+    """How many networks are stored; each is that of the run that was left alone.
+
+    Nothing half-written is there, or, with `half`, under temporary names alone.
+    """
     found = bits(run) if run.exists() else {}
     stored = [name.removesuffix("round.json") for name in found if name.endswith("/round.json")]
+    found = {name: content for name, content in found.items() if not half or not Path(name).name.startswith(".")}
     for folder in stored:
         for name in COMMAND:
             assert found[folder + name] == expected[folder + name], folder + name
@@ -155,61 +165,89 @@ def check_intact(run: Path, expected: dict[str, object]) -> int:
 # Disks
 
 
-class FullDisk:
-    """A disk on which so many files can still be written, and then nothing, until it is left."""
+class Failing:
+    """A disk that fails a call that writes below a folder, then works again; with `lasting`, fails from there on.
 
-    STAGES = ("mkdir", "open", "write", "fsync", "replace")
+    Each attempt (`mounted`) fails at the first call that has not failed yet, so that attempts, one after the other, fail
+    at every call of a run: a folder made, a file opened, half written, flushed, renamed, removed. A file that is
+    written several times in an attempt counts each time.
+    """
 
-    def __init__(self, room: int, stage: str):
-        self.room, self.stage, self.writes, self.last = room, stage, 0, ""
+    def __init__(self, folder: Path, number: int, lasting: bool = False):
+        self.folder, self.number, self.lasting = str(folder.resolve()), number, lasting
+        self.failed: set[tuple[str, str, int]] = set()
+        self.begins = ""  # only a file whose name has this in it is the first to fail
+        self.hit: tuple[str, str, int] | None = None  # of the attempt
+        self.times: Counter[tuple[str, str]] = Counter()
 
-    def _full(self, stage: str) -> None:
-        if self.writes > self.room and (stage == self.stage or self.stage == "mkdir"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def check(self, kind: str, path: object) -> None:
+        """Raise if it is the turn of this call."""
+        place = _placed(path)
+        if not place.startswith(self.folder + "/"):
+            return
+        # Temporary files have the process' number in their names, TensorBoard's the time.
+        name = re.sub(r"-\d+$|(?<=tfevents\.)\d+$", "", place[len(self.folder) :])
+        self.times[kind, name] += 1
+        call = (kind, name, self.times[kind, name])
+        if self.hit is None and call not in self.failed and self.begins in name:
+            self.hit = call
+            self.failed.add(call)
+        elif not (self.hit and self.lasting):
+            return
+        raise OSError(self.number, os.strerror(self.number), place)
 
     @contextlib.contextmanager
     def mounted(self) -> Iterator[None]:
-        opened, fsync, replace, mkdir, write = Path.open, os.fsync, Path.replace, Path.mkdir, files.write
+        """Within, the disk fails."""
+        self.hit, self.times = None, Counter()
+        opening, descriptor = io.open, os.open
 
-        def writing(path: Path, content: bytes) -> None:
-            self.writes, self.last = self.writes + 1, str(path)
-            write(path, content)
+        def opened(path: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+            if not set(mode) & set("wax+"):
+                return opening(path, mode, *arguments, **named)
+            self.check("open", path)
+            return _Half(opening(path, mode, *arguments, **named), lambda: self.check("write", path))
 
-        def opening(path: Path, mode: str = "r", *arguments: Any, **named: Any) -> Any:
-            if mode != "wb":
-                return opened(path, mode, *arguments, **named)
-            self._full("open")
-            file = opened(path, mode, *arguments, **named)
-            if self.writes > self.room and self.stage == "write":
+        def handle(path: Any, flags: int, *arguments: Any, **named: Any) -> int:
+            if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                self.check("open", path)
+            return descriptor(path, flags, *arguments, **named)
 
-                def half(content: bytes) -> None:
-                    os.write(file.fileno(), content[: len(content) // 2])
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        def before(kind: str, there: bool | None) -> Callable[..., Any]:
+            function = getattr(os, kind)
 
-                return _Half(file, half)
-            return file
-
-        def before(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-            def called(*arguments: Any, **named: Any) -> Any:
-                self._full(stage)
-                return function(*arguments, **named)
+            def called(path: Any, *arguments: Any, **named: Any) -> Any:
+                # What is there already is not made, and what is not there is not removed: the kernel says so first.
+                if there is None or os.path.lexists(path) is there:
+                    self.check(kind, path)
+                return function(path, *arguments, **named)
 
             return called
 
-        with (
-            mock.patch.object(files, "write", writing), mock.patch.object(Path, "open", opening),
-            mock.patch.object(os, "fsync", before("fsync", fsync)),
-            mock.patch.object(Path, "replace", before("replace", replace)),
-            mock.patch.object(Path, "mkdir", before("mkdir", mkdir)),
-        ):  # fmt: skip
+        kinds = {"mkdir": False, "unlink": True, "rmdir": True, "fsync": None, "replace": None, "rename": None}
+        with contextlib.ExitStack() as stack:
+            for kind, there in kinds.items():
+                stack.enter_context(mock.patch.object(os, kind, before(kind, there)))
+            stack.enter_context(mock.patch.object(os, "open", handle))
+            for module in (io, builtins):
+                stack.enter_context(mock.patch.object(module, "open", opened))
             yield
 
 
-class _Half:
-    """An open file whose writes do not reach their end."""
+def _placed(path: object) -> str:
+    """The absolute path of a file by name or by number; empty if it has none."""
+    try:
+        place = Path(f"/proc/self/fd/{path}").readlink() if isinstance(path, int) else Path(os.fsdecode(path))  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return ""
+    return str(place.parent.resolve() / place.name)
 
-    def __init__(self, file: Any, write: Callable[[bytes], None]):
-        self.file, self.write = file, write
+
+class _Half:
+    """An open file of which half is written when a check fails."""
+
+    def __init__(self, file: Any, check: Callable[[], None]):
+        self.file, self.check = file, check
 
     def __enter__(self) -> "_Half":
         return self
@@ -217,46 +255,168 @@ class _Half:
     def __exit__(self, *error: Any) -> None:
         self.file.close()
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
 
-def full_at_every_write(world: World) -> list[Row]:
-    """Each attempt gets one write further than the one before, so that every file of a run fails to be written."""
-    run = store.run_path(world.folder(), world.settings)
-    said: set[str] = set()
-    failed: set[str] = set()
-    room = stored = 0
-    for attempt in itertools.count():
-        disk = FullDisk(room, FullDisk.STAGES[attempt % len(FullDisk.STAGES)])
+    def write(self, content: Any) -> int:
         try:
-            with disk.mounted():
-                world.go(run.parent)
-            break
+            self.check()
+        except OSError:
+            self.file.write(content[: len(content) // 2])
+            self.file.flush()
+            raise
+        return self.file.write(content)
+
+
+def stored(run: Path) -> set[str]:
+    """The networks that are stored."""
+    return {str(path.relative_to(run)) for path in run.rglob("round.json")}
+
+
+@contextlib.contextmanager
+def _prepared_once() -> Iterator[None]:
+    """Within, data are read and a model is built for a run's first attempt alone, which takes most of its time."""
+    prepare, known = preparing.prepare, {}
+
+    def prepared(experiment: config.Experiment, *arguments: Any) -> Any:
+        key = config.digest(experiment)
+        if key not in known:
+            known[key] = prepare(experiment, *arguments)
+        return known[key]
+
+    with mock.patch.object(preparing, "prepare", prepared):
+        yield
+
+
+def _attempts(failing: Failing, run: Path, work: Callable[[], Any], expected: dict[str, object]) -> set[str]:
+    """Do some work again and again until nothing new fails; the sentences that were read."""
+    said: set[str] = set()
+    while True:
+        before = stored(run)
+        try:
+            with failing.mounted():
+                work()
+            if failing.hit is None:
+                return said
+            raise AssertionError(f"{failing.hit} failed, and nobody was told")
         except StorageError as error:
-            said.add(re.sub(r"'.*' cannot", "'RUN/…' cannot", re.sub(r"\d[\d.]* MB", "… MB", str(error))))
-        now = check_intact(run, world.expected)
-        assert not (run / "environment.json").exists() or wrong(run) == []
-        if not room or now > stored:
-            room, stored = 1, now
-        elif disk.last in failed and "checkpoint" not in disk.last:  # the files of a network are written all again
-            room += 1
-        failed.add(disk.last)
-    world.check_end(run)
-    (sentence,) = said
-    assert {str(run / name) for name in bits(run)} <= failed
-    fault = f"disk full at each write of a run in turn, in {attempt} attempts: as the folder is made, the file opened, "
-    fault += "half written, flushed or renamed"
-    return [Row(fault, "stops, status 2; the same command goes on once there is room", NOTHING, sentence)]
+            assert len(str(error).splitlines()) == 1 and "cannot be written" in str(error), error
+            said.add(re.sub(r"^'.*' cannot", "'…' cannot", re.sub(r"\d[\d.]* MB", "… MB", str(error))))
+        assert before <= stored(run), (failing.hit, before - stored(run))
+        check_intact(run, expected, half=failing.lasting)
+        assert not (run / "environment.json").exists() or wrong(run) == [], failing.hit
+
+
+def failing_writes(world: World, errors: Sequence[int] = (errno.ENOSPC, errno.EIO, errno.EACCES)) -> list[Row]:
+    """Every write of a run, of a branch and of a path between siblings fails once, one after the other."""
+    rows = []
+    jobs: dict[str, Callable[[Path], Any]] = {
+        "run": lambda run: world.go(run.parent),
+        "branch": lambda run: lottery.branch(run, "untrained", [1], report=progress.silent, tensorboard=False),
+        "connectivity": lambda run: connecting.connect(
+            run, [1], line=interpolation.Line(3),
+            execution=dispatch.Execution(report=progress.silent, checkpoint_every=checkpoints.Every(0, 5)),
+        ),
+    }  # fmt: skip
+    whole = world.copy(world.whole)
+    for job in jobs.values():
+        job(whole)
+    expected = bits(whole)
+    for number, lasting in itertools.product(errors, (False, True)):
+        run = store.run_path(world.folder(), world.settings)
+        failing = Failing(run.parent, number, lasting)
+        said: set[str] = set()
+        with _prepared_once():
+            for job in jobs.values():
+                said |= _attempts(failing, run, functools.partial(job, run), expected)
+        same(expected, bits(run))
+        written = {name for kind, name, _ in failing.failed if kind == "replace"}
+        # Renamed from temporary names, which begin with a dot.
+        for name in expected:
+            path = run / name
+            assert str(path.with_name(f".{path.name}"))[len(failing.folder) :] in written, name
+        kinds = Counter(kind for kind, *_ in failing.failed)
+        how = "and everything after it, until the attempt ends" if lasting else "which works again at once"
+        rows.append(
+            Row(
+                f"{os.strerror(number)}: at each of {len(failing.failed)} writing calls in turn ({_listed(kinds)}), {how}",
+                "stops, status 2; the same command goes on to the same bits",
+                "nothing but what a checkpoint holds not yet",
+                " / ".join(sorted(said)),
+            )
+        )
+    return rows
+
+
+def failing_displays(world: World, errors: Sequence[int] = (errno.ENOSPC, errno.EIO, errno.EACCES)) -> list[Row]:
+    """Every write for TensorBoard fails, and the run goes on; every write of a figure, a page and a ticket."""
+    rows = []
+    for number in errors:
+        run = world.copy(world.whole)
+        failing, notes, told = Failing(run.parent, number), 0, ""
+        while True:
+            shutil.rmtree(run / "tensorboard", ignore_errors=True)
+            events: list[progress.Event] = []
+            with failing.mounted():
+                tensorboard.writer(run, world.settings, events.append)  # as of a complete run
+            if failing.hit is None:
+                break
+            (note,) = events
+            assert isinstance(note, progress.Note) and "Nothing more is written for TensorBoard" in note.text, (
+                failing.hit
+            )
+            told, notes = world.plain(note.text), notes + 1
+        shutil.rmtree(run / "tensorboard")
+        same(world.expected, bits(run))
+        rows.append(
+            Row(
+                f"{os.strerror(number)}: at each of {notes} writes for TensorBoard",
+                "the run goes on",
+                NOTHING,
+                told,
+            )
+        )
+        out = world.folder()
+        out.mkdir()
+        commands = (
+            "plot RUN --out OUT/a.png",
+            "report RUN --out OUT/a.html",
+            "export RUN --round 1 --out OUT/t.safetensors",
+        )
+        for command in commands:
+            words = command.replace("RUN", str(run)).replace("OUT", str(out)).split()
+            failing = Failing(out, number)
+            while True:
+                with failing.mounted():
+                    status, _, err, _ = fuzz_runs.called(words)
+                if failing.hit is None:
+                    break
+                said = err.strip().removeprefix("lottery: ").replace(str(world.scratch), "…")
+                one = err.count("lottery: ") == 1 and "cannot be" in " ".join(err.split())
+                assert status == 2 and one, (failing.hit, status, err)
+                assert not [path for path in out.rglob("*") if path.name.startswith(".")], failing.hit
+            assert status == 0, err
+            fault = f"{os.strerror(number)}: at each of {len(failing.failed)} writing calls of `lottery {words[0]}`"
+            rows.append(Row(fault, "stops, status 2", NOTHING, said))
+    return rows
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
 
 
 def full_for_good(world: World) -> list[Row]:
-    """With two workers, and TensorBoard's files."""
+    """A disk that is full from some write on, and TensorBoard's files."""
     run = store.run_path(world.folder(), world.settings)
     notes: list[str] = []
-    with FullDisk(12, "write").mounted():
+    failing = Failing(run.parent, errno.ENOSPC, lasting=True)
+    failing.begins = "round-01/.weights.safetensors"
+    with failing.mounted():
         try:
             world.go(run.parent, tensorboard=True, report=lambda event: notes.append(getattr(event, "text", "")))
         except StorageError as error:
             said = str(error)
-    check_intact(run, world.expected)
+    check_intact(run, world.expected, half=True)
     assert not [note for note in notes if "The others continue" in note]
     world.check_end(run)
     return [
@@ -795,7 +955,7 @@ def interrupted_twice(world: World) -> list[Row]:
 
 
 QUICK = (
-    full_at_every_write, full_for_good, damaged, damaged_checkpoint, removed, data_changed, clocks, locks,
+    failing_writes, failing_displays, full_for_good, damaged, damaged_checkpoint, removed, data_changed, clocks, locks,
     folder_deleted, memory_error,
 )  # fmt: skip
 REAL = (

@@ -1,6 +1,8 @@
 """Kill a run at random moments, go on each time, and compare every bit with a run that was left alone.
 
-    python -m tests.scripts.kill_and_resume --kills 100
+    python -m tests.scripts.kill_and_resume --kills 300 --whole /tmp/whole
+
+With `--whole`, several calls share the run that was left alone, which the first one makes.
 
 The network has dropout and BatchNorm, its images are cropped and flipped, and it is checkpointed every few steps, so
 that most kills leave a network in mid-round to be gone on with. Kinds of kills, in turn:
@@ -12,6 +14,9 @@ that most kills leave a network in mid-round to be gone on with. Kinds of kills,
 - term: SIGTERM to that process: a sentence, and status 143;
 - int: SIGINT to all of one that trains by itself, as by Ctrl-C: a sentence, and status 130;
 - ray: SIGKILL to a Ray worker of a run with `--on ray`, where that exists (`--kinds ray`).
+
+Before every second kill, on average, SIGSTOP stops a process of the run for up to three seconds, as a laptop that
+sleeps: half of these go on before the kill, and half are hit while they stand still.
 
 In the end every file must be that of the run that was left alone, but for what TensorBoard shows, and for the seconds
 that a network took. `tests/executors/test_kills.py` runs a short version.
@@ -56,11 +61,13 @@ class Tally:
         wrong: Sentences; none if all is well.
         kills: By kind.
         in_mid_round: Kills that hit a network of which there was a checkpoint, which was gone on from.
+        stops: Processes that stood still for a while.
     """
 
     wrong: list[str] = field(default_factory=list)
     kills: Counter[str] = field(default_factory=Counter)
     in_mid_round: int = 0
+    stops: int = 0
 
 
 @dataclass
@@ -171,7 +178,8 @@ def progress(out: Path) -> set[tuple[Path, int]]:
 
 
 def left_alone(folder: Path, words: Sequence[str] = (), say=print) -> dict[str, object]:
-    """Run once without a kill; return every file's bits."""
+    """Run once without a kill, or go on with such a run of an earlier call; return every file's bits."""
+    folder.mkdir(parents=True, exist_ok=True)
     with started(folder / "whole", *words) as run:
         run.process.wait()
         if run.process.returncode:
@@ -220,7 +228,10 @@ def kill_and_resume(
         if sum(tally.kills.values()) >= num_kills:
             break
     mid, seconds = tally.in_mid_round, time.monotonic() - began
-    say(f"{dict(tally.kills)}, in {number} runs and {seconds:.0f} s; {mid} hit a network that had a checkpoint.")
+    say(
+        f"{dict(tally.kills)}, in {number} runs and {seconds:.0f} s; {mid} hit a network that had a checkpoint; "
+        f"{tally.stops} processes were stopped before."
+    )
     return tally
 
 
@@ -250,7 +261,11 @@ def _killed(run: Run, kind: str, chance: random.Random, tally: Tally, say) -> bo
     if run.process.poll() is not None:
         return False
     relatives, mid, over = family(run.process.pid), checkpoints(run.out), _is_complete(run.out)
-    _STRIKE[kind](run, chance)
+    with _standing_still(run, chance) as stopped:
+        tally.stops += stopped
+        if run.process.poll() is not None:
+            return False
+        _STRIKE[kind](run, chance)
     tally.kills[kind] += 1
     tally.in_mid_round += bool(mid)
     wrong = []
@@ -264,10 +279,35 @@ def _killed(run: Run, kind: str, chance: random.Random, tally: Tally, say) -> bo
     tally.wrong += [f"{kind}: {sentence}: {run.said[-2000:]}" for sentence in wrong]
     stored = len(list(run.out.rglob("round.json")))
     moment = f"after {writes} writes" if writes else "before the first step"
+    moment += ", after SIGSTOP" if stopped else ""
     ending = "; ".join(wrong) or ("goes on by itself" if kind in ("worker", "ray") else "nothing is left running")
     number = sum(tally.kills.values())
     say(f"kill {number}: {kind}, {moment}: {stored} networks stored, {len(mid)} in mid-round; {ending}.")
     return True
+
+
+@contextlib.contextmanager
+def _standing_still(run: Run, chance: random.Random) -> Iterator[bool]:
+    """Stop a process of the run every second time, on average; let it go on before the kill, or only after it."""
+    family_of = [run.process.pid, *workers(run)]
+    if chance.random() < 0.5:
+        yield False
+        return
+    victim, seconds, before = chance.choice(family_of), chance.uniform(0.1, 3), chance.random() < 0.5
+    _signalled(victim, signal.SIGSTOP)
+    try:
+        time.sleep(seconds)
+        if before:
+            _signalled(victim, signal.SIGCONT)
+            time.sleep(chance.uniform(0, 0.5))
+        yield True
+    finally:
+        _signalled(victim, signal.SIGCONT)
+
+
+def _signalled(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _kill_worker(run: Run, chance: random.Random) -> None:
@@ -342,14 +382,18 @@ if __name__ == "__main__":
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--kinds", default=",".join(KINDS), help="Which, in turn.")
+    parser.add_argument("--whole", type=Path, help="Folder that keeps the run that is left alone, for further calls.")
     options = parser.parse_args()
     print(f"--seed {options.seed}")
     if "ray" in options.kinds and not has_ray():
         sys.exit("There is no `lottery run --on ray`.")
+
+    def say(text):
+        print(text, flush=True)
+
     with tempfile.TemporaryDirectory() as scratch:
-        done = kill_and_resume(
-            options.kills, options.seed, Path(scratch), options.kinds.split(","), lambda text: print(text, flush=True)
-        )
+        whole = left_alone(options.whole or Path(scratch), say=say)
+        done = kill_and_resume(options.kills, options.seed, Path(scratch), options.kinds.split(","), say, whole=whole)
     print("\n".join(done.wrong))
     print(f"{options.kills} kills: " + ("every file equal, bit for bit." if not done.wrong else "see above."))
     sys.exit(bool(done.wrong))

@@ -319,13 +319,13 @@ def test_a_whole_run_finds_masks(library, tmp_path, monkeypatch):
     assert done.table()["num_kept"].tolist() == [180, 144, 115, 115]
     assert store.read_environment(done.path)["num_devices"] == 2
     given = {key: options[key] for key in ("model", "data", "report")}
-    lottery.pipeline.lottery.branch(done.path, "random_mask", rounds=[2], **given)
+    lottery.branch(done.path, "random_mask", rounds=[2], **given)
     checked = list(verification.verify(done.path))
     assert len(checked) >= 5 and not [found for _, found in checked if found]
     # With another number of devices, nothing is trained for it any more.
     monkeypatch.setattr(mirrored, "num_devices", lambda model: 3)
     with pytest.raises(LotteryError, match="trains on 2 devices.*has 3 now"):
-        lottery.pipeline.lottery.branch(done.path, "shuffled_mask", rounds=[2], **given)
+        lottery.branch(done.path, "shuffled_mask", rounds=[2], **given)
     (done.path / "replicate-1" / "round-02" / "round.json").unlink()
     with pytest.raises(LotteryError, match="trains on 2 devices.*has 3 now"):
         lottery.run(tables, **options)

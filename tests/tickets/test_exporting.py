@@ -558,3 +558,75 @@ def test_onnx_says_what_to_install(small, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tf2onnx" else find(name))
     with pytest.raises(LotteryError, match=r"needs .*tf2onnx.*; install .*lottery\[onnx\]"):
         exporting.export(small[0], small[1], tmp_path / "a.onnx")
+
+
+def half_masked(model, rng):
+    kept = {name: rng.random(value.shape) < 0.5 for name, value in weights.read(model).items()}
+    weights.assign(model, masks.apply(weights.read(model), kept))
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("library", "kind", "settings"),
+    [
+        ("keras", "LSTM", {}),
+        ("tf_keras", "LSTM", {"unroll": True}),
+        pytest.param("tf_keras", "GRU", {}, marks=pytest.mark.long),
+    ],
+)
+def test_a_network_that_loops_over_steps_becomes_a_file_for_one_example(tmp_path, rng, library, kind, settings):
+    keras = importlib.import_module(library)
+    layers = keras.layers
+    model = keras.Sequential([layers.InputLayer((5, 2)), getattr(layers, kind)(4, **settings), layers.Dense(3)])
+    x, path = rng.normal(size=(7, 5, 2)).astype(np.float32), tmp_path / "t.tflite"
+    done = exporting.export(model, half_masked(model, rng), path, inputs=x)
+    assert done.difference <= 1e-5
+    np.testing.assert_allclose(elsewhere(path, "tflite", x), model.predict(x, verbose=0), atol=1e-5)
+
+
+def test_an_lstm_that_would_remember_the_last_example_is_refused(tmp_path, rng):
+    """TFLite has an operation for the LSTM of tf_keras, which keeps its state until it is reset."""
+    import tf_keras
+
+    layers = tf_keras.layers
+    model = tf_keras.Sequential([layers.InputLayer((5, 2)), layers.Bidirectional(layers.LSTM(4)), layers.Dense(3)])
+    with pytest.raises(LotteryError, match="forward_lstm.*keeps from one call to the next; build it with unroll=True"):
+        exporting.export(model, half_masked(model, rng), tmp_path / "t.tflite")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_models_of_a_fixed_batch_are_compared_in_batches_of_it(tmp_path, rng, library):
+    keras = importlib.import_module(library)
+    inputs = keras.Input(batch_shape=(4, 6))
+    # Of any other number of examples, the network cannot make its own batch.
+    fixed = keras.layers.Reshape((8,))(keras.layers.Dense(8, "relu")(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(3)(fixed))
+    kept, x = half_masked(model, rng), rng.normal(size=(7, 6)).astype(np.float32)
+    for form in ("keras", "saved_model", "npz", "tflite"):
+        for given in (x, None):
+            assert exporting.export(model, kept, target(tmp_path, form), form, given).difference <= 1e-5
+    exporting.export(model, kept, tmp_path / "int8.tflite", "tflite_int8", x)
+
+
+@pytest.mark.parametrize("library", ["keras", pytest.param("tf_keras", marks=pytest.mark.long)])
+def test_a_stateful_model_is_compared_from_its_first_state(tmp_path, rng, library):
+    keras = importlib.import_module(library)
+    inputs = keras.Input(batch_shape=(4, 5, 2))
+    model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.GRU(4, stateful=True)(inputs)))
+    kept, x = half_masked(model, rng), rng.normal(size=(11, 5, 2)).astype(np.float32)
+    for form in ("keras", "saved_model", "npz"):
+        assert exporting.export(model, kept, target(tmp_path, form), form, x).difference <= 1e-5
+    with pytest.raises(LotteryError, match="keeps a state between batches.*stateful=False"):
+        exporting.export(model, kept, tmp_path / "t.tflite", inputs=x)
+
+
+def test_what_half_precision_rounds_off_is_no_difference(tmp_path, rng):
+    import keras
+
+    half = [keras.layers.Dense(8, "relu", dtype="mixed_bfloat16") for _ in range(2)]
+    model = keras.Sequential([keras.Input((6,)), *half, keras.layers.Dense(3, dtype="float32")])
+    kept = half_masked(model, rng)
+    assert exporting.export(model, kept, tmp_path / "model", "saved_model").difference <= 0.05
+    with pytest.raises(LotteryError, match=r"operations that TFLite does not have \(.*MatMul.*float32") as caught:
+        exporting.export(model, kept, tmp_path / "t.tflite")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300

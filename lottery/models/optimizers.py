@@ -1,0 +1,100 @@
+"""The optimizers of a model: those inside another, and the moving averages of weights that training ends with."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from lottery.models.library import is_keras
+
+
+def plain(optimizer: Any) -> list[Any]:
+    """Return the optimizers that update weights: those in a LossScaleOptimizer or MultiOptimizer, or else itself."""
+    if optimizer is None:
+        return []
+    inner = getattr(optimizer, "inner_optimizer", None)  # of a LossScaleOptimizer
+    if inner is not None:
+        return plain(inner)
+    return list(optimizer.optimizers) if delegates(optimizer) else [optimizer]
+
+
+def delegates(optimizer: Any) -> bool:
+    """Check if an optimizer, or that in a LossScaleOptimizer, leaves each weight to another optimizer."""
+    inner = getattr(optimizer, "inner_optimizer", None) or optimizer
+    return any(cls.__name__ == "MultiOptimizer" and is_keras(cls) for cls in type(inner).__mro__)
+
+
+def learning_rate(model: Any) -> float | dict[str, Any]:
+    """Return the learning rate of a compiled model at step 0; of a MultiOptimizer, a table by the optimizers' classes.
+
+    The classes are numbered from the second of a kind, as names of weights are.
+    """
+    if not delegates(model.optimizer):
+        return _rate(model.optimizer)
+    model.optimizer.build(model.trainable_variables)  # a function may choose the optimizers
+    rates: dict[str, Any] = {"name": "MultiOptimizer"}
+    for one in plain(model.optimizer):
+        kind = type(one).__name__
+        same = sum(key.rpartition("_")[0] == kind or key == kind for key in rates)
+        rates[f"{kind}_{same}" if same else kind] = _rate(one)
+    return rates
+
+
+def _rate(optimizer: Any) -> float:
+    rate = optimizer.learning_rate
+    return float(np.asarray(rate(0) if callable(rate) else rate))
+
+
+def averages(model: Any) -> Iterator[tuple[Any, Any]]:
+    """Iterate over the trained variables of a model with their moving averages, of an optimizer with ``use_ema``."""
+    for one in plain(getattr(model, "optimizer", None)):
+        kept = getattr(one, "_model_variables_moving_average", None) if getattr(one, "use_ema", False) else None
+        positions = position_by_variable(one)
+        for variable in model.trainable_variables if kept else ():
+            place = positions.get(one._var_key(variable))
+            if kept and place is not None and kept[place] is not None:
+                yield variable, kept[place]
+
+
+def position_by_variable(optimizer: Any) -> dict[Any, int]:
+    """Return the place of each variable in an optimizer's lists of slots, by the optimizer's key of the variable."""
+    # Of Keras 3, or of tf_keras.
+    return getattr(optimizer, "_trainable_variables_indices", None) or getattr(optimizer, "_index_dict", None) or {}
+
+
+def restart_averages(model: Any) -> None:
+    """Let moving averages begin at the present weights, as those of a new optimizer do."""
+    for variable, average in averages(model):
+        average.assign(variable)
+
+
+def finalizes(model: Any) -> bool:
+    """Check if ``fit`` ends by giving a model other weights than its last step: an optimizer's moving averages."""
+    optimizer = model.optimizer
+    for one in [optimizer, *plain(optimizer)]:
+        method = getattr(type(one), "finalize_variable_values", None)
+        if getattr(one, "use_ema", False) or (method is not None and not is_keras(method)):
+            return True
+    return False
+
+
+def finalize(model: Any) -> None:
+    """Give a compiled model the weights that ``fit`` would end with here, and enforcement holds masks in them too."""
+    if finalizes(model) and hasattr(model.optimizer, "finalize_variable_values"):
+        model.optimizer.finalize_variable_values(model.trainable_variables)
+
+
+@contextlib.contextmanager
+def finalized(model: Any) -> Iterator[None]:
+    """Within, a compiled model has the weights that ``fit`` would end with here; training goes on from its own."""
+    if not finalizes(model):
+        yield
+        return
+    before = [(variable, np.array(variable.numpy())) for variable in model.trainable_variables]
+    finalize(model)
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
