@@ -49,7 +49,12 @@ WORDS = [
 ROOT = Path(__file__).parents[2]
 KINDS = ("tree", "worker", "worker", "trees", "int", "tree", "worker", "parent", "worker", "term")
 # Of records: how long it took, the commit of a checkout that somebody may be working in, and the digest of all that.
-LOOSE = ("seconds", "commit", "record_sha256")
+LOOSE = (
+    "seconds",
+    "commit",
+    "record_sha256",
+    "networks",
+)  # the last holds checksums of records, of a path between them
 PATIENCE = 1800.0  # seconds after which something that should have come by itself has not
 
 
@@ -156,7 +161,7 @@ def bits(out: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for path in sorted(path for path in out.rglob("*") if path.is_file()):
         name = str(path.relative_to(out))
-        if path.name in ("round.json", "environment.json"):
+        if path.suffix == ".json":
             found[name] = {key: value for key, value in json.loads(path.read_text()).items() if key not in LOOSE}
         elif path.name != ".lock" and "tensorboard" not in Path(name).parts:
             found[name] = path.read_bytes()
