@@ -302,7 +302,7 @@ def test_no_text_of_a_run_reaches_a_terminal_or_a_page_raw(run, tmp_path, lotter
 def test_names_that_no_run_has_are_refused(run, tmp_path, lottery_command):
     folder = run / "replicate-1/round-01/branch-odd"
     files.shutil.copytree(run / "replicate-1/round-01", folder)
-    for label in (ESCAPE, "=HYPERLINK(1)", "a b", "a\nb", "x" * 201, "-x"):
+    for label in (ESCAPE, "=HYPERLINK(1)", "a b", "a\nb", "x" * 201, "-x", "ticket"):
         forging.sign(folder / "round.json", branch=label)
         folder = folder.rename(folder.with_name(f"branch-{label}"))
         for words in (("show",), ("verify",), ("analyze", "layers"), ("plot",)):

@@ -186,7 +186,7 @@ def branch_labels(folder: Path) -> list[str]:
     """List the complete branches from the round in a folder; raise `LotteryError` for a name that no branch has."""
     labels = [path.parent.name.removeprefix("branch-") for path in folder.glob("branch-*/round.json")]
     for label in labels:
-        if not re.fullmatch(records.LABEL, label):
+        if label == TICKET or not re.fullmatch(records.LABEL, label):
             raise LotteryError(f"{str(folder / f'branch-{label}')!r} is not the name of a branch; remove the folder.")
     return labels
 
