@@ -211,6 +211,10 @@ def test_files_that_do_not_belong_together_are_sentences(run, lottery_command):
     assert dict(verification.verify(run))[network]
     shutil.rmtree(folder)
     shutil.copytree(fuzz_runs.CORPUS / "replicate-1/round-01", folder)
+    files.write(folder / "weights.safetensors", files.pack_arrays(trained | {"more": np.zeros(2, np.float32)}))
+    forging.sign_files(folder)
+    with pytest.raises(LotteryError, match="more is not a variable of its start"):
+        lottery.tickets.load(run, round=1)
     (folder / "metrics.csv").write_text("step,split,loss,accuracy\n")
     forging.sign_files(folder)
     assert "it has no evaluation" in refused(lottery_command, "analyze", "costs", run)

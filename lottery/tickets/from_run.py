@@ -48,7 +48,13 @@ def contents(
     names = [*stored.masks, *sorted(set(stored.weights) - set(stored.masks))]
     names = [name for name in names if not weights.is_random_state(name)]
     after = stored.weights if at == "end" else stored.early_stop
-    start, trained = ({name: state[name] for name in names} for state in (stored.masked_start, after))
+    states = stored.masked_start, after
+    if lacking := set(names) - set(states[0]).intersection(*states):
+        raise TicketError(
+            f"{str(stored.folder)!r} is damaged: {sorted(lacking)[0]} is not a variable of its start and of all its "
+            "trained weights."
+        )
+    start, trained = ({name: state[name] for name in names} for state in states)
     return Contents(stored.masks, start, trained, about)
 
 
