@@ -150,3 +150,19 @@ def toy_arrays(rng, num_train=200, num_test=60, shape=(6,), num_classes=3):
     labels = rng.integers(0, num_classes, num_train + num_test)
     x = (centres[labels] + rng.normal(size=(len(labels), *shape))).astype(np.float32)
     return x[:num_train], labels[:num_train], x[num_train:], labels[num_train:]
+
+
+def subclassed(keras, num_inputs):
+    """A model of a class of its own, with two dense layers."""
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = keras.layers.Dense(6, "relu"), keras.layers.Dense(3)
+
+        def call(self, x):
+            return self.second(self.first(x))
+
+    model = Own()
+    model(np.zeros((1, num_inputs), np.float32))
+    return model

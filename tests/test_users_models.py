@@ -15,7 +15,7 @@ from lottery.models.library import reason
 from lottery.pipeline import preparing
 from lottery.runs import store
 from lottery.training.settings import Train
-from tests.conftest import quietly, toy_arrays
+from tests.conftest import quietly, subclassed, toy_arrays
 from tests.pipeline.test_running import build_dropout, final_bits
 
 TINY = {
@@ -46,20 +46,10 @@ def compiled_tf_keras():
     return model
 
 
-def subclassed():
+def subclassed_keras():
     import keras
 
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = keras.layers.Dense(8, "relu"), keras.layers.Dense(3)
-
-        def call(self, x):
-            return self.second(self.first(x))
-
-    model = Own()
-    model(np.zeros((1, 6), np.float32))
-    return model
+    return subclassed(keras, 6)
 
 
 def convolution():
@@ -95,7 +85,7 @@ def test_the_first_function_that_imports_tf_keras_draws_from_the_seed_too(monkey
     [
         pytest.param(softmax_tf_keras, marks=pytest.mark.long),
         compiled_tf_keras,
-        subclassed,
+        subclassed_keras,
         pytest.param(convolution, marks=pytest.mark.long),
         build_dropout,
     ],

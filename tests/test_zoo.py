@@ -19,7 +19,7 @@ from lottery.errors import LotteryError, TicketError
 from lottery.models import outputs
 from lottery.runs import store
 from lottery.tickets import compaction, exporting
-from tests.conftest import quietly
+from tests.conftest import quietly, subclassed
 from tests.pipeline.test_running import final_bits
 
 BOTH, KERAS = ("keras", "tf_keras"), ("keras",)
@@ -274,20 +274,6 @@ def two_outputs(keras):
     return model
 
 
-def subclassed(keras):
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = keras.layers.Dense(6, "relu"), keras.layers.Dense(3)
-
-        def call(self, x):
-            return self.second(self.first(x))
-
-    model = Own()
-    model(np.zeros((1, 6), np.float32))
-    return model
-
-
 def own_layer(keras):
     class Low(keras.layers.Layer):
         def build(self, shape):
@@ -436,7 +422,7 @@ ARCHITECTURES: dict[str, Kind] = {
     "two outputs": Kind(two_outputs, targets="two"),
     "mixed float16": Kind(in_half_precision("mixed_float16"), chain=True),
     "mixed bfloat16": Kind(in_half_precision("mixed_bfloat16"), libraries=KERAS, chain=True),
-    "subclassed": Kind(subclassed, rebuilt=False),
+    "subclassed": Kind(lambda keras: subclassed(keras, 6), rebuilt=False),
     "own layer": Kind(own_layer, rebuilt=False),
 }
 

@@ -64,9 +64,6 @@ class AuditMasks(FitCallback):
         masks, held_at: As for `audit`; or ``held_at="present"`` for the values at the beginning of training.
     """
 
-    def __init__(self, masks: Mapping[str, Any], held_at: HeldAt = None) -> None:
-        super().__init__(masks, held_at)
-
     def install(self, stack: contextlib.ExitStack, logs: Any) -> None:
         """Watch from the first step on."""
         self._entries = held(self.model, self._masks, self._held_at)

@@ -17,7 +17,7 @@ class FitCallback(keras.callbacks.Callback):
 
     _supports_tf_logs = True  # tf_keras reads this, and the methods `_implements_...`
 
-    def __init__(self, masks: Mapping[str, Any], held_at: HeldAt) -> None:
+    def __init__(self, masks: Mapping[str, Any], held_at: HeldAt = None) -> None:
         super().__init__()
         check_kind(masks, type(self).__name__)
         self._masks, self._held_at = masks, held_at

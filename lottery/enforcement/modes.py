@@ -14,7 +14,7 @@ from lottery.enforcement.patching import (
     computing_with,
     constrained,
     frozen,
-    holding,
+    obeying,
     putting,
     replaced,
     retrace,
@@ -120,11 +120,11 @@ def callback(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
     """
     _refuse_several_steps(model)
     with _holding(model, masks, held_at, "callback") as entries:
-        obeying = [(entry.variable, holding(entry)) for entry in entries]
+        both = [(entry.variable, obeying(entry)) for entry in entries]
 
         def obey() -> None:
-            for variable, both in obeying:
-                variable.assign(both(variable))
+            for variable, obey_both in both:
+                variable.assign(obey_both(variable))
 
         made: Any = keras_of(model).callbacks.LambdaCallback(
             on_train_begin=lambda logs: _refuse_several_steps(made.model),

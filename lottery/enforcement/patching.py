@@ -77,7 +77,7 @@ def undone(undo: Callable[[], Any]) -> Iterator[None]:
 @contextlib.contextmanager
 def constrained(entries: Sequence[Held]) -> Iterator[None]:
     """Hold entries by constraints, each around the constraint that its variable has already."""
-    with _constraints([(entry, holding(entry)) for entry in entries]):
+    with _constraints([(entry, obeying(entry)) for entry in entries]):
         yield
 
 
@@ -88,7 +88,7 @@ def unconstrained(entries: Sequence[Held]) -> Iterator[None]:
         yield
 
 
-def holding(entry: Held) -> Callable[[Any], Any]:
+def obeying(entry: Held) -> Callable[[Any], Any]:
     """Make a function from a weight to one that obeys both its mask and the constraint that its variable has now.
 
     A norm must count kept entries alone, so masked entries are put back before the constraint is applied; and after it,

@@ -80,6 +80,13 @@ def evaluating(what: str) -> Iterator[None]:
         raise LotteryError(f"{what}: {reason(error)}") from error
 
 
+def traced_call(model: Any, inputs: Any) -> Any:
+    """Trace the call of a model at inference, on inputs or their ``tf.TensorSpec``; return the ``ConcreteFunction``."""
+    import tensorflow as tf
+
+    return tf.function(lambda x: model(x, training=False), autograph=False).get_concrete_function(inputs)
+
+
 def reason(error: Exception) -> str:
     """Return the message of an exception in one line: Keras puts the place first and the reason after it."""
     lines = [re.sub(r"\x1b\[\d+m", "", line).strip() for line in str(error).splitlines()]

@@ -9,7 +9,7 @@ import numpy as np
 from lottery import weights
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.models.library import evaluating, keras_of
+from lottery.models.library import evaluating, keras_of, traced_call
 from lottery.pruning import gradients, ranking
 from lottery.pruning.gradients import Scores
 
@@ -146,7 +146,7 @@ def check_inputs(model: Any, x: Any) -> None:
 
     specs = tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), x)
     with evaluating(f"The model {model.name!r} cannot be called on its inputs"):
-        called = tf.function(lambda inputs: model(inputs, training=False), autograph=False).get_concrete_function(specs)
+        called = traced_call(model, specs)
     _refuse_lookups(model, called.inputs[: len(tf.nest.flatten(x))])
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from lottery import weights
 from lottery.errors import LotteryError
 from lottery.models import outputs
-from lottery.models.library import ENTRYWISE, FLAT, IDLE, SPATIAL, WEIGHTED, evaluating, keras_of
+from lottery.models.library import ENTRYWISE, FLAT, IDLE, SPATIAL, WEIGHTED, evaluating, keras_of, traced_call
 from lottery.tickets import chain
 from lottery.tickets.chain import Link
 
@@ -432,9 +432,7 @@ def latency(
 
 def _compiled(model: Any, inputs: Any) -> Callable[[], Any]:
     """Trace a forward pass. The model is no argument, not even a default one: each call would look through it."""
-    import tensorflow as tf
-
-    traced = tf.function(lambda x: model(x, training=False), autograph=False).get_concrete_function(inputs)
+    traced = traced_call(model, inputs)
     return functools.partial(traced, inputs)
 
 

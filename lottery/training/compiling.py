@@ -12,7 +12,7 @@ from lottery import randomness
 from lottery.data import Splits
 from lottery.errors import LotteryError, unknown
 from lottery.models import optimizers
-from lottery.models.library import evaluating, is_compiled, is_keras, keras_of, reason
+from lottery.models.library import evaluating, is_compiled, is_keras, keras_of, reason, traced_call
 from lottery.settings import COMPILED
 from lottery.training import mirrored
 from lottery.training.settings import Train
@@ -159,8 +159,7 @@ def reads_integers(model: Any, inputs: np.ndarray) -> bool:
     import tensorflow as tf
 
     with _fitting(model):
-        spec = tf.TensorSpec(inputs.shape, tf.float32)
-        called = tf.function(lambda x: model(x, training=False), autograph=False).get_concrete_function(spec)
+        called = traced_call(model, tf.TensorSpec(inputs.shape, tf.float32))
     waiting = [called.inputs[0]]
     while waiting:
         for operation in waiting.pop().consumers():
@@ -183,8 +182,7 @@ def fixed_batch(model: Any) -> int | None:
         return None
     size, *shape = inputs[0].shape
     try:
-        spec = tf.TensorSpec((size + 1, *shape), inputs[0].dtype)
-        tf.function(lambda x: model(x, training=False), autograph=False).get_concrete_function(spec)
+        traced_call(model, tf.TensorSpec((size + 1, *shape), inputs[0].dtype))
     except Exception:  # a user's layers may raise anything
         return size
     return None

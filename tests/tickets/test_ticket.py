@@ -30,7 +30,7 @@ from lottery.errors import LotteryError, TicketError
 from lottery.models import architecture, networks, outputs
 from lottery.tickets import from_run
 from lottery.training.trainer import Span
-from tests.conftest import quietly, toy_arrays
+from tests.conftest import quietly, subclassed, toy_arrays
 from tests.runs.test_verification import reseal
 from tests.scripts.fuzz_tickets import layer, sequential
 from tests.tickets.test_readers import read_ticket
@@ -68,27 +68,13 @@ def shared(keras):
     return keras.Model([one, other], layers.Dense(2)(layers.Concatenate()([twice(one), twice(other)])))
 
 
-def subclassed(keras):
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = keras.layers.Dense(6, "relu"), keras.layers.Dense(3)
-
-        def call(self, x):
-            return self.second(self.first(x))
-
-    model = Own()
-    model(np.zeros((1, 5), np.float32))
-    return model
-
-
 def dense(keras, width=8):
     layers = keras.layers
     return keras.Sequential([layers.InputLayer((6,)), layers.Dense(width, "relu"), layers.Dense(3)])
 
 
 MAKE = {name: lambda keras, name=name: networks.named(name)(SMALLEST[name], 2, keras) for name in networks.MODELS}
-MAKE |= {"nested": nested, "shared": shared, "subclassed": subclassed}
+MAKE |= {"nested": nested, "shared": shared, "subclassed": lambda keras: subclassed(keras, 5)}
 
 
 def bits(values):
