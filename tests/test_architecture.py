@@ -16,7 +16,8 @@ HEAVY = ("tensorflow", "keras", "tf_keras", "tensorflow_model_optimization")
 BESIDE = {"errors", "formatting", "masks", "weights", "data", "files", "progress", "randomness", "settings", "stopping"}
 MAY_IMPORT = {
     "models": BESIDE,
-    "training": {"models"},
+    "sparse": {"models"},
+    "training": {"sparse"},
     "pruning": {"models"},
     "enforcement": {"models"},
     "config": {"data", "models", "training", "pruning", "enforcement"},

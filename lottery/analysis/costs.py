@@ -1,4 +1,4 @@
-"""The cost of networks: multiply-adds for one example, compression, theoretical speed-up, steps and seconds."""
+"""The cost of networks: multiply-adds for one example, compression, theoretical speed-up, steps, seconds and engine."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from lottery.settings import GIVEN
 
 COLUMNS = (
     "replicate", "branch", "round", "density", "num_kept", "compression", "parameter_compression", "multiply_adds",
-    "speedup", "seconds", "steps",
+    "speedup", "seconds", "steps", "engine",
 )  # fmt: skip
 
 
@@ -35,7 +35,8 @@ def table(run: Path) -> Table:
         ``compression`` is 1 / density, of the prunable weights alone; ``parameter_compression`` counts all trainable
         parameters, with biases and normalisation; ``multiply_adds`` for one example of the run's own data, and
         ``speedup``, the dense network's divided by these, both NaN if unknown; ``seconds`` and ``steps`` of training,
-        for `lottery.pruning.branches.early_bird` without the steps that draw the ticket. Infinite if nothing is left.
+        for `lottery.pruning.branches.early_bird` without the steps that draw the ticket; ``engine``, "compiled" or
+        "sparse", that trained it. Infinite if nothing is left.
     """
     environment = store.read_environment(run)
     rows, per_entry = [], environment.get("uses", {})
@@ -55,6 +56,7 @@ def table(run: Path) -> Table:
             "multiply_adds": math.nan if needed is None else needed,
             "speedup": math.nan if needed is None or dense is None else dense / needed if needed else math.inf,
             "steps": max(steps) - min(steps),
+            "engine": record.get("engine", "compiled"),  # earlier versions had no other
         }
         rows.append({column: record[column] for column in COLUMNS if column in record} | computed)
     floats = dict.fromkeys(("compression", "parameter_compression", "multiply_adds", "speedup", "seconds"), float)
@@ -88,6 +90,8 @@ def total(run: Path) -> dict[str, float | int | None]:
 COSTS = Analysis(
     table,
     None,
-    "Compression, multiply-adds, theoretical speed-up, steps and seconds of each network.",
-    columns=("num_kept", "compression", "parameter_compression", "multiply_adds", "speedup", "steps", "seconds"),
-)
+    "Compression, multiply-adds, theoretical speed-up, steps, seconds and engine of each network.",
+    columns=(
+        "num_kept", "compression", "parameter_compression", "multiply_adds", "speedup", "steps", "seconds", "engine",
+    ),
+)  # fmt: skip

@@ -23,7 +23,9 @@ from lottery.training import mirrored
 
 MOST_THREADS = {"lenet_300_100": 2}  # models that gain nothing from more threads
 
-PACKAGES = ("lottery", "tensorflow", "keras", "tf-keras", "tensorflow-model-optimization", "numpy", "safetensors")
+PACKAGES = (
+    "lottery", "tensorflow", "keras", "tf-keras", "tensorflow-model-optimization", "numpy", "safetensors", "numba",
+)  # fmt: skip
 
 
 def begin_threads(experiment: config.Experiment, recorded: int = 0) -> int:
@@ -163,9 +165,16 @@ def changed(stored: Mapping[str, Any]) -> list[str]:
 def _versions() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in PACKAGES},
+        "versions": {name: version for name in PACKAGES if (version := _version(name))},
         "processor": _processor(),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # an extra
+        return None
 
 
 def num_threads() -> int:

@@ -20,6 +20,7 @@ from lottery.pipeline import environment, identity
 from lottery.pruning import branches, criteria, plan, schedules, synflow
 from lottery.runs import store, two_way, verification
 from lottery.settings import COMPILED, GIVEN
+from lottery.sparse.reading import NoNumba
 from lottery.training import compiling, mirrored, precision
 from lottery.training.loop import NUM_EXAMPLES, example_batch, scaler
 from lottery.training.settings import Train
@@ -192,7 +193,9 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     if experiment.run.enforcement == "reparameterization":  # it refuses some layers
         with enforce(built, masks.ones_like(weights.read(built))):
             pass
-    trainer = Trainer(built, loaded, experiment.train, enforce, schedule_step, experiment.data.augment)
+    other = experiment.run.enforcement in ("tfmot", GIVEN)
+    obstacle = f'run.enforcement is "{experiment.run.enforcement}"' if other else None
+    trainer = Trainer(built, loaded, experiment.train, enforce, schedule_step, experiment.data.augment, obstacle)
     # Everybody expects vectors to stay (biases, statistics, seeds); a tensor that stays is worth a line.
     skipped, variables = weights.unprunable(built).items(), weights.variables(built)
     unexpected = [(name, why) for name, why in skipped if len(variables[name].shape) > 1 and why != "a bias"]
@@ -204,6 +207,11 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
         notes.append(
             f"The model draws random numbers by {', '.join(unrepeatable)}, which nothing can restore: "
             "stopped and resumed, the run will not give the same bits."
+        )
+    if isinstance(trainer.chain, NoNumba):
+        notes.append(
+            f"Sparse networks train no faster than dense ones: {trainer.chain}; pip install 'lottery[sparse]' adds the "
+            "sparse engine."
         )
     if strategy is not None:
         notes += _notes_on_devices(built, strategy)

@@ -21,6 +21,7 @@ from lottery.runs import store
 from lottery.runs.store import StoredRound
 from lottery.runs.verification import Again
 from lottery.settings import GIVEN, ROUNDING
+from lottery.training.loop import Classes
 from lottery.training.precision import FULL
 
 LOSS = 1e-5  # relative; Keras computes a loss in float32
@@ -131,12 +132,13 @@ class _Recomputing:
             )
         for when, state in states.items():
             for split, short in SPLITS.items():
-                found = prepared.trainer.evaluated(state, stored.masks, split)
+                found = prepared.trainer.evaluated(state, stored.masks, split, record.get("engine", "compiled"))
                 recorded = [record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")]
                 num = len(getattr(prepared.data, split)) if isinstance(prepared.data, Splits) else 0
                 yield from self._compared(f"{WHEN[when]} {split}", found, np.array(recorded, float), num)
             if stored.has(store.PREDICTIONS):
-                yield from self._predicted(prepared, stored, when)
+                classes = prepared.trainer.classes(state, stored.masks, record.get("engine", "compiled"))
+                yield from self._predicted(classes, stored, when)
 
     def _compared(self, what: str, found: tuple[float, float], recorded: np.ndarray, num: int) -> Iterator[str]:
         (loss, accuracy), (recorded_loss, recorded_accuracy) = found, recorded
@@ -146,9 +148,9 @@ class _Recomputing:
         if not np.isclose(accuracy, recorded_accuracy, rtol=0, atol=allowed, equal_nan=True):
             yield f"The {what} accuracy is {accuracy:.6f} when computed again, recorded is {recorded_accuracy:.6f}."
 
-    def _predicted(self, prepared: Prepared, stored: StoredRound, when: str) -> Iterator[str]:
-        """Compare stored predictions with those of the model in its present state."""
-        if (classes := prepared.trainer.loop.classes()) is None:
+    def _predicted(self, classes: Classes | None, stored: StoredRound, when: str) -> Iterator[str]:
+        """Compare stored predictions with those computed again."""
+        if classes is None:
             yield "It has predictions, but its model does not predict one class for each example."
             return
         labels, predicted = stored.predictions["label"], stored.predictions[when]

@@ -185,7 +185,7 @@ def store_network(
         "num_weights": sum(mask.size for mask in kept.values()), "kept": counts,
         "collapsed": [name for name, count in counts.items() if not count],
         **trained.summary,
-        "start_sha256": trained.start_sha256, "jit_compile": prepared.trainer.loop.jit_compile,
+        "start_sha256": trained.start_sha256, "jit_compile": prepared.trainer.loop.jit_compile, **trained.engine,
         "seconds": round(trained.seconds, 3), **details,
     }  # fmt: skip
     folder, steps = store.round_path(training.path, *network), span(prepared.experiment, network)

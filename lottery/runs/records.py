@@ -60,6 +60,7 @@ class _Round(BaseModel, strict=True, extra="allow"):
     final_test_loss: _Measured = None
     final_test_accuracy: _Measured = None
     seconds: Annotated[float, Field(ge=0, lt=1e12)] = 0.0
+    engine: Literal["compiled", "sparse"] = "compiled"
     control: str = ""
     first_step: _Count = 0
     last_step: _Count = 0

@@ -30,6 +30,7 @@ class TrainingState:
     lowest: float = float("inf")  # that loss
     validation: tuple[float, float] = (float("nan"), float("nan"))  # loss and accuracy of the last evaluation
     trained: tuple[float, float] = (float("nan"), float("nan"))  # the same over the steps since
+    difference: float | None = None  # from the compiled loop, after the first steps
     seconds: float = 0.0
 
 
@@ -67,14 +68,19 @@ class Checkpointer:
         self._writer, self._writing = ThreadPoolExecutor(1), None
         return state
 
-    def keep(self, state: TrainingState) -> None:
-        """Write a checkpoint if it is due, or if a stop was requested; then raise `Stopped`."""
+    def keep(self, state: TrainingState, settle: Callable[[], None] = lambda: None) -> None:
+        """Write a checkpoint if it is due, or if a stop was requested; then raise `Stopped`.
+
+        Args:
+            settle: Called before the variables are read.
+        """
         now, every, asked = time.monotonic(), self.every, self.asked()
         # Before the next chance, a piece as long as the last may pass, and the writing itself takes time.
         whole = now + (now - self._before) + self._lasted
         self._before = now
         late = 0 < every.seconds <= whole - self._taken or 0 < every.steps <= state.step - self._step
         if late or asked:
+            settle()
             self._write(state)
             self._step, self._taken, self._before = state.step, now, time.monotonic()
         if asked:

@@ -1,7 +1,7 @@
 """Keras' own steps, many in one graph, with what they report added up so that bits do not depend on the cut."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from lottery import randomness, weights
 from lottery.data import Split, Splits, Streams
 from lottery.errors import LotteryError
+from lottery.masks import Masks
 from lottery.models.library import is_keras
 from lottery.training import augmentation, compiling, mirrored
 from lottery.training.compiling import Examined
@@ -34,7 +35,7 @@ GAINS_FROM_XLA = {
 
 @dataclass(frozen=True)
 class Loop:
-    """The compiled steps and evaluations of a model."""
+    """The compiled steps and evaluations of a model, whose variables are their state."""
 
     model: Any
     # The only door to an optimizer step: takes what `batches` returns, trains the model, returns its report.
@@ -47,6 +48,13 @@ class Loop:
     examined: Examined
     longest: int  # the most steps that one call of `steps` may take; a shorter call needs no other trace
     jit_compile: bool
+    own: Mapping[str, Any] = field(default_factory=dict)  # variables for checkpoints that no trace knows
+
+    def take(self, kept: Masks) -> None:
+        """Begin with the model's variables as they are; an engine with a state of its own reads them here."""
+
+    def settle(self) -> None:
+        """Let the model's variables be those after the last step; an engine with a state of its own writes them."""
 
 
 def compile_loop(

@@ -28,6 +28,7 @@ class Train(Section):
     eval_every: Positive = 100
     test_curve: bool = False
     jit_compile: bool | Literal["auto"] = "auto"
+    engine: Literal["auto", "compiled", "sparse"] = "auto"
     precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = "float32"
 
     @field_validator("optimizer")

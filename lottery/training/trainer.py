@@ -1,4 +1,4 @@
-"""Train the networks of an experiment under masks, one after the other, with one model and one compiled loop."""
+"""Train the networks of an experiment under masks, one after the other, with one model and one or two engines."""
 
 import contextlib
 import copy
@@ -17,9 +17,10 @@ from lottery.errors import LotteryError
 from lottery.masks import Masks
 from lottery.models import optimizers
 from lottery.settings import ROUNDING
-from lottery.training import compiling, mirrored
+from lottery.sparse.reading import Obstacle
+from lottery.training import compiling, engines, mirrored
 from lottery.training.checkpoints import Checkpointer, TrainingState
-from lottery.training.loop import PIECE_SECONDS, Loop, compile_loop
+from lottery.training.loop import PIECE_SECONDS, Classes, Loop, compile_loop
 from lottery.training.settings import Train
 
 # Keras' names for plain accuracy; a model without any of these may report another metric whose name ends so.
@@ -51,6 +52,8 @@ class Trained:
     # ``early_stop_step``, the first step of minimum validation loss; loss and accuracy of every split there and at last
     summary: dict[str, float | int]
     start_sha256: str  # fingerprint of the model's variables when training began, read back from the model
+    # ``engine`` that trained, ``engine_reason``, and for another than the compiled loop ``engine_difference``
+    engine: dict[str, str | float]
     seconds: float  # evaluations included
 
 
@@ -66,6 +69,7 @@ class Trainer:
         enforce: One of ``lottery.enforcement.ENFORCEMENTS``, or a function like them. None holds nothing.
         schedule_step: The variable that the model was compiled with, if any; see `compiling.compile_model`.
         augment: Augmentation of training images: ``"crop"``, ``"flip"``.
+        obstacle: What keeps the model from the sparse engine, besides what can be read from the model and the data.
     """
 
     def __init__(
@@ -76,15 +80,19 @@ class Trainer:
         enforce: Callable[..., contextlib.AbstractContextManager[list[Any]]] | None = None,
         schedule_step: Any = None,
         augment: Collection[str] = (),
+        obstacle: str | None = None,
     ) -> None:
         import tensorflow as tf
 
-        self.model, self.settings = model, settings
+        self.model, self.settings, self._data = model, settings, data
         self.masks: dict[str, Any] = {
             name: tf.Variable(tf.constant(mask), trainable=False, dtype=tf.bool)
             for name, mask in masks.ones_like(weights.read(model)).items()
         }
         self.loop: Loop = compile_loop(model, data, settings, augment, self._end_of_step)
+        # What the sparse engine trains, or why it cannot; and that engine, from the first network that it trains on.
+        self.chain = engines.read(model, data, settings, augment, obstacle)
+        self._sparse: Any = None
         self.seconds_per_step: float | None = None  # in the last call of the compiled steps
         self._schedule_step = compiling.step_variable() if schedule_step is None else schedule_step
         self._enforce, self._held, self._is_held = enforce, contextlib.ExitStack(), False
@@ -117,12 +125,33 @@ class Trainer:
             variable.assign(value)
         mirrored.draw_apart(self.model)
 
-    def evaluated(self, state: Arrays, kept: Masks, split: str) -> tuple[float, float]:
+    def engine(self, kept: Masks, name: str | None = None) -> tuple[Any, str, str]:
+        """Return the engine for a network with these masks, its name and the reason; `name` decides if it is given."""
+        chosen, reason = engines.choose(self.chain, self.settings, self.model, kept)
+        name = name or chosen
+        if name == "compiled" or isinstance(self.chain, Obstacle):
+            return self.loop, "compiled", reason
+        if self._sparse is None:
+            self._touched()  # tracing makes the optimizer's slots
+            self._sparse = engines.sparse(self.model, self.chain, self._data, self.settings, self.loop.longest)
+        return self._sparse, name, reason
+
+    def evaluated(self, state: Arrays, kept: Masks, split: str, engine: str | None = None) -> tuple[float, float]:
         """Compute loss and accuracy of a state of the model over every example of a split."""
+        return _finite(self._at(state, kept, engine).evaluations[split](), f"{split} loss")
+
+    def classes(self, state: Arrays, kept: Masks, engine: str | None = None) -> Classes | None:
+        """Predict the class of each test example; see `loop.classifier`."""
+        return self._at(state, kept, engine).classes()
+
+    def _at(self, state: Arrays, kept: Masks, engine: str | None) -> Any:
+        """Put the model into a state, and return the engine that continues from there."""
         self.hold()
         self.set_masks(kept)
         weights.assign(self.model, state)
-        return _finite(self.loop.evaluations[split](), f"{split} loss")
+        chosen = self.engine(kept, engine)[0]
+        chosen.take(kept)
+        return chosen
 
     def redrawn(self, draw: Callable[[str, np.ndarray], np.ndarray]) -> "Trainer":
         """Make a trainer of the same model whose `reset` sets what `draw` makes of each variable's name and value."""
@@ -158,28 +187,47 @@ class Trainer:
             Stopped: A stop was requested, and the checkpoint is written.
         """
         began, watch = time.perf_counter(), watch or {}
-        first, loop, settings = span.first_step, self.loop, self.settings
+        first, settings = span.first_step, self.settings
         last = settings.num_steps if span.last_step is None else span.last_step
         settings = settings.model_copy(update={"num_steps": last})
         schedule_step = first if span.schedule_step is None else span.schedule_step
         self.hold()
         self.set_masks(kept)
-        weights.assign(self.model, masks.apply(start, kept))
-        self.reset()
-        optimizers.restart_averages(self.model)
-        self._schedule_step.assign(schedule_step)
+
+        def begin() -> None:
+            weights.assign(self.model, masks.apply(start, kept))
+            self.reset()
+            optimizers.restart_averages(self.model)
+            self._schedule_step.assign(schedule_step)
+
+        begin()
+        loop, name, reason = self.engine(kept)
         start_sha256 = weights.fingerprint(weights.read_state(self.model))
         now = TrainingState(first, first)
         if checkpointer:
             # Names must not count the models that a process has built.
             touched = enumerate(self._touched())
             own = {f"{place:04d}/{re.sub(r'_[0-9]+', '', one.name)}": one for place, (one, _) in touched}
-            parts = [start_sha256, weights.fingerprint(kept), settings.model_dump(mode="json"), seed]
-            now = checkpointer.begin(self.model, own, [*parts, first, schedule_step, sorted(watch)], now)
+            # The engine is known by the variables of its own.
+            parts = [
+                start_sha256,
+                weights.fingerprint(kept),
+                settings.model_dump(mode="json", exclude={"engine"}),
+                seed,
+            ]
+            parts += [first, schedule_step, sorted(watch)]
+            now = checkpointer.begin(self.model, {**own, **loop.own}, parts, now)
             for row in now.metrics:
                 report(row[0], now.validation[1], row)
+        if now.step == first < last and loop is not self.loop:
+            now.difference = self._difference(loop, begin, kept, seed, span)
         began -= now.seconds
+        loop.take(kept)
         batches = loop.batches(seed, now.step)
+
+        def state() -> dict[str, np.ndarray]:
+            loop.settle()
+            return weights.read_state(self.model)
 
         def add(*row: Any) -> None:
             now.metrics.append(row)
@@ -200,7 +248,7 @@ class Trainer:
                         if settings.test_curve:
                             evaluate("test", now.step)
                         if now.validation[0] < now.lowest:
-                            now.lowest, now.best = now.validation[0], weights.read_state(self.model)
+                            now.lowest, now.best = now.validation[0], state()
                             now.summary = {"early_stop_step": now.step, **_named("early_stop_val", now.validation)}
                     report(now.step, now.validation[1], None)
                     if now.step == last:
@@ -218,13 +266,14 @@ class Trainer:
                 self.seconds_per_step = taken if self.seconds_per_step else PIECE_SECONDS  # the first call compiles
                 now.step += num_steps
                 if now.step in watch:
-                    watch[now.step](weights.read_state(self.model))
+                    watch[now.step](state())
                 report(now.step, now.validation[1], None)
                 now.seconds = time.perf_counter() - began
                 if checkpointer:
-                    checkpointer.keep(now)
+                    checkpointer.keep(now, loop.settle)
 
         summary, stopped_at = now.summary, int(now.summary["early_stop_step"])
+        loop.settle()
         optimizers.finalize(self.model)
         final = weights.read_state(self.model)
         for name in masks.leaks(final, kept) | masks.leaks(now.best, kept):
@@ -241,22 +290,49 @@ class Trainer:
             test[last] = evaluate("test", last)
         if stopped_at not in test:
             weights.assign(self.model, now.best)
+            loop.take(kept)
             test[stopped_at] = evaluate("test", stopped_at)
         summary |= _named("early_stop_test", test[stopped_at]) | _named("final_train", now.trained)
         summary |= _named("final_val", now.validation) | _named("final_test", test[last])
         # After everything that is evaluated, so that no metric depends on it.
-        predictions = self._predictions({"early_stop": now.best, "final": final}, summary)
+        predictions = self._predictions({"early_stop": now.best, "final": final}, kept, summary)
         rows = sorted(now.metrics, key=lambda row: row[0])
-        return Trained(final, now.best, predictions, rows, summary, start_sha256, time.perf_counter() - began)
+        engine: dict[str, str | float] = {"engine": name, "engine_reason": reason}
+        engine |= {} if now.difference is None else {"engine_difference": now.difference}
+        seconds = time.perf_counter() - began
+        return Trained(final, now.best, predictions, rows, summary, start_sha256, engine, seconds)
+
+    def _difference(
+        self, engine: Any, begin: Callable[[], None], kept: Masks, seed: tuple[int, ...], span: Span
+    ) -> float:
+        """Take the first steps of a network with the compiled loop and with another engine, and compare the weights.
+
+        Returns:
+            The largest difference of a weight; the model is at its start again.
+
+        Raises:
+            LotteryError: The difference is more than rounding.
+        """
+        last = self.settings.num_steps if span.last_step is None else span.last_step
+        num_steps = min(engines.NUM_COMPARED, self.loop.longest, last - span.first_step)
+        states = []
+        for one, steps in (self.loop, 0), (self.loop, num_steps), (engine, num_steps):
+            begin()
+            one.take(kept)
+            if steps:
+                one.steps(*one.batches(seed, span.first_step)(steps))
+            one.settle()
+            states.append(np.concatenate([value.ravel() for value in weights.read_state(self.model).values()]))
+        begin()
+        return engines.difference(*states)
 
     def _predictions(
-        self, states: Mapping[str, Arrays], summary: Mapping[str, float | int]
+        self, states: Mapping[str, Arrays], kept: Masks, summary: Mapping[str, float | int]
     ) -> dict[str, np.ndarray] | None:
         """Predict the class of each test example in two states; None if that does not give their accuracies."""
         predictions: dict[str, np.ndarray] = {}
         for name, state in states.items():
-            weights.assign(self.model, state)
-            if (classes := self.loop.classes()) is None:
+            if (classes := self.classes(state, kept)) is None:
                 return None
             predictions["label"], predictions[name] = classes
             if not abs(np.mean(classes[0] == classes[1]) - summary[f"{name}_test_accuracy"]) <= ROUNDING:

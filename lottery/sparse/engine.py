@@ -1,0 +1,193 @@
+"""The sparse engine: the same training as the compiled loop, over the surviving weights of a dense network alone."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from lottery import randomness, weights
+from lottery.data import Split, Splits
+from lottery.masks import Masks
+from lottery.models import optimizers
+from lottery.sparse import kernels
+from lottery.sparse.reading import Chain, Obstacle
+
+Logs = Mapping[str, float]
+
+
+class Engine:
+    """A model in compressed form, which takes steps and evaluates; it stands where `training.loop.Loop` stands.
+
+    `take` reads the model's variables, after something has set them; `settle` writes them, before something reads them.
+
+    Args:
+        model: A compiled model, whose optimizer has its slots.
+        chain: What `reading.read` found in it.
+        data: The arrays to train on; see `check`.
+        batch_size: The number of examples of a step.
+        longest: The most steps of one call.
+    """
+
+    def __init__(self, model: Any, chain: Chain, data: Splits, batch_size: int, longest: int) -> None:
+        import tensorflow as tf
+
+        self.model, self.chain, self.longest, self._batch_size = model, chain, longest, batch_size
+        self._mean, self._scale = _scaling(data)
+        self._splits = {
+            part: self._examples(getattr(data, part), data.unit_norm) for part in ("train", "validation", "test")
+        }
+        self._labels = data.test.y
+        self._optimizer = kernels.OPTIMIZERS[chain.optimizer]
+        self._rates = _rates(model.optimizer)
+        # The sums of loss and accuracy since the last evaluation; a variable, for checkpoints keep those.
+        self._sums = tf.Variable(tf.zeros(2, tf.float64), trainable=False)
+        self.own = {"sparse/sums": self._sums}
+        self.evaluations: Mapping[str, Callable[[], Logs]] = {
+            part: lambda part=part: self._evaluated(part)[0] for part in ("validation", "test")
+        }
+
+    def take(self, kept: Masks) -> None:
+        """Read the weights, the optimizer's slots and its count of steps from the model, under masks."""
+        named = weights.variables(self.model)
+        masks = [kept.get(layer.kernel, np.ones(named[layer.kernel].shape, bool)) for layer in self.chain.layers]
+        self._kept = [np.nonzero(mask.T)[::-1] for mask in masks]  # by output unit, as the rows of `kernels.Network`
+        self._network = self._compressed([mask.shape for mask in masks])
+        self._state = [self._packed(variables) for variables in self._variables()]
+        self._step = int(self.model.optimizer.iterations.numpy())
+
+    def settle(self) -> None:
+        """Write the weights, the optimizer's slots and its count of steps into the model."""
+        ends = np.cumsum([len(inputs) for inputs, _ in self._kept])
+        ends = np.concatenate([ends, ends[-1] + self._network.first[2:-1] - self._network.first[1]])
+        for variables, packed in zip(self._variables(), self._state, strict=True):
+            parts = np.split(packed, ends)
+            for (kernel, bias), kept, values, of_units in zip(
+                variables, self._kept, parts[: len(variables)], parts[len(variables) :], strict=True
+            ):
+                if kernel is not None:
+                    dense = np.zeros(kernel.shape, np.float32)
+                    dense[kept] = values
+                    kernel.assign(dense)
+                if bias is not None:
+                    bias.assign(of_units)
+        self.model.optimizer.iterations.assign(self._step)
+
+    def batches(self, seed: tuple[int, ...], first_step: int = 0) -> Callable[..., tuple[Any, ...]]:
+        """Make the function from a number of steps to the arguments of `steps`; see `training.loop.Loop`."""
+        following = randomness.batches(len(self._splits["train"].x), self._batch_size, seed, first_step)
+        return lambda num_steps, before=0: (following(num_steps), before)
+
+    def steps(self, positions: np.ndarray, before: int) -> Logs:
+        """Take a step for each row of positions; return loss and accuracy over these and as many steps before."""
+        counts = np.arange(self._step + 1, self._step + len(positions) + 1)
+        columns = self._optimizer.numbers(self.model.optimizer, self._rates(counts - 1), counts.astype(np.float32))
+        numbers = np.column_stack([np.broadcast_to(np.float32(column), len(positions)) for column in columns])
+        sums = np.array(kernels.train(self._network, self._splits["train"], positions, numbers, *self._state))
+        sums += self._sums.numpy() if before else 0
+        self._sums.assign(sums)
+        self._step += len(positions)
+        return self._logs(*(sums / (before + len(positions))))
+
+    def classes(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return label and class of each test example; None where the accuracy is not that of one class for each."""
+        if self.chain.loss != "sparse_categorical_crossentropy":
+            return None
+        kind = np.min_scalar_type(self._network.first[-1] - self._network.first[-2] - 1)
+        return self._labels.reshape(-1).astype(kind), self._evaluated("test")[1].astype(kind)
+
+    def _evaluated(self, part: str) -> tuple[Logs, np.ndarray]:
+        examples = self._splits[part]
+        classes = np.zeros(len(examples.x), np.int64)
+        return self._logs(*kernels.evaluate(self._network, examples, self._state[0], classes)), classes
+
+    def _logs(self, loss: float, accuracy: float) -> Logs:
+        return {"loss": loss} | ({"accuracy": accuracy} if self.chain.has_accuracy else {})
+
+    def _variables(self) -> list[list[tuple[Any, Any]]]:
+        """List kernel and bias of each layer; then the optimizer's two slots of them. None stands for no variable."""
+        named, optimizer = weights.variables(self.model), self.model.optimizer
+        own = [(named[layer.kernel], named[layer.bias] if layer.bias else None) for layer in self.chain.layers]
+        positions = optimizers.position_by_variable(optimizer)
+
+        def slot(name: str, variable: Any) -> Any:
+            slots = getattr(optimizer, name, None) if name and variable is not None else None
+            return slots[positions[optimizer._var_key(variable)]] if slots else None
+
+        return [own, *([tuple(slot(name, one) for one in pair) for pair in own] for name in self._optimizer.slots)]
+
+    def _packed(self, variables: list[tuple[Any, Any]]) -> np.ndarray:
+        """Put the entries that are kept into a row, and then a number for each unit."""
+        units = np.diff(self._network.first[1:])
+        parts = [
+            np.zeros(len(kept[0])) if kernel is None else np.array(kernel.numpy())[kept]
+            for (kernel, _), kept in zip(variables, self._kept, strict=True)
+        ]
+        parts += [
+            np.zeros(num) if bias is None else np.array(bias.numpy())
+            for (_, bias), num in zip(variables, units, strict=True)
+        ]
+        return np.concatenate(parts).astype(np.float32)
+
+    def _compressed(self, shapes: list[tuple[int, ...]]) -> kernels.Network:
+        layers, loss = self.chain.layers, self.chain.loss
+        reads = np.unique(self._kept[0][0])
+        first = np.cumsum([0, len(reads), *(units for _, units in shapes)])
+        sources = [np.searchsorted(reads, self._kept[0][0]), *(inputs for inputs, _ in self._kept[1:])]
+        counts = [np.bincount(kept[1], minlength=units) for kept, (_, units) in zip(self._kept, shapes, strict=True)]
+        return kernels.Network(
+            first=first,
+            begin=np.cumsum(np.concatenate([[0], *counts])),
+            sources=np.concatenate([own + start for own, start in zip(sources, first, strict=False)]).astype(np.int32),
+            reads=reads,
+            mean=self._mean[reads],
+            scale=self._scale[reads],
+            penalties=np.array([[one.l1, one.l2, one.bias is not None] for one in layers], np.float32),
+            activations=np.array([[*kernels.ACTIVATIONS].index(one.activation) for one in layers]),
+            loss=[*kernels.LOSSES].index(loss),
+            threshold=self.chain.threshold,
+            update=[*kernels.OPTIMIZERS].index(self.chain.optimizer),
+        )
+
+    def _examples(self, split: Split, unit_norm: bool) -> kernels.Examples:
+        x, scale = split.x.reshape(len(split.x), -1), np.ones(len(split.x), np.float32)
+        if x.dtype == np.uint8 and unit_norm:
+            for start in range(0, len(x), 1000):
+                part = (x[start : start + 1000].astype(np.float32) - self._mean) * self._scale
+                norms = np.linalg.norm(part, axis=1)
+                scale[start : start + 1000] = np.divide(1, norms, where=norms > 0, out=np.zeros_like(norms))
+        x = x if x.dtype == np.uint8 else x.astype(np.float32, copy=False)
+        targets = np.ascontiguousarray(split.y.reshape(len(x), -1), np.float32)
+        return kernels.Examples(np.ascontiguousarray(x), scale, targets)
+
+
+def check(chain: Chain, data: Splits, num_outputs: int) -> None:
+    """Raise `Obstacle` if the engine cannot train a chain on these arrays."""
+    of_classes = chain.loss == "sparse_categorical_crossentropy"
+    for split in data.train, data.validation, data.test:
+        x, y = split.x, split.y.reshape(len(split.y), -1)
+        if x.dtype not in (np.uint8, np.float32, np.float64) or y.dtype.kind not in "biuf":
+            raise Obstacle(f"the examples are of type {x.dtype}, their targets of type {y.dtype}")
+        if y.shape[1] != (1 if of_classes else num_outputs):
+            raise Obstacle(f"an example has {y.shape[1]} targets, and the network {num_outputs} outputs")
+        if of_classes and (y.min() < 0 or y.max() >= num_outputs):
+            raise Obstacle(f"labels go from {y.min()} to {y.max()}, and the network has {num_outputs} outputs")
+
+
+def _scaling(data: Splits) -> tuple[np.ndarray, np.ndarray]:
+    """Return what is taken off each feature of an example, and by what the rest is multiplied."""
+    shape = data.train.x.shape[1:]
+    mean, deviation = (data.mean, data.standard_deviation) if data.train.x.dtype == np.uint8 else (0, 1)
+    each = (np.broadcast_to(np.asarray(one, np.float32), shape).reshape(-1) for one in (mean, deviation))
+    mean, deviation = each
+    return np.ascontiguousarray(mean), np.float32(1) / deviation
+
+
+def _rates(optimizer: Any) -> Callable[[np.ndarray], np.ndarray]:
+    """Make the function from counts of steps to the learning rates there."""
+    import tensorflow as tf
+
+    own = optimizer._learning_rate
+    if hasattr(own, "assign"):
+        return lambda steps: np.full(len(steps), np.float32(own.numpy()))
+    each = tf.function(lambda steps: tf.map_fn(lambda step: tf.cast(own(step), tf.float32), steps, tf.float32))
+    return lambda steps: each(tf.constant(steps, optimizer.iterations.dtype)).numpy()

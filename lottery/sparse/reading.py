@@ -1,0 +1,193 @@
+"""What the sparse engine reads from a compiled Keras model, or why it cannot train it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lottery import weights
+from lottery.models import optimizers
+from lottery.models.library import is_keras, keras_of
+
+IDLE = ("InputLayer", "Flatten", "Reshape")  # layers that leave the order of an example's numbers as it is
+# Layers that apply an activation, and the settings of those that the engine knows; tf_keras has other names for some.
+ACTIVATION_LAYERS = {
+    "Activation": ("", {}),
+    "ReLU": ("relu", {"max_value": None, "negative_slope": 0.0, "threshold": 0.0}),
+    "LeakyReLU": ("leaky_relu", {"negative_slope": 0.2, "alpha": 0.2}),
+    "ELU": ("elu", {"alpha": 1.0}),
+}
+# Settings of optimizers and of losses that the engine knows with these values only.
+OF_OPTIMIZERS = {
+    "clipnorm": None, "clipvalue": None, "global_clipnorm": None, "use_ema": False, "amsgrad": False,
+    "gradient_accumulation_steps": None, "loss_scale_factor": None,
+}  # fmt: skip
+OF_LOSSES = {
+    "label_smoothing": (0,), "ignore_class": (None,), "axis": (-1,),
+    "reduction": ("sum_over_batch_size", "mean_with_sample_weight", "auto"),
+}  # fmt: skip
+
+
+class Obstacle(Exception):
+    """Why a model cannot be trained by the sparse engine, as the end of a sentence."""
+
+
+class NoNumba(Obstacle):
+    """The model may be of the right kind, but numba is not there to compile the engine."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A dense layer, with the names of its variables."""
+
+    kernel: str
+    bias: str | None
+    activation: str
+    l1: float
+    l2: float
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A chain of dense layers, with its loss and its optimizer, by the names of `lottery.sparse.kernels`."""
+
+    layers: tuple[Layer, ...]
+    loss: str
+    threshold: float  # of an output that means the second class of two
+    has_accuracy: bool
+    optimizer: str
+
+
+def read(model: Any) -> Chain:
+    """Read a compiled model, without enforcement.
+
+    Raises:
+        Obstacle: The engine cannot train the model.
+    """
+    for step in ("train_step", "test_step", "call", "compute_loss"):
+        if not is_keras(getattr(type(model), step)):
+            raise Obstacle(f"the model has its own {step}")
+    in_order = [*_in_order(model)]
+    try:
+        from lottery.sparse import kernels
+    except ImportError as error:
+        raise NoNumba(f"numba cannot be imported ({error})") from error
+    layers = _dense_layers(in_order, {id(one): name for name, one in weights.variables(model).items()}, kernels)
+    loss, last, threshold = _loss(model, layers[-1].activation, kernels)
+    layers[-1] = replace(layers[-1], activation=last)
+    return Chain(tuple(layers), loss, threshold, _has_accuracy(model, loss), _optimizer(model.optimizer, kernels))
+
+
+def _in_order(model: Any) -> Iterator[Any]:
+    """Go through the layers of a chain; raise `Obstacle` where it branches, or where a layer is of another kind."""
+    if type(model).__name__ not in ("Sequential", "Functional") or len(model.inputs) != 1 or len(model.outputs) != 1:
+        raise Obstacle("the model is no chain of layers")
+    before = model.inputs[0]
+    for layer in model.layers:
+        kind = type(layer).__name__
+        if kind not in ("Dense", *IDLE, *ACTIVATION_LAYERS) or not is_keras(type(layer)):
+            raise Obstacle(f"{layer.name} is a layer of type {kind}")
+        if kind != "InputLayer":
+            if len(layer._inbound_nodes) != 1 or layer.input is not before:
+                raise Obstacle(f"{layer.name} does not only follow the layer before it")
+            before = layer.output
+        yield layer
+
+
+def _dense_layers(in_order: list[Any], names: dict[int, str], kernels: Any) -> list[Layer]:
+    found: list[Layer] = []
+    for layer in in_order:
+        kind = type(layer).__name__
+        if kind == "Dense":
+            found.append(_dense(layer, names, kernels))
+        elif kind in ACTIVATION_LAYERS:
+            if not found or found[-1].activation != "linear":
+                raise Obstacle(f"{layer.name} follows no dense layer without an activation")
+            found[-1] = replace(found[-1], activation=_of_layer(layer, kernels))
+    if not found:
+        raise Obstacle("the model has no dense layer")
+    return found
+
+
+def _dense(layer: Any, names: dict[int, str], kernels: Any) -> Layer:
+    if not layer.trainable or len(layer.variables) != 1 + layer.use_bias:
+        raise Obstacle(f"{layer.name} is frozen, or has other variables than a kernel and a bias")
+    if len(layer.input.shape) != 2:
+        raise Obstacle(f"{layer.name} takes inputs of {len(layer.input.shape) - 1} dimensions")
+    if str(layer.compute_dtype) != "float32":
+        raise Obstacle(f"{layer.name} computes in {layer.compute_dtype}")
+    others = layer.kernel_constraint, layer.bias_constraint, layer.bias_regularizer, layer.activity_regularizer
+    if any(one is not None for one in others):
+        raise Obstacle(f"{layer.name} has a constraint, or a regulariser of its bias or its outputs")
+    own, bias = layer.kernel_regularizer, names[id(layer.bias)] if layer.use_bias else None
+    if own is not None and not (is_keras(type(own)) and type(own).__name__ in ("L1", "L2", "L1L2")):
+        raise Obstacle(f"{layer.name} has the regulariser {type(own).__name__}")
+    penalties = (float(getattr(own, key, 0.0)) for key in ("l1", "l2"))
+    return Layer(names[id(layer.kernel)], bias, _activation(layer, kernels), *penalties)
+
+
+def _activation(layer: Any, kernels: Any) -> str:
+    name = getattr(layer.activation, "__name__", type(layer.activation).__name__)
+    name = {"swish": "silu"}.get(name, name)
+    if name not in (*kernels.ACTIVATIONS, "softmax") or not is_keras(layer.activation):
+        raise Obstacle(f"{layer.name} has the activation {name}")
+    return name
+
+
+def _of_layer(layer: Any, kernels: Any) -> str:
+    name, settings = ACTIVATION_LAYERS[type(layer).__name__]
+    config = layer.get_config()
+    for key, value in settings.items():
+        received = config.get(key, value)
+        if received != value and (None in (received, value) or abs(received - value) > 1e-6):
+            raise Obstacle(f"{layer.name} has {key} {received}")
+    return name or _activation(layer, kernels)
+
+
+def _loss(model: Any, activation: str, kernels: Any) -> tuple[str, str, float]:
+    """Name the loss, the last activation that is left to compute, and the threshold between two classes."""
+    own: Any = model.loss[0] if isinstance(model.loss, (list, tuple)) and len(model.loss) == 1 else model.loss
+    own = keras_of(model).losses.get(own) if isinstance(own, str) else own
+    settings = own.get_config() if hasattr(own, "get_config") else {}
+    function = getattr(own, "fn", own)
+    name = getattr(function, "__name__", type(own).__name__)
+    if not is_keras(function) or name not in kernels.LOSSES:
+        raise Obstacle(f"the loss is {name}")
+    for key, known in OF_LOSSES.items():
+        if settings.get(key, known[0]) not in known:
+            raise Obstacle(f"the loss has {key} {settings[key]}")
+    holder = getattr(model, "_compile_loss", None) or getattr(model, "compiled_loss", None)
+    if getattr(holder, "_user_loss_weights", None) is not None:
+        raise Obstacle("the loss has weights")
+    if name == "mean_squared_error" or settings.get("from_logits"):
+        if activation == "softmax":
+            raise Obstacle(f"the loss {name} takes the outputs of a softmax for other than probabilities")
+        return name, activation, 0.5
+    if activation == ("sigmoid" if name == "binary_crossentropy" else "softmax"):
+        return name, "linear", 0.0  # Keras, too, then computes the loss from what goes into the activation
+    if name == "binary_crossentropy" and activation != "softmax":
+        library = "" if keras_of(model).__name__ == "keras" else ", tf_keras"
+        return f"{name} of probabilities{library}", activation, 0.5
+    raise Obstacle(f"the loss takes the outputs of a layer with {activation} for probabilities")
+
+
+def _has_accuracy(model: Any, loss: str) -> bool:
+    """Return True if the model measures accuracy; raise `Obstacle` if it measures something else."""
+    holder = getattr(model, "_compile_metrics", None) or getattr(model, "compiled_metrics", None)
+    names = [one.name for one in getattr(holder, "metrics", None) or [] if one is not None]
+    names += [name for name in model.metrics_names if name not in ("loss", "compile_metrics")]
+    of_several = loss.startswith("binary") and model.output_shape[-1] > 1
+    if set(names) - {"accuracy", "acc"} or (names and (loss == "mean_squared_error" or of_several)):
+        raise Obstacle(f"the model measures {', '.join(dict.fromkeys(names))}")
+    return bool(names)
+
+
+def _optimizer(own: Any, kernels: Any) -> str:
+    name = type(own).__name__
+    if name not in kernels.OPTIMIZERS or not is_keras(type(own)) or optimizers.plain(own) != [own]:
+        raise Obstacle(f"the optimizer is {name}")
+    for key, value in OF_OPTIMIZERS.items():
+        if getattr(own, key, value) != value:
+            raise Obstacle(f"the optimizer has {key} {getattr(own, key)}")
+    if any(getattr(own, f"_exclude_from_weight_decay{suffix}", None) for suffix in ("", "_pattern")):
+        raise Obstacle("the optimizer leaves weights out of its decay")
+    return name

@@ -1,0 +1,93 @@
+"""Which engine trains a network: the compiled loop, or the sparse engine where a dense network has few weights left."""
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from lottery import weights
+from lottery.data import Splits, Streams
+from lottery.errors import LotteryError
+from lottery.masks import Masks
+from lottery.sparse import reading
+from lottery.sparse.reading import Chain, Obstacle
+from lottery.training import mirrored
+from lottery.training.settings import Train
+
+# With at most this share of its multiply-adds, a network trains faster on the sparse engine; docs/speed.md has the
+# measurement. A count, and never a timing, decides: the bits of a run must not depend on how busy a machine is.
+LARGEST_SHARE = 0.3
+
+# The first steps of a network are taken by both engines. Sums in another order round differently, and Adam makes a
+# whole step of a gradient that is nothing but rounding; but few weights have such a gradient.
+NUM_COMPARED, LARGEST_DIFFERENCE = 10, 0.01
+
+
+def read(
+    model: Any, data: Splits | Streams, settings: Train, augment: Collection[str], obstacle: str | None
+) -> Chain | Obstacle:
+    """Return what the sparse engine trains, or why it does not; the model is not enforced yet.
+
+    Args:
+        obstacle: What else keeps the model from the sparse engine.
+
+    Raises:
+        LotteryError: ``train.engine`` is "sparse", and cannot be.
+    """
+    if settings.engine == "compiled":
+        return Obstacle('train.engine is "compiled"')
+    try:
+        if obstacle or mirrored.strategy_of(model) is not None:
+            raise Obstacle(obstacle or "the model is mirrored on devices")
+        if augment or not isinstance(data, Splits):
+            raise Obstacle("the data are augmented" if augment else "the data are a tf.data.Dataset")
+        chain = reading.read(model)
+        from lottery.sparse import engine
+
+        engine.check(chain, data, model.output_shape[-1])
+        return chain
+    except Obstacle as why:
+        if settings.engine == "sparse":
+            raise LotteryError(f'train.engine: received "sparse", allowed are "auto" and "compiled": {why}.') from why
+        return why
+
+
+def choose(chain: Chain | Obstacle, settings: Train, model: Any, kept: Masks) -> tuple[str, str]:
+    """Choose the engine for a network with these masks, and say why."""
+    if isinstance(chain, Obstacle):
+        return "compiled", str(chain)
+    if settings.engine == "sparse":
+        return "sparse", 'train.engine is "sparse"'
+    named = weights.variables(model)
+    sizes = {layer.kernel: math.prod(named[layer.kernel].shape) for layer in chain.layers}
+    left = sum(int(kept[name].sum()) if name in kept else size for name, size in sizes.items())
+    share = left / sum(sizes.values())
+    what = f"{left:,} of {sum(sizes.values()):,} multiply-adds are left"
+    if share <= LARGEST_SHARE:
+        return "sparse", f"{what}, not more than {LARGEST_SHARE:.0%}"
+    return "compiled", f"{what}, more than {LARGEST_SHARE:.0%}"
+
+
+def sparse(model: Any, chain: Chain, data: Any, settings: Train, longest: int) -> Any:
+    """Make the sparse engine of a model; numba takes seconds to compile it, once on a machine."""
+    from lottery.sparse.engine import Engine
+
+    return Engine(model, chain, data, settings.batch_size, longest)
+
+
+def difference(start: np.ndarray, expected: np.ndarray, received: np.ndarray) -> float:
+    """Compute the largest difference of a weight, where the compiled loop and the sparse engine end.
+
+    Raises:
+        LotteryError: The difference of all weights is more than rounding, as a share of the way from the start.
+    """
+    apart, way = (np.float64(expected) - one for one in (received, start))
+    share = np.linalg.norm(apart) / (np.linalg.norm(way) or 1)
+    if not share <= LARGEST_DIFFERENCE:
+        raise LotteryError(
+            f"The sparse engine does not agree with the compiled loop: after {NUM_COMPARED} steps the weights are "
+            f"{share:.2g} of their way apart, allowed is {LARGEST_DIFFERENCE:g}. Please report this model, and set "
+            'train.engine = "compiled" to train it.'
+        )
+    return float(abs(apart).max())

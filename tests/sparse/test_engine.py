@@ -1,0 +1,120 @@
+"""The sparse engine against TensorFlow: gradients, steps, evaluations, and what it refuses."""
+
+import importlib
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+
+from lottery import data, masks, weights
+from lottery.enforcement import modes
+from lottery.sparse import engine, reading
+from lottery.training.loop import compile_loop
+from lottery.training.settings import Train
+
+UNITS, NUM_INPUTS, NUM_CLASSES = (20, 16), 12, 4
+
+
+def network(library, hidden="relu", last=None, loss=None, optimizer=None, regularizer=None):
+    """A chain of dense layers, compiled."""
+    keras = importlib.import_module(library)
+    loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    name = loss if isinstance(loss, str) else loss.name
+    outputs = {"mean_squared_error": 3, "binary_crossentropy": 1}.get(name, NUM_CLASSES)
+    keras.utils.set_random_seed(3)
+    dense = keras.layers.Dense
+    stack = [keras.layers.InputLayer((4, 3)), keras.layers.Flatten()]
+    stack += [
+        dense(units, hidden, kernel_regularizer=regularizer and getattr(keras.regularizers, regularizer)(1e-3, 1e-2))
+        for units in UNITS
+    ]
+    model = keras.Sequential([*stack, dense(outputs, last, use_bias=library == "keras")])
+    metrics = [] if name == "mean_squared_error" else ["accuracy"]
+    model.compile(optimizer or keras.optimizers.Adam(0.01), loss, metrics=metrics)
+    return model
+
+
+def examples(loss, rng, num=400):
+    x = rng.normal(size=(num, 4, 3)).astype(np.float32)
+    if loss == "sparse_categorical_crossentropy":
+        y = rng.integers(0, NUM_CLASSES, num)
+    elif loss == "categorical_crossentropy":
+        y = np.eye(NUM_CLASSES, dtype=np.float32)[rng.integers(0, NUM_CLASSES, num)]
+    elif loss == "binary_crossentropy":
+        y = rng.integers(0, 2, (num, 1)).astype(np.float32)
+    else:
+        y = rng.normal(size=(num, 3)).astype(np.float32)
+    return data.given((x[:300], y[:300], x[300:], y[300:]), data.Data(name="given", validation=60))
+
+
+def both(model, splits, rng, num_steps, batch_size=32, density=0.3):
+    """Weights, report and evaluations after steps of the compiled loop, and of the engine, from the same start."""
+    settings = Train(num_steps=1000, batch_size=batch_size, eval_every=1000, jit_compile=False, optimizer="compiled")
+    kept = {name: rng.random(value.shape) < density for name, value in weights.read(model).items()}
+    start = masks.apply(weights.read_state(model), kept)
+    loop, found = compile_loop(model, splits, settings), []  # makes the optimizer's slots
+    variables = model.optimizer.variables
+    variables = variables() if callable(variables) else variables
+    first = [np.array(one.numpy()) for one in variables]
+    chain = reading.read(model)
+    with modes.constraint(model, kept):
+        for train in loop, engine.Engine(model, chain, splits, batch_size, 1000):
+            weights.assign(model, start)
+            for one, value in zip(variables, first, strict=True):
+                one.assign(value)
+            if train is not loop:
+                train.take(kept)
+            make = train.batches((1, 2, 3))
+            pieces = [num_steps // 2, num_steps - num_steps // 2] if num_steps > 1 else [1]
+            logs = [train.steps(*make(num, num_steps - num if place else 0)) for place, num in enumerate(pieces)][-1]
+            tests = {name: float(value) for name, value in train.evaluations["test"]().items()}
+            if train is not loop:
+                train.settle()
+            found.append((weights.read_state(model), {name: float(value) for name, value in logs.items()}, tests))
+    assert not masks.leaks(found[1][0], kept)
+    return found
+
+
+def agree(found, tolerance):
+    (expected, logs, tests), (received, own_logs, own_tests) = found
+    for name in expected:
+        np.testing.assert_allclose(received[name], expected[name], atol=tolerance, err_msg=name)
+    assert own_logs == pytest.approx(logs, abs=10 * tolerance) and own_tests == pytest.approx(tests, abs=10 * tolerance)
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+@pytest.mark.parametrize("num_steps", [1, 10, 100])
+def test_steps_are_those_of_the_compiled_loop(library, num_steps, rng):
+    model = network(library)
+    agree(both(model, examples("sparse_categorical_crossentropy", rng), rng, num_steps), 1e-6 * num_steps)
+
+
+LOSSES = [
+    ("softmax", "sparse_categorical_crossentropy"),
+    ("softmax", "categorical_crossentropy"),
+    ("sigmoid", "binary_crossentropy"),
+    ("tanh", "binary_crossentropy"),
+    ("linear", "mean_squared_error"),
+    ("tanh", "mean_squared_error"),
+]
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+@pytest.mark.parametrize(("last", "loss"), LOSSES)
+def test_each_loss_with_the_outputs_that_it_takes(library, last, loss, rng):
+    model = network(library, "softsign", last, loss, regularizer="L1L2" if last == "softmax" else None)
+    # Where tanh is nearly 1, what rounding leaves of the difference decides the gradient.
+    agree(both(model, examples(loss, rng), rng, 10), 1e-3 if last == "tanh" else 2e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 16, 60, 64, 70, 130])
+def test_batches_of_any_size(batch_size, rng):
+    agree(both(network("keras"), examples("sparse_categorical_crossentropy", rng), rng, 10, batch_size), 2e-5)
+
+
+@pytest.mark.parametrize("density", [0.0, 0.02, 1.0])
+def test_masks_of_any_density(density, rng):
+    found = both(network("keras"), examples("sparse_categorical_crossentropy", rng), rng, 10, density=density)
+    agree(found, 2e-5)
