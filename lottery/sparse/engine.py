@@ -48,28 +48,29 @@ class Engine:
 
     def take(self, kept: Masks) -> None:
         """Read the weights, the optimizer's slots and its count of steps from the model, under masks."""
-        named = weights.variables(self.model)
-        masks = [kept.get(layer.kernel, np.ones(named[layer.kernel].shape, bool)) for layer in self.chain.layers]
-        self._kept = [np.nonzero(mask.T)[::-1] for mask in masks]  # by output unit, as the rows of `kernels.Network`
-        self._network = self._compressed([mask.shape for mask in masks])
-        self._state = [self._packed(variables) for variables in self._variables()]
+        named, layers = weights.variables(self.model), self.chain.layers
+        masks = [kept.get(layer.kernel, np.ones(named[layer.kernel].shape, bool)) for layer in layers]
+        entries = [np.nonzero(mask.T)[::-1] for mask in masks]  # by output unit, as the rows of `kernels.Network`
+        self._network = self._compressed(entries, [mask.shape for mask in masks])
+        # What of each variable is in the state: the kept entries of a kernel, and all of a bias.
+        self._entries = [*entries, *(slice(None) for _ in masks)]
+        sizes = [*(len(inputs) for inputs, _ in entries), *(mask.shape[1] for mask in masks)]
+        self._ends, self._state = np.cumsum(sizes), []
+        for variables in self._variables():
+            each = zip(variables, self._entries, sizes, strict=True)
+            parts = [np.zeros(size) if one is None else one.numpy()[where] for one, where, size in each]
+            self._state.append(np.concatenate(parts).astype(np.float32))
         self._step = int(self.model.optimizer.iterations.numpy())
 
     def settle(self) -> None:
         """Write the weights, the optimizer's slots and its count of steps into the model."""
-        ends = np.cumsum([len(inputs) for inputs, _ in self._kept])
-        ends = np.concatenate([ends, ends[-1] + self._network.first[2:-1] - self._network.first[1]])
         for variables, packed in zip(self._variables(), self._state, strict=True):
-            parts = np.split(packed, ends)
-            for (kernel, bias), kept, values, of_units in zip(
-                variables, self._kept, parts[: len(variables)], parts[len(variables) :], strict=True
-            ):
-                if kernel is not None:
-                    dense = np.zeros(kernel.shape, np.float32)
-                    dense[kept] = values
-                    kernel.assign(dense)
-                if bias is not None:
-                    bias.assign(of_units)
+            parts = np.split(packed, self._ends[:-1])
+            for variable, entries, values in zip(variables, self._entries, parts, strict=True):
+                if variable is not None:
+                    dense = np.zeros(variable.shape, np.float32)
+                    dense[entries] = values
+                    variable.assign(dense)
         self.model.optimizer.iterations.assign(self._step)
 
     def batches(self, seed: tuple[int, ...], first_step: int = 0) -> Callable[..., tuple[Any, ...]]:
@@ -80,7 +81,9 @@ class Engine:
     def steps(self, positions: np.ndarray, before: int) -> Logs:
         """Take a step for each row of positions; return loss and accuracy over these and as many steps before."""
         counts = np.arange(self._step + 1, self._step + len(positions) + 1)
-        columns = self._optimizer.numbers(self.model.optimizer, self._rates(counts - 1), counts.astype(np.float32))
+        own, rates = self.model.optimizer, self._rates(counts - 1)
+        decay = rates * np.float32(own.weight_decay or 0)
+        columns = [decay, *self._optimizer.numbers(own, rates, counts.astype(np.float32))]
         numbers = np.column_stack([np.broadcast_to(np.float32(column), len(positions)) for column in columns])
         sums = np.array(kernels.train(self._network, self._splits["train"], positions, numbers, *self._state))
         sums += self._sums.numpy() if before else 0
@@ -103,37 +106,25 @@ class Engine:
     def _logs(self, loss: float, accuracy: float) -> Logs:
         return {"loss": loss} | ({"accuracy": accuracy} if self.chain.has_accuracy else {})
 
-    def _variables(self) -> list[list[tuple[Any, Any]]]:
-        """List kernel and bias of each layer; then the optimizer's two slots of them. None stands for no variable."""
-        named, optimizer = weights.variables(self.model), self.model.optimizer
-        own = [(named[layer.kernel], named[layer.bias] if layer.bias else None) for layer in self.chain.layers]
+    def _variables(self) -> list[list[Any]]:
+        """List the kernels and then the biases; then the optimizer's two slots of each. None stands for no variable."""
+        named, optimizer, layers = weights.variables(self.model), self.model.optimizer, self.chain.layers
+        own = [*(named[layer.kernel] for layer in layers), *(layer.bias and named[layer.bias] for layer in layers)]
         positions = optimizers.position_by_variable(optimizer)
 
         def slot(name: str, variable: Any) -> Any:
             slots = getattr(optimizer, name, None) if name and variable is not None else None
             return slots[positions[optimizer._var_key(variable)]] if slots else None
 
-        return [own, *([tuple(slot(name, one) for one in pair) for pair in own] for name in self._optimizer.slots)]
+        return [own, *([slot(name, variable) for variable in own] for name in self._optimizer.slots)]
 
-    def _packed(self, variables: list[tuple[Any, Any]]) -> np.ndarray:
-        """Put the entries that are kept into a row, and then a number for each unit."""
-        units = np.diff(self._network.first[1:])
-        parts = [
-            np.zeros(len(kept[0])) if kernel is None else np.array(kernel.numpy())[kept]
-            for (kernel, _), kept in zip(variables, self._kept, strict=True)
-        ]
-        parts += [
-            np.zeros(num) if bias is None else np.array(bias.numpy())
-            for (_, bias), num in zip(variables, units, strict=True)
-        ]
-        return np.concatenate(parts).astype(np.float32)
-
-    def _compressed(self, shapes: list[tuple[int, ...]]) -> kernels.Network:
-        layers, loss = self.chain.layers, self.chain.loss
-        reads = np.unique(self._kept[0][0])
+    def _compressed(self, entries: list[Any], shapes: list[tuple[int, ...]]) -> kernels.Network:
+        layers, reads = self.chain.layers, np.unique(entries[0][0])
         first = np.cumsum([0, len(reads), *(units for _, units in shapes)])
-        sources = [np.searchsorted(reads, self._kept[0][0]), *(inputs for inputs, _ in self._kept[1:])]
-        counts = [np.bincount(kept[1], minlength=units) for kept, (_, units) in zip(self._kept, shapes, strict=True)]
+        sources = [np.searchsorted(reads, entries[0][0]), *(inputs for inputs, _ in entries[1:])]
+        counts = [
+            np.bincount(outputs, minlength=units) for (_, outputs), (_, units) in zip(entries, shapes, strict=True)
+        ]
         return kernels.Network(
             first=first,
             begin=np.cumsum(np.concatenate([[0], *counts])),
@@ -143,7 +134,7 @@ class Engine:
             scale=self._scale[reads],
             penalties=np.array([[one.l1, one.l2, one.bias is not None] for one in layers], np.float32),
             activations=np.array([[*kernels.ACTIVATIONS].index(one.activation) for one in layers]),
-            loss=[*kernels.LOSSES].index(loss),
+            loss=[*kernels.LOSSES].index(self.chain.loss),
             threshold=self.chain.threshold,
             update=[*kernels.OPTIMIZERS].index(self.chain.optimizer),
         )
@@ -157,6 +148,8 @@ class Engine:
                 scale[start : start + 1000] = np.divide(1, norms, where=norms > 0, out=np.zeros_like(norms))
         x = x if x.dtype == np.uint8 else x.astype(np.float32, copy=False)
         targets = np.ascontiguousarray(split.y.reshape(len(x), -1), np.float32)
+        if self.chain.loss == "sparse_categorical_crossentropy":
+            targets = (targets == np.arange(self.model.output_shape[-1])).astype(np.float32)
         return kernels.Examples(np.ascontiguousarray(x), scale, targets)
 
 
@@ -175,11 +168,10 @@ def check(chain: Chain, data: Splits, num_outputs: int) -> None:
 
 def _scaling(data: Splits) -> tuple[np.ndarray, np.ndarray]:
     """Return what is taken off each feature of an example, and by what the rest is multiplied."""
+    of_pixels = (data.mean, data.standard_deviation) if data.train.x.dtype == np.uint8 else (0, 1)
     shape = data.train.x.shape[1:]
-    mean, deviation = (data.mean, data.standard_deviation) if data.train.x.dtype == np.uint8 else (0, 1)
-    each = (np.broadcast_to(np.asarray(one, np.float32), shape).reshape(-1) for one in (mean, deviation))
-    mean, deviation = each
-    return np.ascontiguousarray(mean), np.float32(1) / deviation
+    mean, deviation = (np.broadcast_to(np.asarray(one, np.float32), shape).ravel() for one in of_pixels)
+    return mean, np.float32(1) / deviation
 
 
 def _rates(optimizer: Any) -> Callable[[np.ndarray], np.ndarray]:

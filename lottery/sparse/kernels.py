@@ -8,8 +8,10 @@ Everything that numba compiles is in this file: its cache on disk notices change
 """
 # ruff: noqa: SIM113 (numba unrolls no `enumerate`)
 
+import functools
 import math
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,23 +22,25 @@ from numba.core.errors import NumbaExperimentalFeatureWarning
 from numba.extending import intrinsic
 
 WIDTH = 16  # lanes of a vector; rows have a multiple of them
-LANES = 64  # examples that are evaluated together, and that stay in registers over a whole row of weights
+LANES = 64  # of the largest block; so many examples are evaluated together
 
 # Functions in a tuple work; numba says that their interface may change.
 warnings.filterwarnings("ignore", category=NumbaExperimentalFeatureWarning)
 
 # Division by zero gives infinity, as in TensorFlow; a check would keep a loop from being compiled to vectors.
-_compiled = njit(error_model="numpy", cache=True)
+_compiled = njit(error_model="numpy")
+_compiled_once = njit(error_model="numpy", cache=True)  # on a machine; with everything that it calls
 
 
-# --- Operations on vectors. A plain loop over the lanes would be right, but its compiled form checks at each weight if
-# --- the rows overlap. These know that they do not.
+# --- Operations on rows. A plain loop over the lanes would be right, but its compiled form checks at each weight if the
+# --- rows overlap. These know that they do not.
 
+_operation: Any = intrinsic
 _VECTOR, _LONG, _INT = ir.VectorType(ir.FloatType(), WIDTH), ir.IntType(64), ir.IntType(32)
 
 
-class _Generator:
-    """Writes the instructions of an operation on rows of arrays, which it knows by the numbers of their arguments."""
+class _Rows:
+    """Writes instructions for the rows of arrays, which it knows by the numbers of their arguments."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
         self.builder = builder
@@ -44,27 +48,32 @@ class _Generator:
             context.make_array(kind)(context, builder, argument) if isinstance(kind, types.Array) else None
             for kind, argument in zip(signature.args, arguments, strict=True)
         ]
+        self._lanes = builder.extract_value(self._arrays[2].shape, 1)
+
+    def blocks(self) -> Iterator[tuple[Any, int]]:
+        """Yield the first lane and the number of vectors of blocks: of 4, which registers hold for a row, of 2, of 1."""
+        for num in (LANES // WIDTH, 2, 1):
+            size = num * WIDTH
+            begin = _LONG(0) if size == LANES else self.builder.and_(self._lanes, _LONG(-2 * size))
+            count = self.builder.udiv(self.builder.sub(self._lanes, begin), _LONG(size))
+            with cgutils.for_range(self.builder, count) as loop:
+                yield self.builder.add(begin, self.builder.mul(loop.index, _LONG(size))), num
+
+    def weights(self, begin: Any, end: Any) -> Iterator[tuple[Any, Any]]:
+        """Go through weights, arrays 0 and 1; yield the place of each, and the unit that it multiplies."""
+        with cgutils.for_range(self.builder, self.builder.sub(end, begin)) as loop:
+            place = self.builder.add(begin, loop.index)
+            yield place, self.builder.sext(self.builder.load(self.at(1, place)), _LONG)
 
     def at(self, array: int, place: Any) -> Any:
         """Point to an entry of an array."""
         return self.builder.gep(self._arrays[array].data, [place])
 
-    def row(self, array: int, unit: Any, lane: Any, num: int) -> list[Any]:
+    def vectors(self, array: int, unit: Any, lane: Any, num: int) -> list[Any]:
         """Point to vectors that follow each other in the row of a unit."""
-        lanes = self.builder.extract_value(self._arrays[array].shape, 1)
-        first = self.at(array, self.builder.add(self.builder.mul(unit, lanes), lane))
+        first = self.at(array, self.builder.add(self.builder.mul(unit, self._lanes), lane))
         first = self.builder.bitcast(first, _VECTOR.as_pointer())
         return [self.builder.gep(first, [_LONG(index)]) for index in range(num)]
-
-    def load(self, pointer: Any) -> Any:
-        return self.builder.load(pointer, align=4)
-
-    def store(self, vector: Any, pointer: Any) -> None:
-        self.builder.store(vector, pointer, align=4)
-
-    def unit_read(self, sources: int, place: Any) -> Any:
-        """Load the number of the unit that a weight multiplies."""
-        return self.builder.sext(self.builder.load(self.at(sources, place)), _LONG)
 
     def splat(self, number: Any) -> Any:
         """Make a vector of one number."""
@@ -83,78 +92,74 @@ class _Generator:
         width = WIDTH
         while width > 1:
             width //= 2
-            picks = [ir.Constant(ir.VectorType(_INT, width), [*range(start, start + width)]) for start in (0, width)]
+            picks = [ir.Constant(ir.VectorType(_INT, width), [*range(at, at + width)]) for at in (0, width)]
             halves = [self.builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), one) for one in picks]
             vector = self.builder.fadd(*halves)
         return self.builder.extract_element(vector, _INT(0))
 
-    def weights(self, begin: Any, end: Any) -> Any:
-        """Loop over the places of weights."""
-        return cgutils.for_range(self.builder, self.builder.sub(end, begin))
 
+@_operation
+def _forward_row(
+    typing: Any, weights: Any, sources: Any, a: Any, z: Any, begin: Any, end: Any, bias: Any, unit: Any
+) -> Any:
+    """Write the inputs of a unit to its row of `z`."""
 
-def _operations(num: int) -> tuple[Any, Any]:
-    """Make the two operations on a row for blocks of `num` vectors."""
-
-    @intrinsic
-    def _forward(
-        typing: Any, weights: Any, sources: Any, a: Any, z: Any, begin: Any, end: Any, bias: Any, unit: Any, lane: Any
-    ) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            rows, (begin, end, bias, unit, lane) = _Generator(context, builder, signature, arguments), arguments[4:]
-            sums = [cgutils.alloca_once_value(builder, rows.splat(bias)) for _ in range(num)]
-            with rows.weights(begin, end) as loop:
-                place = builder.add(begin, loop.index)
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        rows, (begin, end, bias, unit) = _Rows(context, builder, signature, arguments), arguments[4:]
+        for lane, num in rows.blocks():
+            sums = [cgutils.alloca_once(builder, _VECTOR) for _ in range(num)]
+            for total in sums:
+                builder.store(rows.splat(bias), total)
+            for place, source in rows.weights(begin, end):
                 weight = rows.splat(builder.load(rows.at(0, place)))
-                for part, total in zip(rows.row(2, rows.unit_read(1, place), lane, num), sums, strict=True):
-                    builder.store(rows.multiply_add(weight, rows.load(part), builder.load(total)), total)
-            for total, target in zip(sums, rows.row(3, unit, lane, num), strict=True):
-                rows.store(builder.load(total), target)
-            return context.get_dummy_value()
+                for part, total in zip(rows.vectors(2, source, lane, num), sums, strict=True):
+                    part = builder.load(part, align=4)
+                    builder.store(rows.multiply_add(weight, part, builder.load(total)), total)
+            for total, target in zip(sums, rows.vectors(3, unit, lane, num), strict=True):
+                builder.store(builder.load(total), target, align=4)
+        return context.get_dummy_value()
 
-        return types.void(weights, sources, a, z, begin, end, bias, unit, lane), generate
+    return types.void(weights, sources, a, z, begin, end, bias, unit), generate
 
-    @intrinsic
-    def _backward(
-        typing: Any, weights: Any, sources: Any, a: Any, d: Any, gradients: Any,
-        begin: Any, end: Any, unit: Any, lane: Any, goes_on: Any,
-    ) -> Any:  # fmt: skip
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            rows, (begin, end, unit, lane, goes_on) = _Generator(context, builder, signature, arguments), arguments[5:]
-            slopes = [rows.load(one) for one in rows.row(3, unit, lane, num)]
-            with rows.weights(begin, end) as loop:
-                place, total = builder.add(begin, loop.index), None
-                source = rows.unit_read(1, place)
-                for slope, part in zip(slopes, rows.row(2, source, lane, num), strict=True):
-                    part = rows.load(part)
-                    total = rows.multiply_add(slope, part, total) if total else builder.fmul(slope, part)
+
+@_operation
+def _backward_row(
+    typing: Any, weights: Any, sources: Any, a: Any, d: Any, gradients: Any, begin: Any, end: Any, unit: Any, on: Any
+) -> Any:
+    """Add to the gradients of a unit's weights, and with `on` to those of what it reads; return that of its bias."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        rows, (begin, end, unit, on) = _Rows(context, builder, signature, arguments), arguments[5:]
+        of_bias = cgutils.alloca_once_value(builder, ir.Constant(ir.FloatType(), 0.0))
+        for lane, num in rows.blocks():
+            slopes = [builder.load(one, align=4) for one in rows.vectors(3, unit, lane, num)]
+            total = functools.reduce(builder.fadd, slopes)
+            builder.store(builder.fadd(builder.load(of_bias), rows.sum(total)), of_bias)
+            for place, source in rows.weights(begin, end):
+                inputs = [builder.load(one, align=4) for one in rows.vectors(2, source, lane, num)]
+                total = builder.fmul(slopes[0], inputs[0])
+                for slope, part in zip(slopes[1:], inputs[1:], strict=True):
+                    total = rows.multiply_add(slope, part, total)
                 cell = rows.at(4, place)
                 builder.store(builder.fadd(builder.load(cell), rows.sum(total)), cell)
-                with builder.if_then(goes_on):
+                with builder.if_then(on):
                     weight = rows.splat(builder.load(rows.at(0, place)))
-                    for slope, target in zip(slopes, rows.row(3, source, lane, num), strict=True):
-                        rows.store(rows.multiply_add(weight, slope, rows.load(target)), target)
-            total = slopes[0]
-            for slope in slopes[1:]:
-                total = builder.fadd(total, slope)
-            return rows.sum(total)
+                    for slope, target in zip(slopes, rows.vectors(3, source, lane, num), strict=True):
+                        added = rows.multiply_add(weight, slope, builder.load(target, align=4))
+                        builder.store(added, target, align=4)
+        return builder.load(of_bias)
 
-        return float32(weights, sources, a, d, gradients, begin, end, unit, lane, goes_on), generate
-
-    return _forward, _backward
-
-
-_forward_64, _backward_64 = _operations(LANES // WIDTH)
-_forward_32, _backward_32 = _operations(2)
-_forward_16, _backward_16 = _operations(1)
+    return float32(weights, sources, a, d, gradients, begin, end, unit, on), generate
 
 
 # --- Activations, by Keras' names. Each takes the inputs of many units and lanes as one row, writes the outputs, and
 # --- puts the slopes there in the place of the inputs. NaN stays NaN in all.
 
-_0, _HALF, _1, _2 = (np.float32(number) for number in (0, 0.5, 1, 2))
+_0, _LEAK, _HALF, _1, _2, _6, _15 = (np.float32(number) for number in (0, 0.2, 0.5, 1, 2, 6, 15))
 _LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(math.log2(math.e)), np.float32(0.693359375), np.float32(-2.12194440e-4)
 _TERMS = tuple(np.float32(1 / math.factorial(power)) for power in range(8))
+_SELU, _SELU_ALPHA = np.float32(1.0507009873554805), np.float32(1.0507009873554805 * 1.6732632423543772)
+_ROOT_HALF, _ROOT_TWO_PI = np.float32(math.sqrt(0.5)), np.float32(math.sqrt(2 * math.pi))
 
 
 @_compiled
@@ -172,7 +177,7 @@ def _reduced(x: Any) -> Any:
     rest = _TERMS[7]
     for power in (6, 5, 4, 3, 2):
         rest = rest * r + _TERMS[power]
-    return np.int32((np.int32(n) + 127) << 23).view(np.float32), r + r * r * rest  # its bits are those of 2**n
+    return np.int32((np.int32(n) + 127) << 23).view(np.float32), r + r * r * rest  # the first by the bits of a float
 
 
 @_compiled
@@ -193,112 +198,48 @@ def _logistic(x: Any) -> Any:
 
 
 @_compiled
-def _linear(z: Any, a: Any) -> None:
-    for i in range(z.size):
-        a[i] = z[i]
-        z[i] = _1
+def _tanh(x: Any) -> Any:
+    grown = _expm1(_2 * _between(x, -_15, _15))
+    return grown / (grown + _2)
 
 
 @_compiled
-def _relu(z: Any, a: Any) -> None:
-    for i in range(z.size):
-        a[i] = _0 if z[i] <= _0 else z[i]
-        z[i] = _0 if z[i] <= _0 else _1
+def _normal_below(x: Any) -> Any:
+    return _HALF * (_1 + np.float32(math.erf(x * _ROOT_HALF)))
 
 
-@_compiled
-def _relu6(z: Any, a: Any) -> None:
-    for i in range(z.size):
-        a[i] = _between(z[i], _0, np.float32(6))
-        z[i] = _1 if _0 < z[i] < np.float32(6) else _0
+def _elementwise(value: Callable[[Any], Any], slope: Callable[[Any, Any], Any]) -> Any:
+    """Make an activation of a function, and of its derivative by the input and the output."""
+    value, slope = _compiled(value), _compiled(slope)
 
+    @_compiled
+    def activation(z: Any, a: Any) -> None:
+        for i in range(z.size):
+            a[i] = value(z[i])
+            z[i] = slope(z[i], a[i])
 
-@_compiled
-def _leaky_relu(z: Any, a: Any) -> None:
-    for i in range(z.size):
-        slope = _1 if z[i] > _0 else np.float32(0.2)
-        a[i] = z[i] * slope
-        z[i] = slope
-
-
-@_compiled
-def _elu(z: Any, a: Any) -> None:
-    for i in range(z.size):
-        a[i] = z[i] if z[i] > _0 else _expm1(z[i])
-        z[i] = _1 if z[i] > _0 else a[i] + _1
-
-
-_SELU, _SELU_ALPHA = np.float32(1.0507009873554805), np.float32(1.0507009873554805 * 1.6732632423543772)
-
-
-@_compiled
-def _selu(z: Any, a: Any) -> None:
-    for i in range(z.size):
-        a[i] = _SELU * z[i] if z[i] > _0 else _SELU_ALPHA * _expm1(z[i])
-        z[i] = _SELU if z[i] > _0 else a[i] + _SELU_ALPHA
-
-
-@_compiled
-def _softsign(z: Any, a: Any) -> None:
-    for i in range(z.size):
-        below = _1 + abs(z[i])
-        a[i] = z[i] / below
-        z[i] = _1 / (below * below)
-
-
-@_compiled
-def _softplus(z: Any, a: Any) -> None:
-    for i in range(z.size):
-        a[i] = (z[i] if z[i] > _0 else _0) + math.log1p(_exp(-abs(z[i])))
-        z[i] = _logistic(z[i])
-
-
-@_compiled
-def _tanh(z: Any, a: Any) -> None:
-    for i in range(z.size):
-        grown = _expm1(_2 * _between(z[i], np.float32(-15), np.float32(15)))
-        a[i] = grown / (grown + _2)
-        z[i] = _1 - a[i] * a[i]
-
-
-@_compiled
-def _sigmoid(z: Any, a: Any) -> None:
-    for i in range(z.size):
-        a[i] = _logistic(z[i])
-        z[i] = a[i] * (_1 - a[i])
-
-
-@_compiled
-def _exponential(z: Any, a: Any) -> None:
-    for i in range(z.size):
-        a[i] = _exp(z[i])
-        z[i] = a[i]
-
-
-@_compiled
-def _silu(z: Any, a: Any) -> None:
-    for i in range(z.size):
-        part = _logistic(z[i])
-        a[i] = z[i] * part
-        z[i] = part + a[i] * (_1 - part)
-
-
-_ROOT_HALF, _ROOT_TWO_PI = np.float32(math.sqrt(0.5)), np.float32(math.sqrt(2 * math.pi))
-
-
-@_compiled
-def _gelu(z: Any, a: Any) -> None:
-    for i in range(z.size):
-        below = _HALF * (_1 + np.float32(math.erf(z[i] * _ROOT_HALF)))
-        a[i] = z[i] * below
-        z[i] = below + z[i] * _exp(-_HALF * z[i] * z[i]) / _ROOT_TWO_PI
+    return activation
 
 
 ACTIVATIONS: dict[str, Any] = {
-    "linear": _linear, "relu": _relu, "relu6": _relu6, "leaky_relu": _leaky_relu, "elu": _elu, "selu": _selu,
-    "softsign": _softsign, "softplus": _softplus, "tanh": _tanh, "sigmoid": _sigmoid, "exponential": _exponential,
-    "silu": _silu, "gelu": _gelu,
-}  # fmt: skip
+    "linear": _elementwise(lambda z: z, lambda z, a: _1),
+    "relu": _elementwise(lambda z: _0 if z <= _0 else z, lambda z, a: _0 if z <= _0 else _1),
+    "relu6": _elementwise(lambda z: _between(z, _0, _6), lambda z, a: _1 if _0 < z < _6 else _0),
+    "leaky_relu": _elementwise(lambda z: z if z > _0 else z * _LEAK, lambda z, a: _1 if z > _0 else _LEAK),
+    "elu": _elementwise(lambda z: z if z > _0 else _expm1(z), lambda z, a: _1 if z > _0 else a + _1),
+    "selu": _elementwise(
+        lambda z: _SELU * z if z > _0 else _SELU_ALPHA * _expm1(z), lambda z, a: _SELU if z > _0 else a + _SELU_ALPHA
+    ),
+    "softsign": _elementwise(lambda z: z / (_1 + abs(z)), lambda z, a: _1 / ((_1 + abs(z)) * (_1 + abs(z)))),
+    "softplus": _elementwise(lambda z: (_0 if z <= _0 else z) + math.log1p(_exp(-abs(z))), lambda z, a: _logistic(z)),
+    "tanh": _elementwise(_tanh.py_func, lambda z, a: _1 - a * a),
+    "sigmoid": _elementwise(_logistic.py_func, lambda z, a: a * (_1 - a)),
+    "exponential": _elementwise(_exp.py_func, lambda z, a: a),
+    "silu": _elementwise(lambda z: z * _logistic(z), lambda z, a: _logistic(z) * (_1 + z - a)),
+    "gelu": _elementwise(
+        lambda z: z * _normal_below(z), lambda z, a: _normal_below(z) + z * _exp(-_HALF * z * z) / _ROOT_TWO_PI
+    ),
+}
 
 
 # --- Losses. Each takes outputs and targets, both of (units, lanes), the number of lanes that hold an example, and the
@@ -318,23 +259,6 @@ def _highest(a: Any, best: Any, most: Any) -> None:
 
 
 @_compiled
-def _softmax(a: Any, d: Any, best: Any, logarithms: Any) -> None:
-    """Write the softmax of each example, its unit of the highest output, and the logarithm of the sum below it."""
-    most, total = np.empty(a.shape[1], np.float32), np.zeros(a.shape[1], np.float32)
-    _highest(a, best, most)
-    for unit in range(a.shape[0]):
-        for lane in range(a.shape[1]):
-            d[unit, lane] = _exp(a[unit, lane] - most[lane])
-            total[lane] += d[unit, lane]
-    for lane in range(a.shape[1]):
-        logarithms[lane] = most[lane] + np.float32(math.log(total[lane]))
-        total[lane] = _1 / total[lane]
-    for unit in range(a.shape[0]):
-        for lane in range(a.shape[1]):
-            d[unit, lane] *= total[lane]
-
-
-@_compiled
 def _mean_over(d: Any, num: int, share: Any) -> None:
     """Make gradients of the sum over examples those of the mean, and zero in lanes without an example."""
     for unit in range(d.shape[0]):
@@ -343,90 +267,69 @@ def _mean_over(d: Any, num: int, share: Any) -> None:
 
 
 @_compiled
-def _sparse_categorical(a: Any, targets: Any, num: int, threshold: Any, d: Any) -> Any:
-    loss, right = 0.0, 0.0
-    best, logarithms = np.empty(a.shape[1], np.int64), np.empty(a.shape[1], np.float32)
-    _softmax(a, d, best, logarithms)
-    for lane in range(num):
-        label = int(targets[0, lane])
-        loss += logarithms[lane] - a[label, lane]
-        right += best[lane] == label
-        d[label, lane] -= _1
-    _mean_over(d, num, _1 / np.float32(num))
-    return loss, right
-
-
-@_compiled
 def _categorical(a: Any, targets: Any, num: int, threshold: Any, d: Any) -> Any:
-    loss, right = 0.0, 0.0
-    best, logarithms = np.empty(a.shape[1], np.int64), np.empty(a.shape[1], np.float32)
-    _softmax(a, d, best, logarithms)
-    wanted, most = np.empty_like(best), np.empty_like(logarithms)
+    """Compute the loss of a softmax."""
+    (units, lanes), loss, right = a.shape, 0.0, 0.0
+    wanted, best = np.empty(lanes, np.int64), np.empty(lanes, np.int64)
+    most, total = np.empty(lanes, np.float32), np.zeros(lanes, np.float32)
     _highest(targets, wanted, most)
+    _highest(a, best, most)
+    for unit in range(units):
+        for lane in range(lanes):
+            d[unit, lane] = _exp(a[unit, lane] - most[lane])
+            total[lane] += d[unit, lane]
+    for unit in range(units):
+        for lane in range(lanes):
+            d[unit, lane] = d[unit, lane] / total[lane] - targets[unit, lane]
     for lane in range(num):
-        for unit in range(a.shape[0]):
-            loss += targets[unit, lane] * (logarithms[lane] - a[unit, lane])
-            d[unit, lane] -= targets[unit, lane]
         right += best[lane] == wanted[lane]
+        most[lane] += np.float32(math.log(total[lane]))
+        for unit in range(units):
+            loss += targets[unit, lane] * (most[lane] - a[unit, lane])
     _mean_over(d, num, _1 / np.float32(num))
     return loss, right
 
 
-@_compiled
-def _binary(a: Any, targets: Any, num: int, threshold: Any, d: Any) -> Any:
-    loss, right = 0.0, 0.0
-    for unit in range(a.shape[0]):
-        for lane in range(num):
-            z, target = a[unit, lane], targets[unit, lane]
-            loss += (z if z > _0 else _0) - z * target + np.float32(math.log1p(_exp(-abs(z))))
-            right += (_1 if z > threshold else _0) == target
-            d[unit, lane] = _logistic(z) - target
-    _mean_over(d, num, _1 / np.float32(num * a.shape[0]))
-    return loss / a.shape[0], right / a.shape[0]
+def _elementwise_loss(of_output: Callable[[Any, Any], Any]) -> Any:
+    """Make a loss that is a mean over units, of a function of output and target: its value and its derivative."""
+    of_output = _compiled(of_output)
+
+    @_compiled
+    def loss(a: Any, targets: Any, num: int, threshold: Any, d: Any) -> Any:
+        total, right = 0.0, 0.0
+        for unit in range(a.shape[0]):
+            for lane in range(num):
+                value, d[unit, lane] = of_output(a[unit, lane], targets[unit, lane])
+                total += value
+                right += (_1 if a[unit, lane] > threshold else _0) == targets[unit, lane]
+        _mean_over(d, num, _1 / np.float32(num * a.shape[0]))
+        return total / a.shape[0], right / a.shape[0]
+
+    return loss
 
 
-@_compiled
-def _binary_beside(a: Any, targets: Any, num: int, threshold: Any, d: Any, added: Any) -> Any:
-    loss, right, least = 0.0, 0.0, np.float32(1e-7)
-    for unit in range(a.shape[0]):
-        for lane in range(num):
-            output, target = _between(a[unit, lane], least, _1 - least), targets[unit, lane]
-            yes, no = output + added, _1 - output + added
-            loss -= target * math.log(yes) + (_1 - target) * math.log(no)
-            right += (_1 if a[unit, lane] > threshold else _0) == target
-            d[unit, lane] = (_1 - target) / no - target / yes if output == a[unit, lane] else _0
-    _mean_over(d, num, _1 / np.float32(num * a.shape[0]))
-    return loss / a.shape[0], right / a.shape[0]
+def _binary_of_probabilities(added: Any) -> Any:
+    """Make a loss that adds a number to everything that it takes a logarithm of."""
+    least = np.float32(1e-7)
 
+    def of_output(a: Any, target: Any) -> Any:
+        output = _between(a, least, _1 - least)
+        yes, no = output + added, _1 - output + added
+        slope = (_1 - target) / no - target / yes if output == a else _0
+        return -target * math.log(yes) - (_1 - target) * math.log(no), slope
 
-@_compiled
-def _binary_of_probabilities(a: Any, targets: Any, num: int, threshold: Any, d: Any) -> Any:
-    return _binary_beside(a, targets, num, threshold, d, _0)
-
-
-@_compiled
-def _binary_of_tf_keras(a: Any, targets: Any, num: int, threshold: Any, d: Any) -> Any:
-    return _binary_beside(a, targets, num, threshold, d, np.float32(1e-7))  # which it adds to what it takes a log of
-
-
-@_compiled
-def _mean_squared(a: Any, targets: Any, num: int, threshold: Any, d: Any) -> Any:
-    loss = 0.0
-    for unit in range(a.shape[0]):
-        for lane in range(num):
-            d[unit, lane] = a[unit, lane] - targets[unit, lane]
-            loss += d[unit, lane] * d[unit, lane]
-    _mean_over(d, num, _2 / np.float32(num * a.shape[0]))
-    return loss / a.shape[0], math.nan
+    return _elementwise_loss(of_output)
 
 
 LOSSES: dict[str, Any] = {
-    "sparse_categorical_crossentropy": _sparse_categorical,
+    "sparse_categorical_crossentropy": _categorical,  # its targets are made categorical
     "categorical_crossentropy": _categorical,
-    "binary_crossentropy": _binary,
-    "binary_crossentropy of probabilities": _binary_of_probabilities,
-    "binary_crossentropy of probabilities, tf_keras": _binary_of_tf_keras,
-    "mean_squared_error": _mean_squared,
+    "binary_crossentropy": _elementwise_loss(
+        lambda z, target: ((z if z > _0 else _0) - z * target + math.log1p(_exp(-abs(z))), _logistic(z) - target)
+    ),
+    "binary_crossentropy of probabilities": _binary_of_probabilities(_0),
+    "binary_crossentropy of probabilities, tf_keras": _binary_of_probabilities(np.float32(1e-7)),
+    "mean_squared_error": _elementwise_loss(lambda a, target: ((a - target) * (a - target), _2 * (a - target))),
 }
 
 
@@ -435,7 +338,7 @@ LOSSES: dict[str, Any] = {
 
 @_compiled
 def _sgd(p: Any, g: Any, m: Any, s: Any, numbers: Any) -> None:
-    rate, momentum, nesterov, decay = numbers[0], numbers[1], numbers[2], numbers[3]
+    decay, rate, momentum, nesterov = numbers[0], numbers[1], numbers[2], numbers[3]
     for i in range(p.size):
         m[i] = m[i] * momentum - g[i] * rate
         p[i] = p[i] - p[i] * decay + (m[i] * momentum - g[i] * rate if nesterov > _0 else m[i])
@@ -443,7 +346,7 @@ def _sgd(p: Any, g: Any, m: Any, s: Any, numbers: Any) -> None:
 
 @_compiled
 def _adam(p: Any, g: Any, m: Any, s: Any, numbers: Any) -> None:
-    alpha, first, second, epsilon, decay = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
+    decay, alpha, first, second, epsilon = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
     for i in range(p.size):
         m[i] += (g[i] - m[i]) * first
         s[i] += (g[i] * g[i] - s[i]) * second
@@ -452,25 +355,21 @@ def _adam(p: Any, g: Any, m: Any, s: Any, numbers: Any) -> None:
 
 def _sgd_numbers(optimizer: Any, rates: np.ndarray, counts: np.ndarray) -> list[Any]:
     momentum = np.float32(optimizer.momentum)
-    return [rates, momentum, np.float32(optimizer.nesterov and momentum != 0), _decay(optimizer, rates), _0]
+    return [rates, momentum, np.float32(optimizer.nesterov and momentum != 0)]
 
 
 def _adam_numbers(optimizer: Any, rates: np.ndarray, counts: np.ndarray) -> list[Any]:
     first, second = np.float32(optimizer.beta_1), np.float32(optimizer.beta_2)
     alpha = rates * np.sqrt(_1 - second**counts) / (_1 - first**counts)
-    return [alpha, _1 - first, _1 - second, np.float32(optimizer.epsilon), _decay(optimizer, rates)]
-
-
-def _decay(optimizer: Any, rates: np.ndarray) -> np.ndarray:
-    return rates * np.float32(optimizer.weight_decay or 0)
+    return [alpha, _1 - first, _1 - second, np.float32(optimizer.epsilon)]
 
 
 class Optimizer(NamedTuple):
-    """An update; the numbers that it takes at each step; and the attributes where Keras keeps its two slots."""
+    """How weights are updated."""
 
     update: Any
-    numbers: Any  # of the Keras optimizer, the rates, and the counts of steps from 1
-    slots: tuple[str, str]
+    numbers: Any  # of a step, besides the decay of weights: from Keras' optimizer, the rates, and the counts of steps
+    slots: tuple[str, str]  # Keras' names of them
 
 
 OPTIMIZERS: dict[str, Optimizer] = {
@@ -529,27 +428,25 @@ def _fill(network: Any, examples: Any, positions: Any, a: Any, targets: Any) -> 
 
 
 @_compiled
-def _forward(network: Any, parameters: Any, z: Any, a: Any) -> None:
+def _forward(network: Any, parameters: Any, z: Any, a: Any) -> float:
+    """Compute the outputs of all units, and their slopes in `z`; return what the regularisers add to the loss."""
     first, begin, sources = network.first, network.begin, network.sources
-    num_inputs, num_weights, lanes = first[1], begin[-1], a.shape[1]
+    num_inputs, num_weights, penalty = first[1], begin[-1], 0.0
     for layer in range(first.size - 2):
         start, stop = first[layer + 1], first[layer + 2]
+        l1, l2 = network.penalties[layer, 0], network.penalties[layer, 1]
         for unit in range(start, stop):
             row = unit - num_inputs
-            bias, lane = parameters[num_weights + row], 0
-            while lane + LANES <= lanes:
-                _forward_64(parameters, sources, a, z, begin[row], begin[row + 1], bias, unit, lane)
-                lane += LANES
-            if lane + 2 * WIDTH <= lanes:
-                _forward_32(parameters, sources, a, z, begin[row], begin[row + 1], bias, unit, lane)
-                lane += 2 * WIDTH
-            if lane < lanes:
-                _forward_16(parameters, sources, a, z, begin[row], begin[row + 1], bias, unit, lane)
+            _forward_row(parameters, sources, a, z, begin[row], begin[row + 1], parameters[num_weights + row], unit)
+            if l1 or l2:
+                for weight in parameters[begin[row] : begin[row + 1]]:
+                    penalty += l1 * abs(weight) + l2 * weight * weight
         index = 0
         for activation in literal_unroll(_ACTIVATIONS):
             if network.activations[layer] == index:
                 activation(z[start:stop].reshape(-1), a[start:stop].reshape(-1))
             index += 1
+    return penalty
 
 
 @_compiled
@@ -576,24 +473,11 @@ def _backward(network: Any, parameters: Any, slopes: Any, a: Any, d: Any, gradie
         start, stop, goes_on = first[layer + 1], first[layer + 2], layer > 0  # nobody needs those of the inputs
         l1, l2, is_biased = network.penalties[layer]
         for unit in range(start, stop):
-            row, lane, total = unit - num_inputs, 0, _0
-            for each in range(lanes):
-                d[unit, each] *= slopes[unit, each]
-            while lane + LANES <= lanes:
-                total += _backward_64(
-                    parameters, sources, a, d, gradients, begin[row], begin[row + 1], unit, lane, goes_on
-                )
-                lane += LANES
-            if lane + 2 * WIDTH <= lanes:
-                total += _backward_32(
-                    parameters, sources, a, d, gradients, begin[row], begin[row + 1], unit, lane, goes_on
-                )
-                lane += 2 * WIDTH
-            if lane < lanes:
-                total += _backward_16(
-                    parameters, sources, a, d, gradients, begin[row], begin[row + 1], unit, lane, goes_on
-                )
-            gradients[num_weights + row] = total * is_biased
+            row = unit - num_inputs
+            for lane in range(lanes):
+                d[unit, lane] *= slopes[unit, lane]
+            of_bias = _backward_row(parameters, sources, a, d, gradients, begin[row], begin[row + 1], unit, goes_on)
+            gradients[num_weights + row] = of_bias * is_biased
             if l1 or l2:
                 for place in range(begin[row], begin[row + 1]):
                     weight = parameters[place]
@@ -601,31 +485,14 @@ def _backward(network: Any, parameters: Any, slopes: Any, a: Any, d: Any, gradie
                     gradients[place] += l1 * sign + _2 * l2 * weight
 
 
-@_compiled
-def _penalty(network: Any, parameters: Any) -> float:
-    total = 0.0
-    for layer in range(network.first.size - 2):
-        l1, l2 = network.penalties[layer, 0], network.penalties[layer, 1]
-        if l1 or l2:
-            start, stop = network.first[layer + 1] - network.first[1], network.first[layer + 2] - network.first[1]
-            for weight in parameters[network.begin[start] : network.begin[stop]]:
-                total += l1 * abs(weight) + l2 * weight * weight
-    return total
-
-
-@_compiled
+@_compiled_once
 def train(
     network: Any, examples: Any, positions: Any, numbers: Any, parameters: Any, first_slot: Any, second_slot: Any
 ) -> tuple[float, float]:
-    """Take steps.
+    """Take a step for each row of positions of examples, int32, and of the optimizer's numbers, float32.
 
-    Args:
-        positions: int32, (steps, batch size), of the examples.
-        numbers: float32, (steps, ...), the optimizer's.
-        parameters: Weights, then biases; changed, as are the optimizer's two slots of them.
-
-    Returns:
-        The sums, over the steps, of the mean loss and of the accuracy.
+    This changes the parameters, weights and then biases, and the optimizer's two slots of them. Return the sums, over
+    the steps, of the mean loss and of the accuracy.
     """
     batch_size, num_units, outputs = positions.shape[1], network.first[-1], network.first[-2]
     lanes = (batch_size + WIDTH - 1) // WIDTH * WIDTH
@@ -635,9 +502,9 @@ def train(
     gradients, losses, right = np.empty_like(parameters), 0.0, 0.0
     for step in range(len(positions)):
         _fill(network, examples, positions[step], a, targets)
-        _forward(network, parameters, z, a)
+        penalty = _forward(network, parameters, z, a)
         found = _loss(network, a, targets, batch_size, d[outputs:])
-        losses += found[0] / batch_size + _penalty(network, parameters)
+        losses += found[0] / batch_size + penalty
         right += found[1] / batch_size
         _backward(network, parameters, z, a, d, gradients)
         index = 0
@@ -648,25 +515,25 @@ def train(
     return losses, right
 
 
-@_compiled
+@_compiled_once
 def evaluate(network: Any, examples: Any, parameters: Any, classes: Any) -> tuple[float, float]:
     """Return the mean loss and the accuracy over all examples, and write the highest output of each to `classes`."""
     num_units, outputs, num = network.first[-1], network.first[-2], len(examples.x)
     a, z = np.zeros((num_units, LANES), np.float32), np.zeros((num_units, LANES), np.float32)
     d = np.zeros((num_units - outputs, LANES), np.float32)
     targets = np.zeros((examples.targets.shape[1], LANES), np.float32)
-    best, most, loss, right = np.empty(LANES, np.int64), np.empty(LANES, np.float32), 0.0, 0.0
-    positions = np.empty(LANES, np.int32)
+    best, most, positions = np.empty(LANES, np.int64), np.empty(LANES, np.float32), np.empty(LANES, np.int32)
+    loss, right, penalty = 0.0, 0.0, 0.0
     for start in range(0, num, LANES):
         size = min(LANES, num - start)
         for lane in range(size):
             positions[lane] = start + lane
         _fill(network, examples, positions[:size], a, targets)
-        _forward(network, parameters, z, a)
+        penalty = _forward(network, parameters, z, a)
         found = _loss(network, a, targets, size, d)
         loss += found[0]
         right += found[1]
         _highest(a[outputs:], best, most)
         for lane in range(size):
             classes[start + lane] = best[lane]
-    return loss / num + _penalty(network, parameters), right / num
+    return loss / num + penalty, right / num

@@ -1,6 +1,5 @@
 """What the sparse engine reads from a compiled Keras model, or why it cannot train it."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,13 +8,7 @@ from lottery.models import optimizers
 from lottery.models.library import is_keras, keras_of
 
 IDLE = ("InputLayer", "Flatten", "Reshape")  # layers that leave the order of an example's numbers as it is
-# Layers that apply an activation, and the settings of those that the engine knows; tf_keras has other names for some.
-ACTIVATION_LAYERS = {
-    "Activation": ("", {}),
-    "ReLU": ("relu", {"max_value": None, "negative_slope": 0.0, "threshold": 0.0}),
-    "LeakyReLU": ("leaky_relu", {"negative_slope": 0.2, "alpha": 0.2}),
-    "ELU": ("elu", {"alpha": 1.0}),
-}
+ACTIVATION_LAYERS = ("Activation", "ReLU")
 # Settings of optimizers and of losses that the engine knows with these values only.
 OF_OPTIMIZERS = {
     "clipnorm": None, "clipvalue": None, "global_clipnorm": None, "use_ema": False, "amsgrad": False,
@@ -66,19 +59,29 @@ def read(model: Any) -> Chain:
     for step in ("train_step", "test_step", "call", "compute_loss"):
         if not is_keras(getattr(type(model), step)):
             raise Obstacle(f"the model has its own {step}")
-    in_order = [*_in_order(model)]
+    in_order, names = layers(model), {id(one): name for name, one in weights.variables(model).items()}
     try:
         from lottery.sparse import kernels
     except ImportError as error:
         raise NoNumba(f"numba cannot be imported ({error})") from error
-    layers = _dense_layers(in_order, {id(one): name for name, one in weights.variables(model).items()}, kernels)
-    loss, last, threshold = _loss(model, layers[-1].activation, kernels)
-    layers[-1] = replace(layers[-1], activation=last)
-    return Chain(tuple(layers), loss, threshold, _has_accuracy(model, loss), _optimizer(model.optimizer, kernels))
+    found: list[Layer] = []
+    for layer in in_order:
+        kind = type(layer).__name__
+        if kind == "Dense":
+            found.append(_dense(layer, names, kernels))
+        elif kind in ACTIVATION_LAYERS:
+            if not found or found[-1].activation != "linear":
+                raise Obstacle(f"{layer.name} follows no dense layer without an activation")
+            if any(layer.get_config().get(key) for key in ("max_value", "negative_slope", "threshold")):
+                raise Obstacle(f"{layer.name} has a slope, a threshold or a limit")
+            found[-1] = replace(found[-1], activation="relu" if kind == "ReLU" else _activation(layer, kernels))
+    loss, last, threshold = _loss(model, found[-1].activation, kernels)
+    found[-1] = replace(found[-1], activation=last)
+    return Chain(tuple(found), loss, threshold, _has_accuracy(model, loss), _optimizer(model.optimizer, kernels))
 
 
-def _in_order(model: Any) -> Iterator[Any]:
-    """Go through the layers of a chain; raise `Obstacle` where it branches, or where a layer is of another kind."""
+def layers(model: Any) -> list[Any]:
+    """List the layers of a chain of dense layers; raise `Obstacle` if it branches, or has a layer of another kind."""
     if type(model).__name__ not in ("Sequential", "Functional") or len(model.inputs) != 1 or len(model.outputs) != 1:
         raise Obstacle("the model is no chain of layers")
     before = model.inputs[0]
@@ -90,37 +93,27 @@ def _in_order(model: Any) -> Iterator[Any]:
             if len(layer._inbound_nodes) != 1 or layer.input is not before:
                 raise Obstacle(f"{layer.name} does not only follow the layer before it")
             before = layer.output
-        yield layer
-
-
-def _dense_layers(in_order: list[Any], names: dict[int, str], kernels: Any) -> list[Layer]:
-    found: list[Layer] = []
-    for layer in in_order:
-        kind = type(layer).__name__
-        if kind == "Dense":
-            found.append(_dense(layer, names, kernels))
-        elif kind in ACTIVATION_LAYERS:
-            if not found or found[-1].activation != "linear":
-                raise Obstacle(f"{layer.name} follows no dense layer without an activation")
-            found[-1] = replace(found[-1], activation=_of_layer(layer, kernels))
-    if not found:
+    if not any(type(layer).__name__ == "Dense" for layer in model.layers):
         raise Obstacle("the model has no dense layer")
-    return found
+    return list(model.layers)
 
 
 def _dense(layer: Any, names: dict[int, str], kernels: Any) -> Layer:
-    if not layer.trainable or len(layer.variables) != 1 + layer.use_bias:
-        raise Obstacle(f"{layer.name} is frozen, or has other variables than a kernel and a bias")
-    if len(layer.input.shape) != 2:
-        raise Obstacle(f"{layer.name} takes inputs of {len(layer.input.shape) - 1} dimensions")
-    if str(layer.compute_dtype) != "float32":
-        raise Obstacle(f"{layer.name} computes in {layer.compute_dtype}")
-    others = layer.kernel_constraint, layer.bias_constraint, layer.bias_regularizer, layer.activity_regularizer
-    if any(one is not None for one in others):
-        raise Obstacle(f"{layer.name} has a constraint, or a regulariser of its bias or its outputs")
     own, bias = layer.kernel_regularizer, names[id(layer.bias)] if layer.use_bias else None
-    if own is not None and not (is_keras(type(own)) and type(own).__name__ in ("L1", "L2", "L1L2")):
-        raise Obstacle(f"{layer.name} has the regulariser {type(own).__name__}")
+    others = layer.kernel_constraint, layer.bias_constraint, layer.bias_regularizer, layer.activity_regularizer
+    is_known = own is None or (is_keras(type(own)) and type(own).__name__ in ("L1", "L2", "L1L2"))
+    for is_wrong, why in (
+        (
+            not layer.trainable or len(layer.variables) != 1 + layer.use_bias,
+            "is frozen, or has other variables",
+        ),
+        (len(layer.input.shape) != 2, f"takes inputs of {len(layer.input.shape) - 1} dimensions"),
+        (str(layer.compute_dtype) != "float32", f"computes in {layer.compute_dtype}"),
+        (any(one is not None for one in others), "has a constraint, or a regulariser of its bias or its outputs"),
+        (not is_known, f"has the regulariser {type(own).__name__}"),
+    ):
+        if is_wrong:
+            raise Obstacle(f"{layer.name} {why}")
     penalties = (float(getattr(own, key, 0.0)) for key in ("l1", "l2"))
     return Layer(names[id(layer.kernel)], bias, _activation(layer, kernels), *penalties)
 
@@ -131,16 +124,6 @@ def _activation(layer: Any, kernels: Any) -> str:
     if name not in (*kernels.ACTIVATIONS, "softmax") or not is_keras(layer.activation):
         raise Obstacle(f"{layer.name} has the activation {name}")
     return name
-
-
-def _of_layer(layer: Any, kernels: Any) -> str:
-    name, settings = ACTIVATION_LAYERS[type(layer).__name__]
-    config = layer.get_config()
-    for key, value in settings.items():
-        received = config.get(key, value)
-        if received != value and (None in (received, value) or abs(received - value) > 1e-6):
-            raise Obstacle(f"{layer.name} has {key} {received}")
-    return name or _activation(layer, kernels)
 
 
 def _loss(model: Any, activation: str, kernels: Any) -> tuple[str, str, float]:

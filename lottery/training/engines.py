@@ -19,6 +19,9 @@ from lottery.training.settings import Train
 # measurement. A count, and never a timing, decides: the bits of a run must not depend on how busy a machine is.
 LARGEST_SHARE = 0.3
 
+# A training of fewer multiply-adds, forward and with all weights, ends within seconds: numba would take longer.
+LEAST_WORK = 10**10
+
 # The first steps of a network are taken by both engines. Sums in another order round differently, and Adam makes a
 # whole step of a gradient that is nothing but rounding; but few weights have such a gradient.
 NUM_COMPARED, LARGEST_DIFFERENCE = 10, 0.01
@@ -42,6 +45,10 @@ def read(
             raise Obstacle(obstacle or "the model is mirrored on devices")
         if augment or not isinstance(data, Splits):
             raise Obstacle("the data are augmented" if augment else "the data are a tf.data.Dataset")
+        sizes = [math.prod(one.kernel.shape) for one in reading.layers(model) if type(one).__name__ == "Dense"]
+        work = sum(sizes) * settings.batch_size * settings.num_steps
+        if settings.engine == "auto" and work < LEAST_WORK:
+            raise Obstacle(f"a training of {work:,} multiply-adds is too short to gain, {LEAST_WORK:,} are enough")
         chain = reading.read(model)
         from lottery.sparse import engine
 

@@ -53,7 +53,7 @@ class Trained:
     summary: dict[str, float | int]
     start_sha256: str  # fingerprint of the model's variables when training began, read back from the model
     # ``engine`` that trained, ``engine_reason``, and for another than the compiled loop ``engine_difference``
-    engine: dict[str, str | float]
+    engine: dict[str, Any]
     seconds: float  # evaluations included
 
 
@@ -201,7 +201,7 @@ class Trainer:
             self._schedule_step.assign(schedule_step)
 
         begin()
-        loop, name, reason = self.engine(kept)
+        loop, *chosen = self.engine(kept)
         start_sha256 = weights.fingerprint(weights.read_state(self.model))
         now = TrainingState(first, first)
         if checkpointer:
@@ -297,7 +297,7 @@ class Trainer:
         # After everything that is evaluated, so that no metric depends on it.
         predictions = self._predictions({"early_stop": now.best, "final": final}, kept, summary)
         rows = sorted(now.metrics, key=lambda row: row[0])
-        engine: dict[str, str | float] = {"engine": name, "engine_reason": reason}
+        engine: dict[str, Any] = dict(zip(("engine", "engine_reason"), chosen, strict=True))
         engine |= {} if now.difference is None else {"engine_difference": now.difference}
         seconds = time.perf_counter() - began
         return Trained(final, now.best, predictions, rows, summary, start_sha256, engine, seconds)

@@ -52,8 +52,9 @@ def test_losses_their_gradients_and_accuracies(name, num, rng):
     settings = {} if kind == "mean_squared_error" else {"from_logits": not of_probabilities}
     classes = {"_".join(re.findall("[A-Z][a-z]+", one)).lower(): one for one in dir(keras.losses) if one[0].isupper()}
     if kind == "sparse_categorical_crossentropy":
-        targets = rng.integers(0, units, (1, lanes)).astype(np.float32)
-        expected = targets[0, :num]
+        labels = rng.integers(0, units, lanes)
+        targets = np.eye(units, dtype=np.float32)[:, labels]
+        expected = labels[:num]
     else:
         targets = rng.random((units, lanes)).astype(np.float32)
         targets = np.round(targets) if kind == "binary_crossentropy" else targets / targets.sum(0)
@@ -96,7 +97,8 @@ def test_optimizers_update_as_those_of_keras(name, settings, library, rng):
     slots = np.zeros_like(mine), np.zeros_like(mine)
     update = optimizer.update
     counts = np.arange(1, 31).astype(np.float32)
-    columns = optimizer.numbers(theirs, np.full(30, 0.05, np.float32), counts)
+    rates = np.full(30, 0.05, np.float32)
+    columns = [rates * (theirs.weight_decay or 0), *optimizer.numbers(theirs, rates, counts)]
     numbers = np.column_stack([np.broadcast_to(np.float32(column), 30) for column in columns])
     for row in numbers:
         gradient = (rng.normal(size=50) * 10 ** rng.uniform(-6, 1, 50)).astype(np.float32)
