@@ -51,7 +51,7 @@ class _Rows:
         self._lanes = builder.extract_value(self._arrays[2].shape, 1)
 
     def blocks(self) -> Iterator[tuple[Any, int]]:
-        """Yield the first lane and the number of vectors of blocks: of 4, which registers hold for a row, of 2, of 1."""
+        """Yield the first lane and the number of vectors of blocks: of 4, which registers hold for a row, 2, 1."""
         for num in (LANES // WIDTH, 2, 1):
             size = num * WIDTH
             begin = _LONG(0) if size == LANES else self.builder.and_(self._lanes, _LONG(-2 * size))
