@@ -87,8 +87,11 @@ def difference(start: np.ndarray, expected: np.ndarray, received: np.ndarray) ->
     """Compute the largest difference of a weight, where the compiled loop and the sparse engine end.
 
     Raises:
-        LotteryError: The difference of all weights is more than rounding, as a share of the way from the start.
+        LotteryError: The difference of all weights is more than rounding, as a share of the way from the start; or the
+            training diverges.
     """
+    if not np.isfinite(expected).all():
+        raise LotteryError("The weights are not finite after the first steps; try a lower learning rate.")
     apart, way = (np.float64(expected) - one for one in (received, start))
     share = np.linalg.norm(apart) / (np.linalg.norm(way) or 1)
     if not share <= LARGEST_DIFFERENCE:

@@ -320,7 +320,9 @@ class Trainer:
             begin()
             one.take(kept)
             if steps:
-                one.steps(*one.batches(seed, span.first_step)(steps))
+                _finite(
+                    one.steps(*one.batches(seed, span.first_step)(steps)), f"training loss of the first {steps} steps"
+                )
             one.settle()
             states.append(np.concatenate([value.ravel() for value in weights.read_state(self.model).values()]))
         begin()

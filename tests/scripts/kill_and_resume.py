@@ -46,6 +46,11 @@ WORDS = [
     "train.eval_every=40", "train.learning_rate=0.004", "prune.num_rounds=2", "prune.rates={}",
     "run.num_replicates=2", "run.controls=['random_mask']", "rewind.step=90",
 ]  # fmt: skip
+# A dense network, whose engine changes between its rounds, and which dies in both.
+ENGINES = [
+    "model.name=lenet_300_100", "data.augment=[]", "train.batch_size=512", "train.num_steps=400", "train.eval_every=20",
+    "train.learning_rate=0.001", "train.engine=auto", "prune.rate=0.5", "prune.num_rounds=3", "rewind.step=0",
+]  # fmt: skip
 ROOT = Path(__file__).parents[2]
 KINDS = ("tree", "worker", "worker", "trees", "int", "tree", "worker", "parent", "worker", "term")
 # Of records: how long it took, the commit of a checkout that somebody may be working in, and the digest of all that.
@@ -388,6 +393,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--kinds", default=",".join(KINDS), help="Which, in turn.")
     parser.add_argument("--whole", type=Path, help="Folder that keeps the run that is left alone, for further calls.")
+    parser.add_argument("--engines", action="store_true", help="Train a network whose engine changes between rounds.")
     options = parser.parse_args()
     print(f"--seed {options.seed}")
     if "ray" in options.kinds and not has_ray():
@@ -397,8 +403,10 @@ if __name__ == "__main__":
         print(text, flush=True)
 
     with tempfile.TemporaryDirectory() as scratch:
-        whole = left_alone(options.whole or Path(scratch), say=say)
-        done = kill_and_resume(options.kills, options.seed, Path(scratch), options.kinds.split(","), say, whole=whole)
+        words = ENGINES if options.engines else ()
+        whole = left_alone(options.whole or Path(scratch), words, say)
+        kinds = options.kinds.split(",")
+        done = kill_and_resume(options.kills, options.seed, Path(scratch), kinds, say, words, whole)
     print("\n".join(done.wrong))
     print(f"{options.kills} kills: " + ("every file equal, bit for bit." if not done.wrong else "see above."))
     sys.exit(bool(done.wrong))

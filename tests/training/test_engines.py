@@ -1,0 +1,299 @@
+"""The two engines behind a trainer: which trains a network, and that nothing else notices."""
+
+import importlib
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+import lottery
+from lottery import config, data, masks, progress, stopping, weights
+from lottery.analysis import costs
+from lottery.enforcement import ENFORCEMENTS
+from lottery.errors import LotteryError
+from lottery.runs import store
+from lottery.sparse import kernels, reading
+from lottery.training import checkpoints, compiling, engines
+from lottery.training.settings import Train
+from lottery.training.trainer import Span, Trainer
+from tests.conftest import quietly, toy_arrays
+from tests.training.test_checkpoints import result, stop_after
+
+SETTINGS = {"num_steps": 60, "batch_size": 32, "eval_every": 20, "learning_rate": 0.01, "jit_compile": False}
+
+
+def network(library="keras", settings=None, **compiled):
+    keras = importlib.import_module(library)
+    keras.utils.set_random_seed(3)
+    dense = keras.layers.Dense
+    model = keras.Sequential([keras.layers.InputLayer((6,)), dense(20, "relu"), dense(16, "tanh"), dense(3, "softmax")])
+    if compiled:
+        model.compile(**{"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]} | compiled)
+    return model
+
+
+def trainer(library="keras", enforce="constraint", splits=None, **settings):
+    settings = Train(**SETTINGS | {"engine": "sparse"} | settings)
+    splits = splits or data.given(toy_arrays(np.random.default_rng(1)), data.Data(name="given", validation=50))
+    model, step = network(library), compiling.step_variable()
+    compiling.compile_model(model, settings, splits.train.x[:8], step)
+    return Trainer(model, splits, settings, ENFORCEMENTS[enforce], step)
+
+
+def masked(model, density=0.4, seed=0):
+    rng = np.random.default_rng(seed)
+    return {name: rng.random(value.shape) < density for name, value in weights.read(model).items()}
+
+
+@pytest.mark.parametrize(
+    ("enforce", "library"),
+    [
+        ("constraint", "keras"),
+        ("constraint", "tf_keras"),
+        ("gradient", "keras"),
+        ("callback", "tf_keras"),
+        ("reparameterization", "keras"),
+    ],
+)
+def test_both_engines_train_the_same_network_in_every_mode(library, enforce):
+    one = trainer(library, enforce, drop_at=(30,), warmup_steps=10)
+    start, kept = weights.read_state(one.model), masked(one.model)
+    received = one.train(start, kept, (9,))
+    one.close()
+    other = trainer(library, enforce, drop_at=(30,), warmup_steps=10, engine="compiled")
+    expected = other.train(start, kept, (9,))
+    other.close()
+    assert received.engine["engine"] == "sparse" and expected.engine["engine"] == "compiled"
+    assert 0 < received.engine["engine_difference"] < 1e-5 and "engine_difference" not in expected.engine
+    assert received.start_sha256 == expected.start_sha256
+    for name, value in expected.weights.items():
+        np.testing.assert_allclose(received.weights[name], value, atol=1e-4)
+    assert not masks.leaks(received.weights, kept) and not masks.leaks(received.early_stop, kept)
+    assert [row[:2] for row in received.metrics] == [row[:2] for row in expected.metrics]
+    np.testing.assert_allclose([row[2:] for row in received.metrics], [row[2:] for row in expected.metrics], atol=1e-4)
+    assert received.summary == pytest.approx(expected.summary, abs=1e-4)
+    for name, value in expected.predictions.items():
+        assert np.mean(received.predictions[name] == value) > 0.97 and received.predictions[name].dtype == value.dtype
+
+
+def test_the_sparse_engine_gives_the_same_bits_wherever_it_is_stopped(tmp_path):
+    first, second = trainer(), trainer()
+    start, kept = weights.read_state(first.model), masked(first.model)
+    whole = first.train(start, kept, (9,))
+    second.train(start, masked(first.model, 0.6, 1), (8,))  # something else before
+    assert result(second.train(start, kept, (9,))) == result(whole)
+    for number, stops in enumerate([(0, 1), (2,), (0, 0, 1)]):
+        file = tmp_path / f"{number}.safetensors"
+        for turn, num in enumerate([*stops, None]):
+            one = (first, second)[turn % 2]
+            one.seconds_per_step = 0.1  # five steps a piece
+            asked = stopping.never if num is None else stop_after(num + 1)
+            checkpointer = checkpoints.Checkpointer(file, asked=asked, note=pytest.fail)
+            try:
+                again = one.train(start, kept, (9,), checkpointer=checkpointer)
+            except stopping.Stopped:
+                assert num is not None
+        assert result(again) == result(whole) and again.engine == whole.engine
+
+
+def test_a_checkpoint_of_the_other_engine_is_not_used(tmp_path):
+    one, other, said = trainer(), trainer(engine="compiled"), []
+    start, kept, file = weights.read_state(one.model), masked(one.model), tmp_path / "checkpoint.safetensors"
+    with pytest.raises(stopping.Stopped):
+        one.train(start, kept, (9,), checkpointer=checkpoints.Checkpointer(file, asked=stop_after(1)))
+    again = other.train(start, kept, (9,), checkpointer=checkpoints.Checkpointer(file, note=said.append))
+    assert result(again) == result(other.train(start, kept, (9,))) and "another training" in said[0]
+
+
+def test_a_part_of_a_training_and_what_watches_it():
+    one = trainer()
+    start, kept, seen = weights.read_state(one.model), masked(one.model), {}
+    whole = one.train(start, kept, (9,), watch={25: seen.update})
+    rest = one.train(start, kept, (9,), Span(20, 40))
+    assert {row[0] for row in rest.metrics} == {20, 40}
+    assert not masks.leaks(seen, kept) and any((seen[name] != whole.weights[name]).any() for name in seen)
+
+
+def test_a_loss_that_is_not_finite_is_noticed():
+    one = trainer(learning_rate=1e38, optimizer="sgd")
+    with pytest.raises(LotteryError, match=r"training loss .* is (nan|inf)|not finite"):
+        one.train(weights.read_state(one.model), masked(one.model), (9,))
+
+
+@pytest.mark.parametrize("planted", ["weights", "biases"])
+def test_an_engine_that_does_not_agree_is_refused(planted, monkeypatch):
+    right = kernels.train
+
+    def wrong(network, examples, positions, numbers, parameters, *slots):
+        before = parameters.copy()
+        found = right(network, examples, positions, numbers, parameters, *slots)
+        if planted == "biases":  # are not trained
+            parameters[network.begin[-1] :] = before[network.begin[-1] :]
+        else:  # are trained a twentieth too far
+            parameters += 0.05 * (parameters - before)
+        return found
+
+    monkeypatch.setattr(kernels, "train", wrong)
+    one = trainer()
+    with pytest.raises(LotteryError, match="does not agree with the compiled loop"):
+        one.train(weights.read_state(one.model), masked(one.model), (9,))
+
+
+def test_auto_counts(monkeypatch):
+    one = trainer(engine="auto")
+    assert "too short to gain" in str(one.chain)
+    monkeypatch.setattr(engines, "LEAST_WORK", 1)
+    one = trainer(engine="auto")
+    sizes = {name: value.size for name, value in weights.read(one.model).items()}
+    for num, chosen in (0, "sparse"), (int(0.3 * sum(sizes.values())), "sparse"), (150, "compiled"):
+        flat = np.arange(sum(sizes.values())) < num
+        parts = np.split(flat, np.cumsum([*sizes.values()])[:-1])
+        kept = {
+            name: part.reshape(weights.read(one.model)[name].shape) for name, part in zip(sizes, parts, strict=True)
+        }
+        engine, name, reason = one.engine(kept)
+        assert (name, engine is one.loop) == (chosen, chosen == "compiled")
+        assert f"{num:,} of 488 multiply-adds are left" in reason
+    assert one.engine({})[1] == "compiled"  # nothing is pruned
+
+
+def compiled_network(settings=None, **keys):
+    return lambda library: network(library, **{"optimizer": "adam"} | keys)
+
+
+def built(*layers_of):
+    def build(library):
+        keras = importlib.import_module(library)
+        model = keras.Sequential([keras.layers.InputLayer((6,)), *(make(keras) for make in layers_of)])
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    return build
+
+
+def last(keras):
+    return keras.layers.Dense(3, "softmax")
+
+
+def branched(library):
+    keras = importlib.import_module(library)
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(6, "relu")(inputs)
+    model = keras.Model(inputs, last(keras)(keras.layers.Add()([inputs, hidden])))
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def used_twice(library):
+    keras = importlib.import_module(library)
+    inputs, layer = keras.Input((6,)), keras.layers.Dense(6, "relu")
+    model = keras.Model(inputs, last(keras)(layer(layer(inputs))))
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def with_optimizer(name, **keys):
+    def build(library):
+        return network(library, optimizer=getattr(importlib.import_module(library).optimizers, name)(**keys))
+
+    return build
+
+
+OBSTACLES = {
+    "of type Dropout": built(lambda keras: keras.layers.Dropout(0.5), last),
+    "of type BatchNormalization": built(lambda keras: keras.layers.BatchNormalization(), last),
+    "of type Add": branched,
+    "does not only follow the layer before it": used_twice,
+    "has the activation <lambda>": built(lambda keras: keras.layers.Dense(4, lambda x: x * x), last),
+    "has a constraint": built(lambda keras: keras.layers.Dense(4, kernel_constraint="non_neg"), last),
+    "or a regulariser of its bias": built(lambda keras: keras.layers.Dense(4, bias_regularizer="l2"), last),
+    "is frozen": built(lambda keras: keras.layers.Dense(4, trainable=False), last),
+    "takes inputs of 2 dimensions": built(
+        lambda keras: keras.layers.Reshape((2, 3)),
+        lambda keras: keras.layers.Dense(4),
+        lambda keras: keras.layers.Flatten(),
+        last,
+    ),
+    "has a slope, a threshold or a limit": built(
+        lambda keras: keras.layers.Dense(4), lambda keras: keras.layers.ReLU(max_value=1.0), last
+    ),
+    "the optimizer is RMSprop": with_optimizer("RMSprop"),
+    "the optimizer has clipnorm": with_optimizer("SGD", clipnorm=1.0),
+    "the optimizer has amsgrad": with_optimizer("Adam", amsgrad=True),
+    "the optimizer has use_ema": with_optimizer("Adam", use_ema=True),
+    "the loss is categorical_hinge": compiled_network(loss="categorical_hinge"),
+    "the loss is <lambda>": compiled_network(loss=lambda y, p: (y - p) ** 2),
+    "the model measures": compiled_network(metrics=["accuracy", "mse"]),
+    "the loss has weights": compiled_network(loss_weights=[2.0]),
+}
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+@pytest.mark.parametrize("why", OBSTACLES)
+def test_what_the_engine_does_not_take_is_a_sentence(why, library):
+    model = OBSTACLES[why](library)
+    x, y = np.zeros((4, 6), np.float32), np.zeros((4, 1), np.float32)
+    model.test_on_batch(x, np.zeros((4, 3)) if "hinge" in why else y)  # tf_keras makes metrics late
+    with pytest.raises(reading.Obstacle) as caught:
+        reading.read(model)
+    assert why in str(caught.value)
+
+
+RUN = {
+    "name": "engines",
+    "data": {"name": "digits", "validation": 200},
+    "train": {**SETTINGS, "num_steps": 40},
+    "prune": {"num_rounds": 2, "rate": 0.6, "rates": {}},
+    "run": {"num_replicates": 1, "controls": ["random_reinit"], "control_rounds": [2]},
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"model": {"name": "conv_2"}}, "of type Conv2D"),
+        ({"data": {"augment": ["flip"]}}, "augmented"),
+        ({"run": {"enforcement": "tfmot"}}, 'run.enforcement is "tfmot"'),
+        ({"train": {"precision": "mixed_bfloat16"}}, "computes in bfloat16"),
+        ({"train": {"optimizer": "rmsprop"}}, "RMSprop"),
+    ],
+)
+def test_sparse_where_it_cannot_be_is_refused_before_anything_is_written(changed, why, tmp_path):
+    tables = config.merged(RUN, changed)
+    with pytest.raises(
+        LotteryError, match='^train.engine: received "sparse", allowed are "auto" and "compiled"'
+    ) as one:
+        lottery.run(config.merged(tables, {"train": {"engine": "sparse"}}), out=tmp_path, report=quietly)
+    assert why in str(one.value) and not list(tmp_path.iterdir())
+
+
+def test_a_run_whose_engine_changes_between_rounds(tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "LEAST_WORK", 1)
+    done = lottery.run(RUN, out=tmp_path, report=quietly)
+    records = [stored.record for stored in store.rounds(done.path)]
+    assert [(one["round"], one["branch"], one["engine"]) for one in records] == [
+        (0, "ticket", "compiled"), (1, "ticket", "compiled"), (2, "ticket", "sparse"), (2, "random_reinit", "sparse"),
+    ]  # fmt: skip
+    assert [0 < one.get("engine_difference", 1) < 1e-5 for one in records] == [False, False, True, True]
+    assert list(costs.table(done.path)["engine"]) == [one["engine"] for one in records]
+    assert not done.verify(recompute=True)
+    again = lottery.run(RUN, out=tmp_path / "again", report=quietly)
+    for one, other in zip(store.rounds(done.path), store.rounds(again.path), strict=True):
+        assert one.record["sha256"] == other.record["sha256"]
+        assert one.record.get("engine_difference") == other.record.get("engine_difference")
+
+
+def test_without_numba_auto_is_compiled_and_says_so_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(engines, "LEAST_WORK", 1)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delitem(sys.modules, "lottery.sparse.kernels", raising=False)
+    monkeypatch.delitem(sys.modules, "lottery.sparse.engine", raising=False)
+    monkeypatch.delattr("lottery.sparse.kernels", raising=False)
+    events = []
+    lottery.run(RUN, out=tmp_path, report=events.append)
+    said = [one.text for one in events if isinstance(one, progress.Note) and "numba cannot" in one.text]
+    assert len(said) == 1 and "pip install 'lottery[sparse]'" in said[0]
+    with pytest.raises(LotteryError, match="numba cannot be imported"):
+        lottery.run(config.merged(RUN, {"train": {"engine": "sparse"}}), out=tmp_path / "other", report=quietly)
