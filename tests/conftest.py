@@ -166,3 +166,12 @@ def subclassed(keras, num_inputs):
     model = Own()
     model(np.zeros((1, num_inputs), np.float32))
     return model
+
+
+def each_in_both(cases, libraries=("keras", "tf_keras")):
+    """Every case with both libraries; by default in turns, which halves the time."""
+    return [
+        pytest.param(case, library, marks=[] if (place + turn) % 2 else pytest.mark.long)
+        for place, case in enumerate(cases)
+        for turn, library in enumerate(libraries)
+    ]

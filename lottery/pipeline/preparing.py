@@ -20,8 +20,8 @@ from lottery.pipeline import environment, identity
 from lottery.pruning import branches, criteria, plan, schedules, synflow
 from lottery.runs import store, two_way, verification
 from lottery.settings import COMPILED, GIVEN
-from lottery.sparse.reading import NoNumba
-from lottery.training import compiling, mirrored, precision
+from lottery.sparse.reading import Chain, NoNumba
+from lottery.training import compiling, engines, mirrored, precision
 from lottery.training.loop import NUM_EXAMPLES, example_batch, scaler
 from lottery.training.settings import Train
 from lottery.training.trainer import Arrays, Trainer, accuracy_among
@@ -207,6 +207,10 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
         notes.append(
             f"The model draws random numbers by {', '.join(unrepeatable)}, which nothing can restore: "
             "stopped and resumed, the run will not give the same bits."
+        )
+    if isinstance(trainer.chain, Chain) and not engines.is_compiled():
+        notes.append(
+            "The sparse engine is compiled with the first sparse network: for some ten seconds, once on this machine."
         )
     if isinstance(trainer.chain, NoNumba):
         notes.append(

@@ -10,7 +10,7 @@ from lottery.data import Split, Splits
 from lottery.masks import Masks
 from lottery.models import optimizers
 from lottery.sparse import kernels
-from lottery.sparse.reading import Chain, Obstacle
+from lottery.sparse.reading import Chain
 
 Logs = Mapping[str, float]
 
@@ -23,7 +23,7 @@ class Engine:
     Args:
         model: A compiled model, whose optimizer has its slots.
         chain: What `reading.read` found in it.
-        data: The arrays to train on; see `check`.
+        data: The arrays to train on; labels are those of the model's outputs.
         batch_size: The number of examples of a step.
         longest: The most steps of one call.
     """
@@ -54,6 +54,7 @@ class Engine:
         self._network = self._compressed(entries, [mask.shape for mask in masks])
         # What of each variable is in the state: the kept entries of a kernel, and all of a bias.
         self._entries = [*entries, *(slice(None) for _ in masks)]
+        self._shapes = [*(mask.shape for mask in masks), *(mask.shape[1:] for mask in masks)]
         sizes = [*(len(inputs) for inputs, _ in entries), *(mask.shape[1] for mask in masks)]
         self._ends, self._state = np.cumsum(sizes), []
         for variables in self._variables():
@@ -65,13 +66,17 @@ class Engine:
     def settle(self) -> None:
         """Write the weights, the optimizer's slots and its count of steps into the model."""
         for variables, packed in zip(self._variables(), self._state, strict=True):
-            parts = np.split(packed, self._ends[:-1])
-            for variable, entries, values in zip(variables, self._entries, parts, strict=True):
+            for variable, value in zip(variables, self._dense(packed), strict=True):
                 if variable is not None:
-                    dense = np.zeros(variable.shape, np.float32)
-                    dense[entries] = values
-                    variable.assign(dense)
+                    variable.assign(value)
         self.model.optimizer.iterations.assign(self._step)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return every variable of the model by name, as `settle` would write it."""
+        layers = self.chain.layers
+        names = [*(layer.kernel for layer in layers), *(layer.bias for layer in layers)]
+        found = dict(zip(names, self._dense(self._state[0]), strict=True))
+        return {name: found[name] for name in weights.variables(self.model)}
 
     def batches(self, seed: tuple[int, ...], first_step: int = 0) -> Callable[..., tuple[Any, ...]]:
         """Make the function from a number of steps to the arguments of `steps`; see `training.loop.Loop`."""
@@ -105,6 +110,12 @@ class Engine:
 
     def _logs(self, loss: float, accuracy: float) -> Logs:
         return {"loss": loss} | ({"accuracy": accuracy} if self.chain.has_accuracy else {})
+
+    def _dense(self, packed: np.ndarray) -> list[np.ndarray]:
+        values = [np.zeros(shape, np.float32) for shape in self._shapes]
+        for value, entries, kept in zip(values, self._entries, np.split(packed, self._ends[:-1]), strict=True):
+            value[entries] = kept
+        return values
 
     def _variables(self) -> list[list[Any]]:
         """List the kernels and then the biases; then the optimizer's two slots of each. None stands for no variable."""
@@ -151,19 +162,6 @@ class Engine:
         if self.chain.loss == "sparse_categorical_crossentropy":
             targets = (targets == np.arange(self.model.output_shape[-1])).astype(np.float32)
         return kernels.Examples(np.ascontiguousarray(x), scale, targets)
-
-
-def check(chain: Chain, data: Splits, num_outputs: int) -> None:
-    """Raise `Obstacle` if the engine cannot train a chain on these arrays."""
-    of_classes = chain.loss == "sparse_categorical_crossentropy"
-    for split in data.train, data.validation, data.test:
-        x, y = split.x, split.y.reshape(len(split.y), -1)
-        if x.dtype not in (np.uint8, np.float32, np.float64) or y.dtype.kind not in "biuf":
-            raise Obstacle(f"the examples are of type {x.dtype}, their targets of type {y.dtype}")
-        if y.shape[1] != (1 if of_classes else num_outputs):
-            raise Obstacle(f"an example has {y.shape[1]} targets, and the network {num_outputs} outputs")
-        if of_classes and (y.min() < 0 or y.max() >= num_outputs):
-            raise Obstacle(f"labels go from {y.min()} to {y.max()}, and the network has {num_outputs} outputs")
 
 
 def _scaling(data: Splits) -> tuple[np.ndarray, np.ndarray]:

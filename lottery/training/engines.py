@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,14 +51,25 @@ def read(
         if settings.engine == "auto" and work < LEAST_WORK:
             raise Obstacle(f"a training of {work:,} multiply-adds is too short to gain, {LEAST_WORK:,} are enough")
         chain = reading.read(model)
-        from lottery.sparse import engine
-
-        engine.check(chain, data, model.output_shape[-1])
+        _check_data(chain, data, model.output_shape[-1])
         return chain
     except Obstacle as why:
         if settings.engine == "sparse":
             raise LotteryError(f'train.engine: received "sparse", allowed are "auto" and "compiled": {why}.') from why
         return why
+
+
+def _check_data(chain: Chain, data: Splits, num_outputs: int) -> None:
+    """Raise `Obstacle` if the sparse engine cannot train a chain on these arrays."""
+    of_classes = chain.loss == "sparse_categorical_crossentropy"
+    for split in data.train, data.validation, data.test:
+        x, y = split.x, split.y.reshape(len(split.y), -1)
+        if x.dtype not in (np.uint8, np.float32, np.float64) or y.dtype.kind not in "biuf":
+            raise Obstacle(f"the examples are of type {x.dtype}, their targets of type {y.dtype}")
+        if y.shape[1] != (1 if of_classes else num_outputs):
+            raise Obstacle(f"an example has {y.shape[1]} targets, and the network {num_outputs} outputs")
+        if of_classes and (y.min() < 0 or y.max() >= num_outputs):
+            raise Obstacle(f"labels go from {y.min()} to {y.max()}, and the network has {num_outputs} outputs")
 
 
 def choose(chain: Chain | Obstacle, settings: Train, model: Any, kept: Masks) -> tuple[str, str]:
@@ -101,3 +113,11 @@ def difference(start: np.ndarray, expected: np.ndarray, received: np.ndarray) ->
             'train.engine = "compiled" to train it.'
         )
     return float(abs(apart).max())
+
+
+def is_compiled() -> bool:
+    """Check if numba keeps the compiled sparse engine on this machine, perhaps of an earlier version of it."""
+    from lottery.sparse import kernels
+
+    train: Any = kernels.train
+    return any(Path(train.stats.cache_path).glob("kernels.train-*.nbi"))

@@ -56,6 +56,10 @@ class Loop:
     def settle(self) -> None:
         """Let the model's variables be those after the last step; an engine with a state of its own writes them."""
 
+    def state(self) -> dict[str, np.ndarray]:
+        """Return every variable of the model by name."""
+        return weights.read_state(self.model)
+
 
 def compile_loop(
     model: Any,

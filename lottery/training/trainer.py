@@ -225,10 +225,6 @@ class Trainer:
         loop.take(kept)
         batches = loop.batches(seed, now.step)
 
-        def state() -> dict[str, np.ndarray]:
-            loop.settle()
-            return weights.read_state(self.model)
-
         def add(*row: Any) -> None:
             now.metrics.append(row)
             report(now.step, now.validation[1], row)
@@ -248,7 +244,7 @@ class Trainer:
                         if settings.test_curve:
                             evaluate("test", now.step)
                         if now.validation[0] < now.lowest:
-                            now.lowest, now.best = now.validation[0], state()
+                            now.lowest, now.best = now.validation[0], loop.state()
                             now.summary = {"early_stop_step": now.step, **_named("early_stop_val", now.validation)}
                     report(now.step, now.validation[1], None)
                     if now.step == last:
@@ -266,7 +262,7 @@ class Trainer:
                 self.seconds_per_step = taken if self.seconds_per_step else PIECE_SECONDS  # the first call compiles
                 now.step += num_steps
                 if now.step in watch:
-                    watch[now.step](state())
+                    watch[now.step](loop.state())
                 report(now.step, now.validation[1], None)
                 now.seconds = time.perf_counter() - began
                 if checkpointer:
@@ -320,11 +316,9 @@ class Trainer:
             begin()
             one.take(kept)
             if steps:
-                _finite(
-                    one.steps(*one.batches(seed, span.first_step)(steps)), f"training loss of the first {steps} steps"
-                )
-            one.settle()
-            states.append(np.concatenate([value.ravel() for value in weights.read_state(self.model).values()]))
+                logs = one.steps(*one.batches(seed, span.first_step)(steps))
+                _finite(logs, f"training loss of the first {steps} steps")
+            states.append(np.concatenate([value.ravel() for value in one.state().values()]))
         begin()
         return engines.difference(*states)
 

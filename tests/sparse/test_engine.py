@@ -13,6 +13,7 @@ from lottery.enforcement import modes
 from lottery.sparse import engine, reading
 from lottery.training.loop import compile_loop
 from lottery.training.settings import Train
+from tests.conftest import each_in_both
 
 UNITS, NUM_INPUTS, NUM_CLASSES = (20, 16), 12, 4
 
@@ -84,8 +85,7 @@ def agree(found, tolerance):
     assert own_logs == pytest.approx(logs, abs=10 * tolerance) and own_tests == pytest.approx(tests, abs=10 * tolerance)
 
 
-@pytest.mark.parametrize("library", ["keras", "tf_keras"])
-@pytest.mark.parametrize("num_steps", [1, 10, 100])
+@pytest.mark.parametrize(("num_steps", "library"), each_in_both([10, 1, 100]))
 def test_steps_are_those_of_the_compiled_loop(library, num_steps, rng):
     model = network(library)
     agree(both(model, examples("sparse_categorical_crossentropy", rng), rng, num_steps), 1e-6 * num_steps)
@@ -101,20 +101,22 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize("library", ["keras", "tf_keras"])
-@pytest.mark.parametrize(("last", "loss"), LOSSES)
-def test_each_loss_with_the_outputs_that_it_takes(library, last, loss, rng):
+@pytest.mark.parametrize(("taken", "library"), each_in_both(LOSSES))
+def test_each_loss_with_the_outputs_that_it_takes(taken, library, rng):
+    last, loss = taken
     model = network(library, "softsign", last, loss, regularizer="L1L2" if last == "softmax" else None)
     # Where tanh is nearly 1, what rounding leaves of the difference decides the gradient.
     agree(both(model, examples(loss, rng), rng, 10), 1e-3 if last == "tanh" else 2e-5)
 
 
-@pytest.mark.parametrize("batch_size", [1, 16, 60, 64, 70, 130])
+@pytest.mark.parametrize(
+    "batch_size", [1, 120, *(pytest.param(size, marks=pytest.mark.long) for size in (16, 60, 64, 70))]
+)  # 120 has a block of every size
 def test_batches_of_any_size(batch_size, rng):
     agree(both(network("keras"), examples("sparse_categorical_crossentropy", rng), rng, 10, batch_size), 2e-5)
 
 
-@pytest.mark.parametrize("density", [0.0, 0.02, 1.0])
+@pytest.mark.parametrize("density", [0.0, 0.02, pytest.param(1.0, marks=pytest.mark.long)])
 def test_masks_of_any_density(density, rng):
     found = both(network("keras"), examples("sparse_categorical_crossentropy", rng), rng, 10, density=density)
     agree(found, 2e-5)

@@ -18,7 +18,7 @@ from lottery.sparse import kernels, reading
 from lottery.training import checkpoints, compiling, engines
 from lottery.training.settings import Train
 from lottery.training.trainer import Span, Trainer
-from tests.conftest import quietly, toy_arrays
+from tests.conftest import each_in_both, quietly, toy_arrays
 from tests.training.test_checkpoints import result, stop_after
 
 SETTINGS = {"num_steps": 60, "batch_size": 32, "eval_every": 20, "learning_rate": 0.01, "jit_compile": False}
@@ -230,8 +230,7 @@ OBSTACLES = {
 }
 
 
-@pytest.mark.parametrize("library", ["keras", "tf_keras"])
-@pytest.mark.parametrize("why", OBSTACLES)
+@pytest.mark.parametrize(("why", "library"), each_in_both(OBSTACLES))
 def test_what_the_engine_does_not_take_is_a_sentence(why, library):
     model = OBSTACLES[why](library)
     x, y = np.zeros((4, 6), np.float32), np.zeros((4, 1), np.float32)
