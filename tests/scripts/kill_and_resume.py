@@ -48,7 +48,7 @@ WORDS = [
 ]  # fmt: skip
 # A dense network, whose engine changes between its rounds, and which dies in both.
 ENGINES = [
-    "model.name=lenet_300_100", "data.augment=[]", "train.batch_size=512", "train.num_steps=400", "train.eval_every=20",
+    "model.name=lenet_300_100", "data.augment=[]", "train.batch_size=512", "train.num_steps=600", "train.eval_every=20",
     "train.learning_rate=0.001", "train.engine=auto", "prune.rate=0.5", "prune.num_rounds=3", "rewind.step=0",
 ]  # fmt: skip
 ROOT = Path(__file__).parents[2]
@@ -405,6 +405,10 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
         words = ENGINES if options.engines else ()
         whole = left_alone(options.whole or Path(scratch), words, say)
+        engines = Counter(record["engine"] for name, record in whole.items() if name.endswith("round.json"))
+        say(f"Networks by engine: {dict(engines)}.")
+        if options.engines and len(engines) < 2:
+            sys.exit("The engine does not change.")
         kinds = options.kinds.split(",")
         done = kill_and_resume(options.kills, options.seed, Path(scratch), kinds, say, words, whole)
     print("\n".join(done.wrong))
