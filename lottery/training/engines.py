@@ -39,9 +39,13 @@ def read(
     Raises:
         LotteryError: ``train.engine`` is "sparse", and cannot be.
     """
+    import tensorflow as tf
+
     if settings.engine == "compiled":
         return Obstacle('train.engine is "compiled"')
     try:
+        if settings.engine == "auto" and tf.config.list_physical_devices("GPU"):
+            raise Obstacle("the compiled loop trains on a GPU")
         if obstacle or mirrored.strategy_of(model) is not None:
             raise Obstacle(obstacle or "the model is mirrored on devices")
         if augment or not isinstance(data, Splits):

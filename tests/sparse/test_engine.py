@@ -116,6 +116,15 @@ def test_batches_of_any_size(batch_size, rng):
     agree(both(network("keras"), examples("sparse_categorical_crossentropy", rng), rng, 10, batch_size), 2e-5)
 
 
+@pytest.mark.parametrize("pixels", data.PIXELS)
+def test_images_are_scaled_as_for_the_compiled_loop(pixels, rng):
+    x = rng.integers(0, 256, (400, 4, 3), dtype=np.uint8)
+    x[:30] = x[0]  # some inputs are the same everywhere, and an image may be
+    y = rng.integers(0, NUM_CLASSES, 400)
+    splits = data.given((x[:300], y[:300], x[300:], y[300:]), data.Data(name="given", validation=60, pixels=pixels))
+    agree(both(network("keras"), splits, rng, 10), 2e-5)
+
+
 @pytest.mark.parametrize("density", [0.0, 0.02, pytest.param(1.0, marks=pytest.mark.long)])
 def test_masks_of_any_density(density, rng):
     found = both(network("keras"), examples("sparse_categorical_crossentropy", rng), rng, 10, density=density)
