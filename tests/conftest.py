@@ -152,6 +152,27 @@ def toy_arrays(rng, num_train=200, num_test=60, shape=(6,), num_classes=3):
     return x[:num_train], labels[:num_train], x[num_train:], labels[num_train:]
 
 
+BATCHES = {}
+
+
+def batches(x, y, batch_size=32):
+    """Arrays as a data set of batches, made once: of arrays, Keras takes longer to make it than to train on it."""
+    import tensorflow as tf
+
+    key = batch_size, *((one.shape, one.dtype.str, one.tobytes()) for one in (x, y))
+    if key not in BATCHES:
+        BATCHES[key] = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
+    return BATCHES[key]
+
+
+def fit(model, x, y, batch_size=32, validation_data=None, **arguments):
+    """Train by Keras' own ``fit`` on `batches`, in their order."""
+    if validation_data is not None:
+        validation_data = batches(*validation_data)
+    data = batches(x, y, batch_size)
+    return model.fit(data, shuffle=False, verbose=0, validation_data=validation_data, **arguments)
+
+
 def subclassed(keras, num_inputs):
     """A model of a class of its own, with two dense layers."""
 
