@@ -4,6 +4,7 @@ import gc
 import hashlib
 import json
 import os
+import re
 import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -91,6 +92,60 @@ def xla_where_it_is_tested(request, monkeypatch):
     """Let `train.jit_compile = "auto"` mean no: XLA takes longer to compile than a test to train, and has its own tests."""
     if not request.node.get_closest_marker("xla"):
         monkeypatch.setattr("lottery.training.loop.gains_from_xla", lambda model: False)
+
+
+@pytest.fixture(scope="module")
+def traced_once():
+    """Let runs of a module share one trainer where networks, data and settings are equal, as the runs of a sweep do.
+
+    To trace the steps and evaluations of such a trainer takes longer than to train it. Everything before it, and all
+    that depends on a run, is as ever: the model is built, compiled and checked anew, and its values are assigned.
+    """
+    from lottery import enforcement, weights
+    from lottery.data import Splits
+    from lottery.models.library import keras_of
+    from lottery.pipeline import preparing
+    from lottery.training import loop, mirrored
+    from lottery.training.trainer import Trainer
+
+    made = {}
+    shareable = [enforcement.ENFORCEMENTS[name] for name in ("constraint", "gradient", "callback")]
+
+    def description(model, data, settings, enforce, augment):
+        """What decides a trace, as text; None if it cannot be known."""
+        own = {"call", "train_step", "test_step", "compute_loss"} & set(vars(model))
+        if own or not isinstance(data, Splits) or mirrored.strategy_of(model) or enforce not in shareable:
+            return None
+        whole = keras_of(model).saving.serialize_keras_object(model)
+        text = json.dumps(whole, default=repr)
+        modules = {one.partition(".")[0] for one in re.findall(r'"module": "([^"]*)"', text)}
+        if not modules <= {"keras", "tf_keras", "builtins"} or '"function"' in text or "__lambda__" in text:
+            return None
+        for number, name in enumerate(dict.fromkeys(re.findall(r'"name": "([^"]*)"', text))):
+            text = text.replace(f'"{name}"', f'"{number}"')  # Keras counts the layers of a process
+        arrays = [getattr(split, key) for split in (data.train, data.validation, data.test) for key in "xy"]
+        digest = hashlib.sha256(b"".join([repr((one.dtype, one.shape)).encode() + one.tobytes() for one in arrays]))
+        scaled = data.mean, data.standard_deviation, data.unit_norm
+        xla = settings.jit_compile == "auto" and loop.gains_from_xla(model)
+        return repr((text, digest.hexdigest(), scaled, settings, shareable.index(enforce), sorted(augment), xla))
+
+    def trainer(model, data, settings, enforce, schedule_step, augment):
+        key = description(model, data, settings, enforce, augment)
+        if key is None or key not in made:
+            new = Trainer(model, data, settings, enforce, schedule_step, augment)
+            return new if key is None else made.setdefault(key, new)
+        known = made[key]
+        if known._first_values:
+            known.reset()  # the optimizer counts in what is observed of a model
+        known.close()
+        known.set_masks({})
+        known.seconds_per_step = None
+        weights.assign(known.model, weights.read_state(model))
+        return known
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(preparing, "Trainer", trainer)
+        yield
 
 
 @pytest.fixture(scope="session")

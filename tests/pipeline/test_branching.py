@@ -18,6 +18,8 @@ from lottery.settings import GIVEN
 from lottery.training.trainer import Span
 from tests.conftest import checksum, quietly, toy_arrays
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 K = 15
 TABLES = {
     "name": "branched",
