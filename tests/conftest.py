@@ -99,7 +99,8 @@ def traced_once():
     """Let runs of a module share one trainer where networks, data and settings are equal, as the runs of a sweep do.
 
     To trace the steps and evaluations of such a trainer takes longer than to train it. Everything before it, and all
-    that depends on a run, is as ever: the model is built, compiled and checked anew, and its values are assigned.
+    that depends on a run, is as ever: the model is built, compiled and checked anew, and its values are assigned. A
+    test that compares the bits of two runs calls ``clear`` in between.
     """
     from lottery import enforcement, weights
     from lottery.data import Splits
@@ -145,7 +146,7 @@ def traced_once():
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(preparing, "Trainer", trainer)
-        yield
+        yield made
 
 
 @pytest.fixture(scope="session")
