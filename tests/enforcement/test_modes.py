@@ -66,7 +66,7 @@ def network(library, optimizer="momentum", seed=0, dtype=None, built=True, **com
         [
             layers.InputLayer((6,)),
             layers.Dense(8, "relu", dtype=dtype),
-            layers.Dense(3, dtype=dtype),
+            layers.Dense(3, use_bias=False, dtype=dtype),  # one bias shows what two would, and is traced in less time
         ]
     )
     make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
@@ -812,7 +812,7 @@ def test_an_optimiser_for_each_weight(mode, scaled, rng):
     check_held(model, kept, before)
     after = weights.read_state(model)
     changed = [name for name in after if np.any(after[name] != before[name])]
-    assert changed == ["dense/bias", "dense_1/kernel", "dense_1/bias"]
+    assert changed == ["dense/bias", "dense_1/kernel"]
     found = enforcement.audit(model, {"dense/bias": np.zeros(8, bool), "dense_1/kernel": kept["dense_1/kernel"]})
     assert found["dense/bias"].num_nonzero_slots > 8  # two of Adam's
     assert (found["dense_1/kernel"].num_nonzero_slots > 0) == (mode in WHOLE)
@@ -1028,7 +1028,7 @@ def test_what_the_model_is_not():
         pass
     with pytest.raises(LotteryError, match="did you mean 'gradient'"):
         enforcement.EnforceMasks({}, "gradients")
-    with pytest.raises(LotteryError, match="2 gradients for 4 variables"):
+    with pytest.raises(LotteryError, match="2 gradients for 3 variables"):
         enforcement.mask_gradients(model, random_masks(model), [None, None])
     with pytest.raises(LotteryError, match="mode: received"):
         enforcement.EnforceMasks({}, ["constraint"])
