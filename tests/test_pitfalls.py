@@ -302,7 +302,7 @@ MUTANTS = {
     threshold_the_signed_weight: lambda tmp, run: test_ranking.test_magnitude_ignores_the_sign(),
     revive: lambda tmp, run: verified_run(tmp),
     resume_from_the_beginning: lambda tmp, run: test_running.test_going_on_begins_after_the_last_complete_round(
-        tmp, run
+        tmp, run, {}
     ),
     shuffle_nothing: lambda tmp, run: test_branches.test_what_a_branch_keeps_and_what_it_changes("shuffled_mask"),
     rewind_to_the_initialisation: lambda tmp, run: goes_on_from_step_k(tmp),

@@ -294,7 +294,7 @@ def test_a_weight_can_be_frozen_before_any_optimiser_is_built(library, rng):
     model = network(library, built=False)
     kept = {"dense/kernel": np.zeros((6, 8), bool)}
     with enforcement.constraint(model, kept, "present"):
-        model.compile(library.optimizers.Adam(0.01), model.loss)
+        model.compile(library.optimizers.Adam(0.01), model.loss, jit_compile=False)
     before = weights.read(model)
     fit(model, x, y, callbacks=[enforcement.EnforceMasks(kept, held_at="present")])
     check_held(model, kept, before)
@@ -474,9 +474,8 @@ def test_global_clipnorm_counts_the_gradients_of_masked_entries_only_where_they_
     for mode in ("constraint", "gradient"):
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
-        model.compile(
-            keras.optimizers.SGD(1.0, global_clipnorm=0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(1.0, global_clipnorm=0.1), loss, jit_compile=False)
         x, y = examples(rng)
         kept = {"dense/kernel": rng.random((6, 3)) < 0.5}
         with enforcement.ENFORCEMENTS[mode](model, kept):
@@ -502,7 +501,7 @@ def test_a_masked_gradient_that_is_not_finite_skips_the_step_only_where_it_is_se
     library.utils.set_random_seed(0)
     model = library.Sequential([library.layers.InputLayer((2,)), library.layers.Dense(1, use_bias=False)])
     scaling = (library.optimizers if library.__name__ == "keras" else library.mixed_precision).LossScaleOptimizer
-    model.compile(scaling(library.optimizers.SGD(0.1), initial_scale=64.0), "mae")
+    model.compile(scaling(library.optimizers.SGD(0.1), initial_scale=64.0), "mae", jit_compile=False)
     kept = {"dense/kernel": np.array([[True], [False]])}
     with enforcement.ENFORCEMENTS[mode](model, kept) as callbacks:
         before = weights.read(model)["dense/kernel"]
@@ -718,7 +717,7 @@ def test_constraint_is_composed_with_one_that_is_there(rng):
 
     layers = keras.layers
     model = keras.Sequential([keras.Input((6,)), layers.Dense(3, kernel_constraint=keras.constraints.NonNeg())])
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
     mine = model.layers[0].kernel.constraint
     x, y = examples(rng)
     kept = {"dense/kernel": rng.random((6, 3)) < 0.5}
