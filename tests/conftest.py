@@ -4,7 +4,9 @@ import gc
 import hashlib
 import json
 import os
+import re
 import signal
+import warnings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["LOTTERY_DATA"] = ""  # nothing that lies on the machine may decide a test
@@ -18,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # TensorFlow keeps a million objects alive: walking them as often as by default takes a tenth of the time.
-gc.set_threshold(20_000, 20, 20)
+gc.set_threshold(100_000, 20, 20)
 
 # A flush to disk guards against a power cut, which no test makes, and takes longer than many a test.
 os.fsync = lambda file: None
@@ -93,6 +95,73 @@ def xla_where_it_is_tested(request, monkeypatch):
         monkeypatch.setattr("lottery.training.loop.gains_from_xla", lambda model: False)
 
 
+@pytest.fixture(scope="module")
+def traced_once():
+    """Let runs of a module share one trainer where networks, data and settings are equal, as the runs of a sweep do.
+
+    To trace the steps and evaluations of such a trainer takes longer than to train it. Everything before it, and all
+    that depends on a run, is as ever: the model is built, compiled and checked anew, and its values are assigned. A
+    test that compares the bits of two runs calls ``clear`` in between.
+    """
+    from lottery import enforcement, weights
+    from lottery.data import Splits
+    from lottery.models.library import keras_of
+    from lottery.pipeline import preparing
+    from lottery.training import loop, mirrored
+    from lottery.training.trainer import Trainer
+
+    made = {}
+    shareable = [enforcement.ENFORCEMENTS[name] for name in ("constraint", "gradient", "callback")]
+
+    def description(model, data, settings, enforce, augment):
+        """What decides a trace, as text; None if it cannot be known."""
+        own = {"call", "train_step", "test_step", "compute_loss"} & set(vars(model))
+        if own or not isinstance(data, Splits) or mirrored.strategy_of(model) or enforce not in shareable:
+            return None
+        try:
+            with warnings.catch_warnings(action="ignore"):  # about what cannot be loaded again
+                text = json.dumps(keras_of(model).saving.serialize_keras_object(model), default=repr)
+        except Exception:  # layers of a test's own may raise anything
+            return None
+        modules = {one.partition(".")[0] for one in re.findall(r'"module": "([^"]*)"', text)}
+        if not modules <= {"keras", "tf_keras", "builtins"} or '"function"' in text or "__lambda__" in text:
+            return None
+        for number, name in enumerate(dict.fromkeys(re.findall(r'"name": "([^"]*)"', text))):
+            text = text.replace(f'"{name}"', f'"{number}"')  # Keras counts the layers of a process
+        arrays = [getattr(split, key) for split in (data.train, data.validation, data.test) for key in "xy"]
+        digest = hashlib.sha256(b"".join([repr((one.dtype, one.shape)).encode() + one.tobytes() for one in arrays]))
+        scaled = data.mean, data.standard_deviation, data.unit_norm
+        xla = settings.jit_compile == "auto" and loop.gains_from_xla(model)
+        return repr((text, digest.hexdigest(), scaled, settings, shareable.index(enforce), sorted(augment), xla))
+
+    def trainer(model, data, settings, enforce, schedule_step, augment):
+        key = description(model, data, settings, enforce, augment)
+        if key is None or key not in made:
+            new = Trainer(model, data, settings, enforce, schedule_step, augment)
+            return new if key is None else made.setdefault(key, new)
+        known = made[key]
+        if known._first_values:
+            known.reset()  # the optimizer counts in what is observed of a model
+        known.close()
+        known.set_masks({})
+        known.seconds_per_step = None
+        weights.assign(known.model, weights.read_state(model))
+        return known
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(preparing, "Trainer", trainer)
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def operations_without_stacks():
+    """Keep TensorFlow from taking the stack of each operation that it traces: a twentieth of the time, for no test."""
+    if "tensorflow" in sys.modules:
+        from tensorflow.python.util import tf_stack
+
+        tf_stack.extract_stack = lambda stacklevel=1: None
+
+
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory):
     """A complete run of two replicates and four rounds on the digits. Tests only read it."""
@@ -150,6 +219,27 @@ def toy_arrays(rng, num_train=200, num_test=60, shape=(6,), num_classes=3):
     labels = rng.integers(0, num_classes, num_train + num_test)
     x = (centres[labels] + rng.normal(size=(len(labels), *shape))).astype(np.float32)
     return x[:num_train], labels[:num_train], x[num_train:], labels[num_train:]
+
+
+BATCHES = {}
+
+
+def batches(x, y, batch_size=32):
+    """Arrays as a data set of batches, made once: of arrays, Keras takes longer to make it than to train on it."""
+    import tensorflow as tf
+
+    key = batch_size, *((one.shape, one.dtype.str, one.tobytes()) for one in (x, y))
+    if key not in BATCHES:
+        BATCHES[key] = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
+    return BATCHES[key]
+
+
+def fit(model, x, y, batch_size=32, validation_data=None, **arguments):
+    """Train by Keras' own ``fit`` on `batches`, in their order."""
+    if validation_data is not None:
+        validation_data = batches(*validation_data)
+    data = batches(x, y, batch_size)
+    return model.fit(data, shuffle=False, verbose=0, validation_data=validation_data, **arguments)
 
 
 def subclassed(keras, num_inputs):

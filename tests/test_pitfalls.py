@@ -78,7 +78,7 @@ def freeze_small_values(patch):
     """4: values decide and not masks, so every negative weight is frozen."""
     import tensorflow as tf
 
-    patch.setattr(patching, "holding", lambda one: lambda v: tf.where(tf.convert_to_tensor(v) < 1e-9, 0.0, v))
+    patch.setattr(patching, "obeying", lambda one: lambda v: tf.where(tf.convert_to_tensor(v) < 1e-9, 0.0, v))
 
 
 def drop_the_last_batch(patch):
@@ -216,8 +216,8 @@ def scale_by_everything(patch):
 
 def bake_masks_in(patch):
     """26: masks are constants of the trace, so another mask needs another trace."""
-    original = patching.holding
-    patch.setattr(patching, "holding", lambda one: original(dataclasses.replace(one, mask=np.array(one.mask))))
+    original = patching.obeying
+    patch.setattr(patching, "obeying", lambda one: original(dataclasses.replace(one, mask=np.array(one.mask))))
 
 
 def same_order_for_all(patch):
@@ -302,7 +302,7 @@ MUTANTS = {
     threshold_the_signed_weight: lambda tmp, run: test_ranking.test_magnitude_ignores_the_sign(),
     revive: lambda tmp, run: verified_run(tmp),
     resume_from_the_beginning: lambda tmp, run: test_running.test_going_on_begins_after_the_last_complete_round(
-        tmp, run
+        tmp, run, {}
     ),
     shuffle_nothing: lambda tmp, run: test_branches.test_what_a_branch_keeps_and_what_it_changes("shuffled_mask"),
     rewind_to_the_initialisation: lambda tmp, run: goes_on_from_step_k(tmp),

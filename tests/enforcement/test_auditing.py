@@ -7,7 +7,7 @@ import pytest
 
 from lottery import enforcement, weights
 from lottery.errors import LotteryError
-from tests.conftest import toy_arrays
+from tests.conftest import fit, toy_arrays
 from tests.enforcement.test_modes import LIBRARIES, network, random_masks
 
 
@@ -47,7 +47,7 @@ def test_it_raises_at_the_step_at_which_an_entry_moved(library, arguments, rng):
             texts.append(first_deviation(model, kept, x, y, 32))
             continue
         with pytest.raises(LotteryError) as caught:
-            model.fit(x, y, shuffle=False, verbose=0, callbacks=[enforcement.AuditMasks(kept)])
+            fit(model, x, y, callbacks=[enforcement.AuditMasks(kept)])
         # In eager steps the last bits are others.
         cut = texts[0].split(" found at")[0]
         assert str(caught.value).startswith(cut if arguments.get("run_eagerly") else texts[0])
@@ -67,9 +67,9 @@ def test_what_leaks_between_the_steps_is_found(rng):
         callbacks = [multiplication(keras, kept), enforcement.AuditMasks(kept)]
         if found:
             with pytest.raises(LotteryError, match="after step 1: this training does not hold the masks"):
-                model.fit(x, y, verbose=0, callbacks=callbacks)
+                fit(model, x, y, callbacks=callbacks)
         else:
-            model.fit(x, y, verbose=0, callbacks=callbacks)
+            fit(model, x, y, callbacks=callbacks)
 
 
 def test_masks_that_nobody_has_applied_are_found_before_the_first_step(rng):
@@ -79,7 +79,7 @@ def test_masks_that_nobody_has_applied_are_found_before_the_first_step(rng):
     model = network(keras)
     kept = random_masks(model)
     with pytest.raises(LotteryError, match="before the first step"):
-        model.fit(x, y, verbose=0, callbacks=[enforcement.AuditMasks(kept)])
+        fit(model, x, y, callbacks=[enforcement.AuditMasks(kept)])
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -99,11 +99,11 @@ def test_an_entry_that_moves_later_and_by_others_is_found_where_it_is(library, r
 
     enforce, audit = enforcement.EnforceMasks(kept), enforcement.AuditMasks(kept)
     with pytest.raises(LotteryError) as caught:
-        model.fit(x, y, batch_size=16, verbose=0, callbacks=[enforce, Meddle(), audit])
+        fit(model, x, y, batch_size=16, callbacks=[enforce, Meddle(), audit])
     assert f"dense_1/kernel[{row}, {column}]" in str(caught.value)
     assert "but is nan after step 3" in str(caught.value)
     weights.assign(model, {"dense_1/kernel": np.nan_to_num(weights.read(model)["dense_1/kernel"])})
-    model.fit(x, y, batch_size=16, verbose=0, callbacks=[enforce, audit])  # neither has left anything behind
+    fit(model, x, y, batch_size=16, callbacks=[enforce, audit])  # neither has left anything behind
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

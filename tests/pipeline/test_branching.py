@@ -18,6 +18,8 @@ from lottery.settings import GIVEN
 from lottery.training.trainer import Span
 from tests.conftest import checksum, quietly, toy_arrays
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 K = 15
 TABLES = {
     "name": "branched",
@@ -68,7 +70,7 @@ def is_right(run):
 
 
 @pytest.fixture(scope="module")
-def controlled(tmp_path_factory):
+def controlled(traced_once, tmp_path_factory):
     """A run with late rewinding and every control."""
     return go(tmp_path_factory.mktemp("controlled"), {"rewind": {"step": K}, "run": {"controls": CONTROLS}})
 
@@ -122,13 +124,14 @@ def test_controls_differ_from_the_ticket_and_from_each_other(controlled):
             assert np.any(trained[one] != trained[other]), (one, other)
 
 
-def test_an_interrupted_run_ends_with_the_same_bits(controlled, tmp_path):
+def test_an_interrupted_run_ends_with_the_same_bits(controlled, traced_once, tmp_path):
     """Branches and rounds are removed as a kill would have left them; what comes of it is the same."""
     copy = tmp_path / controlled.path.name
     shutil.copytree(controlled.path, copy)
     (folder_of(controlled, 1, 1, "random_mask") / "round.json").exists()
     for folder in (copy / "replicate-1/round-01/branch-random_mask", copy / "replicate-2/round-02"):
         shutil.rmtree(folder)
+    traced_once.clear()
     go(tmp_path, {"rewind": {"step": K}, "run": {"controls": CONTROLS}})
     for path in controlled.path.rglob("*.safetensors"):
         assert checksum(path) == checksum(copy / path.relative_to(controlled.path)), path
@@ -229,12 +232,13 @@ def test_one_shot_rounds_are_all_pruned_from_the_dense_network(tmp_path):
     assert np.any(other != kept)
 
 
-def test_branches_of_a_run_that_is_stored(tmp_path):
+def test_branches_of_a_run_that_is_stored(tmp_path, traced_once):
     """The command's function: the same as a control of the run, for chosen rounds; again, nothing is trained."""
     run = go(tmp_path)
     events = []
     done = lottery.branch(run.path, "random_mask", [2], model=build, data=arrays(), report=events.append)
     assert done.table().query("branch == 'random_mask'")["round"].tolist() == [2, 2]
+    traced_once.clear()
     whole = go(tmp_path, {"run": {"controls": ["random_mask"]}})
     for replicate in (1, 2):
         one, other = (folder_of(each, replicate, 2, "random_mask") / "weights.safetensors" for each in (run, whole))
@@ -568,8 +572,9 @@ def test_a_criterion_of_the_callers_own(tmp_path):
     "criterion",
     ["snip", *(pytest.param(name, marks=pytest.mark.long) for name in ("grasp", "synflow", "movement")), "random"],
 )
-def test_a_run_with_each_kind_of_criterion(tmp_path, criterion):
+def test_a_run_with_each_kind_of_criterion(tmp_path, traced_once, criterion):
     run = go(tmp_path, {"prune": {"criterion": criterion, "scope": "global"}, "run": {"num_replicates": 1}})
+    traced_once.clear()
     again = go(tmp_path / "again", {"prune": {"criterion": criterion, "scope": "global"}, "run": {"num_replicates": 1}})
     assert is_right(run) == []
     for index in (1, 2):

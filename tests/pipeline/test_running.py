@@ -13,6 +13,8 @@ from lottery.runs import store, verification
 from lottery.training import trainer
 from tests.conftest import SMALL, checksum, quietly, toy_arrays
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 ONE = SMALL | {"run": {"num_replicates": 1}, "prune": {"num_rounds": 2}}
 
 
@@ -85,7 +87,8 @@ def test_what_training_holds_at_its_start_is_the_start_masked(tmp_path, monkeypa
         assert any(all(np.array_equal(state[name], expected[name]) for name in expected) for state in seen), index
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path, small_run):
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path, small_run, traced_once):
+    traced_once.clear()
     again = lottery.run(SMALL, out=tmp_path, report=quietly)
     assert final_bits(again.path) == final_bits(small_run.path)
     other = lottery.run(ONE, {"run": {"seed": 1}}, out=tmp_path, report=quietly)
@@ -95,7 +98,8 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path, small_
     )
 
 
-def test_one_trace_serves_the_whole_run(tmp_path, monkeypatch):
+def test_one_trace_serves_the_whole_run(tmp_path, monkeypatch, traced_once):
+    traced_once.clear()
     loops = []
     original = trainer.compile_loop
 
@@ -354,8 +358,10 @@ def test_nan_that_a_layer_hides_from_the_loss_is_found_in_the_weights(tmp_path):
         lottery.run(short, model=build, data=toy_arrays(np.random.default_rng(3)), out=tmp_path, report=quietly)
 
 
-def test_going_on_begins_after_the_last_complete_round(tmp_path, small_run):
+def test_going_on_begins_after_the_last_complete_round(tmp_path, small_run, traced_once):
     import shutil
+
+    traced_once.clear()
 
     copy = tmp_path / small_run.path.name
     shutil.copytree(small_run.path, copy)

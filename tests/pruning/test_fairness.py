@@ -14,6 +14,8 @@ from lottery.pruning.branches import BRANCHES
 from lottery.runs import store, verdicts, verification
 from tests.conftest import quietly, toy_arrays
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 NUM_STEPS, K = 24, 8
 # By what the ticket starts from: mode and rewind step.
 KINDS = {
@@ -91,7 +93,7 @@ def tables(mode, step, controls=()):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(traced_once, tmp_path_factory):
     """By mode and step, a run with every branch that can be compared with its tickets, from round 2."""
     made = {}
     for mode, step in (kind for kinds in KINDS.values() for kind in kinds):

@@ -354,7 +354,7 @@ def test_a_ticket_trains_to_the_same_curve_in_either_keras(tmp_path, rng, how):
     def curve(model):
         library = lottery.models.library.keras_of(model)
         loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(library.optimizers.SGD(0.05, momentum=0.9), loss)
+        model.compile(library.optimizers.SGD(0.05, momentum=0.9), loss, jit_compile=False)
         losses = []
         for at in range(0, 480, 16):
             model.reset_metrics()  # Keras 3 gives the mean since then, tf_keras that of the batch
