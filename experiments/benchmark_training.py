@@ -94,7 +94,9 @@ def main(
         for _ in range(2):
             for name, seconds in in_fresh_process(measure_start, data_file, results["cores"]).items():
                 start.setdefault(name, []).extend(seconds)
-        lines = [[name, f"{statistics.median(times):.2f}", _range(times, "{:.2f}")] for name, times in start.items()]
+        lines = [
+            [name, f"{statistics.median(times):.2f}", value_range(times, "{:.2f}")] for name, times in start.items()
+        ]
         print_table(console, "Start, in fresh processes", ["", "s", "min..max"], lines)
 
 
@@ -113,8 +115,8 @@ def measure_training(data_file: Path | None, num_threads: int, repetitions: int,
         contestants = {
             "bare": looping(bare.loop),
             "lottery": looping(ours.loop),
-            "keras fit": _fitting(alone, images),
-            "keras fit + callback": _fitting(called, images, _multiplication(called, sparse)),
+            "keras fit": fitting(alone, images),
+            "keras fit + callback": fitting(called, images, multiplication(called, sparse)),
             "tfmot fit": tfmot_fitting(images),
         }
         measured = measure_steps(contestants, repetitions, steps)
@@ -145,7 +147,7 @@ def measure_evaluation(loop: Loop, repetitions: int) -> Samples:
     """
     batches = loop.batches(SEED)
     samples: Samples = {}
-    timed = _timer(samples)
+    timed = timer(samples)
 
     def train() -> None:
         float(loop.steps(*batches(TRAIN.eval_every))["loss"])
@@ -176,7 +178,7 @@ def measure_round(trainer: Trainer, start: Mapping[str, np.ndarray], repetitions
     # As many rows as the 50,000 steps of the paper leave, evaluated every 100.
     rows = [(step, split, 0.1, 0.9) for step in range(0, 50_001, 100) for split in ("train", "validation")]
     samples: Samples = {}
-    timed = _timer(samples)
+    timed = timer(samples)
 
     def prune() -> tuple[masks.Masks, dict[str, Any]]:
         scores = criteria.CRITERIA["magnitude"](
@@ -217,7 +219,7 @@ def measure_round(trainer: Trainer, start: Mapping[str, np.ndarray], repetitions
 def measure_start(data_file: Path | None, num_threads: int) -> Samples:
     """Measure the time until the first steps are trained, in a process that has imported nothing yet."""
     samples: Samples = {}
-    timed = _timer(samples)
+    timed = timer(samples)
 
     def import_all() -> None:
         environment.use_threads(num_threads)
@@ -247,7 +249,7 @@ def measure_imports(repetitions: int) -> Samples:
         "python -c 'import tensorflow'": ["-c", "import tensorflow"],
     }
     samples: Samples = {}
-    timed = _timer(samples)
+    timed = timer(samples)
     for _ in range(repetitions):
         for name, words in commands.items():
             line = [sys.executable, *words]
@@ -275,15 +277,51 @@ def standardised(splits: data.Splits, steps: int) -> tuple[np.ndarray, np.ndarra
     return np.asarray(scaler(splits)(splits.train.x[positions])), splits.train.y[positions]
 
 
-def tfmot_fitting(images: tuple[np.ndarray, np.ndarray]) -> Contestant:
-    """Train with `fit` of tf_keras on tfmot's wrappers, which prune to `DENSITY`, as in tfmot's guide."""
+def fitting(model: Any, images: tuple[np.ndarray, np.ndarray], *callbacks: Any) -> Contestant:
+    """Train with `fit` of the model's own Keras."""
+
+    class Stopwatch(keras_of(model).callbacks.Callback):
+        """Measure the seconds for which `fit` trains."""
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.began = time.perf_counter()
+
+        def on_train_end(self, logs: Any = None) -> None:
+            self.seconds = time.perf_counter() - self.began
+
+    (x, y), size, watch = images, TRAIN.batch_size, Stopwatch()
+
+    def run(num_steps: int) -> tuple[float, float]:
+        count, began = num_steps * size, time.perf_counter()
+        model.fit(x[:count], y[:count], batch_size=size, verbose=0, callbacks=[*callbacks, watch])
+        return watch.seconds, time.perf_counter() - began
+
+    return run
+
+
+def multiplication(model: Any, kept: masks.Masks) -> Any:
+    """Make the common callback that multiplies every kernel by its mask after each batch."""
+    import keras
+    import tensorflow as tf
+
+    pairs = [(kernel, tf.constant(kept[name], tf.float32)) for name, kernel in weights.prunable(model).items()]
+
+    def multiply(batch: int, logs: Any = None) -> None:
+        for kernel, factor in pairs:
+            kernel.assign(kernel * factor)
+
+    return keras.callbacks.LambdaCallback(on_train_batch_end=multiply)
+
+
+def tfmot_fitting(images: tuple[np.ndarray, np.ndarray], density: float = DENSITY) -> Contestant:
+    """Train with `fit` of tf_keras on tfmot's wrappers, which prune to a density, as in tfmot's guide."""
     import tf_keras
     from tensorflow_model_optimization.sparsity import keras as tfmot
 
-    schedule = tfmot.ConstantSparsity(1 - DENSITY, begin_step=0)
+    schedule = tfmot.ConstantSparsity(1 - density, begin_step=0)
     wrapped = tfmot.prune_low_magnitude(networks.lenet_300_100(keras=tf_keras), schedule)
     compiling.compile_model(wrapped, TRAIN, images[0][:8])
-    return _fitting(wrapped, images, tfmot.UpdatePruningStep())
+    return fitting(wrapped, images, tfmot.UpdatePruningStep())
 
 
 def compiled(splits: data.Splits, library: str = "keras") -> Any:
@@ -304,15 +342,27 @@ def random_masks(arrays: Mapping[str, np.ndarray]) -> masks.Masks:
 
 def load(data_file: Path | None) -> tuple[data.Splits, str]:
     """Load the data, with their name."""
+    if found := mnist_file(data_file):
+        return data.load(data.Data(name="mnist", path=str(found))), "MNIST"
+    return data.split(random_images(), data.Data()), "random images in the shape of MNIST"
+
+
+def mnist_file(data_file: Path | None) -> Path | None:
+    """Return the file of MNIST: the given one, or that in $LOTTERY_DATA; None if there is none."""
     folder = os.environ.get("LOTTERY_DATA", "")
-    if data_file is not None or (folder and Path(folder, "mnist.npz").exists()):
-        return data.load(data.Data(name="mnist", path=str(data_file or ""))), "MNIST"
+    if data_file is None and folder and Path(folder, "mnist.npz").exists():
+        return Path(folder, "mnist.npz")
+    return data_file
+
+
+def random_images(num_train: int = 60_000, num_test: int = 10_000) -> dict[str, np.ndarray]:
+    """Draw images and labels of the shape of MNIST."""
     generator = np.random.default_rng(0)
     arrays = {}
-    for part, count in (("train", 60_000), ("test", 10_000)):
+    for part, count in (("train", num_train), ("test", num_test)):
         arrays[f"x_{part}"] = generator.integers(0, 256, (count, 28, 28), np.uint8)
         arrays[f"y_{part}"] = generator.integers(0, 10, count)
-    return data.split(arrays, data.Data()), "random images in the shape of MNIST"
+    return arrays
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -325,22 +375,32 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
 def sitting(
     repetitions: int, steps: int, threads: list[int] | None, data_file: Path | None, json_file: Path | None
 ) -> Iterator[tuple[Console, dict[str, Any]]]:
-    """Frame a benchmark: print its settings and its duration, and write the measurements as JSON.
+    """Frame a benchmark of steps of LeNet-300-100.
 
     Yields:
         The console, and a dict for the results; its item `threads` has a dict for each number of threads.
+    """
+    settings = f"LeNet-300-100, batch 60, Adam 1.2e-3, {load(data_file)[1]}; {repetitions} repetitions of {steps} steps"
+    with framed(settings, json_file) as (console, results):
+        counts = dict.fromkeys(threads or sorted({1, results["cores"]}))
+        results |= {"repetitions": repetitions, "steps": steps, "threads": counts}
+        yield console, results
+
+
+@contextlib.contextmanager
+def framed(settings: str, json_file: Path | None) -> Iterator[tuple[Console, dict[str, Any]]]:
+    """Frame a benchmark: print its settings and its duration, and write the measurements as JSON.
+
+    Yields:
+        The console, and a dict for the results, which has the number of `cores`.
     """
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # Do not wrap lines on a pipe.
     console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=120)
     began = time.perf_counter()
-    console.print(
-        f"LeNet-300-100, batch 60, Adam 1.2e-3, {load(data_file)[1]}; {cores} cores; "
-        f"{repetitions} repetitions of {steps} steps."
-    )
-    counts = dict.fromkeys(threads or sorted({1, cores}))
-    results = {"cores": cores, "repetitions": repetitions, "steps": steps, "threads": counts}
+    console.print(f"{settings}; {cores} cores.\n")
+    results = {"cores": cores}
     yield console, results
     console.print(f"Measured in {time.perf_counter() - began:.0f} s.")
     if json_file is not None:
@@ -371,12 +431,29 @@ def milliseconds(seconds: list[float]) -> list[str]:
     """Format the median and range of measurements, in milliseconds."""
     values = [1000 * value for value in seconds]
     digits = "{:.3f}" if statistics.median(values) < 10 else "{:.1f}"
-    return [digits.format(statistics.median(values)), _range(values, digits)]
+    return [digits.format(statistics.median(values)), value_range(values, digits)]
 
 
 def ratio(times: list[float], others: list[float]) -> float:
     """Compute the median of the ratios within each repetition."""
     return statistics.median(one / other for one, other in zip(times, others, strict=True))
+
+
+def timer(samples: Samples) -> Callable[[str, Callable[[], Any]], Any]:
+    """Make a function that calls another, and adds its duration in seconds to samples under a name."""
+
+    def timed(name: str, function: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        value = function()
+        samples.setdefault(name, []).append(time.perf_counter() - began)
+        return value
+
+    return timed
+
+
+def value_range(values: list[float], digits: str) -> str:
+    """Format the lowest and the highest of some values."""
+    return f"{digits.format(min(values))}..{digits.format(max(values))}"
 
 
 def _print_training(console: Console, num_threads: int, measured: Mapping[str, Samples]) -> None:
@@ -411,61 +488,11 @@ def _print_training(console: Console, num_threads: int, measured: Mapping[str, S
     print_goals(console, heading, goals)
 
 
-def _fitting(model: Any, images: tuple[np.ndarray, np.ndarray], *callbacks: Any) -> Contestant:
-    class Stopwatch(keras_of(model).callbacks.Callback):
-        """Measure the seconds for which `fit` trains."""
-
-        def on_train_begin(self, logs: Any = None) -> None:
-            self.began = time.perf_counter()
-
-        def on_train_end(self, logs: Any = None) -> None:
-            self.seconds = time.perf_counter() - self.began
-
-    (x, y), size, watch = images, TRAIN.batch_size, Stopwatch()
-
-    def run(num_steps: int) -> tuple[float, float]:
-        count, began = num_steps * size, time.perf_counter()
-        model.fit(x[:count], y[:count], batch_size=size, verbose=0, callbacks=[*callbacks, watch])
-        return watch.seconds, time.perf_counter() - began
-
-    return run
-
-
-def _multiplication(model: Any, kept: masks.Masks) -> Any:
-    """Make the common callback that multiplies every kernel by its mask after each batch."""
-    import keras
-    import tensorflow as tf
-
-    pairs = [(kernel, tf.constant(kept[name], tf.float32)) for name, kernel in weights.prunable(model).items()]
-
-    def multiply(batch: int, logs: Any = None) -> None:
-        for kernel, factor in pairs:
-            kernel.assign(kernel * factor)
-
-    return keras.callbacks.LambdaCallback(on_train_batch_end=multiply)
-
-
 def _silence() -> None:
     # TensorFlow and tfmot print much that no log level silences; exceptions still reach the parent.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-
-
-def _timer(samples: Samples) -> Callable[[str, Callable[[], Any]], Any]:
-    """Make a function that calls another, and adds its duration in seconds to samples under a name."""
-
-    def timed(name: str, function: Callable[[], Any]) -> Any:
-        began = time.perf_counter()
-        value = function()
-        samples.setdefault(name, []).append(time.perf_counter() - began)
-        return value
-
-    return timed
-
-
-def _range(values: list[float], digits: str) -> str:
-    return f"{digits.format(min(values))}..{digits.format(max(values))}"
 
 
 if __name__ == "__main__":

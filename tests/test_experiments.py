@@ -2,16 +2,19 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import lottery
 from lottery import cli, config, data
 from lottery.errors import LotteryError
-from lottery.pipeline import presets
+from lottery.pipeline import environment, presets
 from lottery.runs import verification
 from lottery.runs.published import PROTOCOLS
 from tests.conftest import quietly
@@ -22,6 +25,9 @@ LARGE = (
     "conv_2_cifar10", "conv_4_cifar10", "conv_6_cifar10", "lenet_mnist_criteria", "resnet_20_cifar10",
     "resnet_20_cifar10_at_init", "resnet_20_cifar10_late", "vgg_19_cifar10",
 )  # fmt: skip
+
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
 
 @pytest.fixture
@@ -39,8 +45,7 @@ def command(monkeypatch, tmp_path):
 
 def test_each_published_experiment_has_a_preset():
     assert len(NAMES) == 13
-    folder = Path(__file__).parents[1] / "experiments"
-    assert {path.stem for path in folder.glob("*.toml")} | {"mnist1d"} == set(NAMES)
+    assert {path.stem for path in EXPERIMENTS.glob("*.toml")} | {"mnist1d"} == set(NAMES)
     published = {config.load(path).name for path in presets.paths().values()}
     assert set(PROTOCOLS) <= published
 
@@ -137,3 +142,54 @@ def test_run_takes_a_name_and_a_file_wins(command, tmp_path):
     result = command("run", "--smoke", "run.num_replicates=1", "prune.num_rounds=1")
     assert result.exit_code == 0, result.output
     assert "mnist1d-smoke-" in result.stdout
+
+
+def test_engines_are_measured(monkeypatch, lottery_command, tmp_path):
+    """The smallest measurement, in this process: the program's own processes would import TensorFlow again."""
+    pytest.importorskip("numba")
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "")  # the program sets another
+    import benchmark_engines
+    import benchmark_training
+
+    def command(words, out):
+        done = lottery_command("run", *words, f"--out={out}")
+        assert done.returncode == 0, done.stderr
+        return 1.0, next(path.parent for path in out.glob("*/experiment.toml"))
+
+    images = benchmark_training.random_images(5100, 20)
+    monkeypatch.setattr(benchmark_engines, "timed_command", command)
+    monkeypatch.setattr(benchmark_engines, "in_fresh_process", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(benchmark_engines, "random_images", lambda *_: images)
+    monkeypatch.setattr(benchmark_engines, "load", lambda _: (data.split(images, data.Data()), ""))
+    app, file = typer.Typer(), tmp_path / "engines.json"
+    app.command()(benchmark_engines.main)
+    words = f"--densities 0.7 --repetitions 1 --steps 2 --network-steps 1 --threads {environment.num_threads()}"
+    result = CliRunner().invoke(app, [*words.split(), f"--json={file}"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert all(title in result.stdout for title in ("A step", "An evaluation: 5,000 images", "Seconds to start"))
+    measured = json.loads(file.read_text())
+    found = measured["steps"]
+    assert found["round"] == {"0.7": 2} and found["density"] == {"0.7": pytest.approx(0.64, abs=0.001)}
+    for what, num in ("steps", 1), ("evaluations", 4):
+        assert {name: len(times) for name, times in found[what].items()} == {"0.7": num, "compiled": num}
+        assert all(time > 0 for times in found[what].values() for time in times)
+    assert len(measured["start"]) == 2
+
+
+@pytest.mark.long
+def test_all_of_engines_is_measured(tmp_path):
+    """Its other parts, as a user types them."""
+    pytest.importorskip("numba")
+    parts = {"--whole": "whole", "--original": "original", "--agreement": "agreement"}
+    words = [*parts, "--turns=1", "--network-steps=2", "--densities=0.5,0.01", "--json=engines.json"]
+    line = [sys.executable, EXPERIMENTS / "benchmark_engines.py", *words]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads((tmp_path / "engines.json").read_text())
+    for part, num in ("whole", 61), ("original", 21):
+        (turn,) = measured[part]
+        assert {engine: len(found["networks"]) for engine, found in turn.items()} == {"compiled": num, "auto": num}
+    agreement = measured["agreement"]
+    assert [len(agreement[engine]) for engine in ("compiled", "sparse")] == [15, 15]
+    assert 0 <= agreement["engine_difference"] < 1e-3

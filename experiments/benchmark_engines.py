@@ -1,0 +1,450 @@
+"""Measure the sparse engine against the compiled loop, and against `fit` of other libraries.
+
+Measures LeNet-300-100 with batches of 60 and Adam at 1.2e-3 on MNIST, on one thread, under masks of a run. Without
+`--run` it first makes a short run of `lenet_mnist.toml` in a temporary folder. Without the file of MNIST it uses random
+images of the same shape. It prints
+
+- milliseconds per training step and per evaluation of the validation split, at several densities: the compiled loop
+  (`train.engine = "compiled"`), the sparse engine (`"sparse"`), and the ratio;
+- how many times as fast as Keras' `fit` with a callback that multiplies by the masks, and as `fit` of tf_keras on the
+  wrappers of tensorflow_model_optimization (tfmot), is a step of the sparse engine;
+- the seconds that the first use of the sparse engine on a machine takes, and a later one in another process.
+
+Three options measure something else instead. They can be combined:
+
+- `--whole`: the README's MNIST experiment, with both controls, as whole `lottery run` commands with
+  `train.engine = "compiled"` and `"auto"` in turns: seconds of the commands, and of the sparsest ten rounds;
+- `--original`: a network of five small dense layers (softsign, with a tanh output) on made-up data, in the same way:
+  the density from which `"auto"` uses the sparse engine, and the seconds of each round;
+- `--agreement`: five replicates of LeNet-300-100 at four densities, trained by each engine alone: the difference in
+  test accuracy, with its 95 % interval.
+
+Commands:
+    python experiments/benchmark_engines.py --data mnist.npz --json engines.json
+    python experiments/benchmark_engines.py --data mnist.npz --whole
+    python experiments/benchmark_engines.py --data mnist.npz --original --agreement
+
+Time: 3 minutes each on two cores. Run it on an idle machine.
+
+As in `benchmark_training.py`, the contestants take turns in a rotating order. Times are medians over the turns, with
+their ranges; a ratio is the median of the ratios within each turn. With `--original`, the density at which the engines
+are equally fast depends on the network, but `"auto"` uses one threshold for all, which was measured on LeNet-300-100.
+"""
+
+import contextlib
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from benchmark_training import (
+    SEED,
+    TRAIN,
+    DataFile,
+    JsonFile,
+    Repetitions,
+    Samples,
+    Steps,
+    compiled,
+    fitting,
+    framed,
+    in_fresh_process,
+    load,
+    looping,
+    measure_steps,
+    milliseconds,
+    mnist_file,
+    multiplication,
+    print_goals,
+    print_table,
+    random_images,
+    random_masks,
+    ratio,
+    standardised,
+    tfmot_fitting,
+    timer,
+    value_range,
+)
+from rich.console import Console
+
+import lottery
+from lottery import enforcement, masks, weights
+from lottery.analysis import costs
+from lottery.pipeline import environment, presets
+from lottery.runs import intervals, store
+from lottery.training.trainer import Trainer
+
+ENGINES = ("compiled", "auto")
+# By density, at most how many times as long as the compiled loop the sparse engine may take.
+GOALS = {0.33: 1.25, 0.11: 0.5, 0.036: 0.25, 0.012: 0.18}
+COMPARED = 0.036  # the density at which `fit` is compared, and evaluations
+FITS = ("keras fit + callback", "tfmot fit")
+SPARSEST = 10  # rounds
+REPLICATES = 5  # of `--agreement`
+# Training steps of a network where `--network-steps` is not set; "auto" leaves shorter trainings to the compiled loop.
+MASKS, WHOLE, ORIGINAL, AGREEMENT = 500, 1000, 8000, 2000
+UNITS = (256, 128, 64, 32)
+SHAPES = [(784, 300), (300, 100), (100, 10)]
+
+RunFolder = Annotated[
+    Path | None,
+    typer.Option("--run", help="A stored run of LeNet-300-100 on images of 28 by 28 pixels, which gives the masks."),
+]
+Densities = Annotated[
+    str, typer.Option("--densities", help="Densities, separated by commas; the nearest round of each is used.")
+]
+Threads = Annotated[
+    int, typer.Option("--threads", min=1, help="TensorFlow's threads; the sparse engine always uses one thread.")
+]
+Turns = Annotated[int, typer.Option("--turns", min=1, help="Turns of whole runs, per engine.")]
+NetworkSteps = Annotated[
+    int | None, typer.Option("--network-steps", min=1, help="Training steps of each network of the runs it makes.")
+]
+Whole = Annotated[bool, typer.Option("--whole", help="Measure whole runs of the README's MNIST experiment.")]
+Original = Annotated[bool, typer.Option("--original", help="Measure whole runs of a small network with softsign.")]
+Agreement = Annotated[bool, typer.Option("--agreement", help="Compare the accuracies that the engines reach.")]
+
+
+def main(
+    run: RunFolder = None,
+    data_file: DataFile = None,
+    densities: Densities = "0.33,0.11,0.036,0.012",
+    repetitions: Repetitions = 7,
+    steps: Steps = 917,
+    threads: Threads = 1,
+    whole: Whole = False,
+    original: Original = False,
+    agreement: Agreement = False,
+    turns: Turns = 2,
+    network_steps: NetworkSteps = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure and print the times of the sparse engine and of the compiled loop."""
+    wanted = _densities(densities)
+    if run and [mask.shape for mask in store.StoredRound(run, 1, 0).masks.values()] != SHAPES:
+        raise typer.BadParameter("--run needs a run of LeNet-300-100 on images of 28 by 28 pixels.")
+    images = "MNIST" if mnist_file(data_file) else "random images in the shape of MNIST"
+    about = f"{images}; threads per network: {threads}"
+    with framed(about, json_file) as (console, results), tempfile.TemporaryDirectory() as folder:
+        of_threads = [f"run.num_threads={threads}"]
+        words = [*of_threads, *data_words(data_file, Path(folder))]
+        if not (whole or original or agreement):
+            run = run or short_run(words, min(wanted), network_steps or MASKS, Path(folder))
+            settings = run, data_file, threads, wanted, repetitions, steps
+            results["steps"] = measured = in_fresh_process(measure_engines, *settings)
+            results["start"] = start = measure_start(data_file, threads, Path(folder))
+            print_steps(console, measured, start, f"turns: {repetitions}, steps per turn: {steps}")
+        if whole:
+            results["whole"] = found = measure_whole(words, turns, network_steps or WHOLE, Path(folder))
+            print_whole(console, found, f"turns: {turns}, steps per network: {network_steps or WHOLE:,}")
+        if original:
+            results["original"] = found = measure_original(of_threads, turns, network_steps or ORIGINAL, Path(folder))
+            print_original(console, found, f"turns: {turns}, steps per network: {network_steps or ORIGINAL:,}")
+        if agreement:
+            num_steps = network_steps or AGREEMENT
+            results["agreement"] = found = measure_agreement(words, wanted, num_steps, Path(folder))
+            print_agreement(console, found, f"{REPLICATES} replicates, steps per network: {num_steps:,}")
+
+
+def _densities(text: str) -> list[float]:
+    try:
+        wanted = [float(each) for each in text.split(",")]
+    except ValueError:
+        wanted = [0.0]
+    if not all(0 < each <= 1 for each in wanted):
+        raise typer.BadParameter(f"--densities: received {text!r}, allowed are numbers above 0 between commas.")
+    return wanted
+
+
+# --- Steps and evaluations under the masks of a run.
+
+
+def measure_engines(
+    run: Path, data_file: Path | None, threads: int, densities: Iterable[float], repetitions: int, steps: int
+) -> dict[str, Any]:
+    """Measure steps and evaluations of both engines, and of `fit`, in a process of its own."""
+    environment.use_threads(threads)
+    splits, _ = load(data_file)
+    rounds = [store.StoredRound(run, 1, index) for index in store.complete_rounds(run, 1)]
+    found = {f"{density:g}": _nearest(rounds, density) for density in densities}
+    with contextlib.ExitStack() as stack:
+
+        def trainer(stored: store.StoredRound) -> Trainer:
+            made = stack.enter_context(
+                contextlib.closing(Trainer(compiled(splits), splits, TRAIN, enforcement.constraint))
+            )
+            made.hold()
+            made.set_masks(stored.masks)
+            weights.assign(made.model, masks.apply(stored.start, stored.masks))
+            return made
+
+        engines = {}
+        for name, stored in found.items():
+            engines[name], *_ = trainer(stored).engine(stored.masks, "sparse")
+            engines[name].take(stored.masks)
+        engines["compiled"] = trainer(next(iter(found.values()))).loop  # its time does not depend on the masks
+        contestants = {name: looping(engine) for name, engine in engines.items()}
+        if compared := found.get(f"{COMPARED:g}"):
+            images, called = standardised(splits, steps), compiled(splits)
+            fits = (
+                fitting(called, images, multiplication(called, compared.masks)),
+                tfmot_fitting(images, compared.record["density"]),
+            )
+            contestants |= zip(FITS, fits, strict=True)
+        taken = measure_steps(contestants, repetitions, steps)
+        evaluations: Samples = {}
+        timed = timer(evaluations)
+        for engine in engines.values():  # which compiles
+            engine.evaluations["validation"]()
+        for _ in range(4 * repetitions):
+            for name, engine in engines.items():
+                timed(name, lambda engine=engine: float(engine.evaluations["validation"]()["loss"]))
+    return {
+        "density": {name: stored.record["density"] for name, stored in found.items()},
+        "round": {name: stored.index for name, stored in found.items()},
+        "images": len(splits.validation), **taken, "evaluations": evaluations,
+    }  # fmt: skip
+
+
+def measure_start(data_file: Path | None, threads: int, folder: Path) -> list[dict[str, float]]:
+    """Measure the first use of the sparse engine, which compiles it, and another one in a new process."""
+    return [in_fresh_process(_start, data_file, threads, folder / "numba") for _ in range(2)]
+
+
+def _start(data_file: Path | None, threads: int, cache: Path) -> dict[str, float]:
+    os.environ["NUMBA_CACHE_DIR"] = str(cache)
+    environment.use_threads(threads)
+    splits, _ = load(data_file)
+    model = compiled(splits)
+    began = time.perf_counter()
+    from lottery.sparse import kernels  # noqa: F401
+
+    imported = time.perf_counter()
+    with contextlib.closing(Trainer(model, splits, TRAIN, enforcement.constraint)) as trainer:
+        kept = random_masks(weights.read(model))
+        engine, *_ = trainer.engine(kept, "sparse")
+        engine.take(kept)
+        ready = time.perf_counter()
+        engine.steps(*engine.batches(SEED)(1))
+        engine.evaluations["validation"]()
+    return {"import": imported - began, "first step and evaluation": time.perf_counter() - ready}
+
+
+def _nearest(rounds: list[store.StoredRound], density: float) -> store.StoredRound:
+    return min(rounds, key=lambda stored: abs(math.log(stored.record["density"] / density)))
+
+
+def print_steps(console: Console, measured: Mapping[str, Any], start: list[dict[str, float]], about: str) -> None:
+    """Print steps, evaluations, the comparison with `fit`, and which goals are met."""
+    taken, evaluations, density = measured["steps"], measured["evaluations"], measured["density"]
+    goals = []
+    for what, times, num in (("a step", taken, None), ("an evaluation", evaluations, measured["images"])):
+        lines = [["compiled", "", *milliseconds(times["compiled"]), "", ""]]
+        for name, at in density.items():
+            ratios = [one / other for one, other in zip(times[name], times["compiled"], strict=True)]
+            values = [f"{statistics.median(ratios):.2f}", value_range(ratios, "{:.2f}")]
+            lines.append(["sparse", f"{at:.4f}", *milliseconds(times[name]), *values])
+        title = f"{what.capitalize()}: {f'{num:,} images' if num else about}"
+        print_table(console, title, ["engine", "density", "ms", "min..max", "to compiled", "min..max"], lines)
+    for name in density:
+        if (bound := GOALS.get(float(name))) is not None:
+            value = ratio(taken[name], taken["compiled"])
+            goals.append((f"a step at {name}, to compiled", value, "{:.2f}", "at most", bound))
+    if (name := f"{COMPARED:g}") in density:
+        lines = []
+        for fit in FITS:
+            ratios = [one / other for one, other in zip(taken[fit], taken[name], strict=True)]
+            values = [f"{statistics.median(ratios):.1f}", value_range(ratios, "{:.1f}")]
+            lines.append([fit, *milliseconds(taken[fit]), *values])
+            goals.append((f"{fit} / sparse at {name}", ratio(taken[fit], taken[name]), "{:.1f}", "at least", 15))
+        heads = ["", "ms", "min..max", f"to sparse at {name}", "min..max"]
+        print_table(console, "A step of `fit`", heads, lines)
+        value = ratio(evaluations[name], evaluations["compiled"])
+        goals.append((f"an evaluation at {name}, to compiled", value, "{:.2f}", "at most", 0.25))
+    first, later = start
+    lines = [[what, f"{first[what]:.2f}", f"{later[what]:.2f}"] for what in first]
+    print_table(console, "Seconds to start the sparse engine", ["", "first use", "later"], lines)
+    if goals:
+        print_goals(console, "LeNet-300-100", goals)
+
+
+# --- Whole runs, as commands.
+
+
+def measure_whole(words: list[str], turns: int, num_steps: int, folder: Path) -> list[dict[str, Any]]:
+    """Measure whole commands of the README's MNIST experiment, one replicate with both controls."""
+    words = [str(presets.named("lenet_mnist")), *words, "run.num_replicates=1", f"train.num_steps={num_steps}"]
+    return _in_turns(words, turns, folder / "whole")
+
+
+def measure_original(words: list[str], turns: int, num_steps: int, folder: Path) -> list[dict[str, Any]]:
+    """Measure whole commands that find tickets of `original_network` on made-up data."""
+    generator = np.random.default_rng(5)
+    x = generator.normal(size=(8000, 8)).astype(np.float32)
+    y = (x @ generator.normal(size=8) > 0).astype(np.float32)
+    np.savez(folder / "made.npz", x_train=x[:6000], y_train=y[:6000], x_test=x[6000:], y_test=y[6000:])
+    file = folder / "original.toml"
+    file.write_text(
+        'name = "original"\n'
+        f'data = {{ name = "npz", path = "{folder / "made.npz"}", validation = 1000 }}\n'
+        'model = { name = "benchmark_engines:original_network" }\n'
+        f"train = {{ num_steps = {num_steps}, batch_size = 32 }}\n"
+        "prune = { rate = 0.2, num_rounds = 20 }\n"
+        "run = { num_replicates = 1, seed = 3 }\n",  # some seeds begin with all outputs below 0, and never learn
+        encoding="utf-8",
+    )
+    return _in_turns([str(file), *words, "--import-code"], turns, folder / "original")
+
+
+def original_network() -> Any:
+    """Build a network of five small dense layers with softsign, and tanh at the end."""
+    import keras
+
+    layers = [keras.layers.Dense(units, "softsign", bias_initializer="ones") for units in UNITS]
+    model = keras.Sequential([keras.layers.InputLayer((8,)), *layers, keras.layers.Dense(1, "tanh")])
+    model.compile(keras.optimizers.Adam(0.001), "binary_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def _in_turns(words: list[str], turns: int, folder: Path) -> list[dict[str, Any]]:
+    """Run a command with each engine in turns; return, for each turn, what is known of each engine's run."""
+    found = []
+    shortest = ["train.engine=sparse", "train.num_steps=1", "prune.num_rounds=1", "run.controls=[]"]
+    timed_command([*words, *shortest], folder / "first")  # on a new machine, it compiles the engine
+    for turn in range(turns):
+        both = {}
+        for engine in ENGINES if turn % 2 == 0 else ENGINES[::-1]:
+            seconds, path = timed_command([*words, f"train.engine={engine}"], folder / f"{turn}-{engine}")
+            print(f"Turn {turn + 1} of {turns}, {engine}: {seconds:.1f} s", file=sys.stderr)
+            table = costs.table(path)[["branch", "round", "density", "seconds", "engine"]]
+            both[engine] = {"command": seconds, "networks": table.to_dict("records")}
+        found.append(both)
+    return found
+
+
+def timed_command(words: list[str], out: Path) -> tuple[float, Path]:
+    """Run `lottery run` in a new process; return its seconds and the folder of its run."""
+    line = [sys.executable, "-m", "lottery", "run", *words, "--workers=1", f"--out={out}"]
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    began = time.perf_counter()
+    # Its progress is worth seeing; its results are not.
+    done = subprocess.run(line, env=variables, stdout=subprocess.DEVNULL, stderr=None if sys.stderr.isatty() else -1)
+    seconds = time.perf_counter() - began
+    if done.returncode:
+        print((done.stderr or b"").decode(), file=sys.stderr)
+        raise typer.Exit(done.returncode)
+    return seconds, next(path.parent for path in out.glob("*/experiment.toml"))
+
+
+def short_run(words: list[str], density: float, num_steps: int, folder: Path) -> Path:
+    """Make a run of LeNet-300-100 for its masks, down to a density."""
+    num_rounds = math.ceil(math.log(density) / math.log(0.8))
+    print(f"Make a run for its masks: {num_rounds} rounds of {num_steps:,} steps", file=sys.stderr)
+    preset = str(presets.named("lenet_mnist"))
+    less = ["run.num_replicates=1", "run.controls=[]", f"prune.num_rounds={num_rounds}", f"train.num_steps={num_steps}"]
+    return timed_command([preset, *words, *less, "--no-tensorboard"], folder / "masks")[1]
+
+
+def data_words(data_file: Path | None, folder: Path) -> list[str]:
+    """Return the values that make a command use MNIST, or random images."""
+    if found := mnist_file(data_file):
+        return [f"data.path={found.absolute()}"]
+    np.savez(folder / "random.npz", **random_images(10_000, 1000))
+    return ["data.name=npz", f"data.path={folder / 'random.npz'}"]
+
+
+def print_whole(console: Console, found: list[dict[str, Any]], about: str) -> None:
+    """Print the seconds of commands and of their sparsest rounds, and which goals are met."""
+    last = max(row["round"] for row in found[0]["auto"]["networks"])
+    parts = {
+        "whole command": lambda one: one["command"],
+        "all networks": lambda one: sum(row["seconds"] for row in one["networks"]),
+        f"rounds {last - SPARSEST + 1} to {last}": lambda one: sum(
+            row["seconds"] for row in one["networks"] if row["round"] > last - SPARSEST
+        ),
+    }
+    lines, goals = [], []
+    for (what, seconds), bound in zip(parts.items(), (1.8, None, 3), strict=True):
+        times = {engine: [seconds(both[engine]) for both in found] for engine in ENGINES}
+        medians = [f"{statistics.median(each):.1f}" for each in times.values()]
+        ratios = [one / other for one, other in zip(*times.values(), strict=True)]
+        lines.append([what, *medians, f"{statistics.median(ratios):.2f}", value_range(ratios, "{:.2f}")])
+        if bound:
+            goals.append((f"{what}, compiled / auto", statistics.median(ratios), "{:.2f}", "at least", bound))
+    title = f"lenet_mnist, one replicate; {about}"
+    print_table(console, title, ["seconds", *ENGINES, "times as fast", "min..max"], lines)
+    print_goals(console, "Whole commands", goals)
+
+
+def print_original(console: Console, found: list[dict[str, Any]], about: str) -> None:
+    """Print the seconds of each round, and the density from which the sparse engine trains."""
+    lines = []
+    for index, row in enumerate(found[0]["auto"]["networks"]):
+        times = {engine: [both[engine]["networks"][index]["seconds"] for both in found] for engine in ENGINES}
+        medians = [f"{statistics.median(each):.2f}" for each in times.values()]
+        lines.append(
+            [str(row["round"]), f"{row['density']:.4f}", row["engine"], *medians, f"{ratio(*times.values()):.2f}"]
+        )
+    commands = {engine: [both[engine]["command"] for both in found] for engine in ENGINES}
+    medians = [f"{statistics.median(each):.1f}" for each in commands.values()]
+    lines.append(["command", "", "", *medians, f"{ratio(*commands.values()):.2f}"])
+    title = f"{'-'.join(map(str, (8, *UNITS, 1)))} units; {about}"
+    print_table(console, title, ["round", "density", "engine", "compiled, s", "auto, s", "times as fast"], lines)
+    changed = [row["density"] for row in found[0]["auto"]["networks"] if row["engine"] == "sparse"]
+    if changed:
+        console.print(f"auto uses the sparse engine from density {max(changed):.4f} on.\n")
+    else:
+        console.print("auto never uses the sparse engine.\n")
+
+
+# --- Agreement.
+
+
+def measure_agreement(words: list[str], densities: list[float], num_steps: int, folder: Path) -> dict[str, Any]:
+    """Train five replicates with each engine alone; return accuracies by engine and density."""
+    less = ["run.controls=[]", f"run.num_replicates={REPLICATES}", f"train.num_steps={num_steps}"]
+    explicit = ["prune.schedule=explicit", f"prune.num_rounds={len(densities)}", "prune.rates={}"]
+    explicit.append(f"prune.densities={sorted(densities, reverse=True)}")
+    found: dict[str, Any] = {}
+    for engine in ("compiled", "sparse"):
+        line = [str(presets.named("lenet_mnist")), *words, *less, *explicit, f"train.engine={engine}"]
+        seconds, path = timed_command(line, folder / f"agreement-{engine}")
+        print(f"{engine}: {seconds:.1f} s", file=sys.stderr)
+        run = lottery.load(path)
+        columns = ["replicate", "round", "density", "early_stop_test_accuracy"]
+        found[engine] = run.table()[columns].to_dict("records")
+        differences = [each.record.get("engine_difference") for each in store.rounds(path)]
+        found["engine_difference"] = max((each for each in differences if each is not None), default=None)
+    return found
+
+
+def print_agreement(console: Console, found: Mapping[str, Any], about: str) -> None:
+    """Print the paired differences in test accuracy, with intervals, at each density and over all."""
+    by_density: dict[float, list[tuple[float, float]]] = {}
+    for one, other in zip(found["compiled"], found["sparse"], strict=True):
+        pair = one["early_stop_test_accuracy"], other["early_stop_test_accuracy"]
+        by_density.setdefault(one["density"], []).append(pair)
+    pairs = {f"{density:.4f}": np.array(values) for density, values in by_density.items()}
+    pairs["mean"] = np.mean([*pairs.values()], axis=0)
+    lines = []
+    for name, values in pairs.items():
+        mean, low, high = intervals.mean_interval(values[:, 1] - values[:, 0])
+        accuracies = [f"{100 * each:.2f}" for each in values.mean(0)]
+        interval = f"{100 * low:+.2f}..{100 * high:+.2f}"
+        lines.append([name, *accuracies, f"{100 * mean:+.2f}", interval, "yes" if low <= 0 <= high else "no"])
+    heads = ["density", "compiled", "sparse", "sparse − compiled", "95 % interval", "has 0"]
+    print_table(console, f"Test accuracy, %; {about}", heads, lines)
+    if found["engine_difference"] is not None:
+        console.print(f"Largest difference of a weight after the first steps: {found['engine_difference']:.1e}\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
