@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from lottery.analysis import (
 from lottery.pipeline import branching, rounds
 from lottery.pruning import branches
 from lottery.runs import aggregates, comparison, results, store, two_way, verdicts
+from lottery.training import trainer
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {name: (DOCS / name).read_text() for name in ("metrics.md", "files.md")}
@@ -102,7 +104,8 @@ def test_keys_of_a_record_are_those_of_the_page(small_run):
 
 
 def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
-    """What is written of a branch, of a transfer, of a late rewinding and of a sibling, beside what every record has."""
+    """What is written of a branch, of a transfer, of a late rewinding, of a sibling and of a network that the sparse
+    engine trains, beside what every record has."""
     written = {}
 
     def store_network(training, network, kept, trained, details):
@@ -126,6 +129,7 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
         "transfer": keys_written(branching.branch, "details"),
         "siblings": keys_written(connecting._train, "about"),
         "rewinding": keys_written(rounds.train_chain, "details"),
+        "engine": keys_written(trainer.Trainer.train, "engine") - set(documented("round.json", "key")),
     }
     assert all(literals.values())
     assert set(documented("round.json", "key of some")) == of_branches.union(*literals.values())
@@ -133,10 +137,13 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
 
 def keys_written(function, name):
     """The keys of the dicts that a function's source gives to a name."""
-    tree = ast.parse(inspect.getsource(function))
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     keys = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and any(name in ast.unparse(target).split(", ") for target in node.targets):
+        if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if any(name in ast.unparse(target).split(", ") for target in targets):
             keys |= {one.value for dict_ in ast.walk(node.value) if isinstance(dict_, ast.Dict) for one in dict_.keys}
     return keys
 

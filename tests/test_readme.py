@@ -159,7 +159,8 @@ def test_the_default_run_has_its_name(page):
 
 
 # From a copy of the repository, and then what a command needs beyond that.
-INSTALLS = {".", "-e '.[test]'", "-e '.[dev]'", "-e '.[docs]'", "'lottery[onnx]'", "'lottery[ray]'"}
+BEYOND = ("onnx", "ray", "sparse")
+INSTALLS = {".", "-e '.[test]'", "-e '.[dev]'", "-e '.[docs]'", *(f"'lottery[{extra}]'" for extra in BEYOND)}
 
 
 @pytest.mark.parametrize("path", [*FILES, *ROOT.glob("notebooks/*.ipynb")], ids=lambda path: path.name)
