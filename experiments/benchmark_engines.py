@@ -24,7 +24,7 @@ Commands:
     python experiments/benchmark_engines.py --data mnist.npz --whole
     python experiments/benchmark_engines.py --data mnist.npz --original --agreement
 
-Time: 3 minutes each on two cores. Run it on an idle machine.
+Time: 3 to 6 minutes each on two cores. Run it on an idle machine.
 
 As in `benchmark_training.py`, the contestants take turns in a rotating order. Times are medians over the turns, with
 their ranges; a ratio is the median of the ratios within each turn. With `--original`, the density at which the engines
