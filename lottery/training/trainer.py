@@ -318,7 +318,7 @@ class Trainer:
             if steps:
                 logs = one.steps(*one.batches(seed, span.first_step)(steps))
                 _finite(logs, f"training loss of the first {steps} steps")
-            states.append(np.concatenate([value.ravel() for value in one.state().values()]))
+            states.append(one.state())
         begin()
         return engines.difference(*states)
 

@@ -141,6 +141,21 @@ def test_an_engine_that_does_not_agree_is_refused(planted, monkeypatch):
         one.train(weights.read_state(one.model), masked(one.model), (9,))
 
 
+def test_a_corner_that_rounding_decides_is_no_disagreement(rng):
+    start = {name: rng.normal(size=shape) for name, shape in {"kernel": (20, 10), "bias": (10,)}.items()}
+    expected = {name: value + rng.normal(size=value.shape) for name, value in start.items()}
+    received = {name: value + 1e-7 for name, value in expected.items()}
+    received["kernel"][:, 3] += 1.0  # a unit went another way
+    received["bias"][3] += 0.5
+    assert engines.difference(start, expected, received) == pytest.approx(1.0, abs=1e-6)
+    received["bias"] += 0.5
+    with pytest.raises(LotteryError, match="the weights of bias have gone"):
+        engines.difference(start, expected, received)
+    expected["bias"], received["bias"] = start["bias"], start["bias"] + 1e-3  # and must not have been trained
+    with pytest.raises(LotteryError, match="the weights of bias have gone 0 and are 0.001 apart"):
+        engines.difference(start, expected, received)
+
+
 def test_auto_counts(monkeypatch):
     one = trainer(engine="auto")
     assert "too short to gain" in str(one.chain)
