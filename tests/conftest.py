@@ -134,10 +134,10 @@ def traced_once():
         xla = settings.jit_compile == "auto" and loop.gains_from_xla(model)
         return repr((text, digest.hexdigest(), scaled, settings, shareable.index(enforce), sorted(augment), xla))
 
-    def trainer(model, data, settings, enforce, schedule_step, augment):
+    def trainer(model, data, settings, enforce, schedule_step, augment, obstacle):
         key = description(model, data, settings, enforce, augment)
         if key is None or key not in made:
-            new = Trainer(model, data, settings, enforce, schedule_step, augment)
+            new = Trainer(model, data, settings, enforce, schedule_step, augment, obstacle)
             return new if key is None else made.setdefault(key, new)
         known = made[key]
         if known._first_values:
