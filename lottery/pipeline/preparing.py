@@ -214,8 +214,8 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
         )
     if isinstance(trainer.chain, NoNumba):
         notes.append(
-            f"Sparse networks train no faster than dense ones: {trainer.chain}; pip install 'lottery[sparse]' adds the "
-            "sparse engine."
+            f"Sparse networks train no faster than dense ones, because {trainer.chain}; pip install 'lottery[sparse]' "
+            "adds the sparse engine."
         )
     if strategy is not None:
         notes += _notes_on_devices(built, strategy)

@@ -62,6 +62,8 @@ def read(model: Any) -> Chain:
     in_order, names = layers(model), {id(one): name for name, one in weights.variables(model).items()}
     try:
         from lottery.sparse import kernels
+    except ModuleNotFoundError as error:
+        raise NoNumba("numba is not installed") from error
     except ImportError as error:
         raise NoNumba(f"numba cannot be imported ({error})") from error
     found: list[Layer] = []
