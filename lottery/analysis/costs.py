@@ -56,7 +56,7 @@ def table(run: Path) -> Table:
             "multiply_adds": math.nan if needed is None else needed,
             "speedup": math.nan if needed is None or dense is None else dense / needed if needed else math.inf,
             "steps": max(steps) - min(steps),
-            "engine": record.get("engine", "compiled"),  # earlier versions had no other
+            "engine": stored.engine,
         }
         rows.append({column: record[column] for column in COLUMNS if column in record} | computed)
     floats = dict.fromkeys(("compression", "parameter_compression", "multiply_adds", "speedup", "seconds"), float)

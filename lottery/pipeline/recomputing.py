@@ -132,12 +132,12 @@ class _Recomputing:
             )
         for when, state in states.items():
             for split, short in SPLITS.items():
-                found = prepared.trainer.evaluated(state, stored.masks, split, record.get("engine", "compiled"))
+                found = prepared.trainer.evaluated(state, stored.masks, split, stored.engine)
                 recorded = [record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")]
                 num = len(getattr(prepared.data, split)) if isinstance(prepared.data, Splits) else 0
                 yield from self._compared(f"{WHEN[when]} {split}", found, np.array(recorded, float), num)
             if stored.has(store.PREDICTIONS):
-                classes = prepared.trainer.classes(state, stored.masks, record.get("engine", "compiled"))
+                classes = prepared.trainer.classes(state, stored.masks, stored.engine)
                 yield from self._predicted(classes, stored, when)
 
     def _compared(self, what: str, found: tuple[float, float], recorded: np.ndarray, num: int) -> Iterator[str]:

@@ -136,6 +136,11 @@ class StoredRound:
         """Return True if training began with these variables under the masks of this round."""
         return weights_module.fingerprint(masks_module.apply(start, self.masks)) == self.record["start_sha256"]
 
+    @property
+    def engine(self) -> str:
+        """The engine that trained it; before there was a second, all records lack it."""
+        return self.record.get("engine", "compiled")
+
     def has(self, name: str) -> bool:
         """Return True if the record names a file."""
         return name in self.record["sha256"]

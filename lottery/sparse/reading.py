@@ -7,7 +7,7 @@ from lottery import weights
 from lottery.models import optimizers
 from lottery.models.library import is_keras, keras_of
 
-IDLE = ("InputLayer", "Flatten", "Reshape")  # layers that leave the order of an example's numbers as it is
+RESHAPING = ("InputLayer", "Flatten", "Reshape")  # layers that leave the order of an example's numbers as it is
 ACTIVATION_LAYERS = ("Activation", "ReLU")
 # Settings of optimizers and of losses that the engine knows with these values only.
 OF_OPTIMIZERS = {
@@ -89,7 +89,7 @@ def layers(model: Any) -> list[Any]:
     before = model.inputs[0]
     for layer in model.layers:
         kind = type(layer).__name__
-        if kind not in ("Dense", *IDLE, *ACTIVATION_LAYERS) or not is_keras(type(layer)):
+        if kind not in ("Dense", *RESHAPING, *ACTIVATION_LAYERS) or not is_keras(type(layer)):
             raise Obstacle(f"{layer.name} is a layer of type {kind}")
         if kind != "InputLayer":
             if len(layer._inbound_nodes) != 1 or layer.input is not before:

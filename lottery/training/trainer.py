@@ -208,14 +208,8 @@ class Trainer:
             # Names must not count the models that a process has built.
             touched = enumerate(self._touched())
             own = {f"{place:04d}/{re.sub(r'_[0-9]+', '', one.name)}": one for place, (one, _) in touched}
-            # The engine is known by the variables of its own.
-            parts = [
-                start_sha256,
-                weights.fingerprint(kept),
-                settings.model_dump(mode="json", exclude={"engine"}),
-                seed,
-            ]
-            parts += [first, schedule_step, sorted(watch)]
+            known = settings.model_dump(mode="json", exclude={"engine"})  # which its own variables tell
+            parts = [start_sha256, weights.fingerprint(kept), known, seed, first, schedule_step, sorted(watch)]
             now = checkpointer.begin(self.model, {**own, **loop.own}, parts, now)
             for row in now.metrics:
                 report(row[0], now.validation[1], row)
