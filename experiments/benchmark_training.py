@@ -181,8 +181,9 @@ def measure_round(trainer: Trainer, start: Mapping[str, np.ndarray], repetitions
     timed = timer(samples)
 
     def prune() -> tuple[masks.Masks, dict[str, Any]]:
+        counts = plan.planned(EXPERIMENT.prune, {name: mask.shape for name, mask in dense.items()}, 1)
         scores = criteria.CRITERIA["magnitude"](
-            plan.criterion_inputs(EXPERIMENT.prune, 1, start, trained, dense, randomness.generator(0))
+            plan.criterion_inputs(EXPERIMENT.prune, counts, start, trained, dense, randomness.generator(0))
         )
         kept = plan.round_masks(EXPERIMENT.prune, 1, scores, dense)
         return kept, {"thresholds": ranking.thresholds(scores, dense, kept)}

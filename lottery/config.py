@@ -20,7 +20,8 @@ from lottery.errors import LotteryError, unknown
 from lottery.models.settings import Model
 from lottery.pruning import branches
 from lottery.pruning.criteria import NEEDS_NETWORK
-from lottery.pruning.settings import Prune, Rewind
+from lottery.pruning.granularity import UNITS
+from lottery.pruning.settings import Prune, Rewind, implied_rounds
 from lottery.settings import MOST_REPLICATES, Natural, Section, is_given, one_of
 from lottery.training.settings import Train
 
@@ -90,6 +91,9 @@ def load(
         model = (overrides or {}).get("model")
         if isinstance(model, Mapping) and "name" in model:
             del tables["prune"]["rates"]  # they are for the weights of the model that ships with it
+        prune = (overrides or {}).get("prune")
+        if isinstance(prune, Mapping) and prune.get("granularity") in UNITS:
+            tables["prune"].pop("rates", None)  # they are for the output layer, whose units stay
     else:
         tables = source if isinstance(source, Mapping) else read(Path(source))
     experiment = validated(merged(tables, overrides or {}))
@@ -197,6 +201,8 @@ def merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
         if section == "prune":
             if "densities" in values:  # they replace the other keys of rounds and rates
                 inner = {key: value for key, value in inner.items() if key not in ("num_rounds", "rates", "rate")}
+            if "n_of_m" in values:  # it replaces them as well
+                inner = {key: value for key, value in inner.items() if key not in ("num_rounds", "rates", "rate")}
             if {"final_density", "num_rounds"} & set(values) and (inner | dict(values)).get("final_density"):
                 inner.pop("rate", None)  # it follows from the two
         for key, value in values.items():
@@ -216,8 +222,7 @@ def _drop_later_controls(merged: dict[str, Any], overrides: Mapping[str, Any]) -
     chosen = isinstance(run, Mapping) and "control_rounds" in run
     if chosen or not isinstance(prune, Mapping) or not isinstance(merged.get("run"), Mapping):
         return
-    densities, rounds = prune.get("densities"), merged["run"].get("control_rounds")
-    last = len(densities) if isinstance(densities, list | tuple) else prune.get("num_rounds")
+    rounds, last = merged["run"].get("control_rounds"), prune.get("num_rounds", implied_rounds(prune))
     if type(last) is int and rounds:
         left = [index for index in rounds if index <= last] or [last]
         merged["run"] = {**merged["run"], "control_rounds": left if last else []}
@@ -237,7 +242,8 @@ def _check_fair(experiment: Experiment) -> None:
     """Refuse controls, and a criterion, that have no meaning where tickets start."""
     rewind, criterion = experiment.rewind, experiment.prune.criterion
     for name in experiment.run.controls:
-        branches.check_fair(name, rewind.mode, rewind.step, "run.controls: leave out {name}, which")
+        head, granularity = "run.controls: leave out {name}, which", experiment.prune.granularity
+        branches.check_fair(name, rewind.mode, rewind.step, head, granularity)
     if criterion in NEEDS_NETWORK and rewind.mode != "weights":
         raise LotteryError(
             f'rewind.mode: received "{rewind.mode}", allowed with prune.criterion = "{criterion}" is "weights": it '

@@ -15,7 +15,7 @@ def _names() -> list[tuple[str, str]]:
     from lottery.data import DATASETS, PIXELS
     from lottery.enforcement import ENFORCEMENTS
     from lottery.models.networks import MODELS
-    from lottery.pruning import allocation, branches, criteria, ranking, rewinding, schedules
+    from lottery.pruning import allocation, branches, criteria, granularity, ranking, rewinding, schedules
 
     found = {
         "data.name": DATASETS,
@@ -25,6 +25,8 @@ def _names() -> list[tuple[str, str]]:
         "prune.scope": ranking.SCOPES,
         "prune.schedule": schedules.SCHEDULES,
         "prune.allocation": allocation.ALLOCATIONS,
+        "prune.granularity": granularity.GRANULARITIES,
+        "prune.norm": granularity.NORMS,
         "rewind.mode": rewinding.REWINDS,
         "run.controls": branches.controls(),
         "run.enforcement": ENFORCEMENTS,

@@ -44,6 +44,23 @@ def obstacle(layer: str, settings: Mapping[str, Any], has_units: bool) -> str:
     return " with channels first, allowed is channels_last" if settings.get("data_format") == "channels_first" else ""
 
 
+# Activations that act on each entry by itself, in Keras, tf_keras or tf.nn. Any other function may do anything.
+ENTRYWISE_ACTIVATIONS = (
+    "celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid", "hard_silu", "hard_tanh", "leaky_relu",
+    "linear", "log_sigmoid", "mish", "relu", "relu6", "selu", "sigmoid", "silu", "soft_shrink", "softplus", "softsign",
+    "sparse_plus", "sparse_sigmoid", "squareplus", "swish", "tanh", "tanh_shrink",
+)  # fmt: skip
+
+
+def is_entrywise(keras: Any, activation: Any) -> bool:
+    """Check if an activation, or None, is known to act on each entry by itself."""
+    import tensorflow as tf
+
+    functions = [getattr(module, name, None) for module in (keras.activations, tf.nn) for name in ENTRYWISE_ACTIVATIONS]
+    plain = type(activation).__name__ in ("ReLU", "LeakyReLU", "ELU") and not activation.variables
+    return activation is None or plain or any(activation is function for function in functions)
+
+
 def is_keras(thing: Any, libraries: Collection[str] = LIBRARIES) -> bool:
     """Check if a class or a function is part of Keras 3 or tf_keras itself."""
     return (getattr(thing, "__module__", None) or "").partition(".")[0] in libraries

@@ -34,7 +34,8 @@ def branch(
     if isinstance(kind, str) and kind not in branches.BRANCHES:
         raise unknown("branch", kind, branches.BRANCHES)
     if isinstance(kind, str):
-        branches.check_fair(kind, experiment.rewind.mode, experiment.rewind.step)
+        granularity = experiment.prune.granularity
+        branches.check_fair(kind, experiment.rewind.mode, experiment.rewind.step, granularity=granularity)
     function = branches.BRANCHES[kind].function if isinstance(kind, str) else kind
     name = _name(function)
     transfers = name in branches.BRANCHES and branches.BRANCHES[name].other_data

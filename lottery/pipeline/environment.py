@@ -18,6 +18,7 @@ from lottery import config, files, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.models import architecture, multiply_adds, networks
+from lottery.pruning import plan
 from lottery.runs import store
 from lottery.training import mirrored
 
@@ -136,6 +137,7 @@ def record(
         "architecture": architecture.describe(model, name),
         "not_pruned": weights.unprunable(model),
         "uses": multiply_adds.per_entry(model),
+        **({"units": units} if (units := plan.units_of(experiment.prune, model)) else {}),
         **({"observed": observed} if observed else {}),
     }
     store.write_record(run / "environment.json", now)

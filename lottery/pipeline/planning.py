@@ -9,7 +9,7 @@ from lottery.errors import LotteryError
 from lottery.formatting import column, replicates
 from lottery.models import networks
 from lottery.pipeline import preparing, presets
-from lottery.pruning import plan
+from lottery.pruning import granularity, plan
 from lottery.pruning.allocation import Shapes
 from lottery.runs import intervals, measure, results, store, verdicts
 from lottery.runs.verdicts import Table
@@ -18,7 +18,12 @@ _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def shapes_of(experiment: config.Experiment, import_code: bool = False) -> Shapes:
-    """Return the shapes of the prunable weights. Data are read only where they alone tell the shape of an example.
+    """Return the shapes of the prunable weights; see `model_of`."""
+    return {key: value.shape for key, value in weights.read(model_of(experiment, import_code)).items()}
+
+
+def model_of(experiment: config.Experiment, import_code: bool = False) -> Any:
+    """Build the model of an experiment. Data are read only where they alone tell the shape of an example.
 
     For `import_code`, see `lottery.models.networks.builder`.
     """
@@ -30,18 +35,24 @@ def shapes_of(experiment: config.Experiment, import_code: bool = False) -> Shape
     else:
         train = data.load(settings).train
         build = networks.builder(name, train.x.shape[1:], int(train.y.max()) + 1)
-    return {key: value.shape for key, value in weights.read(preparing.build_model(build, 0)).items()}
+    return preparing.build_model(build, 0)
 
 
 def rounds(experiment: config.Experiment, pilot: Path | None = None, import_code: bool = False) -> Table:
     """List round, density and kept entries of an experiment, from the shapes of a pilot run's weights if there is one.
 
+    Where groups of several sizes are ranked together, which are kept is not known, so the entries are an estimate.
+
     Raises `LotteryError` if some round would prune nothing, or the pilot has other weights than the experiment.
     """
     import pandas as pd
 
+    settings, model = experiment.prune, None
+    if pilot is None or settings.granularity in granularity.UNITS:
+        model = model_of(experiment, import_code)
+    units = plan.units_of(settings, model) if model else []
     if pilot is None:
-        shapes = shapes_of(experiment, import_code)
+        shapes = {name: value.shape for name, value in weights.read(model).items()}
     else:
         first = next(iter(store.rounds(pilot)), None)
         if first is None:
@@ -50,8 +61,7 @@ def rounds(experiment: config.Experiment, pilot: Path | None = None, import_code
         if (own.model, own.data.name) != (experiment.model, experiment.data.name):
             raise LotteryError(f"--from: {str(pilot)!r} has another network or other data than the experiment.")
         shapes = {name: mask.shape for name, mask in first.masks.items()}
-    ladder = plan.check_rounds(experiment.prune, shapes)
-    kept = [sum(counts) for counts in zip(*ladder.values(), strict=True)]
+    kept = plan.num_entries(settings, shapes, plan.check_rounds(settings, shapes, units), units)
     return pd.DataFrame({"round": range(len(kept)), "density": [num / kept[0] for num in kept], "num_kept": kept})
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from lottery.enforcement import ENFORCEMENTS, Enforcement, wrappers
 from lottery.errors import LotteryError
 from lottery.models import networks, optimizers
 from lottery.models.library import evaluating, is_compiled, is_keras, keras_of
+from lottery.models.units import Units
 from lottery.pipeline import environment, identity
 from lottery.pruning import branches, criteria, plan, schedules, synflow
 from lottery.runs import store, two_way, verification
@@ -59,6 +60,7 @@ class Prepared:
     # Observes the caller's model and functions: ``reported``, numbers that are the same on other machines but for
     # rounding, and ``example``, the types and shapes that they were observed on; empty without objects of the caller's.
     observe: Callable[[], dict[str, Any]] = dict
+    units: Sequence[Units] = ()  # that are pruned as one; see `plan.units_of`
     # By replicate, every variable at step 0, where it is drawn already.
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
@@ -186,7 +188,8 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     compiling.compile_model(built, experiment.train, inputs, schedule_step)
     if isinstance(loaded, Splits):
         compiling.check_data(built, loaded, experiment.train.batch_size, inputs)
-    plan.check_rounds(experiment.prune, {name: value.shape for name, value in weights.read(built).items()})
+    units = plan.units_of(experiment.prune, built)
+    plan.check_rounds(experiment.prune, {name: value.shape for name, value in weights.read(built).items()}, units)
     if experiment.prune.criterion == "synflow" and own_model:
         synflow.check_inputs(built, inputs)
     enforce = ingredients.enforcement or ENFORCEMENTS[experiment.run.enforcement]
@@ -222,7 +225,7 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     if experiment.train.precision != precision.FULL and own_model:
         notes += _notes_on_outputs(built, inputs)
     criterion = ingredients.criterion or criteria.CRITERIA[experiment.prune.criterion]
-    return Prepared(experiment, build, loaded, trainer, criterion, tuple(notes))
+    return Prepared(experiment, build, loaded, trainer, criterion, tuple(notes), units=units)
 
 
 def _identified(prepared: Prepared, ingredients: Ingredients) -> Prepared:

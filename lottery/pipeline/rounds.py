@@ -16,7 +16,7 @@ from lottery.masks import Masks
 from lottery.models.library import reason
 from lottery.pipeline import preparing
 from lottery.pipeline.preparing import Prepared
-from lottery.pruning import branches, criteria, plan, ranking, rewinding
+from lottery.pruning import branches, criteria, plan, rewinding
 from lottery.runs import store
 from lottery.training.checkpoints import Checkpointer, Every
 from lottery.training.trainer import Arrays, Row, Span, Trained
@@ -55,7 +55,7 @@ def train_chain(training: Training, replicate: int, last: int) -> None:
 
     Iterative magnitude pruning with rewinding, strategy 1 of Frankle & Carbin 2019, appendix B.
     """
-    experiment, trainer = training.prepared.experiment, training.prepared.trainer
+    experiment, trainer, units = training.prepared.experiment, training.prepared.trainer, training.prepared.units
     initial, k = initial_state(training, replicate), experiment.rewind.step
     _check_definition(training)
     dense = masks.ones_like({name: initial[name] for name in trainer.masks})
@@ -68,8 +68,8 @@ def train_chain(training: Training, replicate: int, last: int) -> None:
             scored = before if experiment.prune.iterative else store.StoredRound(training.path, replicate, 0).weights
             kept = dense if plan.is_from_dense(experiment.prune) else kept
             scores = _scores(training, replicate, index, scored, kept)
-            pruned = plan.round_masks(experiment.prune, index, scores, kept)
-            thresholds, kept = ranking.thresholds(scores, kept, pruned), pruned
+            pruned = plan.round_masks(experiment.prune, index, scores, kept, units)
+            thresholds, kept = plan.thresholds(experiment.prune, scores, kept, pruned, units), pruned
             number = criteria.DEFINITIONS.get(experiment.prune.criterion)
             details = {"definition": number} if number else {}
             rng = rewinding.rng_for(experiment.run.seed, replicate, index)
@@ -268,7 +268,9 @@ def _scores(training: Training, replicate: int, index: int, trained: Arrays, kep
         network = preparing.scoring_network(training.prepared, replicate)
         weights.assign(network.model, _start_state(training, replicate))
     rng = randomness.generator(experiment.run.seed, replicate, randomness.SCORES, index)
-    inputs = plan.criterion_inputs(experiment.prune, index, initial, trained, kept, rng, network)
+    shapes = {name: mask.shape for name, mask in kept.items()}
+    counts = plan.planned(experiment.prune, shapes, index, training.prepared.units)
+    inputs = plan.criterion_inputs(experiment.prune, counts, initial, trained, kept, rng, network)
     return training.prepared.criterion(inputs)
 
 
@@ -325,6 +327,7 @@ def _stored_ticket(training: Training, network: Network) -> branches.StoredTicke
         rng=branches.rng_for(experiment.run.seed, replicate, index, branch),
         fresh=fresh,
         drawn_early=lambda: _drawn_early(training, network),
+        shuffled=plan.shuffled(experiment.prune, stored.masks, training.prepared.units),
     )
 
 
@@ -361,7 +364,7 @@ def _drawn_early(training: Training, network: Network) -> branches.BranchStart:
 
     def look(step: int, state: dict[str, np.ndarray]) -> None:
         scores = _scores(training, replicate, index, state, dense)
-        kept = plan.round_masks(experiment.prune, index, scores, dense)
+        kept = plan.round_masks(experiment.prune, index, scores, dense, training.prepared.units)
         for name, mask in kept.items():
             seen[name] = np.stack([*seen.get(name, ()), mask][-EARLY_MASKS:])
         if all(len(drawn) == EARLY_MASKS for drawn in seen.values()) and farthest() <= EARLY_DISTANCE:

@@ -26,6 +26,8 @@ class StoredTicket:
     # Draws every variable anew, as for another replicate; the signs of those where rounds start from signs.
     fresh: Callable[[], Weights]
     drawn_early: Callable[[], "BranchStart"]  # trains the dense network and draws masks from it; see `early_bird`
+    # Draws masks at random that prune as many whole groups of each weight; None where entries are pruned one by one.
+    shuffled: Callable[[np.random.Generator], Masks] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Branch:
     starts_from: str | Mapping[Start, str] = "the ticket's start weights"
     past: str = "as the ticket's"
     refused: Mapping[Start, str] = field(default_factory=dict)  # a start that is missing is fair
+    of_entries: bool = False  # prunes entries one by one, whatever the ticket's granularity, so it lacks its structure
 
     def beside(self, start: Start, step: int | str = "k") -> Comparison:
         """Compare with a ticket that starts from one kind of weights."""
@@ -94,8 +97,11 @@ def random_reinit(ticket: StoredTicket) -> BranchStart:
 def random_mask(ticket: StoredTicket) -> BranchStart:
     """The ticket's start weights under random masks that keep as many entries of each weight: do the masks matter?
 
-    "Random pruning", layer by layer; Frankle et al. 2021, https://arxiv.org/abs/2009.08576, section 3.
+    "Random pruning", layer by layer; Frankle et al. 2021, https://arxiv.org/abs/2009.08576, section 3. Where units,
+    channels or blocks are pruned, as many of them, whole, at random; of n in m, n at random.
     """
+    if ticket.shuffled:
+        return BranchStart(ticket.start, ticket.shuffled(ticket.rng), ticket.step, ticket.num_steps)
     kept = {name: _random(mask.shape, int(np.count_nonzero(mask)), ticket.rng) for name, mask in ticket.kept.items()}
     return BranchStart(ticket.start, kept, ticket.step, ticket.num_steps)
 
@@ -116,8 +122,10 @@ def shuffled_mask(ticket: StoredTicket) -> BranchStart:
     """The ticket's start weights under its masks, the entries of each weight's mask shuffled: another `random_mask`.
 
     The sanity check of Frankle et al. 2021, https://arxiv.org/abs/2009.08576, section 4, and Su et al. 2020,
-    https://arxiv.org/abs/2009.11094: only the proportions of the layers are kept.
+    https://arxiv.org/abs/2009.11094: only the proportions of the layers are kept. Groups are shuffled whole.
     """
+    if ticket.shuffled:
+        return BranchStart(ticket.start, ticket.shuffled(ticket.rng), ticket.step, ticket.num_steps)
     kept = {name: ticket.rng.permutation(mask.reshape(-1)).reshape(mask.shape) for name, mask in ticket.kept.items()}
     return BranchStart(ticket.start, kept, ticket.step, ticket.num_steps)
 
@@ -202,7 +210,7 @@ BRANCHES: dict[str, Branch] = {
         refused={"trained": _UNDONE},
     ),
     "random_mask": Branch(random_mask, _WHICH_KEPT, refused={"trained": _DEAD}),
-    "random_mask_global": Branch(random_mask_global, _WHICH_KEPT, refused={"trained": _DEAD}),
+    "random_mask_global": Branch(random_mask_global, _WHICH_KEPT, refused={"trained": _DEAD}, of_entries=True),
     "shuffled_mask": Branch(
         shuffled_mask,
         dict.fromkeys(_WHICH_KEPT, "which weights are kept in each layer"),
@@ -266,8 +274,13 @@ def comparison(label: str, mode: str = "weights", step: int = 0) -> Comparison |
     return known and known.beside(rewinding.start_of(mode, step), step)
 
 
-def check_fair(name: str, mode: str, step: int = 0, head: str = "{name}") -> None:
+def check_fair(name: str, mode: str, step: int = 0, head: str = "{name}", granularity: str = "weight") -> None:
     """Raise `LotteryError` if a branch has no fair comparison with a rewinding mode's tickets; `head` begins it."""
+    if BRANCHES[name].of_entries and granularity != "weight":
+        raise LotteryError(
+            f'{head.format(name=name)} cannot be compared fairly under prune.granularity = "{granularity}": it keeps '
+            "as many entries in all, one by one, and the ticket keeps whole groups; use random_mask."
+        )
     if refused := BRANCHES[name].beside(rewinding.start_of(mode, step), step).refused:
         what = f'{head.format(name=name)} cannot be compared fairly under rewind.mode = "{mode}"'
         raise LotteryError(f"{what}: {refused}.")

@@ -176,6 +176,9 @@ CRITERIA: dict[str, Criterion] = {
 # network, at once.
 NEEDS_NETWORK = frozenset({"snip", "grasp", "synflow"})
 
+# The criteria whose scores may be negative.
+SIGNED = frozenset({"small_final", "small_init", "magnitude_increase", "grasp"})
+
 # How often a criterion has been defined anew. Rounds record it, so that masks of two definitions are not taken for one.
 DEFINITIONS = {
     "large_init_large_final": 2,  # by equal percentiles

@@ -1,17 +1,30 @@
 """The ``[prune]`` and ``[rewind]`` sections of an experiment."""
 
 import itertools
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from lottery.errors import LotteryError
+from lottery.pruning import granularity
 from lottery.pruning.allocation import ALLOCATIONS
-from lottery.pruning.criteria import CRITERIA
+from lottery.pruning.criteria import CRITERIA, SIGNED
+from lottery.pruning.granularity import GRANULARITIES, NORMS, Granularity
 from lottery.pruning.ranking import GLOBAL, SCOPES
 from lottery.pruning.rewinding import REWINDS
 from lottery.pruning.schedules import SCHEDULES, explicit
 from lottery.settings import GIVEN, MOST_ROUNDS, Natural, Positive, Rate, RateOrZero, Section, is_given, one_of
+
+
+def implied_rounds(values: Mapping[str, Any]) -> int | None:
+    """Return the number of rounds that densities, or n of m, imply in a table ``[prune]``; None without them."""
+    densities, n_of_m = values.get("densities"), values.get("n_of_m")
+    if densities and isinstance(densities, list | tuple):
+        return len(densities)
+    if isinstance(n_of_m, list | tuple) and len(n_of_m) == 2 and all(type(one) is int for one in n_of_m):
+        return max(0, n_of_m[1] - n_of_m[0])
+    return None
 
 
 class Prune(Section):
@@ -27,17 +40,21 @@ class Prune(Section):
     final_density: RateOrZero = 0.0
     rates: dict[str, RateOrZero] = Field(default={})
     densities: tuple[Rate, ...] = Field(default=(), strict=False)
+    granularity: Annotated[str, one_of("prune.granularity", GRANULARITIES)] = Granularity.name
+    norm: Annotated[str, one_of("prune.norm", NORMS)] = Granularity.norm
+    block: tuple[Positive, ...] = Field(default=(), strict=False)
+    n_of_m: tuple[Positive, ...] = Field(default=(), strict=False)
     num_examples: Positive = 100
     fingerprint: str = ""
 
     @model_validator(mode="before")
     @classmethod
-    def _rounds_and_rate_that_densities_imply(cls, values: Any) -> Any:
+    def _rounds_and_rate_that_others_imply(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        densities, final = values.get("densities"), values.get("final_density")
-        if densities and isinstance(densities, list | tuple):
-            values = {"num_rounds": len(densities), **values}
+        final = values.get("final_density")
+        if (implied := implied_rounds(values)) is not None:
+            values = {"num_rounds": implied, **values}
         num_rounds = values.get("num_rounds", 20)
         if type(final) is not float or not 0 < final < 1 or type(num_rounds) is not int or num_rounds < 1:
             return values
@@ -76,6 +93,34 @@ class Prune(Section):
                 'prune.scope = "global".'
             )
         return self
+
+    @model_validator(mode="after")
+    def _granularity_fits(self) -> "Prune":
+        granularity.check(self.grouping)
+        kind, said = GRANULARITIES[self.granularity], f'prune.granularity = "{self.granularity}"'
+        if self.norm == "l2" and self.criterion in SIGNED:
+            raise LotteryError(
+                f'prune.norm = "l2" squares scores, and those of {self.criterion} have signs: use prune.norm = "l1".'
+            )
+        if kind is not granularity.Entries and self.criterion == "synflow":
+            raise LotteryError(f"{said} needs scores, and synflow ranks single entries in steps of its own.")
+        if kind.of_convolutions is not None and self.allocation == "erk":
+            raise LotteryError(f'prune.allocation = "erk" divides entries between kernels; leave it out with {said}.')
+        if kind is granularity.NOfM:
+            given = {key: getattr(self, key) != field.default for key, field in type(self).model_fields.items()}
+            keys = ("scope", "allocation", "schedule", "rate", "final_density", "densities")
+            wrong = [key for key in keys if given[key]]
+            if wrong or any(self.rates.values()):
+                raise LotteryError(
+                    f"prune.n_of_m says what each weight keeps: leave out prune.{[*wrong, 'rates'][0]}. (A rate of 0.0 "
+                    "in prune.rates keeps a weight whole.)"
+                )
+        return self
+
+    @property
+    def grouping(self) -> Granularity:
+        """What is kept or pruned as one."""
+        return Granularity(self.granularity, self.norm, self.block, self.n_of_m)
 
 
 class Rewind(Section):

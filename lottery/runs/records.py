@@ -71,6 +71,14 @@ class _Round(BaseModel, strict=True, extra="allow"):
     overrides: _Overrides = _Overrides()
 
 
+class _Units(BaseModel, strict=True, extra="forbid"):
+    """As `lottery.models.units.Units`."""
+
+    size: Annotated[int, Field(ge=1)]
+    made_by: Annotated[list[str], Field(min_length=1)]
+    read_by: list[str]
+
+
 class _Environment(BaseModel, strict=True, extra="allow"):
     """What ``environment.json`` holds if this or an earlier version wrote it; other keys may be there."""
 
@@ -87,6 +95,7 @@ class _Environment(BaseModel, strict=True, extra="allow"):
     architecture: dict[str, Any] = {}
     not_pruned: dict[str, str] = {}
     uses: dict[str, _Count | None] = {}
+    units: list[_Units] = []
 
 
 class Record(dict[str, Any]):

@@ -212,11 +212,15 @@ def _wrong_round(
         late = weights.fingerprint(store.read_start(stored.run, replicate, experiment.rewind.step))
         if late != stored.record["rewind_sha256"]:
             yield "start.safetensors was changed."
-    counts, settings = masks.num_kept(kept), experiment.prune
-    for names, expected in plan.planned(settings, {name: mask.shape for name, mask in kept.items()}, index).items():
+    settings, units = experiment.prune, store.read_environment(stored.run).get("units", ())
+    groups = plan.grouped(settings, _shapes(stored), units)
+    counts = masks.num_kept(groups.alive(kept))
+    for names, expected in (planned := plan.planned(settings, _shapes(stored), index, units)).items():
         found = sum(counts[name] for name in names)
         if found != expected[index]:
-            yield f"{' + '.join(names)} keeps {found} entries, the schedule says {expected[index]}."
+            yield f"{' + '.join(names)} keeps {found} {groups.noun}, the schedule says {expected[index]}."
+    for name in groups.broken(kept):
+        yield f'The mask of {name} is not as prune.granularity = "{settings.granularity}" makes masks.'
     if (before or not index) and not stored.began_with(stored.start):
         yield "Training did not start from the start weights under the masks."
     if before is None:
@@ -229,9 +233,9 @@ def _wrong_round(
     if plan.is_repeatable(settings) and criteria.is_current(settings.criterion, stored.record):
         rng = randomness.generator(experiment.run.seed, replicate, randomness.SCORES, index)
         scored = (before if settings.iterative else dense).weights
-        inputs = plan.criterion_inputs(settings, index, dense.start, scored, before.masks, rng)
+        inputs = plan.criterion_inputs(settings, planned, dense.start, scored, before.masks, rng)
         scores = criteria.CRITERIA[settings.criterion](inputs)
-        again = plan.round_masks(settings, index, scores, before.masks)
+        again = plan.round_masks(settings, index, scores, before.masks, units)
         if any(np.any(again[name] != kept[name]) for name in kept):
             yield "The masks differ from those that pruning the round before gives."
 
@@ -256,7 +260,9 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Aga
     like_the_ticket = branches.BranchStart(stored.weights, ticket.masks, *steps)
     fresh = again.fresh(stored) if again and known.needs_model == DRAWN else None
     needs_model = lambda: fresh or stored.weights, lambda: like_the_ticket
-    made = known.function(branches.StoredTicket(ticket.masks, ticket.start, *steps, rng, *needs_model))
+    units = store.read_environment(stored.run).get("units", ())
+    shuffled = plan.shuffled(experiment.prune, ticket.masks, units)
+    made = known.function(branches.StoredTicket(ticket.masks, ticket.start, *steps, rng, *needs_model, shuffled))
     if masks.num_kept(kept) != masks.num_kept(made.kept):
         yield f"It does not keep as many entries of each weight as {name}."
     if sum(masks.num_kept(kept).values()) != sum(masks.num_kept(ticket.masks).values()):

@@ -6,14 +6,7 @@ import numpy as np
 
 from lottery import weights
 from lottery.errors import LotteryError
-from lottery.models.library import EFFECTS, MIXING, WEIGHTED, is_keras, keras_of, obstacle
-
-# Activations that act on each entry by itself, in Keras, tf_keras or tf.nn. Any other function may do anything.
-ENTRYWISE_ACTIVATIONS = (
-    "celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid", "hard_silu", "hard_tanh", "leaky_relu",
-    "linear", "log_sigmoid", "mish", "relu", "relu6", "selu", "sigmoid", "silu", "soft_shrink", "softplus", "softsign",
-    "sparse_plus", "sparse_sigmoid", "squareplus", "swish", "tanh", "tanh_shrink",
-)  # fmt: skip
+from lottery.models.library import EFFECTS, MIXING, WEIGHTED, is_entrywise, is_keras, keras_of, obstacle
 
 _CHAIN = (
     "a chain has one input and one output, each layer is used once on the output of the one before, and the layers are "
@@ -50,7 +43,7 @@ def take_apart(model: Any) -> list[Link]:
         has_units = any(link.effect == WEIGHTED for link in links)
         effect = _effect(model, keras, layer, len(shape), has_units)
         after = tuple(int(size) for size in tuple(layer.compute_output_shape((None, *shape)))[1:])
-        mixes = effect == MIXING or not _is_entrywise(keras, getattr(layer, "activation", None))
+        mixes = effect == MIXING or not is_entrywise(keras, getattr(layer, "activation", None))
         links.append(Link(layer, effect, shape, after, mixes))
         shape = after
     if not any(link.effect == WEIGHTED for link in links):
@@ -104,14 +97,6 @@ def _effect(model: Any, keras: Any, layer: Any, rank: int, has_units: bool) -> s
     if why:
         raise _no_chain(model, f"has the layer {layer.name!r} ({name}){why}")
     return EFFECTS[known]
-
-
-def _is_entrywise(keras: Any, activation: Any) -> bool:
-    import tensorflow as tf
-
-    functions = [getattr(module, name, None) for module in (keras.activations, tf.nn) for name in ENTRYWISE_ACTIVATIONS]
-    plain = type(activation).__name__ in ("ReLU", "LeakyReLU", "ELU") and not activation.variables
-    return activation is None or plain or any(activation is function for function in functions)
 
 
 def _no_chain(model: Any, why: str) -> LotteryError:
