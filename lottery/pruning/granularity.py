@@ -121,7 +121,10 @@ class _Pooled(Entries):
 
     def alive(self, masks: Masks) -> Masks:
         """Find the groups of which an entry is kept."""
-        return {name: self._members(name, masks, False).any(axis=0).reshape(self.shapes[name]) for name in self.shapes}
+        alive: Masks = {}
+        for name, shape in self.shapes.items():
+            alive[name] = np.asarray(self._members(name, masks, False).any(axis=0)).reshape(shape)
+        return alive
 
     def shuffled(self, masks: Masks, rng: np.random.Generator) -> Masks:
         """Draw masks that keep as many groups of each weight."""
