@@ -108,7 +108,7 @@ class Prune(Section):
             raise LotteryError(f'prune.allocation = "erk" divides entries between kernels; leave it out with {said}.')
         if kind is granularity.NOfM:
             given = {key: getattr(self, key) != field.default for key, field in type(self).model_fields.items()}
-            keys = ("scope", "allocation", "schedule", "rate", "final_density", "densities")
+            keys = ("scope", "allocation", "schedule", "densities", "final_density", "rate")
             wrong = [key for key in keys if given[key]]
             if wrong or any(self.rates.values()):
                 raise LotteryError(

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lottery import masks
+from lottery import config, masks
 from lottery.errors import LotteryError
-from lottery.pruning import plan, schedules
+from lottery.pruning import branches, plan, schedules
 from lottery.pruning.granularity import GRANULARITIES, NORMS
 from lottery.pruning.settings import Prune
 
@@ -151,3 +151,116 @@ def test_the_last_round_of_n_of_m_keeps_n_of_every_m_whatever_the_number_of_roun
     assert falling.num_rounds == 3 and plan.check_rounds(falling, {"w": (8, 3)})[("w",)] == [24, 18, 12, 6]
     with pytest.raises(LotteryError, match="received 4, allowed is at most 0 .*round 1 would prune nothing"):
         plan.check_rounds(Prune(granularity="n_of_m", n_of_m=(1, 4), num_rounds=4), {"w": (8, 3)})
+
+
+def test_groups_of_several_sizes_are_ranked_by_means_in_global_scope():
+    """Two layers whose units have 2 and 8 weights; sums would keep those of the second for their number alone."""
+    shapes = {"dense/kernel": (2, 4), "dense_1/kernel": (8, 4), "dense_2/kernel": (4, 2)}
+    units = [{"size": 4, "made_by": [name], "read_by": []} for name in ("dense/kernel", "dense_1/kernel")]
+    scores = {name: np.ones(shape) for name, shape in shapes.items()}
+    scores["dense/kernel"] *= np.array([4, 5, 6, 7])
+    scores["dense_1/kernel"] *= np.array([1, 2, 3, 8])
+    settings = Prune(granularity="unit", scope="global", rate=0.5, num_rounds=1)
+    kept = plan.round_masks(settings, 1, scores, masks.ones_like(scores), units)
+    assert [kept[name].all(axis=0).tolist() for name in list(shapes)[:2]] == [
+        [False, True, True, True],
+        [False] * 3 + [True],
+    ]
+    assert plan.planned(settings, shapes, 1, units) == {("dense/kernel", "dense_1/kernel"): [8, 4]}
+
+
+def test_convolutions_that_share_their_channels_are_pooled_and_lose_them_together(rng):
+    shapes = {"conv/kernel": (3, 3, 1, 6), "shortcut/kernel": (1, 1, 1, 6), "dense/kernel": (12, 2)}
+    units = [{"size": 6, "made_by": ["conv/kernel", "shortcut/kernel"], "read_by": ["dense/kernel"]}]
+    scores = {name: np.abs(rng.normal(size=shape)) for name, shape in shapes.items()}
+    settings = Prune(granularity="channel", rate=0.5, num_rounds=1)
+    kept = plan.round_masks(settings, 1, scores, masks.ones_like(scores), units)
+    pooled = scores["conv/kernel"].sum(axis=(0, 1, 2)) + scores["shortcut/kernel"].sum(axis=(0, 1, 2))
+    best = np.sort(np.argsort(pooled)[3:])
+    for name in ("conv/kernel", "shortcut/kernel"):
+        assert np.flatnonzero(kept[name].any(axis=(0, 1, 2))).tolist() == best.tolist()
+        assert np.array_equal(kept[name].all(axis=(0, 1, 2)), kept[name].any(axis=(0, 1, 2)))
+    assert np.flatnonzero(kept["dense/kernel"].all(axis=1)).tolist() == [*best, *(best + 6)]
+
+
+def test_scores_with_signs_are_added_up_and_never_squared():
+    scores, whole = {"w": np.array([[-3.0, 1.0], [1.0, 0.5]])}, {"w": np.ones((2, 2), bool)}
+    kept = plan.round_masks(Prune(granularity="block", block=(2, 1), rate=0.5, num_rounds=1), 1, scores, whole)
+    assert kept["w"].tolist() == [[False, True]] * 2
+    with pytest.raises(LotteryError, match='prune.norm = "l2" squares the scores, and some are negative'):
+        plan.round_masks(Prune(granularity="block", block=(2, 1), rate=0.5, num_rounds=1, norm="l2"), 1, scores, whole)
+    for granular in ({"granularity": "block", "block": (2, 1)}, {"granularity": "n_of_m", "n_of_m": (1, 2)}):
+        with pytest.raises(LotteryError, match="not numbers"):
+            plan.round_masks(Prune(**granular, num_rounds=1), 1, {"w": np.full((2, 2), np.nan)}, whole)
+
+
+@pytest.mark.parametrize("kind", [*POOLED, "n_of_m"])
+@given(data=st.data())
+def test_random_masks_have_the_structure_and_the_numbers_of_the_ticket(kind, data):
+    shapes, units = data.draw(networks(kind))
+    how = {"block": {"block": (2, 3)}, "n_of_m": {"n_of_m": (2, 4), "num_rounds": 2}}.get(kind, {"num_rounds": 2})
+    settings = Prune(granularity=kind, **how)
+    kept = plan.round_masks(settings, 1, drawn(shapes, data), masks.ones_like(drawn(shapes, data)), units)
+    seed = data.draw(st.integers(0, 99))
+    groups = plan.grouped(settings, shapes, units)
+    for name in ("random_mask", "shuffled_mask"):
+        ticket = branches.StoredTicket(
+            kept, {}, 0, 1, np.random.default_rng(seed), dict, lambda: None,
+            shuffled=plan.shuffled(settings, kept, units),
+        )  # fmt: skip
+        made = branches.BRANCHES[name].function(ticket).kept
+        assert not groups.broken(made) and masks.num_kept(made) == masks.num_kept(kept)
+        assert masks.num_kept(groups.alive(made)) == masks.num_kept(groups.alive(kept))
+
+
+def test_random_units_differ_from_the_tickets():
+    scores, units = {"a": np.ones((9, 40)), "b": np.ones((40, 3))}, [{"size": 40, "made_by": ["a"], "read_by": ["b"]}]
+    settings = Prune(granularity="unit", rate=0.5, num_rounds=1)
+    kept = plan.round_masks(settings, 1, scores, masks.ones_like(scores), units)
+    seen = {plan.shuffled(settings, kept, units)(np.random.default_rng(seed))["a"].tobytes() for seed in range(9)}
+    assert len(seen | {kept["a"].tobytes()}) == 10
+    assert plan.shuffled(Prune(), kept) is None
+
+
+@pytest.mark.parametrize(
+    ("prune", "sentence"),
+    [
+        ({"granularity": "chanel"}, "prune.granularity: received 'chanel'.*did you mean 'channel'"),
+        ({"granularity": "block"}, r'prune.block and prune.granularity = "block" go together.*prune.block = \[4, 4\]'),
+        ({"granularity": "n_of_m"}, r"prune.n_of_m and .*go together.*prune.n_of_m = \[2, 4\]"),
+        ({"block": [2, 2]}, 'prune.block and prune.granularity = "block" go together'),
+        ({"granularity": "unit", "n_of_m": [2, 4]}, 'prune.n_of_m and prune.granularity = "n_of_m" go together'),
+        ({"granularity": "block", "block": [2]}, r"prune.block: received \[2\], allowed are two whole numbers from 1"),
+        ({"granularity": "block", "block": [2, 0]}, "prune.block.1: received 0, allowed is greater than"),
+        ({"granularity": "n_of_m", "n_of_m": [4, 4]}, r"prune.n_of_m: received \[4, 4\], allowed is \[n, m\] with n b"),
+        ({"norm": "l2"}, r'prune.norm pools .*must be "unit" or "channel" or "block"; received "weight"'),
+        ({"granularity": "unit", "norm": "l3"}, "prune.norm: received 'l3', allowed is 'l1', 'l2', 'max'"),
+        ({"granularity": "unit", "norm": "l2", "criterion": "small_final"}, "those of small_final have signs"),
+        ({"granularity": "channel", "criterion": "synflow"}, "synflow ranks single entries"),
+        ({"granularity": "channel", "allocation": "erk"}, 'prune.allocation = "erk" divides entries'),
+        *(
+            ({"granularity": "n_of_m", "n_of_m": [2, 4], key: value}, f"leave out prune.{key}")
+            for key, value in {
+                "rates": {"dense/kernel": 0.5}, "scope": "global", "allocation": "erk", "rate": 0.5,
+                "schedule": "linear", "final_density": 0.3,
+            }.items()
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_together_is_refused_in_one_sentence(prune, sentence):
+    with pytest.raises(LotteryError, match=sentence):
+        config.load({"prune": prune})
+
+
+def test_controls_that_prune_entry_by_entry_are_refused():
+    for name in ("random_mask_global", "random_mask_erk"):
+        with pytest.raises(LotteryError, match=f'leave out {name}, which.*prune.granularity = "unit".*use random_mask'):
+            config.load({"prune": {"granularity": "unit"}, "run": {"controls": [name]}})
+    config.load({"prune": {"granularity": "unit"}, "run": {"controls": ["random_mask", "shuffled_mask"]}})
+
+
+def test_the_default_experiment_takes_each_granularity_by_an_override():
+    for prune in ({"granularity": "unit"}, {"granularity": "block", "block": [2, 2]}):
+        assert config.load(None, {"prune": prune}).prune.num_rounds == 17
+    two = config.load(None, {"prune": {"granularity": "n_of_m", "n_of_m": [2, 4]}})
+    assert two.prune.num_rounds == 2 and not two.prune.rates and two.run.control_rounds == (2,)
