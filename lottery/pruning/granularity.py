@@ -193,9 +193,11 @@ class Channels(DenseUnits):
 class Blocks(_Pooled):
     """Blocks of a kernel as a matrix of (inputs, outputs), where the inputs are all its axes but the last.
 
-    As the block sparsity of TensorFlow Model Optimization, which knows matrices only. Blocks at the border may be
-    smaller; tfmot then ranks means (``AVG``) where the norm ``l1`` ranks sums, if layers are ranked by themselves. It
-    also keeps every block that scores as much as the last that it keeps.
+    As the block sparsity of TensorFlow Model Optimization (tfmot), which knows matrices only: its ``AVG`` is the norm
+    ``l1``, its ``MAX`` the norm ``max``. It keeps every block that scores as much as the last block that it keeps, so
+    ties make it keep more. Blocks at the lower and right border may be smaller; here they count with the entries that
+    they have. tfmot pads the matrix on all sides before it pools and masks blocks from the upper left corner, so that
+    it ranks such a matrix by windows that are not its blocks.
     """
 
     noun, takes = "blocks", ("block",)
@@ -236,7 +238,8 @@ class NOfM(Entries):
     Mishra et al. 2021, https://arxiv.org/abs/2104.08378, section 3.1, of which 2 of 4 is what NVIDIA's sparse tensor
     cores multiply. The inputs are the last axis of a kernel but one: for a convolution, the input channels at each
     position of its window. If m does not divide them, the last group is as if padded with zeros: it keeps n entries, or
-    all that it has.
+    all that it has. The masks are those of tfmot's ``sparsity_m_by_n`` with m - n zeros by m, which prunes the later of
+    equal entries where this prunes the earlier.
     """
 
     takes = ("n_of_m",)

@@ -11,6 +11,8 @@ from lottery import masks as masks_module
 from lottery import weights
 from lottery.errors import LotteryError, unknown
 from lottery.masks import Masks
+from lottery.pruning import granularity as granularities
+from lottery.pruning.granularity import Granularity
 from lottery.pruning.schedules import num_pruned
 
 T = TypeVar("T")
@@ -26,6 +28,7 @@ def prune(
     scope: str = "layerwise",
     rates: Mapping[str, float] | None = None,
     biases: bool = False,
+    granularity: str | Granularity = "weight",
 ) -> Masks:
     """Make one-shot magnitude masks of every prunable weight of a model. The model is not changed.
 
@@ -43,11 +46,26 @@ def prune(
             shell-style pattern such as ``"conv2d*/kernel"`` (case-sensitive; ``*`` matches ``/`` too). The exact name
             of a weight wins over patterns, and the first pattern over later ones.
         biases: Prune biases too, as in `weights.prunable`.
+        granularity: What is kept or pruned as one: a name in `granularity.GRANULARITIES`, or a `Granularity` with its
+            settings, such as ``Granularity("block", block=(4, 4))``. `sparsity` is then the fraction of groups; for n
+            of m leave it out.
 
     Raises:
         LotteryError: The model is not built, has no prunable weight, or has NaN in a weight; both or neither of
-            `sparsity` and `below`; a value out of range, an unknown scope, a name or pattern that fits no weight.
+            `sparsity` and `below`; a value out of range, an unknown scope, a name or pattern that fits no weight; a
+            granularity that does not fit the model or the other arguments.
     """
+    how = granularity if isinstance(granularity, Granularity) else Granularity(granularity)
+    granularities.check(how)
+    if how.n_of_m:
+        if sparsity is not None or below is not None or scope == GLOBAL or any((rates or {}).values()):
+            raise LotteryError(
+                "n_of_m says what each weight keeps: leave out sparsity, below and scope. (A rate of 0.0 keeps a "
+                "weight whole.)"
+            )
+        sparsity = 1 - how.n_of_m[0] / how.n_of_m[1]
+    elif how.name != Granularity.name and below is not None:
+        raise LotteryError(f'below: received {below!r}, allowed with granularity "{how.name}" is sparsity, of groups.')
     if (sparsity is None) == (below is None):
         received = "neither" if sparsity is None else f"sparsity={sparsity!r} and below={below!r}"
         raise LotteryError(f"prune: received {received}, allowed is exactly one of sparsity and below.")
@@ -61,10 +79,18 @@ def prune(
     for name, magnitude in magnitudes.items():
         if np.isnan(magnitude).any():
             raise LotteryError(f"The weight {name!r} holds values that are not numbers (NaN), so it cannot be pruned.")
-    own = by_weight(magnitudes, rates or {})
+    whole = [name for name, rate in by_weight(magnitudes, rates or {}).items() if not rate]
+    shapes = {name: value.shape for name, value in magnitudes.items()}
+    grouped = granularities.grouped(how, shapes, granularities.units_of(how, model, whole))
+    own = by_weight(grouped.shapes, rates or {})
     own = {name: _number(f"rates[{name!r}]", value, highest) for name, value in own.items()}
     if below is None:
-        return keep_highest(magnitudes, masks_module.ones_like(magnitudes), general, scope, own)
+        ones = masks_module.ones_like(magnitudes)
+        pooled, alive = grouped.pool(magnitudes, ones, scope == GLOBAL), grouped.alive(ones)
+        if fixed := grouped.counts(1):
+            counts = {name: of[0] - of[1] for name, of in fixed.items() if name not in own}
+            return prune_counts(pooled, alive, {(name,): counts.get(name, 0) for name in alive})
+        return grouped.expand(keep_highest(pooled, alive, general, scope, own))
     groups(magnitudes, scope, own)  # for its errors
     with np.errstate(over="ignore"):  # a threshold beyond the weight's range is infinite
         return {name: ~(value < value.dtype.type(own.get(name, general))) for name, value in magnitudes.items()}

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lottery import config, masks
+from lottery import config, masks, pruning, weights
 from lottery.errors import LotteryError
 from lottery.pruning import branches, plan, schedules
-from lottery.pruning.granularity import GRANULARITIES, NORMS
+from lottery.pruning.granularity import GRANULARITIES, NORMS, Granularity
 from lottery.pruning.settings import Prune
 
 POOLED = [name for name, kind in GRANULARITIES.items() if kind.pools]
@@ -264,3 +264,80 @@ def test_the_default_experiment_takes_each_granularity_by_an_override():
         assert config.load(None, {"prune": prune}).prune.num_rounds == 17
     two = config.load(None, {"prune": {"granularity": "n_of_m", "n_of_m": [2, 4]}})
     assert two.prune.num_rounds == 2 and not two.prune.rates and two.run.control_rounds == (2,)
+
+
+def by_tfmot(value, **settings):
+    """The mask that tfmot's own code makes of a weight."""
+    import tensorflow as tf
+    from tensorflow_model_optimization.python.core.sparsity.keras import pruning_impl
+    from tensorflow_model_optimization.python.core.sparsity.keras.pruning_schedule import ConstantSparsity
+
+    schedule = ConstantSparsity(settings.pop("sparsity", 0.5), 0)
+    settings = {"block_size": (1, 1), "block_pooling_type": "AVG", **settings}
+    made = pruning_impl.Pruning(lambda: tf.constant(1), [], schedule, **settings)
+    return made._maybe_update_block_mask(tf.constant(value))[1].numpy().astype(bool)
+
+
+@pytest.mark.parametrize("block", [(4, 4), (2, 8), (1, 8), (16, 2)], ids=str)
+@pytest.mark.parametrize(("pooling", "norm"), [("AVG", "l1"), ("MAX", "max")])
+def test_blocks_are_those_of_tfmot(block, pooling, norm):
+    import keras
+
+    model = keras.Sequential([keras.Input((48,)), keras.layers.Dense(32), keras.layers.Dense(16)])
+    for sparsity in (0.1, 0.5, 0.75, 0.9):
+        ours = pruning.prune(model, sparsity, granularity=Granularity("block", norm, block))
+        for name, value in weights.read(model).items():
+            theirs = by_tfmot(value, block_size=block, block_pooling_type=pooling, sparsity=sparsity)
+            assert np.array_equal(ours[name], theirs), (name, sparsity)
+
+
+def test_where_blocks_do_not_divide_a_matrix_tfmot_pools_other_entries_than_it_masks():
+    """It pads both ends, so that its windows are [-1, 2) and [2, 5), and its masks are of [0, 3) and [3, 4)."""
+    value = np.array([[0, 0, 5, 1]] * 6, np.float32)
+    assert by_tfmot(value, block_size=(2, 3)).tolist() == [[False, False, False, True]] * 6
+    settings = Prune(granularity="block", block=(2, 3), rate=0.5, num_rounds=1)
+    ours = plan.round_masks(settings, 1, {"w": value}, {"w": np.ones((6, 4), bool)})["w"]
+    assert ours.tolist() == [[True, True, True, False]] * 6
+
+
+@pytest.mark.parametrize("shape", [(48, 40), (30, 7), (3, 3, 16, 8), (5, 5, 6, 4)], ids=str)
+@pytest.mark.parametrize("n_of_m", [(2, 4), (1, 4), (3, 4), (1, 2), (4, 8)], ids=str)
+def test_n_of_m_are_those_of_tfmot(shape, n_of_m, rng):
+    """Of (m - n) by m in tfmot's words, for Dense and 2D convolutions, also where m does not divide the inputs."""
+    n, m = n_of_m
+    value = rng.normal(size=shape).astype(np.float32)
+    settings = Prune(granularity="n_of_m", n_of_m=n_of_m, num_rounds=1)
+    ours = plan.round_masks(settings, 1, {"w": np.abs(value)}, {"w": np.ones(shape, bool)})["w"]
+    assert np.array_equal(ours, by_tfmot(value, sparsity_m_by_n=(m - n, m)))
+
+
+def test_masks_of_a_model_without_a_run():
+    import keras
+
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(10), keras.layers.Dense(6), keras.layers.Dense(2)])
+    values = weights.read(model)
+    kept = pruning.prune(model, 0.5, granularity="unit", rates={"dense_1/kernel": 0.0})
+    sums = np.abs(values["dense/kernel"]).sum(axis=0)
+    best = sums >= np.sort(sums)[5]
+    assert np.array_equal(kept["dense/kernel"], np.broadcast_to(best, (8, 10)))
+    assert (
+        np.array_equal(kept["dense_1/kernel"], np.broadcast_to(best[:, None], (10, 6))) and kept["dense_2/kernel"].all()
+    )
+    two = pruning.prune(model, granularity=pruning.Granularity("n_of_m", n_of_m=(2, 4)), rates={"dense_2/kernel": 0.0})
+    assert (two["dense/kernel"].reshape(2, 4, 10).sum(axis=1) == 2).all() and two["dense_2/kernel"].all()
+    for arguments, sentence in (
+        ({"below": 0.1, "granularity": "unit"}, "below: received 0.1, allowed with granularity \"unit\" is sparsity"),
+        ({"sparsity": 0.1, "granularity": pruning.Granularity("n_of_m", n_of_m=(2, 4))}, "leave out sparsity, below"),
+        ({"sparsity": 0.1, "granularity": "channel"}, "the model has no channel that can be removed"),
+        ({"sparsity": 0.1, "granularity": "block"}, "go together: set both or neither"),
+        ({"sparsity": 0.1, "granularity": "unit", "rates": {"dense_2/kernel": 0.5}}, "dense_2/kernel"),
+    ):  # fmt: skip
+        with pytest.raises(LotteryError, match=sentence):
+            pruning.prune(model, **arguments)
+    table = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Embedding(9, 4), keras.layers.Flatten(), keras.layers.Dense(2)]
+    )
+    four = pruning.Granularity("block", block=(2, 2))
+    with pytest.raises(LotteryError, match="not for 'embedding/embeddings'; keep it whole with prune.rates"):
+        pruning.prune(table, 0.5, granularity=four)
+    assert pruning.prune(table, 0.5, granularity=four, rates={"embed*": 0.0})["embedding/embeddings"].all()

@@ -13,9 +13,9 @@ from lottery import data, tickets, weights
 from lottery.cli import tickets as ticket_commands
 from lottery.errors import LotteryError
 from lottery.models import networks, outputs
+from lottery.models.library import ENTRYWISE_ACTIVATIONS
 from lottery.pruning import ranking
 from lottery.tickets import compaction
-from lottery.tickets.chain import ENTRYWISE_ACTIVATIONS
 
 LIBRARIES = ("keras", "tf_keras")
 TOLERANCE = 1e-5
