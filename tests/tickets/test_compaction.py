@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lottery import data, tickets, weights
+from lottery import data, masks, pruning, tickets, weights
 from lottery.cli import tickets as ticket_commands
 from lottery.errors import LotteryError
 from lottery.models import networks, outputs
@@ -714,3 +714,23 @@ def test_paths_that_cannot_be_written_are_refused_at_once(tmp_path, monkeypatch,
         ticket_commands.compact(Path("ticket"), tmp_path / out if out else Path(), drop_inputs=drop)
     assert "\n" not in str(caught.value)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "folder.keras", "taken.inputs.npy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "granularity", "units"),
+    [
+        ("lenet_300_100", (28, 28), "unit", [75, 25, 10]),
+        ("conv_2", (8, 8, 3), "channel", [16, 16, 256, 256, 10]),
+        pytest.param(
+            "vgg_11", (32, 32, 3), "channel", [16, 32, 64, 64, 128, 128, 128, 128, 10], marks=pytest.mark.long
+        ),
+    ],
+)
+def test_tickets_of_whole_units_and_channels_become_networks_of_those_that_stay(name, shape, granularity, units):
+    model = randomise(networks.builder(name, shape, 10)(), density=1)
+    kept = pruning.prune(model, 0.75, granularity=granularity)
+    weights.assign(model, masks.apply(weights.read_state(model), kept))
+    compacted = compaction.compact(model)
+    assert after(compacted) == units
+    assert difference(model, compacted) < TOLERANCE
+    assert compacted.multiply_adds[1] < compacted.multiply_adds[0] / 3
