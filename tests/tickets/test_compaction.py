@@ -728,6 +728,8 @@ def test_paths_that_cannot_be_written_are_refused_at_once(tmp_path, monkeypatch,
 )
 def test_tickets_of_whole_units_and_channels_become_networks_of_those_that_stay(name, shape, granularity, units):
     model = randomise(networks.builder(name, shape, 10)(), density=1)
+    scales = {key: np.ones_like(value) for key, value in weights.read_state(model).items() if key.endswith("gamma")}
+    weights.assign(model, scales)
     kept = pruning.prune(model, 0.75, granularity=granularity)
     weights.assign(model, masks.apply(weights.read_state(model), kept))
     compacted = compaction.compact(model)
