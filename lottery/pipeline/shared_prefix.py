@@ -25,7 +25,8 @@ def prefix(experiment: config.Experiment, environment: Mapping[str, Any], index:
     decides["environment"] = {key: environment.get(key) for key in COMPUTED_WITH}
     if index:  # pruning and rewinding do not decide round 0
         prune = tables["prune"]
-        if prune["densities"] or (prune["schedule"] == "geometric" and not prune["final_density"]):
+        by_rate = prune["schedule"] == "geometric" and not prune["final_density"] and not prune["n_of_m"]
+        if prune["densities"] or by_rate:
             prune |= {"densities": prune["densities"][:index], "num_rounds": index}
         decides |= {"prune": prune, "rewind": tables["rewind"]}
     return json.dumps(decides, sort_keys=True)

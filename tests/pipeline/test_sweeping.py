@@ -115,7 +115,7 @@ def test_what_decides_a_network():
     others = {
         "nothing": [("name", "other"), ("run.num_replicates", 7), ("run.controls", []), ("run.control_rounds", [2]), ("prune.num_rounds", 3)],
         "pruned": [("prune.rate", 0.3), ("prune.criterion", "random"), ("prune.scope", "global"), ("rewind.step", 5), ("rewind.mode", "sign"),
-                   ("prune.final_density", 0.1), ("prune.schedule", "linear"), ("prune.iterative", False), ("prune.rates", {"dense/kernel": 0.1}), ("prune.num_examples", 3)],
+                   ("prune.final_density", 0.1), ("prune.schedule", "linear"), ("prune.iterative", False), ("prune.rates", {"dense/kernel": 0.1}), ("prune.num_examples", 3), ("prune.granularity", "unit")],
         "dense": [("train.num_steps", 41), ("train.learning_rate", 0.1), ("train.batch_size", 8), ("train.eval_every", 10), ("train.test_curve", True), ("data.validation", 100),
                   ("data.pixels", "unit"), ("model.name", "lenet_5"), ("run.seed", 3), ("run.enforcement", "gradient"), ("train.jit_compile", True), ("train.optimizer", "sgd")],
     }  # fmt: skip
@@ -128,6 +128,12 @@ def test_what_decides_a_network():
                 for index in (0, 1, 2)
             ]
             assert same == {"nothing": [True] * 3, "pruned": [True, False, False], "dense": [False] * 3}[kind], key
+    short, long = (
+        config.load({**TABLES, "prune": {"granularity": "n_of_m", "n_of_m": [1, 4], "num_rounds": num}})
+        for num in (1, 3)
+    )  # of one round, or of three that each prune an entry of four
+    assert shared_prefix.prefix(short, here, 0) == shared_prefix.prefix(long, here, 0)
+    assert shared_prefix.prefix(short, here, 1) != shared_prefix.prefix(long, here, 1)
     for key in shared_prefix.COMPUTED_WITH:
         assert shared_prefix.prefix(base, here, 0) != shared_prefix.prefix(base, here | {key: "another"}, 0), key
     one, other = (
