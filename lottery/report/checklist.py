@@ -133,7 +133,7 @@ def _magnitude(runs: Sequence[Facts], scope: str) -> tuple[bool, str]:
     """Look for a run with magnitude pruning in a scope."""
     for one in runs:
         settings = one.experiment.prune
-        if settings.criterion in MAGNITUDES and settings.scope == scope:
+        if settings.criterion in MAGNITUDES and settings.scope == scope and settings.granularity == "weight":
             return True, f"{one.label if len(runs) > 1 else 'this run itself'}: {settings.criterion}, {scope}"
     return False, f'report it beside a run with prune.criterion = "magnitude" and prune.scope = "{scope}"'
 

@@ -397,8 +397,8 @@ _LENET_GROUPS = [(235_200, 0.2), (30_000, 0.2), (1_000, 0.1)]
 
 _SMALL_SETTINGS = {
     "data.validation": 5000, "train.batch_size": 60, "train.optimizer": "adam", "train.eval_every": 100,
-    "prune.criterion": "magnitude", "prune.scope": "layerwise", "prune.iterative": True, "rewind.step": 0,
-    "rewind.mode": "weights", "run.num_replicates": 5,
+    "prune.criterion": "magnitude", "prune.scope": "layerwise", "prune.iterative": True, "prune.granularity": "weight",
+    "rewind.step": 0, "rewind.mode": "weights", "run.num_replicates": 5,
 }  # fmt: skip
 
 _LENET_SETTINGS = _SMALL_SETTINGS | {
@@ -493,7 +493,7 @@ _DEEP_SETTINGS = {
     # The paper's 1e-4 goes through the momentum, which makes it ten times as strong.
     "train.optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 1e-3}, "train.eval_every": 100,
     "prune.criterion": "magnitude", "prune.scope": "global", "prune.rate": 0.2, "prune.iterative": True,
-    "rewind.step": 0, "rewind.mode": "weights", "run.num_replicates": 5,
+    "prune.granularity": "weight", "rewind.step": 0, "rewind.mode": "weights", "run.num_replicates": 5,
 }  # fmt: skip
 
 _RESNET_20 = [(267_696, 0.2)]  # all 3 x 3 convolutions
@@ -537,7 +537,10 @@ _VGG = Protocol(
 
 _LR_REWINDING = Protocol(
     "rewinding",
-    {"data.name": "cifar10", "prune.rate": 0.2, "prune.scope": "global", "rewind.mode": "learning_rate"},
+    {
+        "data.name": "cifar10", "prune.rate": 0.2, "prune.scope": "global", "prune.granularity": "weight",
+        "rewind.mode": "learning_rate",
+    },
     (_survivors(_RESNET_20, "rewinding ladder", 12, _RESNET_20_HELD),),
     (
         "what a single run can be compared with: its result, that both kinds of rewinding are above fine-tuning, takes "
