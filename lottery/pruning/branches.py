@@ -3,14 +3,14 @@
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from lottery import masks, randomness
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
-from lottery.pruning import rewinding
+from lottery.pruning import rewinding, supermasks
 from lottery.pruning.rewinding import Start
 
 
@@ -26,6 +26,7 @@ class StoredTicket:
     # Draws every variable anew, as for another replicate; the signs of those where rounds start from signs.
     fresh: Callable[[], Weights]
     drawn_early: Callable[[], "BranchStart"]  # trains the dense network and draws masks from it; see `early_bird`
+    learned: Callable[[supermasks.Rule], "BranchStart"]  # learns masks while the weights stay fixed; see `supermask`
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class BranchStart:
     first_step: int
     last_step: int  # nothing is trained if it equals the first
     schedule_step: int | None = None  # where in its schedule the learning rate starts; None: where the ticket's does
+    details: Mapping[str, Any] = field(default_factory=dict)  # entries to add to the network's record
 
 
 # A function of a stored ticket: the network that the branch trains.
@@ -63,7 +65,9 @@ class Branch:
 
     function: BranchFunction
     takes_away: str | Mapping[Start, str] = ""  # see `Comparison`
-    is_control: bool = True  # `run.controls` may name it
+    is_control: bool = True  # meant to do worse than the ticket; `run.controls` may name it
+    is_alternative: bool = False  # another way to as sparse a network; `run.controls` may name it too
+    learns: supermasks.Rule | None = None  # how it learns masks, if it does
     starts: Literal["initial", "rewind", "end"] = "rewind"  # training, at: step 0, the rewind step, the last step
     needs_model: tuple[Literal["masks", "start weights"], ...] = ()  # cannot be made again from a run's files alone
     other_data: bool = False  # so its accuracies cannot be compared with the ticket's
@@ -164,6 +168,34 @@ def early_bird(ticket: StoredTicket) -> BranchStart:
     return ticket.drawn_early()
 
 
+def supermask(ticket: StoredTicket) -> BranchStart:
+    """A mask that is learned by edge-popup while the weights stay fixed, with as many entries of each weight.
+
+    Ramanujan et al. 2020, https://arxiv.org/abs/1911.13299, section 3. Each entry has a score s. The network computes
+    with w * h(s), where h is 1 for as many entries of each weight as the ticket keeps, those of the highest scores, and
+    0 for the others. The gradient goes straight through h: for the loss L, and the entry v = w * h(s) that the network
+    computes with, dL/ds = w * dL/dv. The fixed weights w are `supermasks.fixed_weights`; biases, scales and shifts stay
+    at the ticket's start. The scores begin uniform, as the authors' do, and are trained for all steps by Adam with a
+    rate of 1.2e-3 that falls to zero along a cosine, whatever optimizer the run has. (The authors use SGD with momentum
+    for a hundred epochs.) Then nothing more is trained.
+    """
+    return ticket.learned(supermasks.EDGE_POPUP)
+
+
+def supermask_bernoulli(ticket: StoredTicket) -> BranchStart:
+    """A mask that is learned as a chance for each entry while the weights stay fixed, with as many entries of each weight.
+
+    Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 5. In each step of training an entry with score s is
+    kept with the chance p = 1 / (1 + exp(-s)), drawn anew, and the gradient goes straight through the draw: for the
+    loss L, and the entry v that the network computes with, dL/ds = w * p * (1 - p) * dL/dv. The scores begin equal, at
+    the density as their chance, and are trained by Adam with a rate of 0.5 that falls to zero along a cosine. At last,
+    and whenever the network is evaluated, the entries of the highest scores are kept, as many of each weight as the
+    ticket keeps. (In the paper masks are drawn at last too, so their density is what training makes of it; and the
+    authors use SGD with a rate of 100 for two thousand epochs.) The fixed weights are those of `supermask`.
+    """
+    return ticket.learned(supermasks.BERNOULLI)
+
+
 def transfer(ticket: StoredTicket) -> BranchStart:
     """The ticket itself, trained on another data set: Morcos et al. 2019, https://arxiv.org/abs/1906.02773."""
     return BranchStart(ticket.start, ticket.kept, ticket.step, ticket.num_steps)
@@ -177,8 +209,27 @@ _UNDONE = (
     "the ticket starts from weights that were trained in every round before it, and this network lacks that training; "
     'use a run of rewind.mode = "weights"'
 )
+_NO_SIGNS = (
+    "most entries that it may keep are zero in the trained weights that the ticket starts from, and have no sign; use "
+    'a run of rewind.mode = "weights"'
+)
 _WHICH_KEPT: Mapping[Start, str] = dict.fromkeys(("initial", "late", "signs", "shuffled"), "which weights are kept")
 _WHICH_SIGN = "which weight starts with which sign"
+
+
+def _learning(function: BranchFunction, rule: supermasks.Rule) -> Branch:
+    return Branch(
+        function,
+        is_control=False,
+        is_alternative=True,
+        learns=rule,
+        starts="initial",  # its scores
+        needs_model=("masks",),
+        starts_from="the signs of the ticket's start weights, all of one size in a layer, which stay fixed",
+        past="as the ticket's, of which the signs are left",
+        refused={"trained": _NO_SIGNS},
+    )
+
 
 # By the name in ``run.controls`` and `lottery branch`.
 BRANCHES: dict[str, Branch] = {
@@ -251,13 +302,15 @@ BRANCHES: dict[str, Branch] = {
         past="up to that epoch",
         refused={"trained": _UNDONE},
     ),
+    "supermask": _learning(supermask, supermasks.EDGE_POPUP),
+    "supermask_bernoulli": _learning(supermask_bernoulli, supermasks.BERNOULLI),
     "transfer": Branch(transfer, is_control=False, other_data=True),
 }
 
 
 def controls() -> list[str]:
     """List the branches that ``run.controls`` may name."""
-    return [name for name, branch in BRANCHES.items() if branch.is_control]
+    return [name for name, branch in BRANCHES.items() if branch.is_control or branch.is_alternative]
 
 
 def comparison(label: str, mode: str = "weights", step: int = 0) -> Comparison | None:
@@ -292,7 +345,12 @@ def find(label: str) -> Branch | None:
 
 def rng_for(seed: int, replicate: int, index: int, label: str) -> np.random.Generator:
     """The random numbers of a branch from a round of a replicate."""
-    return randomness.generator(seed, replicate, randomness.BRANCH, index, zlib.crc32(label.encode()))
+    return randomness.generator(*words_for(seed, replicate, index, label))
+
+
+def words_for(seed: int, replicate: int, index: int, label: str) -> tuple[int, ...]:
+    """The seed words of a branch from a round of a replicate."""
+    return seed, replicate, randomness.BRANCH, index, zlib.crc32(label.encode())
 
 
 def _random(shape: tuple[int, ...], count: int, rng: np.random.Generator) -> np.ndarray:

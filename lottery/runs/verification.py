@@ -2,14 +2,14 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from lottery import config, files, masks, randomness, weights
 from lottery.errors import LotteryError
-from lottery.pruning import branches, criteria, plan
+from lottery.pruning import branches, criteria, plan, supermasks
 from lottery.runs import store
 from lottery.runs.store import StoredRound
 from lottery.settings import GIVEN, ROUNDING
@@ -255,7 +255,14 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Aga
     # In place of what needs the model.
     like_the_ticket = branches.BranchStart(stored.weights, ticket.masks, *steps)
     fresh = again.fresh(stored) if again and known.needs_model == DRAWN else None
-    needs_model = lambda: fresh or stored.weights, lambda: like_the_ticket
+    # Nothing is trained once masks are learned, so all but the fixed weights is as it is stored.
+    fixed = supermasks.fixed_weights(ticket.start, masks.num_kept(ticket.masks)) if known.learns else {}
+    learned = {**stored.weights, **{each: fixed[each] for each in ticket.masks if known.learns}}
+    needs_model = (
+        lambda: fresh or stored.weights,
+        lambda: like_the_ticket,
+        lambda rule: replace(like_the_ticket, start=learned),
+    )
     made = known.function(branches.StoredTicket(ticket.masks, ticket.start, *steps, rng, *needs_model))
     if masks.num_kept(kept) != masks.num_kept(made.kept):
         yield f"It does not keep as many entries of each weight as {name}."
