@@ -112,7 +112,8 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
         written.update(details)
 
     kept = {"kernel": np.ones(3, bool)}
-    origin = branches.StoredTicket(kept, {"kernel": np.ones(3)}, 5, 9, np.random.default_rng(0), dict, lambda: None)
+    made = dict, lambda: None, lambda rule: None
+    origin = branches.StoredTicket(kept, {"kernel": np.ones(3)}, 5, 9, np.random.default_rng(0), *made)
     monkeypatch.setattr(rounds, "_stored_ticket", lambda *_: origin)
     monkeypatch.setattr(rounds, "_check_start", lambda *_: None)
     monkeypatch.setattr(rounds, "train_network", lambda *_, **__: None)
@@ -127,6 +128,7 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
 
     literals = {
         "transfer": keys_written(branching.branch, "details"),
+        "learned masks": keys_written(rounds._learned, "details") - {"seconds"},
         "siblings": keys_written(connecting._train, "about"),
         "rewinding": keys_written(rounds.train_chain, "details"),
         "engine": keys_written(trainer.Trainer.train, "engine") - set(documented("round.json", "key")),

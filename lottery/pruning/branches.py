@@ -183,15 +183,16 @@ def supermask(ticket: StoredTicket) -> BranchStart:
 
 
 def supermask_bernoulli(ticket: StoredTicket) -> BranchStart:
-    """A mask that is learned as a chance for each entry while the weights stay fixed, with as many entries of each weight.
+    """A mask that is learned as the chance of each entry, of as many entries of each weight, while these stay fixed.
 
     Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 5. In each step of training an entry with score s is
-    kept with the chance p = 1 / (1 + exp(-s)), drawn anew, and the gradient goes straight through the draw: for the
-    loss L, and the entry v that the network computes with, dL/ds = w * p * (1 - p) * dL/dv. The scores begin equal, at
-    the density as their chance, and are trained by Adam with a rate of 0.5 that falls to zero along a cosine. At last,
-    and whenever the network is evaluated, the entries of the highest scores are kept, as many of each weight as the
-    ticket keeps. (In the paper masks are drawn at last too, so their density is what training makes of it; and the
-    authors use SGD with a rate of 100 for two thousand epochs.) The fixed weights are those of `supermask`.
+    kept with the chance p = 1 / (1 + exp(-s - b)), drawn anew, where b is such that the chances of a weight add up to
+    the number of entries that the ticket keeps. The gradient goes straight through the draw: for the loss L, and the
+    entry v that the network computes with, dL/ds = w * p * (1 - p) * dL/dv. The scores begin equal, and are trained for
+    all steps by Adam with a rate of 0.5 that falls to zero along a cosine. At last, and whenever the network is
+    evaluated, the entries of the highest scores are kept. The fixed weights, and all else, are those of `supermask`.
+    (In the paper there is no b, and the mask is drawn at last too, so training decides how dense it is; the authors use
+    SGD with a rate of 100 for two thousand epochs.)
     """
     return ticket.learned(supermasks.BERNOULLI)
 

@@ -14,6 +14,8 @@ from lottery.pruning import ranking
 # the factor that each entry is multiplied with, and its derivative by the score.
 Factor = Callable[[Any, Any, Any, bool], tuple[Any, Any]]
 
+NEWTON_STEPS = 6
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -45,7 +47,8 @@ def fixed_weights(start: Weights, counts: Mapping[str, int]) -> dict[str, np.nda
 
 def kept_by(scores: Weights, counts: Mapping[str, int]) -> Masks:
     """Keep the entries of the highest scores, a number of each weight; the later of equal ones, as everywhere."""
-    dense = masks.ones_like({name: scores[name] for name in counts})
+    scores = {name: np.asarray(scores[name], np.float32) for name in counts}  # as `highest` ranks them
+    dense = masks.ones_like(scores)
     pruned = {(name,): dense[name].size - count for name, count in counts.items()}
     return ranking.prune_counts(scores, dense, pruned)
 
@@ -61,7 +64,7 @@ def highest(scores: Any, count: Any) -> Any:
     flat = tf.reshape(tf.cast(scores, tf.float32), [-1])
     bits = tf.bitcast(flat, tf.int32)
     keys = tf.where(bits < 0, tf.bitwise.bitwise_xor(bits, np.int32(2**31 - 1)), bits)
-    keys = tf.where(tf.equal(flat, 0.0), 0, keys)  # negative zero is no less than zero
+    keys = tf.where(tf.equal(bits, np.int32(-(2**31))), 0, keys)  # negative zero is no less than zero
 
     def number(marked: Any) -> Any:
         return tf.reduce_sum(tf.cast(marked, tf.int32))
@@ -97,10 +100,28 @@ def _drawn(scores: Any, count: Any, key: Any, training: bool) -> tuple[Any, Any]
 
     if not training:
         return _of_highest(scores, count, key, training)
-    chance = tf.sigmoid(scores)
+    chance = tf.sigmoid(scores + tf.stop_gradient(_shift(scores, count)))
     # TensorFlow would choose the algorithm by device if none were named.
     drawn = tf.random.stateless_uniform(scores.shape, key, dtype=scores.dtype, alg="philox") < chance
     return tf.cast(drawn, scores.dtype), chance * (1 - chance)
+
+
+def _shift(scores: Any, count: Any) -> Any:
+    """Find what to add to scores so that their chances add up to a count, within one in a hundred.
+
+    Newton's method, in bounded steps, from where the entries that would be kept have chances of more than one half.
+    """
+    import tensorflow as tf
+
+    def improve(step: Any, shift: Any) -> Any:
+        chance = tf.sigmoid(scores + shift)
+        lacking = tf.cast(count, scores.dtype) - tf.reduce_sum(chance)
+        slope = tf.reduce_sum(chance * (1 - chance)) + tf.cast(1e-3, scores.dtype)
+        return step + 1, shift + tf.clip_by_value(lacking / slope, -2, 2)
+
+    kept = tf.where(highest(scores, count), scores, tf.cast(np.inf, scores.dtype))
+    first = tf.constant(0), -tf.reduce_min(kept)
+    return tf.while_loop(lambda step, _: step < NEWTON_STEPS, improve, first)[1]
 
 
 def _uniform(shape: tuple[int, ...], count: int, rng: np.random.Generator) -> np.ndarray:

@@ -21,9 +21,8 @@ def origin(seed=0, densities=(0.3, 0.6)):
     kept = {name: rng.random(SHAPES[name]) < density for name, density in zip(PRUNABLE, densities, strict=True)}
     other = {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
     drawn = branches.BranchStart(other, {name: ~mask for name, mask in kept.items()}, 20, NUM_STEPS)
-    return branches.StoredTicket(
-        kept, start, STEP, NUM_STEPS, np.random.default_rng(seed), lambda: dict(other), lambda: drawn
-    )
+    made = lambda: dict(other), lambda: drawn, lambda rule: replace(drawn, first_step=NUM_STEPS)
+    return branches.StoredTicket(kept, start, STEP, NUM_STEPS, np.random.default_rng(seed), *made)
 
 
 def equal(one, other):
@@ -58,6 +57,8 @@ KEEPS = {
     "signed_constant": (True, False, (STEP, NUM_STEPS)),
     "untrained": (True, True, (STEP, STEP)),
     "early_bird": (False, False, (20, NUM_STEPS)),
+    "supermask": (False, False, (NUM_STEPS, NUM_STEPS)),
+    "supermask_bernoulli": (False, False, (NUM_STEPS, NUM_STEPS)),
     "transfer": (True, True, (STEP, NUM_STEPS)),
 }
 
@@ -76,7 +77,7 @@ def test_what_a_branch_keeps_and_what_it_changes(name):
     if not weights_kept:
         for weight in PRUNABLE:
             assert np.any(branch.start[weight][one.kept[weight]] != one.start[weight][one.kept[weight]]), weight
-    if name not in ("random_reinit", "early_bird"):
+    if name not in ("random_reinit", "early_bird", "supermask", "supermask_bernoulli"):
         assert np.array_equal(branch.start["dense/bias"], one.start["dense/bias"]), "what is not pruned is the ticket's"
 
 

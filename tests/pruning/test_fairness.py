@@ -35,6 +35,8 @@ REFUSED = {
     ("signed_constant", "signs"),
     ("signed_constant", "trained"),
     ("early_bird", "trained"),
+    ("supermask", "trained"),
+    ("supermask_bernoulli", "trained"),
 }
 # What follows "so" if the ticket is better.
 SHOWS = {
@@ -67,7 +69,7 @@ SHOWS = {
     ("untrained", "shuffled"): "training",
     ("untrained", "trained"): "training after pruning",
 }
-NO_CLAIM = ("early_bird", "transfer")
+NO_CLAIM = ("early_bird", "supermask", "supermask_bernoulli", "transfer")
 
 
 def build():
@@ -167,7 +169,7 @@ def test_each_branch_beside_each_ticket(runs, tmp_path, name, mode, step):
     if (name, start) in REFUSED:
         assert beside.refused and not beside.takes_away and name not in branches.fair(mode, step)
         why = rf'cannot be compared fairly under rewind\.mode = "{mode}": .*\.$'
-        if BRANCHES[name].is_control:
+        if name in branches.controls():
             with pytest.raises(LotteryError, match=f"run.controls: leave out {name}, which {why}"):
                 lottery.run(tables(mode, step, [name]), model=build, data=arrays(), out=tmp_path, report=quietly)
             assert not list(tmp_path.iterdir())
@@ -199,6 +201,11 @@ def test_each_branch_beside_each_ticket(runs, tmp_path, name, mode, step):
     elif name == "untrained":
         assert beside.past == "as the ticket's" and steps == (step, step)
         assert mask_kept and same_start
+    elif BRANCHES[name].learns:
+        assert beside.past == "as the ticket's, of which the signs are left" and steps == (NUM_STEPS, NUM_STEPS)
+        assert masks.num_kept(branch.masks) == masks.num_kept(ticket.masks) and not mask_kept and not same_start
+        for key, mask in branch.masks.items():
+            assert np.array_equal(np.sign(branch.weights[key]), np.sign(ticket.start[key]) * mask)
     elif name == "transfer":
         assert beside.past == "as the ticket's" and steps == (step, NUM_STEPS)
         assert mask_kept and same_start
@@ -232,7 +239,7 @@ def test_what_the_refused_controls_would_have_been():
     rng = np.random.default_rng(1)
     kept = {"w": rng.random((50, 40)) < 0.1}
     trained = masks.apply({"w": rng.normal(size=(50, 40)).astype(np.float32)}, kept)
-    ticket = branches.StoredTicket(kept, trained, 0, 10, rng, dict, lambda: None)
+    ticket = branches.StoredTicket(kept, trained, 0, 10, rng, dict, lambda: None, lambda rule: None)
     survivors = trained["w"][branches.random_mask(ticket).kept["w"]]
     assert np.mean(survivors == 0) > 0.8
 
