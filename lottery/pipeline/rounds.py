@@ -40,6 +40,11 @@ class Training:
     # By replicate, every variable at step 0, once it is compared with the stored file.
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
+    @functools.cached_property
+    def dense_gradients(self) -> Callable[[int, int, Arrays], dict[str, np.ndarray]]:
+        """Of the dense network, traced once; see `preparing.dense_gradients`."""
+        return preparing.dense_gradients(self.prepared)
+
 
 @dataclass(frozen=True)
 class Watch:
@@ -81,7 +86,7 @@ def train_chain(training: Training, replicate: int, last: int) -> None:
             trained = train_network(training, network, initial, kept, watch=watch)
             sha256 = _store_states(training, replicate, watch, initial)
             details = {"rewind_sha256": sha256} if k else {}
-        store_network(training, network, kept, trained, {"thresholds": thresholds, **details})
+        store_network(training, network, trained, {"thresholds": thresholds, **details})
         before = trained.weights
 
 
@@ -107,14 +112,17 @@ def train_branch(
     """Train a branch from a stored round, and add `details` to its record."""
     experiment = training.prepared.experiment
     chosen = branch(_stored_ticket(training, network))
-    _check_start(training, network[2], chosen)
+    _check_start(training, network, chosen)
     first, last, schedule = chosen.first_step, chosen.last_step, chosen.schedule_step
     if schedule is None:  # a branch that starts where the ticket starts goes through the same part of the schedule
         schedule = schedule_step(experiment, network[1]) if first == experiment.rewind.step else first
-    trained = train_network(training, network, chosen.start, chosen.kept, Span(first, last, schedule))
+    trained = train_network(training, network, chosen.start, chosen.kept, Span(first, last, schedule, chosen.changes))
     about = {"control": branch.__name__, "first_step": first, "last_step": last, **chosen.details}
+    if trained.changes:
+        changes = [dict(zip(store.CHANGES, change, strict=True)) for change in trained.changes]
+        about |= {"mask_changes": changes, "kept_steps": branches.kept_steps(chosen)}
     details = {**about, "thresholds": dict.fromkeys(chosen.kept), **(details or {})}
-    store_network(training, network, chosen.kept, trained, details)
+    store_network(training, network, trained, details)
 
 
 def is_made_by(training: Training, network: Network, branch: branches.BranchFunction) -> bool:
@@ -129,7 +137,7 @@ def is_made_by(training: Training, network: Network, branch: branches.BranchFunc
         chosen = branch(ticket)
     except _Enough:  # nobody can tell without training again
         return True
-    _check_start(training, network[2], chosen)
+    _check_start(training, network, chosen)
     stored = store.StoredRound(training.path, *network)
     begun = weights.fingerprint(masks.apply(chosen.start, chosen.kept))
     same_masks = all(np.array_equal(mask, stored.masks[name]) for name, mask in chosen.kept.items())
@@ -177,11 +185,10 @@ def train_network(
         raise LotteryError(f"{which}: {why} What was trained before is kept in {str(training.path)!r}.") from error
 
 
-def store_network(
-    training: Training, network: Network, kept: Masks, trained: Trained, details: Mapping[str, Any]
-) -> None:
+def store_network(training: Training, network: Network, trained: Trained, details: Mapping[str, Any]) -> None:
     """Store a trained network with its record, and report it."""
-    (replicate, index, branch), counts, prepared = network, masks.num_kept(kept), training.prepared
+    (replicate, index, branch), kept, prepared = network, trained.kept, training.prepared
+    counts = masks.num_kept(kept)
     record = {
         "replicate": replicate, "branch": branch, "round": index,
         "density": masks.density(kept), "num_kept": sum(counts.values()),
@@ -237,6 +244,8 @@ def span(experiment: config.Experiment, network: Network) -> tuple[int, int]:
     (_, index, branch), last = network, experiment.train.num_steps
     known = branches.find(branch)
     first = {"initial": 0, "rewind": experiment.rewind.step if index else 0, "end": last}
+    if known and known.is_long:
+        last = plan.steps_to(experiment.prune, index, experiment.rewind.step, last)
     return first[known.starts if known else "rewind"], last
 
 
@@ -328,12 +337,16 @@ def _stored_ticket(training: Training, network: Network) -> branches.StoredTicke
         rng=branches.rng_for(experiment.run.seed, replicate, index, branch),
         fresh=fresh,
         drawn_early=lambda: _drawn_early(training, network),
-        learned=lambda rule: _learned(training, network, stored, rule),
+        initial=initial,
+        spent=plan.steps_to(experiment.prune, index, experiment.rewind.step, experiment.train.num_steps),
+        gradients=lambda step, state: training.dense_gradients(replicate, step, state),
+        learned=lambda rule: _learned(training, network, stored.masks, rule),
     )
 
 
-def _check_start(training: Training, branch: str, chosen: Any) -> None:
+def _check_start(training: Training, network: Network, chosen: Any) -> None:
     """Refuse a start that leaves a variable out: it would stay as the network trained before has left it."""
+    experiment, (_, index, branch) = training.prepared.experiment, network
     if not isinstance(chosen, branches.BranchStart):
         raise LotteryError(f"{branch}: received {type(chosen).__name__}, allowed is a branches.BranchStart.")
     trainer = training.prepared.trainer
@@ -343,9 +356,14 @@ def _check_start(training: Training, branch: str, chosen: Any) -> None:
             what = "must have exactly the weights of the ticket"
             raise LotteryError(f"{branch}: {part} {what}; see {wrong[0]!r}.")
     masks.check(dict(chosen.kept), chosen.start)
-    first, last, most = chosen.first_step, chosen.last_step, training.prepared.experiment.train.num_steps
+    first, last = chosen.first_step, chosen.last_step
+    most = plan.steps_to(experiment.prune, index, experiment.rewind.step, experiment.train.num_steps)
     if not 0 <= first <= last <= most:
         raise LotteryError(f"{branch}: received the steps {first} to {last}, allowed are steps from 0 to {most}.")
+    if wrong := [step for step in chosen.changes if not first < step <= last]:
+        raise LotteryError(
+            f"{branch}: received a change of masks after step {wrong[0]}, allowed are {first + 1} to {last}."
+        )
 
 
 class _Enough(Exception):
@@ -386,22 +404,20 @@ def _drawn_early(training: Training, network: Network) -> branches.BranchStart:
     )
 
 
-def _learned(
-    training: Training, network: Network, ticket: store.StoredRound, rule: supermasks.Rule
-) -> branches.BranchStart:
-    """Learn masks with as many entries of each weight as a ticket's, for weights that stay fixed.
+def _learned(training: Training, network: Network, ticket: Masks, rule: supermasks.Rule) -> branches.BranchStart:
+    """Learn masks with as many entries of each weight as a ticket's, while the weights stay fixed.
 
     See `branches.supermask`.
     """
     experiment, (replicate, index, branch) = training.prepared.experiment, network
     preparing.check_learns(training.prepared, branch)
-    last, counts = experiment.train.num_steps, masks.num_kept(ticket.masks)
+    last, counts = experiment.train.num_steps, masks.num_kept(ticket)
     learner = learning.learner(training.prepared, rule)
-    fixed = supermasks.fixed_weights(ticket.start, counts)
+    fixed = supermasks.fixed_weights(initial_state(training, replicate), counts)
     words = branches.words_for(experiment.run.seed, replicate, index, branch)
     start = learner.begin(fixed, counts, words, randomness.generator(*words))
     watch = Watch({}, stage="scores", trainer=learner.trainer)
-    trained = train_network(training, network, start, masks.ones_like(ticket.masks), Span(), watch)
+    trained = train_network(training, network, start, masks.ones_like(ticket), Span(), watch)
     # Statistics, of BatchNormalization, are those of the masks that were learned.
     state = {**trained.weights, **{name: fixed[name] for name in counts}}
     details = {"mask_steps": last, "seconds": round(trained.seconds, 3)}  # what is left to do takes hardly any

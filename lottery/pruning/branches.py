@@ -9,8 +9,8 @@ import numpy as np
 
 from lottery import masks, randomness
 from lottery.errors import LotteryError
-from lottery.masks import Masks, Weights
-from lottery.pruning import rewinding, supermasks
+from lottery.masks import Change, Masks, Weights
+from lottery.pruning import allocation, dynamic, rewinding, supermasks
 from lottery.pruning.rewinding import Start
 
 
@@ -26,7 +26,11 @@ class StoredTicket:
     # Draws every variable anew, as for another replicate; the signs of those where rounds start from signs.
     fresh: Callable[[], Weights]
     drawn_early: Callable[[], "BranchStart"]  # trains the dense network and draws masks from it; see `early_bird`
-    learned: Callable[[supermasks.Rule], "BranchStart"]  # learns masks while the weights stay fixed; see `supermask`
+    initial: Weights = field(default_factory=dict)  # every variable at step 0
+    spent: int = 0  # steps of all trainings that led to the ticket, with its own
+    gradients: dynamic.Gradients = dynamic.no_gradients
+    # Learns masks while the weights stay fixed; see `supermask`.
+    learned: Callable[[supermasks.Rule], "BranchStart"] = supermasks.no_learning
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class BranchStart:
     first_step: int
     last_step: int  # nothing is trained if it equals the first
     schedule_step: int | None = None  # where in its schedule the learning rate starts; None: where the ticket's does
+    changes: Mapping[int, Change] = field(default_factory=dict)  # by the step after which the masks change
     details: Mapping[str, Any] = field(default_factory=dict)  # entries to add to the network's record
 
 
@@ -65,10 +70,15 @@ class Branch:
 
     function: BranchFunction
     takes_away: str | Mapping[Start, str] = ""  # see `Comparison`
-    is_control: bool = True  # meant to do worse than the ticket; `run.controls` may name it
-    is_alternative: bool = False  # another way to as sparse a network; `run.controls` may name it too
+    # A control takes something away from the ticket, and is meant to do worse; an alternative is another way to a
+    # network of its density. `run.controls` may name both.
+    kind: Literal["control", "alternative", "other"] = "control"
     learns: supermasks.Rule | None = None  # how it learns masks, if it does
     starts: Literal["initial", "rewind", "end"] = "rewind"  # training, at: step 0, the rewind step, the last step
+    # Its masks or its start take the trainings that led to the ticket; else it needs at most counts of the ticket.
+    needs_ticket: bool = True
+    needs_gradients: bool = False  # of masked entries, for each change of its masks
+    is_long: bool = False  # it trains for as many steps as all trainings that led to the ticket
     needs_model: tuple[Literal["masks", "start weights"], ...] = ()  # cannot be made again from a run's files alone
     other_data: bool = False  # so its accuracies cannot be compared with the ticket's
     starts_from: str | Mapping[Start, str] = "the ticket's start weights"
@@ -174,8 +184,8 @@ def supermask(ticket: StoredTicket) -> BranchStart:
     Ramanujan et al. 2020, https://arxiv.org/abs/1911.13299, section 3. Each entry has a score s. The network computes
     with w * h(s), where h is 1 for as many entries of each weight as the ticket keeps, those of the highest scores, and
     0 for the others. The gradient goes straight through h: for the loss L, and the entry v = w * h(s) that the network
-    computes with, dL/ds = w * dL/dv. The fixed weights w are `supermasks.fixed_weights`; biases, scales and shifts stay
-    at the ticket's start. The scores begin uniform, as the authors' do, and are trained for all steps by Adam with a
+    computes with, dL/ds = w * dL/dv. The fixed weights w are `supermasks.fixed_weights` of the initial weights; biases,
+    scales and shifts stay at their initial values. The scores begin uniform, as the authors' do, and are trained for all steps by Adam with a
     rate of 1.2e-3 that falls to zero along a cosine, whatever optimizer the run has. (The authors use SGD with momentum
     for a hundred epochs.) Then nothing more is trained.
     """
@@ -202,6 +212,58 @@ def transfer(ticket: StoredTicket) -> BranchStart:
     return BranchStart(ticket.start, ticket.kept, ticket.step, ticket.num_steps)
 
 
+def random_mask_erk(ticket: StoredTicket) -> BranchStart:
+    """The ticket's start weights under random masks that keep as many entries in all, divided by Erdos-Renyi-kernel.
+
+    See `allocation.erk`; Liu et al. 2022, https://arxiv.org/abs/2202.02643, find such masks hard to beat.
+    """
+    return BranchStart(ticket.start, _random_by_erk(ticket), ticket.step, ticket.num_steps)
+
+
+def gradual(ticket: StoredTicket) -> BranchStart:
+    """Pruning in one training: magnitude pruning along a cubic ramp, to as many entries of each weight as the ticket.
+
+    Zhu & Gupta 2017, https://arxiv.org/abs/1710.01878; see `dynamic.gradual`. It trains from step 0, for as many steps
+    as the dense network.
+    """
+    return _gradual(ticket, ticket.num_steps)
+
+
+def gradual_long(ticket: StoredTicket) -> BranchStart:
+    """As `gradual`, for as many steps as all trainings that led to the ticket, with its own."""
+    return _gradual(ticket, ticket.spent)
+
+
+def set(ticket: StoredTicket) -> BranchStart:
+    """Sparse evolutionary training: from random masks, weak entries are replaced by others, at random.
+
+    Mocanu et al. 2018, https://arxiv.org/abs/1707.04780; see `dynamic.set_`. It keeps as many entries as the ticket,
+    divided among the weights by Erdos-Renyi-kernel (`allocation.erk`), and trains from step 0, for as many steps as the
+    dense network.
+    """
+    return _set(ticket, ticket.num_steps)
+
+
+def set_long(ticket: StoredTicket) -> BranchStart:
+    """As `set`, for as many steps as all trainings that led to the ticket, with its own."""
+    return _set(ticket, ticket.spent)
+
+
+def rigl(ticket: StoredTicket) -> BranchStart:
+    """Rigging the lottery: from random masks, weak entries are replaced by those with the largest gradients.
+
+    Evci et al. 2020, https://arxiv.org/abs/1911.11134; see `dynamic.rigl`. It keeps as many entries as the ticket,
+    divided among the weights by Erdos-Renyi-kernel (`allocation.erk`), and trains from step 0, for as many steps as the
+    dense network.
+    """
+    return _rigl(ticket, ticket.num_steps)
+
+
+def rigl_long(ticket: StoredTicket) -> BranchStart:
+    """As `rigl`, for as many steps as all trainings that led to the ticket, with its own."""
+    return _rigl(ticket, ticket.spent)
+
+
 _DEAD = (
     "most entries that a random mask keeps are zero in the trained weights that the ticket starts from; prune at "
     'random in a run of its own (prune.criterion = "random") and use lottery compare'
@@ -210,27 +272,8 @@ _UNDONE = (
     "the ticket starts from weights that were trained in every round before it, and this network lacks that training; "
     'use a run of rewind.mode = "weights"'
 )
-_NO_SIGNS = (
-    "most entries that it may keep are zero in the trained weights that the ticket starts from, and have no sign; use "
-    'a run of rewind.mode = "weights"'
-)
 _WHICH_KEPT: Mapping[Start, str] = dict.fromkeys(("initial", "late", "signs", "shuffled"), "which weights are kept")
 _WHICH_SIGN = "which weight starts with which sign"
-
-
-def _learning(function: BranchFunction, rule: supermasks.Rule) -> Branch:
-    return Branch(
-        function,
-        is_control=False,
-        is_alternative=True,
-        learns=rule,
-        starts="initial",  # its scores
-        needs_model=("masks",),
-        starts_from="the signs of the ticket's start weights, all of one size in a layer, which stay fixed",
-        past="as the ticket's, of which the signs are left",
-        refused={"trained": _NO_SIGNS},
-    )
-
 
 # By the name in ``run.controls`` and `lottery branch`.
 BRANCHES: dict[str, Branch] = {
@@ -253,11 +296,12 @@ BRANCHES: dict[str, Branch] = {
         past="not at all",
         refused={"trained": _UNDONE},
     ),
-    "random_mask": Branch(random_mask, _WHICH_KEPT, refused={"trained": _DEAD}),
-    "random_mask_global": Branch(random_mask_global, _WHICH_KEPT, refused={"trained": _DEAD}),
+    "random_mask": Branch(random_mask, _WHICH_KEPT, needs_ticket=False, refused={"trained": _DEAD}),
+    "random_mask_global": Branch(random_mask_global, _WHICH_KEPT, needs_ticket=False, refused={"trained": _DEAD}),
     "shuffled_mask": Branch(
         shuffled_mask,
         dict.fromkeys(_WHICH_KEPT, "which weights are kept in each layer"),
+        needs_ticket=False,
         refused={"trained": _DEAD},
     ),
     "reshuffled_init": Branch(
@@ -296,22 +340,49 @@ BRANCHES: dict[str, Branch] = {
     ),
     "early_bird": Branch(
         early_bird,
-        is_control=False,
+        kind="other",
+        needs_ticket=False,
         starts="initial",
         needs_model=("masks", "start weights"),
         starts_from="the dense network at the epoch that draws the mask",
         past="up to that epoch",
         refused={"trained": _UNDONE},
     ),
-    "supermask": _learning(supermask, supermasks.EDGE_POPUP),
-    "supermask_bernoulli": _learning(supermask_bernoulli, supermasks.BERNOULLI),
-    "transfer": Branch(transfer, is_control=False, other_data=True),
+    "random_mask_erk": Branch(random_mask_erk, _WHICH_KEPT, needs_ticket=False, refused={"trained": _DEAD}),
+    **{
+        function.__name__: Branch(
+            function,
+            kind="alternative",
+            starts="initial",
+            needs_ticket=False,
+            needs_gradients=function in (rigl, rigl_long),
+            is_long=function in (gradual_long, set_long, rigl_long),
+            needs_model=("masks",),
+            starts_from="the dense network's initial weights",
+            past="not at all",
+        )
+        for function in (gradual, gradual_long, set, set_long, rigl, rigl_long)
+    },
+    **{
+        function.__name__: Branch(
+            function,
+            kind="alternative",
+            learns=rule,
+            starts="initial",  # its scores; nothing is trained after them
+            needs_ticket=False,
+            needs_model=("masks",),
+            starts_from="the signs of the dense network's initial weights, all of one size in a layer, which stay fixed",
+            past="not at all",
+        )
+        for function, rule in ((supermask, supermasks.EDGE_POPUP), (supermask_bernoulli, supermasks.BERNOULLI))
+    },
+    "transfer": Branch(transfer, kind="other", other_data=True),
 }
 
 
 def controls() -> list[str]:
     """List the branches that ``run.controls`` may name."""
-    return [name for name, branch in BRANCHES.items() if branch.is_control or branch.is_alternative]
+    return [name for name, branch in BRANCHES.items() if branch.kind != "other"]
 
 
 def comparison(label: str, mode: str = "weights", step: int = 0) -> Comparison | None:
@@ -344,6 +415,15 @@ def find(label: str) -> Branch | None:
     return BRANCHES.get(label.partition("-")[0])
 
 
+def kept_steps(start: BranchStart) -> dict[str, int]:
+    """Sum up, over the steps of a training whose masks change, the entries that are kept of each weight."""
+    before, at, total = masks.num_kept(start.kept), start.first_step, dict.fromkeys(start.kept, 0)
+    for step, counts in [*((step, one.num_kept) for step, one in sorted(start.changes.items())), (start.last_step, {})]:
+        total = {name: count + (step - at) * before[name] for name, count in total.items()}
+        before, at = counts, step
+    return total
+
+
 def rng_for(seed: int, replicate: int, index: int, label: str) -> np.random.Generator:
     """The random numbers of a branch from a round of a replicate."""
     return randomness.generator(*words_for(seed, replicate, index, label))
@@ -352,6 +432,32 @@ def rng_for(seed: int, replicate: int, index: int, label: str) -> np.random.Gene
 def words_for(seed: int, replicate: int, index: int, label: str) -> tuple[int, ...]:
     """The seed words of a branch from a round of a replicate."""
     return seed, replicate, randomness.BRANCH, index, zlib.crc32(label.encode())
+
+
+def _gradual(ticket: StoredTicket, num_steps: int) -> BranchStart:
+    sizes = {name: mask.size for name, mask in ticket.kept.items()}
+    changes = dynamic.gradual(sizes, masks.num_kept(ticket.kept), num_steps)
+    return BranchStart(ticket.initial, masks.ones_like(ticket.kept), 0, num_steps, 0, changes)
+
+
+def _set(ticket: StoredTicket, num_steps: int) -> BranchStart:
+    kept = _random_by_erk(ticket)
+    changes = dynamic.set_(masks.num_kept(kept), num_steps, int(ticket.rng.integers(2**63)))
+    return BranchStart(ticket.initial, kept, 0, num_steps, 0, changes)
+
+
+def _rigl(ticket: StoredTicket, num_steps: int) -> BranchStart:
+    kept = _random_by_erk(ticket)
+    changes = dynamic.rigl(masks.num_kept(kept), num_steps, ticket.gradients)
+    return BranchStart(ticket.initial, kept, 0, num_steps, 0, changes)
+
+
+def _random_by_erk(ticket: StoredTicket) -> Masks:
+    shapes = {name: mask.shape for name, mask in ticket.kept.items()}
+    densities = allocation.erk(shapes, masks.density(ticket.kept))
+    sizes = {name: mask.size for name, mask in ticket.kept.items()}
+    counts = allocation.counts(densities, sizes, sum(masks.num_kept(ticket.kept).values()))
+    return {name: _random(shape, counts[name], ticket.rng) for name, shape in shapes.items()}
 
 
 def _random(shape: tuple[int, ...], count: int, rng: np.random.Generator) -> np.ndarray:

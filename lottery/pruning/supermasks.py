@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lottery import masks
+from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
 from lottery.pruning import ranking
 
@@ -29,10 +30,15 @@ class Rule:
     learning_rate: float  # at first; it falls to zero along a cosine
 
 
-def fixed_weights(start: Weights, counts: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Make the weights that masks are learned for: the signs of the start weights, times a constant for each weight.
+def no_learning(rule: Rule) -> Any:
+    """Raise `LotteryError`: a run's files alone cannot train scores."""
+    raise LotteryError("Scores need the model and the data.")
 
-    The constant is the standard deviation of the weight's start values, over all of its entries, divided by the square
+
+def fixed_weights(start: Weights, counts: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Make the weights that masks are learned for: the signs of initial weights, times a constant for each weight.
+
+    The constant is the standard deviation of the weight's initial values, over all of its entries, divided by the square
     root of the density: "signed constant" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 5.2, scaled as
     in Ramanujan et al. 2020, https://arxiv.org/abs/1911.13299, section 3.4, so that the outputs of a layer vary as much
     as with all entries. Variables without a count stay as they are.

@@ -160,7 +160,9 @@ def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterat
         yield "Its curve has no validation loss."
         return
     first, last = min(curve), max(curve)
-    stop = min(curve, key=lambda step: (curve[step][0], step))
+    # Masks that change make one network only after the last change.
+    settled = max((change["step"] for change in record.get("mask_changes", ())), default=first)
+    stop = min((step for step in curve if settled <= step), key=lambda step: (curve[step][0], step), default=last)
     if record["early_stop_step"] != stop:
         yield f"The early-stop step is {record['early_stop_step']}, the curve has its minimum at {stop}."
     else:
@@ -256,19 +258,28 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Aga
     like_the_ticket = branches.BranchStart(stored.weights, ticket.masks, *steps)
     fresh = again.fresh(stored) if again and known.needs_model == DRAWN else None
     # Nothing is trained once masks are learned, so all but the fixed weights is as it is stored.
-    fixed = supermasks.fixed_weights(ticket.start, masks.num_kept(ticket.masks)) if known.learns else {}
-    learned = {**stored.weights, **{each: fixed[each] for each in ticket.masks if known.learns}}
-    needs_model = (
-        lambda: fresh or stored.weights,
-        lambda: like_the_ticket,
-        lambda rule: replace(like_the_ticket, start=learned),
+    initial, counts = store.read_start(stored.run, stored.replicate), masks.num_kept(ticket.masks)
+    fixed = {each: supermasks.fixed_weights(initial, counts)[each] for each in counts} if known.learns else {}
+    learned = replace(like_the_ticket, start={**stored.weights, **fixed})
+    needs_model = lambda: fresh or stored.weights, lambda: like_the_ticket
+    settings, rewind = experiment.prune, experiment.rewind
+    spent = plan.steps_to(settings, stored.index, rewind.step, experiment.train.num_steps)
+    steps = (steps[0], experiment.train.num_steps) if known.kind == "alternative" else steps
+    of = branches.StoredTicket(
+        ticket.masks, ticket.start, *steps, rng, *needs_model, initial, spent, learned=lambda rule: learned
     )
-    made = known.function(branches.StoredTicket(ticket.masks, ticket.start, *steps, rng, *needs_model))
-    if masks.num_kept(kept) != masks.num_kept(made.kept):
+    made = known.function(of)
+    changes = [(step, change.num_kept) for step, change in sorted(made.changes.items())]
+    if masks.num_kept(kept) != (changes[-1][1] if changes else masks.num_kept(made.kept)):
         yield f"It does not keep as many entries of each weight as {name}."
+    recorded = [(change["step"], change["num_kept"]) for change in stored.record.get("mask_changes", ())]
+    if recorded != [(step, sum(counts.values())) for step, counts in changes]:
+        yield f"The changes of its masks are not those of {name}."
     if sum(masks.num_kept(kept).values()) != sum(masks.num_kept(ticket.masks).values()):
         yield "It does not keep as many entries as the ticket."
     if "masks" not in known.needs_model and any(np.any(made.kept[each] != kept[each]) for each in kept):
         yield f"Its masks differ from those of {name}."
-    if (fresh or "start weights" not in known.needs_model) and not stored.began_with(made.start):
+    began = weights.fingerprint(masks.apply(made.start, made.kept)) if changes else ""
+    began_so = began == stored.record["start_sha256"] if changes else stored.began_with(made.start)
+    if (fresh or "start weights" not in known.needs_model) and not began_so:
         yield f"Training did not start from the weights of {name}."

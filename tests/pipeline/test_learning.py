@@ -142,14 +142,15 @@ def test_counts_and_what_is_left_alone(branched, name):
     for replicate, index in [(1, 1), (1, 2), (2, 2)]:
         ticket, stored = of(branched, store.TICKET, replicate, index), of(branched, name, replicate, index)
         assert masks.num_kept(stored.masks) == masks.num_kept(ticket.masks)
-        fixed = supermasks.fixed_weights(ticket.start, masks.num_kept(ticket.masks))
+        initial = store.read_start(branched, replicate)
+        fixed = supermasks.fixed_weights(initial, masks.num_kept(ticket.masks))
         for key, mask in stored.masks.items():
             assert np.array_equal(stored.weights[key], np.where(mask, fixed[key], 0))
             assert masks.distance({key: mask}, {key: ticket.masks[key]}) > 0
         for key in ("conv/bias", "dense/bias", "batch_normalization/gamma", "batch_normalization/beta"):
-            assert np.array_equal(stored.weights[key], ticket.start[key])
+            assert np.array_equal(stored.weights[key], initial[key])
         moved = "batch_normalization/moving_mean"
-        assert not np.array_equal(stored.weights[moved], ticket.start[moved])
+        assert not np.array_equal(stored.weights[moved], initial[moved])
         record = stored.record
         assert (record["first_step"], record["last_step"], record["mask_steps"]) == (40, 40, 40)
         assert [row[0] for row in stored.metrics] == [40, 40] and record["early_stop_step"] == 40
@@ -215,10 +216,8 @@ def test_verify_finds_other_fixed_weights(branched, tmp_path, monkeypatch):
     assert found["replicate 1, round 2"] == []
 
 
-def test_refusals(tmp_path, trained):
+def test_one_device_alone(tmp_path):
     """Before anything is trained or written, in one sentence."""
-    with pytest.raises(LotteryError, match="run.controls: leave out supermask, which cannot be compared fairly"):
-        config.load(TABLES, {"run": {"controls": ["supermask"]}, "rewind": {"mode": "learning_rate"}})
     tables = config.merged(TABLES, {"run": {"controls": NAMES, "strategy": "mirrored"}})
     with pytest.raises(LotteryError, match='supermask learns masks on one device, and run.strategy is "mirrored"'):
         lottery.run(tables, model=build, data=arrays(), out=tmp_path, report=quietly)
