@@ -185,9 +185,9 @@ def supermask(ticket: StoredTicket) -> BranchStart:
     with w * h(s), where h is 1 for as many entries of each weight as the ticket keeps, those of the highest scores, and
     0 for the others. The gradient goes straight through h: for the loss L, and the entry v = w * h(s) that the network
     computes with, dL/ds = w * dL/dv. The fixed weights w are `supermasks.fixed_weights` of the initial weights; biases,
-    scales and shifts stay at their initial values. The scores begin uniform, as the authors' do, and are trained for all steps by Adam with a
-    rate of 1.2e-3 that falls to zero along a cosine, whatever optimizer the run has. (The authors use SGD with momentum
-    for a hundred epochs.) Then nothing more is trained.
+    scales and shifts stay at their initial values. The scores begin uniform, as the authors' do, and are trained for
+    all steps by Adam with a rate of 0.0012 that falls to zero along a cosine, whatever optimizer the run has. (The
+    authors use SGD with momentum for a hundred epochs.) Then nothing more is trained.
     """
     return ticket.learned(supermasks.EDGE_POPUP)
 
@@ -371,7 +371,7 @@ BRANCHES: dict[str, Branch] = {
             starts="initial",  # its scores; nothing is trained after them
             needs_ticket=False,
             needs_model=("masks",),
-            starts_from="the signs of the dense network's initial weights, all of one size in a layer, which stay fixed",
+            starts_from="the signs of the dense network's initial weights, all of one size in a layer, which stay",
             past="not at all",
         )
         for function, rule in ((supermask, supermasks.EDGE_POPUP), (supermask_bernoulli, supermasks.BERNOULLI))

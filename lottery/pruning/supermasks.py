@@ -38,10 +38,10 @@ def no_learning(rule: Rule) -> Any:
 def fixed_weights(start: Weights, counts: Mapping[str, int]) -> dict[str, np.ndarray]:
     """Make the weights that masks are learned for: the signs of initial weights, times a constant for each weight.
 
-    The constant is the standard deviation of the weight's initial values, over all of its entries, divided by the square
-    root of the density: "signed constant" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 5.2, scaled as
-    in Ramanujan et al. 2020, https://arxiv.org/abs/1911.13299, section 3.4, so that the outputs of a layer vary as much
-    as with all entries. Variables without a count stay as they are.
+    The constant is the standard deviation of the weight's initial values, over all of its entries, divided by the
+    square root of the density: "signed constant" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 5.2,
+    scaled as in Ramanujan et al. 2020, https://arxiv.org/abs/1911.13299, section 3.4, so that the outputs of a layer
+    vary as much as with all entries. Variables without a count stay as they are.
     """
     fixed = dict(start)
     for name, count in counts.items():
