@@ -117,11 +117,11 @@ def train_branch(
     if schedule is None:  # a branch that starts where the ticket starts goes through the same part of the schedule
         schedule = schedule_step(experiment, network[1]) if first == experiment.rewind.step else first
     trained = train_network(training, network, chosen.start, chosen.kept, Span(first, last, schedule, chosen.changes))
-    about = {"control": branch.__name__, "first_step": first, "last_step": last, **chosen.details}
+    about = {"control": branch.__name__, "first_step": first, "last_step": last}
     if trained.changes:
         changes = [dict(zip(store.CHANGES, change, strict=True)) for change in trained.changes]
         about |= {"mask_changes": changes, "kept_steps": branches.kept_steps(chosen)}
-    details = {**about, "thresholds": dict.fromkeys(chosen.kept), **(details or {})}
+    details = {**about, **chosen.details, "thresholds": dict.fromkeys(chosen.kept), **(details or {})}
     store_network(training, network, trained, details)
 
 
