@@ -547,8 +547,9 @@ def _beside_controls(rows: Table, ticket: Mapping[str, Any], rule: Rule) -> str:
     worse, others, as_good, better = [], [], [], []
     for branch in controls(rows):
         found = differences(rows, rule.measure.early_stop, branch, rule.confidence)
-        compared = rule.compared(branch)
-        if found.empty or (compared and compared.refused):
+        known, compared = branches.find(branch), rule.compared(branch)
+        # That an alternative does as well makes no ticket less special.
+        if found.empty or (known and known.kind == "alternative") or (compared and compared.refused):
             continue
         line = found.loc[(found["round"] - ticket["round"]).abs().idxmin()].to_dict()
         named = branch if line["round"] == ticket["round"] else f"{branch} (at {percent(line['density'])})"

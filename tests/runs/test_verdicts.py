@@ -317,6 +317,10 @@ def test_the_headline_names_the_controls():
     said = verdicts.headline(made_up({**chains, **more, "untrained": TIMES_THREE})).text
     assert said == f"{head}, better than the control untrained; random_reinit does better."
     assert verdicts.headline(made_up({**chains, "random_mask": TIMES_THREE[:1]})).text == f"{head}."
+    # An alternative takes nothing away from the ticket: the sentences compare the two, the headline does not.
+    better = made_up({**chains, "rigl": [[None, 0.97], [None, 0.98], [None, 0.99]]})
+    assert verdicts.headline(better).text == f"{head}." and list(verdicts.judged(better)["special"]) == [""]
+    assert "rigl is better than the ticket." in " ".join(verdicts.sentences(better))
 
 
 def test_the_headline_of_a_run_that_is_not_complete():
