@@ -79,7 +79,8 @@ def planned(settings: Prune, shapes: Shapes, num_rounds: int, units: Sequence[Un
     """
     groups = grouped(settings, shapes, units)
     shapes = groups.shapes
-    rates = ranking.by_weight(shapes, settings.rates, "prune.rates") if not settings.densities else {}
+    what = "prune.rates" if shapes is groups.weights else f"prune.rates of {groups.noun}"
+    rates = ranking.by_weight(shapes, settings.rates, what) if not settings.densities else {}
     if fixed := groups.counts(settings.num_rounds):
         whole = {name: counts[:1] * len(counts) for name, counts in fixed.items() if name in rates}
         return {(name,): counts[: num_rounds + 1] for name, counts in (fixed | whole).items()}
