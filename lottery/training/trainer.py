@@ -125,8 +125,9 @@ class Trainer:
         """Assign the masks, and the held values from a state; a weight that `kept` does not name is not pruned."""
         for name, variable in self.masks.items():
             variable.assign(kept[name] if name in kept else np.ones(variable.shape, bool))
-        for name, variable in self.held.items() if state else ():
-            variable.assign(state[name])
+        for name, variable in self.held.items():
+            if state is not None:
+                variable.assign(state[name])
 
     def reset(self) -> None:
         """Put everything that a step touches, besides the model's variables and the masks, back to its first value.
