@@ -1,6 +1,7 @@
 """Masks: plain dicts from a weight's name to a boolean array, True where the entry is kept."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -8,6 +9,14 @@ from lottery.errors import LotteryError, unknown
 
 Masks = dict[str, np.ndarray]  # boolean arrays by the name of a weight, True where the entry is kept
 Weights = Mapping[str, np.ndarray]  # arrays by the name of a weight
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the masks while a network trains."""
+
+    function: Callable[[Masks, Weights], Masks]  # of the masks and of every variable after a step: the masks from there
+    num_kept: Mapping[str, int]  # the entries that it keeps of each weight
 
 
 def ones_like(weights: Weights) -> Masks:

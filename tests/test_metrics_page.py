@@ -108,7 +108,7 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
     engine trains, beside what every record has."""
     written = {}
 
-    def store_network(training, network, kept, trained, details):
+    def store_network(training, network, trained, details):
         written.update(details)
 
     kept = {"kernel": np.ones(3, bool)}

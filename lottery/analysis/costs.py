@@ -4,7 +4,10 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from lottery.analysis.record import Analysis, frame
+from lottery.pruning import held
 from lottery.runs import store
 from lottery.runs.verdicts import Table
 from lottery.settings import GIVEN
@@ -32,7 +35,8 @@ def table(run: Path) -> Table:
 
     Returns:
         A data frame with the columns `COLUMNS`, a row for each row of `lottery.runs.results.table`, in its order:
-        ``compression`` is 1 / density, of the prunable weights alone; ``parameter_compression`` counts all trainable
+        ``compression`` is 1 / density, of the prunable weights alone (an entry that is masked, but held at another
+        value than zero, counts here and below as if it were kept); ``parameter_compression`` counts all trainable
         parameters, with biases and normalisation; ``multiply_adds`` for one example of the run's own data, and
         ``speedup``, the dense network's divided by these, both NaN if unknown; ``seconds`` and ``steps`` of training,
         for `lottery.pruning.branches.early_bird` without the steps that draw the ticket; ``engine``, "compiled" or
@@ -40,18 +44,21 @@ def table(run: Path) -> Table:
     """
     environment = store.read_environment(run)
     rows, per_entry = [], environment.get("uses", {})
+    at_zero = held.is_zero(store.read_experiment(run).prune.held_at)
     dense: int | None = None
     others: int | None = None  # trainable parameters that cannot be pruned
     for stored in store.rounds(run):
-        record = stored.record
-        needed = multiply_adds(record["kept"], per_entry)
+        record, used = stored.record, stored.record["kept"]
+        if not at_zero:  # an entry that is held at another value has to be stored and multiplied like a kept entry
+            used = {name: int(np.count_nonzero(stored.masks[name] | (stored.weights[name] != 0))) for name in used}
+        needed, num_used = multiply_adds(used, per_entry), sum(used.values())
         if (stored.branch, stored.index) == (store.TICKET, 0):  # the first round of each replicate
             dense = needed
             others = _others(stored, environment.get("not_pruned", {})) if others is None else others
-        left, whole = record["num_kept"] + (others or 0), record["num_weights"] + (others or 0)
+        left, whole = num_used + (others or 0), record["num_weights"] + (others or 0)
         steps = [step for step, *_ in stored.metrics]
         computed = {
-            "compression": 1 / record["density"] if record["density"] else math.inf,
+            "compression": record["num_weights"] / num_used if num_used else math.inf,
             "parameter_compression": math.nan if others is None else whole / left if left else math.inf,
             "multiply_adds": math.nan if needed is None else needed,
             "speedup": math.nan if needed is None or dense is None else dense / needed if needed else math.inf,

@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from lottery.enforcement.callbacks import FitCallback
-from lottery.enforcement.holding import PRESENT, Held, HeldAt, adapted, held, refuse_adapted, slots, words
+from lottery.enforcement.holding import PRESENT, Held, HeldAt, adapted, held, refuse_adapted, words
 from lottery.enforcement.patching import Method, replaced
 from lottery.errors import LotteryError
+from lottery.models import optimizers
 from lottery.models.library import evaluating
 
 
@@ -140,7 +141,7 @@ def _audited(entry: Held, value: np.ndarray, optimizer: Any, gradients: Mapping[
         held_at=None if place is None else float(should[place]),
         found=None if place is None else float(value[place]),
         num_nonzero_slots=sum(
-            int(np.count_nonzero(np.asarray(slot)[masked])) for slot in slots(optimizer, entry.variable)
+            int(np.count_nonzero(np.asarray(slot)[masked])) for slot in optimizers.slots(optimizer, entry.variable)
         ),
         gradient=None if gradient is None else float(np.abs(gradient[masked]).max(initial=0.0)),
     )

@@ -1,7 +1,6 @@
 """Weights with held entries, and the plain functions that every mode of enforcement is made of."""
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,28 +168,9 @@ def clear_slots(optimizer: Any, entries: Sequence[Held]) -> None:
         for average in getattr(one, "_model_variables_moving_average", None) or []
     }
     for entry in entries:
-        for slot in slots(optimizer, entry.variable):
+        for slot in optimizers.slots(optimizer, entry.variable):
             value = tf.convert_to_tensor(slot)
             slot.assign(entry.projected(value) if id(slot) in averages else entry.masked_gradient(value))
-
-
-def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
-    """Iterate over an optimizer's slots of a variable's shape, so not over statistics of its rows and columns."""
-    for one in optimizers.plain(optimizer):
-        for name in getattr(one, "get_slot_names", list)():  # a legacy optimizer of tf_keras
-            with contextlib.suppress(KeyError):  # not made yet
-                yield one.get_slot(variable, name)
-        positions = optimizers.position_by_variable(one)
-        index = positions.get(one._var_key(variable)) if positions else None
-        if index is None:
-            continue
-        known = getattr(one, "_trainable_variables", None) or []
-        for value in list(vars(one).values()):
-            # Keras keeps slots in lists by position, one for each variable that it was built with.
-            if isinstance(value, list) and value is not known and index < len(value):
-                slot = value[index]
-                if hasattr(slot, "assign") and slot is not variable and tuple(slot.shape) == tuple(variable.shape):
-                    yield slot
 
 
 def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at: HeldAt) -> dict[str, Any]:

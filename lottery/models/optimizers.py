@@ -63,6 +63,25 @@ def position_by_variable(optimizer: Any) -> dict[Any, int]:
     return getattr(optimizer, "_trainable_variables_indices", None) or getattr(optimizer, "_index_dict", None) or {}
 
 
+def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
+    """Iterate over an optimizer's slots of a variable's shape, so not over statistics of its rows and columns."""
+    for one in plain(optimizer):
+        for name in getattr(one, "get_slot_names", list)():  # a legacy optimizer of tf_keras
+            with contextlib.suppress(KeyError):  # not made yet
+                yield one.get_slot(variable, name)
+        positions = position_by_variable(one)
+        index = positions.get(one._var_key(variable)) if positions else None
+        if index is None:
+            continue
+        known = getattr(one, "_trainable_variables", None) or []
+        for value in list(vars(one).values()):
+            # Keras keeps slots in lists by position, one for each variable that it was built with.
+            if isinstance(value, list) and value is not known and index < len(value):
+                slot = value[index]
+                if hasattr(slot, "assign") and slot is not variable and tuple(slot.shape) == tuple(variable.shape):
+                    yield slot
+
+
 def restart_averages(model: Any) -> None:
     """Let moving averages begin at the present weights, as those of a new optimizer do."""
     for variable, average in averages(model):

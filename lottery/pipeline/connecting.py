@@ -194,7 +194,7 @@ def _train(training: Training, siblings: Siblings, order: int) -> None:
     own = _with_noise(training, siblings, order)
     trained = rounds_module.train_network(own, network, start, kept, Span(step), words=words)
     about = {"order": order, "first_step": step, "last_step": settings.train.num_steps, "step_sha256": digest}
-    rounds_module.store_network(training, network, kept, trained, {**about, "thresholds": dict.fromkeys(kept)})
+    rounds_module.store_network(training, network, trained, {**about, "thresholds": dict.fromkeys(kept)})
 
 
 def _with_noise(training: Training, siblings: Siblings, order: int) -> Training:

@@ -18,7 +18,7 @@ from lottery.errors import LotteryError
 from lottery.models import networks, optimizers
 from lottery.models.library import evaluating, is_compiled, is_keras, keras_of
 from lottery.pipeline import environment, identity
-from lottery.pruning import branches, criteria, held, plan, schedules, synflow
+from lottery.pruning import branches, criteria, gradients, held, plan, schedules, synflow
 from lottery.runs import store, two_way, verification
 from lottery.settings import COMPILED, GIVEN
 from lottery.sparse.reading import Chain, NoNumba
@@ -361,6 +361,37 @@ def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
         # Leaves out weights of examples.
         x, y, *_ = next(iter(data.train().unbatch().batch(experiment.prune.num_examples)))
     return criteria.Network(model, x, y, prepared.build)
+
+
+def dense_gradients(prepared: Prepared) -> Callable[[int, int, Arrays], dict[str, np.ndarray]]:
+    """Make a function from a replicate, a step and every variable there to gradients of the loss by prunable weight.
+
+    They are of the batch that follows the step, as it is stored, and of masked entries too: the network is built
+    without enforcement. Of a stream, the batch is the first with a seed from the step.
+    """
+    experiment, data = prepared.experiment, prepared.data
+    with precision.left_aside():
+        model = build_model(prepared.build, _initial_seed(experiment, 0))
+    compiling.compile_model(model, experiment.train, example_batch(data, model)[0])
+    compute, scaled = gradients.loss_gradient(model, list(prepared.trainer.masks)), None
+    if isinstance(data, Splits):
+        scaled = scaler(data)
+
+    def of(replicate: int, step: int, state: Arrays) -> dict[str, np.ndarray]:
+        words = (experiment.run.seed, replicate, randomness.BATCHES)
+        if isinstance(data, Splits):
+            assert scaled is not None
+            (positions,) = randomness.batches(len(data.train), experiment.train.batch_size, words, step)(1)
+            x, y = scaled(data.train.x[positions]), data.train.y[positions]
+        else:
+            import keras
+
+            keras.utils.set_random_seed(randomness.seed_for(*words, step))
+            x, y, *_ = next(iter(data.train()))  # leaves out weights of examples
+        weights.assign(model, state)
+        return compute(x, y)
+
+    return of
 
 
 def _balanced(labels: np.ndarray, positions: np.ndarray, num: int) -> np.ndarray:

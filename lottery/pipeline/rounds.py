@@ -40,6 +40,11 @@ class Training:
     # By replicate, every variable at step 0, once it is compared with the stored file.
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
+    @functools.cached_property
+    def dense_gradients(self) -> Callable[[int, int, Arrays], dict[str, np.ndarray]]:
+        """Of the dense network, traced once; see `preparing.dense_gradients`."""
+        return preparing.dense_gradients(self.prepared)
+
 
 @dataclass(frozen=True)
 class Watch:
@@ -83,7 +88,7 @@ def train_chain(training: Training, replicate: int, last: int) -> None:
             trained = train_network(training, network, initial, kept, watch=watch)
             sha256 = _store_states(training, replicate, watch, initial)
             details = {"rewind_sha256": sha256} if k else {}
-        store_network(training, network, kept, trained, {"thresholds": thresholds, **details})
+        store_network(training, network, trained, {"thresholds": thresholds, **details})
         before = trained.weights
 
 
@@ -110,15 +115,15 @@ def train_branch(
     experiment = training.prepared.experiment
     ticket = _stored_ticket(training, network)
     chosen = branch(ticket)
-    _check_start(training, network[2], chosen)
+    _check_start(training, network, chosen)
     first, last, schedule = chosen.first_step, chosen.last_step, chosen.schedule_step
     if schedule is None:  # a branch that starts where the ticket starts goes through the same part of the schedule
         schedule = schedule_step(experiment, network[1]) if first == experiment.rewind.step else first
     start = masks.apply(chosen.start, chosen.kept, chosen.held_in(ticket))
-    trained = train_network(training, network, start, chosen.kept, Span(first, last, schedule))
+    trained = train_network(training, network, start, chosen.kept, Span(first, last, schedule, chosen.changes))
     about = {"control": branch.__name__, "first_step": first, "last_step": last}
     details = {**about, "thresholds": dict.fromkeys(chosen.kept), **(details or {})}
-    store_network(training, network, chosen.kept, trained, details)
+    store_network(training, network, trained, details)
 
 
 def is_made_by(training: Training, network: Network, branch: branches.BranchFunction) -> bool:
@@ -132,7 +137,7 @@ def is_made_by(training: Training, network: Network, branch: branches.BranchFunc
         chosen = branch(ticket)
     except _Enough:  # nobody can tell without training again
         return True
-    _check_start(training, network[2], chosen)
+    _check_start(training, network, chosen)
     stored = store.StoredRound(training.path, *network)
     same_start = stored.began_with(chosen.start, chosen.held_in(ticket))
     same_masks = all(np.array_equal(mask, stored.masks[name]) for name, mask in chosen.kept.items())
@@ -179,11 +184,10 @@ def train_network(
         raise LotteryError(f"{which}: {why} What was trained before is kept in {str(training.path)!r}.") from error
 
 
-def store_network(
-    training: Training, network: Network, kept: Masks, trained: Trained, details: Mapping[str, Any]
-) -> None:
+def store_network(training: Training, network: Network, trained: Trained, details: Mapping[str, Any]) -> None:
     """Store a trained network with its record, and report it."""
-    (replicate, index, branch), counts, prepared = network, masks.num_kept(kept), training.prepared
+    (replicate, index, branch), kept, prepared = network, trained.kept, training.prepared
+    counts, changes = masks.num_kept(kept), [dict(zip(store.CHANGES, one, strict=True)) for one in trained.changes]
     record = {
         "replicate": replicate, "branch": branch, "round": index,
         "density": masks.density(kept), "num_kept": sum(counts.values()),
@@ -191,7 +195,7 @@ def store_network(
         "collapsed": [name for name, count in counts.items() if not count],
         **trained.summary,
         "start_sha256": trained.start_sha256, "jit_compile": prepared.trainer.loop.jit_compile, **trained.engine,
-        "seconds": round(trained.seconds, 3), **details,
+        **({"mask_changes": changes} if changes else {}), "seconds": round(trained.seconds, 3), **details,
     }  # fmt: skip
     folder, steps = store.round_path(training.path, *network), span(prepared.experiment, network)
     parts = trained.early_stop, trained.predictions
@@ -239,6 +243,8 @@ def span(experiment: config.Experiment, network: Network) -> tuple[int, int]:
     (_, index, branch), last = network, experiment.train.num_steps
     known = branches.find(branch)
     first = {"initial": 0, "rewind": experiment.rewind.step if index else 0, "end": last}
+    if known and known.is_long:
+        last = plan.steps_to(experiment.prune, index, experiment.rewind.step, last)
     return first[known.starts if known else "rewind"], last
 
 
@@ -330,13 +336,17 @@ def _stored_ticket(training: Training, network: Network) -> branches.StoredTicke
         rng=branches.rng_for(experiment.run.seed, replicate, index, branch),
         fresh=fresh,
         drawn_early=lambda: _drawn_early(training, network),
+        initial=initial,
+        spent=plan.steps_to(experiment.prune, index, experiment.rewind.step, experiment.train.num_steps),
+        gradients=lambda step, state: training.dense_gradients(replicate, step, state),
         at_initial=stored.at_initial,
         held_at=stored.held_at,
     )
 
 
-def _check_start(training: Training, branch: str, chosen: Any) -> None:
+def _check_start(training: Training, network: Network, chosen: Any) -> None:
     """Refuse a start that leaves a variable out: it would stay as the network trained before has left it."""
+    experiment, (_, index, branch) = training.prepared.experiment, network
     if not isinstance(chosen, branches.BranchStart):
         raise LotteryError(f"{branch}: received {type(chosen).__name__}, allowed is a branches.BranchStart.")
     trainer = training.prepared.trainer
@@ -346,16 +356,24 @@ def _check_start(training: Training, branch: str, chosen: Any) -> None:
             what = "must have exactly the weights of the ticket"
             raise LotteryError(f"{branch}: {part} {what}; see {wrong[0]!r}.")
     masks.check(dict(chosen.kept), chosen.start)
-    if chosen.held_at:
-        if not trainer.held:
-            raise LotteryError(f'{branch}: received held_at in a run of prune.held_at = "zero"; leave it out.')
-        for name, value in chosen.held_at.items():
-            if name in chosen.kept and np.shape(value) != chosen.kept[name].shape:
-                shapes = f"has shape {np.shape(value)}, the weight has {chosen.kept[name].shape}"
-                raise LotteryError(f"{branch}: held_at of {name!r} {shapes}.")
-    first, last, most = chosen.first_step, chosen.last_step, training.prepared.experiment.train.num_steps
+    held_at = chosen.held_at or {}
+    if not trainer.held and held_at:
+        raise LotteryError(f'{branch}: received held_at in a run of prune.held_at = "zero"; leave it out.')
+    if trainer.held and chosen.changes:
+        allowed = f'allowed in a run of prune.held_at = "{experiment.prune.held_at}" are none'
+        raise LotteryError(f"{branch}: received changes of masks, {allowed}: entries that grow start at zero.")
+    for name, value in held_at.items():
+        if name in chosen.kept and np.shape(value) != chosen.kept[name].shape:
+            shapes = f"has shape {np.shape(value)}, the weight has {chosen.kept[name].shape}"
+            raise LotteryError(f"{branch}: held_at of {name!r} {shapes}.")
+    first, last = chosen.first_step, chosen.last_step
+    most = plan.steps_to(experiment.prune, index, experiment.rewind.step, experiment.train.num_steps)
     if not 0 <= first <= last <= most:
         raise LotteryError(f"{branch}: received the steps {first} to {last}, allowed are steps from 0 to {most}.")
+    if wrong := [step for step in chosen.changes if not first < step <= last]:
+        raise LotteryError(
+            f"{branch}: received a change of masks after step {wrong[0]}, allowed are {first + 1} to {last}."
+        )
 
 
 class _Enough(Exception):
@@ -383,7 +401,7 @@ def _drawn_early(training: Training, network: Network) -> branches.BranchStart:
             at_initial = held.at_initial(experiment.prune.held_at, initial_values, state, dense, state)
             held_at = held.values(at_initial, initial_values)
             last = experiment.train.num_steps
-            raise _Enough(branches.BranchStart(state, kept, step, last, step, held_at))
+            raise _Enough(branches.BranchStart(state, kept, step, last, step, held_at=held_at))
 
     epochs = preparing.ends_of_epochs(training.prepared)
     if len(epochs) < EARLY_MASKS:

@@ -9,8 +9,8 @@ import numpy as np
 
 from lottery import masks, randomness
 from lottery.errors import LotteryError
-from lottery.masks import Masks, Weights
-from lottery.pruning import held, rewinding
+from lottery.masks import Change, Masks, Weights
+from lottery.pruning import allocation, dynamic, held, rewinding
 from lottery.pruning.rewinding import Start
 
 
@@ -26,6 +26,9 @@ class StoredTicket:
     # Draws every variable anew, as for another replicate; the signs of those where rounds start from signs.
     fresh: Callable[[], Weights]
     drawn_early: Callable[[], "BranchStart"]  # trains the dense network and draws masks from it; see `early_bird`
+    initial: Weights = field(default_factory=dict)  # every variable at step 0
+    spent: int = 0  # steps of all trainings that led to the ticket, with its own
+    gradients: dynamic.Gradients = dynamic.no_gradients
     # True where an entry, if masked, is held at its initial value; empty for zero. See `held.at_initial`.
     at_initial: Masks = field(default_factory=dict)
     held_at: Weights = field(default_factory=dict)  # the value of every entry, if masked; empty for zero
@@ -40,6 +43,7 @@ class BranchStart:
     first_step: int
     last_step: int  # nothing is trained if it equals the first
     schedule_step: int | None = None  # where in its schedule the learning rate starts; None: where the ticket's does
+    changes: Mapping[int, Change] = field(default_factory=dict)  # by the step after which the masks change
     held_at: Weights | None = None  # values of masked entries, arrays by weight; None: by the ticket's own `held_at`
 
     def held_in(self, ticket: StoredTicket) -> Weights:
@@ -71,8 +75,11 @@ class Branch:
 
     function: BranchFunction
     takes_away: str | Mapping[Start, str] = ""  # see `Comparison`
-    is_control: bool = True  # `run.controls` may name it
+    # A control takes something away from the ticket, and is meant to do worse; an alternative is another way to a
+    # network of its density. `run.controls` may name both.
+    kind: Literal["control", "alternative", "other"] = "control"
     starts: Literal["initial", "rewind", "end"] = "rewind"  # training, at: step 0, the rewind step, the last step
+    is_long: bool = False  # it trains for as many steps as all trainings that led to the ticket
     needs_model: tuple[Literal["masks", "start weights"], ...] = ()  # cannot be made again from a run's files alone
     other_data: bool = False  # so its accuracies cannot be compared with the ticket's
     starts_from: str | Mapping[Start, str] = "the ticket's start weights"
@@ -194,6 +201,58 @@ def transfer(ticket: StoredTicket) -> BranchStart:
     return BranchStart(ticket.start, ticket.kept, ticket.step, ticket.num_steps)
 
 
+def random_mask_erk(ticket: StoredTicket) -> BranchStart:
+    """The ticket's start weights under random masks that keep as many entries in all, divided by Erdos-Renyi-kernel.
+
+    See `allocation.erk`; Liu et al. 2022, https://arxiv.org/abs/2202.02643, find such masks hard to beat.
+    """
+    return BranchStart(ticket.start, _random_by_erk(ticket), ticket.step, ticket.num_steps)
+
+
+def gradual(ticket: StoredTicket) -> BranchStart:
+    """Pruning in one training: magnitude pruning along a cubic ramp, to as many entries of each weight as the ticket.
+
+    Zhu & Gupta 2017, https://arxiv.org/abs/1710.01878; see `dynamic.gradual`. It trains from step 0, for as many steps
+    as the dense network.
+    """
+    return _gradual(ticket, ticket.num_steps)
+
+
+def gradual_long(ticket: StoredTicket) -> BranchStart:
+    """As `gradual`, for as many steps as all trainings that led to the ticket, with its own."""
+    return _gradual(ticket, ticket.spent)
+
+
+def set(ticket: StoredTicket) -> BranchStart:
+    """Sparse evolutionary training: from random masks, weak entries are replaced by others, at random.
+
+    Mocanu et al. 2018, https://arxiv.org/abs/1707.04780; see `dynamic.set_`. It keeps as many entries as the ticket,
+    divided among the weights by Erdos-Renyi-kernel (`allocation.erk`), and trains from step 0, for as many steps as the
+    dense network.
+    """
+    return _set(ticket, ticket.num_steps)
+
+
+def set_long(ticket: StoredTicket) -> BranchStart:
+    """As `set`, for as many steps as all trainings that led to the ticket, with its own."""
+    return _set(ticket, ticket.spent)
+
+
+def rigl(ticket: StoredTicket) -> BranchStart:
+    """Rigging the lottery: from random masks, weak entries are replaced by those with the largest gradients.
+
+    Evci et al. 2020, https://arxiv.org/abs/1911.11134; see `dynamic.rigl`. It keeps as many entries as the ticket,
+    divided among the weights by Erdos-Renyi-kernel (`allocation.erk`), and trains from step 0, for as many steps as the
+    dense network.
+    """
+    return _rigl(ticket, ticket.num_steps)
+
+
+def rigl_long(ticket: StoredTicket) -> BranchStart:
+    """As `rigl`, for as many steps as all trainings that led to the ticket, with its own."""
+    return _rigl(ticket, ticket.spent)
+
+
 _DEAD = (
     "most entries that a random mask keeps are zero in the trained weights that the ticket starts from; prune at "
     'random in a run of its own (prune.criterion = "random") and use lottery compare'
@@ -273,20 +332,34 @@ BRANCHES: dict[str, Branch] = {
     ),
     "early_bird": Branch(
         early_bird,
-        is_control=False,
+        kind="other",
         starts="initial",
         needs_model=("masks", "start weights"),
         starts_from="the dense network at the epoch that draws the mask",
         past="up to that epoch",
         refused={"trained": _UNDONE},
     ),
-    "transfer": Branch(transfer, is_control=False, other_data=True),
+    "random_mask_erk": Branch(random_mask_erk, _WHICH_KEPT, refused={"trained": _DEAD}),
+    **{
+        function.__name__: Branch(
+            function,
+            kind="alternative",
+            starts="initial",
+            is_long=function in (gradual_long, set_long, rigl_long),
+            needs_model=("masks",),
+            starts_from="the dense network's initial weights",
+            past="not at all",
+            refused_held="it prunes to zero, and here masked entries are held at other values",
+        )
+        for function in (gradual, gradual_long, set, set_long, rigl, rigl_long)
+    },
+    "transfer": Branch(transfer, kind="other", other_data=True),
 }
 
 
 def controls() -> list[str]:
     """List the branches that ``run.controls`` may name."""
-    return [name for name, branch in BRANCHES.items() if branch.is_control]
+    return [name for name, branch in BRANCHES.items() if branch.kind != "other"]
 
 
 def comparison(label: str, mode: str = "weights", step: int = 0, held_at: str = "zero") -> Comparison | None:
@@ -324,6 +397,32 @@ def find(label: str) -> Branch | None:
 def rng_for(seed: int, replicate: int, index: int, label: str) -> np.random.Generator:
     """The random numbers of a branch from a round of a replicate."""
     return randomness.generator(seed, replicate, randomness.BRANCH, index, zlib.crc32(label.encode()))
+
+
+def _gradual(ticket: StoredTicket, num_steps: int) -> BranchStart:
+    sizes = {name: mask.size for name, mask in ticket.kept.items()}
+    changes = dynamic.gradual(sizes, masks.num_kept(ticket.kept), num_steps)
+    return BranchStart(ticket.initial, masks.ones_like(ticket.kept), 0, num_steps, 0, changes)
+
+
+def _set(ticket: StoredTicket, num_steps: int) -> BranchStart:
+    kept = _random_by_erk(ticket)
+    changes = dynamic.set_(masks.num_kept(kept), num_steps, int(ticket.rng.integers(2**63)))
+    return BranchStart(ticket.initial, kept, 0, num_steps, 0, changes)
+
+
+def _rigl(ticket: StoredTicket, num_steps: int) -> BranchStart:
+    kept = _random_by_erk(ticket)
+    changes = dynamic.rigl(masks.num_kept(kept), num_steps, ticket.gradients)
+    return BranchStart(ticket.initial, kept, 0, num_steps, 0, changes)
+
+
+def _random_by_erk(ticket: StoredTicket) -> Masks:
+    shapes = {name: mask.shape for name, mask in ticket.kept.items()}
+    densities = allocation.erk(shapes, masks.density(ticket.kept))
+    sizes = {name: mask.size for name, mask in ticket.kept.items()}
+    counts = allocation.counts(densities, sizes, sum(masks.num_kept(ticket.kept).values()))
+    return {name: _random(shape, counts[name], ticket.rng) for name, shape in shapes.items()}
 
 
 def _random(shape: tuple[int, ...], count: int, rng: np.random.Generator) -> np.ndarray:

@@ -45,6 +45,35 @@ def gradient_flow(model: Any, x: Any, y: Any, names: Sequence[str], temperature:
     return finite({name: products[name] * held[name].astype(np.float64) for name in names}, "GraSP")
 
 
+def loss_gradient(model: Any, names: Sequence[str]) -> Callable[[Any, Any], Scores]:
+    """Make a function of a batch that computes the gradient g of the loss of `connection_sensitivity`, by weight.
+
+    It is traced once, and reads the model's present weights.
+    """
+    import tensorflow as tf
+
+    variables = weights.variables(model)
+    chosen = [variables[name] for name in names]
+
+    def differentiated(x: Any, y: Any) -> list[Any]:
+        return _differentiated(model, lambda: _loss(model, x, y, training=True), chosen)
+
+    compute: Any = tf.function(differentiated, autograph=False, reduce_retracing=True)
+
+    def gradient(x: Any, y: Any) -> Scores:
+        x, y = tf.nest.map_structure(tf.convert_to_tensor, (x, y))
+        with (
+            _restored(model),
+            evaluating(f"The model {model.name!r} has no loss that can be evaluated and differentiated"),
+        ):
+            if compute.experimental_get_tracing_count() == 0:
+                _loss(model, x, y, training=False)
+            found = compute(x, y)
+        return finite({name: np.array(value) for name, value in zip(names, found, strict=True)}, "The gradient")
+
+    return gradient
+
+
 def last_layers(model: Any) -> Iterator[Any]:
     """Find the layers that a model's outputs come from, in their order, as far as Keras knows them."""
     for output in getattr(model, "outputs", None) or ():
@@ -106,27 +135,9 @@ def _derivatives(
     chosen = [variables[name] for name in names]
     x, y = tf.nest.map_structure(tf.convert_to_tensor, (x, y))
 
-    def loss(training: bool) -> Any:
-        outputs = model(x, training=training)
-        if soften is None:
-            return model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=None)
-        total = model.compute_loss(x=x, y=y, y_pred=soften(outputs), sample_weight=None)
-        if model.losses and is_keras(type(model).compute_loss):  # which has added them
-            total -= tf.cast(tf.add_n([tf.reduce_sum(one) for one in model.losses]), total.dtype)
-        return total
-
     def derivatives() -> list[Any]:
-        tf.random.set_seed(0)  # of this graph only: layers of tf_keras draw from the kernel's state
         with tf.GradientTape() as outer:
-            with tf.GradientTape() as inner:
-                total = loss(training=True)
-            gradients = inner.gradient(total, chosen)
-            if all(gradient is None for gradient in gradients):
-                raise LotteryError(
-                    f"The loss of the model {model.name!r} does not depend on its prunable weights; compile it with a "
-                    "loss that does."
-                )
-            gradients = tensors(gradients, chosen)
+            gradients = _differentiated(model, lambda: _loss(model, x, y, True, soften), chosen)
             squared = tf.add_n([tf.reduce_sum(tf.stop_gradient(value) * value) for value in gradients])
         return tensors(outer.gradient(squared, chosen), chosen) if twice else gradients
 
@@ -134,10 +145,39 @@ def _derivatives(
         _restored(model),
         evaluating(f"The model {model.name!r} has no loss that can be evaluated and differentiated"),
     ):
-        loss(training=False)  # Keras makes variables at the first call, which must not be inside the graph
+        # Keras makes variables at the first call, which must not be inside the graph.
+        _loss(model, x, y, False, soften)
         # Calling the function itself, TensorFlow would warn of repeated tracing.
         found = tf.function(derivatives, autograph=False).get_concrete_function()()
     return {name: value.numpy().astype(np.float64) for name, value in zip(names, found, strict=True)}
+
+
+def _loss(model: Any, x: Any, y: Any, training: bool, soften: Callable[[Any], Any] | None = None) -> Any:
+    import tensorflow as tf
+
+    outputs = model(x, training=training)
+    if soften is None:
+        return model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=None)
+    total = model.compute_loss(x=x, y=y, y_pred=soften(outputs), sample_weight=None)
+    if model.losses and is_keras(type(model).compute_loss):  # which has added them
+        total -= tf.cast(tf.add_n([tf.reduce_sum(one) for one in model.losses]), total.dtype)
+    return total
+
+
+def _differentiated(model: Any, loss: Callable[[], Any], variables: Sequence[Any]) -> list[Any]:
+    """Differentiate a loss in a graph of its own, or raise if it does not depend on the variables."""
+    import tensorflow as tf
+
+    tf.random.set_seed(0)  # of this graph only: layers of tf_keras draw from the kernel's state
+    with tf.GradientTape() as tape:
+        total = loss()
+    gradients = tape.gradient(total, variables)
+    if all(gradient is None for gradient in gradients):
+        raise LotteryError(
+            f"The loss of the model {model.name!r} does not depend on its prunable weights; compile it with a "
+            "loss that does."
+        )
+    return tensors(gradients, variables)
 
 
 @contextlib.contextmanager

@@ -122,6 +122,20 @@ def is_from_dense(settings: Prune) -> bool:
     return settings.criterion in criteria.NEEDS_NETWORK
 
 
+def rounds_to(settings: Prune, index: int) -> list[int]:
+    """List the rounds that have to be trained for round `index`, which is the last of them."""
+    if index and is_from_dense(settings):
+        return [index]
+    return [*range(index + 1)] if settings.iterative else sorted({0, index})
+
+
+def steps_to(settings: Prune, index: int, rewind_step: int, num_steps: int) -> int:
+    """Count the steps of all trainings that lead to round `index`, with its own."""
+    rounds = rounds_to(settings, index)
+    # Without the dense network, the steps to the one that training is rewound to.
+    return sum(num_steps - (rewind_step if each else 0) for each in rounds) + (rewind_step if 0 not in rounds else 0)
+
+
 def is_repeatable(settings: Prune) -> bool:
     """Return True if scores can be computed again from stored weights, without a model and data."""
     return settings.criterion not in (*criteria.NEEDS_NETWORK, GIVEN)

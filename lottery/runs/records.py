@@ -34,6 +34,15 @@ class _Overrides(BaseModel, strict=True, extra="forbid"):
     train: _Train = _Train()
 
 
+class _Change(BaseModel, strict=True, extra="forbid"):
+    """A change of the masks in training."""
+
+    step: _Count
+    num_kept: _Count
+    pruned: _Count
+    grown: _Count
+
+
 class _Round(BaseModel, strict=True, extra="allow"):
     """What ``round.json`` holds if this or an earlier version wrote it; other keys may be there."""
 
@@ -62,6 +71,7 @@ class _Round(BaseModel, strict=True, extra="allow"):
     seconds: Annotated[float, Field(ge=0, lt=1e12)] = 0.0
     engine: Literal["compiled", "sparse"] = "compiled"
     control: str = ""
+    mask_changes: list[_Change] = []
     first_step: _Count = 0
     last_step: _Count = 0
     order: _Count = 0

@@ -31,6 +31,7 @@ TICKET = "ticket"  # the branch of the main chain
 SPLITS = ("train", "validation", "test")
 MOST_METRICS = 100_000_000  # bytes of a curve
 METRICS = ("step", "split", "loss", "accuracy")
+CHANGES = ("step", "num_kept", "pruned", "grown")  # of a change of masks in training
 EARLY_STOP, PREDICTIONS = "early_stop.safetensors", "predictions.safetensors"  # not in runs of earlier versions
 
 

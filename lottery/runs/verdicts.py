@@ -383,7 +383,7 @@ def _beside(rows: Table, rule: Rule) -> dict[Any, tuple[str, str]]:
     found: dict[Any, dict[str, str]] = {}
     for branch in controls(rows):
         known, compared = branches.find(branch), rule.compared(branch)
-        if known is None or not known.is_control or (compared and compared.refused):
+        if known is None or known.kind != "control" or (compared and compared.refused):
             continue
         for line in differences(rows, rule.measure.early_stop, branch, rule.confidence).to_dict("records"):
             found.setdefault(line["round"], {})[branch] = _beside_one(line, rule)

@@ -160,7 +160,9 @@ def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterat
         yield "Its curve has no validation loss."
         return
     first, last = min(curve), max(curve)
-    stop = min(curve, key=lambda step: (curve[step][0], step))
+    # Masks that change make one network only after the last change.
+    settled = max((change["step"] for change in record.get("mask_changes", ())), default=first)
+    stop = min((step for step in curve if settled <= step), key=lambda step: (curve[step][0], step), default=last)
     if record["early_stop_step"] != stop:
         yield f"The early-stop step is {record['early_stop_step']}, the curve has its minimum at {stop}."
     else:
@@ -278,16 +280,28 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Aga
     like_the_ticket = branches.BranchStart(stored.weights, ticket.masks, *steps, held_at=_either(experiment, stored))
     fresh = again.fresh(stored) if again and known.needs_model == DRAWN else None
     needs_model = lambda: fresh or stored.weights, lambda: like_the_ticket
-    rule = ticket.at_initial, ticket.held_at
-    origin = branches.StoredTicket(ticket.masks, ticket.start, *steps, rng, *needs_model, *rule)
-    made = known.function(origin)
-    held_at = made.held_in(origin)
+    settings, rewind = experiment.prune, experiment.rewind
+    spent = plan.steps_to(settings, stored.index, rewind.step, experiment.train.num_steps)
+    initial = store.read_start(stored.run, stored.replicate)
+    steps = (steps[0], experiment.train.num_steps) if known.kind == "alternative" else steps
+    of = branches.StoredTicket(
+        ticket.masks, ticket.start, *steps, rng, *needs_model, initial, spent,
+        at_initial=ticket.at_initial, held_at=ticket.held_at,
+    )  # fmt: skip
+    made = known.function(of)
+    held_at = made.held_in(of)
     yield from _wrong_held(stored, held_at)
-    if masks.num_kept(kept) != masks.num_kept(made.kept):
+    changes = [(step, change.num_kept) for step, change in sorted(made.changes.items())]
+    if masks.num_kept(kept) != (changes[-1][1] if changes else masks.num_kept(made.kept)):
         yield f"It does not keep as many entries of each weight as {name}."
+    recorded = [(change["step"], change["num_kept"]) for change in stored.record.get("mask_changes", ())]
+    if recorded != [(step, sum(counts.values())) for step, counts in changes]:
+        yield f"The changes of its masks are not those of {name}."
     if sum(masks.num_kept(kept).values()) != sum(masks.num_kept(ticket.masks).values()):
         yield "It does not keep as many entries as the ticket."
     if "masks" not in known.needs_model and any(np.any(made.kept[each] != kept[each]) for each in kept):
         yield f"Its masks differ from those of {name}."
-    if (fresh or "start weights" not in known.needs_model) and not stored.began_with(made.start, held_at):
+    began = weights.fingerprint(masks.apply(made.start, made.kept)) if changes else ""
+    began_so = began == stored.record["start_sha256"] if changes else stored.began_with(made.start, held_at)
+    if (fresh or "start weights" not in known.needs_model) and not began_so:
         yield f"Training did not start from the weights of {name}."

@@ -31,6 +31,8 @@ class TrainingState:
     validation: tuple[float, float] = (float("nan"), float("nan"))  # loss and accuracy of the last evaluation
     trained: tuple[float, float] = (float("nan"), float("nan"))  # the same over the steps since
     difference: float | None = None  # from the compiled loop, after the first steps
+    kept: dict[str, np.ndarray] = field(default_factory=dict)  # the masks, once they have changed
+    changes: list[tuple[int, int, int, int]] = field(default_factory=list)  # see `trainer.Trained.changes`
     seconds: float = 0.0
 
 
@@ -102,8 +104,9 @@ class Checkpointer:
         apart = mirrored.differing(self._model, variables)
         device, loop = ({name: np.array(one.numpy()) for name, one in each.items()} for each in (apart, self._own))
         parts = {"model": variables, "device": device, "loop": loop, "best": state.best, "memory": self.memory}
+        parts["kept"] = state.kept
         arrays = {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
-        known = {key: value for key, value in vars(state).items() if key != "best"}
+        known = {key: value for key, value in vars(state).items() if key not in ("best", "kept")}
         record = {"format": FORMAT, "identity": self._identity, "standing": known}
         arrays["record"] = np.frombuffer(json.dumps(record).encode(), np.uint8)
         self._wait()  # or two threads would write one file
@@ -123,7 +126,8 @@ class Checkpointer:
         except LotteryError as error:
             self.note(f"{error} The network trains from its beginning.")
             return None
-        parts: dict[str, dict[str, np.ndarray]] = {"model": {}, "device": {}, "loop": {}, "best": {}, "memory": {}}
+        names = "model", "device", "loop", "best", "memory", "kept"
+        parts: dict[str, dict[str, np.ndarray]] = {name: {} for name in names}
         for key, value in arrays.items():
             part, _, name = key.partition("/")
             parts[part][name] = value
@@ -135,9 +139,9 @@ class Checkpointer:
         self.memory.clear()
         self.memory |= parts["memory"]
         known = record["standing"]
-        known["metrics"] = [tuple(row) for row in known["metrics"]]
+        known |= {key: [tuple(row) for row in known[key]] for key in ("metrics", "changes")}
         known |= {key: tuple(known[key]) for key in ("validation", "trained")}
-        return TrainingState(**known, best=parts["best"])
+        return TrainingState(**known, best=parts["best"], kept=parts["kept"])
 
 
 def _store(file: Path, arrays: Mapping[str, np.ndarray]) -> float:

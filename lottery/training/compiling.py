@@ -40,6 +40,8 @@ def schedule(
         learning_rate: A number, or a ``LearningRateSchedule`` of that module.
         first_step: An int64 ``tf.Variable``, or None for 0. Retraining from step k sets it to k: the rate resumes
             there, while a fresh optimizer counts from 0, as Adam's bias correction needs. A trace reads the new value.
+            That of `step_variable` also holds two numbers of steps, and t counts as many of the first as the optimizer
+            counts of the second.
     """
     is_number = isinstance(learning_rate, (int, float)) and not isinstance(learning_rate, bool)
     if not is_number and not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
@@ -70,7 +72,8 @@ def _kind(keras: Any) -> Any:
             import tensorflow as tf
 
             own, warmup_steps, drop_at = self.learning_rate, self.shape["warmup_steps"], self.shape["drop_at"]
-            at = tf.cast(tf.convert_to_tensor(step), tf.int64) + tf.cast(self.first_step, tf.int64)
+            at, place = tf.cast(tf.convert_to_tensor(step), tf.int64), tf.cast(self.first_step, tf.int64)
+            at = at * place[1] // place[2] + place[0] if place.shape.rank else at + place
             if self.shape["last_step"] is not None:
                 at = tf.minimum(at, tf.constant(self.shape["last_step"], tf.int64))
             rate: Any = own(at) if callable(own) else tf.constant(own, tf.float32)
@@ -85,7 +88,7 @@ def _kind(keras: Any) -> Any:
 
         def get_config(self) -> dict[str, Any]:
             rate = schedules.serialize(self.learning_rate) if callable(self.learning_rate) else self.learning_rate
-            return {"learning_rate": rate, "first_step": int(self.first_step), **self.shape}
+            return {"learning_rate": rate, "first_step": int(np.ravel(self.first_step)[0]), **self.shape}
 
         @classmethod
         def from_config(cls, config: dict[str, Any]) -> Any:
@@ -359,10 +362,13 @@ def _updates_alike(model: Any) -> bool:
 
 
 def step_variable() -> Any:
-    """Make a variable for a step of training, which a trace reads anew each time."""
+    """Make a variable for where a learning rate's schedule begins, and its pace; see `schedule`.
+
+    A trace reads it anew each time.
+    """
     import tensorflow as tf
 
-    return tf.Variable(tf.constant(0, tf.int64), trainable=False)
+    return tf.Variable(tf.constant([0, 1, 1], tf.int64), trainable=False)
 
 
 def optimizer(keras: Any, settings: Train, schedule_step: Any = None) -> Any:

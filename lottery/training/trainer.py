@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from lottery import masks, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
-from lottery.masks import Masks
+from lottery.masks import Change, Masks
 from lottery.models import optimizers
 from lottery.settings import ROUNDING
 from lottery.sparse.reading import Obstacle
@@ -32,11 +32,16 @@ Row = tuple[int, str, float, float]  # step, split, loss, accuracy
 
 @dataclass(frozen=True)
 class Span:
-    """The part of a training that a network goes through."""
+    """The part of a training that a network goes through, and how its masks change on the way.
+
+    A training that ends after ``train.num_steps`` goes through the learning rate's schedule more slowly, from its
+    beginning to its end.
+    """
 
     first_step: int = 0  # the step that the start weights belong to; the batches are those that follow it
     last_step: int | None = None  # ``train.num_steps`` if None; if it equals `first_step`, nothing is trained
     schedule_step: int | None = None  # where the learning rate's schedule begins; `first_step` if None
+    changes: Mapping[int, Change] = field(default_factory=dict)  # by the step after which masks change
 
 
 @dataclass(frozen=True)
@@ -48,12 +53,15 @@ class Trained:
     # For each test example its ``label``, and the class predicted at the ``early_stop`` step and at the ``final`` one;
     # None where the accuracy is not that of one class for each example of an array.
     predictions: dict[str, np.ndarray] | None
+    kept: Masks  # the masks after the last step
     metrics: list[Row]  # by step; a training row is the mean since the row before, each batch as it was trained on
     # ``early_stop_step``, the first step of minimum validation loss; loss and accuracy of every split there and at last
     summary: dict[str, float | int]
     start_sha256: str  # fingerprint of the model's variables when training began, read back from the model
     # ``engine`` that trained, ``engine_reason``, and for another than the compiled loop ``engine_difference``
     engine: dict[str, Any]
+    # For each change of the masks: the step after which it was made, and how many entries are kept, pruned and grown.
+    changes: list[tuple[int, int, int, int]]
     seconds: float  # evaluations included
 
 
@@ -191,6 +199,9 @@ class Trainer:
         With moving averages (``use_ema=True``) training ends with them, as Keras' ``fit`` does. An evaluation on the
         way is of the averages too, since a training that stopped there would end with them.
 
+        A network whose masks change is the network under the last masks: the early-stop step is found among the steps
+        from the last change on. Entries that a change adds start at zero, with slots of the optimizer at zero.
+
         Args:
             seed: Words that decide the order of the batches.
             watch: Functions by step, each called with every variable after that step. A training that resumes from a
@@ -199,7 +210,8 @@ class Trainer:
                 of `Trained.metrics`. A training that resumes reports earlier rows again.
 
         Raises:
-            LotteryError: The loss or a weight is not a finite number any more, or a masked entry is not held.
+            LotteryError: The loss or a weight is not a finite number any more, a masked entry is not held, or a change
+                keeps another number of entries than it says.
             Stopped: A stop was requested, and the checkpoint is written.
         """
         began, watch = time.perf_counter(), watch or {}
@@ -207,6 +219,8 @@ class Trainer:
         last = settings.num_steps if span.last_step is None else span.last_step
         settings = settings.model_copy(update={"num_steps": last})
         schedule_step = first if span.schedule_step is None else span.schedule_step
+        pace = (self.settings.num_steps, last) if last > self.settings.num_steps else (1, 1)
+        settled = max(span.changes, default=first)
         self.hold()
         self.set_masks(kept, start)
         held_at = start if self.held else None
@@ -215,10 +229,11 @@ class Trainer:
             weights.assign(self.model, masks.apply(start, kept, held_at))
             self.reset()
             optimizers.restart_averages(self.model)
-            self._schedule_step.assign(schedule_step)
+            self._schedule_step.assign([schedule_step, *pace])
 
         begin()
-        loop, *chosen = self.engine(kept)
+        # The sparse engine holds what is kept when it begins.
+        loop, *chosen = (self.loop, "compiled", "its masks change in training") if span.changes else self.engine(kept)
         start_sha256 = weights.fingerprint(weights.read_state(self.model))
         now = TrainingState(first, first)
         if checkpointer:
@@ -227,9 +242,13 @@ class Trainer:
             own = {f"{place:04d}/{re.sub(r'_[0-9]+', '', one.name)}": one for place, (one, _) in touched}
             known = settings.model_dump(mode="json", exclude={"engine"})  # which its own variables tell
             parts = [start_sha256, weights.fingerprint(kept), known, seed, first, schedule_step, sorted(watch)]
+            parts += [[step, one.num_kept] for step, one in sorted(span.changes.items())]
             now = checkpointer.begin(self.model, {**own, **loop.own}, parts, now)
             for row in now.metrics:
                 report(row[0], now.validation[1], row)
+            if now.kept:
+                kept = {name: now.kept[name] for name in kept}  # a file has an order of its own
+                self.set_masks(kept)
         if now.step == first < last and loop is not self.loop:
             now.difference = self._difference(loop, begin, kept, seed, span)
         began -= now.seconds
@@ -254,7 +273,7 @@ class Trainer:
                         now.validation = evaluate("validation", now.step)
                         if settings.test_curve:
                             evaluate("test", now.step)
-                        if now.validation[0] < now.lowest:
+                        if now.validation[0] < now.lowest and now.step >= settled:
                             now.lowest, now.best = now.validation[0], loop.state()
                             now.summary = {"early_stop_step": now.step, **_named("early_stop_val", now.validation)}
                     report(now.step, now.validation[1], None)
@@ -263,7 +282,7 @@ class Trainer:
                     now.due = min(now.step - now.step % settings.eval_every + settings.eval_every, last)
                 # The bits do not depend on where steps are cut into calls: each lasts about `PIECE_SECONDS`.
                 most = int(PIECE_SECONDS / self.seconds_per_step) if self.seconds_per_step else 1
-                until = min([now.due, *(step for step in watch if step > now.step)])
+                until = min([now.due, *(step for step in (*watch, *span.changes) if step > now.step)])
                 num_steps = min(loop.longest, until - now.step, max(1, most))
                 before = now.step - max(first, (now.due - 1) // settings.eval_every * settings.eval_every)
                 called = time.perf_counter()
@@ -274,6 +293,12 @@ class Trainer:
                 now.step += num_steps
                 if now.step in watch:
                     watch[now.step](loop.state())
+                if now.step in span.changes:
+                    before, kept = kept, self._changed(span.changes[now.step], kept, now.step)
+                    now.kept, num_kept = kept, sum(masks.num_kept(kept).values())
+                    grown = num_kept - sum(masks.num_kept(masks.intersection(before, kept)).values())
+                    pruned = sum(masks.num_kept(before).values()) + grown - num_kept
+                    now.changes.append((now.step, num_kept, pruned, grown))
                 report(now.step, now.validation[1], None)
                 now.seconds = time.perf_counter() - began
                 if checkpointer:
@@ -307,7 +332,22 @@ class Trainer:
         engine: dict[str, Any] = dict(zip(("engine", "engine_reason"), chosen, strict=True))
         engine |= {} if now.difference is None else {"engine_difference": now.difference}
         seconds = time.perf_counter() - began
-        return Trained(final, now.best, predictions, rows, summary, start_sha256, engine, seconds)
+        return Trained(final, now.best, predictions, kept, rows, summary, start_sha256, engine, now.changes, seconds)
+
+    def _changed(self, change: Change, kept: Masks, step: int) -> Masks:
+        """Change the masks of the model while the compiled loop trains it, and return them."""
+        state = self.loop.state()
+        changed = change.function(kept, state)
+        masks.check(changed, state)
+        if (counts := masks.num_kept(changed)) != change.num_kept:
+            raise LotteryError(f"The masks after step {step} keep {counts}, not {dict(change.num_kept)}.")
+        self.set_masks(changed)
+        weights.assign(self.model, masks.apply(state, changed))
+        named = weights.variables(self.model)
+        for name, mask in changed.items():
+            for slot in optimizers.slots(self.model.optimizer, named[name]):
+                slot.assign(np.where(mask & kept[name], slot.numpy(), np.zeros((), slot.numpy().dtype)))
+        return changed
 
     def _difference(
         self, engine: Any, begin: Callable[[], None], kept: Masks, seed: tuple[int, ...], span: Span

@@ -21,9 +21,12 @@ def origin(seed=0, densities=(0.3, 0.6)):
     kept = {name: rng.random(SHAPES[name]) < density for name, density in zip(PRUNABLE, densities, strict=True)}
     other = {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
     drawn = branches.BranchStart(other, {name: ~mask for name, mask in kept.items()}, 20, NUM_STEPS)
+    initial = {name: value + 1 for name, value in start.items()}
+    dense = {name: rng.normal(size=SHAPES[name]) for name in PRUNABLE}
     return branches.StoredTicket(
-        kept, start, STEP, NUM_STEPS, np.random.default_rng(seed), lambda: dict(other), lambda: drawn
-    )
+        kept, start, STEP, NUM_STEPS, np.random.default_rng(seed), lambda: dict(other), lambda: drawn, initial,
+        3 * NUM_STEPS, lambda step, state: dense,
+    )  # fmt: skip
 
 
 def equal(one, other):
@@ -45,7 +48,13 @@ def test_a_branch_has_the_tickets_shapes_is_finite_and_the_same_each_time_and_ch
     assert all(np.isfinite(value).all() and value.dtype == np.float32 for value in first.start.values())
     masks.check(first.kept, first.start)
     assert list(first.kept) == list(one.kept)
-    assert 0 <= first.first_step <= first.last_step <= NUM_STEPS
+    most = 3 * NUM_STEPS if branches.BRANCHES[name].is_long else NUM_STEPS
+    assert 0 <= first.first_step <= first.last_step <= most
+    for step, change in first.changes.items():
+        changed = change.function(first.kept, first.start)
+        assert masks.num_kept(changed) == change.num_kept and equal(
+            changed, second.changes[step].function(first.kept, first.start)
+        )
 
 
 # By branch: whether it keeps the masks, the start weights that survive, and the first and last step of the ticket.
@@ -59,6 +68,9 @@ KEEPS = {
     "untrained": (True, True, (STEP, STEP)),
     "early_bird": (False, False, (20, NUM_STEPS)),
     "transfer": (True, True, (STEP, NUM_STEPS)),
+    "random_mask_erk": (False, True, (STEP, NUM_STEPS)),
+    **dict.fromkeys(("gradual", "set", "rigl"), (False, False, (0, NUM_STEPS))),
+    **dict.fromkeys(("gradual_long", "set_long", "rigl_long"), (False, False, (0, 3 * NUM_STEPS))),
 }
 
 
@@ -76,7 +88,9 @@ def test_what_a_branch_keeps_and_what_it_changes(name):
     if not weights_kept:
         for weight in PRUNABLE:
             assert np.any(branch.start[weight][one.kept[weight]] != one.start[weight][one.kept[weight]]), weight
-    if name not in ("random_reinit", "early_bird"):
+    if branches.BRANCHES[name].kind == "alternative":
+        assert equal(branch.start, one.initial)
+    elif name not in ("random_reinit", "early_bird"):
         assert np.array_equal(branch.start["dense/bias"], one.start["dense/bias"]), "what is not pruned is the ticket's"
 
 
@@ -86,8 +100,8 @@ def test_counts(seed, densities):
     counts = masks.num_kept(one.kept)
     for name in ("random_mask", "shuffled_mask"):
         assert masks.num_kept(branches.BRANCHES[name].function(one).kept) == counts
-    found = masks.num_kept(branches.random_mask_global(one).kept)
-    assert sum(found.values()) == sum(counts.values())
+    for function in (branches.random_mask_global, branches.random_mask_erk):
+        assert sum(masks.num_kept(function(one).kept).values()) == sum(counts.values())
 
 
 def test_random_masks_are_uniform():

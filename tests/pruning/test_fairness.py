@@ -25,11 +25,14 @@ KINDS = {
     "shuffled": [("reshuffled", 0)],
     "trained": [("learning_rate", K), ("none", 0)],
 }
-EVERY = [(name, mode, step) for name in BRANCHES for kinds in KINDS.values() for mode, step in kinds]
+# Alternatives take nothing away from any ticket, and start from step 0 whatever it starts from; see test_dynamic.
+BESIDE = [name for name, branch in BRANCHES.items() if branch.kind != "alternative"]
+EVERY = [(name, mode, step) for name in BESIDE for kinds in KINDS.values() for mode, step in kinds]
 REFUSED = {
     ("random_reinit", "trained"),
     ("random_mask", "trained"),
     ("random_mask_global", "trained"),
+    ("random_mask_erk", "trained"),
     ("shuffled_mask", "trained"),
     ("reshuffled_init", "trained"),
     ("signed_constant", "signs"),
@@ -47,9 +50,13 @@ SHOWS = {
     ("random_mask", "signs"): "which weights are kept",
     ("random_mask", "shuffled"): "which weights are kept",
     ("random_mask_global", "initial"): "which weights are kept",
+    ("random_mask_erk", "initial"): "which weights are kept",
     ("random_mask_global", "late"): "which weights are kept",
+    ("random_mask_erk", "late"): "which weights are kept",
     ("random_mask_global", "signs"): "which weights are kept",
+    ("random_mask_erk", "signs"): "which weights are kept",
     ("random_mask_global", "shuffled"): "which weights are kept",
+    ("random_mask_erk", "shuffled"): "which weights are kept",
     ("shuffled_mask", "initial"): "which weights are kept in each layer",
     ("shuffled_mask", "late"): "which weights are kept in each layer",
     ("shuffled_mask", "signs"): "which weights are kept in each layer",
@@ -97,11 +104,11 @@ def runs(traced_once, tmp_path_factory):
     """By mode and step, a run with every branch that can be compared with its tickets, from round 2."""
     made = {}
     for mode, step in (kind for kinds in KINDS.values() for kind in kinds):
-        controls = [name for name in branches.fair(mode, step) if BRANCHES[name].is_control]
+        controls = [name for name in branches.fair(mode, step) if BRANCHES[name].kind == "control"]
         out = tmp_path_factory.mktemp("fair")
         run = lottery.run(tables(mode, step, controls), model=build, data=arrays(), out=out, report=quietly)
         for name in branches.fair(mode, step):
-            if not BRANCHES[name].is_control:
+            if BRANCHES[name].kind == "other":
                 data = arrays(9) if BRANCHES[name].other_data else arrays()
                 lottery.branch(run.path, name, [2], model=build, data=data, report=quietly)
         made[mode, step] = run
@@ -167,7 +174,7 @@ def test_each_branch_beside_each_ticket(runs, tmp_path, name, mode, step):
     if (name, start) in REFUSED:
         assert beside.refused and not beside.takes_away and name not in branches.fair(mode, step)
         why = rf'cannot be compared fairly under rewind\.mode = "{mode}": .*\.$'
-        if BRANCHES[name].is_control:
+        if BRANCHES[name].kind == "control":
             with pytest.raises(LotteryError, match=f"run.controls: leave out {name}, which {why}"):
                 lottery.run(tables(mode, step, [name]), model=build, data=arrays(), out=tmp_path, report=quietly)
             assert not list(tmp_path.iterdir())
@@ -187,7 +194,7 @@ def test_each_branch_beside_each_ticket(runs, tmp_path, name, mode, step):
     if name == "random_reinit":
         assert beside.past == "not at all" and steps == (0, NUM_STEPS)
         assert mask_kept and not same_start
-    elif name in ("random_mask", "random_mask_global", "shuffled_mask"):
+    elif name in ("random_mask", "random_mask_global", "random_mask_erk", "shuffled_mask"):
         assert beside.past == "as the ticket's" and steps == (step, NUM_STEPS)
         assert same_start and not mask_kept
         # None of its survivors is dead: what a mask keeps of the start was never pruned.
@@ -307,6 +314,7 @@ def test_the_command_lists_what_is_refused(lottery_command):
 def docs_rows():
     """The table of docs/experiments.md, from the records."""
     cells = {name: [branch.beside(start) for start in rewinding.STARTS] for name, branch in BRANCHES.items()}
+    cells = {name: row for name, row in cells.items() if name in BESIDE}
     for name, row in cells.items():
         said = ["*refused*" if one.refused else one.takes_away or "nothing" for one in row]
         yield f"| `{name}` | {' | '.join(said)} |"

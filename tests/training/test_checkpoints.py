@@ -10,7 +10,7 @@ from lottery import data, files, masks, stopping, weights
 from lottery.errors import LotteryError
 from lottery.training import checkpoints, compiling
 from lottery.training.settings import Train
-from lottery.training.trainer import Trainer
+from lottery.training.trainer import Span, Trainer
 
 NUM_STEPS = 60
 SETTINGS = Train(num_steps=NUM_STEPS, batch_size=16, eval_every=25, learning_rate=0.02, drop_at=(30,), warmup_steps=5)
@@ -73,14 +73,14 @@ def stop_after(*pieces):
     return asked
 
 
-def trained_in_pieces(make, file, stops, start, **options):
+def trained_in_pieces(make, file, stops, start, kept=None, span=Span(), **options):  # noqa: B008 (frozen)
     """Train, stopping after each of `stops` pieces; each part on another trainer, as in another process."""
     for num in itertools.chain(stops, [None]):
         one = make()
         asked = stopping.never if num is None else stop_after(num + 1)
         checkpointer = checkpoints.Checkpointer(file, asked=asked, note=pytest.fail, **options)
         try:
-            return one.train(start, {}, (9,), checkpointer=checkpointer), one
+            return one.train(start, kept or {}, (9,), span, checkpointer=checkpointer), one
         except stopping.Stopped as error:
             assert error.signal == 15
     raise AssertionError

@@ -94,7 +94,7 @@ def test_half_precision_scales_the_loss(library, compiles):
     # The model's own last layer is not in float32, which is said.
     assert any("outputs of the model are of type float16" in note for note in one.notes)
     if compiles:  # the schedule is where it was asked to be
-        one.trainer._schedule_step.assign(30)
+        one.trainer._schedule_step.assign([30, 1, 1])
         assert float(optimizer.inner_optimizer._learning_rate(0)) == pytest.approx(0.01)
 
 

@@ -1,0 +1,108 @@
+"""Masks that change while a network trains: when, how many entries they keep, and which."""
+
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+
+import numpy as np
+
+from lottery.errors import LotteryError
+from lottery.masks import Change, Masks, Weights, num_kept
+from lottery.pruning import ranking
+from lottery.pruning.schedules import num_pruned
+
+# Masks change each 100 steps, as in both papers, or each tenth of a shorter training, in the first three quarters of
+# it: T_end of Evci et al. 2020, https://arxiv.org/abs/1911.11134, section 3. The last quarter trains the last masks.
+EVERY, SHARE = 100, Fraction(3, 4)
+FRACTION = 0.3  # of the kept entries that a change replaces: zeta of SET, alpha of RigL
+
+# From a step, and every variable there, to the gradient of the loss on a training batch with respect to each prunable
+# weight, masked entries included.
+Gradients = Callable[[int, Weights], Weights]
+
+
+def no_gradients(step: int, state: Weights) -> Weights:
+    """Raise `LotteryError`: a run's files alone give no gradients."""
+    raise LotteryError("Gradients need the model and the data.")
+
+
+def steps_of(num_steps: int) -> range:
+    """List the steps of a training after which its masks change."""
+    every = min(EVERY, max(1, num_steps // 10))
+    return range(every, max(1, int(SHARE * num_steps)) + 1, every)
+
+
+def gradual(sizes: Mapping[str, int], targets: Mapping[str, int], num_steps: int) -> dict[int, Change]:
+    """Prune each weight along a cubic ramp from all of its entries to a number of them.
+
+    Change i of n leaves k + (N - k) (1 - i / n)^3 of N entries, rounded half to even: equation 1 of Zhu & Gupta 2017,
+    https://arxiv.org/abs/1710.01878, from density 1 to k / N. The survivors of lowest magnitude go.
+    """
+    steps, changes = steps_of(num_steps), {}
+    for place, step in enumerate(steps, 1):
+        left = (1 - Fraction(place, len(steps))) ** 3
+        counts = {name: targets[name] + round((size - targets[name]) * left) for name, size in sizes.items()}
+
+        def prune(kept: Masks, state: Weights, counts: Mapping[str, int] = counts) -> Masks:
+            survivors = num_kept(kept)
+            magnitudes = {name: np.abs(state[name]) for name in kept}
+            return ranking.prune_counts(magnitudes, kept, {(name,): survivors[name] - counts[name] for name in kept})
+
+        changes[step] = Change(prune, counts)
+    return changes
+
+
+def set_(counts: Mapping[str, int], num_steps: int, seed: int) -> dict[int, Change]:
+    """Replace the 0.3 of each weight's kept entries that have the lowest magnitude by others, at random.
+
+    Sparse evolutionary training, Mocanu et al. 2018, https://arxiv.org/abs/1707.04780, algorithm 1, with Evci et al.
+    2020's steps in place of the ends of epochs, and new entries at zero.
+    """
+
+    def change(step: int) -> Change:
+        def replace(kept: Masks, state: Weights) -> Masks:
+            rng = np.random.default_rng([seed, step])
+            scores = {name: rng.random(kept[name].shape) for name in sorted(kept)}
+            return dropped_and_grown(kept, state, scores, FRACTION)
+
+        return Change(replace, counts)
+
+    return {step: change(step) for step in steps_of(num_steps)}
+
+
+def rigl(counts: Mapping[str, int], num_steps: int, gradients: Gradients) -> dict[int, Change]:
+    """Replace kept entries of the lowest magnitude by those whose gradients are the largest.
+
+    RigL, Evci et al. 2020, https://arxiv.org/abs/1911.11134, algorithm 1: after step t, a fraction
+    alpha / 2 (1 + cos(pi t / T_end)) of each weight's kept entries, alpha = 0.3.
+    """
+    end = max(steps_of(num_steps))
+
+    def change(step: int) -> Change:
+        fraction = FRACTION / 2 * (1 + math.cos(math.pi * step / end))
+
+        def replace(kept: Masks, state: Weights) -> Masks:
+            scores = {name: np.abs(value) for name, value in gradients(step, state).items()}
+            return dropped_and_grown(kept, state, scores, fraction)
+
+        return Change(replace, counts)
+
+    return {step: change(step) for step in steps_of(num_steps)}
+
+
+def dropped_and_grown(kept: Masks, state: Weights, scores: ranking.Scores, fraction: float) -> Masks:
+    """Drop a fraction of each weight's kept entries, and grow as many.
+
+    The entries of lowest magnitude are dropped. Of all entries that are not kept then, those of the highest scores
+    grow: an entry may be dropped and grow again, and keeps its value. Ties go to the earlier position.
+
+    Args:
+        fraction: Of n kept entries, round(fraction * n) are dropped, half to even.
+    """
+    changed = {}
+    for name, mask in kept.items():
+        count = num_pruned(fraction, int(np.count_nonzero(mask)))
+        left = ranking.prune_counts({name: np.abs(state[name])}, {name: mask}, {(name,): count})[name]
+        left[~left] = ranking.lowest(-np.asarray(scores[name], np.float64)[~left], count)
+        changed[name] = left
+    return changed
