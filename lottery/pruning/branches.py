@@ -384,9 +384,11 @@ def fair(mode: str, step: int = 0, held_at: str = "zero") -> list[str]:
 
 
 def refusals() -> list[tuple[str, str]]:
-    """List the rewinding modes with the branches that have no fair comparison there, as lines of a help text."""
-    refused = {mode: [name for name in BRANCHES if name not in fair(mode)] for mode in rewinding.REWINDS}
-    return [(f"rewind.mode={mode}", ", ".join(names)) for mode, names in refused.items() if names]
+    """List the settings with the branches that have no fair comparison there, as lines of a help text."""
+    ways = [(f"rewind.mode={mode}", fair(mode)) for mode in rewinding.REWINDS]
+    ways += [(f"prune.held_at={name}", fair("weights", held_at=name)) for name in held.HELD_AT]
+    refused = {way: [name for name in BRANCHES if name not in allowed] for way, allowed in ways}
+    return [(way, ", ".join(names)) for way, names in refused.items() if names]
 
 
 def find(label: str) -> Branch | None:
