@@ -172,7 +172,8 @@ def untrained_rescaled(ticket: StoredTicket) -> BranchStart:
     """The ticket not trained, each weight multiplied by the number of its entries over the number that is kept.
 
     "Dynamic weight rescaling" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 5: what a unit receives
-    stays about as large as in the dense network, though most of its inputs are zero.
+    stays about as large as in the dense network, though most of its inputs are zero. It changes the loss. The accuracy
+    of relu layers with biases at zero stays, because they pass a factor on.
     """
     start = dict(ticket.start)
     for name, num in masks.num_kept(ticket.kept).items():
