@@ -61,6 +61,14 @@ def points(*differences: float) -> list[str]:
     return [formatted(100 * value, f"+.{places}f") for value in differences]
 
 
+def short(value: float) -> str:
+    """Format a large number with three digits: 2.08G for 2,081,894,400; empty for NaN."""
+    if value != value:
+        return ""
+    power = min(max(int(math.log10(value)) // 3, 0), 6) if value >= 1 else 0
+    return f"{value / 1000**power:.3g}{' kMGTPE'[power].strip()}"
+
+
 def duration(seconds: float) -> str:
     """Format a time in hours and minutes, in minutes and seconds, or in seconds."""
     if seconds < 9.95:

@@ -115,7 +115,7 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
     origin = branches.StoredTicket(kept, {"kernel": np.ones(3)}, 5, 9, np.random.default_rng(0), dict, lambda: None)
     monkeypatch.setattr(rounds, "_stored_ticket", lambda *_: origin)
     monkeypatch.setattr(rounds, "_check_start", lambda *_: None)
-    monkeypatch.setattr(rounds, "train_network", lambda *_, **__: None)
+    monkeypatch.setattr(rounds, "train_network", lambda *_, **__: SimpleNamespace(changes=[]))
     monkeypatch.setattr(rounds, "store_network", store_network)
     settings = SimpleNamespace(rewind=SimpleNamespace(step=5, mode="weights"), train=SimpleNamespace(num_steps=9))
     training = SimpleNamespace(prepared=SimpleNamespace(experiment=settings))
@@ -128,6 +128,7 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
     literals = {
         "transfer": keys_written(branching.branch, "details"),
         "siblings": keys_written(connecting._train, "about"),
+        "changes": keys_written(rounds.train_branch, "about") - of_branches,
         "rewinding": keys_written(rounds.train_chain, "details"),
         "engine": keys_written(trainer.Trainer.train, "engine") - set(documented("round.json", "key")),
     }

@@ -3,23 +3,43 @@
 from pathlib import Path
 from typing import Any
 
-from lottery.analysis import captions, layout, style
+from lottery.analysis import captions, costs, layout, style
 from lottery.analysis.record import Analysis
-from lottery.errors import LotteryError
+from lottery.errors import LotteryError, unknown
 from lottery.runs import results, store
 from lottery.runs.measure import Measure, measure_of
 from lottery.runs.results import Table
 
 
 def table(run: Path) -> Table:
-    """Return the table of `lottery.runs.results.table`, with the experiment's ``num_steps`` in its ``attrs``."""
-    rows = results.table(run)
+    """Return the table of `lottery.runs.results.table`, with the experiment's ``num_steps`` in its ``attrs``.
+
+    It also has the columns ``spent_steps`` and ``spent_multiply_adds`` of `lottery.analysis.costs.table`.
+    """
+    networks = list(store.rounds(run))
+    rows, spent = results.rows_of(networks), costs.spent(run, networks)
+    for place, column in enumerate(("spent_steps", "spent_multiply_adds")):
+        rows[column] = [spent[stored.labels][place] for stored in networks]
     rows.attrs["num_steps"] = store.read_experiment(run).train.num_steps
     return rows
 
 
-def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = False, reference: bool = True) -> Any:
+# What figures are drawn against: columns of `table`; of a cost, the first that is known of each network.
+BY = {"density": ("density",), "cost": ("spent_multiply_adds", "spent_steps")}
+
+
+def figure(
+    rows: Table,
+    ax: Any = None,
+    interval: str = "range",
+    full: bool = False,
+    reference: bool = True,
+    by: str = "density",
+) -> Any:
     """Draw test accuracy at the early-stop step against density as the papers do: dense on the left, log axis.
+
+    Against cost, the x axis has the multiply-adds of all trainings that a network takes, or their steps if those are
+    not known.
 
     The ticket and the dense network, with their bars, take at least two fifths of the height. A branch that falls
     deeper leaves the axes at the bottom, with a mark for each of its rounds below and the lowest accuracy in the
@@ -32,9 +52,11 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = Fa
         full: Show every point.
         reference: Draw the dense network, round 0 of the first branch, as a line with its bar as a band. If False, as
             for a figure whose branches are the tickets of several runs, every point is shown.
+        by: ``"density"`` or ``"cost"``.
     """
     measure = measure_of(rows)
     chains, points = _branches(rows, measure.early_stop, interval)
+    points, label_of_x = _placed(rows, points, by)
     ax, named, shape = style.new_or(ax), {}, "bars"
     for dense in points[points["round"] == 0].to_dict("records")[: int(reference)]:
         line = ax.axhline(
@@ -53,7 +75,7 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = Fa
         worst = outside["mean"].max() if measure.is_loss else outside["mean"].min()
         leaves = f"\n({'rises' if measure.is_loss else 'falls'} to {worst:.3g})" if len(outside) else ""
         aside, label = style.aside(ax, place, len(chains), points["round"].nunique()), branch + leaves
-        style.bars(ax, part["density"], part, look, label, first=place == 0, transform=ax.transData + aside)
+        style.bars(ax, part["x"], part, look, label, first=place == 0, transform=ax.transData + aside)
         if len(outside):
             # On the edge, in axes coordinates, with a row for each branch. A line without points, unclipped, would be
             # a speck in the corner of the figure that layouts make room for, so it is not drawn.
@@ -61,22 +83,28 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", full: bool = Fa
             if measure.is_loss:
                 height, marker, label = 1 - height, "^", "_above"
             ax.plot(
-                outside["density"], [height] * len(outside), transform=ax.get_xaxis_transform() + aside,
+                outside["x"], [height] * len(outside), transform=ax.get_xaxis_transform() + aside,
                 color=look[0], marker=marker, markersize=style.thick(5), markerfacecolor="white", linestyle="none",
                 clip_on=False, zorder=5, label=label,
             )  # fmt: skip
             num_outside += 1
-    style.density_axis(ax, points["density"])
+    if by == "density":
+        style.density_axis(ax, points["x"])
+    else:
+        style.cost_axis(ax, points["x"], label_of_x)
     ax.set_ylabel(f"{measure.name} at the early-stop step")
     if points["mean"].isna().all():
         ax.text(0.5, 0.5, "no accuracy is measured", transform=ax.transAxes, ha="center")
     return layout.finish(ax, points, shape, interval, named)
 
 
-def caption(rows: Table, interval: str = "range", full: bool = False, reference: bool = True) -> str:
+def caption(
+    rows: Table, interval: str = "range", full: bool = False, reference: bool = True, by: str = "density"
+) -> str:
     """Write the text beside `figure`, with the accuracies of the dense network and, of each branch, two."""
     measure = measure_of(rows)
     chains, points = _branches(rows, measure.early_stop, interval)
+    _, label_of_x = _placed(rows, points, by)
     known, form = points[points["mean"].notna()], ".4g" if measure.is_loss else ".4f"
     dense = known[known["round"] == 0].to_dict("records")[: int(reference)]
     numbers = [f"dense {captions.value(one, form)}" for one in dense]
@@ -88,8 +116,7 @@ def caption(rows: Table, interval: str = "range", full: bool = False, reference:
             found = [f"{captions.value(one, form)} at density {one['density']:.3g}" for one in both]
             numbers.append(f"{branch} {'lowest' if measure.is_loss else 'highest'} {found[0]}, sparsest {found[1]}")
     sentences = [
-        f"{measure.name.capitalize()} at the early-stop step against density, the fraction of prunable weights that is"
-        " kept.",
+        f"{measure.name.capitalize()} at the early-stop step against {label_of_x}.",
         captions.replicates(points, _BOTH if dense else "bars", interval),
         *captions.listed(numbers),
     ]
@@ -100,6 +127,21 @@ def caption(rows: Table, interval: str = "range", full: bool = False, reference:
 
 
 _BOTH = "bars and grey band"
+
+
+def _placed(rows: Table, points: Table, by: str) -> tuple[Table, str]:
+    """Add the means of what a figure is drawn against as column ``x``, and say in words what it is."""
+    if by not in BY:
+        raise unknown("--by", by, BY)
+    if by == "density":
+        return points.assign(x=points["density"]), "density, the fraction of prunable weights that is kept"
+    known = [column for column in BY[by] if column in rows and rows[column].notna().all()]
+    if not known:
+        raise LotteryError("--by: the table has no cost; read it with lottery.plots.read.")
+    means = rows.groupby(["branch", "round"])[known[0]].mean()
+    x = [means[place] for place in zip(points["branch"], points["round"], strict=True)]
+    what = "multiply-adds" if known[0] == BY[by][0] else "steps"
+    return points.assign(x=x), f"{what} of all trainings that a network takes"
 
 
 def _outside(points: Table, measure: Measure, limits: tuple[float, float]) -> Table:

@@ -1,20 +1,24 @@
 """The cost of networks: multiply-adds for one example, compression, theoretical speed-up, steps, seconds and engine."""
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from lottery import config
 from lottery.analysis.record import Analysis, frame
-from lottery.pruning import held
+from lottery.pruning import branches, held, plan
 from lottery.runs import store
+from lottery.runs.store import StoredRound
 from lottery.runs.verdicts import Table
 from lottery.settings import GIVEN
 
 COLUMNS = (
     "replicate", "branch", "round", "density", "num_kept", "compression", "parameter_compression", "multiply_adds",
-    "speedup", "seconds", "steps", "engine",
+    "speedup", "seconds", "steps", "spent_steps", "spent_multiply_adds", "engine",
 )  # fmt: skip
 
 
@@ -39,18 +43,17 @@ def table(run: Path) -> Table:
         value than zero, counts here and below as if it were kept); ``parameter_compression`` counts all trainable
         parameters, with biases and normalisation; ``multiply_adds`` for one example of the run's own data, and
         ``speedup``, the dense network's divided by these, both NaN if unknown; ``seconds`` and ``steps`` of training,
-        for `lottery.pruning.branches.early_bird` without the steps that draw the ticket; ``engine``, "compiled" or
+        for `lottery.pruning.branches.early_bird` without the steps that draw the ticket; ``spent_steps`` and
+        ``spent_multiply_adds``, those of all trainings that the network takes, see `spent`; ``engine``, "compiled" or
         "sparse", that trained it. Infinite if nothing is left.
     """
-    environment = store.read_environment(run)
-    rows, per_entry = [], environment.get("uses", {})
+    environment, networks = store.read_environment(run), list(store.rounds(run))
+    rows, per_entry, all_spent = [], environment.get("uses", {}), spent(run, networks)
     at_zero = held.is_zero(store.read_experiment(run).prune.held_at)
     dense: int | None = None
     others: int | None = None  # trainable parameters that cannot be pruned
-    for stored in store.rounds(run):
-        record, used = stored.record, stored.record["kept"]
-        if not at_zero:  # an entry that is held at another value has to be stored and multiplied like a kept entry
-            used = {name: int(np.count_nonzero(stored.masks[name] | (stored.weights[name] != 0))) for name in used}
+    for stored in networks:
+        record, used = stored.record, _used(stored, at_zero)
         needed, num_used = multiply_adds(used, per_entry), sum(used.values())
         if (stored.branch, stored.index) == (store.TICKET, 0):  # the first round of each replicate
             dense = needed
@@ -63,11 +66,73 @@ def table(run: Path) -> Table:
             "multiply_adds": math.nan if needed is None else needed,
             "speedup": math.nan if needed is None or dense is None else dense / needed if needed else math.inf,
             "steps": max(steps) - min(steps),
+            **dict(zip(("spent_steps", "spent_multiply_adds"), all_spent[stored.labels], strict=True)),
             "engine": stored.engine,
         }
         rows.append({column: record[column] for column in COLUMNS if column in record} | computed)
-    floats = dict.fromkeys(("compression", "parameter_compression", "multiply_adds", "speedup", "seconds"), float)
-    return frame(rows, COLUMNS).astype(floats)
+    floats = "compression", "parameter_compression", "multiply_adds", "speedup", "seconds", "spent_multiply_adds"
+    return frame(rows, COLUMNS).astype(dict.fromkeys(floats, float))
+
+
+def spent(run: Path, networks: Sequence[StoredRound]) -> dict[tuple[int, str, int, float], tuple[int, float]]:
+    """Count the training steps, and their multiply-adds, that each network of a run takes, by `StoredRound.labels`.
+
+    They are those of its own training, and of every network that it is made from: see `lottery.pruning.plan.rounds_to`
+    and ``needs_ticket`` of `lottery.pruning.branches.Branch`. A step takes three times the multiply-adds of its batch:
+    one for the forward pass and two for the backward pass, as Evci et al. 2020, https://arxiv.org/abs/1911.11134, count
+    them in appendix H. Unknown multiply-adds are NaN.
+    """
+    experiment = store.read_experiment(run)
+    settings, k, per_entry = experiment.prune, experiment.rewind.step, store.read_environment(run).get("uses", {})
+    batch = experiment.train.batch_size if _knows_batches(run, experiment) else math.nan
+    own, dense, at_zero = {}, {}, held.is_zero(settings.held_at)
+    for stored in networks:
+        replicate, index, record = stored.replicate, stored.index, {**stored.record, "kept": _used(stored, at_zero)}
+        if (index, stored.branch) == (0, store.TICKET):  # the first of a replicate
+            dense[replicate] = _count(record["kept"], per_entry)
+        steps = record.get("last_step", experiment.train.num_steps) - record.get("first_step", k if index else 0)
+        whole = dense.get(replicate, math.nan)
+        own[replicate, index, stored.branch] = _own(record, steps, batch, whole, per_entry)
+    found = {}
+    for stored in networks:
+        replicate, index, known = stored.replicate, stored.index, branches.find(stored.branch)
+        trainings, before = [own[replicate, index, stored.branch]], 0
+        if stored.branch == store.TICKET or known is None or known.needs_ticket:
+            rounds = plan.rounds_to(settings, index)
+            trainings += [own.get((replicate, each, store.TICKET), (0, math.nan)) for each in rounds[:-1]]
+            before = 0 if 0 in rounds else k
+        elif known.starts != "end":
+            before = stored.record.get("first_step", k)
+        trainings.append((before, 3 * batch * before * dense.get(replicate, math.nan) if before else 0.0))
+        steps, counts = zip(*trainings, strict=True)
+        found[stored.labels] = sum(steps), float(sum(counts))
+    return found
+
+
+def _used(stored: StoredRound, at_zero: bool) -> dict[str, int]:
+    """Count the entries of each weight that must be stored and multiplied: those that are kept, or held at no zero."""
+    if at_zero:
+        return stored.record["kept"]
+    stored = dataclasses.replace(stored)  # which lets go of the weights
+    return {name: int(np.count_nonzero(mask | (stored.weights[name] != 0))) for name, mask in stored.masks.items()}
+
+
+def _own(
+    record: Mapping[str, Any], steps: int, batch: float, dense: float, per_entry: Mapping[str, int | None]
+) -> tuple[int, float]:
+    """Count the steps of a network's own training, and their multiply-adds; `dense` for an example of the dense one."""
+    batch = record.get("overrides", {}).get("train", {}).get("batch_size", batch)  # of a transfer
+    kept_steps = record.get("kept_steps") or {name: count * steps for name, count in record["kept"].items()}
+    # Forward and backward at the density of the network; the gradients of its weights for all entries.
+    with_dense_gradients = batch * (2 * _count(record["kept"], per_entry) + dense)
+    known, learned = branches.find(record["branch"]), record.get("mask_steps", 0)
+    num_dense = learned + (len(record["mask_changes"]) if known and known.needs_gradients else 0)
+    return steps + learned, 3 * batch * _count(kept_steps, per_entry) + num_dense * with_dense_gradients
+
+
+def _count(entries: Mapping[str, int], per_entry: Mapping[str, int | None]) -> float:
+    counted = multiply_adds(entries, per_entry)
+    return math.nan if counted is None else counted
 
 
 def _others(dense: store.StoredRound, reasons: Mapping[str, str]) -> int:
@@ -83,7 +148,7 @@ def total(run: Path) -> dict[str, float | int | None]:
     own data other than pixels of a byte, whose batches may have had another size.
     """
     rows, experiment = table(run), store.read_experiment(run)
-    known = experiment.data.name != GIVEN or store.read_environment(run).get("scaling") is not None
+    known = _knows_batches(run, experiment)
     overrides = [stored.record.get("overrides", {}).get("train", {}) for stored in store.rounds(run)]  # of transfers
     sizes = [changed.get("batch_size", experiment.train.batch_size) for changed in overrides]
     return {
@@ -94,10 +159,25 @@ def total(run: Path) -> dict[str, float | int | None]:
     }
 
 
+def _knows_batches(run: Path, experiment: config.Experiment) -> bool:
+    """Check if batches have the size of the experiment: a ``tf.data.Dataset`` has its own."""
+    return experiment.data.name != GIVEN or store.read_environment(run).get("scaling") is not None
+
+
 COSTS = Analysis(
     table,
     None,
     "Compression, multiply-adds, theoretical speed-up, steps, seconds and engine of each network.",
-    columns=("num_kept", "compression", "parameter_compression", "multiply_adds", "speedup", "steps", "seconds"),
+    columns=(
+        "num_kept",
+        "compression",
+        "parameter_compression",
+        "multiply_adds",
+        "speedup",
+        "steps",
+        "seconds",
+        "spent_steps",
+        "spent_multiply_adds",
+    ),
     keys=("engine",),
 )

@@ -251,6 +251,17 @@ def density_axis(ax: Any, densities: Any) -> None:
     ax.set_xlabel("density (fraction of prunable weights kept)")
 
 
+def cost_axis(ax: Any, costs: Any, label: str) -> None:
+    """Make a logarithmic x axis of what was spent, the least on the left."""
+    from matplotlib.ticker import EngFormatter
+
+    ax.set_xscale("log")
+    ax.set_xlim(costs.min() / 1.3, costs.max() * 1.3)
+    log_ticks(ax.xaxis)
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    ax.set_xlabel(label)
+
+
 def log_ticks(axis: Any) -> None:
     """Set at least three ticks between the limits of a logarithmic axis: at 1, 2 and 5, or closer."""
     from matplotlib.ticker import LogLocator

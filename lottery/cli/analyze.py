@@ -189,6 +189,12 @@ def plot(
     rounds: Annotated[str, typer.Option(help="For kinds that draw some rounds: these rounds, such as 0,7,15.")] = "",
     weight: Annotated[str, typer.Option(help="For initial_weights, degrees and overlap: this weight.")] = "",
     full: Annotated[bool, typer.Option("--full", help="For accuracy and learning_curves: the whole range.")] = False,
+    by: Annotated[
+        str,
+        typer.Option(
+            help="For accuracy: against density, or against cost: the computation of all trainings a network takes."
+        ),
+    ] = "",
 ) -> None:
     """Draw a figure of a run to a file, and print its path.
 
@@ -202,7 +208,7 @@ def plot(
     from lottery.runs import store
 
     known = plots.options_of(kind)
-    wanted = {"rounds": options.numbers("--rounds", rounds), "weight": weight, "full": full}
+    wanted = {"rounds": options.numbers("--rounds", rounds), "weight": weight, "full": full, "by": by}
     chosen: dict[str, Any] = {name: value for name, value in wanted.items() if value}
     for name in chosen:
         if name not in known:

@@ -130,6 +130,7 @@ def summary(run: Path, rows: Any, tolerance: float | None, round: int | None = N
     if (points["branch"] == store.TICKET).any():
         grid(tables.by_round(points, judged, rule), has_rows=True)
     _branches(points, measure)
+    _budgets(run, points)
     print()
     _, *details = verdicts.sentences(rows, rule, trained, judged)
     say(*results.collapsed(run), *details)
@@ -249,6 +250,29 @@ def _branches(points: Any, measure: "Measure") -> None:
     print()
     table(["round", "density", *means.columns], lines, has_rows=True)
     say(f"Mean {measure.name} at the early-stop step, of the ticket and the branches from its rounds.")
+
+
+def _budgets(run: Path, points: Any) -> None:
+    """Print what each network takes, if a branch is an alternative to the ticket, with a budget of its own."""
+    from lottery.analysis import costs
+    from lottery.pruning import branches
+    from lottery.runs import store
+
+    names = list(dict.fromkeys(points["branch"]))
+    if not any((known := branches.find(name)) and known.kind == "alternative" for name in names):
+        return
+    spent = costs.table(run).groupby(["round", "branch"])[["spent_steps", "spent_multiply_adds"]].mean()
+    lines = []
+    for index in sorted({round for round, branch in spent.index if branch != store.TICKET} & set(points["round"])):
+        cells = [spent.loc[(index, name)] if (index, name) in spent.index else None for name in names]
+        texts = ["" if one is None else f"{one.iloc[0]:,.0f} · {formatting.short(one.iloc[1])}" for one in cells]
+        lines.append([str(index), *texts])
+    print()
+    table(["round", *names], lines, has_rows=True)
+    say(
+        "Training steps of all trainings that a network takes, and their multiply-adds (M: 10^6, G: 10^9, T: 10^12); "
+        "lottery plot --by cost draws accuracy against them."
+    )
 
 
 def _transfers(found: Mapping[str, Any], measure: "Measure") -> None:

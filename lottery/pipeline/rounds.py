@@ -122,6 +122,9 @@ def train_branch(
     start = masks.apply(chosen.start, chosen.kept, chosen.held_in(ticket))
     trained = train_network(training, network, start, chosen.kept, Span(first, last, schedule, chosen.changes))
     about = {"control": branch.__name__, "first_step": first, "last_step": last}
+    if trained.changes:
+        changes = [dict(zip(store.CHANGES, change, strict=True)) for change in trained.changes]
+        about |= {"mask_changes": changes, "kept_steps": branches.kept_steps(chosen)}
     details = {**about, "thresholds": dict.fromkeys(chosen.kept), **(details or {})}
     store_network(training, network, trained, details)
 
@@ -187,7 +190,7 @@ def train_network(
 def store_network(training: Training, network: Network, trained: Trained, details: Mapping[str, Any]) -> None:
     """Store a trained network with its record, and report it."""
     (replicate, index, branch), kept, prepared = network, trained.kept, training.prepared
-    counts, changes = masks.num_kept(kept), [dict(zip(store.CHANGES, one, strict=True)) for one in trained.changes]
+    counts = masks.num_kept(kept)
     record = {
         "replicate": replicate, "branch": branch, "round": index,
         "density": masks.density(kept), "num_kept": sum(counts.values()),
@@ -195,7 +198,7 @@ def store_network(training: Training, network: Network, trained: Trained, detail
         "collapsed": [name for name, count in counts.items() if not count],
         **trained.summary,
         "start_sha256": trained.start_sha256, "jit_compile": prepared.trainer.loop.jit_compile, **trained.engine,
-        **({"mask_changes": changes} if changes else {}), "seconds": round(trained.seconds, 3), **details,
+        "seconds": round(trained.seconds, 3), **details,
     }  # fmt: skip
     folder, steps = store.round_path(training.path, *network), span(prepared.experiment, network)
     parts = trained.early_stop, trained.predictions

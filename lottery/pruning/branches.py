@@ -79,6 +79,9 @@ class Branch:
     # network of its density. `run.controls` may name both.
     kind: Literal["control", "alternative", "other"] = "control"
     starts: Literal["initial", "rewind", "end"] = "rewind"  # training, at: step 0, the rewind step, the last step
+    # Its masks or its start take the trainings that led to the ticket; else it needs at most counts of the ticket.
+    needs_ticket: bool = True
+    needs_gradients: bool = False  # of masked entries, for each change of its masks
     is_long: bool = False  # it trains for as many steps as all trainings that led to the ticket
     needs_model: tuple[Literal["masks", "start weights"], ...] = ()  # cannot be made again from a run's files alone
     other_data: bool = False  # so its accuracies cannot be compared with the ticket's
@@ -293,11 +296,12 @@ BRANCHES: dict[str, Branch] = {
         past="not at all",
         refused={"trained": _UNDONE},
     ),
-    "random_mask": Branch(random_mask, _WHICH_KEPT, refused={"trained": _DEAD}),
-    "random_mask_global": Branch(random_mask_global, _WHICH_KEPT, refused={"trained": _DEAD}),
+    "random_mask": Branch(random_mask, _WHICH_KEPT, needs_ticket=False, refused={"trained": _DEAD}),
+    "random_mask_global": Branch(random_mask_global, _WHICH_KEPT, needs_ticket=False, refused={"trained": _DEAD}),
     "shuffled_mask": Branch(
         shuffled_mask,
         dict.fromkeys(_WHICH_KEPT, "which weights are kept in each layer"),
+        needs_ticket=False,
         refused={"trained": _DEAD},
     ),
     "reshuffled_init": Branch(
@@ -334,18 +338,21 @@ BRANCHES: dict[str, Branch] = {
     "early_bird": Branch(
         early_bird,
         kind="other",
+        needs_ticket=False,
         starts="initial",
         needs_model=("masks", "start weights"),
         starts_from="the dense network at the epoch that draws the mask",
         past="up to that epoch",
         refused={"trained": _UNDONE},
     ),
-    "random_mask_erk": Branch(random_mask_erk, _WHICH_KEPT, refused={"trained": _DEAD}),
+    "random_mask_erk": Branch(random_mask_erk, _WHICH_KEPT, needs_ticket=False, refused={"trained": _DEAD}),
     **{
         function.__name__: Branch(
             function,
             kind="alternative",
             starts="initial",
+            needs_ticket=False,
+            needs_gradients=function in (rigl, rigl_long),
             is_long=function in (gradual_long, set_long, rigl_long),
             needs_model=("masks",),
             starts_from="the dense network's initial weights",
@@ -395,6 +402,15 @@ def refusals() -> list[tuple[str, str]]:
 def find(label: str) -> Branch | None:
     """Find the branch that is stored under a label, such as ``transfer-digits``; None for a function of the user's."""
     return BRANCHES.get(label.partition("-")[0])
+
+
+def kept_steps(start: BranchStart) -> dict[str, int]:
+    """Sum up, over the steps of a training whose masks change, the entries that are kept of each weight."""
+    before, at, total = masks.num_kept(start.kept), start.first_step, dict.fromkeys(start.kept, 0)
+    for step, counts in [*((step, one.num_kept) for step, one in sorted(start.changes.items())), (start.last_step, {})]:
+        total = {name: count + (step - at) * before[name] for name, count in total.items()}
+        before, at = counts, step
+    return total
 
 
 def rng_for(seed: int, replicate: int, index: int, label: str) -> np.random.Generator:

@@ -12,7 +12,7 @@ from lottery import config, plots
 from lottery.analysis import connectivity, costs
 from lottery.analysis.style import MOST
 from lottery.errors import LotteryError
-from lottery.formatting import duration, number, plain
+from lottery.formatting import duration, number, plain, short
 from lottery.runs import comparison, published, results, store, tables, verdicts
 from lottery.runs.measure import Measure, measure_of, scored
 from lottery.runs.tables import Grid
@@ -224,20 +224,29 @@ def verdict_key(one: Facts) -> list[tuple[str, str]]:
     return key
 
 
+_UNKNOWN = (math.nan, math.nan)
+
+
 def controls(one: Facts) -> Grid | None:
     """Compare each control with the ticket, over the replicates that have both."""
     rows, measure = [], one.measure
     values = one.rows.pivot(index="replicate", columns=["branch", "round"], values=measure.early_stop)
+    costs_of = one.costs.groupby(["branch", "round"])[["spent_steps", "spent_multiply_adds"]].mean()
+    spent = dict(zip(costs_of.index, costs_of.to_numpy(), strict=True))
     for branch in one.controls:
         for line in verdicts.differences(one.scores, measure.early_stop, branch).to_dict("records"):
             index = int(line["round"])
             means = map(measure.value, values[[(branch, index), (store.TICKET, index)]].dropna().mean())
             where = [branch, str(index), f"{line['density']:.4f}", str(int(line["replicates"]))]
-            rows.append([*where, *means, measure.difference(line["mean"]), *_interval(line, measure)])
-    heads = ["control", "round", "density", "n", f"control's {measure.name}", f"ticket's {measure.name}"]
-    unit = "Ticket − control is in per cent of the dense loss. " if measure.is_loss else ""
+            (steps, count), (_, whole) = (spent.get((each, index), _UNKNOWN) for each in (branch, store.TICKET))
+            cost = [number(steps, ",.0f"), short(count), number(count / whole)]
+            rows.append([*where, *means, measure.difference(line["mean"]), *_interval(line, measure), *cost])
+    heads = ["branch", "round", "density", "n", f"its {measure.name}", f"ticket's {measure.name}"]
+    heads += ["ticket − branch", "95 % from", "95 % to", "its steps", "its multiply-adds", "of the ticket's"]
+    unit = "Ticket − branch is in per cent of the dense loss. " if measure.is_loss else ""
     note = f"{unit}Means over the n replicates that have both, and the t interval of the differences within replicates."
-    return Grid([*heads, "ticket − control", "95 % from", "95 % to"], rows, [note]) if rows else None
+    budget = "Its steps and multiply-adds: of all trainings that it takes, rounds before it included."
+    return Grid(heads, rows, [note, budget]) if rows else None
 
 
 def transfers(one: Facts) -> Grid | None:

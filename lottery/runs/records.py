@@ -72,6 +72,7 @@ class _Round(BaseModel, strict=True, extra="allow"):
     engine: Literal["compiled", "sparse"] = "compiled"
     control: str = ""
     mask_changes: list[_Change] = []
+    kept_steps: dict[str, _Count] = {}
     first_step: _Count = 0
     last_step: _Count = 0
     order: _Count = 0

@@ -11,11 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lottery import weights
+import lottery
+from lottery import plots, weights
 from lottery.analysis import costs
+from lottery.errors import LotteryError
 from lottery.models import multiply_adds, networks
 from lottery.runs import results, store, tensorboard
 from lottery.tickets import chain, compaction
+from tests.conftest import quietly
 
 
 @given(st.dictionaries(st.sampled_from("abcde"), st.tuples(st.integers(0, 50), st.integers(0, 30)), max_size=5))
@@ -196,3 +199,65 @@ def test_a_network_without_any_weight_left(small_run, tmp_path):
     last = costs.table(copy).iloc[-1]
     assert (last["compression"], last["speedup"], last["multiply_adds"], last["steps"]) == (math.inf, math.inf, 0, 50)
     assert last["parameter_compression"] == (50_200 + 410) / 410  # the biases
+
+
+def test_what_a_network_takes_counted_by_hand(tmp_path):
+    """Rounds before a ticket count, a branch without it trains alone, and a late start takes its dense steps."""
+    settings = {
+        "name": "spent",
+        "data": {"name": "digits", "validation": 137},
+        "model": {"name": "lenet_300_100"},
+        "train": {"num_steps": 8, "eval_every": 4, "batch_size": 10, "jit_compile": False},
+        "prune": {"num_rounds": 2, "rate": 0.5},
+        "rewind": {"step": 2},
+        "run": {
+            "num_replicates": 1,
+            "control_rounds": [2],
+            "controls": ["random_mask", "untrained", "gradual_long", "rigl"],
+        },
+    }
+    run = lottery.run(settings, out=tmp_path, report=quietly)
+    table = costs.table(run.path).set_index(["branch", "round"])
+    dense, kept = 50_200, table["num_kept"].to_dict()
+    each = 3 * 10  # forward, and backward twice, for each example of a batch
+    rounds = [8 * dense, 6 * kept["ticket", 1], 6 * kept["ticket", 2]]
+    ramp = [
+        dense,
+        *(row["num_kept"] for row in store.StoredRound(run.path, 1, 2, "gradual_long").record["mask_changes"]),
+    ]
+    places = [0, *(row["step"] for row in store.StoredRound(run.path, 1, 2, "gradual_long").record["mask_changes"]), 20]
+    expected = {
+        ("ticket", 0): (8, each * rounds[0]),
+        ("ticket", 1): (14, each * sum(rounds[:2])),
+        ("ticket", 2): (20, each * sum(rounds)),
+        ("random_mask", 2): (8, each * (2 * dense + 6 * kept["random_mask", 2])),
+        ("untrained", 2): (14, each * sum(rounds[:2])),
+        ("gradual_long", 2): (
+            20,
+            each * sum(count * (b - a) for count, a, b in zip(ramp, places, places[1:], strict=False)),
+        ),
+        # At each of six changes: forward and back under the masks, and the gradients of all weights.
+        ("rigl", 2): (8, each * 8 * kept["rigl", 2] + 6 * 10 * (2 * kept["rigl", 2] + dense)),
+    }
+    for place, (steps, count) in expected.items():
+        assert (table["spent_steps"][place], table["spent_multiply_adds"][place]) == (steps, count), place
+    by_cost = plots.read(run.path, "accuracy").set_index(["branch", "round"])
+    assert by_cost["spent_multiply_adds"].to_dict() == table["spent_multiply_adds"].to_dict()
+    ax = plots.drawn(by_cost.reset_index(), "accuracy", by="cost").axes[0]
+    drawn = {tuple(line.get_xdata()) for line in ax.lines}
+    assert tuple(expected["ticket", index][1] for index in range(3)) in drawn
+    with pytest.raises(LotteryError, match="the table has no cost"):
+        plots.drawn(run.table(), "accuracy", by="cost")
+
+
+@pytest.mark.parametrize(("criterion", "steps"), [("snip", 8), ("random", 16)])
+def test_one_shot_pruning_takes_the_dense_network_at_most(tmp_path, criterion, steps):
+    settings = {
+        "name": "once",
+        "data": {"name": "digits", "validation": 137},
+        "train": {"num_steps": 8, "eval_every": 4, "batch_size": 10, "jit_compile": False},
+        "prune": {"num_rounds": 2, "rate": 0.5, "criterion": criterion, "iterative": False},
+        "run": {"num_replicates": 1},
+    }
+    run = lottery.run(settings, out=tmp_path, report=quietly)
+    assert costs.table(run.path)["spent_steps"].tolist() == [8, steps, steps]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import lottery
 from lottery import enforcement, files, masks, randomness, stopping, weights
-from lottery.data import Data, split
+from lottery.data import Data, load, split
 from lottery.errors import LotteryError
 from lottery.pipeline import branching, preparing
 from lottery.pipeline.dispatch import Execution
@@ -392,3 +392,65 @@ def test_alternatives_are_no_controls():
     alternatives = [name for name, branch in branches.BRANCHES.items() if branch.kind == "alternative"]
     assert set(alternatives) >= {*DYNAMIC, *LONG} and set(alternatives) <= set(branches.controls())
     assert all(branches.comparison(name).takes_away == "" for name in alternatives)
+
+
+def test_gradual_densities_are_those_of_tfmots_polynomial_decay():
+    from tensorflow_model_optimization.sparsity.keras import PolynomialDecay
+
+    size, target = 30_000, 1234
+    changes = dynamic.gradual({"w": size}, {"w": target}, 2000)
+    decay = PolynomialDecay(0.0, 1 - target / size, begin_step=0, end_step=max(changes), frequency=dynamic.EVERY)
+    for step, change in changes.items():
+        should_prune, sparsity = decay(step)
+        assert bool(should_prune) and abs(change.num_kept["w"] - (1 - float(sparsity)) * size) < 1
+
+
+@pytest.mark.long
+def test_gradual_agrees_with_tfmot_within_the_spread_of_replicates(tmp_path):
+    """The same network from the same initial weights, pruned by tfmot's own schedule under tf_keras' own fit."""
+    import tensorflow_model_optimization as tfmot
+    import tf_keras
+
+    from lottery.models import networks
+    from lottery.runs import intervals
+
+    num_steps, batch, num_replicates = 1000, 32, 8
+    settings = {
+        "name": "tfmot",
+        "data": {"name": "digits", "validation": 137},
+        "train": {"num_steps": num_steps, "batch_size": batch, "eval_every": 50, "jit_compile": False},
+        "prune": {"num_rounds": 1, "rate": 0.9},
+        "run": {"num_replicates": num_replicates, "controls": ["gradual"]},
+    }
+    made = lottery.run(settings, out=tmp_path, report=quietly)
+    rows = made.table()
+    ours = rows[rows["branch"] == "gradual"]["final_test_accuracy"].tolist()
+    dense = rows[rows["round"] == 0]["final_test_accuracy"].tolist()
+    one = load(Data(name="digits", validation=137))
+    scaled = [(split.x.astype(np.float32) - one.mean) / one.standard_deviation for split in (one.train, one.test)]
+    end = max(dynamic.steps_of(num_steps))
+    theirs = []
+    for replicate in range(1, num_replicates + 1):
+        model = networks.named("lenet_300_100")(one.train.x.shape[1:], 10, tf_keras)
+        initial = store.read_start(made.path, replicate)
+        weights.assign(model, initial)
+        decay = tfmot.sparsity.keras.PolynomialDecay(0.0, 0.9, 0, end, frequency=dynamic.EVERY)
+        wrapped = tfmot.sparsity.keras.prune_low_magnitude(model, pruning_schedule=decay)
+        loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        wrapped.compile(tf_keras.optimizers.Adam(1.2e-3), loss, metrics=["accuracy"])
+        tf_keras.utils.set_random_seed(replicate)
+        per_epoch = -(-len(one.train) // batch)
+        callbacks = [tfmot.sparsity.keras.UpdatePruningStep()]
+        wrapped.fit(
+            scaled[0], one.train.y, batch, epochs=num_steps // per_epoch, steps_per_epoch=per_epoch, verbose=0,
+            callbacks=callbacks,
+        )  # fmt: skip
+        stripped = tfmot.sparsity.keras.strip_pruning(wrapped)
+        kept = [np.count_nonzero(value) / value.size for value in weights.read(stripped).values()]
+        np.testing.assert_allclose(kept, 0.1, atol=0.001)
+        theirs.append(wrapped.evaluate(scaled[1], one.test.y, verbose=0)[1])
+    mean, low, high = intervals.mean_interval(list(np.subtract(ours, theirs)))
+    print(
+        f"dense {np.mean(dense):.4f}, ours {np.mean(ours):.4f}, tfmot {np.mean(theirs):.4f}: {mean:+.4f} ({low:+.4f} to {high:+.4f})"
+    )
+    assert low < 0 < high and np.mean(ours) > np.mean(dense) - 0.02
