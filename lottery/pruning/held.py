@@ -72,6 +72,17 @@ def values(at_initial: Masks, initial: Weights) -> dict[str, np.ndarray]:
     return {name: np.where(where, initial[name], nothing[name]) for name, where in at_initial.items()}
 
 
+def sentence(name: str) -> str:
+    """Say what density does not mean in a run; empty where masked entries are zero."""
+    if is_zero(name):
+        return ""
+    where = "their initial values" if HELD_AT[name] is initial_value else "zero or at their initial values"
+    return (
+        f'Masked weights are held at {where} (prune.held_at = "{name}"): density is the share of weights that train, '
+        "not of those that are not zero."
+    )
+
+
 def check(name: str, mode: str, is_scored_untrained: bool, enforcement: str) -> None:
     """Raise `LotteryError` if masked entries cannot be held so in an experiment."""
     if is_zero(name):

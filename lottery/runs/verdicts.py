@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from lottery import config
 from lottery.errors import unknown
 from lottery.formatting import listed, percent, ranges, replicates
-from lottery.pruning import branches
+from lottery.pruning import branches, held
 from lottery.runs import intervals
 from lottery.runs.measure import ACCURACY, Measure, measure_of, scored
 
@@ -286,6 +286,8 @@ def sentences(
     found = [headline(rows, rule, trained, lines).text]
     if lines.empty:
         return found
+    if text := held.sentence(rule.held_at):
+        found.append(text)
     several = bool(lines["replicates"].max() > 1)
     by_mean = smallest_matching(rows, rule.tolerance)
     shown = _best_shown(lines, rule)

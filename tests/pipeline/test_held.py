@@ -150,6 +150,15 @@ def test_controls_hold_their_masked_entries_by_the_rule_of_the_run(runs, held_at
                     assert np.array_equal(held, values[name][~mask[name]]), (branch, name)
 
 
+def test_the_verdict_says_what_density_is_not(runs, tmp_path):
+    for held_at, said in (
+        ("initial", "at their initial values"),
+        ("toward_zero", "at zero or at their initial values"),
+    ):
+        sentences = " ".join(runs(held_at).verdict())
+        assert f'Masked weights are held {said} (prune.held_at = "{held_at}"): density is the share' in sentences
+
+
 def test_zero_is_the_default_and_writes_the_same_bits(tmp_path):
     settings = tables("zero")
     del settings["prune"]["held_at"]
