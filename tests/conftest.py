@@ -106,11 +106,11 @@ def traced_once():
     from lottery import enforcement, weights
     from lottery.data import Splits
     from lottery.models.library import keras_of
-    from lottery.pipeline import preparing
+    from lottery.pipeline import learning, preparing
     from lottery.training import loop, mirrored
     from lottery.training.trainer import Trainer
 
-    made = {}
+    made, make_learner = {}, learning._made
     shareable = [enforcement.ENFORCEMENTS[name] for name in ("constraint", "gradient", "callback")]
 
     def description(model, data, settings, enforce, augment):
@@ -149,8 +149,17 @@ def traced_once():
         weights.assign(known.model, weights.read_state(model))
         return known
 
+    def learner(prepared, rule):
+        if prepared.trainer not in made.values():
+            return make_learner(prepared, rule)
+        key = id(prepared.trainer), rule.name
+        if key not in made:
+            made[key] = make_learner(prepared, rule)
+        return made[key]
+
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(preparing, "Trainer", trainer)
+        patched.setattr(learning, "_made", learner)
         yield made
 
 

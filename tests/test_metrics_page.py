@@ -127,6 +127,7 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
 
     literals = {
         "transfer": keys_written(branching.branch, "details"),
+        "learned masks": keys_written(rounds._learned, "details") - {"seconds"},
         "siblings": keys_written(connecting._train, "about"),
         "changes": keys_written(rounds.train_branch, "about") - of_branches,
         "rewinding": keys_written(rounds.train_chain, "details"),

@@ -6,6 +6,7 @@ from typing import Any
 from lottery.analysis import captions, costs, layout, style
 from lottery.analysis.record import Analysis
 from lottery.errors import LotteryError, unknown
+from lottery.pruning import branches
 from lottery.runs import results, store
 from lottery.runs.measure import Measure, measure_of
 from lottery.runs.results import Table
@@ -149,6 +150,12 @@ def _outside(points: Table, measure: Measure, limits: tuple[float, float]) -> Ta
     return points[points["mean"] > limits[1]] if measure.is_loss else points[points["mean"] < limits[0]]
 
 
+def _views(rows: Table) -> list[dict[str, str]]:
+    """List the figures of the report: one against cost too, where a branch is an alternative with a cost of its own."""
+    found = (branches.find(branch) for branch in set(rows["branch"]))
+    return [{}, *([{"by": "cost"}] if any(known and known.kind == "alternative" for known in found) else [])]
+
+
 def early_stop(rows: Table, ax: Any = None, interval: str = "range", num_steps: int | None = None) -> Any:
     """Draw the early-stop step of each trained branch against density, with bars and shifts as `figure`.
 
@@ -215,10 +222,10 @@ def _branches(rows: Table, measure: str, interval: str) -> tuple[dict[str, style
     """Return a style for each branch, the ticket first, and the means of a measure by branch and round."""
     style.check(rows)
     points = style.spread(rows, ("branch", "round"), measure, interval)
-    branches = list(dict.fromkeys(rows["branch"]))
-    if len(branches) > (most := len(style.STYLES)):
-        raise LotteryError(f"A plot shows at most {most} branches, received {len(branches)}: select some rows.")
-    return style.by_name(branches), points
+    names = list(dict.fromkeys(rows["branch"]))
+    if len(names) > (most := len(style.STYLES)):
+        raise LotteryError(f"A plot shows at most {most} branches, received {len(names)}: select some rows.")
+    return style.by_name(names), points
 
 
 ACCURACY = Analysis(
@@ -227,6 +234,7 @@ ACCURACY = Analysis(
     "Test accuracy at the early-stop step against density.",
     chapter="Accuracy",
     caption=caption,
+    views=_views,
 )
 
 EARLY_STOP = Analysis(

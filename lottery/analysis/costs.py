@@ -102,7 +102,8 @@ def spent(run: Path, networks: Sequence[StoredRound]) -> dict[tuple[int, str, in
             trainings += [own.get((replicate, each, store.TICKET), (0, math.nan)) for each in rounds[:-1]]
             before = 0 if 0 in rounds else k
         elif known.starts != "end":
-            before = stored.record.get("first_step", k)
+            # Where scores were trained in the steps before, no weight was.
+            before = stored.record.get("first_step", k) - stored.record.get("mask_steps", 0)
         trainings.append((before, 3 * batch * before * dense.get(replicate, math.nan) if before else 0.0))
         steps, counts = zip(*trainings, strict=True)
         found[stored.labels] = sum(steps), float(sum(counts))

@@ -169,13 +169,26 @@ def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
 @contextlib.contextmanager
 def computing_with(entries: Sequence[Held]) -> Iterator[None]:
     """Let everything that reads a variable see held values, with a gradient for kept entries only; also a decorator."""
+    how = 'reparameterization has a tensor in its place there; use another mode, such as "constraint"'
+    with seen_as([(entry.name, entry.variable, partial(_differentiable, entry)) for entry in entries], how):
+        yield
+
+
+@contextlib.contextmanager
+def seen_as(changes: Sequence[tuple[str, Any, Method]], how: str) -> Iterator[None]:
+    """Let everything that reads a variable of Keras 3 see a tensor that is computed from it; also a decorator.
+
+    Args:
+        changes: Names, variables, and functions from a variable's value to the tensor.
+        how: Why a layer must not assign such a variable, for the error.
+    """
     # A keras.StatelessScope would do the same for reading, and lose the updates and losses of layers.
-    before = [entry.variable._value for entry in entries]
+    before = [variable._value for _, variable, _ in changes]
     with contextlib.ExitStack() as stack:
-        for entry, value in zip(entries, before, strict=True):
-            stack.callback(setattr, entry.variable, "_value", value)
-            stack.enter_context(replaced(entry.variable, "assign", partial(_refused, entry)))
-            entry.variable._value = _differentiable(entry, value)
+        for (name, variable, compute), value in zip(changes, before, strict=True):
+            stack.callback(setattr, variable, "_value", value)
+            stack.enter_context(replaced(variable, "assign", partial(_refused, name, how)))
+            variable._value = compute(value)
         yield
 
 
@@ -198,12 +211,9 @@ def _differentiable(entry: Held, value: Any) -> Any:
     return compute(tf.convert_to_tensor(value))
 
 
-def _refused(entry: Held, assign: Method) -> Method:
+def _refused(name: str, how: str, assign: Method) -> Method:
     def refuse(*arguments: Any, **named: Any) -> Any:
-        raise LotteryError(
-            f"{entry.name!r} is assigned while the network computes, and reparameterization has a tensor in its place "
-            'there; use another mode, such as "constraint".'
-        )
+        raise LotteryError(f"{name!r} is assigned while the network computes, and {how}.")
 
     return refuse
 

@@ -49,6 +49,7 @@ def branch(
             tables["data"] |= {"path": "", "fingerprint": ""} if "data" in overrides else {}
             other = config.validated(config.merged(tables, overrides))
         prepared, num_threads, _ = preparing.open_run(stack, path, experiment, ingredients, transfer=other)
+        preparing.check_learns(prepared, name)
         if transfers and places:
             _check_fit(store.StoredRound(path, places[0][0], 0), prepared)
             for note in _compared(path, experiment, prepared, ingredients):

@@ -62,6 +62,7 @@ class Prepared:
     observe: Callable[[], dict[str, Any]] = dict
     # By replicate, every variable at step 0, where it is drawn already.
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+    learners: dict[str, Any] = field(default_factory=dict)  # by rule, the trainers of scores; see `learning`
 
 
 def open_run(
@@ -119,6 +120,8 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredient
         raise LotteryError(f'run.enforcement: received "{mode}", allowed {allowed}.')
     with mirrored.scope(mirrored.strategy_for(experiment.run.strategy)):
         prepared = _prepared(with_functions(experiment, ingredients), ingredients)
+    for name in experiment.run.controls:
+        check_learns(prepared, name)
     if ingredients.are_observed(experiment):
         with randomness.put_back():
             prepared = _identified(prepared, ingredients)
@@ -311,6 +314,18 @@ def initial_state(prepared: Prepared, replicate: int) -> dict[str, np.ndarray]:
         model = build_model(prepared.build, _initial_seed(prepared.experiment, replicate))
         prepared.initial[replicate] = weights.read_state(model)
     return prepared.initial[replicate]
+
+
+def check_learns(prepared: Prepared, branch: str) -> None:
+    """Raise `LotteryError` if a branch learns masks, which it cannot learn for the model of a run."""
+    if branch not in branches.BRANCHES or not branches.BRANCHES[branch].learns:
+        return
+    model, strategy = prepared.trainer.model, prepared.experiment.run.strategy
+    if keras_of(model).__name__ == "tf_keras":
+        why = f"the model {model.name!r} is a tf_keras model"
+        raise LotteryError(f"{branch} learns masks of Keras 3 models alone, and {why}; leave it out.")
+    if strategy != "none":
+        raise LotteryError(f'{branch} learns masks on one device, and run.strategy is "{strategy}"; leave it out.')
 
 
 def check_drawn_anew(drawn: Arrays, before: Arrays, branch: str) -> None:

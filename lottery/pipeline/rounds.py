@@ -14,12 +14,12 @@ from lottery.errors import LotteryError, StorageError
 from lottery.executors.scheduler import Task, named
 from lottery.masks import Masks
 from lottery.models.library import reason
-from lottery.pipeline import preparing
+from lottery.pipeline import learning, preparing
 from lottery.pipeline.preparing import Prepared
-from lottery.pruning import branches, criteria, held, plan, ranking, rewinding
+from lottery.pruning import branches, criteria, held, plan, ranking, rewinding, supermasks
 from lottery.runs import store
 from lottery.training.checkpoints import Checkpointer, Every
-from lottery.training.trainer import Arrays, Row, Span, Trained
+from lottery.training.trainer import Arrays, Row, Span, Trained, Trainer
 
 Network = tuple[int, int, str]  # replicate, round, branch
 
@@ -53,6 +53,7 @@ class Watch:
     at: Mapping[int, Callable[[dict[str, np.ndarray]], None]]  # by step, called with every variable after it
     memory: dict[str, np.ndarray] = field(default_factory=dict)  # arrays that they write, a part of every checkpoint
     stage: str = ""  # the name of a training that comes before the network's own, for a checkpoint of its own
+    trainer: Trainer | None = None  # of that training, if it is not the network's own
 
 
 def train_chain(training: Training, replicate: int, last: int) -> None:
@@ -125,17 +126,18 @@ def train_branch(
     if trained.changes:
         changes = [dict(zip(store.CHANGES, change, strict=True)) for change in trained.changes]
         about |= {"mask_changes": changes, "kept_steps": branches.kept_steps(chosen)}
-    details = {**about, "thresholds": dict.fromkeys(chosen.kept), **(details or {})}
+    details = {**about, **chosen.details, "thresholds": dict.fromkeys(chosen.kept), **(details or {})}
     store_network(training, network, trained, details)
 
 
 def is_made_by(training: Training, network: Network, branch: branches.BranchFunction) -> bool:
     """Check if a stored branch has the masks, the start and the steps that a function gives now."""
 
-    def another_training() -> branches.BranchStart:
+    def another_training(*rule: Any) -> branches.BranchStart:
         raise _Enough
 
-    ticket = dataclasses.replace(_stored_ticket(training, network), drawn_early=another_training)
+    ticket = _stored_ticket(training, network)
+    ticket = dataclasses.replace(ticket, drawn_early=another_training, learned=another_training)
     try:
         chosen = branch(ticket)
     except _Enough:  # nobody can tell without training again
@@ -177,7 +179,8 @@ def train_network(
     note: Callable[[str], None] = lambda text: training.report(progress.Note(text))  # noqa: E731
     checkpointer = Checkpointer(file, training.every, training.asked, note, watch.memory)
     try:
-        return training.prepared.trainer.train(start, kept, words, span, watch.at, report, checkpointer)
+        trainer = watch.trainer or training.prepared.trainer
+        return trainer.train(start, kept, words, span, watch.at, report, checkpointer)
     except StorageError:  # says itself that the disk is at fault
         raise
     except (LotteryError, MemoryError, tf.errors.OpError) as error:
@@ -342,6 +345,7 @@ def _stored_ticket(training: Training, network: Network) -> branches.StoredTicke
         initial=initial,
         spent=plan.steps_to(experiment.prune, index, experiment.rewind.step, experiment.train.num_steps),
         gradients=lambda step, state: training.dense_gradients(replicate, step, state),
+        learned=lambda rule: _learned(training, network, stored.masks, rule),
         at_initial=stored.at_initial,
         held_at=stored.held_at,
     )
@@ -419,3 +423,23 @@ def _drawn_early(training: Training, network: Network) -> branches.BranchStart:
         f"No early-bird ticket for round {index} of replicate {replicate}: after {len(epochs)} epochs the last mask "
         f"differs by up to {farthest():.3f} from the {EARLY_MASKS - 1} before it, allowed is {EARLY_DISTANCE}."
     )
+
+
+def _learned(training: Training, network: Network, ticket: Masks, rule: supermasks.Rule) -> branches.BranchStart:
+    """Learn masks with as many entries of each weight as a ticket's, while the weights stay fixed.
+
+    See `branches.supermask`.
+    """
+    experiment, (replicate, index, branch) = training.prepared.experiment, network
+    preparing.check_learns(training.prepared, branch)
+    last, counts = experiment.train.num_steps, masks.num_kept(ticket)
+    learner = learning.learner(training.prepared, rule)
+    fixed = supermasks.fixed_weights(initial_state(training, replicate), counts)
+    words = branches.words_for(experiment.run.seed, replicate, index, branch)
+    start = learner.begin(fixed, counts, words, randomness.generator(*words))
+    watch = Watch({}, stage="scores", trainer=learner.trainer)
+    trained = train_network(training, network, start, masks.ones_like(ticket), Span(), watch)
+    # Statistics, of BatchNormalization, are those of the masks that were learned.
+    state = {**trained.weights, **{name: fixed[name] for name in counts}}
+    details = {"mask_steps": last, "seconds": round(trained.seconds, 3)}  # what is left to do takes hardly any
+    return branches.BranchStart(state, supermasks.kept_by(trained.weights, counts), last, last, details=details)

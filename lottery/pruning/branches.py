@@ -3,14 +3,14 @@
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from lottery import masks, randomness
 from lottery.errors import LotteryError
 from lottery.masks import Change, Masks, Weights
-from lottery.pruning import allocation, dynamic, held, rewinding
+from lottery.pruning import allocation, dynamic, held, rewinding, supermasks
 from lottery.pruning.rewinding import Start
 
 
@@ -29,6 +29,8 @@ class StoredTicket:
     initial: Weights = field(default_factory=dict)  # every variable at step 0
     spent: int = 0  # steps of all trainings that led to the ticket, with its own
     gradients: dynamic.Gradients = dynamic.no_gradients
+    # Learns masks while the weights stay fixed; see `supermask`.
+    learned: Callable[[supermasks.Rule], "BranchStart"] = supermasks.no_learning
     # True where an entry, if masked, is held at its initial value; empty for zero. See `held.at_initial`.
     at_initial: Masks = field(default_factory=dict)
     held_at: Weights = field(default_factory=dict)  # the value of every entry, if masked; empty for zero
@@ -44,6 +46,7 @@ class BranchStart:
     last_step: int  # nothing is trained if it equals the first
     schedule_step: int | None = None  # where in its schedule the learning rate starts; None: where the ticket's does
     changes: Mapping[int, Change] = field(default_factory=dict)  # by the step after which the masks change
+    details: Mapping[str, Any] = field(default_factory=dict)  # entries to add to the network's record
     held_at: Weights | None = None  # values of masked entries, arrays by weight; None: by the ticket's own `held_at`
 
     def held_in(self, ticket: StoredTicket) -> Weights:
@@ -78,6 +81,7 @@ class Branch:
     # A control takes something away from the ticket, and is meant to do worse; an alternative is another way to a
     # network of its density. `run.controls` may name both.
     kind: Literal["control", "alternative", "other"] = "control"
+    learns: supermasks.Rule | None = None  # how it learns masks, if it does
     starts: Literal["initial", "rewind", "end"] = "rewind"  # training, at: step 0, the rewind step, the last step
     # Its masks or its start take the trainings that led to the ticket; else it needs at most counts of the ticket.
     needs_ticket: bool = True
@@ -198,6 +202,35 @@ def early_bird(ticket: StoredTicket) -> BranchStart:
     fifth is always drawn.
     """
     return ticket.drawn_early()
+
+
+def supermask(ticket: StoredTicket) -> BranchStart:
+    """A mask that is learned by edge-popup while the weights stay fixed, with as many entries of each weight.
+
+    Ramanujan et al. 2020, https://arxiv.org/abs/1911.13299, section 3. Each entry has a score s. The network computes
+    with w * h(s), where h is 1 for as many entries of each weight as the ticket keeps, those of the highest scores, and
+    0 for the others. The gradient goes straight through h: for the loss L, and the entry v = w * h(s) that the network
+    computes with, dL/ds = w * dL/dv. The fixed weights w are `supermasks.fixed_weights` of the initial weights; biases,
+    scales and shifts stay at their initial values. The scores begin uniform, as the authors' do, and are trained for
+    all steps by Adam with a rate of 0.0012 that falls to zero along a cosine, whatever optimizer the run has. (The
+    authors use SGD with momentum for a hundred epochs.) Then nothing more is trained.
+    """
+    return ticket.learned(supermasks.EDGE_POPUP)
+
+
+def supermask_bernoulli(ticket: StoredTicket) -> BranchStart:
+    """A mask that is learned as the chance of each entry, of as many entries of each weight, while these stay fixed.
+
+    Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 5. In each step of training an entry with score s is
+    kept with the chance p = 1 / (1 + exp(-s - b)), drawn anew, where b is such that the chances of a weight add up to
+    the number of entries that the ticket keeps. The gradient goes straight through the draw: for the loss L, and the
+    entry v that the network computes with, dL/ds = w * p * (1 - p) * dL/dv. The scores begin equal, and are trained for
+    all steps by Adam with a rate of 0.5 that falls to zero along a cosine. At last, and whenever the network is
+    evaluated, the entries of the highest scores are kept. The fixed weights, and all else, are those of `supermask`.
+    (In the paper there is no b, and the mask is drawn at last too, so training decides how dense it is; the authors use
+    SGD with a rate of 100 for two thousand epochs.)
+    """
+    return ticket.learned(supermasks.BERNOULLI)
 
 
 def transfer(ticket: StoredTicket) -> BranchStart:
@@ -361,6 +394,20 @@ BRANCHES: dict[str, Branch] = {
         )
         for function in (gradual, gradual_long, set, set_long, rigl, rigl_long)
     },
+    **{
+        function.__name__: Branch(
+            function,
+            kind="alternative",
+            learns=rule,
+            starts="initial",  # its scores; nothing is trained after them
+            needs_ticket=False,
+            needs_model=("masks",),
+            starts_from="the signs of the dense network's initial weights, all of one size in a layer, which stay",
+            past="not at all",
+            refused_held="it prunes to zero, and here masked entries are held at other values",
+        )
+        for function, rule in ((supermask, supermasks.EDGE_POPUP), (supermask_bernoulli, supermasks.BERNOULLI))
+    },
     "transfer": Branch(transfer, kind="other", other_data=True),
 }
 
@@ -415,7 +462,12 @@ def kept_steps(start: BranchStart) -> dict[str, int]:
 
 def rng_for(seed: int, replicate: int, index: int, label: str) -> np.random.Generator:
     """The random numbers of a branch from a round of a replicate."""
-    return randomness.generator(seed, replicate, randomness.BRANCH, index, zlib.crc32(label.encode()))
+    return randomness.generator(*words_for(seed, replicate, index, label))
+
+
+def words_for(seed: int, replicate: int, index: int, label: str) -> tuple[int, ...]:
+    """The seed words of a branch from a round of a replicate."""
+    return seed, replicate, randomness.BRANCH, index, zlib.crc32(label.encode())
 
 
 def _gradual(ticket: StoredTicket, num_steps: int) -> BranchStart:

@@ -75,6 +75,7 @@ class _Round(BaseModel, strict=True, extra="allow"):
     kept_steps: dict[str, _Count] = {}
     first_step: _Count = 0
     last_step: _Count = 0
+    mask_steps: _Count = 0
     order: _Count = 0
     rewind_sha256: str = ""
     step_sha256: str = ""

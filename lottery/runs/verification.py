@@ -2,14 +2,14 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from lottery import config, files, masks, randomness, weights
 from lottery.errors import LotteryError
-from lottery.pruning import branches, criteria, held, plan
+from lottery.pruning import branches, criteria, held, plan, supermasks
 from lottery.runs import store
 from lottery.runs.store import StoredRound
 from lottery.settings import GIVEN, ROUNDING
@@ -279,13 +279,16 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Aga
     # In place of what needs the model.
     like_the_ticket = branches.BranchStart(stored.weights, ticket.masks, *steps, held_at=_either(experiment, stored))
     fresh = again.fresh(stored) if again and known.needs_model == DRAWN else None
+    # Nothing is trained once masks are learned, so all but the fixed weights is as it is stored.
+    initial, counts = store.read_start(stored.run, stored.replicate), masks.num_kept(ticket.masks)
+    fixed = {each: supermasks.fixed_weights(initial, counts)[each] for each in counts} if known.learns else {}
+    learned = replace(like_the_ticket, start={**stored.weights, **fixed})
     needs_model = lambda: fresh or stored.weights, lambda: like_the_ticket
     settings, rewind = experiment.prune, experiment.rewind
     spent = plan.steps_to(settings, stored.index, rewind.step, experiment.train.num_steps)
-    initial = store.read_start(stored.run, stored.replicate)
     steps = (steps[0], experiment.train.num_steps) if known.kind == "alternative" else steps
     of = branches.StoredTicket(
-        ticket.masks, ticket.start, *steps, rng, *needs_model, initial, spent,
+        ticket.masks, ticket.start, *steps, rng, *needs_model, initial, spent, learned=lambda rule: learned,
         at_initial=ticket.at_initial, held_at=ticket.held_at,
     )  # fmt: skip
     made = known.function(of)

@@ -79,6 +79,8 @@ class Trainer:
         schedule_step: The variable that the model was compiled with, if any; see `compiling.compile_model`.
         augment: Augmentation of training images: ``"crop"``, ``"flip"``.
         obstacle: What keeps the model from the sparse engine, besides what can be read from the model and the data.
+        inputs: Variables by name that a step reads besides the model's, and that the caller assigns before it trains a
+            network.
     """
 
     def __init__(
@@ -90,10 +92,11 @@ class Trainer:
         schedule_step: Any = None,
         augment: Collection[str] = (),
         obstacle: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
     ) -> None:
         import tensorflow as tf
 
-        self.model, self.settings, self._data = model, settings, data
+        self.model, self.settings, self._data, self._inputs = model, settings, data, inputs or {}
         self.masks: dict[str, Any] = {
             name: tf.Variable(tf.constant(mask), trainable=False, dtype=tf.bool)
             for name, mask in masks.ones_like(weights.read(model)).items()
@@ -243,6 +246,8 @@ class Trainer:
             known = settings.model_dump(mode="json", exclude={"engine"})  # which its own variables tell
             parts = [start_sha256, weights.fingerprint(kept), known, seed, first, schedule_step, sorted(watch)]
             parts += [[step, one.num_kept] for step, one in sorted(span.changes.items())]
+            if self._inputs:
+                parts.append(weights.fingerprint({name: one.numpy() for name, one in self._inputs.items()}))
             now = checkpointer.begin(self.model, {**own, **loop.own}, parts, now)
             for row in now.metrics:
                 report(row[0], now.validation[1], row)
@@ -392,10 +397,10 @@ class Trainer:
             one.on_train_batch_end(index, logs)
 
     def _touched(self) -> list[tuple[Any, np.ndarray]]:
-        """The variables that a step touches besides the model's and the masks, with their first values."""
+        """The variables that a step touches besides the model's, the masks and the inputs, with their first values."""
         if not self._first_values:
             self.hold()
-            own = [*self.model.variables, *self.masks.values(), *self.held.values()]
+            own = [*self.model.variables, *self.masks.values(), *self.held.values(), *self._inputs.values()]
             known = {id(inner) for one in own for inner in weights.components(one)}
             traced = self.loop.steps.get_concrete_function(*self.loop.batches((0,))(1)).graph
             # A graph lists its variables in an order of chance, its captures in the order of the trace.

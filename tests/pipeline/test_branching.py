@@ -35,7 +35,7 @@ TABLES = {
     "prune": {"num_rounds": 2, "rate": 0.4},
     "run": {"num_replicates": 2},
 }
-CONTROLS = branches.controls()
+CONTROLS = [name for name in branches.controls() if branches.BRANCHES[name].kind == "control"]
 
 
 def build():

@@ -255,7 +255,7 @@ def test_killed_in_the_middle_of_a_round_and_run_again_it_has_the_same_bits(runs
 
 def test_branches_that_prune_to_zero_are_refused(runs, tmp_path):
     run = runs("initial")
-    for name in ("untrained_rescaled", "rigl"):
+    for name in ("untrained_rescaled", "rigl", "supermask"):
         why = f'{name} cannot be compared fairly under prune.held_at = "initial": '
         with pytest.raises(LotteryError, match=why):
             run.branch(name, [2], model=build, data=arrays(), report=quietly)

@@ -25,7 +25,7 @@ def origin(seed=0, densities=(0.3, 0.6)):
     dense = {name: rng.normal(size=SHAPES[name]) for name in PRUNABLE}
     return branches.StoredTicket(
         kept, start, STEP, NUM_STEPS, np.random.default_rng(seed), lambda: dict(other), lambda: drawn, initial,
-        3 * NUM_STEPS, lambda step, state: dense,
+        3 * NUM_STEPS, lambda step, state: dense, lambda rule: replace(drawn, start=initial, first_step=NUM_STEPS),
     )  # fmt: skip
 
 
@@ -68,6 +68,8 @@ KEEPS = {
     "untrained": (True, True, (STEP, STEP)),
     "untrained_rescaled": (True, False, (STEP, STEP)),
     "early_bird": (False, False, (20, NUM_STEPS)),
+    "supermask": (False, False, (NUM_STEPS, NUM_STEPS)),
+    "supermask_bernoulli": (False, False, (NUM_STEPS, NUM_STEPS)),
     "transfer": (True, True, (STEP, NUM_STEPS)),
     "random_mask_erk": (False, True, (STEP, NUM_STEPS)),
     **dict.fromkeys(("gradual", "set", "rigl"), (False, False, (0, NUM_STEPS))),

@@ -51,6 +51,8 @@ ENGINES = [
     "model.name=lenet_300_100", "data.augment=[]", "train.batch_size=512", "train.num_steps=600", "train.eval_every=20",
     "train.learning_rate=0.001", "train.engine=auto", "prune.rate=0.5", "prune.num_rounds=3", "rewind.step=0",
 ]  # fmt: skip
+# Masks that change while a network trains, and masks that are learned.
+ALTERNATIVES = ["run.controls=['rigl', 'supermask', 'gradual_long']", "run.control_rounds=[2]", "rewind.step=0"]
 ROOT = Path(__file__).parents[2]
 KINDS = ("tree", "worker", "worker", "trees", "int", "tree", "worker", "parent", "worker", "term")
 # Of records: how long it took, the commit of a checkout that somebody may be working in, and the digest of all that.
@@ -394,6 +396,7 @@ if __name__ == "__main__":
     parser.add_argument("--kinds", default=",".join(KINDS), help="Which, in turn.")
     parser.add_argument("--whole", type=Path, help="Folder that keeps the run that is left alone, for further calls.")
     parser.add_argument("--engines", action="store_true", help="Train a network whose engine changes between rounds.")
+    parser.add_argument("--alternatives", action="store_true", help="Train branches whose masks change.")
     options = parser.parse_args()
     print(f"--seed {options.seed}")
     if "ray" in options.kinds and not has_ray():
@@ -403,7 +406,7 @@ if __name__ == "__main__":
         print(text, flush=True)
 
     with tempfile.TemporaryDirectory() as scratch:
-        words = ENGINES if options.engines else ()
+        words = ENGINES if options.engines else ALTERNATIVES if options.alternatives else ()
         whole = left_alone(options.whole or Path(scratch), words, say)
         engines = Counter(record["engine"] for name, record in whole.items() if name.endswith("round.json"))
         say(f"Networks by engine: {dict(engines)}.")
