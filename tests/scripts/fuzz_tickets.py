@@ -873,7 +873,6 @@ def made():
         "keras-trained": packed(ticket(keras.Sequential(two), 0.3, trained=True, metrics={"loss": 1e-9, "of": [1, None]}, provenance={"run": "r", "round": 3})),
         "built-in": ticket_file.pack(_contents(built_in)._replace(about={**_contents(built_in).about, "architecture": network})),
         "pruned": packed(ticket(small(keras), 0.0, trained=True)),
-        "held": packed(ticket(small(keras), 0.5, trained=True, held_at="present")),
         "types": ticket_file.pack(ticket_file.Contents(kept, masks.apply(odd, kept), masks.apply(odd, kept), about)),
     }  # fmt: skip
     small_one = seeds["keras"]
