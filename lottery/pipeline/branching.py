@@ -34,7 +34,7 @@ def branch(
     if isinstance(kind, str) and kind not in branches.BRANCHES:
         raise unknown("branch", kind, branches.BRANCHES)
     if isinstance(kind, str):
-        branches.check_fair(kind, experiment.rewind.mode, experiment.rewind.step)
+        branches.check_fair(kind, experiment.rewind.mode, experiment.rewind.step, held_at=experiment.prune.held_at)
     function = branches.BRANCHES[kind].function if isinstance(kind, str) else kind
     name = _name(function)
     transfers = name in branches.BRANCHES and branches.BRANCHES[name].other_data

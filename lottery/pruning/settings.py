@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from lottery.errors import LotteryError
 from lottery.pruning.allocation import ALLOCATIONS
 from lottery.pruning.criteria import CRITERIA
+from lottery.pruning.held import HELD_AT
 from lottery.pruning.ranking import GLOBAL, SCOPES
 from lottery.pruning.rewinding import REWINDS
 from lottery.pruning.schedules import SCHEDULES, explicit
@@ -28,6 +29,7 @@ class Prune(Section):
     rates: dict[str, RateOrZero] = Field(default={})
     densities: tuple[Rate, ...] = Field(default=(), strict=False)
     num_examples: Positive = 100
+    held_at: Annotated[str, one_of("prune.held_at", HELD_AT)] = "zero"
     fingerprint: str = ""
 
     @model_validator(mode="before")
