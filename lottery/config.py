@@ -18,7 +18,7 @@ from lottery.data import Data
 from lottery.enforcement import ENFORCEMENTS
 from lottery.errors import LotteryError, unknown
 from lottery.models.settings import Model
-from lottery.pruning import branches
+from lottery.pruning import branches, held
 from lottery.pruning.criteria import NEEDS_NETWORK
 from lottery.pruning.granularity import UNITS
 from lottery.pruning.settings import Prune, Rewind, implied_rounds
@@ -71,6 +71,8 @@ class Experiment(Section):
             raise LotteryError(
                 f"run.control_rounds: received {late[0]}, allowed is at most prune.num_rounds, {self.prune.num_rounds}."
             )
+        scored_untrained = self.prune.criterion in NEEDS_NETWORK
+        held.check(self.prune.held_at, self.rewind.mode, scored_untrained, self.run.enforcement)
         return self
 
 
@@ -240,10 +242,10 @@ def _unprintable(value: Any) -> str | None:
 
 def _check_fair(experiment: Experiment) -> None:
     """Refuse controls, and a criterion, that have no meaning where tickets start."""
-    rewind, criterion = experiment.rewind, experiment.prune.criterion
+    rewind, criterion, held_at = experiment.rewind, experiment.prune.criterion, experiment.prune.held_at
     for name in experiment.run.controls:
         head, granularity = "run.controls: leave out {name}, which", experiment.prune.granularity
-        branches.check_fair(name, rewind.mode, rewind.step, head, granularity)
+        branches.check_fair(name, rewind.mode, rewind.step, head, held_at, granularity)
     if criterion in NEEDS_NETWORK and rewind.mode != "weights":
         raise LotteryError(
             f'rewind.mode: received "{rewind.mode}", allowed with prune.criterion = "{criterion}" is "weights": it '

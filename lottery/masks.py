@@ -81,10 +81,18 @@ def is_nested(inner: Masks, outer: Masks) -> bool:
     return inner.keys() == outer.keys() and not any(np.any(inner[name] & ~outer[name]) for name in inner)
 
 
-def leaks(weights: Weights, masks: Masks) -> dict[str, int]:
-    """Count the masked entries that are not zero (NaN is not), by weight; weights without any are left out."""
+def leaks(weights: Weights, masks: Masks, held_at: Weights | None = None) -> dict[str, int]:
+    """Count the masked entries that are not at their held values, by weight; weights without any are left out.
+
+    Args:
+        weights, masks: Arrays by name. NaN is no held value.
+        held_at: The values of masked entries, as for `apply`; zero if missing.
+    """
     check(masks, weights)
-    counts = {name: int(np.count_nonzero(weights[name][~mask])) for name, mask in masks.items()}
+    held_at, counts = held_at or {}, {}
+    for name, mask in masks.items():
+        held = np.broadcast_to(held_at.get(name, 0), mask.shape)[~mask]
+        counts[name] = int(np.count_nonzero(weights[name][~mask] != held))
     return {name: count for name, count in counts.items() if count}
 
 

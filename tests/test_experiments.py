@@ -22,8 +22,8 @@ from tests.conftest import quietly
 NAMES = list(presets.paths())
 # Those whose networks are too large for the default run, which has one Conv and one ResNet; `-m long` walks them too.
 LARGE = (
-    "conv_2_cifar10", "conv_4_cifar10", "conv_6_cifar10", "lenet_mnist_criteria", "resnet_20_cifar10",
-    "resnet_20_cifar10_at_init", "resnet_20_cifar10_late", "vgg_19_cifar10",
+    "conv_2_cifar10", "conv_4_cifar10", "conv_6_cifar10", "lenet_mnist_criteria", "lenet_mnist_held_at",
+    "resnet_20_cifar10", "resnet_20_cifar10_at_init", "resnet_20_cifar10_late", "vgg_19_cifar10",
 )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def command(monkeypatch, tmp_path):
 
 
 def test_each_published_experiment_has_a_preset():
-    assert len(NAMES) == 13
+    assert len(NAMES) == 14
     assert {path.stem for path in EXPERIMENTS.glob("*.toml")} | {"mnist1d"} == set(NAMES)
     published = {config.load(path).name for path in presets.paths().values()}
     assert set(PROTOCOLS) <= published

@@ -111,7 +111,7 @@ def wrong(run: Path, again: Again | None = None) -> Iterator[tuple[str, list[str
 def wrong_network(run: Path, experiment: config.Experiment, folder: Path, again: Again | None = None) -> Iterator[str]:
     """Yield a sentence for everything that is wrong with the sibling in a folder of a run.
 
-    These are masks that are not the round's, masked weights that are not zero, and training that did not start from the
+    These are masks that are not the round's, masked weights that are not held, and training that did not start from the
     weights of its step under the masks. Raises `LotteryError` if a file is missing, or does not have its checksum.
     """
     store.check_files(folder)
@@ -124,12 +124,13 @@ def wrong_network(run: Path, experiment: config.Experiment, folder: Path, again:
     kept, ticket = stored.masks, siblings.round.masks
     if kept.keys() != ticket.keys() or any(not np.array_equal(kept[name], ticket[name]) for name in ticket):
         yield "Its masks are not those of the round."
-    for name, count in masks.leaks(stored.weights, kept).items():
-        yield f"{name} has {count} masked entries that are not zero."
+    held_at = siblings.round.held_at
+    for name, count in masks.leaks(stored.weights, kept, held_at).items():
+        yield f"{name} has {count} masked entries that are not {store.held_name(held_at)}."
     state = files.read_arrays(siblings.state_file)
     if weights.fingerprint(state) != record["step_sha256"]:
         yield f"The stored weights of step {step} are not those that it started from."
-    if not stored.began_with(siblings.start(order, state)):
+    if not stored.began_with(siblings.start(order, state), held_at):
         yield f"Training did not start from the weights of step {step} under the masks."
     if again:
         yield from again.evaluated(stored)

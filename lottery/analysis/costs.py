@@ -1,13 +1,16 @@
 """The cost of networks: multiply-adds for one example, compression, theoretical speed-up, steps, seconds and engine."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lottery import config
 from lottery.analysis.record import Analysis, frame
-from lottery.pruning import branches, plan
+from lottery.pruning import branches, held, plan
 from lottery.runs import store
 from lottery.runs.store import StoredRound
 from lottery.runs.verdicts import Table
@@ -36,7 +39,8 @@ def table(run: Path) -> Table:
 
     Returns:
         A data frame with the columns `COLUMNS`, a row for each row of `lottery.runs.results.table`, in its order:
-        ``compression`` is 1 / density, of the prunable weights alone; ``parameter_compression`` counts all trainable
+        ``compression`` is 1 / density, of the prunable weights alone (an entry that is masked, but held at another
+        value than zero, counts here and below as if it were kept); ``parameter_compression`` counts all trainable
         parameters, with biases and normalisation; ``multiply_adds`` for one example of the run's own data, and
         ``speedup``, the dense network's divided by these, both NaN if unknown; ``seconds`` and ``steps`` of training,
         for `lottery.pruning.branches.early_bird` without the steps that draw the ticket; ``spent_steps`` and
@@ -45,18 +49,19 @@ def table(run: Path) -> Table:
     """
     environment, networks = store.read_environment(run), list(store.rounds(run))
     rows, per_entry, all_spent = [], environment.get("uses", {}), spent(run, networks)
+    at_zero = held.is_zero(store.read_experiment(run).prune.held_at)
     dense: int | None = None
     others: int | None = None  # trainable parameters that cannot be pruned
     for stored in networks:
-        record = stored.record
-        needed = multiply_adds(record["kept"], per_entry)
+        record, used = stored.record, _used(stored, at_zero)
+        needed, num_used = multiply_adds(used, per_entry), sum(used.values())
         if (stored.branch, stored.index) == (store.TICKET, 0):  # the first round of each replicate
             dense = needed
             others = _others(stored, environment.get("not_pruned", {})) if others is None else others
-        left, whole = record["num_kept"] + (others or 0), record["num_weights"] + (others or 0)
+        left, whole = num_used + (others or 0), record["num_weights"] + (others or 0)
         steps = [step for step, *_ in stored.metrics]
         computed = {
-            "compression": 1 / record["density"] if record["density"] else math.inf,
+            "compression": record["num_weights"] / num_used if num_used else math.inf,
             "parameter_compression": math.nan if others is None else whole / left if left else math.inf,
             "multiply_adds": math.nan if needed is None else needed,
             "speedup": math.nan if needed is None or dense is None else dense / needed if needed else math.inf,
@@ -80,9 +85,9 @@ def spent(run: Path, networks: Sequence[StoredRound]) -> dict[tuple[int, str, in
     experiment = store.read_experiment(run)
     settings, k, per_entry = experiment.prune, experiment.rewind.step, store.read_environment(run).get("uses", {})
     batch = experiment.train.batch_size if _knows_batches(run, experiment) else math.nan
-    own, dense = {}, {}
+    own, dense, at_zero = {}, {}, held.is_zero(settings.held_at)
     for stored in networks:
-        replicate, index, record = stored.replicate, stored.index, stored.record
+        replicate, index, record = stored.replicate, stored.index, {**stored.record, "kept": _used(stored, at_zero)}
         if (index, stored.branch) == (0, store.TICKET):  # the first of a replicate
             dense[replicate] = _count(record["kept"], per_entry)
         steps = record.get("last_step", experiment.train.num_steps) - record.get("first_step", k if index else 0)
@@ -103,6 +108,14 @@ def spent(run: Path, networks: Sequence[StoredRound]) -> dict[tuple[int, str, in
         steps, counts = zip(*trainings, strict=True)
         found[stored.labels] = sum(steps), float(sum(counts))
     return found
+
+
+def _used(stored: StoredRound, at_zero: bool) -> dict[str, int]:
+    """Count the entries of each weight that must be stored and multiplied: those that are kept, or held at no zero."""
+    if at_zero:
+        return stored.record["kept"]
+    stored = dataclasses.replace(stored)  # which lets go of the weights
+    return {name: int(np.count_nonzero(mask | (stored.weights[name] != 0))) for name, mask in stored.masks.items()}
 
 
 def _own(

@@ -114,10 +114,12 @@ def export(
     output.table(["format", "file", "bytes", "gzipped", "difference", "same class"], lines)
     output.say(
         "Each file was loaded again and compared. Difference: the largest of an output, relative to the largest "
-        "output. Same class: the share of inputs with the same class. Masked entries are zero in each file."
+        "output. Same class: the share of inputs with the same class. Masked entries are "
+        f"{'zero' if ticket.held_at is None else 'at their held values'} in each file."
     )
     if unseen := [one.form for one in done if not one.zeros_checked]:
-        output.say(f"But the zeros could not be checked in: {', '.join(unseen)}.")
+        what = "zeros" if ticket.held_at is None else "held values"
+        output.say(f"But the {what} could not be checked in: {', '.join(unseen)}.")
     for form, error in failed.items():
         output.say(f"Not written: {form}. {printable(error)}")
 
@@ -230,7 +232,7 @@ def _exported(
         try:
             if library not in built:
                 built[library] = ticket.model(trained, library)
-            done.append(exporting.export(built[library], ticket.masks, path, form, inputs))
+            done.append(exporting.export(built[library], ticket.masks, path, form, inputs, ticket.held_at))
         except LotteryError as error:
             failed[form] = error
     return done, failed

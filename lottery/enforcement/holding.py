@@ -24,7 +24,7 @@ class Held:
     name: str
     variable: Any
     mask: Any  # True for kept entries: a boolean array, or a boolean tf.Variable that can be assigned
-    value: Any  # the held values of the others: an array of the weight's shape, or a number
+    value: Any  # the held values of the others: an array or a tf.Variable of the weight's shape, or a number
 
     @property
     def frozen(self) -> bool:
@@ -192,13 +192,21 @@ def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at
             if value != PRESENT:
                 raise unknown("held_at", value, [PRESENT])
             value = np.array(targets[name].numpy())
-        shape, value = tuple(targets[name].shape), np.asarray(value)
-        if value.shape not in ((), shape):
-            raise LotteryError(f"held_at for {name!r} has shape {value.shape}, the weight has {shape}.")
-        if not _are_finite(np.broadcast_to(value, shape)[~masks[name]], targets[name]):
+        shape, assignable = tuple(targets[name].shape), _is_assignable(value)
+        value = value if assignable else np.asarray(value)
+        if tuple(value.shape) not in ((), shape):
+            raise LotteryError(f"held_at for {name!r} has shape {tuple(value.shape)}, the weight has {shape}.")
+        if not assignable and not _are_finite(np.broadcast_to(value, shape)[~masks[name]], targets[name]):
             raise LotteryError(f"held_at for {name!r} must be finite numbers of its type wherever the mask is False.")
         values[name] = value
     return values
+
+
+def _is_assignable(value: Any) -> bool:
+    """Check if a held value is a variable of its own, which can be assigned others; of a weight, its value counts."""
+    import tensorflow as tf
+
+    return isinstance(value, tf.Variable) and not value.trainable
 
 
 def _are_finite(values: np.ndarray, variable: Any) -> bool:

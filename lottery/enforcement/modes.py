@@ -49,7 +49,8 @@ def constraint(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> 
         masks: Boolean arrays by weight, True where the entry is kept. With boolean ``tf.Variable`` (`mask_variables`)
             you can assign other masks later, without another trace.
         held_at: The values of masked entries by weight: an array of the weight's shape, a number, or ``"present"`` for
-            its present values; zero if missing. ``"present"`` alone applies to all weights.
+            its present values; zero if missing. ``"present"`` alone applies to all weights. To a ``tf.Variable`` that
+            is not trainable you can assign other values later, without another trace.
 
     Yields:
         The callbacks that ``fit`` needs: an empty list, except in the mode `callback`.

@@ -200,7 +200,9 @@ def _differentiable(entry: Held, value: Any) -> Any:
     """
     import tensorflow as tf
 
-    entry = replace(entry, mask=tf.convert_to_tensor(entry.mask))  # a function with its own gradient reads no variables
+    # A function with its own gradient reads no variables.
+    held = tf.convert_to_tensor(entry.value) if hasattr(entry.value, "assign") else entry.value
+    entry = replace(entry, mask=tf.convert_to_tensor(entry.mask), value=held)
 
     @tf.custom_gradient
     def compute(own: Any) -> Any:

@@ -34,8 +34,8 @@ def branch(
     if isinstance(kind, str) and kind not in branches.BRANCHES:
         raise unknown("branch", kind, branches.BRANCHES)
     if isinstance(kind, str):
-        granularity = experiment.prune.granularity
-        branches.check_fair(kind, experiment.rewind.mode, experiment.rewind.step, granularity=granularity)
+        rewind, prune = experiment.rewind, experiment.prune
+        branches.check_fair(kind, rewind.mode, rewind.step, held_at=prune.held_at, granularity=prune.granularity)
     function = branches.BRANCHES[kind].function if isinstance(kind, str) else kind
     name = _name(function)
     transfers = name in branches.BRANCHES and branches.BRANCHES[name].other_data

@@ -189,7 +189,8 @@ def _train(training: Training, siblings: Siblings, order: int) -> None:
                 f"{str(folder)!r} started from other weights than those of step {step} of replicate {replicate}."
             )
     kept, network = siblings.round.masks, (replicate, siblings.index, siblings.branch(order))
-    start, words = siblings.start(order, state), connectivity_files.seed_words(settings, replicate, order)
+    start = masks.apply(siblings.start(order, state), kept, siblings.round.held_at)
+    words = connectivity_files.seed_words(settings, replicate, order)
     own = _with_noise(training, siblings, order)
     trained = rounds_module.train_network(own, network, start, kept, Span(step), words=words)
     about = {"order": order, "first_step": step, "last_step": settings.train.num_steps, "step_sha256": digest}
@@ -219,7 +220,7 @@ def _is_measured(siblings: Siblings, recomputed: bool, num_points: int) -> bool:
 def _measure(training: Training, siblings: Siblings, walk: Callable[..., list[Row]], recomputed: bool) -> None:
     """Evaluate and store the path between two siblings."""
     trainer, (one, other) = training.prepared.trainer, (siblings.network(order) for order in ORDERS)
-    trainer.set_masks(one.masks)
+    trainer.set_masks(one.masks, one.weights)
     rows = walk(trainer.model, one.weights, other.weights)
     connectivity_files.write_path(siblings.path_file(recomputed), rows, siblings.digests())
     alphas, errors = zip(*((alpha, error) for alpha, split, _, error in rows if split == "test"), strict=True)

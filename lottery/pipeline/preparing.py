@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from lottery.models import networks, optimizers
 from lottery.models.library import evaluating, is_compiled, is_keras, keras_of
 from lottery.models.units import Units
 from lottery.pipeline import environment, identity
-from lottery.pruning import branches, criteria, gradients, plan, schedules, synflow
+from lottery.pruning import branches, criteria, gradients, held, plan, schedules, synflow
 from lottery.runs import store, two_way, verification
 from lottery.settings import COMPILED, GIVEN
 from lottery.sparse.reading import Chain, NoNumba
@@ -199,9 +200,13 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     if experiment.run.enforcement == "reparameterization":  # it refuses some layers
         with enforce(built, masks.ones_like(weights.read(built))):
             pass
-    other = experiment.run.enforcement in ("tfmot", GIVEN)
+    other, at_zero = experiment.run.enforcement in ("tfmot", GIVEN), held.is_zero(experiment.prune.held_at)
     obstacle = f'run.enforcement is "{experiment.run.enforcement}"' if other else None
+    obstacle = obstacle or (None if at_zero else f'prune.held_at is "{experiment.prune.held_at}"')
     trainer = Trainer(built, loaded, experiment.train, enforce, schedule_step, experiment.data.augment, obstacle)
+    if not at_zero:
+        _check_held_at(enforce)
+        trainer.hold_at_start()
     # Everybody expects vectors to stay (biases, statistics, seeds); a tensor that stays is worth a line.
     skipped, variables = weights.unprunable(built).items(), weights.variables(built)
     unexpected = [(name, why) for name, why in skipped if len(variables[name].shape) > 1 and why != "a bias"]
@@ -250,6 +255,17 @@ def _identified(prepared: Prepared, ingredients: Ingredients) -> Prepared:
 
     observe = functools.cache(functools.partial(identity.observed, examined, example, opaque, numbers))
     return replace(prepared, experiment=config.validated(tables), observe=observe)
+
+
+def _check_held_at(enforce: Enforcement) -> None:
+    """Raise `LotteryError` if a function of the caller's takes no held values."""
+    try:
+        inspect.signature(enforce).bind(None, {}, {})
+    except TypeError:
+        raise LotteryError(
+            "run.enforcement: the function takes no held values, which prune.held_at needs; give it a third argument, "
+            "as lottery.enforcement.constraint has."
+        ) from None
 
 
 def too_fine(prepared: Prepared, tolerance: float | None) -> list[str]:

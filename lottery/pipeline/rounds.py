@@ -16,7 +16,7 @@ from lottery.masks import Masks
 from lottery.models.library import reason
 from lottery.pipeline import learning, preparing
 from lottery.pipeline.preparing import Prepared
-from lottery.pruning import branches, criteria, plan, rewinding, supermasks
+from lottery.pruning import branches, criteria, held, plan, rewinding, supermasks
 from lottery.runs import store
 from lottery.training.checkpoints import Checkpointer, Every
 from lottery.training.trainer import Arrays, Row, Span, Trained, Trainer
@@ -75,11 +75,14 @@ def train_chain(training: Training, replicate: int, last: int) -> None:
             kept = dense if plan.is_from_dense(experiment.prune) else kept
             scores = _scores(training, replicate, index, scored, kept)
             pruned = plan.round_masks(experiment.prune, index, scores, kept, units)
+            initial_values = _start_state(training, replicate)
+            at_initial = held.at_initial(experiment.prune.held_at, initial_values, scored, kept, before)
+            held_at = held.values(at_initial, initial_values)
             thresholds, kept = plan.thresholds(experiment.prune, scores, kept, pruned, units), pruned
             number = criteria.DEFINITIONS.get(experiment.prune.criterion)
             details = {"definition": number} if number else {}
             rng = rewinding.rng_for(experiment.run.seed, replicate, index)
-            start = rewinding.rewound(experiment.rewind.mode, _start_state(training, replicate), before, kept, rng)
+            start = rewinding.rewound(experiment.rewind.mode, initial_values, before, kept, rng, held_at)
             trained = train_network(training, network, start, kept, Span(k, None, schedule_step(experiment, index)))
         else:
             thresholds, watch = dict.fromkeys(kept), _states_on_the_way(training)
@@ -111,12 +114,14 @@ def train_branch(
 ) -> None:
     """Train a branch from a stored round, and add `details` to its record."""
     experiment = training.prepared.experiment
-    chosen = branch(_stored_ticket(training, network))
+    ticket = _stored_ticket(training, network)
+    chosen = branch(ticket)
     _check_start(training, network, chosen)
     first, last, schedule = chosen.first_step, chosen.last_step, chosen.schedule_step
     if schedule is None:  # a branch that starts where the ticket starts goes through the same part of the schedule
         schedule = schedule_step(experiment, network[1]) if first == experiment.rewind.step else first
-    trained = train_network(training, network, chosen.start, chosen.kept, Span(first, last, schedule, chosen.changes))
+    start = masks.apply(chosen.start, chosen.kept, chosen.held_in(ticket))
+    trained = train_network(training, network, start, chosen.kept, Span(first, last, schedule, chosen.changes))
     about = {"control": branch.__name__, "first_step": first, "last_step": last}
     if trained.changes:
         changes = [dict(zip(store.CHANGES, change, strict=True)) for change in trained.changes]
@@ -139,10 +144,10 @@ def is_made_by(training: Training, network: Network, branch: branches.BranchFunc
         return True
     _check_start(training, network, chosen)
     stored = store.StoredRound(training.path, *network)
-    begun = weights.fingerprint(masks.apply(chosen.start, chosen.kept))
+    same_start = stored.began_with(chosen.start, chosen.held_in(ticket))
     same_masks = all(np.array_equal(mask, stored.masks[name]) for name, mask in chosen.kept.items())
     steps = (stored.record["first_step"], stored.record["last_step"])
-    return same_masks and begun == stored.record["start_sha256"] and steps == (chosen.first_step, chosen.last_step)
+    return same_masks and same_start and steps == (chosen.first_step, chosen.last_step)
 
 
 def train_network(
@@ -343,6 +348,8 @@ def _stored_ticket(training: Training, network: Network) -> branches.StoredTicke
         spent=plan.steps_to(experiment.prune, index, experiment.rewind.step, experiment.train.num_steps),
         gradients=lambda step, state: training.dense_gradients(replicate, step, state),
         learned=lambda rule: _learned(training, network, stored.masks, rule),
+        at_initial=stored.at_initial,
+        held_at=stored.held_at,
         shuffled=plan.shuffled(experiment.prune, stored.masks, training.prepared.units),
     )
 
@@ -359,6 +366,16 @@ def _check_start(training: Training, network: Network, chosen: Any) -> None:
             what = "must have exactly the weights of the ticket"
             raise LotteryError(f"{branch}: {part} {what}; see {wrong[0]!r}.")
     masks.check(dict(chosen.kept), chosen.start)
+    held_at = chosen.held_at or {}
+    if not trainer.held and held_at:
+        raise LotteryError(f'{branch}: received held_at in a run of prune.held_at = "zero"; leave it out.')
+    if trainer.held and chosen.changes:
+        allowed = f'allowed in a run of prune.held_at = "{experiment.prune.held_at}" are none'
+        raise LotteryError(f"{branch}: received changes of masks, {allowed}: entries that grow start at zero.")
+    for name, value in held_at.items():
+        if name in chosen.kept and np.shape(value) != chosen.kept[name].shape:
+            shapes = f"has shape {np.shape(value)}, the weight has {chosen.kept[name].shape}"
+            raise LotteryError(f"{branch}: held_at of {name!r} {shapes}.")
     first, last = chosen.first_step, chosen.last_step
     most = plan.steps_to(experiment.prune, index, experiment.rewind.step, experiment.train.num_steps)
     if not 0 <= first <= last <= most:
@@ -390,7 +407,11 @@ def _drawn_early(training: Training, network: Network) -> branches.BranchStart:
         for name, mask in kept.items():
             seen[name] = np.stack([*seen.get(name, ()), mask][-EARLY_MASKS:])
         if all(len(drawn) == EARLY_MASKS for drawn in seen.values()) and farthest() <= EARLY_DISTANCE:
-            raise _Enough(branches.BranchStart(state, kept, step, experiment.train.num_steps, step))
+            initial_values = _start_state(training, replicate)
+            at_initial = held.at_initial(experiment.prune.held_at, initial_values, state, dense, state)
+            held_at = held.values(at_initial, initial_values)
+            last = experiment.train.num_steps
+            raise _Enough(branches.BranchStart(state, kept, step, last, step, held_at=held_at))
 
     epochs = preparing.ends_of_epochs(training.prepared)
     if len(epochs) < EARLY_MASKS:

@@ -10,7 +10,7 @@ import numpy as np
 from lottery import masks, randomness
 from lottery.errors import LotteryError
 from lottery.masks import Change, Masks, Weights
-from lottery.pruning import allocation, dynamic, rewinding, supermasks
+from lottery.pruning import allocation, dynamic, held, rewinding, supermasks
 from lottery.pruning.rewinding import Start
 
 
@@ -31,6 +31,9 @@ class StoredTicket:
     gradients: dynamic.Gradients = dynamic.no_gradients
     # Learns masks while the weights stay fixed; see `supermask`.
     learned: Callable[[supermasks.Rule], "BranchStart"] = supermasks.no_learning
+    # True where an entry, if masked, is held at its initial value; empty for zero. See `held.at_initial`.
+    at_initial: Masks = field(default_factory=dict)
+    held_at: Weights = field(default_factory=dict)  # the value of every entry, if masked; empty for zero
     # Draws masks at random that prune as many whole groups of each weight; None where entries are pruned one by one.
     shuffled: Callable[[np.random.Generator], Masks] | None = None
 
@@ -46,6 +49,11 @@ class BranchStart:
     schedule_step: int | None = None  # where in its schedule the learning rate starts; None: where the ticket's does
     changes: Mapping[int, Change] = field(default_factory=dict)  # by the step after which the masks change
     details: Mapping[str, Any] = field(default_factory=dict)  # entries to add to the network's record
+    held_at: Weights | None = None  # values of masked entries, arrays by weight; None: by the ticket's own `held_at`
+
+    def held_in(self, ticket: StoredTicket) -> Weights:
+        """Return the values to hold masked entries at, of a branch from a ticket; empty for zero."""
+        return ticket.held_at if self.held_at is None else self.held_at
 
 
 # A function of a stored ticket: the network that the branch trains.
@@ -86,16 +94,17 @@ class Branch:
     starts_from: str | Mapping[Start, str] = "the ticket's start weights"
     past: str = "as the ticket's"
     refused: Mapping[Start, str] = field(default_factory=dict)  # a start that is missing is fair
+    refused_held: str = ""  # why it is refused beside tickets whose masked entries are not all held at zero; or empty
     of_entries: bool = False  # prunes entries one by one, whatever the ticket's granularity, so it lacks its structure
 
-    def beside(self, start: Start, step: int | str = "k") -> Comparison:
-        """Compare with a ticket that starts from one kind of weights."""
+    def beside(self, start: Start, step: int | str = "k", held_at: str = "zero") -> Comparison:
+        """Compare with a ticket that starts from one kind of weights, and holds masked entries as `held_at` says."""
 
         def text(of: str | Mapping[Start, str]) -> str:
             chosen = of if isinstance(of, str) else of.get(start, "")
             return chosen.format(step=f"{step:,}" if isinstance(step, int) else step)
 
-        refused = text(self.refused)
+        refused = text(self.refused) or ("" if held.is_zero(held_at) else self.refused_held)
         return Comparison(text(self.starts_from), self.past, "" if refused else text(self.takes_away), refused)
 
 
@@ -105,7 +114,9 @@ def random_reinit(ticket: StoredTicket) -> BranchStart:
     Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, section 2. It trains for all steps, as the dense network
     does. Beside a ticket that is rewound to step k it lacks the k dense steps, so the two together are what it shows.
     """
-    return BranchStart(ticket.fresh(), ticket.kept, 0, ticket.num_steps, schedule_step=0)
+    start = ticket.fresh()
+    held_at = held.values(ticket.at_initial, start)
+    return BranchStart(start, ticket.kept, 0, ticket.num_steps, schedule_step=0, held_at=held_at)
 
 
 def random_mask(ticket: StoredTicket) -> BranchStart:
@@ -163,12 +174,27 @@ def signed_constant(ticket: StoredTicket) -> BranchStart:
     ``sign`` does.
     """
     start = rewinding.to_signs(ticket.start, ticket.start, ticket.kept, ticket.rng)
-    return BranchStart(start, ticket.kept, ticket.step, ticket.num_steps)
+    held_at = held.values(ticket.at_initial, start)
+    return BranchStart(start, ticket.kept, ticket.step, ticket.num_steps, held_at=held_at)
 
 
 def untrained(ticket: StoredTicket) -> BranchStart:
     """The ticket not trained: "supermasks" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 5."""
     return BranchStart(ticket.start, ticket.kept, ticket.step, ticket.step)
+
+
+def untrained_rescaled(ticket: StoredTicket) -> BranchStart:
+    """The ticket not trained, each weight multiplied by the number of its entries over the number that is kept.
+
+    "Dynamic weight rescaling" of Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 5: what a unit receives
+    stays about as large as in the dense network, though most of its inputs are zero. It changes the loss. The accuracy
+    of relu layers with biases at zero stays, because they pass a factor on.
+    """
+    start = dict(ticket.start)
+    for name, num in masks.num_kept(ticket.kept).items():
+        if num:
+            start[name] = (start[name] * (start[name].size / num)).astype(start[name].dtype)
+    return BranchStart(start, ticket.kept, ticket.step, ticket.step)
 
 
 def early_bird(ticket: StoredTicket) -> BranchStart:
@@ -280,6 +306,13 @@ _UNDONE = (
     "the ticket starts from weights that were trained in every round before it, and this network lacks that training; "
     'use a run of rewind.mode = "weights"'
 )
+_TRAINING: Mapping[Start, str] = {
+    "initial": "training",
+    "late": "training after step {step}",
+    "signs": "training",
+    "shuffled": "training",
+    "trained": "training after pruning",
+}
 _WHICH_KEPT: Mapping[Start, str] = dict.fromkeys(("initial", "late", "signs", "shuffled"), "which weights are kept")
 _WHICH_SIGN = "which weight starts with which sign"
 
@@ -337,16 +370,13 @@ BRANCHES: dict[str, Branch] = {
         past="as the ticket's, of which the signs are left",
         refused={"signs": "the ticket itself starts from signs of one size", "trained": _UNDONE},
     ),
-    "untrained": Branch(
-        untrained,
-        {
-            "initial": "training",
-            "late": "training after step {step}",
-            "signs": "training",
-            "shuffled": "training",
-            "trained": "training after pruning",
-        },
+    "untrained": Branch(untrained, _TRAINING, starts="end"),
+    "untrained_rescaled": Branch(
+        untrained_rescaled,
+        _TRAINING,
         starts="end",
+        starts_from="the ticket's start weights, each layer's multiplied by its entries over those that are kept",
+        refused_held="its factor makes up for entries at zero, and here masked entries are held at other values",
     ),
     "early_bird": Branch(
         early_bird,
@@ -372,6 +402,7 @@ BRANCHES: dict[str, Branch] = {
             needs_model=("masks",),
             starts_from="the dense network's initial weights",
             past="not at all",
+            refused_held="it prunes to zero, and here masked entries are held at other values",
         )
         for function in (gradual, gradual_long, set, set_long, rigl, rigl_long)
     },
@@ -385,6 +416,7 @@ BRANCHES: dict[str, Branch] = {
             needs_model=("masks",),
             starts_from="the signs of the dense network's initial weights, all of one size in a layer, which stay",
             past="not at all",
+            refused_held="it prunes to zero, and here masked entries are held at other values",
         )
         for function, rule in ((supermask, supermasks.EDGE_POPUP), (supermask_bernoulli, supermasks.BERNOULLI))
     },
@@ -397,34 +429,45 @@ def controls() -> list[str]:
     return [name for name, branch in BRANCHES.items() if branch.kind != "other"]
 
 
-def comparison(label: str, mode: str = "weights", step: int = 0) -> Comparison | None:
+def comparison(label: str, mode: str = "weights", step: int = 0, held_at: str = "zero") -> Comparison | None:
     """Return what a stored branch shows beside the tickets of a rewinding mode; None for a function of the user's."""
     known = find(label)
-    return known and known.beside(rewinding.start_of(mode, step), step)
+    return known and known.beside(rewinding.start_of(mode, step), step, held_at)
 
 
-def check_fair(name: str, mode: str, step: int = 0, head: str = "{name}", granularity: str = "weight") -> None:
-    """Raise `LotteryError` if a branch has no fair comparison with a rewinding mode's tickets; `head` begins it."""
+def check_fair(
+    name: str,
+    mode: str,
+    step: int = 0,
+    head: str = "{name}",
+    held_at: str = "zero",
+    granularity: str = "weight",
+) -> None:
+    """Raise `LotteryError` if a branch has no fair comparison with a run's tickets; `head` begins the message."""
     if BRANCHES[name].of_entries and granularity != "weight":
         raise LotteryError(
             f'{head.format(name=name)} cannot be compared fairly under prune.granularity = "{granularity}": it keeps '
             "as many entries in all, one by one, and the ticket keeps whole groups; use random_mask."
         )
-    if refused := BRANCHES[name].beside(rewinding.start_of(mode, step), step).refused:
-        what = f'{head.format(name=name)} cannot be compared fairly under rewind.mode = "{mode}"'
-        raise LotteryError(f"{what}: {refused}.")
+    start = rewinding.start_of(mode, step)
+    if refused := BRANCHES[name].beside(start, step, held_at).refused:
+        of_mode = BRANCHES[name].beside(start, step).refused
+        where = f'rewind.mode = "{mode}"' if of_mode else f'prune.held_at = "{held_at}"'
+        raise LotteryError(f"{head.format(name=name)} cannot be compared fairly under {where}: {refused}.")
 
 
-def fair(mode: str, step: int = 0) -> list[str]:
+def fair(mode: str, step: int = 0, held_at: str = "zero") -> list[str]:
     """List the branches that can be compared fairly with the tickets of a rewinding mode."""
     start = rewinding.start_of(mode, step)
-    return [name for name, branch in BRANCHES.items() if not branch.beside(start).refused]
+    return [name for name, branch in BRANCHES.items() if not branch.beside(start, step, held_at).refused]
 
 
 def refusals() -> list[tuple[str, str]]:
-    """List the rewinding modes with the branches that have no fair comparison there, as lines of a help text."""
-    refused = {mode: [name for name in BRANCHES if name not in fair(mode)] for mode in rewinding.REWINDS}
-    return [(f"rewind.mode={mode}", ", ".join(names)) for mode, names in refused.items() if names]
+    """List the settings with the branches that have no fair comparison there, as lines of a help text."""
+    ways = [(f"rewind.mode={mode}", fair(mode)) for mode in rewinding.REWINDS]
+    ways += [(f"prune.held_at={name}", fair("weights", held_at=name)) for name in held.HELD_AT]
+    refused = {way: [name for name in BRANCHES if name not in allowed] for way, allowed in ways}
+    return [(way, ", ".join(names)) for way, names in refused.items() if names]
 
 
 def find(label: str) -> Branch | None:

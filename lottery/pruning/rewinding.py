@@ -94,7 +94,7 @@ def rng_for(seed: int, replicate: int, index: int) -> np.random.Generator:
 
 
 def rewound(
-    mode: str, start: Weights, trained: Weights, kept: Masks, rng: np.random.Generator
+    mode: str, start: Weights, trained: Weights, kept: Masks, rng: np.random.Generator, held_at: Weights | None = None
 ) -> dict[str, np.ndarray]:
-    """Make the variables that a round starts from, every masked entry at zero."""
-    return masks.apply(REWINDS[mode](start, trained, kept, rng), kept)
+    """Make the variables that a round starts from, every masked entry at its held value, or at zero without any."""
+    return masks.apply(REWINDS[mode](start, trained, kept, rng), kept, held_at)

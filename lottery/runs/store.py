@@ -22,7 +22,7 @@ from lottery import masks as masks_module
 from lottery import weights as weights_module
 from lottery.errors import LotteryError, StorageError
 from lottery.masks import Masks
-from lottery.pruning import rewinding
+from lottery.pruning import held, plan, rewinding
 from lottery.runs import records
 from lottery.settings import MOST
 
@@ -125,17 +125,41 @@ class StoredRound:
         return StoredRound(self.run, self.replicate, self.index - 1)
 
     @cached_property
+    def at_initial(self) -> Masks:
+        """Where entries are held at their initial values, if masked; empty for zero. See `held.at_initial`."""
+        if self.branch != TICKET:
+            raise LotteryError(f"{str(self.folder)!r} is a branch; what its masked entries are held at is not stored.")
+        settings = read_experiment(self.run).prune
+        if held.is_zero(settings.held_at) or not self.index:
+            return {}
+        dense = self.before if self.index == 1 else StoredRound(self.run, self.replicate, 0)
+        scored = self.before if settings.iterative else dense
+        kept = dense.masks if plan.is_from_dense(settings) else self.before.masks
+        return held.at_initial(settings.held_at, self._initial, scored.weights, kept, self.before.weights)
+
+    @cached_property
+    def held_at(self) -> dict[str, np.ndarray]:
+        """The values to hold entries at, if masked, by weight; empty for zero."""
+        return held.values(self.at_initial, self._initial) if self.at_initial else {}
+
+    @cached_property
+    def _initial(self) -> dict[str, np.ndarray]:
+        """Every variable at the rewind step."""
+        return read_start(self.run, self.replicate, read_experiment(self.run).rewind.step)
+
+    @cached_property
     def masked_start(self) -> dict[str, np.ndarray]:
         """The start under the masks, compared with the fingerprint taken when training began."""
-        if not self.began_with(self.start):
+        if not self.began_with(self.start, self.held_at):
             place = f"round {self.index} of replicate {self.replicate}"
             why = f"{place} did not start from the start weights stored there."
             raise LotteryError(f"{str(self.run)!r} is damaged: {why}")
-        return masks_module.apply(self.start, self.masks)
+        return masks_module.apply(self.start, self.masks, self.held_at)
 
-    def began_with(self, start: Mapping[str, np.ndarray]) -> bool:
-        """Return True if training began with these variables under the masks of this round."""
-        return weights_module.fingerprint(masks_module.apply(start, self.masks)) == self.record["start_sha256"]
+    def began_with(self, start: Mapping[str, np.ndarray], held_at: Mapping[str, np.ndarray] | None = None) -> bool:
+        """Return True if training began with these variables under the masks of this round, and these held values."""
+        begun = masks_module.apply(start, self.masks, held_at)
+        return weights_module.fingerprint(begun) == self.record["start_sha256"]
 
     @property
     def engine(self) -> str:
@@ -154,6 +178,11 @@ class StoredRound:
     def _read(self, name: str, most: int | None = None) -> tuple[Path, bytes]:
         path = inside(self.run, self.folder / name)
         return path, _checked(path, self.record["sha256"][name], most)
+
+
+def held_name(held_at: Mapping[str, np.ndarray]) -> str:
+    """Name what masked entries must be: zero, or at their held values."""
+    return "at their held values" if held_at else "zero"
 
 
 def rounds(run: Path, indices: Iterable[int] | None = None, branches: bool = True) -> Iterator[StoredRound]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from lottery import config
 from lottery.errors import unknown
 from lottery.formatting import listed, percent, ranges, replicates
-from lottery.pruning import branches
+from lottery.pruning import branches, held
 from lottery.runs import intervals
 from lottery.runs.measure import ACCURACY, Measure, measure_of, scored
 
@@ -50,10 +50,11 @@ class Rule:
     mode: str = "weights"  # of rewinding, and its step: they decide what a control may show
     rewind_step: int = 0
     measure: Measure = ACCURACY  # what tickets are compared by
+    held_at: str = "zero"  # masked entries, which too decides what a control may show
 
     def compared(self, branch: str) -> branches.Comparison | None:
         """Return what a branch shows beside the tickets; None for a function of the user's."""
-        return branches.comparison(branch, self.mode, self.rewind_step)
+        return branches.comparison(branch, self.mode, self.rewind_step, self.held_at)
 
     @property
     def allowed(self) -> str:
@@ -106,7 +107,10 @@ def rule_for(
     word = WINNING if rewind.step == 0 and rewind.mode == "weights" else MATCHING
     tolerance = measure.tolerance if tolerance is None else tolerance
     confidence = 1 - 0.05 / looks
-    return Rule(word, tolerance, train.eval_every, train.num_steps, confidence, rewind.mode, rewind.step, measure)
+    return Rule(
+        word, tolerance, train.eval_every, train.num_steps, confidence, rewind.mode, rewind.step, measure,
+        experiment.prune.held_at,
+    )  # fmt: skip
 
 
 def paired(rows: Table, measure: str = "", against: str = "dense") -> Table:
@@ -282,6 +286,8 @@ def sentences(
     found = [headline(rows, rule, trained, lines).text]
     if lines.empty:
         return found
+    if text := held.sentence(rule.held_at):
+        found.append(text)
     several = bool(lines["replicates"].max() > 1)
     by_mean = smallest_matching(rows, rule.tolerance)
     shown = _best_shown(lines, rule)

@@ -9,7 +9,7 @@ import numpy as np
 
 from lottery import config, files, masks, randomness, weights
 from lottery.errors import LotteryError
-from lottery.pruning import branches, criteria, plan, supermasks
+from lottery.pruning import branches, criteria, held, plan, supermasks
 from lottery.runs import store
 from lottery.runs.store import StoredRound
 from lottery.settings import GIVEN, ROUNDING
@@ -32,7 +32,7 @@ def verify(run: Path, again: Again | None = None) -> Iterator[tuple[str, list[st
     """Check a run, and yield the name of each stored network with a sentence for everything that is wrong with it.
 
     For each round: the checksum of each file; counts that are exactly those of the schedule; masks that lie within
-    those of the round before, and are what pruning its trained weights gives; masked weights that are zero; training
+    those of the round before, and are what pruning its trained weights gives; masked weights that are held; training
     that began from the start weights under the masks; a record that agrees with the curve and the predictions. For
     each branch: that it keeps and changes of its round what its name says. With `again`, networks are evaluated again,
     and initial weights drawn again.
@@ -182,16 +182,33 @@ def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterat
     counts = masks.num_kept(kept)
     if (record["kept"], record["num_kept"], record["density"]) != (counts, sum(counts.values()), masks.density(kept)):
         yield "The record's counts differ from those of the masks."
-    for name, count in masks.leaks(trained, kept).items():
-        yield f"{name} has {count} masked entries that are not zero."
     if stored.has(store.EARLY_STOP):
         masks.check(kept, stored.early_stop)
-        for name, count in masks.leaks(stored.early_stop, kept).items():
-            yield f"{name} has {count} masked entries that are not zero at the early-stop step."
         if stop == last and weights.fingerprint(stored.early_stop) != weights.fingerprint(trained):
             yield "The weights at the early-stop step differ from those after training, which is the same step."
     if stored.has(store.PREDICTIONS):
         yield from _wrong_predictions(stored)
+
+
+def _wrong_held(stored: StoredRound, held_at: masks.Weights) -> Iterator[str]:
+    """Check that masked entries are at their held values, or at zero without any, at both stored steps."""
+    what = store.held_name(held_at)
+    for name, count in masks.leaks(stored.weights, stored.masks, held_at).items():
+        yield f"{name} has {count} masked entries that are not {what}."
+    if stored.has(store.EARLY_STOP):
+        for name, count in masks.leaks(stored.early_stop, stored.masks, held_at).items():
+            yield f"{name} has {count} masked entries that are not {what} at the early-stop step."
+
+
+def _either(experiment: config.Experiment, stored: StoredRound) -> masks.Weights:
+    """Return values to hold masked entries at as far as nobody knows which are at zero: there the stored ones."""
+    if held.is_zero(experiment.prune.held_at):
+        return {}
+    initial = store.read_start(stored.run, stored.replicate, experiment.rewind.step)
+    masks.check(stored.masks, initial)
+    always = held.HELD_AT[experiment.prune.held_at] is held.initial_value
+    at_initial = {name: (stored.weights[name] == initial[name]) | always for name in stored.masks}
+    return held.values(at_initial, initial)
 
 
 def _wrong_predictions(stored: StoredRound) -> Iterator[str]:
@@ -210,6 +227,9 @@ def _wrong_round(
     """Check a round of the main chain; `before` is None where the round before it cannot be read."""
     yield from _wrong_network(experiment, stored)
     index, replicate, kept = stored.index, stored.replicate, stored.masks
+    fits = before is not None and _shapes(before) == _shapes(stored) == _shapes(dense)
+    held_at = stored.held_at if fits or not index else _either(experiment, stored)
+    yield from _wrong_held(stored, held_at)
     if not index and experiment.rewind.step:
         late = weights.fingerprint(store.read_start(stored.run, replicate, experiment.rewind.step))
         if late != stored.record["rewind_sha256"]:
@@ -223,11 +243,11 @@ def _wrong_round(
             yield f"{' + '.join(names)} keeps {found} {groups.noun}, the schedule says {expected[index]}."
     for name in groups.broken(kept):
         yield f'The mask of {name} is not as prune.granularity = "{settings.granularity}" makes masks.'
-    if (before or not index) and not stored.began_with(stored.start):
+    if (before or not index) and not stored.began_with(stored.start, held_at):
         yield "Training did not start from the start weights under the masks."
     if before is None:
         return
-    if _shapes(before) != _shapes(stored) or _shapes(dense) != _shapes(stored):
+    if not fits:
         yield "Its masks are of other weights than those of the rounds before."
         return
     if not plan.is_from_dense(settings) and not masks.is_nested(kept, before.masks):
@@ -250,16 +270,18 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Aga
     """Make a branch again from its round, as far as that needs no model, or with it, and compare."""
     yield from _wrong_network(experiment, stored)
     name, known = stored.record["control"], branches.BRANCHES.get(stored.record["control"])
-    if known is None:
+    if known is None:  # a function of the user's may hold masked entries at any values
+        yield from _wrong_held(stored, {} if held.is_zero(experiment.prune.held_at) else stored.weights)
         return
     ticket, kept = StoredRound(stored.run, stored.replicate, stored.index), stored.masks
     if _shapes(ticket) != _shapes(stored):
         yield "Its masks are of other weights than those of its round."
+        yield from _wrong_held(stored, _either(experiment, stored))
         return
     rng = branches.rng_for(experiment.run.seed, stored.replicate, stored.index, stored.branch)
     steps = stored.record["first_step"], stored.record["last_step"]
     # In place of what needs the model.
-    like_the_ticket = branches.BranchStart(stored.weights, ticket.masks, *steps)
+    like_the_ticket = branches.BranchStart(stored.weights, ticket.masks, *steps, held_at=_either(experiment, stored))
     fresh = again.fresh(stored) if again and known.needs_model == DRAWN else None
     # Nothing is trained once masks are learned, so all but the fixed weights is as it is stored.
     initial, counts = store.read_start(stored.run, stored.replicate), masks.num_kept(ticket.masks)
@@ -271,10 +293,12 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Aga
     steps = (steps[0], experiment.train.num_steps) if known.kind == "alternative" else steps
     shuffled = plan.shuffled(settings, ticket.masks, store.read_environment(stored.run).get("units", ()))
     of = branches.StoredTicket(
-        ticket.masks, ticket.start, *steps, rng, *needs_model, initial, spent,
-        learned=lambda rule: learned, shuffled=shuffled,
+        ticket.masks, ticket.start, *steps, rng, *needs_model, initial, spent, learned=lambda rule: learned,
+        at_initial=ticket.at_initial, held_at=ticket.held_at, shuffled=shuffled,
     )  # fmt: skip
     made = known.function(of)
+    held_at = made.held_in(of)
+    yield from _wrong_held(stored, held_at)
     changes = [(step, change.num_kept) for step, change in sorted(made.changes.items())]
     if masks.num_kept(kept) != (changes[-1][1] if changes else masks.num_kept(made.kept)):
         yield f"It does not keep as many entries of each weight as {name}."
@@ -286,6 +310,6 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Aga
     if "masks" not in known.needs_model and any(np.any(made.kept[each] != kept[each]) for each in kept):
         yield f"Its masks differ from those of {name}."
     began = weights.fingerprint(masks.apply(made.start, made.kept)) if changes else ""
-    began_so = began == stored.record["start_sha256"] if changes else stored.began_with(made.start)
+    began_so = began == stored.record["start_sha256"] if changes else stored.began_with(made.start, held_at)
     if (fresh or "start weights" not in known.needs_model) and not began_so:
         yield f"Training did not start from the weights of {name}."

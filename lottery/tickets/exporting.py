@@ -15,11 +15,11 @@ from lottery import files, weights
 from lottery import masks as masks_module
 from lottery.enforcement import wrappers
 from lottery.errors import LotteryError, unknown
-from lottery.masks import Masks
+from lottery.masks import Masks, Weights
 from lottery.models import outputs
 from lottery.models.library import evaluating
 from lottery.tickets.formats import EXPORTS
-from lottery.tickets.reopened import zeros_kept
+from lottery.tickets.reopened import are_held
 
 # Largest difference of an output, over the largest output, that comes from the order of operations in half precision.
 _ROUNDING = {"float16": 5e-3, "bfloat16": 5e-2}
@@ -35,10 +35,17 @@ class Exported:
     num_gzipped: int  # bytes after gzip at level 9; of a folder, those of a tar file of it
     difference: float  # the largest of an output from the model's, over the model's largest output
     agreement: float  # share of inputs with the same largest entry of the output, at every place of every output
-    zeros_checked: bool  # False if a converter took a weight apart, so that its masked entries were not seen to be zero
+    zeros_checked: bool  # False if a converter took a weight apart, so that its masked entries were not seen to be held
 
 
-def export(model: Any, masks: Masks, path: str | Path, form: str | None = None, inputs: Any = None) -> Exported:
+def export(
+    model: Any,
+    masks: Masks,
+    path: str | Path,
+    form: str | None = None,
+    inputs: Any = None,
+    held_at: Weights | None = None,
+) -> Exported:
     """Write a ticket to a file that can be loaded without this package, and compare it with the model.
 
     An existing file or SavedModel is replaced as soon as the new file is complete and has passed the comparison; any
@@ -46,19 +53,20 @@ def export(model: Any, masks: Masks, path: str | Path, form: str | None = None, 
     export is thrown away, including the output of other threads.
 
     Args:
-        model: A built Keras 3 or tf_keras model whose masked entries are zero. It is not changed, except that a
-            stateful model forgets its state.
+        model: A built Keras 3 or tf_keras model whose masked entries are zero, or at `held_at`. It is not changed,
+            except that a stateful model forgets its state.
         masks: Boolean arrays by weight, True where the entry is kept.
         path: The file to write; its folder is made.
         form: A key of `EXPORTS`. By default the path's suffix decides: ``.keras``, ``.tflite``, ``.onnx``, ``.npz``;
             without one, a SavedModel.
         inputs: Real examples as the network takes them, to compare on; ``"tflite_int8"`` also takes the ranges of its
             integers from them. By default a few random inputs, if the model allows them.
+        held_at: The values of masked entries by weight, as `Ticket.held_at` has them; zero if missing.
 
     Raises:
-        LotteryError: A masked entry is not zero, here or in the file; the form does not take this model, or needs
-            inputs; the model gives nothing finite on the inputs, or the file other outputs: differences are at most
-            1e-5 of the largest, in half precision what it rounds off, for ``"tflite_int8"``, which rounds, only
+        LotteryError: A masked entry is not held, here or in the file; the form does not take this model, or zeros only,
+            or needs inputs; the model gives nothing finite on the inputs, or the file other outputs: differences are
+            at most 1e-5 of the largest, in half precision what it rounds off, for ``"tflite_int8"``, which rounds, only
             finite; or the path cannot be written. Nothing has been written then.
     """
     import tensorflow as tf
@@ -66,7 +74,8 @@ def export(model: Any, masks: Masks, path: str | Path, form: str | None = None, 
     path = Path(path)
     form = _form(path, form)
     how, state = EXPORTS[form], weights.read_state(model)
-    _check_ticket(model, masks, state, form)
+    held_at = {name: np.asarray(value, state[name].dtype) for name, value in (held_at or {}).items() if name in state}
+    _check_ticket(model, masks, state, form, held_at)
     if inputs is None:
         if form == "tflite_int8":
             raise LotteryError(
@@ -97,7 +106,7 @@ def export(model: Any, masks: Masks, path: str | Path, form: str | None = None, 
                 f"The outputs of the exported {form!r} differ from those of the model {model.name!r} by "
                 f"{difference:.2g} of the largest, allowed is {allowed}, so nothing was written; export another form."
             )
-        checked = zeros_kept(again, state, masks)
+        checked = are_held(again, state, masks, held_at)
         num_bytes, num_gzipped = files.sizes(temporary)
     return Exported(path, form, num_bytes, num_gzipped, difference, _agreement(expected, exported), checked)
 
@@ -123,9 +132,20 @@ def _form(path: Path, form: str | None) -> str:
     return form
 
 
-def _check_ticket(model: Any, masks: Masks, state: dict[str, np.ndarray], form: str) -> None:
+def _check_ticket(model: Any, masks: Masks, state: dict[str, np.ndarray], form: str, held_at: Weights) -> None:
     masks_module.check(masks, state)
-    for name, count in masks_module.leaks(state, masks).items():
+    for name, count in masks_module.leaks(state, masks, held_at).items() if held_at else ():
+        raise LotteryError(
+            f"{count} masked entries of {name!r} are not at their held values in the model {model.name!r}; set them "
+            "with lottery.enforcement.project(model, masks, held_at)."
+        )
+    if held_at and EXPORTS[form].zeros_only:
+        for name, count in masks_module.leaks(state, masks).items():
+            raise LotteryError(
+                f"The form {form!r} takes masked entries of zero only, and the ticket holds {count:,} of {name!r} at "
+                "other values; export another form."
+            )
+    for name, count in masks_module.leaks(state, masks).items() if not held_at else ():
         raise LotteryError(
             f"{count} masked entries of {name!r} are not zero in the model {model.name!r}; set them to zero with "
             "lottery.weights.assign(model, lottery.masks.apply(lottery.weights.read(model), masks))."

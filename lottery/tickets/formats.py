@@ -1,7 +1,7 @@
 """The formats of exported tickets: how each is written, and how it is opened again as its users open it.
 
 A format is two functions and a line in `EXPORTS`. One writes ``(model, masks, path, inputs)``: a built Keras 3 or
-tf_keras model whose masked entries are zero, which it leaves as it is, to a free path, with examples in the types of
+tf_keras model whose masked entries are held, which it leaves as it is, to a free path, with examples in the types of
 the model. The other opens ``(path, model)``; the model only tells what a file does not. Both may raise any error.
 """
 
@@ -33,6 +33,7 @@ class Form(NamedTuple):
     opened: Callable[[Path, Any], Opened]
     file: str  # its name where all formats are written to one folder
     tolerance: float = 1e-5  # largest difference of outputs, over the model's largest; infinite for any finite one
+    zeros_only: bool = False  # its point is that masked entries are zero, so it takes no others
 
     @property
     def suffix(self) -> str:
@@ -339,11 +340,11 @@ EXPORTS: dict[str, Form] = {
     "keras": Form(keras, keras_opened, "model.keras"),
     "saved_model": Form(saved_model, saved_model_opened, "saved_model"),
     "tflite": Form(tflite, tflite_opened, "model.tflite"),
-    "tflite_sparse": Form(tflite_sparse, tflite_opened, "model-sparse.tflite"),
+    "tflite_sparse": Form(tflite_sparse, tflite_opened, "model-sparse.tflite", zeros_only=True),
     "tflite_int8": Form(tflite_int8, tflite_opened, "model-int8.tflite", math.inf),
     "onnx": Form(onnx, onnx_opened, "model.onnx"),
     "npz": Form(npz, npz_opened, "model.npz"),
-    "tfmot": Form(tfmot, tfmot_opened, "model-tfmot.keras"),
+    "tfmot": Form(tfmot, tfmot_opened, "model-tfmot.keras", zeros_only=True),
 }
 
 

@@ -1,4 +1,4 @@
-"""An exported file that was opened again, and a check that masked entries are zero in it."""
+"""An exported file that was opened again, and a check that masked entries are held in it."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -32,27 +32,28 @@ class Opened(NamedTuple):
     named: bool  # by the stable names of `lottery.weights`, or by names that a library chose
 
 
-def zeros_kept(opened: Opened, weights: Weights, masks: Masks) -> bool:
-    """Check that the masked entries of a ticket are zero in an opened file, and raise if one is not.
+def are_held(opened: Opened, weights: Weights, masks: Masks, held_at: Weights) -> bool:
+    """Check that the masked entries of a ticket are zero, or at `held_at`, in an opened file; raise if one is not.
 
     Without stable names, a weight is found by its kept values: some tensor must hold them, in any order of dimensions
     and each output channel times a number of its own (converters transpose, merge dimensions, fold a normalisation into
     the layer before it, and round to integers). Return False if a weight with masked entries cannot be found, because
-    a converter took it apart, for example.
+    a converter took it apart, for example. Of a weight that is held at other values all entries count as kept.
     """
     seen = True
     for name, mask in masks.items():
         if mask.all():
             continue
         if not opened.named:
-            leaks = _leaks(opened, weights[name], mask)
+            leaks = _leaks(opened, weights[name], mask | True if name in held_at else mask)
         elif name in opened.tensors and opened.tensors[name].values.shape == mask.shape:
-            leaks = masks_module.leaks({name: opened.tensors[name].values}, {name: mask}).get(name, 0)
+            leaks = masks_module.leaks({name: opened.tensors[name].values}, {name: mask}, held_at).get(name, 0)
         else:
             raise LotteryError(f"The weight {name!r} is not in the exported file, so nothing was written.")
         if leaks:
+            what = "at their held values" if name in held_at else "zero"
             raise LotteryError(
-                f"{leaks} masked entries of {name!r} are not zero in the exported file, so nothing was written; "
+                f"{leaks} masked entries of {name!r} are not {what} in the exported file, so nothing was written; "
                 "export another form."
             )
         seen &= leaks is not None

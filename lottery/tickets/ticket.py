@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lottery import files, masks, weights
-from lottery.enforcement import patching
+from lottery.enforcement import HeldAt, holding, patching
 from lottery.errors import TicketError, printable
 from lottery.masks import Masks
 from lottery.models import architecture
@@ -30,7 +30,8 @@ class Ticket:
 
     Attributes:
         masks: Boolean arrays by weight, True where the entry is kept.
-        weights: Every variable at the start, by stable name, except states of random layers; masked entries are zero.
+        weights: Every variable at the start, by stable name, except states of random layers; masked entries are zero,
+            or at their held values.
         trained: The same variables after training under the masks, or None.
         architecture: The network as plain data; see `lottery.models.architecture`.
         metrics: Losses in nats, accuracies in [0, 1]; those of the dense network under ``dense``, over replicates under
@@ -60,8 +61,18 @@ class Ticket:
         """Number of weights that are kept."""
         return sum(masks.num_kept(self.masks).values())
 
+    @property
+    def held_at(self) -> dict[str, np.ndarray] | None:
+        """Values to hold masked entries at, by weight, as `lottery.enforcement` takes them; None if all are zero.
+
+        The arrays are start weights, of which the masked entries count.
+        """
+        if not masks.leaks(self.weights, self.masks):
+            return None
+        return {name: self.weights[name] for name in self.masks}
+
     def model(self, trained: bool = False, library: str | None = None) -> Any:
-        """Build the network and set its weights, masked entries at zero. The model is not compiled.
+        """Build the network and set its weights, masked entries at zero or their held values. It is not compiled.
 
         No code from a file is imported or run: the model is a built-in network, or consists of Keras' own layers.
 
@@ -78,17 +89,19 @@ class Ticket:
         return built
 
     def apply(self, model: Any, trained: bool = False) -> None:
-        """Set the weights of a model with the same names and shapes; masked entries become zero.
+        """Set the weights of a model with the same names and shapes; masked entries get zero or their held values.
 
         Values are rounded where variables of the model have a smaller type. Use `lottery.enforcement` to hold the masks
-        while training. Wrappers of tfmot get the masks here, keep every entry without a mask, and stop computing masks.
+        while training, with `held_at`. Wrappers of tfmot get the masks here, keep every entry without a mask, and stop
+        computing masks.
 
         Args:
             model: A built model of either Keras.
             trained: Set the trained weights instead of the start weights.
 
         Raises:
-            TicketError: Names or shapes differ; the message lists both sides. The model is unchanged.
+            TicketError: Names or shapes differ, and the message lists both sides; or the model has wrappers of tfmot,
+                and the ticket holds masked entries at other values than zero. The model is unchanged.
         """
         from lottery.enforcement import wrappers
 
@@ -99,6 +112,11 @@ class Ticket:
             differing = architecture.differing(shapes(values), expected)
             raise TicketError(f"The ticket is not of the model {model.name!r}. {differing}")
         wrapped = {name: np.ones(wrapper.mask.shape, bool) for name, wrapper in wrappers.find(model).items()}
+        if wrapped and self.held_at:
+            raise TicketError(
+                f"The model {model.name!r} is wrapped by tfmot, which holds masked entries at zero, and the ticket "
+                "holds some at other values; take the wrappers off with lottery.enforcement.wrappers.strip."
+            )
         _assign(model, values)
         if wrapped:
             # A mask that the wrapper computes would prune what the ticket keeps.
@@ -137,6 +155,7 @@ class Ticket:
         measure, value = self._measured()
         found = {
             "density": f"{self.density:.4f}, {self.num_kept:,} weights kept",
+            "held at": self._held(),
             "network": f"{about.get('name') or about.get('class') or OWN_LAYERS}, of {about.get('library')}",
             "weights": f"at the start, and trained{self._step()}" if self.trained is not None else "at the start",
             "from": of.get("run") and f"{of['run']}, replicate {of.get('replicate')}, round {of.get('round')}",
@@ -152,6 +171,12 @@ class Ticket:
             if isinstance(value := self.metrics.get(measure.early_stop), float):
                 return measure, measure.value(value)
         return ACCURACY, ""
+
+    def _held(self) -> str:
+        """Name what masked entries are held at, if that is not zero."""
+        others = sum(masks.leaks(self.weights, self.masks).values())
+        num = sum(mask.size for mask in self.masks.values()) - self.num_kept
+        return f"values of their own: {others:,} of {num:,} masked weights, the others at zero" if others else ""
 
     def _step(self) -> str:
         """Name the step of the trained weights, if the ticket says it."""
@@ -229,6 +254,7 @@ def of(
     trained: Mapping[str, np.ndarray] | None = None,
     metrics: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
+    held_at: HeldAt = None,
 ) -> Ticket:
     """Make a ticket from any model and masks. It starts from the present weights of the model.
 
@@ -237,9 +263,10 @@ def of(
         kept: Boolean arrays by weight, of its shape, True where the entry is kept.
         trained: Every variable after training, as `lottery.weights.read_state` returns them.
         metrics, provenance: Plain JSON values to store in the ticket.
+        held_at: What masked entries are held at, as for `lottery.enforcement.constraint`; zero if missing.
 
     Raises:
-        LotteryError: There is no mask, or a mask or a trained weight does not fit the model.
+        LotteryError: There is no mask, or a mask, a held value or a trained weight does not fit the model.
     """
     keras_of(model)
     if not kept:
@@ -247,7 +274,9 @@ def of(
     named = weights.portable(model)
     start = {name: value for name, value in weights.read_state(model).items() if name in named}
     masks.check(dict(kept), start)
-    held = {name: np.array(kept[name]) for name in start if name in kept}
+    own = {name: np.array(kept[name]) for name in start if name in kept}
+    entries = [] if held_at is None else holding.held(model, own, held_at)
+    values = {one.name: np.broadcast_to(one.value, one.mask.shape) for one in entries}
     after = None
     if trained is not None:
         after = {name: np.array(value) for name, value in trained.items() if name in named}
@@ -257,9 +286,9 @@ def of(
         for name, value in after.items():
             if value.dtype != start[name].dtype:
                 raise TicketError(f"The trained {name!r} is {value.dtype}, the model's is {start[name].dtype}.")
-        after = masks.apply(after, held)
+        after = masks.apply(after, own, values)
     about = copy.deepcopy((dict(metrics or {}), dict(provenance or {})))
-    return Ticket(held, masks.apply(start, held), after, architecture.describe(model), *about)
+    return Ticket(own, masks.apply(start, own, values), after, architecture.describe(model), *about)
 
 
 def shapes(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

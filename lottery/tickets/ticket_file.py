@@ -15,9 +15,9 @@ from safetensors.numpy import save as format_arrays
 
 from lottery.errors import TicketError, first_wrong
 from lottery.files import MOST_RECORD, check_nesting
-from lottery.masks import Masks, density, num_kept
+from lottery.masks import Masks, density, leaks, num_kept
 
-FORMAT = 1
+FORMAT, WITH_HELD = 1, 2  # the second also has the values of masked entries, for a ticket where some are not zero
 KEY = "ticket"  # the one entry of the metadata, for the order of several varies
 MOST_VARIABLES, MOST_DIMENSIONS = 20_000, 32
 
@@ -45,7 +45,7 @@ class _Variable(BaseModel, strict=True, extra="forbid"):
 
 
 class _Record(BaseModel, strict=True, extra="forbid"):
-    format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
+    format: Annotated[int, Field(ge=FORMAT, le=WITH_HELD)]
     lottery: str
     density: float
     num_kept: int
@@ -61,7 +61,8 @@ def pack(contents: Contents) -> bytes:
     """Pack a ticket as the bytes of a safetensors file; the same ticket gives the same bytes.
 
     ``mask/NAME`` is a mask at one bit an entry, in row-major order, the first in the highest bit. ``start/NAME`` and
-    ``trained/NAME`` are the kept entries of a masked weight in the same order, or the whole of another variable. The
+    ``trained/NAME`` are the kept entries of a masked weight in the same order, or the whole of another variable. If
+    some masked entries are held at other values than zero, ``held/NAME`` are the masked entries of each weight. The
     record is JSON, under ``ticket`` in the metadata. `TicketError` says which name or type cannot be written.
     """
     masks = contents.masks
@@ -69,8 +70,11 @@ def pack(contents: Contents) -> bytes:
     for part, values in (("start", contents.weights), ("trained", contents.trained or {})):
         for name, value in values.items():
             tensors[f"{part}/{name}"] = np.asarray(value[masks[name]] if name in masks else value, order="C")
+    with_held = bool(leaks(contents.weights, masks))
+    for name, mask in masks.items() if with_held else ():
+        tensors[f"held/{name}"] = contents.weights[name][~mask]
     record: dict[str, Any] = {
-        "format": FORMAT,
+        "format": WITH_HELD if with_held else FORMAT,
         "lottery": metadata.version("lottery"),
         "density": density(masks),
         "num_kept": sum(num_kept(masks).values()),
@@ -110,7 +114,7 @@ def unpack(content: bytes, where: str) -> Contents:
 def _checked_record(loaded: dict[str, Any]) -> _Record:
     """Check the types of a record: first that nothing is too long, for pydantic would list each of a million errors."""
     variables, sums = (loaded.get(key) for key in ("variables", "sha256"))
-    for num, most in ((variables, MOST_VARIABLES), (sums, 3 * MOST_VARIABLES)):
+    for num, most in ((variables, MOST_VARIABLES), (sums, 4 * MOST_VARIABLES)):
         if isinstance(num, dict) and len(num) > most:
             raise TicketError(f"it has more than {MOST_VARIABLES:,} variables.")
     each = variables.values() if isinstance(variables, dict) else ()
@@ -138,8 +142,10 @@ def _unpacked(content: bytes) -> Contents:
         raise TicketError(f"its metadata has no {KEY!r}.")
     loaded = _parsed(texts[KEY])
     version = loaded.get("format")
-    if type(version) is int and version > FORMAT:
-        raise TicketError(f"it has format {version}, and this version of lottery reads {FORMAT}; install a newer one.")
+    if type(version) is int and version > WITH_HELD:
+        raise TicketError(
+            f"it has format {version}, and this version of lottery reads up to {WITH_HELD}; install a newer one."
+        )
     record = _checked_record(loaded)
     if _digest(loaded) != record.record_sha256:
         raise TicketError("the checksum of its record is wrong.")
@@ -152,7 +158,10 @@ def _unpacked(content: bytes) -> Contents:
     for name, variable in record.variables.items():
         if variable.masked:
             bits, num = np.unpackbits(tensors[f"mask/{name}"]), math.prod(variable.shape)
-            if bits[num:].any() or np.count_nonzero(bits) != tensors[f"start/{name}"].size:
+            sizes = np.count_nonzero(bits), num - np.count_nonzero(bits)
+            parts = zip(("start", "held"), sizes, strict=True)
+            found = [(tensors[f"{part}/{name}"].size, size) for part, size in parts if f"{part}/{name}" in tensors]
+            if bits[num:].any() or any(own != size for own, size in found):
                 raise TicketError(f"the mask of {name} does not keep as many entries as the file has.")
             masks[name] = bits[:num].astype(bool).reshape(variable.shape)
     if record.num_kept != sum(num_kept(masks).values()) or record.density != density(masks):
@@ -189,7 +198,8 @@ def _check_tensors(record: _Record, header: Mapping[str, Any], size: int) -> Non
     if not any(variable.masked for variable in record.variables.values()):
         raise TicketError("it has no masks.")
     parts = ("start", "trained") if any(name.startswith("trained/") for name in header) else ("start",)
-    masked = [f"mask/{name}" for name, variable in record.variables.items() if variable.masked]
+    of_masks = ("mask", "held") if record.format == WITH_HELD else ("mask",)
+    masked = [f"{part}/{name}" for name, variable in record.variables.items() if variable.masked for part in of_masks]
     expected = {*masked, *(f"{part}/{name}" for part in parts for name in record.variables)}
     if set(header) != expected or set(record.sha256) != expected:
         raise TicketError("its tensors differ from those in its record.")
@@ -225,11 +235,13 @@ def _check_name(name: str) -> None:
 
 
 def _whole(part: str, record: _Record, masks: Masks, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Unfold every variable, with zeros where a mask does not keep."""
+    """Unfold every variable, with held values where a mask does not keep, or zeros if the file has none."""
     values = {name: tensors[f"{part}/{name}"].copy() for name in record.variables}  # not a view of the file
     for name, mask in masks.items():
         kept, values[name] = values[name], np.zeros(mask.shape, values[name].dtype)
         values[name][mask] = kept
+        if record.format == WITH_HELD:
+            values[name][~mask] = tensors[f"held/{name}"]
     return values
 
 

@@ -70,6 +70,7 @@ class Trainer:
 
     Masks are variables, so one trace serves every mask. They are enforced from the first call that needs it (`hold`)
     until `close`. The attribute ``masks`` has a boolean variable for each prunable weight, True where an entry is kept.
+    Masked entries are held at zero, unless `hold_at_start` is called.
 
     Args:
         model: A compiled Keras 3 or tf_keras model; its own ``train_step`` and ``test_step`` run.
@@ -100,6 +101,7 @@ class Trainer:
             name: tf.Variable(tf.constant(mask), trainable=False, dtype=tf.bool)
             for name, mask in masks.ones_like(weights.read(model)).items()
         }
+        self.held: dict[str, Any] = {}  # variables like ``masks``, of the values to hold masked entries at if not zero
         self.loop: Loop = compile_loop(model, data, settings, augment, self._end_of_step)
         # What the sparse engine trains, or why it cannot; and that engine, from the first network that it trains on.
         self.chain = engines.read(model, data, settings, augment, obstacle)
@@ -110,10 +112,19 @@ class Trainer:
         self._callbacks: list[Any] = []
         self._first_values: list[tuple[Any, np.ndarray]] = []
 
+    def hold_at_start(self) -> None:
+        """Hold masked entries at the values that they start with, in place of zero; call it before anything is held."""
+        import tensorflow as tf
+
+        self.held = {
+            name: tf.Variable(tf.zeros_like(value), trainable=False) for name, value in weights.read(self.model).items()
+        }
+
     def hold(self) -> None:
         """Enforce the masks from now on, until `close`."""
         if self._enforce is not None and not self._is_held:
-            self._callbacks = self._held.enter_context(self._enforce(self.model, self.masks))
+            parts = (self.masks, self.held) if self.held else (self.masks,)
+            self._callbacks = self._held.enter_context(self._enforce(self.model, *parts))
             self._is_held = True
 
     def close(self) -> None:
@@ -121,10 +132,13 @@ class Trainer:
         self._held.close()
         self._is_held = False
 
-    def set_masks(self, kept: Masks) -> None:
-        """Assign the masks; a weight that `kept` does not name is not pruned."""
+    def set_masks(self, kept: Masks, state: Arrays | None = None) -> None:
+        """Assign the masks, and the held values from a state; a weight that `kept` does not name is not pruned."""
         for name, variable in self.masks.items():
             variable.assign(kept[name] if name in kept else np.ones(variable.shape, bool))
+        for name, variable in self.held.items():
+            if state is not None:
+                variable.assign(state[name])
 
     def reset(self) -> None:
         """Put everything that a step touches, besides the model's variables and the masks, back to its first value.
@@ -158,7 +172,7 @@ class Trainer:
     def _at(self, state: Arrays, kept: Masks, engine: str | None) -> Any:
         """Put the model into a state, and return the engine that continues from there."""
         self.hold()
-        self.set_masks(kept)
+        self.set_masks(kept, state)
         weights.assign(self.model, state)
         chosen = self.engine(kept, engine)[0]
         chosen.take(kept)
@@ -183,6 +197,8 @@ class Trainer:
     ) -> Trained:
         """Train a network under masks, with a fresh optimizer; masked entries start at zero, whatever `start` holds.
 
+        After `hold_at_start` they start, and stay, at the values of `start`.
+
         With moving averages (``use_ema=True``) training ends with them, as Keras' ``fit`` does. An evaluation on the
         way is of the averages too, since a training that stopped there would end with them.
 
@@ -197,7 +213,7 @@ class Trainer:
                 of `Trained.metrics`. A training that resumes reports earlier rows again.
 
         Raises:
-            LotteryError: The loss or a weight is not a finite number any more, a masked entry is not zero, or a change
+            LotteryError: The loss or a weight is not a finite number any more, a masked entry is not held, or a change
                 keeps another number of entries than it says.
             Stopped: A stop was requested, and the checkpoint is written.
         """
@@ -209,10 +225,11 @@ class Trainer:
         pace = (self.settings.num_steps, last) if last > self.settings.num_steps else (1, 1)
         settled = max(span.changes, default=first)
         self.hold()
-        self.set_masks(kept)
+        self.set_masks(kept, start)
+        held_at = start if self.held else None
 
         def begin() -> None:
-            weights.assign(self.model, masks.apply(start, kept))
+            weights.assign(self.model, masks.apply(start, kept, held_at))
             self.reset()
             optimizers.restart_averages(self.model)
             self._schedule_step.assign([schedule_step, *pace])
@@ -296,10 +313,10 @@ class Trainer:
         loop.settle()
         optimizers.finalize(self.model)
         final = weights.read_state(self.model)
-        for name in masks.leaks(final, kept) | masks.leaks(now.best, kept):
+        for name in masks.leaks(final, kept, held_at) | masks.leaks(now.best, kept, held_at):
             raise LotteryError(
-                f"{name} has masked entries that are not zero: the model's train_step changes it without the "
-                "optimizer, whose constraints hold the masks."
+                f"{name} has masked entries that are not {'held' if self.held else 'zero'}: the model's train_step "
+                "changes it without the optimizer, whose constraints hold the masks."
             )
         # Whether the loss shows a NaN depends on the processor: the relu of some makes it a zero.
         for name, variable in weights.variables(self.model).items():
@@ -383,7 +400,7 @@ class Trainer:
         """The variables that a step touches besides the model's, the masks and the inputs, with their first values."""
         if not self._first_values:
             self.hold()
-            own = [*self.model.variables, *self.masks.values(), *self._inputs.values()]
+            own = [*self.model.variables, *self.masks.values(), *self.held.values(), *self._inputs.values()]
             known = {id(inner) for one in own for inner in weights.components(one)}
             traced = self.loop.steps.get_concrete_function(*self.loop.batches((0,))(1)).graph
             # A graph lists its variables in an order of chance, its captures in the order of the trace.

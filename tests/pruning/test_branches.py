@@ -66,6 +66,7 @@ KEEPS = {
     "reshuffled_init": (True, False, (STEP, NUM_STEPS)),
     "signed_constant": (True, False, (STEP, NUM_STEPS)),
     "untrained": (True, True, (STEP, STEP)),
+    "untrained_rescaled": (True, False, (STEP, STEP)),
     "early_bird": (False, False, (20, NUM_STEPS)),
     "supermask": (False, False, (NUM_STEPS, NUM_STEPS)),
     "supermask_bernoulli": (False, False, (NUM_STEPS, NUM_STEPS)),
@@ -94,6 +95,18 @@ def test_what_a_branch_keeps_and_what_it_changes(name):
         assert equal(branch.start, one.initial)
     elif name not in ("random_reinit", "early_bird"):
         assert np.array_equal(branch.start["dense/bias"], one.start["dense/bias"]), "what is not pruned is the ticket's"
+
+
+def test_a_rescaled_ticket_is_its_kept_entries_times_entries_over_those_kept():
+    one = origin(densities=(0.3, 0.6))
+    empty = {**one.kept, "dense/kernel": np.zeros(SHAPES["dense/kernel"], bool)}
+    for kept in (one.kept, empty):
+        branch = branches.untrained_rescaled(replace(one, kept=kept))
+        for name, mask in kept.items():
+            factor = mask.size / mask.sum() if mask.any() else 1
+            expected = (one.start[name].astype(np.float64) * factor).astype(np.float32)
+            np.testing.assert_allclose(branch.start[name], expected, rtol=3e-7)
+        assert np.array_equal(branch.start["dense/bias"], one.start["dense/bias"])
 
 
 @given(seed=st.integers(0, 2**32), densities=st.tuples(st.floats(0.01, 0.99), st.floats(0.01, 0.99)))

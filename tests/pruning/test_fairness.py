@@ -73,6 +73,11 @@ SHOWS = {
     ("untrained", "signs"): "training",
     ("untrained", "shuffled"): "training",
     ("untrained", "trained"): "training after pruning",
+    ("untrained_rescaled", "initial"): "training",
+    ("untrained_rescaled", "late"): "training after step 8",
+    ("untrained_rescaled", "signs"): "training",
+    ("untrained_rescaled", "shuffled"): "training",
+    ("untrained_rescaled", "trained"): "training after pruning",
 }
 NO_CLAIM = ("early_bird", "transfer")
 
@@ -206,6 +211,9 @@ def test_each_branch_beside_each_ticket(runs, tmp_path, name, mode, step):
     elif name == "untrained":
         assert beside.past == "as the ticket's" and steps == (step, step)
         assert mask_kept and same_start
+    elif name == "untrained_rescaled":
+        assert beside.past == "as the ticket's" and steps == (step, step)
+        assert mask_kept and not same_start
     elif name == "transfer":
         assert beside.past == "as the ticket's" and steps == (step, NUM_STEPS)
         assert mask_kept and same_start

@@ -853,6 +853,7 @@ def made():
     lenet = networks.builder("lenet_300_100", (1,), 2)()
     built_in = ticket(lenet, 0.01)
     for value in (*built_in.weights.values(),):
+        value.flags.writeable = True
         value[...] = 0 if value.ndim == 1 else value  # biases, which would fill the file's text with nothing
     network = {"library": "keras", "name": "lenet_300_100", "input_shape": [1], "num_classes": 2}
     rng = np.random.default_rng(1)

@@ -21,7 +21,7 @@ from lottery.enforcement import wrappers
 from lottery.errors import LotteryError
 from lottery.pruning import ranking
 from lottery.tickets import exporting, formats
-from lottery.tickets.reopened import Opened, Stored, zeros_kept
+from lottery.tickets.reopened import Opened, Stored, are_held
 
 LIBRARIES = ("keras", "tf_keras")
 FORMS = [form for form in exporting.EXPORTS if form != "tfmot"]
@@ -314,7 +314,7 @@ def test_weights_are_found_by_their_kept_values(rng):
 
     def seen(*stored):
         tensors = {str(index): one for index, one in enumerate((other, *stored))}
-        return zeros_kept(Opened(lambda inputs: inputs, tensors, named=False), {"w": weight}, kept)
+        return are_held(Opened(lambda inputs: inputs, tensors, named=False), {"w": weight}, kept, {})
 
     layouts = {
         "as it is": (lambda value: value, weight, 0.0),
@@ -332,7 +332,7 @@ def test_weights_are_found_by_their_kept_values(rng):
     assert not seen(Stored(np.where(kept["w"], 0.0, 1.0)))  # follows it with a scale of zero, as any weight
     assert not seen(Stored(scaled[..., :5]), Stored(scaled[..., 5:]))  # taken apart
     with pytest.raises(LotteryError, match="'w' is not in the exported file"):
-        zeros_kept(Opened(lambda inputs: inputs, {"v": Stored(weight)}, named=True), {"w": weight}, kept)
+        are_held(Opened(lambda inputs: inputs, {"v": Stored(weight)}, named=True), {"w": weight}, kept, {})
 
 
 # What is in the files of Keras and tfmot
