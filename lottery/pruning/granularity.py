@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,126 +52,68 @@ class Granularity:
     block: tuple[int, ...] = ()
     n_of_m: tuple[int, ...] = ()
 
+    @property
+    def kind(self) -> "Kind":
+        """What is known of every granularity of this name."""
+        return GRANULARITIES[self.name]
 
-class Entries:
-    """Every entry of a weight by itself: the tickets of Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635."""
 
-    noun = "entries"  # what is counted
-    pools = False  # scores of several entries become one, by `NORMS`
-    takes: tuple[str, ...] = ()  # the field of `Granularity` that it needs
+@dataclass(frozen=True)
+class Groups:
+    """The groups of the entries of some weights: how many there are, and functions between groups and entries."""
+
+    weights: Shapes
+    shapes: Shapes  # of an array with an element for each group, by the weight under whose name groups are ranked
+    # From scores, masks, and whether groups of other sizes are ranked beside them, to a score of each group.
+    pool: Callable[[Scores, Masks, bool], Scores]
+    alive: Callable[[Masks], Masks]  # finds the groups of which an entry is kept
+    expand: Callable[[Masks], Masks]  # makes the masks of the weights that keep some groups; the inverse of `alive`
+    broken: Callable[[Masks], list[str]]  # lists the weights whose masks keep a part of a group
+    # Draws masks of the same structure at random, which keep as many groups of each weight; None without a structure.
+    shuffled: Callable[[Masks, np.random.Generator], Masks] | None
+    # From a number of rounds to what each keeps of each weight, where that follows from the granularity.
+    counts: Callable[[int], dict[str, list[int]]] = lambda num_rounds: {}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A granularity: its groups, and what is said of them."""
+
+    make: Callable[[Shapes, Granularity, Sequence[Units]], Groups]
+    noun: str = "entries"  # what is counted
+    pools: bool = False  # scores of several entries become one, by `NORMS`
+    takes: str = ""  # the field of `Granularity` that it needs
     of_convolutions: bool | None = None  # whose units are groups: Dense (False) or convolutions (True)
 
-    def __init__(self, shapes: Shapes, how: Granularity, removable: Sequence[Units] = ()) -> None:
-        self.weights, self.how, self.units = dict(shapes), how, removable
 
-    @property
-    def shapes(self) -> Shapes:
-        """The shape of an array with an element for each group, by the weight under whose name groups are ranked."""
-        return self.weights
-
-    def pool(self, scores: Scores, masks: Masks, is_mean: bool = False) -> Scores:
-        """Make one score of each group from those of its kept entries, as arrays of `shapes`."""
-        return scores
-
-    def alive(self, masks: Masks) -> Masks:
-        """Find the groups of which an entry is kept, as arrays of `shapes`."""
-        return masks
-
-    def expand(self, alive: Masks) -> Masks:
-        """Make the masks of the weights that keep some groups; the inverse of `alive`."""
-        return alive
-
-    def counts(self, num_rounds: int) -> dict[str, list[int]]:
-        """Count what each round keeps of each weight, if it follows from the granularity; empty if a schedule says."""
-        return {}
-
-    def broken(self, masks: Masks) -> list[str]:
-        """List the weights whose masks keep a part of a group."""
-        expected = self.expand(self.alive(masks))
-        return [name for name, mask in masks.items() if np.any(mask != expected[name])]
-
-    def shuffled(self, masks: Masks, rng: np.random.Generator) -> Masks:
-        """Draw masks of the same structure at random, which keep as many groups, and entries, of each weight."""
-        drawn: Masks = {}
-        for name, mask in masks.items():
-            drawn[name] = np.array(mask.reshape(-1)[rng.permutation(mask.size)]).reshape(mask.shape)
-        return drawn
+def entries(shapes: Shapes, how: Granularity, removable: Sequence[Units] = ()) -> Groups:
+    """Every entry of a weight by itself: the tickets of Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635."""
+    same: Callable[[Masks], Masks] = lambda masks: masks  # noqa: E731
+    return Groups(shapes, shapes, lambda scores, masks, is_mean: scores, same, same, lambda masks: [], None)
 
 
-class _Pooled(Entries):
-    """Groups whose scores are pooled."""
+def made_units(shapes: Shapes, how: Granularity, removable: Sequence[Units] = ()) -> Groups:
+    """All weights into a unit of a layer; with it, those out of it.
 
-    pools = True
-
-    def _members(self, name: str, arrays: Mapping[str, np.ndarray], fill: Any = 0) -> np.ndarray:
-        """Arrange the entries of groups as an array of (entries of a group, groups); where there is none, `fill`."""
-        raise NotImplementedError
-
-    def pool(self, scores: Scores, masks: Masks, is_mean: bool = False) -> Scores:
-        """Pool the scores of kept entries by ``prune.norm``."""
-        masks_module.check(masks, {name: np.asarray(scores[name]) for name in masks if name in scores})
-        pooled = {}
-        for name, shape in self.shapes.items():
-            values = self._members(name, scores).astype(np.float64)
-            present = self._members(name, masks, False)
-            if np.isnan(values[present]).any():
-                raise LotteryError(f"The scores of {name!r} are not numbers (NaN), so they cannot be ranked.")
-            pooled[name] = NORMS[self.how.norm](values, present, is_mean).reshape(shape)
-        return pooled
-
-    def alive(self, masks: Masks) -> Masks:
-        """Find the groups of which an entry is kept."""
-        alive: Masks = {}
-        for name, shape in self.shapes.items():
-            alive[name] = np.asarray(self._members(name, masks, False).any(axis=0)).reshape(shape)
-        return alive
-
-    def shuffled(self, masks: Masks, rng: np.random.Generator) -> Masks:
-        """Draw masks that keep as many groups of each weight."""
-        drawn: Masks = {}
-        whole = masks_module.ones_like({name: np.empty(shape) for name, shape in self.weights.items()})
-        for name, alive in self.alive(masks).items():
-            # Among groups of one size, because those at the border of a matrix may be smaller.
-            sizes = self._members(name, whole, False).sum(axis=0)
-            kept = alive.reshape(-1).copy()
-            for size in np.unique(sizes):
-                kept[sizes == size] = rng.permutation(kept[sizes == size])
-            drawn[name] = kept.reshape(alive.shape)
-        return self.expand(drawn)
-
-
-class DenseUnits(_Pooled):
-    """All weights into a unit of a Dense layer; with it, those out of it. Kernels of convolutions stay whole.
-
-    The filters of Li et al. 2017, https://arxiv.org/abs/1608.08710, section 3.1, ranked by the sum of absolute weights,
-    for layers without windows. Units of the output layer stay.
+    The filters of Li et al. 2017, https://arxiv.org/abs/1608.08710, section 3.1, ranked by the sum of absolute weights;
+    for Dense layers, the same without windows. Layers whose outputs are added up, as in residual networks, share their
+    units: their scores are pooled, and a unit goes from all of them. Units of the output layer, and of layers of the
+    other kind, stay.
     """
+    made_by = {one["made_by"][0]: tuple(one["made_by"]) for one in removable}
+    for one in removable:
+        fits = [shapes[name][-1] == one["size"] for name in one["made_by"] if name in shapes]
+        fits += [shapes[name][-2] % one["size"] == 0 for name in one["read_by"] if name in shapes]
+        if not all(fits) or len(fits) < len(one["made_by"]) + len(one["read_by"]):
+            raise LotteryError(f"The units of {one['made_by'][0]} do not fit the shapes of the weights.")
 
-    noun, of_convolutions = "units", False
-
-    def __init__(self, shapes: Shapes, how: Granularity, removable: Sequence[Units] = ()) -> None:
-        super().__init__(shapes, how, removable)
-        self._sizes = {one["made_by"][0]: (int(one["size"]),) for one in removable}
-        self._made_by = {one["made_by"][0]: tuple(one["made_by"]) for one in removable}
-        for one in removable:
-            fits = [shapes[name][-1] == one["size"] for name in one["made_by"] if name in shapes]
-            fits += [shapes[name][-2] % one["size"] == 0 for name in one["read_by"] if name in shapes]
-            if not all(fits) or len(fits) < len(one["made_by"]) + len(one["read_by"]):
-                raise LotteryError(f"The units of {one['made_by'][0]} do not fit the shapes of the weights.")
-
-    @property
-    def shapes(self) -> Shapes:
-        """The shape of an array with an element for each group."""
-        return self._sizes
-
-    def _members(self, name: str, arrays: Mapping[str, np.ndarray], fill: Any = 0) -> np.ndarray:
-        kernels = [np.asarray(arrays[kernel]) for kernel in self._made_by[name]]
+    def members(name: str, arrays: Mapping[str, np.ndarray], fill: Any = 0) -> np.ndarray:
+        kernels = [np.asarray(arrays[kernel]) for kernel in made_by[name]]
         return np.concatenate([kernel.reshape(-1, kernel.shape[-1]) for kernel in kernels])
 
-    def expand(self, alive: Masks) -> Masks:
-        """Make the masks that keep some groups."""
-        masks = {name: np.ones(shape, dtype=bool) for name, shape in self.weights.items()}
-        for one in self.units:
+    def expand(alive: Masks) -> Masks:
+        masks = {name: np.ones(shape, dtype=bool) for name, shape in shapes.items()}
+        for one in removable:
             kept = alive[one["made_by"][0]]
             for name in one["made_by"]:
                 masks[name] &= kept
@@ -179,18 +121,11 @@ class DenseUnits(_Pooled):
                 masks[name] &= np.resize(kept, masks[name].shape[-2])[:, None]
         return masks
 
-
-class Channels(DenseUnits):
-    """All weights into an output channel of a convolution; with it, those out of it. Dense layers keep their units.
-
-    The filters of Li et al. 2017, https://arxiv.org/abs/1608.08710, section 3.1. Convolutions whose outputs are added
-    up, as in residual networks, share their channels: their scores are pooled, and a channel goes from all of them.
-    """
-
-    noun, of_convolutions = "channels", True
+    sizes = {one["made_by"][0]: (int(one["size"]),) for one in removable}
+    return _pooled(shapes, sizes, members, expand, how.norm)
 
 
-class Blocks(_Pooled):
+def blocks(shapes: Shapes, how: Granularity, removable: Sequence[Units] = ()) -> Groups:
     """Blocks of a kernel as a matrix of (inputs, outputs), where the inputs are all its axes but the last.
 
     As the block sparsity of TensorFlow Model Optimization (tfmot), which knows matrices only: its ``AVG`` is the norm
@@ -199,40 +134,72 @@ class Blocks(_Pooled):
     they have. tfmot pads the matrix on all sides before it pools and masks blocks from the upper left corner, so that
     it ranks such a matrix by windows that are not its blocks.
     """
+    height, width = how.block
+    matrices = {name: (math.prod(shape[:-1]), (shape or (1,))[-1]) for name, shape in shapes.items()}
+    grids = {name: (-(-rows // height), -(-columns // width)) for name, (rows, columns) in matrices.items()}
 
-    noun, takes = "blocks", ("block",)
-
-    @property
-    def shapes(self) -> Shapes:
-        """The shape of an array with an element for each group."""
-        return {name: self._grid(name) for name in self.weights}
-
-    def _matrix(self, name: str) -> tuple[int, int]:
-        *inputs, outputs = self.weights[name] or (1,)
-        return math.prod(inputs), outputs
-
-    def _grid(self, name: str) -> tuple[int, int]:
-        (rows, columns), (height, width) = self._matrix(name), self.how.block
-        return -(-rows // height), -(-columns // width)
-
-    def _members(self, name: str, arrays: Mapping[str, np.ndarray], fill: Any = 0) -> np.ndarray:
-        (rows, columns), (height, width), (down, across) = self._matrix(name), self.how.block, self._grid(name)
-        matrix = np.asarray(arrays[name]).reshape(rows, columns)
+    def members(name: str, arrays: Mapping[str, np.ndarray], fill: Any = 0) -> np.ndarray:
+        (rows, columns), (down, across) = matrices[name], grids[name]
         border = (0, down * height - rows), (0, across * width - columns)
-        padded = np.pad(matrix, border, constant_values=fill)
+        padded = np.pad(np.asarray(arrays[name]).reshape(rows, columns), border, constant_values=fill)
         return padded.reshape(down, height, across, width).transpose(1, 3, 0, 2).reshape(height * width, -1)
 
-    def expand(self, alive: Masks) -> Masks:
-        """Make the masks that keep some groups."""
-        masks, (height, width) = {}, self.how.block
+    def expand(alive: Masks) -> Masks:
+        masks = {}
         for name, kept in alive.items():
-            rows, columns = self._matrix(name)
+            rows, columns = matrices[name]
             whole = kept.repeat(height, axis=0).repeat(width, axis=1)
-            masks[name] = whole[:rows, :columns].reshape(self.weights[name]).copy()
+            masks[name] = whole[:rows, :columns].reshape(shapes[name]).copy()
         return masks
 
+    return _pooled(shapes, grids, members, expand, how.norm)
 
-class NOfM(Entries):
+
+def _pooled(
+    weights: Shapes,
+    shapes: Shapes,
+    members: Callable[..., np.ndarray],
+    expand: Callable[[Masks], Masks],
+    norm: str,
+) -> Groups:
+    """Make groups whose scores are pooled.
+
+    `members`, of a name, arrays and a value for where there is no entry, arranges entries as (entries of a group,
+    groups).
+    """
+
+    def pool(scores: Scores, masks: Masks, is_mean: bool) -> Scores:
+        masks_module.check(masks, {name: np.asarray(scores[name]) for name in masks if name in scores})
+        pooled = {}
+        for name, shape in shapes.items():
+            values, present = members(name, scores).astype(np.float64), members(name, masks, False)
+            _check_numbers(name, values[present])
+            pooled[name] = NORMS[norm](values, present, is_mean).reshape(shape)
+        return pooled
+
+    def alive(masks: Masks) -> Masks:
+        return {name: np.asarray(members(name, masks, False).any(axis=0)).reshape(shapes[name]) for name in shapes}
+
+    def broken(masks: Masks) -> list[str]:
+        expected = expand(alive(masks))
+        return [name for name, mask in masks.items() if np.any(mask != expected[name])]
+
+    def shuffled(masks: Masks, rng: np.random.Generator) -> Masks:
+        drawn: Masks = {}
+        whole = masks_module.ones_like({name: np.empty(shape) for name, shape in weights.items()})
+        for name, present in alive(masks).items():
+            # Among groups of one size, because those at the border of a matrix may be smaller.
+            sizes = members(name, whole, False).sum(axis=0)
+            kept = present.reshape(-1).copy()
+            for size in np.unique(sizes):
+                kept[sizes == size] = rng.permutation(kept[sizes == size])
+            drawn[name] = kept.reshape(present.shape)
+        return expand(drawn)
+
+    return Groups(weights, shapes, pool, alive, expand, broken, shuffled)
+
+
+def n_of_m(shapes: Shapes, how: Granularity, removable: Sequence[Units] = ()) -> Groups:
     """The n highest of every m consecutive entries along the inputs, for each output.
 
     Mishra et al. 2021, https://arxiv.org/abs/2104.08378, section 3.1, of which 2 of 4 is what NVIDIA's sparse tensor
@@ -241,85 +208,83 @@ class NOfM(Entries):
     all that it has. The masks are those of tfmot's ``sparsity_m_by_n`` with m - n zeros by m, which prunes the later of
     equal entries where this prunes the earlier.
     """
+    n, m = how.n_of_m
+    axes = {name: shape if len(shape) > 1 else (1, *shape) if shape else (1, 1) for name, shape in shapes.items()}
 
-    takes = ("n_of_m",)
-
-    def _grouped(self, name: str, array: np.ndarray, fill: Any) -> np.ndarray:
+    def grouped(name: str, array: np.ndarray, fill: Any) -> np.ndarray:
         """Arrange entries as (other axes, groups, m, outputs)."""
-        *others, inputs, outputs = self._axes(name)
-        m = self.how.n_of_m[1]
+        *others, inputs, outputs = axes[name]
         array = np.asarray(array).reshape(math.prod(others), inputs, outputs)
         padded = np.pad(array, ((0, 0), (0, -inputs % m), (0, 0)), constant_values=fill)
         return padded.reshape(math.prod(others), -1, m, outputs)
 
-    def _ungrouped(self, name: str, array: np.ndarray) -> np.ndarray:
-        *others, inputs, outputs = self._axes(name)
-        return array.reshape(math.prod(others), -1, outputs)[:, :inputs].reshape(self.weights[name])
+    def ungrouped(name: str, array: np.ndarray) -> np.ndarray:
+        *others, inputs, outputs = axes[name]
+        return array.reshape(math.prod(others), -1, outputs)[:, :inputs].reshape(shapes[name])
 
-    def _axes(self, name: str) -> tuple[int, ...]:
-        shape = tuple(self.weights[name])
-        return shape if len(shape) > 1 else (1, *shape) if shape else (1, 1)
-
-    def pool(self, scores: Scores, masks: Masks, is_mean: bool = False) -> Scores:
+    def pool(scores: Scores, masks: Masks, is_mean: bool = False) -> Scores:
         """Rank entries within their groups, the highest last at -1, so that ranking all prunes as many of each."""
         pooled = {}
         for name, mask in masks.items():
             masks_module.check({name: mask}, {name: np.asarray(scores[name])} if name in scores else {})
-            if np.isnan(np.asarray(scores[name])[mask]).any():
-                raise LotteryError(f"The scores of {name!r} are not numbers (NaN), so they cannot be ranked.")
-            values, present = self._grouped(name, scores[name], 0), self._grouped(name, mask, False)
+            _check_numbers(name, np.asarray(scores[name])[mask])
+            values, present = grouped(name, scores[name], 0), grouped(name, mask, False)
             order = np.lexsort((values, present), axis=2)  # stable: of equals, the earlier is lower
             ranks = np.empty(values.shape)
             places = np.arange(-values.shape[2], 0.0)[:, None]
             np.put_along_axis(ranks, order, np.broadcast_to(places, values.shape), axis=2)
-            pooled[name] = self._ungrouped(name, ranks)
+            pooled[name] = ungrouped(name, ranks)
         return pooled
 
-    def counts(self, num_rounds: int) -> dict[str, list[int]]:
-        """Let the number kept of each m fall evenly from m to n."""
-        (n, m), counts = self.how.n_of_m, {}
-        rounds = [m - (m - n) * index // max(1, num_rounds) for index in range(num_rounds + 1)]
-        for name in self.weights:
-            *others, inputs, outputs = self._axes(name)
-            groups = math.prod(others) * outputs
-            counts[name] = [groups * (inputs // m * kept + min(inputs % m, kept)) for kept in rounds]
-        return counts
-
-    def broken(self, masks: Masks) -> list[str]:
+    def broken(masks: Masks) -> list[str]:
         """List the weights of which some m entries keep another number than the others."""
         found = []
         for name, mask in masks.items():
-            counts = self._grouped(name, mask, False).sum(axis=2)
-            sizes = self._grouped(name, np.ones_like(mask), False).sum(axis=2)
+            counts = grouped(name, mask, False).sum(axis=2)
+            sizes = grouped(name, np.ones_like(mask), False).sum(axis=2)
             if np.any(counts != np.minimum(sizes, counts.max(initial=0))):
                 found.append(name)
         return found
 
-    def shuffled(self, masks: Masks, rng: np.random.Generator) -> Masks:
-        """Draw masks that keep as many groups of each weight."""
+    def shuffled(masks: Masks, rng: np.random.Generator) -> Masks:
         drawn = {}
         for name, mask in masks.items():
-            ranks = self.pool({name: rng.random(mask.shape)}, {name: np.ones_like(mask)})[name]
-            counts = self._grouped(name, mask, False).sum(axis=2, keepdims=True)
-            kept = self._grouped(name, ranks, -np.inf) >= -counts
-            drawn[name] = self._ungrouped(name, kept)
+            ranks = pool({name: rng.random(mask.shape)}, {name: np.ones_like(mask)})[name]
+            kept = grouped(name, ranks, -np.inf) >= -grouped(name, mask, False).sum(axis=2, keepdims=True)
+            drawn[name] = ungrouped(name, kept)
         return drawn
+
+    def counts(num_rounds: int) -> dict[str, list[int]]:
+        """Let the number kept of each m fall evenly from m to n."""
+        found = {}
+        rounds = [m - (m - n) * index // max(1, num_rounds) for index in range(num_rounds + 1)]
+        for name, (*others, inputs, outputs) in axes.items():
+            groups = math.prod(others) * outputs
+            found[name] = [groups * (inputs // m * kept + min(inputs % m, kept)) for kept in rounds]
+        return found
+
+    return replace(entries(shapes, how), pool=pool, broken=broken, shuffled=shuffled, counts=counts)
+
+
+def _check_numbers(name: str, values: np.ndarray) -> None:
+    if np.isnan(values).any():
+        raise LotteryError(f"The scores of {name!r} are not numbers (NaN), so they cannot be ranked.")
 
 
 # By the name in ``prune.granularity``.
-GRANULARITIES: dict[str, type[Entries]] = {
-    "weight": Entries,
-    "unit": DenseUnits,
-    "channel": Channels,
-    "block": Blocks,
-    "n_of_m": NOfM,
+GRANULARITIES: dict[str, Kind] = {
+    "weight": Kind(entries),
+    "unit": Kind(made_units, noun="units", pools=True, of_convolutions=False),
+    "channel": Kind(made_units, noun="channels", pools=True, of_convolutions=True),
+    "block": Kind(blocks, noun="blocks", pools=True, takes="block"),
+    "n_of_m": Kind(n_of_m, takes="n_of_m"),
 }
 
 # Those that remove units of a layer, whose names the layers' kernels have.
 UNITS = tuple(name for name, one in GRANULARITIES.items() if one.of_convolutions is not None)
 
 
-def grouped(how: Granularity, shapes: Shapes, removable: Sequence[Units] = ()) -> Entries:
+def grouped(how: Granularity, shapes: Shapes, removable: Sequence[Units] = ()) -> Groups:
     """Group the entries of weights.
 
     Args:
@@ -330,7 +295,7 @@ def grouped(how: Granularity, shapes: Shapes, removable: Sequence[Units] = ()) -
     Raises:
         LotteryError: The model has no such unit, or the units do not fit the shapes.
     """
-    found = GRANULARITIES[how.name](shapes, how, removable)
+    found = how.kind.make(dict(shapes), how, removable)
     if not found.shapes:
         raise LotteryError(
             f'prune.granularity = "{how.name}": the model has no {how.name} that can be removed; those of the output '
@@ -346,7 +311,7 @@ def units_of(how: Granularity, model: Any, whole: Collection[str] = ()) -> list[
         LotteryError: The units are not known; or a prunable weight, which is not among `whole`, has other axes than
             inputs and outputs.
     """
-    kind = GRANULARITIES[how.name]
+    kind = how.kind
     if kind.of_convolutions is not None:
         return units.removable(model, kind.of_convolutions)
     if kind.takes:
@@ -368,8 +333,8 @@ def check(how: Granularity) -> None:
     kind = GRANULARITIES[how.name]
     for key, example in {"block": "[4, 4]", "n_of_m": "[2, 4]"}.items():
         value = getattr(how, key)
-        if bool(value) != (key in kind.takes):
-            fitting = next(name for name, one in GRANULARITIES.items() if key in one.takes)
+        if bool(value) != (key == kind.takes):
+            fitting = next(name for name, one in GRANULARITIES.items() if key == one.takes)
             raise LotteryError(
                 f'prune.{key} and prune.granularity = "{fitting}" go together: set both or neither, as in '
                 f"prune.{key} = {example}."

@@ -12,7 +12,7 @@ from lottery.masks import Masks, num_kept
 from lottery.models.units import Units
 from lottery.pruning import allocation, criteria, granularity, ranking, schedules
 from lottery.pruning.allocation import Allocation, Shapes
-from lottery.pruning.granularity import Entries
+from lottery.pruning.granularity import Groups
 from lottery.pruning.ranking import Scores
 from lottery.pruning.schedules import SCHEDULES, Schedule
 from lottery.pruning.settings import Prune
@@ -55,7 +55,7 @@ def allocated(shapes: Shapes, schedule: Schedule, num_rounds: int, allocate: All
     return {(name,): [kept[name] for kept in rounds] for name in shapes}
 
 
-def grouped(settings: Prune, shapes: Shapes, units: Sequence[Units] = ()) -> Entries:
+def grouped(settings: Prune, shapes: Shapes, units: Sequence[Units] = ()) -> Groups:
     """Group the entries that an experiment keeps or prunes together.
 
     Args:
@@ -79,7 +79,7 @@ def planned(settings: Prune, shapes: Shapes, num_rounds: int, units: Sequence[Un
     """
     groups = grouped(settings, shapes, units)
     shapes = groups.shapes
-    what = "prune.rates" if shapes is groups.weights else f"prune.rates of {groups.noun}"
+    what = "prune.rates" if shapes is groups.weights else f"prune.rates of {settings.grouping.kind.noun}"
     rates = ranking.by_weight(shapes, settings.rates, what) if not settings.densities else {}
     if fixed := groups.counts(settings.num_rounds):
         whole = {name: counts[:1] * len(counts) for name, counts in fixed.items() if name in rates}
@@ -151,7 +151,7 @@ def thresholds(
 ) -> dict[str, float | None]:
     """Return the highest score pruned from each weight, as `ranking.thresholds`; of groups, their pooled scores."""
     groups = grouped(settings, _shapes(before), units)
-    if groups.pools:
+    if settings.grouping.kind.pools:
         scores = groups.pool(scores, before, settings.scope == ranking.GLOBAL)
     return dict.fromkeys(before) | ranking.thresholds(scores, groups.alive(before), groups.alive(after))
 
@@ -159,7 +159,8 @@ def thresholds(
 def shuffled(settings: Prune, masks: Masks, units: Sequence[Units] = ()) -> Draw | None:
     """Return what draws random masks of the structure that some masks have; None if they have none."""
     groups = grouped(settings, _shapes(masks), units)
-    return None if type(groups) is Entries else lambda rng: groups.shuffled(masks, rng)
+    draw = groups.shuffled
+    return None if draw is None else lambda rng: draw(masks, rng)
 
 
 def criterion_inputs(
@@ -184,7 +185,7 @@ def criterion_inputs(
         density=sum(targets.values()) / sum(counts[0] for counts in planned.values()),
         scope=settings.scope,
         network=network,
-        targets=None if granularity.GRANULARITIES[settings.granularity].pools else targets,
+        targets=None if settings.grouping.kind.pools else targets,
     )
 
 

@@ -240,7 +240,8 @@ def _wrong_round(
     for names, expected in (planned := plan.planned(settings, _shapes(stored), index, units)).items():
         found = sum(counts[name] for name in names)
         if found != expected[index]:
-            yield f"{' + '.join(names)} keeps {found} {groups.noun}, the schedule says {expected[index]}."
+            what = f"{' + '.join(names)} keeps {found} {settings.grouping.kind.noun}"
+            yield f"{what}, the schedule says {expected[index]}."
     for name in groups.broken(kept):
         yield f'The mask of {name} is not as prune.granularity = "{settings.granularity}" makes masks.'
     if (before or not index) and not stored.began_with(stored.start, held_at):
