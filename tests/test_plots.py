@@ -99,7 +99,7 @@ def test_a_round_of_one_replicate_has_a_bar_of_no_length():
 
 def test_every_branch_is_drawn_in_a_style_of_its_own():
     labels = ["ticket", *list(BRANCHES)[:-1], "transfer-mnist"]
-    chains = {label: [[0.9 - 0.01 * place, 0.8 - 0.01 * place]] * 2 for place, label in enumerate(labels)}
+    chains = {label: [[0.9 - 0.005 * place, 0.8 - 0.005 * place]] * 2 for place, label in enumerate(labels)}
     rows = pd.concat([made_up(chain, label) for label, chain in chains.items()], ignore_index=True)
     ax = plots.accuracy(rows, axes())
     assert [container.get_label() for container in ax.containers] == labels

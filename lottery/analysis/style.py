@@ -21,7 +21,10 @@ STYLES: tuple[Look, ...] = (
     ("#0072B2", "o", "-"), ("#D55E00", "s", "--"), ("#009E73", "^", "-."), ("#CC79A7", "D", ":"),
     ("#E69F00", "v", (0, (5, 1))), ("#56B4E9", "P", (0, (3, 1, 1, 1))), ("#000000", "X", (0, (1, 1))),
     ("#B8A800", "<", (0, (7, 2, 1, 2))), ("#7F7F7F", ">", (0, (3, 3))), ("#8C510A", "*", (0, (5, 1, 1, 1, 1, 1))),
-    ("#542788", "p", (0, (10, 3))), ("#A6611A", "h", (0, (1, 3))),
+    ("#542788", "p", (0, (10, 3))), ("#A6611A", "h", (0, (1, 3))), ("#1B7837", "H", (0, (8, 1, 1, 1))),
+    ("#E7298A", "8", (0, (2, 2))), ("#4D4D4D", "d", (0, (6, 3))), ("#3690C0", "1", (0, (4, 1, 2, 1))),
+    ("#B2182B", "2", (0, (1, 2))), ("#66A61E", "3", (0, (12, 2))), ("#807DBA", "4", (0, (5, 2, 1, 2, 1, 2))),
+    ("#BF812D", "x", (0, (3, 1))), ("#41AB5D", "+", (0, (9, 1, 3, 1))),
 )  # fmt: skip
 
 
@@ -68,7 +71,7 @@ MOST = 6  # rounds in one figure by default
 
 
 def in_order(num: int) -> list[Look]:
-    """Return styles for up to 132 items in an order, such as rounds: from dark violet to green, lighter in grey."""
+    """Return styles for hundreds of items in an order, such as rounds: from dark violet to green, lighter in grey."""
     from matplotlib import colormaps
 
     # The end of the colour map is a yellow that is invisible on white.

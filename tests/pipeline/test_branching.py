@@ -419,7 +419,7 @@ def maskless(origin):
 
 
 def too_long(origin):
-    return branches.BranchStart(origin.start, origin.kept, 0, origin.num_steps + 1)
+    return branches.BranchStart(origin.start, origin.kept, 0, origin.spent + 1)
 
 
 def nothing(origin):
@@ -435,7 +435,7 @@ def ticket(origin):
     [
         (partial, "start must have exactly the weights of the ticket"),
         (maskless, "kept must have exactly the weights"),
-        (too_long, "received the steps 0 to 41, allowed are steps from 0 to 40"),
+        (too_long, "received the steps 0 to 66, allowed are steps from 0 to 65"),
         (nothing, "received NoneType, allowed is a branches.BranchStart"),
         (ticket, "a function called 'ticket'"),
         (lambda origin: None, "a function called '<lambda>'"),
