@@ -43,7 +43,7 @@ CASES = {
     "VGG-11, channels": ("vgg_19_cifar10", "vgg_11", "channel"),
 }
 
-Turns = Annotated[int, typer.Option(min=1, help="Turns per network.")]
+Turns = Annotated[int, typer.Option("--turns", min=1, help="Turns per network.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every measurement to this file.")]
 
 
