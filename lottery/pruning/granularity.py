@@ -77,7 +77,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Kind:
-    """A granularity: its groups, and what is said of them."""
+    """A granularity: its groups, and the words for them."""
 
     make: Callable[[Shapes, Granularity, Sequence[Units]], Groups]
     noun: str = "entries"  # what is counted

@@ -99,15 +99,15 @@ class Prune(Section):
     @model_validator(mode="after")
     def _granularity_fits(self) -> "Prune":
         granularity.check(self.grouping)
-        kind, said = self.grouping.kind, f'prune.granularity = "{self.granularity}"'
+        kind, what = self.grouping.kind, f'prune.granularity = "{self.granularity}"'
         if self.norm == "l2" and self.criterion in SIGNED:
             raise LotteryError(
                 f'prune.norm = "l2" squares scores, and those of {self.criterion} have signs: use prune.norm = "l1".'
             )
         if self.granularity != Granularity.name and self.criterion == "synflow":
-            raise LotteryError(f"{said} needs scores, and synflow ranks single entries in steps of its own.")
+            raise LotteryError(f"{what} needs scores, and synflow ranks single entries in steps of its own.")
         if kind.of_convolutions is not None and self.allocation == "erk":
-            raise LotteryError(f'prune.allocation = "erk" divides entries between kernels; leave it out with {said}.')
+            raise LotteryError(f'prune.allocation = "erk" divides entries between kernels; leave it out with {what}.')
         if kind.takes == "n_of_m":
             given = {key: getattr(self, key) != field.default for key, field in type(self).model_fields.items()}
             keys = ("scope", "allocation", "schedule", "densities", "final_density", "rate")

@@ -158,8 +158,8 @@ class StoredRound:
 
     def began_with(self, start: Mapping[str, np.ndarray], held_at: Mapping[str, np.ndarray] | None = None) -> bool:
         """Return True if training began with these variables under the masks of this round, and these held values."""
-        begun = masks_module.apply(start, self.masks, held_at)
-        return weights_module.fingerprint(begun) == self.record["start_sha256"]
+        masked = masks_module.apply(start, self.masks, held_at)
+        return weights_module.fingerprint(masked) == self.record["start_sha256"]
 
     @property
     def engine(self) -> str:
