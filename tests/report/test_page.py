@@ -382,9 +382,9 @@ def test_what_stands_beside_each_other_is_of_the_same_replicates(small_run):
 def test_more_branches_than_styles_are_said_to_be_left_out(small_run, undrawn):
     one = made(small_run)
     pruned = one.rows[one.rows["round"] > 0]
-    many = pd.concat([one.rows, *(pruned.assign(branch=f"mine_{place}") for place in range(20))], ignore_index=True)
+    many = pd.concat([one.rows, *(pruned.assign(branch=f"mine_{place}") for place in range(30))], ignore_index=True)
     _, missing = figures.drawn(made(small_run, rows=many))
-    assert missing["Accuracy"] == [f"The figures have room for {len(style.STYLES)} of 21 branches."]
+    assert missing["Accuracy"] == [f"The figures have room for {len(style.STYLES)} of 31 branches."]
 
 
 def test_replicates_that_start_alike_are_no_separate_initialisations(small_run, tmp_path):
