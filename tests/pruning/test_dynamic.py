@@ -133,6 +133,20 @@ def test_what_is_dropped_and_what_grows(seed, fraction, ties):
         assert np.array_equal(after[name], by_hand(mask, state[name], scores[name], count))
 
 
+def by_hand_gradients(state, x, y):
+    """The gradient of softmax cross-entropy of the two layers, in NumPy."""
+    hidden = x @ state["dense/kernel"] + state["dense/bias"]
+    logits = np.maximum(hidden, 0) @ state["dense_1/kernel"] + state["dense_1/bias"]
+    back = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    back[np.arange(len(y)), y] -= 1
+    back /= len(y)
+    below = (back @ state["dense_1/kernel"].T) * (hidden > 0)
+    return {
+        "dense/kernel": x.T @ below, "dense/bias": below.sum(0),
+        "dense_1/kernel": np.maximum(hidden, 0).T @ back, "dense_1/bias": back.sum(0),
+    }  # fmt: skip
+
+
 # Over a run.
 
 
@@ -179,17 +193,9 @@ def test_rigl_grows_by_the_dense_gradient_of_the_batch_that_follows(run):
     for step, (kept, state, scores, fraction, _) in zip(dynamic.steps_of(NUM_STEPS), run.seen, strict=True):
         words = (experiment.run.seed, 1, randomness.BATCHES)
         (positions,) = randomness.batches(len(train), BATCH, words, step)(1)
-        x, y = train.x[positions].astype(np.float64), train.y[positions]
-        hidden = x @ state["dense/kernel"] + state["dense/bias"]
-        logits = np.maximum(hidden, 0) @ state["dense_1/kernel"] + state["dense_1/bias"]
-        back = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-        back[np.arange(BATCH), y] -= 1
-        back /= BATCH
-        expected = {
-            "dense_1/kernel": np.maximum(hidden, 0).T @ back,
-            "dense/kernel": x.T @ ((back @ state["dense_1/kernel"].T) * (hidden > 0)),
-        }
-        for name, value in expected.items():
+        expected = by_hand_gradients(state, train.x[positions].astype(np.float64), train.y[positions])
+        for name in kept:
+            value = expected[name]
             np.testing.assert_allclose(scores[name], np.abs(value), rtol=1e-4, atol=1e-6)
             assert np.abs(value)[~kept[name]].max() > 0
         share = 0.15 * (1 + math.cos(math.pi * step / max(dynamic.steps_of(NUM_STEPS))))
@@ -327,17 +333,7 @@ def in_numpy(start, kept, changes):
     state = {name: value.astype(np.float64) for name, value in masks.apply(start, kept).items()}
     speed = {name: np.zeros_like(value) for name, value in state.items()}
     for step, positions in enumerate(randomness.batches(len(train), BATCH, (9,))(NUM_STEPS), 1):
-        x, y = train.x[positions].astype(np.float64), train.y[positions]
-        hidden = x @ state["dense/kernel"] + state["dense/bias"]
-        logits = np.maximum(hidden, 0) @ state["dense_1/kernel"] + state["dense_1/bias"]
-        back = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-        back[np.arange(BATCH), y] -= 1
-        back /= BATCH
-        below = (back @ state["dense_1/kernel"].T) * (hidden > 0)
-        gradients = {
-            "dense/kernel": x.T @ below, "dense/bias": below.sum(0),
-            "dense_1/kernel": np.maximum(hidden, 0).T @ back, "dense_1/bias": back.sum(0),
-        }  # fmt: skip
+        gradients = by_hand_gradients(state, train.x[positions].astype(np.float64), train.y[positions])
         for name in state:
             mask = kept.get(name, True)
             speed[name] = 0.9 * speed[name] - 0.05 * np.where(mask, gradients[name], 0)
