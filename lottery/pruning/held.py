@@ -68,8 +68,7 @@ def at_initial(name: str, initial: Weights, trained: Weights, kept: Masks, befor
 
 def values(at_initial: Masks, initial: Weights) -> dict[str, np.ndarray]:
     """Return the values to hold masked entries at, by weight: the initial value or zero."""
-    nothing = {name: np.zeros((), initial[name].dtype) for name in at_initial}
-    return {name: np.where(where, initial[name], nothing[name]) for name, where in at_initial.items()}
+    return {name: np.where(where, initial[name], initial[name].dtype.type(0)) for name, where in at_initial.items()}
 
 
 def sentence(name: str) -> str:
