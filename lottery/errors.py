@@ -22,7 +22,10 @@ class StorageError(LotteryError):
 
 def printable(text: object) -> str:
     """Replace the characters of a text that a terminal could take for a command."""
-    return "".join(char if char.isprintable() or char == "\n" else "?" for char in str(text))
+    text = str(text)
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
 
 
 def printable_all(value: Any) -> Any:
