@@ -113,11 +113,9 @@ class StoredRound:
             raise LotteryError(f"{str(self.folder)!r} is a branch; the weights that it started from are not stored.")
         if not self.index:
             return read_start(self.run, self.replicate)
-        experiment = read_experiment(self.run)
-        set_back = rewinding.REWINDS[experiment.rewind.mode]
-        start = read_start(self.run, self.replicate, experiment.rewind.step)
+        set_back, seed = rewinding.REWINDS[self._experiment.rewind.mode], self._experiment.run.seed
         trained = self.before.weights if set_back is rewinding.to_trained else {}
-        return set_back(start, trained, self.masks, rewinding.rng_for(experiment.run.seed, self.replicate, self.index))
+        return set_back(self._initial, trained, self.masks, rewinding.rng_for(seed, self.replicate, self.index))
 
     @cached_property
     def before(self) -> "StoredRound":
@@ -129,7 +127,7 @@ class StoredRound:
         """Where entries are held at their initial values, if masked; empty for zero. See `held.at_initial`."""
         if self.branch != TICKET:
             raise LotteryError(f"{str(self.folder)!r} is a branch; what its masked entries are held at is not stored.")
-        settings = read_experiment(self.run).prune
+        settings = self._experiment.prune
         if held.is_zero(settings.held_at) or not self.index:
             return {}
         dense = self.before if self.index == 1 else StoredRound(self.run, self.replicate, 0)
@@ -145,7 +143,12 @@ class StoredRound:
     @cached_property
     def _initial(self) -> dict[str, np.ndarray]:
         """Every variable at the rewind step."""
-        return read_start(self.run, self.replicate, read_experiment(self.run).rewind.step)
+        return read_start(self.run, self.replicate, self._experiment.rewind.step)
+
+    @cached_property
+    def _experiment(self) -> config.Experiment:
+        """The experiment of the run."""
+        return read_experiment(self.run)
 
     @cached_property
     def masked_start(self) -> dict[str, np.ndarray]:
@@ -348,19 +351,24 @@ def opened(run: Path, experiment: config.Experiment) -> Iterator[None]:
         except Timeout:
             raise LotteryError(f"Another process is working on {str(run)!r}; wait for it, or stop it first.") from None
     try:
-        with files.readable_errors(run):
-            # What a killed process left: half-written files, and checkpoints of complete networks.
-            for path in (*run.rglob(".*.*-*"), *run.rglob("checkpoint*.safetensors")):
-                if path.name.startswith(".") or (path.parent / "round.json").exists():
-                    path.unlink(missing_ok=True)
+        _clear_leftovers(run)
         if not (run / "experiment.toml").exists():
             files.write(run / "experiment.toml", config.dump(experiment).encode())
         stored = _read_stored(run / "experiment.toml")
         if stored != experiment:
             raise _edited(run / "experiment.toml", f" ({'; '.join(config.differences(stored, experiment))})")
         yield
+        _clear_leftovers(run)  # of workers that were killed and replaced
     finally:
         lock.release()
+
+
+def _clear_leftovers(run: Path) -> None:
+    """Remove what killed processes left in a run: half-written files, and checkpoints of complete networks."""
+    with files.readable_errors(run):
+        for path in (*run.rglob(".*.*-*"), *run.rglob("checkpoint*.safetensors")):
+            if path.name.startswith(".") or (path.parent / "round.json").exists():
+                path.unlink(missing_ok=True)
 
 
 def write_round(
