@@ -14,7 +14,7 @@ from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.models.library import is_compiled
 from lottery.training import mirrored
-from lottery.training.loop import Logs, Loop, evaluation, scaler
+from lottery.training.loop import Logs, Loop, evaluations_of, scaler
 from lottery.training.trainer import ACCURACIES, Arrays
 
 # BatchNormalization statistics are recomputed from at most this number of examples, in batches of this size.
@@ -200,7 +200,7 @@ def evaluations(loop: Loop, data: Splits | Streams, most: int) -> dict[str, Call
     """
     found = {"test": loop.evaluations["test"]}
     if isinstance(data, Splits) or _is_finite(data.train(), most):
-        found = {"train": evaluation(loop.model, data, "train", loop.examined), **found}
+        found = {**evaluations_of(loop.model, data, ("train",), loop.examined), **found}
     return found
 
 

@@ -1,5 +1,6 @@
 """Keras' own steps, many in one graph, with what they report added up so that bits do not depend on the cut."""
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,15 +112,23 @@ def compile_loop(
         raise LotteryError("data.augment: received a tf.data.Dataset, allowed are arrays; augment it in the data set.")
     else:
         steps, batches = _steps_over_stream(train, data.train)
-    evaluations = {split: evaluation(model, data, split, examined) for split in ("validation", "test")}
+    evaluations = evaluations_of(model, data, ("validation", "test"), examined)
     return Loop(model, steps, batches, evaluations, classifier(model, data, examined), examined, longest, jit)
 
 
-def evaluation(model: Any, data: Splits | Streams, split: str, examined: Examined) -> Callable[[], Logs]:
-    """Make a function that returns what a model reports over every example of a split, which may be ``"train"``."""
-    if isinstance(data, Splits):
-        return _evaluation_of_arrays(model, getattr(data, split), scaler(data), examined.test_logs)
-    return _evaluation_of_stream(model, getattr(data, split), examined.test_logs)
+def evaluations_of(
+    model: Any, data: Splits | Streams, splits: Collection[str], examined: Examined
+) -> dict[str, Callable[[], Logs]]:
+    """Make a function for each split, which may be ``"train"``: it returns what a model reports over every example."""
+    import tensorflow as tf
+
+    if isinstance(data, Streams):
+        return {split: _evaluation_of_stream(model, getattr(data, split), examined.test_logs) for split in splits}
+    evaluate = _evaluation_of_arrays(model, scaler(data), examined.test_logs)
+    parts: dict[str, Split] = {split: getattr(data, split) for split in splits}
+    return {
+        split: functools.partial(evaluate, tf.constant(part.x), tf.constant(part.y)) for split, part in parts.items()
+    }
 
 
 def classifier(model: Any, data: Splits | Streams, examined: Examined) -> Callable[[], Classes | None]:
@@ -221,8 +230,15 @@ def _repeater(model: Any, names: tuple[str, ...]) -> Callable[..., Logs]:
                 total.assign_add(tf.cast(logs[name], tf.float32))
             return index + 1
 
-        tf.cond(tf.equal(before, 0), anew, lambda: tf.constant(False))
-        tf.while_loop(lambda index: index < num, body, [tf.constant(0)], parallel_iterations=1)
+        # Python's numbers are known when this is traced, and need neither a choice nor a loop.
+        if tf.is_tensor(before):
+            tf.cond(tf.equal(before, 0), anew, lambda: tf.constant(False))
+        else:
+            anew()
+        if tf.is_tensor(num) or num > 1:
+            tf.while_loop(lambda index: index < num, body, [tf.constant(0)], parallel_iterations=1)
+        elif num:
+            body(tf.constant(0))
         if not sums:
             return model.get_metrics_result()
         return {name: total / tf.cast(before + num, tf.float32) for name, total in sums.items()}
@@ -285,26 +301,26 @@ def _steps_over_stream(train: Callable[..., Logs], make: Callable[[], Any]) -> t
     return steps, batches
 
 
-def _evaluation_of_arrays(
-    model: Any, split: Split, scaled: Callable[[Any], Any], own: tuple[str, ...]
-) -> Callable[[], Logs]:
+def _evaluation_of_arrays(model: Any, scaled: Callable[[Any], Any], own: tuple[str, ...]) -> Callable[[Any, Any], Logs]:
+    """Make a function of examples and labels. Splits of one size share a trace."""
     import tensorflow as tf
 
-    x, y = tf.constant(split.x), tf.constant(split.y)
-    size = compiling.fixed_batch(model) or min(EVALUATION_BATCH, len(split))
-    whole, rest = divmod(len(split), size)
-    if 0 < rest < mirrored.num_devices(model):  # each device needs at least one example
-        whole, rest = whole - 1, rest + size
-    repeat = _repeater(model, own)
+    fixed, devices, repeat = compiling.fixed_batch(model), mirrored.num_devices(model), _repeater(model, own)
 
     @tf.function(autograph=False)
-    def evaluate() -> Logs:
+    def evaluate(x: Any, y: Any) -> Logs:
+        num_examples = x.shape[0]
+        size = fixed or min(EVALUATION_BATCH, num_examples)
+        whole, rest = divmod(num_examples, size)
+        if 0 < rest < devices:  # each device needs at least one example
+            whole, rest = whole - 1, rest + size
+
         def test(index: Any) -> Logs:
             first = index * size
             batch = [tf.ensure_shape(each[first : first + size], (size, *each.shape[1:])) for each in (x, y)]
             return mirrored.run(model, model.test_step, (scaled(batch[0]), batch[1]), own)
 
-        logs = repeat(test, tf.constant(whole), tf.constant(0))
+        logs = repeat(test, whole, 0)
         if not rest:
             return logs
         # The examples left over count as much as the others: metrics count examples, own reports are weighted by them.
@@ -312,7 +328,7 @@ def _evaluation_of_arrays(
         if not own:
             return model.get_metrics_result()
         before = {name: logs[name] * (whole * size) if whole else 0.0 for name in own}
-        return {name: (before[name] + tf.cast(last[name], tf.float32) * rest) / len(split) for name in own}
+        return {name: (before[name] + tf.cast(last[name], tf.float32) * rest) / num_examples for name in own}
 
     return evaluate
 
