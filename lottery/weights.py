@@ -156,7 +156,7 @@ def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> 
             named[_unique(prefix + own, named)] = value
     taken: Counter[str] = Counter()
     for child in children:
-        stem = _stem(inside(child))
+        stem = plain_name(inside(child))
         name = f"{stem}_{taken[stem]}" if taken[stem] else stem
         taken[stem] += 1
         if id(child) not in seen:  # a shared layer is named at its first place
@@ -164,7 +164,7 @@ def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> 
             _collect(child, f"{prefix}{name}/", named, seen)
 
 
-def _stem(layer: Any) -> str:
+def plain_name(layer: Any) -> str:
     """Return the layer's name without the number that Keras added."""
     snake = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", type(layer).__name__))
     snake = re.sub(r"([a-z])([A-Z])", r"\1_\2", snake).lower()

@@ -73,9 +73,9 @@ def read(model: Any) -> Chain:
             found.append(_dense(layer, names, kernels))
         elif kind in ACTIVATION_LAYERS:
             if not found or found[-1].activation != "linear":
-                raise Obstacle(f"{layer.name} follows no dense layer without an activation")
+                raise Obstacle(f"{weights.plain_name(layer)} follows no dense layer without an activation")
             if any(layer.get_config().get(key) for key in ("max_value", "negative_slope", "threshold")):
-                raise Obstacle(f"{layer.name} has a slope, a threshold or a limit")
+                raise Obstacle(f"{weights.plain_name(layer)} has a slope, a threshold or a limit")
             found[-1] = replace(found[-1], activation="relu" if kind == "ReLU" else _activation(layer, kernels))
     loss, last, threshold = _loss(model, found[-1].activation, kernels)
     found[-1] = replace(found[-1], activation=last)
@@ -90,10 +90,10 @@ def layers(model: Any) -> list[Any]:
     for layer in model.layers:
         kind = type(layer).__name__
         if kind not in ("Dense", *RESHAPING, *ACTIVATION_LAYERS) or not is_keras(type(layer)):
-            raise Obstacle(f"{layer.name} is a layer of type {kind}")
+            raise Obstacle(f"{weights.plain_name(layer)} is a layer of type {kind}")
         if kind != "InputLayer":
             if len(layer._inbound_nodes) != 1 or layer.input is not before:
-                raise Obstacle(f"{layer.name} does not only follow the layer before it")
+                raise Obstacle(f"{weights.plain_name(layer)} does not only follow the layer before it")
             before = layer.output
     if not any(type(layer).__name__ == "Dense" for layer in model.layers):
         raise Obstacle("the model has no dense layer")
@@ -115,7 +115,7 @@ def _dense(layer: Any, names: dict[int, str], kernels: Any) -> Layer:
         (not is_known, f"has the regulariser {type(own).__name__}"),
     ):
         if is_wrong:
-            raise Obstacle(f"{layer.name} {why}")
+            raise Obstacle(f"{weights.plain_name(layer)} {why}")
     penalties = (float(getattr(own, key, 0.0)) for key in ("l1", "l2"))
     return Layer(names[id(layer.kernel)], bias, _activation(layer, kernels), *penalties)
 
@@ -124,7 +124,7 @@ def _activation(layer: Any, kernels: Any) -> str:
     name = getattr(layer.activation, "__name__", type(layer.activation).__name__)
     name = {"swish": "silu"}.get(name, name)
     if name not in (*kernels.ACTIVATIONS, "softmax") or not is_keras(layer.activation):
-        raise Obstacle(f"{layer.name} has the activation {name}")
+        raise Obstacle(f"{weights.plain_name(layer)} has the activation {name}")
     return name
 
 
