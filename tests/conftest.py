@@ -1,5 +1,6 @@
 """What the tests share: real data where there are any, and one small run that many tests only read."""
 
+import functools
 import gc
 import hashlib
 import json
@@ -100,17 +101,19 @@ def traced_once():
     """Let runs of a module share one trainer where networks, data and settings are equal, as the runs of a sweep do.
 
     To trace the steps and evaluations of such a trainer takes longer than to train it. Everything before it, and all
-    that depends on a run, is as ever: the model is built, compiled and checked anew, and its values are assigned. A
-    test that compares the bits of two runs calls ``clear`` in between.
+    that depends on a run, is as ever: the model is built, compiled and checked anew, and its values are assigned. The
+    digest of a model is that of the shared trainer's, which is traced once, too. A test that compares the bits of two
+    runs calls ``clear`` in between.
     """
     from lottery import enforcement, weights
     from lottery.data import Splits
     from lottery.models.library import keras_of
-    from lottery.pipeline import learning, preparing
-    from lottery.training import loop, mirrored
+    from lottery.pipeline import identity, learning, preparing
+    from lottery.training import engines, loop, mirrored
     from lottery.training.trainer import Trainer
 
-    made, make_learner = {}, learning._made
+    keep_graphs()
+    made, make_learner, of_model = {}, learning._made, identity.of_model
     shareable = [enforcement.ENFORCEMENTS[name] for name in ("constraint", "gradient", "callback")]
 
     def description(model, data, settings, enforce, augment):
@@ -124,7 +127,7 @@ def traced_once():
         except Exception:  # layers of a test's own may raise anything
             return None
         modules = {one.partition(".")[0] for one in re.findall(r'"module": "([^"]*)"', text)}
-        if not modules <= {"keras", "tf_keras", "builtins"} or '"function"' in text or "__lambda__" in text:
+        if not modules <= {"keras", "tf_keras", "lottery", "builtins"} or '"function"' in text or "__lambda__" in text:
             return None
         for number, name in enumerate(dict.fromkeys(re.findall(r'"name": "([^"]*)"', text))):
             text = text.replace(f'"{name}"', f'"{number}"')  # Keras counts the layers of a process
@@ -135,12 +138,15 @@ def traced_once():
         return repr((text, digest.hexdigest(), scaled, settings, shareable.index(enforce), sorted(augment), xla))
 
     def trainer(model, data, settings, enforce, schedule_step, augment, obstacle):
-        # Masked entries at other values than zero are a reason against the sparse engine, and need a trace of their own.
-        key = None if obstacle else description(model, data, settings, enforce, augment)
+        text = description(model, data, settings, enforce, augment)
+        key = None if text is None else (text, bool(obstacle))  # these hold masked entries at other values than zero
         if key is None or key not in made:
             new = Trainer(model, data, settings, enforce, schedule_step, augment, obstacle)
             return new if key is None else made.setdefault(key, new)
         known = made[key]
+        if known.held:
+            known.hold_at_start = lambda: None  # the trace knows the variables
+            known.chain = engines.read(known.model, data, settings, augment, obstacle)
         if known._first_values:
             known.reset()  # the optimizer counts in what is observed of a model
         known.close()
@@ -157,19 +163,41 @@ def traced_once():
             made[key] = make_learner(prepared, rule)
         return made[key]
 
+    def digest(model, examined, example):
+        if not any(model is one.model for one in made.values() if isinstance(one, Trainer)):
+            return of_model(model, examined, example)
+        key = id(model), weights.fingerprint(weights.read_state(model))
+        if key not in made:
+            made[key] = of_model(model, examined, example)
+        return made[key]
+
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(preparing, "Trainer", trainer)
         patched.setattr(learning, "_made", learner)
+        patched.setattr(identity, "of_model", digest)
         yield made
 
 
-@pytest.fixture(autouse=True)
-def operations_without_stacks():
-    """Keep TensorFlow from taking the stack of each operation that it traces: a twentieth of the time, for no test."""
-    if "tensorflow" in sys.modules:
-        from tensorflow.python.util import tf_stack
+def keep_graphs(kept=True):
+    """Keep TensorFlow from rewriting each graph, and from taking the stack of each operation."""
+    import tensorflow as tf
+    from tensorflow.python.util import tf_stack
 
-        tf_stack.extract_stack = lambda stacklevel=1: None
+    if tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False) != kept:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": kept})
+    tf_stack.extract_stack = lambda stacklevel=1: None
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures
+def pytest_runtest_setup(item):
+    """Keep graphs as they are, unless a test has the marker `rewritten`.
+
+    To rewrite them takes longer than the few steps of a test. What a test starts in a process of its own trains as for
+    users. A rewritten graph may round differently: a fixture that may be the first to import TensorFlow calls
+    `keep_graphs` where its bits are compared.
+    """
+    if "tensorflow" in sys.modules:
+        keep_graphs(not item.get_closest_marker("rewritten"))
 
 
 @pytest.fixture(scope="session")
@@ -177,6 +205,7 @@ def small_run(tmp_path_factory):
     """A complete run of two replicates and four rounds on the digits. Tests only read it."""
     import lottery
 
+    keep_graphs()
     return lottery.run(SMALL, out=tmp_path_factory.mktemp("runs"), report=quietly)
 
 
@@ -250,6 +279,18 @@ def fit(model, x, y, batch_size=32, validation_data=None, **arguments):
         validation_data = batches(*validation_data)
     data = batches(x, y, batch_size)
     return model.fit(data, shuffle=False, verbose=0, validation_data=validation_data, **arguments)
+
+
+@functools.cache
+def _made_once(make):
+    return make()
+
+
+def shared_trainer(make):
+    """The trainer that a function makes, made and traced once. Each training on it begins anew."""
+    trainer = _made_once(make)
+    trainer.seconds_per_step = None
+    return trainer
 
 
 def subclassed(keras, num_inputs):

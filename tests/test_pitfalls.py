@@ -85,9 +85,14 @@ def drop_the_last_batch(patch):
     """5: the last, smaller batch is not evaluated."""
     original = loop._evaluation_of_arrays
 
-    def evaluation(model, split, *rest):
-        whole = max(1, len(split) // loop.EVALUATION_BATCH) * loop.EVALUATION_BATCH
-        return original(model, data.Split(split.x[:whole], split.y[:whole]), *rest)
+    def evaluation(*arguments):
+        evaluate = original(*arguments)
+
+        def without_the_last(x, y):
+            whole = max(1, len(x) // loop.EVALUATION_BATCH) * loop.EVALUATION_BATCH
+            return evaluate(x[:whole], y[:whole])
+
+        return without_the_last
 
     patch.setattr(loop, "_evaluation_of_arrays", evaluation)
 
@@ -187,7 +192,7 @@ def keep_the_old_trace(patch):
 
 def name_by_path(patch):
     """22: names depend on how many models the process has built."""
-    patch.setattr(weights, "_stem", lambda layer: layer.name)
+    patch.setattr(weights, "plain_name", lambda layer: layer.name)
 
 
 def leave_the_constraint(patch):

@@ -15,8 +15,10 @@ from lottery.models.library import reason
 from lottery.pipeline import preparing
 from lottery.runs import store
 from lottery.training.settings import Train
-from tests.conftest import quietly, subclassed, toy_arrays
+from tests.conftest import keep_graphs, quietly, subclassed, toy_arrays
 from tests.pipeline.test_running import build_dropout, final_bits
+
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 TINY = {
     "data": {"validation": 40},
@@ -27,7 +29,7 @@ ARRAYS = toy_arrays(np.random.default_rng(3))
 
 
 def run(model, out, data=ARRAYS, overrides=None):
-    return lottery.run(TINY, overrides, model=model, data=data, out=out, report=quietly)
+    return lottery.run(TINY, overrides, model=model, data=data, out=out, report=quietly, tensorboard=False)
 
 
 def sequential(library, *layers):
@@ -90,13 +92,14 @@ def test_the_first_function_that_imports_tf_keras_draws_from_the_seed_too(monkey
         build_dropout,
     ],
 )
-def test_models_of_every_make_train_and_resume_with_the_same_bits(build, tmp_path):
+def test_models_of_every_make_train_and_resume_with_the_same_bits(build, tmp_path, traced_once):
     with_xla = {"train": {"jit_compile": "auto"}}
     path = run(build, tmp_path, overrides=with_xla).path
     whole = final_bits(path)
     assert all(not wrong for _, wrong in lottery.runs.verification.verify(path))
     np.testing.assert_array_equal(store.StoredRound(path, 1, 1).predictions["label"], ARRAYS[3])
     shutil.rmtree(store.round_path(path, 1, 1))
+    traced_once.clear()
     assert run(build, tmp_path, overrides=with_xla).path == path
     assert final_bits(path) == whole
 
@@ -212,7 +215,8 @@ def test_a_second_optimiser_and_seeds_outside_the_model_are_reset_with_each_roun
         model.second.build(model.trainable_variables[2:])
         return model
 
-    whole, part = (run(build, tmp_path / name).path for name in ("whole", "part"))
+    whole = run(build, tmp_path / "whole").path
+    part = shutil.copytree(whole, tmp_path / "part" / whole.name)
     (store.round_path(part, 1, 1) / "round.json").unlink()
     run(build, tmp_path / "part")
     assert final_bits(part) == final_bits(whole)
@@ -247,8 +251,9 @@ def test_plain_accuracy_is_meant_whatever_stands_before_it(tmp_path):
         return model
 
     top = keras.metrics.SparseTopKCategoricalAccuracy
-    plain = run(lambda: build(["accuracy"]), tmp_path / "a").table()["final_test_accuracy"]
-    both = run(lambda: build([top(2, name="top_2_accuracy"), "accuracy"]), tmp_path / "b").table()[
+    dense = {"prune": {"num_rounds": 1}}
+    plain = run(lambda: build(["accuracy"]), tmp_path / "a", overrides=dense).table()["final_test_accuracy"]
+    both = run(lambda: build([top(2, name="top_2_accuracy"), "accuracy"]), tmp_path / "b", overrides=dense).table()[
         "final_test_accuracy"
     ]
     assert list(plain) == list(both)
@@ -271,7 +276,8 @@ def test_other_streams_are_another_run(tmp_path):
     dense = {"prune": {"num_rounds": 0}}
     first = run(build_dropout, tmp_path, streams(), dense).path
     assert run(build_dropout, tmp_path, streams(), dense).path == first
-    assert run(build_dropout, tmp_path, streams(lambda x: -x), dense).path != first
+    other = prepared(build_dropout, streams(lambda x: -x), dense).experiment
+    assert store.run_path(tmp_path, other) != first
 
 
 def test_a_shuffle_without_a_seed_is_repeated_by_a_resume(tmp_path):
@@ -316,9 +322,10 @@ print(run(with_a_cosine, sys.argv[1]).path)
 
 
 def test_another_process_finds_the_same_run(tmp_path):
+    path = run(with_a_cosine, tmp_path).path
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == str(run(with_a_cosine, tmp_path).path)
+    assert done.stdout.strip() == str(path)
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -413,11 +420,21 @@ def averaged_and_shared_out():
     return model
 
 
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory):
+    """A run of that model with late rewinding, under constraints. Tests only read it."""
+    keep_graphs()
+    return run(averaged_and_shared_out, tmp_path_factory.mktemp("averaged"), overrides={"rewind": {"step": 5}})
+
+
 @pytest.mark.parametrize("mode", ["constraint", "gradient", "reparameterization", "callback"])
-def test_a_run_with_several_optimisers_and_averages(tmp_path, mode):
+def test_a_run_with_several_optimisers_and_averages(averaged, tmp_path, mode):
     """Recorded, resumed, rewound late with the schedule's own steps; every mode finds the same ticket."""
     overrides = {"run": {"enforcement": mode}, "rewind": {"step": 5}}
-    path = run(averaged_and_shared_out, tmp_path, overrides=overrides).path
+    if mode == "constraint":
+        path = shutil.copytree(averaged.path, tmp_path / averaged.path.name)
+    else:
+        path = run(averaged_and_shared_out, tmp_path, overrides=overrides).path
     whole = final_bits(path)
     assert all(not wrong for _, wrong in lottery.runs.verification.verify(path))
     shutil.rmtree(store.round_path(path, 1, 2))
@@ -429,8 +446,7 @@ def test_a_run_with_several_optimisers_and_averages(tmp_path, mode):
     final = store.StoredRound(path, 1, 2).weights
     assert not lottery.masks.leaks(final, ticket.masks) and lottery.masks.num_kept(ticket.masks)
     if mode != "constraint":
-        other = run(averaged_and_shared_out, tmp_path, overrides={"rewind": {"step": 5}})
-        for name, mask in other.ticket(round=2).masks.items():
+        for name, mask in averaged.ticket(round=2).masks.items():
             np.testing.assert_array_equal(mask, ticket.masks[name])
 
 

@@ -64,15 +64,20 @@ def networks(library):
     }  # fmt: skip
 
 
+def others(library, make=lambda: None):
+    """Make other models and layers, which Keras numbers when they are made; one model has variables too."""
+    library.Sequential([library.layers.InputLayer((2,)), library.layers.Dense(3)])
+    for _ in range(10):
+        make(), library.layers.InputLayer((2,)), library.layers.Dense(3), library.Sequential()
+
+
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 @pytest.mark.parametrize("name", ["lenet", "nested", "functional", "subclassed", "shared"])
 def test_names_depend_on_position_alone(library, name):
     library = pytest.importorskip(library)
     build, expected = networks(library)[name]
     assert list(weights.prunable(build())) == expected
-    for _ in range(10):
-        library.layers.Dense(3)(np.zeros((1, 2), np.float32))
-        library.Sequential([library.layers.InputLayer((2,)), library.layers.Dense(3)])
+    others(library)
     again = build()
     assert list(weights.prunable(again)) == expected
     named = weights.variables(again)
@@ -316,9 +321,7 @@ def test_each_layer_has_its_names_and_reasons(library, name, rng):
     model = build()
     assert list(weights.prunable(model)) == prunable
     assert weights.unprunable(model) == unprunable
-    for _ in range(10):  # other models and layers, of the same types too
-        make()
-        library.Sequential([library.layers.InputLayer((2,)), library.layers.Dense(1)])
+    others(library, make)  # of the same types too
     again = build()
     assert list(weights.prunable(again)) == prunable
     assert weights.unprunable(again) == unprunable

@@ -57,7 +57,7 @@ def arrays():
 
 
 def go(out, overrides=None):
-    return lottery.run(TABLES, overrides, model=build, data=arrays(), out=out, report=quietly)
+    return lottery.run(TABLES, overrides, model=build, data=arrays(), out=out, tensorboard=False, report=quietly)
 
 
 def connect(run, *arguments, num_points=POINTS, recompute=False, **options):

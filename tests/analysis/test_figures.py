@@ -1,5 +1,6 @@
 """Every kind of figure: what is drawn against an independent computation, and a contract over all of them."""
 
+import functools
 import itertools
 import re
 import shutil
@@ -164,6 +165,13 @@ def data(line):
     return tuple(np.asarray(values, float) for values in line.get_data())
 
 
+@functools.cache
+def plain(kind):
+    """The axes that a figure of a kind is drawn into, what it returns, and its table. Tests only read them."""
+    table, ax = TABLES[kind](np.random.default_rng(12)), axes()
+    return ax, plots.kinds()[kind].figure(table, ax), table
+
+
 def bands(ax):
     every = [*ax.collections, *(one for panel in ax.child_axes for one in panel.collections)]
     return [one for one in every if isinstance(one, FillBetweenPolyCollection)]
@@ -193,9 +201,9 @@ def test_every_kind_has_a_table_here():
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_axes_go_in_and_out_with_labels_and_the_caption_says_of_what(kind, rng):
-    ax, table = axes(), TABLES[kind](rng)
-    assert plots.kinds()[kind].figure(table, ax) is ax and not ax.get_title()
+def test_axes_go_in_and_out_with_labels_and_the_caption_says_of_what(kind):
+    ax, returned, table = plain(kind)
+    assert returned is ax and not ax.get_title()
     if kind == "inputs":
         assert not ax.axison and all("round" in text.get_text() for text in ax.texts)
     else:
@@ -244,21 +252,20 @@ def test_an_empty_table_and_an_unknown_option_are_refused(kind, rng):
 
 
 @pytest.mark.parametrize("kind", sorted(TABLES.keys() - OWN_COUNTS.keys()))
-def test_one_replicate_has_neither_bars_nor_bands(kind, rng):
-    table = TABLES[kind](rng)
+def test_one_replicate_has_neither_bars_nor_bands(kind):
+    _, several, table = plain(kind)
     ax = plots.kinds()[kind].figure(table[table["replicate"] == 1], axes())
     caption = plots.caption(table[table["replicate"] == 1], kind)
     assert "One replicate (n = 1)." in caption and "lowest to" not in caption
     assert not any("lowest" in text.get_text() for text in ax.get_legend().get_texts())
     assert not bands(ax) and not any(one.has_yerr for one in ax.containers)
-    several = plots.kinds()[kind].figure(table, axes())
     assert bands(several) or any(one.has_yerr for one in several.containers)
     assert [text.get_text() for text in several.get_legend().get_texts()].count("lowest to highest, n = 3") == 1
 
 
 @pytest.mark.parametrize("kind", sorted(TABLES.keys() - OWN_COUNTS.keys()))
-def test_every_line_can_be_told_apart_in_grey(kind, rng):
-    ax = plots.kinds()[kind].figure(TABLES[kind](rng), axes())
+def test_every_line_can_be_told_apart_in_grey(kind):
+    ax, _, _ = plain(kind)
     handles, labels = ax.get_legend_handles_labels()
     looks = set()
     for handle in handles:

@@ -27,6 +27,8 @@ from lottery.runs import store
 from lottery.training import checkpoints
 from tests.conftest import checksum, quietly, toy_arrays
 
+pytestmark = [pytest.mark.rewritten, pytest.mark.xla]  # as in the processes of the workers
+
 
 def bits(run):
     """The checksum of every file, without times."""

@@ -41,6 +41,7 @@ def arrays():
     return toy_arrays(np.random.default_rng(3), num_train=300, num_test=50)
 
 
+@pytest.mark.rewritten  # as in the processes of the workers
 def test_two_workers_give_the_bits_of_one_and_a_failure_stops_nothing_else(tmp_path):
     """Functions of the caller's own go with the work; of three replicates the second cannot be pruned."""
 

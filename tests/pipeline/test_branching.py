@@ -75,6 +75,18 @@ def controlled(traced_once, tmp_path_factory):
     return go(tmp_path_factory.mktemp("controlled"), {"rewind": {"step": K}, "run": {"controls": CONTROLS}})
 
 
+@pytest.fixture(scope="module")
+def made(traced_once, tmp_path_factory):
+    """A run of one replicate; see `single`."""
+    return go(tmp_path_factory.mktemp("single"), {"run": {"num_replicates": 1}})
+
+
+@pytest.fixture
+def single(made, tmp_path):
+    """A copy of a run of one replicate, to branch from and to damage."""
+    return lottery.load(shutil.copytree(made.path, tmp_path / made.path.name))
+
+
 def test_a_run_with_controls_is_complete_and_right(controlled):
     rows = controlled.table()
     counted = rows.groupby("branch").size()
@@ -190,8 +202,14 @@ def test_verify_finds_other_start_weights(controlled, tmp_path):
         go(tmp_path, {"rewind": {"step": K}, "run": {"controls": CONTROLS}})
 
 
+@pytest.fixture(scope="module")
+def rewound(traced_once, tmp_path_factory):
+    """A run of one replicate whose learning rate drops. Tests only read it."""
+    return go(tmp_path_factory.mktemp("rewound"), {"run": {"num_replicates": 1}, "train": {"drop_at": [20]}})
+
+
 @pytest.mark.parametrize("mode", ["learning_rate", "none", "sign", "reshuffled"])
-def test_other_ways_to_go_on(tmp_path, mode):
+def test_other_ways_to_go_on(rewound, tmp_path, mode):
     run = go(tmp_path, {"rewind": {"mode": mode}, "run": {"num_replicates": 1}, "train": {"drop_at": [20]}})
     assert is_right(run) == []
     kept = files.read_masks(folder_of(run) / "masks.safetensors")
@@ -200,7 +218,6 @@ def test_other_ways_to_go_on(tmp_path, mode):
     rng = lottery.pruning.rewinding.rng_for(run.experiment.run.seed, 1, index)
     begun = lottery.pruning.rewinding.rewound(mode, initial, before, kept, rng)
     assert record(folder_of(run))["start_sha256"] == lottery.weights.fingerprint(begun)
-    rewound = go(tmp_path, {"run": {"num_replicates": 1}, "train": {"drop_at": [20]}})
     assert np.any(state(folder_of(run))["dense/kernel"] != state(folder_of(rewound))["dense/kernel"])
 
 
@@ -249,18 +266,16 @@ def test_branches_of_a_run_that_is_stored(tmp_path, traced_once):
     assert "complete" in events[-1].text and is_right(done) == []
 
 
-def test_a_branch_of_the_callers_own(tmp_path):
-    run = go(tmp_path, {"run": {"num_replicates": 1}})
-
+def test_a_branch_of_the_callers_own(single):
     def halved(origin):
         start = {name: value / 2 if name in origin.kept else value for name, value in origin.start.items()}
         return branches.BranchStart(start, origin.kept, 0, origin.num_steps)
 
-    done = lottery.branch(run.path, halved, model=build, data=arrays(), report=quietly)
+    done = lottery.branch(single.path, halved, model=build, data=arrays(), report=quietly)
     assert sorted(done.table()["branch"].unique()) == ["halved", "ticket"] and is_right(done) == []
     events, same = [], lambda origin: halved(origin)
     same.__name__ = "halved"
-    lottery.branch(run.path, same, model=build, data=arrays(), report=events.append)
+    lottery.branch(single.path, same, model=build, data=arrays(), report=events.append)
     assert "complete" in events[-1].text
 
     def third(origin):
@@ -269,7 +284,7 @@ def test_a_branch_of_the_callers_own(tmp_path):
 
     third.__name__ = "halved"
     with pytest.raises(LotteryError, match="another function called 'halved' made the branch of round 1"):
-        lottery.branch(run.path, third, model=build, data=arrays(), report=quietly)
+        lottery.branch(single.path, third, model=build, data=arrays(), report=quietly)
 
 
 def test_a_control_is_added_in_one_place(tmp_path, monkeypatch):
@@ -299,23 +314,22 @@ def test_a_control_is_added_in_one_place(tmp_path, monkeypatch):
     assert is_right(run) != []
 
 
-def test_transfer_trains_the_ticket_on_other_data(tmp_path):
-    run = go(tmp_path, {"run": {"num_replicates": 1}})
-    done = lottery.branch(run.path, "transfer", [2], model=build, data=arrays(seed=8), report=quietly)
+def test_transfer_trains_the_ticket_on_other_data(single):
+    done = lottery.branch(single.path, "transfer", [2], model=build, data=arrays(seed=8), report=quietly)
     (label,) = set(done.table()["branch"]) - {"ticket"}
     rows = done.table()
     there = rows[rows["branch"] == label].set_index("round")["early_stop_test_accuracy"]
     assert sorted(there.index) == [0, 2]  # the dense network comes with it
     (line,) = lottery.runs.results.transfers(rows)[label].to_dict("records")
     assert (line["round"], line["mean"]) == (2, pytest.approx(there[2] - there[0]))
-    dense, own = record(folder_of(run, index=0, branch=label)), record(folder_of(run, index=0))
+    dense, own = record(folder_of(single, index=0, branch=label)), record(folder_of(single, index=0))
     assert dense["num_kept"] == own["num_kept"] and dense["start_sha256"] == own["start_sha256"]
     assert label.startswith("transfer-given-") and is_right(done) == []
-    stored = record(folder_of(run, branch=label))
-    ticket = record(folder_of(run))
+    stored = record(folder_of(single, branch=label))
+    ticket = record(folder_of(single))
     assert (
         stored["start_sha256"] == ticket["start_sha256"]
-        and stored["data_sha256"] != store.read_environment(run.path)["data_sha256"]
+        and stored["data_sha256"] != store.read_environment(single.path)["data_sha256"]
     )
     assert stored["early_stop_test_loss"] != ticket["early_stop_test_loss"]
 
@@ -356,7 +370,7 @@ def test_early_bird(tmp_path):
     assert masks.distance(kept, drawn[drawn_at]) == 0
 
 
-def test_no_early_bird_is_said_and_nothing_is_stored(tmp_path):
+def test_no_early_bird_is_said_and_nothing_is_stored(single, tmp_path):
     fast = {"train": {"num_steps": 60, "learning_rate": 3.0}, "run": {"num_replicates": 1}}
     run, said = go(tmp_path, fast), []
     with pytest.raises(LotteryError, match=r"No early-bird ticket for round 1 of replicate 1: after 6 epochs"):
@@ -364,9 +378,8 @@ def test_no_early_bird_is_said_and_nothing_is_stored(tmp_path):
     notes = [event.text for event in said if hasattr(event, "text")]
     assert len(notes) == 2 and "round 2" in notes[1], "the other rounds are tried all the same"
     assert all(stored.branch == store.TICKET for stored in store.rounds(run.path))
-    short = go(tmp_path, {"run": {"num_replicates": 1}})
     with pytest.raises(LotteryError, match="received 4 epochs of training, allowed are 5 or more"):
-        lottery.branch(short.path, "early_bird", [1], model=build, data=arrays(), report=quietly)
+        lottery.branch(single.path, "early_bird", [1], model=build, data=arrays(), report=quietly)
 
 
 def test_fine_tuning_keeps_the_last_rate_of_any_schedule(tmp_path):
@@ -447,23 +460,20 @@ def test_a_branch_of_the_callers_own_that_is_not_one_is_refused(controlled, own,
     assert not list(controlled.path.rglob(f"branch-{own.__name__}/round.json"))
 
 
-def test_an_own_branch_may_keep_other_counts(tmp_path):
-    run = go(tmp_path, {"run": {"num_replicates": 1}})
-
+def test_an_own_branch_may_keep_other_counts(single):
     def sparser(origin):
         kept = {name: mask & (origin.rng.random(mask.shape) < 0.5) for name, mask in origin.kept.items()}
         return branches.BranchStart(origin.start, kept, 0, origin.num_steps)
 
-    lottery.branch(run.path, sparser, [2], model=build, data=arrays(), report=quietly)
-    assert is_right(run) == []
+    lottery.branch(single.path, sparser, [2], model=build, data=arrays(), report=quietly)
+    assert is_right(single) == []
 
 
-def test_no_branch_grows_from_a_damaged_round(tmp_path):
-    run = go(tmp_path, {"run": {"num_replicates": 1}})
-    one, other = (folder_of(run, index=index) / "masks.safetensors" for index in (1, 2))
+def test_no_branch_grows_from_a_damaged_round(single):
+    one, other = (folder_of(single, index=index) / "masks.safetensors" for index in (1, 2))
     shutil.copy(other, one)
     with pytest.raises(LotteryError, match="is damaged"):
-        lottery.branch(run.path, "random_mask", [1], model=build, data=arrays(), report=quietly)
+        lottery.branch(single.path, "random_mask", [1], model=build, data=arrays(), report=quietly)
 
 
 def test_synflow_keeps_what_is_never_pruned_and_collapses_nothing(tmp_path):
@@ -551,7 +561,7 @@ def test_a_branch_needs_the_same_data_and_the_same_model(controlled):
         lottery.branch(controlled.path, "random_mask", [1], replicate=5, model=build, data=arrays(), report=quietly)
 
 
-def test_a_criterion_of_the_callers_own(tmp_path):
+def test_a_criterion_of_the_callers_own(made, tmp_path):
     """The function decides the masks, is part of the experiment, and has to be passed again."""
 
     def by_place(evidence):
@@ -563,7 +573,7 @@ def test_a_criterion_of_the_callers_own(tmp_path):
     kept = files.read_masks(folder_of(run) / "masks.safetensors")["dense/kernel"].reshape(-1)
     assert not kept[: kept.size - np.count_nonzero(kept)].any() and is_right(run) == []
     assert run.experiment.prune.criterion == GIVEN
-    assert run.path != go(tmp_path, {"run": {"num_replicates": 1}}).path
+    assert run.path.name != made.path.name
     with pytest.raises(LotteryError, match=r"stands for a function passed to lottery.run"):
         lottery.run(run.path / "experiment.toml", model=build, data=arrays(), out=tmp_path, report=quietly)
 

@@ -18,6 +18,8 @@ from tests.pipeline.test_running import Killed, final_bits
 from tests.runs.test_verification import reseal
 from tests.scripts import forging
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 STEP, NUM_STEPS, LAST = 4, 24, 3
 CONTROLS = ["random_reinit", "random_mask", "shuffled_mask", "reshuffled_init", "signed_constant", "untrained"]
 PRUNED = ("dense/kernel", "dense_1/kernel")
@@ -53,7 +55,7 @@ def tables(held_at, enforcement="constraint", controls=(), **rewind):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(traced_once, tmp_path_factory):
     out, made = tmp_path_factory.mktemp("held"), {}
 
     def of(held_at, mode="constraint"):
@@ -233,7 +235,7 @@ def test_verify_without_the_round_before_still_sees_values_of_no_rule(runs, tmp_
     assert "dense/kernel has 1 masked entries that are not at their held values." in wrong["replicate 1, round 2"]
 
 
-def test_killed_in_the_middle_of_a_round_and_run_again_it_has_the_same_bits(runs, tmp_path):
+def test_killed_in_the_middle_of_a_round_and_run_again_it_has_the_same_bits(runs, tmp_path, traced_once):
     whole, settings = runs("toward_zero"), tables("toward_zero", controls=CONTROLS)
     seen = []
 
@@ -249,6 +251,7 @@ def test_killed_in_the_middle_of_a_round_and_run_again_it_has_the_same_bits(runs
                 settings, model=build, data=arrays(), out=tmp_path, report=killing, checkpoint_every=Every(steps=2)
             )
         assert list((tmp_path / whole.path.name).rglob("checkpoint.safetensors"))
+        traced_once.clear()
     again = lottery.run(settings, model=build, data=arrays(), out=tmp_path, report=quietly)
     assert final_bits(again.path) == final_bits(whole.path)
 

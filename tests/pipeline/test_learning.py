@@ -45,8 +45,7 @@ def build():
         layers.ReLU(),
         layers.Flatten(),
         layers.Dropout(0.1),
-        layers.Dense(12, "relu", kernel_regularizer=keras.regularizers.L2(10.0)),
-        layers.Dense(3),
+        layers.Dense(3, kernel_regularizer=keras.regularizers.L2(10.0)),
     ])  # fmt: skip
 
 

@@ -17,6 +17,8 @@ from lottery.runs import store, verification
 from tests.conftest import quietly, toy_arrays
 from tests.runs.test_verification import reseal
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 TABLES = {
     "name": "again",
     "data": {"name": "digits", "validation": 137},
@@ -35,7 +37,7 @@ TRANSFER = "transfer-digits-"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(traced_once, tmp_path_factory):
     done = lottery.run(TABLES, out=tmp_path_factory.mktemp("runs"), report=quietly)
     lottery.branch(done.path, "transfer", [2], {"data": {"name": "digits", "validation": 200}}, report=quietly)
     return done
@@ -88,7 +90,8 @@ def found(run, **passed):
     return wrong, again.notes
 
 
-def test_a_whole_run_is_computed_again(run, lottery_command):
+def test_a_whole_run_is_computed_again(run, traced_once, lottery_command):
+    traced_once.clear()
     assert run.verify(recompute=True) == []
     done = lottery_command("verify", run.path, "--recompute")
     assert done.returncode == 0 and "Computing 7 networks again." in done.stderr
@@ -189,7 +192,7 @@ LONG = [pytest.param(mode, marks=pytest.mark.long) for mode in ("tfmot", "mixed_
 
 
 @pytest.mark.parametrize("mode", ["reparameterization", "given", *LONG])
-def test_models_of_ones_own_are_passed_again(mode, tmp_path):
+def test_models_of_ones_own_are_passed_again(mode, traced_once, tmp_path):
     import keras
     import tf_keras
 
@@ -205,6 +208,7 @@ def test_models_of_ones_own_are_passed_again(mode, tmp_path):
     library = tf_keras if mode == "tfmot" else keras
     build = lambda: network(library, dtype="float32") if mode == "mixed_bfloat16" else network(library)  # noqa: E731
     done = lottery.run(TINY, changed, model=build, data=arrays, out=tmp_path, report=quietly, **options)
+    traced_once.clear()
     assert done.verify(recompute=True, model=build, data=arrays) == []
     if mode != "given":
         return

@@ -87,18 +87,9 @@ def test_what_training_holds_at_its_start_is_the_start_masked(tmp_path, monkeypa
         assert any(all(np.array_equal(state[name], expected[name]) for name in expected) for state in seen), index
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path, small_run, traced_once):
-    traced_once.clear()
-    again = lottery.run(SMALL, out=tmp_path, report=quietly)
-    assert final_bits(again.path) == final_bits(small_run.path)
-    other = lottery.run(ONE, {"run": {"seed": 1}}, out=tmp_path, report=quietly)
-    assert other.path != again.path and np.any(
-        files.read_arrays(other.path / "replicate-1" / "initial.safetensors")["dense/kernel"]
-        != files.read_arrays(again.path / "replicate-1" / "initial.safetensors")["dense/kernel"]
-    )
-
-
-def test_one_trace_serves_the_whole_run(tmp_path, monkeypatch, traced_once):
+@pytest.fixture(scope="module")
+def again(traced_once, tmp_path_factory):
+    """The small run once more, and the loops that it compiled."""
     traced_once.clear()
     loops = []
     original = trainer.compile_loop
@@ -107,11 +98,25 @@ def test_one_trace_serves_the_whole_run(tmp_path, monkeypatch, traced_once):
         loops.append(original(*arguments))
         return loops[-1]
 
-    monkeypatch.setattr(trainer, "compile_loop", spy)
-    lottery.run(SMALL, out=tmp_path, report=quietly)
-    (only,) = loops
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(trainer, "compile_loop", spy)
+        return lottery.run(SMALL, out=tmp_path_factory.mktemp("again"), report=quietly), loops
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path, small_run, again):
+    again, _ = again
+    assert final_bits(again.path) == final_bits(small_run.path)
+    other = lottery.run(ONE, {"run": {"seed": 1}}, out=tmp_path, report=quietly)
+    assert other.path != again.path and np.any(
+        files.read_arrays(other.path / "replicate-1" / "initial.safetensors")["dense/kernel"]
+        != files.read_arrays(again.path / "replicate-1" / "initial.safetensors")["dense/kernel"]
+    )
+
+
+def test_one_trace_serves_the_whole_run(again):
+    _, (only,) = again
     assert only.steps.experimental_get_tracing_count() == 1
-    assert [one.experimental_get_tracing_count() for one in only.evaluations.values()] == [1, 1]
+    assert {one.func.experimental_get_tracing_count() for one in only.evaluations.values()} == {2}  # sizes of a split
 
 
 class Killed(BaseException):
@@ -182,8 +187,9 @@ def test_a_users_model_and_data(tmp_path):
     assert {(event.round, event.step) for event in steps} >= {(0, 30), (1, 300), (2, 0)}
     # The same again resumes; other data or another network is another run.
     assert lottery.run(experiment, model=build_dropout, data=arrays, out=tmp_path, report=quietly).path == run.path
-    changed = (arrays[0] + 1, *arrays[1:])
-    assert lottery.run(experiment, model=build_dropout, data=changed, out=tmp_path, report=quietly).path != run.path
+    for data, same in ((arrays, True), ((arrays[0] + 1, *arrays[1:]), False)):
+        prepared = preparing.prepare(config.load(experiment), preparing.Ingredients(build_dropout, data))
+        assert (store.run_path(tmp_path, prepared.experiment) == run.path) == same
 
 
 def test_a_compiled_model_keeps_its_optimiser_and_loss(tmp_path):

@@ -12,6 +12,8 @@ from lottery.pipeline import shared_prefix, sweeping
 from lottery.runs import store, verification
 from tests.conftest import SMALL, contents, quietly
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 TABLES = {
     **SMALL,
     "name": "grid",
@@ -26,7 +28,7 @@ def trained(events):
     return [event for event in events if isinstance(event, progress.Done)]
 
 
-def test_each_experiment_is_what_it_is_alone(tmp_path):
+def test_each_experiment_is_what_it_is_alone(tmp_path, traced_once):
     said = []
     runs = lottery.sweep({**TABLES, "sweep": GRID}, out=tmp_path / "grid", report=said.append)
     found = sweeping.points({**TABLES, "sweep": GRID})
@@ -57,6 +59,7 @@ def test_each_experiment_is_what_it_is_alone(tmp_path):
     for path in states:
         path.unlink()
     lottery.sweep({**TABLES, "sweep": GRID}, out=tmp_path / "grid", report=quietly)
+    traced_once.clear()
     for point in (found[0], found[3]):
         alone = lottery.run(point.settings.model_dump(), out=tmp_path / "alone", report=quietly)
         assert contents(alone.path) == contents(tmp_path / "grid" / alone.path.name)

@@ -1,5 +1,6 @@
 """Masks that change while a network trains: `gradual`, `set` and `rigl`, against an independent computation."""
 
+import functools
 import itertools
 import math
 import shutil
@@ -24,6 +25,8 @@ from lottery.training.settings import Train
 from lottery.training.trainer import Span, Trainer
 from tests.conftest import contents, quietly, toy_arrays
 from tests.training.test_checkpoints import result, trained_in_pieces
+
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 NUM_STEPS, BATCH, DYNAMIC = 60, 20, ("gradual", "set", "rigl")
 LONG = {f"{name}_long": name for name in DYNAMIC}
@@ -54,7 +57,7 @@ def stored(run, branch="ticket", index=2):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(traced_once, tmp_path_factory):
     """A run with every branch of which the masks change, from round 2; `run.seen` has what RigL's changes saw."""
     with pytest.MonkeyPatch.context() as patched:
         original, seen = dynamic.dropped_and_grown, []
@@ -234,7 +237,7 @@ def test_verify_accepts_them_and_finds_what_was_changed(run, tmp_path):
 
 
 def test_a_later_round_is_made_in_the_same_trace_and_killed_anywhere_it_gives_the_same_files(
-    run, tmp_path, monkeypatch
+    run, tmp_path, monkeypatch, traced_once
 ):
     """The run again, in pieces of three steps with a stop after each twentieth; the trainer traces its steps once."""
     made = []
@@ -244,9 +247,10 @@ def test_a_later_round_is_made_in_the_same_trace_and_killed_anywhere_it_gives_th
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr(preparing, "Trainer", Counting)
     monkeypatch.setattr("lottery.training.loop.LONGEST_PIECE", 3)
-    lottery.run(tables(controls=["rigl"]), model=build, data=arrays(), out=tmp_path, report=quietly)
+    with monkeypatch.context() as patched:
+        patched.setattr(preparing, "Trainer", Counting)
+        lottery.run(tables(controls=["rigl"]), model=build, data=arrays(), out=tmp_path, report=quietly)
     (one,) = made
     assert one.loop.steps.experimental_get_tracing_count() == 1
     path = next(tmp_path.glob("dynamic-*"))
@@ -256,6 +260,7 @@ def test_a_later_round_is_made_in_the_same_trace_and_killed_anywhere_it_gives_th
         return 15 if next(left) % 20 == 19 else 0
 
     ingredients = Ingredients(model=build, data=arrays())
+    traced_once.clear()  # of a piece of another length
     for name in DYNAMIC:
         stops = 0
         while not store.is_stored(path, 1, 2, name):
@@ -265,9 +270,12 @@ def test_a_later_round_is_made_in_the_same_trace_and_killed_anywhere_it_gives_th
                 )
             except stopping.Stopped:
                 stops += 1
+                if stops == 1:  # it goes on in another trace, as in another process
+                    traced_once.clear()
         assert stops > 0 or name == "rigl"
         expected = contents(store.round_path(run.path, 1, 2, name))
         assert contents(store.round_path(path, 1, 2, name)) == expected
+    traced_once.clear()
 
 
 # In every mode of enforcement.
@@ -288,6 +296,12 @@ def trainer(mode, library="keras"):
     step = compiling.step_variable()
     compiling.compile_model(model, settings, splits.train.x[:4], step)
     return Trainer(model, splits, settings, enforcement.ENFORCEMENTS[mode], step)
+
+
+@functools.cache
+def constrained():
+    """A trainer whose state each training begins anew, as it does in the rounds of a run."""
+    return trainer("constraint")
 
 
 def changing(start):
@@ -348,7 +362,7 @@ def in_numpy(start, kept, changes):
 
 
 def test_a_change_is_part_of_a_checkpoint(tmp_path):
-    one, other = trainer("constraint"), trainer("constraint")
+    one, other = constrained(), trainer("constraint")
     start = weights.read_state(one.model)
     kept, changes, _ = changing(start)
     whole = one.train(start, kept, (9,), Span(changes=changes))
@@ -362,7 +376,7 @@ def test_a_change_is_part_of_a_checkpoint(tmp_path):
 
 
 def test_a_change_that_keeps_another_number_is_refused():
-    one = trainer("constraint")
+    one = constrained()
     start = weights.read_state(one.model)
     kept, changes, drawn = changing(start)
     changes[7] = masks.Change(lambda kept, state: masks.ones_like(kept), changes[7].num_kept)

@@ -111,11 +111,13 @@ def runs(traced_once, tmp_path_factory):
     for mode, step in (kind for kinds in KINDS.values() for kind in kinds):
         controls = [name for name in branches.fair(mode, step) if BRANCHES[name].kind == "control"]
         out = tmp_path_factory.mktemp("fair")
-        run = lottery.run(tables(mode, step, controls), model=build, data=arrays(), out=out, report=quietly)
+        run = lottery.run(
+            tables(mode, step, controls), model=build, data=arrays(), out=out, tensorboard=False, report=quietly
+        )
         for name in branches.fair(mode, step):
             if BRANCHES[name].kind == "other":
                 data = arrays(9) if BRANCHES[name].other_data else arrays()
-                lottery.branch(run.path, name, [2], model=build, data=data, report=quietly)
+                lottery.branch(run.path, name, [2], model=build, data=data, tensorboard=False, report=quietly)
         made[mode, step] = run
     return made
 

@@ -177,6 +177,22 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
             time.sleep(0.05)
 
 
+def test_what_killed_processes_left_is_removed_when_a_run_is_opened_and_when_it_is_closed(tmp_path):
+    """A worker that is killed while it writes is replaced, and nobody opens the run again."""
+    stored, half = tmp_path / "replicate-1" / "round-00", ".masks.safetensors-8312"
+    stored.mkdir(parents=True)
+
+    def left():
+        return sorted(path.name for path in stored.iterdir())
+
+    for name in ("round.json", "checkpoint.safetensors", half):
+        (stored / name).touch()
+    with store.opened(tmp_path, config.load()):
+        assert left() == ["round.json"]
+        (stored / half).touch()
+    assert left() == ["round.json"]
+
+
 def test_an_edited_configuration_is_refused_with_the_difference(tmp_path):
     experiment = config.load({})
     with store.opened(tmp_path / "run", experiment):

@@ -129,3 +129,16 @@ def test_images_are_scaled_as_for_the_compiled_loop(pixels, rng):
 def test_masks_of_any_density(density, rng):
     found = both(network("keras"), examples("sparse_categorical_crossentropy", rng), rng, 10, density=density)
     agree(found, 2e-5)
+
+
+def test_a_reason_does_not_count_the_layers_of_a_process():
+    """It is part of records, which a run that goes on elsewhere writes alike."""
+    import keras
+
+    def why():
+        layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+        with pytest.raises(reading.Obstacle) as raised:
+            reading.layers(keras.Sequential([keras.Input((6,)), *layers]))
+        return str(raised.value)
+
+    assert why() == why() == "batch_normalization is a layer of type BatchNormalization"

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -68,8 +69,26 @@ def trained(library):
 
 
 @pytest.fixture(params=LIBRARIES)
-def ticket(request):
-    return trained(request.param)
+def library(request):
+    return request.param
+
+
+@pytest.fixture
+def ticket(library):
+    return trained(library)
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory):
+    """The exports of what `trained` gives, by library and form, each made once and alone in a folder, to be read."""
+
+    @functools.cache
+    def made(library, form):
+        model, kept, x = trained(library)
+        path, by_path = target(tmp_path_factory.mktemp("exports"), form), form in ("saved_model", "tflite")
+        return exporting.export(model, kept, path, None if by_path else form, x)
+
+    return made
 
 
 def without_depthwise(kept):
@@ -118,13 +137,14 @@ def interpret(path):
 
 
 @pytest.mark.parametrize("form", ALL)
-def test_others_compute_the_same_from_the_file(ticket, tmp_path, form, capfd):
-    model, kept, x = ticket
-    before, path = weights.read_state(model), target(tmp_path, form)
-    exported = exporting.export(model, kept, path, form, x)
+def test_others_compute_the_same_from_the_file(library, ticket, exports, form, capfd):
+    model, _, x = ticket
+    before = weights.read_state(model)
+    exported = exports(library, form)
     assert capfd.readouterr() == ("", "")
+    path = target(exported.path.parent, form)
     assert (exported.path, exported.form, exported.zeros_checked) == (path, form, True)
-    assert list(tmp_path.iterdir()) == [path]
+    assert list(path.parent.iterdir()) == [path]
     after = weights.read_state(model)
     assert all(np.array_equal(after[name], value) for name, value in before.items())
     assert model.get_compile_config()["optimizer"]  # as compiled as before
@@ -151,13 +171,12 @@ def test_an_npz_holds_every_variable_and_mask(ticket, tmp_path):
         assert found[name].dtype == value.dtype and np.array_equal(found[name], value)
 
 
-def test_sizes_are_those_of_the_files(tmp_path):
-    model, kept, x = trained("tf_keras")
-    one = exporting.export(model, kept, tmp_path / "a.tflite", inputs=x)
+def test_sizes_are_those_of_the_files(exports):
+    one = exports("tf_keras", "tflite")
     content = one.path.read_bytes()
     assert one.num_bytes == len(content)
     assert one.num_gzipped == len(gzip.compress(content, 9, mtime=0)) < len(content)
-    folder = exporting.export(model, kept, tmp_path / "a", inputs=x)
+    folder = exports("tf_keras", "saved_model")
     found = [path for path in folder.path.rglob("*") if path.is_file()]
     assert folder.num_bytes == sum(path.stat().st_size for path in found)
     packed = io.BytesIO()
@@ -167,9 +186,9 @@ def test_sizes_are_those_of_the_files(tmp_path):
     assert folder.num_gzipped == pytest.approx(len(gzip.compress(packed.getvalue(), 9)), rel=0.05)
 
 
-def test_int8_keeps_zeros_and_rounds_the_rest_by_half_a_step(ticket, tmp_path):
-    model, kept, x = ticket
-    path = exporting.export(model, kept, tmp_path / "a.tflite", "tflite_int8", x).path
+def test_int8_keeps_zeros_and_rounds_the_rest_by_half_a_step(library, ticket, exports):
+    model, kept, _ = ticket
+    path = exports(library, "tflite_int8").path
     interpreter, state = interpret(path), weights.read_state(model)
     stored = {tuple(one["shape"]): one for one in interpreter.get_tensor_details() if one["dtype"] is np.int8}
     for name, order in {"dense/kernel": (1, 0), "dense_1/kernel": (1, 0), "conv2d/kernel": (3, 0, 1, 2)}.items():
@@ -264,10 +283,10 @@ def test_a_masked_entry_that_comes_back_is_found(tmp_path, form, monkeypatch):
 
 
 @pytest.mark.parametrize("form", ["saved_model", "tflite"])
-def test_other_outputs_are_found_and_the_old_file_stays(tmp_path, form, monkeypatch):
+def test_other_outputs_are_found_and_the_old_file_stays(tmp_path, form, exports, monkeypatch):
     model, kept, x = trained("keras")
-    path = target(tmp_path, form)
-    first = exporting.export(model, kept, path, form, x)
+    first, path = exports("keras", form), target(tmp_path, form)
+    (shutil.copytree if first.path.is_dir() else shutil.copy)(first.path, path)
     planted(monkeypatch, form, "dense_1/bias", lambda bias: bias + 1e-2)
     with pytest.raises(LotteryError, match="outputs of the exported .* differ from those of the model"):
         exporting.export(model, kept, path, form, x)

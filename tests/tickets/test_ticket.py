@@ -35,6 +35,8 @@ from tests.runs.test_verification import reseal
 from tests.scripts.fuzz_tickets import layer, sequential
 from tests.tickets.test_readers import read_ticket
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 LIBRARIES = ("keras", "tf_keras")
 BITS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 # The smallest images that each network takes.
@@ -583,7 +585,7 @@ def test_a_network_whose_outputs_would_fill_the_memory_is_refused(library, name,
 
 
 @pytest.fixture(scope="module")
-def rewound(tmp_path_factory):
+def rewound(traced_once, tmp_path_factory):
     """A run with late rewinding on data from a file, in a folder that is nobody's business."""
     folder = tmp_path_factory.mktemp("rewound")
     secret = folder / "secret-place"
@@ -607,9 +609,13 @@ def build():
 
 
 @pytest.fixture(scope="module")
-def prepared(rewound):
-    """What the rounds were trained with, for training them again."""
+def prepared(rewound, traced_once):
+    """What the rounds were trained with, for training them again; in a trace of its own."""
+    others = dict(traced_once)
+    traced_once.clear()
     made = lottery.pipeline.preparing.prepare(rewound.experiment, lottery.pipeline.preparing.Ingredients(build))
+    traced_once.clear()
+    traced_once.update(others)
     with contextlib.closing(made.trainer):
         yield made
 

@@ -1,5 +1,6 @@
 """A training run that is stopped anywhere, and gone on with by another process, gives the same bits."""
 
+import functools
 import itertools
 import json
 
@@ -11,6 +12,7 @@ from lottery.errors import LotteryError
 from lottery.training import checkpoints, compiling
 from lottery.training.settings import Train
 from lottery.training.trainer import Span, Trainer
+from tests.conftest import shared_trainer
 
 NUM_STEPS = 60
 SETTINGS = Train(num_steps=NUM_STEPS, batch_size=16, eval_every=25, learning_rate=0.02, drop_at=(30,), warmup_steps=5)
@@ -90,8 +92,9 @@ def trained_in_pieces(make, file, stops, start, kept=None, span=Span(), **option
     "library,own_step", [("keras", False), ("keras", True), pytest.param("tf_keras", False, marks=pytest.mark.long)]
 )
 def test_stopped_anywhere_and_gone_on_with_elsewhere(tmp_path, library, own_step):
-    first, second = (compiled(library=library, own_step=own_step) for _ in range(2))
-    start = weights.read_state(first.model)
+    make = functools.partial(compiled, library=library, own_step=own_step)
+    first, second = shared_trainer(compiled) if library == "keras" and not own_step else make(), make()
+    start = weights.read_state(second.model)
     whole = first.train(start, {}, (9,))
     make = itertools.cycle([second, first]).__next__  # one is new, the other at the state of something else
     for number, stops in enumerate([(0, 1, 2, 1), (3, 4)]):
@@ -99,18 +102,18 @@ def test_stopped_anywhere_and_gone_on_with_elsewhere(tmp_path, library, own_step
         assert result(again) == result(whole)
 
 
-def test_bits_do_not_depend_on_the_pieces():
-    one = compiled()
+def test_bits_do_not_depend_on_the_pieces(monkeypatch):
+    one = shared_trainer(compiled)
     start = weights.read_state(one.model)
     whole = result(one.train(start, {}, (9,)))
     for pace in (1e-9, 0.5, 0.1, 0.07):  # all at once, then step by step, five and seven at a time
         fixed = property(lambda self, pace=pace: pace, lambda self, value: None)
-        one.__class__ = type("Paced", (Trainer,), {"seconds_per_step": fixed})
+        monkeypatch.setattr(one, "__class__", type("Paced", (Trainer,), {"seconds_per_step": fixed}))
         assert result(one.train(start, {}, (9,))) == whole
 
 
 def test_a_checkpoint_of_another_training_is_not_used(tmp_path):
-    one = compiled()
+    one = shared_trainer(compiled)
     start = weights.read_state(one.model)
     file, said = tmp_path / "checkpoint.safetensors", []
     with pytest.raises(stopping.Stopped):
@@ -128,7 +131,7 @@ def test_a_checkpoint_of_another_training_is_not_used(tmp_path):
     ["flipped", "metadata", *(pytest.param(one, marks=pytest.mark.long) for one in ("truncated", "empty", "text"))],
 )
 def test_a_damaged_checkpoint_is_said_and_not_used(tmp_path, damage):
-    one = compiled()
+    one = shared_trainer(compiled)
     start = weights.read_state(one.model)
     whole = result(one.train(start, {}, (9,)))
     file, said = tmp_path / "checkpoint.safetensors", []
@@ -147,7 +150,7 @@ def test_a_damaged_checkpoint_is_said_and_not_used(tmp_path, damage):
 
 
 def test_what_watches_goes_on_too(tmp_path):
-    one = compiled()
+    one = shared_trainer(compiled)
     start = weights.read_state(one.model)
     expected: dict = {}
     one.train(start, {}, (9,), watch={10: expected.update})
@@ -167,7 +170,7 @@ def test_what_watches_goes_on_too(tmp_path):
 
 @pytest.mark.parametrize("every,few", [(checkpoints.Every(0, 20), True), (checkpoints.Every(0, 0), False)])
 def test_how_often(tmp_path, every, few, monkeypatch):
-    one = compiled()
+    one = shared_trainer(compiled)
     one.seconds_per_step = 0.1
     steps = []
     real = files.write
@@ -199,7 +202,7 @@ def test_seconds_count_what_the_next_piece_takes(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_is_full_stops_with_a_sentence(tmp_path, monkeypatch):
-    one = compiled()
+    one = shared_trainer(compiled)
     folder = tmp_path / "file"
     folder.write_text("")  # a file where the folder should be
     checkpointer = checkpoints.Checkpointer(folder / "checkpoint.safetensors", checkpoints.Every(0, 1))

@@ -90,7 +90,17 @@ def test_training_twice_gives_the_same_bits_and_one_trace(build, jit_compile):
     for name, value in first.weights.items():
         assert value.tobytes() == second.weights[name].tobytes(), name
     assert compiled.loop.steps.experimental_get_tracing_count() == 1
-    assert all(one.experimental_get_tracing_count() == 1 for one in compiled.loop.evaluations.values())
+    assert {one.func.experimental_get_tracing_count() for one in compiled.loop.evaluations.values()} == {2}
+
+
+def test_splits_of_one_size_share_a_trace():
+    compiled, splits = prepared(num_test=77)
+    found = [one() for one in compiled.loop.evaluations.values()]
+    assert {one.func.experimental_get_tracing_count() for one in compiled.loop.evaluations.values()} == {1}
+    for logs, split in zip(found, (splits.validation, splits.test), strict=True):
+        expected = compiled.model.evaluate(split.x, split.y, verbose=0, return_dict=True)
+        assert float(logs["loss"]) == pytest.approx(expected["loss"], rel=1e-5)
+        assert float(logs["accuracy"]) == pytest.approx(expected["accuracy"])
 
 
 def test_reset_brings_every_slot_back():
