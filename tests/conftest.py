@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import tempfile
 import warnings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 # TensorFlow keeps a million objects alive: walking them as often as by default takes a tenth of the time.
@@ -87,6 +89,13 @@ def contents(out):
             content = json.dumps([record.pop("architecture") != "", record.pop("record_sha256") != "", record]).encode()
         found[str(path.relative_to(out))] = hashlib.sha256(content).hexdigest()
     return found
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish():
+    """Look once for what was left behind: pytest walks all objects five times, and Python again when it ends."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -207,6 +216,24 @@ def small_run(tmp_path_factory):
 
     keep_graphs()
     return lottery.run(SMALL, out=tmp_path_factory.mktemp("runs"), report=quietly)
+
+
+@pytest.fixture(scope="session")
+def compiled_kernels():
+    """Let one worker compile the sparse engine, which takes longer than all its tests; others read what numba keeps."""
+    kernels = pytest.importorskip("lottery.sparse.kernels", exc_type=ImportError)
+    first, begin = np.array([0, 2, 4]), np.array([0, 2, 4])  # two inputs, two units, four weights
+    network = kernels.Network(
+        first, begin, np.array([0, 1, 0, 1], np.int32), np.arange(2), np.zeros(2, np.float32), np.ones(2, np.float32),
+        np.zeros((1, 3), np.float32), np.zeros(1, int), loss=0, threshold=0.0, update=0,
+    )  # fmt: skip
+    parameters, scale, targets = np.zeros((3, 6), np.float32), np.ones(2, np.float32), np.eye(2, dtype=np.float32)
+    positions, numbers = np.zeros((1, 2), np.int32), np.zeros((1, 5), np.float32)
+    with FileLock(Path(tempfile.gettempdir()) / "lottery-kernels.lock"):
+        for kind in (np.uint8, np.float32):
+            examples = kernels.Examples(np.ones((2, 2), kind), scale, targets)
+            kernels.train(network, examples, positions, numbers, *parameters)
+            kernels.evaluate(network, examples, parameters[0], np.zeros(2, int))
 
 
 class Done(NamedTuple):

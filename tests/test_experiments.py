@@ -144,7 +144,7 @@ def test_run_takes_a_name_and_a_file_wins(command, tmp_path):
     assert "mnist1d-smoke-" in result.stdout
 
 
-def test_engines_are_measured(monkeypatch, lottery_command, tmp_path):
+def test_engines_are_measured(monkeypatch, lottery_command, tmp_path, compiled_kernels):
     """The smallest measurement, in this process: the program's own processes would import TensorFlow again."""
     pytest.importorskip("numba")
     monkeypatch.syspath_prepend(EXPERIMENTS)

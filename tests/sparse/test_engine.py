@@ -7,13 +7,14 @@ import pytest
 
 pytest.importorskip("numba")
 
-
 from lottery import data, masks, weights
 from lottery.enforcement import modes
 from lottery.sparse import engine, reading
 from lottery.training.loop import compile_loop
 from lottery.training.settings import Train
 from tests.conftest import each_in_both
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
 UNITS, NUM_INPUTS, NUM_CLASSES = (20, 16), 12, 4
 

@@ -21,6 +21,8 @@ from lottery.training.trainer import Span, Trainer
 from tests.conftest import each_in_both, quietly, shared_trainer, toy_arrays
 from tests.training.test_checkpoints import result, stop_after
 
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
 SETTINGS = {"num_steps": 60, "batch_size": 32, "eval_every": 20, "learning_rate": 0.01, "jit_compile": False}
 
 
