@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import lottery
-from lottery import files, progress
+from lottery import config, files, progress
 from lottery.cli import options
 from lottery.errors import LotteryError, StorageError
 from lottery.executors import scheduler
@@ -368,7 +368,7 @@ def kill_process(cluster):
     next(one for node in cluster.worker_nodes for one in trainers(node)).kill()
 
 
-def train(cluster, out, harm=None, asked=lottery.stopping.never):
+def train(cluster, out, harm=None, asked=lottery.stopping.never, experiment=EXPERIMENT):
     """Train on the cluster, and do harm once while a round is trained."""
     notes, harmed = [], []
 
@@ -381,7 +381,7 @@ def train(cluster, out, harm=None, asked=lottery.stopping.never):
 
     workers = Ray(cluster.address)
     run = lottery.run(
-        EXPERIMENT, **given(), out=out, workers=workers, report=report, checkpoint_every=OFTEN, asked=asked
+        experiment, **given(), out=out, workers=workers, report=report, checkpoint_every=OFTEN, asked=asked
     )
     assert len(harmed) == bool(harm)
     return run.path, notes
@@ -399,15 +399,17 @@ def test_the_bits_are_those_of_this_machine_whatever_dies(cluster, whole, tmp_pa
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")
-def test_a_run_that_is_stopped_on_a_cluster_goes_on_here(cluster, whole, tmp_path):
-    number = []
+def test_a_run_that_is_stopped_on_a_cluster_goes_on_here(cluster, tmp_path):
+    # So long that no machine completes the network before it hears of the stop.
+    longer = {"train": {"num_steps": 50_000, "eval_every": 5000}, "prune": {"num_rounds": 1}}
+    longer = config.merged(EXPERIMENT, longer | {"run": {"num_replicates": 1, "controls": []}})
+    number, notes, out = [], [], tmp_path / "stopped"
     with pytest.raises(lottery.stopping.Stopped):
-        train(cluster, tmp_path, lambda _: number.append(signal.SIGTERM), lambda: number[0] if number else 0)
-    assert list(tmp_path.rglob("checkpoint.safetensors"))
-    notes = []
-    run = lottery.run(EXPERIMENT, **given(), out=tmp_path, report=lambda event: notes.append(event))
+        train(cluster, out, lambda _: number.append(signal.SIGTERM), lambda: number[0] if number else 0, longer)
+    assert list(out.rglob("checkpoint.safetensors"))
+    run = lottery.run(longer, **given(), out=out, report=notes.append)
     assert not [one for one in notes if isinstance(one, progress.Note) and "from its beginning" in one.text]
-    assert same(run.path, whole)
+    assert same(run.path, lottery.run(longer, **given(), out=tmp_path / "whole", report=quietly).path)
 
 
 @pytest.mark.long
