@@ -5,7 +5,7 @@ from lottery.pipeline import environment
 from tests.conftest import keep_graphs
 from tests.scripts.kill_and_resume import command, has_ray, kill_and_resume, left_alone
 
-SMALLER = ("prune.num_rounds=1", "train.num_steps=120", "train.jit_compile=false")
+SMALLER = ("prune.num_rounds=1", "train.num_steps=240", "train.jit_compile=false")
 rewritten = pytest.mark.rewritten  # as in the processes that are killed
 
 
@@ -37,7 +37,7 @@ def test_a_run_that_is_left_alone_leaves_no_checkpoint(whole):
 @rewritten
 def test_two_kills_change_no_bit(whole, smaller, tmp_path):
     kinds = ("worker", "trees")
-    done = kill_and_resume(2, 62, tmp_path, kinds, words=smaller, whole=whole, to_the_end=in_this_process)
+    done = kill_and_resume(2, 33, tmp_path, kinds, words=smaller, whole=whole, to_the_end=in_this_process)
     assert not done.wrong and done.in_mid_round >= 1
 
 
