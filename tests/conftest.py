@@ -206,7 +206,9 @@ def short_pages(monkeypatch):
     from lottery.report import figures
 
     draw = figures._drawn
-    monkeypatch.setattr(figures, "_drawn", lambda one, kind, *rest: draw(one, kind, *rest) if kind == "accuracy" else [])
+    monkeypatch.setattr(
+        figures, "_drawn", lambda one, kind, *rest: draw(one, kind, *rest) if kind == "accuracy" else []
+    )
 
 
 @pytest.fixture(scope="session")
