@@ -209,6 +209,17 @@ def pytest_runtest_setup(item):
         keep_graphs(not item.get_closest_marker("rewritten"))
 
 
+@pytest.fixture
+def short_pages(monkeypatch):
+    """Let pages about runs have the figures of accuracy alone: to draw all takes seconds, and has tests of its own."""
+    from lottery.report import figures
+
+    draw = figures._drawn
+    monkeypatch.setattr(
+        figures, "_drawn", lambda one, kind, *rest: draw(one, kind, *rest) if kind == "accuracy" else []
+    )
+
+
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory):
     """A complete run of two replicates and four rounds on the digits. Tests only read it."""

@@ -1,6 +1,7 @@
 import multiprocessing
 import os
 import random
+import shutil
 import zipfile
 
 import numpy as np
@@ -145,7 +146,16 @@ def generated(cache, monkeypatch):
     return calls
 
 
-def test_mnist1d_is_generated_and_leaves_the_global_generators_alone(cache):
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Where the real MNIST-1D, which takes seconds to make, is kept by one test for the next."""
+    return tmp_path_factory.mktemp("home")
+
+
+def test_mnist1d_is_generated_and_leaves_the_global_generators_alone(home, monkeypatch):
+    monkeypatch.setenv("KERAS_HOME", str(home))
+    cache = home / "datasets"
+    shutil.rmtree(cache, ignore_errors=True)
     np.random.seed(7)
     random.seed(7)
     np.random.standard_normal(), random.gauss()  # half of a pair is kept for the next draw
@@ -164,13 +174,14 @@ def test_mnist1d_is_generated_and_leaves_the_global_generators_alone(cache):
     assert [path.name for path in cache.iterdir()] == [f"lottery-mnist1d-{data.MNIST1D_SHA256[:8]}.npz"]
 
 
-def test_the_training_examples_are_those_that_the_package_makes_by_default(monkeypatch):
+def test_the_training_examples_are_those_that_the_package_makes_by_default(home, monkeypatch):
     from mnist1d.data import get_dataset_args, make_dataset
 
     of_numpy, of_python = np.random.get_state(), random.getstate()
     theirs = make_dataset(get_dataset_args())
     np.random.set_state(of_numpy)
     random.setstate(of_python)
+    monkeypatch.setenv("KERAS_HOME", str(home))
     ours = data.DATASETS["mnist1d"]()
     np.testing.assert_allclose(ours["x_train"], np.concatenate([theirs["x"], theirs["x_test"]]), rtol=1e-6)
     np.testing.assert_array_equal(ours["y_train"], np.concatenate([theirs["y"], theirs["y_test"]]))

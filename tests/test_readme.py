@@ -21,6 +21,8 @@ from lottery.pruning import branches, criteria
 from lottery.runs import store
 from lottery.tickets import exporting
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]
@@ -296,7 +298,7 @@ def test_commands_within_sentences_exist(page):
 
 
 @every_page_with_commands
-def test_commands_that_only_read_do(page, here, lottery_command):
+def test_commands_that_only_read_do(page, here, lottery_command, short_pages):
     """Where a page names the run, or a file that an earlier command has made of it. What needs a model is only parsed."""
     for words in commands_of(page, here / "runs"):  # where no pattern of a page fits a file
         if words[0] != "lottery":

@@ -12,6 +12,8 @@ from lottery.runs import store
 from lottery.runs.measure import LOSS, measure_of
 from tests.conftest import quietly
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 EXPERIMENT = {
     "name": "numbers",
     "train": {"num_steps": 60, "batch_size": 20, "eval_every": 20, "jit_compile": False},
@@ -52,7 +54,7 @@ def model(request):
 
 
 @pytest.fixture(scope="module")
-def run(model, tmp_path_factory):
+def run(traced_once, model, tmp_path_factory):
     return lottery.run(EXPERIMENT, model=model, data=arrays(), out=tmp_path_factory.mktemp("runs"), report=quietly)
 
 

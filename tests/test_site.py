@@ -1,6 +1,7 @@
 """The documentation site: it builds without a warning, has every public name, fetches nothing, and no link is broken."""
 
 import ast
+import functools
 import html.parser
 import logging
 import os
@@ -78,8 +79,13 @@ def entries(site):
     return {name: where.replace("$", name) for name, _, _, where, _ in rows}
 
 
+@functools.cache
 def public_names():
     """The names at the top; of each room its face, and every function and class that a file of it defines."""
+    return list(_public_names())
+
+
+def _public_names():
     for name in set(dir(lottery)) - {"__version__"}:
         yield f"lottery.{name}"
         room = getattr(lottery, name)

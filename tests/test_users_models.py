@@ -21,7 +21,7 @@ from tests.pipeline.test_running import build_dropout, final_bits
 pytestmark = pytest.mark.usefixtures("traced_once")
 
 TINY = {
-    "data": {"validation": 40},
+    "data": {"validation": 60},  # as many as there are test examples: one trace evaluates both
     "train": {"num_steps": 30, "eval_every": 15, "batch_size": 20, "jit_compile": False},
 }
 TINY |= {"prune": {"num_rounds": 2}, "run": {"num_replicates": 1}}

@@ -25,6 +25,8 @@ from lottery.pipeline.preparing import Ingredients, prepare
 from lottery.runs import store
 from tests.conftest import checksum, quietly, toy_arrays
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 K, POINTS = 15, 5
 TABLES = {
     "name": "connected",
@@ -112,7 +114,7 @@ def is_right(run):
 
 
 @pytest.fixture(scope="module")
-def connected(tmp_path_factory):
+def connected(traced_once, tmp_path_factory):
     """A run of two replicates and two rounds, connected from two steps, with its table before that."""
     run = go(tmp_path_factory.mktemp("connected"))
     before, events = run.table(), []

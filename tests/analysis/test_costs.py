@@ -250,6 +250,7 @@ def test_what_a_network_takes_counted_by_hand(tmp_path):
         plots.drawn(run.table(), "accuracy", by="cost")
 
 
+@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize(("criterion", "steps"), [("snip", 8), ("random", 16)])
 def test_one_shot_pruning_takes_the_dense_network_at_most(tmp_path, criterion, steps):
     settings = {

@@ -13,7 +13,9 @@ import pytest
 
 from lottery.runs import results
 
-QUICK = ("train.jit_compile=false",)  # compiling takes longer than so few steps
+pytestmark = pytest.mark.usefixtures("traced_once")
+
+QUICK = ("train.num_steps=20", "train.jit_compile=false")  # compiling takes longer than so few steps
 ENVIRONMENT = {**os.environ, "COLUMNS": "100"}
 
 
@@ -40,7 +42,7 @@ def refused(done):
 
 
 def test_a_run_from_nothing_and_again(lottery, tmp_path):
-    words = ("run", "train.num_steps=20", *QUICK, "prune.num_rounds=2", "run.num_replicates=2", "--out", tmp_path / "r")
+    words = ("run", *QUICK, "prune.num_rounds=2", "run.num_replicates=2", "--out", tmp_path / "r")
     done = lottery(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("replicate ")]
@@ -59,7 +61,7 @@ def test_a_run_from_nothing_and_again(lottery, tmp_path):
 
 
 def test_controls_and_branches_from_the_command_line(lottery, tmp_path):
-    words = ("train.num_steps=60", *QUICK, "prune.num_rounds=2", "run.num_replicates=2", "run.controls=['random_mask']")
+    words = (*QUICK, "prune.num_rounds=2", "run.num_replicates=2", "run.controls=['random_mask']")
     done = lottery("run", *words, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     assert len([line for line in done.stderr.splitlines() if "random_mask" in line]) == 2
@@ -203,15 +205,7 @@ def test_a_full_disk_and_a_read_only_one(lottery, tmp_path, options):
     if mounted.returncode:
         pytest.skip("may not mount here")
     try:
-        words = (
-            "run",
-            "train.num_steps=20",
-            *QUICK,
-            "prune.num_rounds=6",
-            "run.num_replicates=1",
-            "--out",
-            disk / "runs",
-        )
+        words = ("run", *QUICK, "prune.num_rounds=6", "run.num_replicates=1", "--out", disk / "runs")
         done = lottery(*words)
         assert done.returncode == 2 and "Traceback" not in done.stderr
         last = done.stderr.strip().splitlines()[-1]

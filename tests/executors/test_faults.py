@@ -7,8 +7,11 @@ from tests.scripts import faults
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return faults.World(tmp_path_factory.mktemp("faults"), num_replicates=1)
+def world(tmp_path_factory, traced_once):
+    """Runs that go on after a fault share a trainer, but not with the run that was left alone."""
+    made = faults.World(tmp_path_factory.mktemp("faults"), num_replicates=1)
+    traced_once.clear()
+    return made
 
 
 def test_a_full_disk_is_one_sentence_and_costs_nothing(world):

@@ -21,7 +21,14 @@ from tests.conftest import contents, toy_arrays
 TABLES = {
     "name": "many",
     "data": {"validation": 60},
-    "train": {"num_steps": 60, "batch_size": 16, "eval_every": 20, "jit_compile": False},
+    "train": {
+        "num_steps": 60,
+        "batch_size": 16,
+        "eval_every": 20,
+        "jit_compile": False,
+        "optimizer": {"name": "sgd", "momentum": 0.9},  # each process traces it, and Adam takes longer
+        "learning_rate": 0.01,
+    },
     "prune": {"num_rounds": 2},
     "rewind": {"step": 10},
     "run": {"num_replicates": 3, "controls": ["random_reinit"], "control_rounds": [2]},

@@ -17,7 +17,7 @@ def test_load_gives_the_run_that_run_gave(small_run):
         lottery.load(small_run.path / "replicate-1")
 
 
-def test_what_a_run_can_be_asked(small_run, tmp_path):
+def test_what_a_run_can_be_asked(small_run, tmp_path, short_pages):
     run = lottery.load(small_run.path)
     assert len(run.table()) == 8 and all(isinstance(sentence, str) for sentence in run.verdict())
     ticket = run.ticket(round=2, replicate=2)

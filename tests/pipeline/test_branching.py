@@ -50,7 +50,8 @@ def arrays(seed=3):
 
 
 def go(out, overrides=None, **options):
-    return lottery.run(TABLES, overrides, out=out, report=quietly, **({"model": build, "data": arrays()} | options))
+    given = {"model": build, "data": arrays(), "report": quietly, "tensorboard": False} | options
+    return lottery.run(TABLES, overrides, out=out, **given)
 
 
 def folder_of(run, replicate=1, index=2, branch="ticket"):

@@ -12,7 +12,9 @@ from lottery.runs import store
 from tests.conftest import quietly, toy_arrays
 from tests.pipeline.test_running import build_dropout, final_bits
 
-TABLES = {"data": {"validation": 40}, "train": {"num_steps": 20, "eval_every": 10, "batch_size": 20}}
+pytestmark = pytest.mark.usefixtures("traced_once")
+
+TABLES = {"data": {"validation": 60}, "train": {"num_steps": 20, "eval_every": 10, "batch_size": 20}}
 TABLES |= {"prune": {"num_rounds": 2}, "run": {"num_replicates": 1}}
 ARRAYS = toy_arrays(np.random.default_rng(3))
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("traced_once")
 TABLES = {
     **SMALL,
     "name": "grid",
-    "train": {"num_steps": 40, "eval_every": 20, "batch_size": 32, "jit_compile": False},
+    "train": SMALL["train"] | {"num_steps": 40, "eval_every": 20},
     "prune": {"num_rounds": 2},
     "run": {"num_replicates": 2, "controls": ["random_mask"], "control_rounds": [1]},
 }

@@ -133,7 +133,7 @@ def test_what_cannot_be_aggregated_is_refused():
         aggregates.gathered({key: made_up(TICKETS).assign(early_stop_test_accuracy=math.nan) for key in runs})
 
 
-def test_the_command(small_run, tmp_path, lottery_command):
+def test_the_command(small_run, tmp_path, lottery_command, traced_once):
     def run(name, **settings):
         short = SMALL["train"] | {"num_steps": 20}
         return lottery.run(SMALL | {"name": name, "train": short}, settings, out=tmp_path, report=quietly)

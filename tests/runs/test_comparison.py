@@ -129,7 +129,7 @@ def test_runs_without_accuracy_are_compared_by_their_test_loss():
         comparison.compared(runs | {"d": made_up(FIRST)})
 
 
-def test_the_command(small_run, tmp_path):
+def test_the_command(small_run, tmp_path, traced_once):
     other = lottery.run(SMALL | {"name": "other"}, {"prune": {"criterion": "random"}}, out=tmp_path, report=quietly)
     words = ["compare", str(small_run.path), str(other.path)]
     shown = CliRunner().invoke(cli.app, words)

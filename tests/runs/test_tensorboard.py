@@ -22,6 +22,8 @@ from lottery import progress
 from lottery.runs import results, store, tensorboard
 from tests.conftest import checksum
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 TINY = {
     "name": "tiny",
     "data": {"name": "digits", "validation": 137},

@@ -470,10 +470,7 @@ MUTATIONS = (
 
 def judged(content, read, expected):
     """Read a file. What came of it, ``"same"`` or ``"refused"`` or what is wrong; its seconds; its peak of memory."""
-    tracing = tracemalloc.is_tracing()
-    if not tracing:
-        tracemalloc.start()
-    tracemalloc.reset_peak()
+    tracemalloc.start()  # for no longer than this, because it slows down everything
     before, began = tracemalloc.get_traced_memory()[0], time.thread_time()
     found = None
     try:
@@ -484,8 +481,7 @@ def judged(content, read, expected):
     except Exception as error:
         outcome = f"{type(error).__name__}: {str(error)[:300]}"
     seconds, peak = time.thread_time() - began, tracemalloc.get_traced_memory()[1] - before
-    if not tracing:
-        tracemalloc.stop()
+    tracemalloc.stop()
     if found is not None:
         wrong = [differences(found, one) for one in expected]
         outcome = "same" if [] in wrong else f"loaded as another ticket: {wrong[0]}"
@@ -515,7 +511,6 @@ def fuzz(num_files, seed, folder, say=print):
     read = {name: ticket_file.unpack(content, name) for name, content in whole.items()}
     counts, slowest, most = collections.Counter(), (0.0, ""), (0, "")
     wrong = 0
-    tracemalloc.start()
     for index in range(num_files):
         mutation = MUTATIONS[index % len(MUTATIONS)]
         name = list(whole)[rng.integers(len(whole))]
@@ -539,7 +534,6 @@ def fuzz(num_files, seed, folder, say=print):
             wrong += 1
             (folder / f"wrong-{seed}-{index}.safetensors").write_bytes(content)
             say(f"{kind} of {name}, file {index}: {outcome}")
-    tracemalloc.stop()
     say(f"{'what was done':24}{'the same':>10}{'refused':>10}")
     for mutation in MUTATIONS:
         say(f"{mutation.__name__:24}{counts[mutation.__name__, 'same']:10}{counts[mutation.__name__, 'refused']:10}")

@@ -106,26 +106,19 @@ class Run:
         return True
 
 
+def command(out: Path, *options: str) -> list[str]:
+    """The words of the command `lottery` by which a run starts, and goes on."""
+    return ["run", "digits", *WORDS, "--out", str(out), "--checkpoint-every", "40steps", *options]
+
+
 @contextlib.contextmanager
 def started(out: Path, *options: str) -> Iterator[Run]:
     """Start a run, in a process group of its own; whatever is left of it in the end is killed."""
-    log = out.with_suffix(".log")
-    command = [
-        sys.executable,
-        "-m",
-        "lottery",
-        "run",
-        "digits",
-        *WORDS,
-        "--out",
-        str(out),
-        "--checkpoint-every",
-        "40steps",
-    ]
+    log, words = out.with_suffix(".log"), command(out, *options)
     with log.open("w") as file:
         process = subprocess.Popen(
-            [*command, *options], start_new_session=True, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,
-            env={**os.environ, "LOTTERY_DATA": ""},
+            [sys.executable, "-m", "lottery", *words], start_new_session=True, stdout=file, stderr=subprocess.STDOUT,
+            cwd=ROOT, env={**os.environ, "LOTTERY_DATA": ""},
             # A shell lets its background jobs ignore Ctrl-C, and the command keeps to that.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
@@ -189,13 +182,18 @@ def progress(out: Path) -> set[tuple[Path, int]]:
     return found
 
 
-def left_alone(folder: Path, words: Sequence[str] = (), say=print) -> dict[str, object]:
+def in_a_process(out: Path, *options: str) -> tuple[int, str]:
+    """Run, or go on, to the end; return the status, and what was written to both outputs."""
+    with started(out, *options) as run:
+        return run.process.wait(PATIENCE), run.said
+
+
+def left_alone(folder: Path, words: Sequence[str] = (), say=print, to_the_end=in_a_process) -> dict[str, object]:
     """Run once without a kill, or go on with such a run of an earlier call; return every file's bits."""
     folder.mkdir(parents=True, exist_ok=True)
-    with started(folder / "whole", *words) as run:
-        run.process.wait()
-        if run.process.returncode:
-            raise SystemExit(f"The run ended with status {run.process.returncode}: {run.said}")
+    status, said = to_the_end(folder / "whole", *words)
+    if status:
+        raise SystemExit(f"The run ended with status {status}: {said}")
     expected = bits(folder / "whole")
     say(f"A run that is left alone: {len(expected)} files.")
     return expected
@@ -203,7 +201,7 @@ def left_alone(folder: Path, words: Sequence[str] = (), say=print) -> dict[str, 
 
 def kill_and_resume(
     num_kills: int, seed: int, folder: Path, kinds: Sequence[str] = KINDS, say=print, words: Sequence[str] = (),
-    whole: dict[str, object] | None = None,
+    whole: dict[str, object] | None = None, to_the_end=in_a_process,
 ) -> Tally:  # fmt: skip
     """Kill and resume until `num_kills` kills were made.
 
@@ -215,10 +213,11 @@ def kill_and_resume(
         say: Takes a sentence for each kill.
         words: Further settings of the experiment.
         whole: What `left_alone` returned for them, if it is known.
+        to_the_end: Takes a run from the last kill to its end, as `in_a_process` does.
     """
     chance, tally, in_turn = random.Random(seed), Tally(), itertools.cycle(kinds)
     began = time.monotonic()
-    expected = whole or left_alone(folder, words, say)
+    expected = whole or left_alone(folder, words, say, to_the_end)
     kind = next(in_turn)
     for number in itertools.count(1):
         if number > 10 * num_kills:
@@ -233,10 +232,8 @@ def kill_and_resume(
                 ended = run.process.poll() == 0  # it came to its end first
                 if ended:
                     break
-        if not ended:
-            with started(out, *words, *_options("tree")) as run:
-                run.process.wait(PATIENCE)
-        tally.wrong += _wrong(run, expected, say)
+        status, said = (0, "") if ended else to_the_end(out, *words, *_options("tree"))
+        tally.wrong += _wrong(out, status, said, expected, say)
         if sum(tally.kills.values()) >= num_kills:
             break
     mid, seconds = tally.in_mid_round, time.monotonic() - began
@@ -370,16 +367,16 @@ def _farewell(run: Run, kind: str) -> list[str]:
     return wrong + ([] if said else ["it did not say that it has stopped"])
 
 
-def _wrong(run: Run, expected: dict[str, object], say) -> list[str]:
+def _wrong(out: Path, status: int, said: str, expected: dict[str, object], say) -> list[str]:
     """What is wrong with a run that has come to its end."""
-    found = bits(run.out)
+    found = bits(out)
     wrong = [f"{name} differs" for name in sorted({*expected, *found}) if expected.get(name) != found.get(name)]
-    if run.process.returncode:
-        wrong.append(f"it ended with status {run.process.returncode}: {run.said[-2000:]}")
-    (path,) = (path.parent for path in run.out.glob("*/experiment.toml"))
+    if status:
+        wrong.append(f"it ended with status {status}: {said[-2000:]}")
+    (path,) = (path.parent for path in out.glob("*/experiment.toml"))
     for name, sentences in itertools.chain(verification.verify(path), connectivity.wrong(path)):
         wrong += [f"verify: {name}: {sentence}" for sentence in sentences]
-    say(f"{run.out.name}: {len(found)} files; {'; '.join(wrong) or 'all as in the run that was left alone'}.")
+    say(f"{out.name}: {len(found)} files; {'; '.join(wrong) or 'all as in the run that was left alone'}.")
     return wrong
 
 
