@@ -38,7 +38,7 @@ TICKET = [[0.90, 0.93, 0.91, 0.80], [0.91, 0.93, 0.92, 0.82], [0.92, 0.96, 0.93,
 
 
 @given(accuracies)
-@settings(max_examples=25)
+@settings(max_examples=40)
 def test_differences_are_those_of_a_loop(chain):
     found = verdicts.differences(made_up({"ticket": chain}))
     assert found["round"].tolist() == [1, 2, 3]
@@ -55,7 +55,7 @@ def test_differences_are_those_of_a_loop(chain):
 
 
 @given(accuracies, st.randoms(use_true_random=False), st.lists(st.floats(-0.5, 0.5), min_size=4, max_size=4))
-@settings(max_examples=25)
+@settings(max_examples=40)
 def test_pairs_are_of_one_replicate(chain, random, shifts):
     control = [[random.random() for _ in values] for values in chain]
     rows = made_up({"ticket": chain, "random_mask": control})
@@ -78,7 +78,7 @@ def test_pairing_is_what_makes_it_tell():
 
 
 @given(accuracies, tolerances)
-@settings(max_examples=30)
+@settings(max_examples=60)
 def test_one_replicate_never_tells(chain, tolerance):
     lines = verdicts.judged(made_up({"ticket": chain[:1]}), Rule(tolerance=tolerance))
     assert set(lines["verdict"]) == {"?"} and lines["needed"].isna().all()
@@ -87,7 +87,7 @@ def test_one_replicate_never_tells(chain, tolerance):
 
 
 @given(accuracies, tolerances, tolerances)
-@settings(max_examples=30)
+@settings(max_examples=60)
 def test_verdicts_are_monotone_in_the_tolerance(chain, one, other):
     rank = {"not matching": 0, "?": 1, "matching": 2, "winning": 2}
     strict, lax = (
@@ -98,7 +98,7 @@ def test_verdicts_are_monotone_in_the_tolerance(chain, one, other):
 
 
 @given(accuracies, tolerances)
-@settings(max_examples=30)
+@settings(max_examples=60)
 def test_verdicts_are_what_the_interval_says(chain, tolerance):
     assume(len(chain) > 1)
     for line in verdicts.judged(made_up({"ticket": chain}), Rule(tolerance=tolerance)).to_dict("records"):
@@ -395,7 +395,7 @@ def on_losses(rule):
 
 
 @given(accuracies, tolerances, st.sampled_from([1e-6, 1.0, 3e5]))
-@settings(max_examples=25)
+@settings(max_examples=40)
 def test_a_verdict_on_losses_is_that_on_gains_whatever_the_unit(chain, tolerance, unit):
     control = [[None, *values[2:], 0.5] for values in chain]
     rows = made_up({"ticket": chain, "random_mask": control})

@@ -113,7 +113,7 @@ def chain(keras, convolutions, flat, denses):
     density=st.sampled_from([0.03, 0.08, 0.2, 0.5]),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_chain_computes_the_same_and_cannot_be_made_smaller_again(
     library, convolutions, flat, denses, density, seed
 ):

@@ -294,7 +294,7 @@ def test_what_people_build_takes_few_calls(library):
     both = layers.Concatenate()([middle(first), middle(second), middle(middle(first))])
     siamese = keras.Model([first, second], layers.Dense(2)(both))
     recurrent = keras.Sequential([layers.InputLayer((5, 3)), layers.LSTM(4, unroll=True), layers.Dense(2)])
-    deep = keras.Sequential([layers.InputLayer((6,)), *(layers.Dense(6, "relu") for _ in range(40))])
+    deep = keras.Sequential([layers.InputLayer((6,)), *(layers.Dense(6, "relu") for _ in range(75))])
     for model in (siamese, recurrent, deep):
         described = architecture.describe(model)
         assert "keras" in described, described
