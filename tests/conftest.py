@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import tempfile
 import warnings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -242,7 +241,7 @@ def compiled_kernels():
     )  # fmt: skip
     parameters, scale, targets = np.zeros((3, 6), np.float32), np.ones(2, np.float32), np.eye(2, dtype=np.float32)
     positions, numbers = np.zeros((1, 2), np.int32), np.zeros((1, 5), np.float32)
-    with FileLock(Path(tempfile.gettempdir()) / "lottery-kernels.lock"):
+    with FileLock(Path(kernels.train.stats.cache_path) / "compiling.lock"):
         for kind in (np.uint8, np.float32):
             examples = kernels.Examples(np.ones((2, 2), kind), scale, targets)
             kernels.train(network, examples, positions, numbers, *parameters)

@@ -39,7 +39,7 @@ def prepared(library, optimizer, mode="constraint"):
 
 
 @functools.cache
-def shared_trainer(library, optimizer):
+def prepared_once(library, optimizer):
     return prepared(library, OPTIMIZERS[optimizer])
 
 
@@ -73,7 +73,7 @@ OPTIMIZERS = {
 def test_training_ends_with_the_averages_as_fit_does(library, optimizer, rng):
     """At its end, and at the early-stop step, where a training that stopped would end; masks are held in them."""
     make = OPTIMIZERS[optimizer]
-    trainer, splits = shared_trainer(library, optimizer)
+    trainer, splits = prepared_once(library, optimizer)
     built_with = weights.read_state(trainer.model)
     start = {name: value + rng.normal(0, 0.1, value.shape).astype(value.dtype) for name, value in built_with.items()}
     kept = {name: rng.random(value.shape) < 0.5 for name, value in weights.read(trainer.model).items()}
@@ -115,7 +115,7 @@ def test_averages_change_what_is_stored_and_evaluated_alone(library):
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_training_with_averages_resumes_bit_for_bit(library, tmp_path, rng):
-    one, another = shared_trainer(library, "averages")[0], prepared(library, OPTIMIZERS["averages"])[0]
+    one, another = prepared_once(library, "averages")[0], prepared(library, OPTIMIZERS["averages"])[0]
     start = weights.read_state(one.model)
     kept = {name: rng.random(value.shape) < 0.5 for name, value in weights.read(one.model).items()}
     whole = one.train(start, kept, (9,))
