@@ -31,8 +31,8 @@ from lottery.api import Run
 from lottery.cli import output
 from lottery.errors import unknown
 from lottery.formatting import ends, formatted, short
-from lottery.runs import intervals
-from lottery.runs.tables import Grid
+from lottery.statistics import intervals
+from lottery.statistics.tables import Grid
 
 RATE, ROUNDS = 0.2, (10, 13, 17)  # densities of 0.107, 0.055 and 0.023
 DATA: dict[str, dict[str, Any]] = {

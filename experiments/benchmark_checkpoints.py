@@ -91,7 +91,7 @@ def timed_writing(prepared: preparing.Prepared) -> tuple[tuple[float, ...], int]
     prepared.trainer.seconds_per_step = 1e9  # one step in each piece, so that there is a checkpoint after each
     with tempfile.TemporaryDirectory() as folder:
         file, taken = Path(folder) / "checkpoint.safetensors", []
-        checkpointer = checkpoints.Checkpointer(file, checkpoints.Every(0, 1))
+        checkpointer = checkpoints.Checkpointer(file, checkpoints.CheckpointInterval(0, 1))
         write = checkpointer._write
 
         def timed(state: checkpoints.TrainingState) -> None:
@@ -111,19 +111,19 @@ def _training(turns: int, seconds: float) -> list[float]:
     prepared = _prepared("lenet_mnist", 2000)
     with tempfile.TemporaryDirectory() as folder:
 
-        def taken(every: checkpoints.Every, prepared: preparing.Prepared) -> float:
+        def taken(every: checkpoints.CheckpointInterval, prepared: preparing.Prepared) -> float:
             file = Path(folder) / "checkpoint.safetensors"
             file.unlink(missing_ok=True)
             return _train(prepared, checkpoints.Checkpointer(file, every))
 
-        none = checkpoints.Every(0)
+        none = checkpoints.CheckpointInterval(0)
         taken(none, prepared)
         steps = int(2000 * seconds / taken(none, prepared))
         prepared = _prepared("lenet_mnist", steps)
         taken(none, prepared)
         ratios = []
         for _ in range(turns):
-            with_them, without = taken(checkpoints.Every(1.0), prepared), taken(none, prepared)
+            with_them, without = taken(checkpoints.CheckpointInterval(1.0), prepared), taken(none, prepared)
             ratios.append(with_them / without)
         return ratios
 

@@ -35,7 +35,7 @@ from benchmark_training import print_table
 from rich.console import Console
 
 from lottery import config, data, masks, weights
-from lottery.models import library, networks, outputs
+from lottery.models import kerases, networks, outputs
 from lottery.pipeline import environment
 from lottery.runs import store
 from lottery.tickets import chain, compaction
@@ -119,7 +119,7 @@ def size(model: Any) -> dict[str, Any]:
     links = chain.take_apart(model)
     return {
         "inputs": int(np.prod(links[0].before)),
-        "units": [link.after[-1] for link in links if link.effect == library.WEIGHTED],
+        "units": [link.after[-1] for link in links if link.effect == kerases.WEIGHTED],
         "parameters": model.count_params(),
         "multiply-adds": compaction.multiply_adds(links),
         "bytes": file_size(model),

@@ -79,7 +79,8 @@ import lottery
 from lottery import enforcement, masks, weights
 from lottery.analysis import costs
 from lottery.pipeline import environment, presets
-from lottery.runs import intervals, store
+from lottery.runs import store
+from lottery.statistics import intervals
 from lottery.training.trainer import Trainer
 
 ENGINES = ("compiled", "auto")

@@ -69,7 +69,7 @@ def tickets(out: Path, preset: str, model: str, granularity: str) -> list[tuple[
     tables["prune"] = {"granularity": granularity, "schedule": "explicit", "densities": FRACTIONS}
     tables["rewind"]["step"] = 0
     tables["run"] = {"num_replicates": 1, "num_threads": 1}
-    run = lottery.run(tables, data=data, out=out, report=lambda event: None)
+    run = lottery.run(tables, data=data, out=out, on_event=lambda event: None)
     images = np.random.default_rng(0).normal(size=(BATCH, *data[0].shape[1:])).astype(np.float32)
     found = []
     for index, kept in enumerate(FRACTIONS, 1):

@@ -46,7 +46,7 @@ from rich.table import Table
 
 from lottery import config, data, enforcement, masks, randomness, weights
 from lottery.models import networks
-from lottery.models.library import keras_of
+from lottery.models.kerases import keras_of
 from lottery.pipeline import environment
 from lottery.pruning import criteria, plan, ranking, rewinding
 from lottery.pruning.settings import Prune

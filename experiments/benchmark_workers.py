@@ -41,7 +41,7 @@ def report(event):
     if isinstance(event, progress.Step) and event.step and not first:
         first.append(time.perf_counter())
 tables, out, workers = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-run = lottery.run("experiments/lenet_mnist.toml", tables, out=out, workers=workers, report=report, tensorboard=False)
+run = lottery.run("experiments/lenet_mnist.toml", tables, out=out, workers=workers, on_event=report, tensorboard=False)
 ended = time.perf_counter()
 print(json.dumps({"whole": ended - began, "training": ended - first[0], "run": str(run.path)}))
 """

@@ -10,13 +10,27 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lottery import analysis, data, enforcement, masks, models, plots, pruning, report, runs, tickets, weights
+    from lottery import (
+        analysis,
+        data,
+        enforcement,
+        figures,
+        masks,
+        models,
+        plots,
+        pruning,
+        report,
+        runs,
+        statistics,
+        tickets,
+        weights,
+    )  # fmt: skip
     from lottery.api import branch, load, run, sweep
 
 __version__ = _version("lottery")
 __all__ = [
-    "__version__", "analysis", "branch", "data", "enforcement", "load", "masks", "models", "plots", "pruning", "report",
-    "run", "runs", "sweep", "tickets", "weights",
+    "__version__", "analysis", "branch", "data", "enforcement", "figures", "load", "masks", "models", "plots",
+    "pruning", "report", "run", "runs", "statistics", "sweep", "tickets", "weights",
 ]  # fmt: skip
 
 

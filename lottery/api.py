@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
-from lottery import config, plots, progress, stopping
-from lottery.analysis import connectivity
+from lottery import config, interrupts, plots, progress
 from lottery.enforcement import Enforcement
 from lottery.errors import LotteryError
-from lottery.executors import cluster
+from lottery.executors import ray
 from lottery.pipeline import branching, recomputing, running, sweeping
 from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.preparing import Ingredients
 from lottery.pruning.branches import BranchFunction
 from lottery.pruning.criteria import Criterion
 from lottery.pruning.schedules import Schedule
-from lottery.runs import results, store, tables, verdicts, verification
-from lottery.runs.measure import measure_of
-from lottery.runs.verdicts import Table
-from lottery.training.checkpoints import Every
+from lottery.runs import store, verification
+from lottery.statistics import results, tables, verdicts
+from lottery.statistics.metric import metric_of
+from lottery.statistics.verdicts import Table
+from lottery.training.checkpoints import CheckpointInterval
 
 if TYPE_CHECKING:
     from lottery.tickets import Ticket
@@ -34,18 +34,18 @@ class ExecutionOptions(TypedDict, total=False):
 
     Attributes:
         workers: The number of processes, 1 by default; None for as many as this machine has room for; or a
-            `lottery.executors.cluster.Ray`.
+            `lottery.executors.ray.Ray`.
         checkpoint_every: How often a network in training is checkpointed; by default at most 60 seconds are at risk.
-        report: Receives events of `lottery.progress`; by default they are shown on standard error.
+        on_event: Receives events of `lottery.progress`; by default they are shown on standard error.
         tensorboard: Also write for TensorBoard, into the run's folder; True by default.
-        asked: Returns the signal that requested a stop, or 0; by default SIGINT and SIGTERM are heeded.
+        should_stop: Returns the signal that requested a stop, or 0; by default SIGINT and SIGTERM are heeded.
     """
 
-    workers: int | cluster.Ray | None
-    checkpoint_every: Every | None
-    report: progress.Report | None
+    workers: int | ray.Ray | None
+    checkpoint_every: CheckpointInterval | None
+    on_event: progress.OnEvent | None
     tensorboard: bool
-    asked: stopping.Asked | None
+    should_stop: interrupts.ShouldStop | None
 
 
 class Options(ExecutionOptions, total=False):
@@ -89,7 +89,7 @@ class Run:
         return store.read_experiment(self.path)
 
     def table(self) -> Table:
-        """Return the tidy table: a row for each trained network; see `lottery.runs.results.table`."""
+        """Return the tidy table: a row for each trained network; see `lottery.statistics.results.table`."""
         return results.table(self.path)
 
     def verdict(self, tolerance: float | None = None, looks: int = 1) -> list[str]:
@@ -97,10 +97,10 @@ class Run:
 
         A matching ticket may lose `tolerance` of its accuracy, both in [0, 1]; 0.002 by default. If the model measures
         no accuracy, the test loss of a matching ticket may be higher than that of the dense network by the fraction
-        `tolerance`; 0.02 by default. For `looks`, see `lottery.runs.verdicts.rule_for`.
+        `tolerance`; 0.02 by default. For `looks`, see `lottery.statistics.verdicts.rule_for`.
         """
         rows = self.table()
-        rule = verdicts.rule_for(self.experiment, tolerance, looks, measure_of(rows))
+        rule = verdicts.rule_for(self.experiment, tolerance, looks, metric_of(rows))
         return verdicts.sentences(rows, rule, self._trained())
 
     def plot(self, kind: str = "accuracy", **options: Any) -> Any:
@@ -165,7 +165,7 @@ class Run:
         """
         ingredients = Ingredients(model, data, import_code=import_code)
         with recomputing.opened(self.path, ingredients) if recompute else contextlib.nullcontext() as again:
-            networks = [*verification.verify(self.path, again), *connectivity.wrong(self.path, again)]
+            networks = list(verification.verify(self.path, again))
         return [f"{name}: {sentence}" for name, wrong in networks for sentence in wrong]
 
     def branch(self, kind: str | BranchFunction, rounds: Sequence[int] = (), **options: Any) -> "Run":
@@ -178,7 +178,7 @@ class Run:
         path = f"<p><code>{html.escape(str(self.path))}</code></p>"
         if rows.empty:
             return f"{path}<p>No round is complete yet.</p>"
-        rule, trained = verdicts.rule_for(experiment, measure=measure_of(rows)), self._trained()
+        rule, trained = verdicts.rule_for(experiment, measure=metric_of(rows)), self._trained()
         judged = verdicts.judged(rows, rule)
         head = verdicts.headline(rows, rule, trained, judged)
         parts = [f"<p><b style='color: {tables.COLOURS[head.tone]}'>{html.escape(head.text)}</b></p>", path]

@@ -8,7 +8,7 @@ import tomllib
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, model_validator
@@ -18,7 +18,7 @@ from lottery.data import Data
 from lottery.enforcement import ENFORCEMENTS
 from lottery.errors import LotteryError, unknown
 from lottery.models.settings import Model
-from lottery.pruning import branches, held
+from lottery.pruning import branches, mask_actions
 from lottery.pruning.criteria import NEEDS_NETWORK
 from lottery.pruning.granularity import UNITS
 from lottery.pruning.settings import Prune, Rewind, implied_rounds
@@ -46,7 +46,6 @@ class Run(Section):
     control_rounds: tuple[Natural, ...] = Field(default=(), strict=False)
     enforcement: Annotated[str, one_of("run.enforcement", ENFORCEMENTS, also=is_given)] = "constraint"
     num_threads: Annotated[int, Field(ge=0, le=MOST_THREADS)] = 0
-    strategy: Literal["none", "mirrored"] = "none"
     fingerprint: str = ""
 
 
@@ -72,7 +71,7 @@ class Experiment(Section):
                 f"run.control_rounds: received {late[0]}, allowed is at most prune.num_rounds, {self.prune.num_rounds}."
             )
         scored_untrained = self.prune.criterion in NEEDS_NETWORK
-        held.check(self.prune.held_at, self.rewind.mode, scored_untrained, self.run.enforcement)
+        mask_actions.check(self.prune.held_at, self.rewind.mode, scored_untrained, self.run.enforcement)
         return self
 
 

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from lottery import files
-from lottery.analysis import ANALYSES, captions, layout
-from lottery.analysis import style as styles
-from lottery.analysis.record import Analysis
+from lottery.analysis import ANALYSES
 from lottery.errors import LotteryError, printable_all, unknown
-from lottery.runs import results, store
-from lottery.runs.results import Table
+from lottery.figures import captions, layout
+from lottery.figures import style as styles
+from lottery.figures.record import Analysis
+from lottery.runs import store
+from lottery.statistics import results
+from lottery.statistics.results import Table
 
 
 def kinds() -> dict[str, Analysis]:

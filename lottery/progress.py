@@ -33,7 +33,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Evaluated:
     """An evaluation of a network in training."""
 
     run: Path
@@ -59,8 +59,8 @@ class Note:
     text: str
 
 
-Event = Step | Measured | Done | Note
-Report = Callable[[Event], None]
+Event = Step | Evaluated | Done | Note
+OnEvent = Callable[[Event], None]
 Key = tuple[Path, int, int, str]  # run, replicate, round, branch
 
 BAR = 18  # characters of a bar
@@ -73,7 +73,7 @@ def silent(event: Event) -> None:
     """Show nothing."""
 
 
-def tallied(report: Report, spans: Mapping[Key, tuple[int, int]]) -> Report:
+def tallied(on_event: OnEvent, spans: Mapping[Key, tuple[int, int]]) -> OnEvent:
     """Fill in `Step.done` and `Step.total` from first and last steps, however many networks train at the same time."""
     taken = dict.fromkeys(spans, 0)
     total, several = sum(last - first for first, last in spans.values()), len({key[0] for key in spans}) > 1
@@ -86,12 +86,12 @@ def tallied(report: Report, spans: Mapping[Key, tuple[int, int]]) -> Report:
             taken[_key(where)] = steps - first
             where = dataclasses.replace(where, done=sum(taken.values()), total=total, several=several)
             event = dataclasses.replace(event, where=where) if isinstance(event, Done) else where
-        report(event)
+        on_event(event)
 
     return tally
 
 
-def throttled(report: Report, apart: float = 0.1) -> Report:
+def throttled(on_event: OnEvent, apart: float = 0.1) -> OnEvent:
     """Leave out each `Step` that comes less than `apart` seconds after the one before."""
     last = 0.0
 
@@ -102,13 +102,13 @@ def throttled(report: Report, apart: float = 0.1) -> Report:
             if now - last < apart:
                 return
             last = now
-        report(event)
+        on_event(event)
 
     return throttle
 
 
 @contextlib.contextmanager
-def shown(console: Any = None) -> Iterator[Report]:
+def shown(console: Any = None) -> Iterator[OnEvent]:
     """Show events: in a terminal a bar for each network in training and one for all; a line for each stored network.
 
     By default they go to standard error, which leaves standard output to results. Lines fit the width of a terminal:

@@ -117,13 +117,13 @@ def traced_once():
     """
     from lottery import enforcement, weights
     from lottery.data import Splits
-    from lottery.models.library import keras_of
-    from lottery.pipeline import identity, learning, preparing
+    from lottery.models.kerases import keras_of
+    from lottery.pipeline import identity, mask_training, preparing
     from lottery.training import engines, loop, mirrored
     from lottery.training.trainer import Trainer
 
     keep_graphs()
-    made, make_learner, of_model = {}, learning._made, identity.of_model
+    made, make_learner, of_model = {}, mask_training._made, identity.of_model
     shareable = [enforcement.ENFORCEMENTS[name] for name in ("constraint", "gradient", "callback")]
 
     def description(model, data, settings, enforce, augment):
@@ -183,7 +183,7 @@ def traced_once():
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(preparing, "Trainer", trainer)
-        patched.setattr(learning, "_made", learner)
+        patched.setattr(mask_training, "_made", learner)
         patched.setattr(identity, "of_model", digest)
         yield made
 
@@ -227,7 +227,7 @@ def small_run(tmp_path_factory):
     import lottery
 
     keep_graphs()
-    return lottery.run(SMALL, out=tmp_path_factory.mktemp("runs"), report=quietly)
+    return lottery.run(SMALL, out=tmp_path_factory.mktemp("runs"), on_event=quietly)
 
 
 @pytest.fixture(scope="session")
@@ -235,7 +235,7 @@ def compiled_kernels():
     """Let one worker compile the sparse engine, which takes longer than all its tests; others read what numba keeps."""
     kernels = pytest.importorskip("lottery.sparse.kernels", exc_type=ImportError)
     first, begin = np.array([0, 2, 4]), np.array([0, 2, 4])  # two inputs, two units, four weights
-    network = kernels.Network(
+    network = kernels.ScoredModel(
         first, begin, np.array([0, 1, 0, 1], np.int32), np.arange(2), np.zeros(2, np.float32), np.ones(2, np.float32),
         np.zeros((1, 3), np.float32), np.zeros(1, int), loss=0, threshold=0.0, update=0,
     )  # fmt: skip

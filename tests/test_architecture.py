@@ -13,7 +13,18 @@ FOLDER = Path(lottery.__file__).parent
 HEAVY = ("tensorflow", "keras", "tf_keras", "tensorflow_model_optimization")
 
 # A room may import those named, and what they may import; modules beside the folders are rooms of one file.
-BESIDE = {"errors", "formatting", "masks", "weights", "data", "files", "progress", "randomness", "settings", "stopping"}
+BESIDE = {
+    "errors",
+    "formatting",
+    "masks",
+    "weights",
+    "data",
+    "files",
+    "progress",
+    "randomness",
+    "settings",
+    "interrupts",
+}
 MAY_IMPORT = {
     "models": BESIDE,
     "sparse": {"models"},
@@ -22,16 +33,18 @@ MAY_IMPORT = {
     "enforcement": {"models"},
     "config": {"data", "models", "training", "pruning", "enforcement"},
     "runs": {"pruning", "config"},
+    "statistics": {"runs"},
     "executors": {"runs"},
-    "analysis": {"runs", "models"},
+    "figures": {"statistics"},
+    "analysis": {"figures", "models"},
     "plots": {"analysis"},
-    "tickets": {"enforcement", "models", "runs"},
-    "report": {"analysis", "plots", "runs"},
-    "pipeline": {"training", "pruning", "enforcement", "executors", "analysis"},
+    "tickets": {"enforcement", "models", "statistics"},
+    "report": {"analysis", "plots"},
+    "pipeline": {"training", "pruning", "enforcement", "executors", "statistics"},
     "api": {"pipeline", "tickets", "report", "plots"},
     "cli": {"api"},
 }
-WITHOUT_TENSORFLOW = ("runs", "executors", "analysis", "plots", "report", "cli")
+WITHOUT_TENSORFLOW = ("runs", "statistics", "figures", "executors", "analysis", "plots", "report", "cli")
 
 
 def room(path):

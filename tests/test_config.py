@@ -29,7 +29,7 @@ def test_every_value_reaches_the_digest():
         "prune.rate=0.3", "prune.num_rounds=3", "prune.rates.a/b=0.1", "run.num_replicates=2", "run.seed=4",
         "run.num_threads=1", "data.augment=['crop']", "train.warmup_steps=3", "train.drop_at=[3]", "train.drop_factor=0.5",
         "prune.allocation=erk", "prune.iterative=false", "prune.final_density=0.05", "prune.num_examples=3",
-        "rewind.step=3", "rewind.mode=none", "run.controls=['untrained']", "run.control_rounds=[2]",
+        "rewind.step=3", "rewind.mode=fine_tune", "run.controls=['untrained']", "run.control_rounds=[2]",
         "run.enforcement=gradient", "prune.criterion=random",
     ]  # fmt: skip
     for word in words:

@@ -16,7 +16,7 @@ from lottery import cli, config, data
 from lottery.errors import LotteryError
 from lottery.pipeline import environment, presets
 from lottery.runs import verification
-from lottery.runs.published import PROTOCOLS
+from lottery.statistics.published import PROTOCOLS
 from tests.conftest import quietly
 
 NAMES = list(presets.paths())
@@ -74,7 +74,7 @@ def test_smoke(name, tmp_path):
     tables, arrays = presets.smoke_test(experiment)
     assert tables["run"]["num_replicates"] == presets.NUM_REPLICATES
     tables["run"]["num_replicates"] = 1  # the second takes as long, and does nothing else
-    run = lottery.run(tables, data=arrays, out=tmp_path, report=quietly)
+    run = lottery.run(tables, data=arrays, out=tmp_path, on_event=quietly)
     rows = run.table()
     used = run.experiment
     assert set(rows["branch"]) == {"ticket", *experiment.run.controls}

@@ -11,21 +11,11 @@ import numpy as np
 import pytest
 
 from lottery import files, plots
-from lottery.analysis import (
-    ANALYSES,
-    connectivity,
-    connectivity_files,
-    costs,
-    curves,
-    distances,
-    inputs,
-    layers,
-    overlaps,
-    survivors,
-)
+from lottery.analysis import ANALYSES, connectivity, costs, curves, distances, inputs, layers, overlaps, survivors
 from lottery.pipeline import branching, rounds
 from lottery.pruning import branches
-from lottery.runs import aggregates, comparison, results, store, two_way, verdicts
+from lottery.runs import siblings, store
+from lottery.statistics import aggregates, comparison, results, two_way, verdicts
 from lottery.training import trainer
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -79,12 +69,12 @@ def test_columns_of_points_and_barriers_are_those_of_the_page(small_run, tmp_pat
     for file in ("experiment.toml", "environment.json", "replicate-1/round-00/round.json"):
         files.write(run / file, (small_run.path / file).read_bytes())
     rows = [(alpha, "test", 0.1, error) for alpha, error in ((0.0, 0.2), (0.5, 0.9), (1.0, 0.4))]
-    siblings = connectivity_files.Siblings(run, small_run.experiment, 1, 0, 0)
-    dense, path = store.StoredRound(small_run.path, 1, 0), siblings.path_file()
-    record = {**dense.record, "branch": siblings.branch(2)}
-    store.write_round(siblings.network(2).folder, dense.masks, {}, [], record)
-    connectivity_files.write_path(path, rows, siblings.digests())
-    assert set(documented("path-step_500.json", "key", "files.md")) == set(connectivity_files.read_path(path)[0])
+    pair = siblings.Siblings(run, small_run.experiment, 1, 0, 0)
+    dense, path = store.StoredRound(small_run.path, 1, 0), pair.path_file()
+    record = {**dense.record, "branch": pair.branch(2)}
+    store.write_round(pair.network(2).folder, dense.masks, {}, [], record)
+    siblings.write_path(path, rows, pair.digests())
+    assert set(documented("path-step_500.json", "key", "files.md")) == set(siblings.read_path(path)[0])
     points = connectivity.points(run)
     barriers = connectivity.barriers(points)
     assert documented("connectivity.points") == list(points.columns)

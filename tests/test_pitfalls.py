@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lottery import data, masks, randomness, weights
-from lottery.enforcement import holding, modes, patching
+from lottery.enforcement import entries, modes, patching
 from lottery.errors import LotteryError
 from lottery.pipeline import rounds
 from lottery.pruning import branches, ranking, schedules
@@ -26,7 +26,7 @@ def verified_run(tmp_path):
     """Not a test by itself: a small run that `lottery verify` must find nothing wrong with."""
     import lottery
 
-    run = lottery.run(SMALL | {"run": {"num_replicates": 1}}, out=tmp_path, report=quietly)
+    run = lottery.run(SMALL | {"run": {"num_replicates": 1}}, out=tmp_path, on_event=quietly)
     wrong = [sentence for _, sentences in verification.verify(run.path) for sentence in sentences]
     assert wrong == [], wrong
 
@@ -208,7 +208,7 @@ def leave_the_constraint(patch):
 
 def say_nothing_of_a_collapse(patch):
     """24: a weight of which nothing is left is not mentioned."""
-    from lottery.runs import results
+    from lottery.statistics import results
 
     patch.setattr(results, "collapsed", lambda run: [])
 
@@ -243,7 +243,7 @@ def multiply(patch):
     import tensorflow as tf
 
     patch.setattr(
-        holding.Held, "projected", lambda one, value: tf.convert_to_tensor(value) * tf.cast(one.mask, "float32")
+        entries.Held, "projected", lambda one, value: tf.convert_to_tensor(value) * tf.cast(one.mask, "float32")
     )
 
 
@@ -264,9 +264,9 @@ def multiply_after_the_batch(patch):
 
 def let_tfmot_compute_masks(patch):
     """8: tfmot's masks are its own, computed from the weights, not ours."""
-    from lottery.enforcement import wrappers
+    from lottery.enforcement import tfmot
 
-    patch.setattr(wrappers, "_assign", lambda variable, mask: None)
+    patch.setattr(tfmot, "_assign", lambda variable, mask: None)
     leave_entries_one_step_away(patch)
 
 
@@ -374,7 +374,7 @@ def the_same_bits(tmp_path):
     import lottery
 
     small = SMALL | {"run": {"num_replicates": 1}, "prune": {"num_rounds": 0}}
-    runs = [lottery.run(small, out=tmp_path / name, report=quietly).path for name in "ab"]
+    runs = [lottery.run(small, out=tmp_path / name, on_event=quietly).path for name in "ab"]
     assert test_running.final_bits(runs[0]) == test_running.final_bits(runs[1])
 
 

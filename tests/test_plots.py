@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from lottery import plots
-from lottery.analysis import captions, style
 from lottery.errors import LotteryError
+from lottery.figures import captions, style
 from lottery.pruning.branches import BRANCHES
 from tests.runs.test_results import made_up
 

@@ -96,7 +96,7 @@ def test_tickets_are_found_in_it(dtype, tmp_path):
         model=lambda: build(keras),
         data=(x[:450], y[:450], x[450:], y[450:]),
         out=tmp_path,
-        report=quietly,
+        on_event=quietly,
     )
     rows = run.table()
     assert rows["round"].tolist() == [0, 1, 2, 3]

@@ -9,7 +9,7 @@ import lottery
 from lottery import plots
 from lottery.analysis import curves
 from lottery.runs import store
-from lottery.runs.measure import LOSS, measure_of
+from lottery.statistics.metric import LOSS, metric_of
 from tests.conftest import quietly
 
 pytestmark = pytest.mark.usefixtures("traced_once")
@@ -55,7 +55,7 @@ def model(request):
 
 @pytest.fixture(scope="module")
 def run(traced_once, model, tmp_path_factory):
-    return lottery.run(EXPERIMENT, model=model, data=arrays(), out=tmp_path_factory.mktemp("runs"), report=quietly)
+    return lottery.run(EXPERIMENT, model=model, data=arrays(), out=tmp_path_factory.mktemp("runs"), on_event=quietly)
 
 
 def test_losses_of_the_table_are_means_of_squared_errors(run, model):
@@ -72,7 +72,7 @@ def test_losses_of_the_table_are_means_of_squared_errors(run, model):
 
 def test_the_verdict_is_on_the_loss(run):
     rows = run.table()
-    assert measure_of(rows) == LOSS
+    assert metric_of(rows) == LOSS
     first, *others = run.verdict()
     assert "test loss" in first and "accura" not in "".join([first, *others])
     (text,) = (one for one in others if one.startswith("Ticket − random_reinit at density"))
@@ -104,7 +104,7 @@ def test_commands_show_losses_and_no_empty_column(run, lottery_command):
 def test_runs_are_compared_by_the_test_loss(run, model, tmp_path, lottery_command):
     other = lottery.run(
         EXPERIMENT | {"name": "fewer", "run": {"num_replicates": 2}}, {"train": {"num_steps": 40}}, model=model,
-        data=arrays(), out=tmp_path, report=quietly,
+        data=arrays(), out=tmp_path, on_event=quietly,
     )  # fmt: skip
     shown = lottery_command("compare", run.path, other.path).stdout
     assert "Test loss at the early-stop step" in shown and "lower is better" in shown and "nan" not in shown

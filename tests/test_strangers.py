@@ -86,10 +86,10 @@ def test_python_imports_no_code_that_a_file_names_either(own, small_run, tmp_pat
     experiment.write_text(config.dump(config.load(TINY)))
     run = forging.copied(small_run.path, tmp_path / "run", lambda tables: tables.update(model=TINY["model"]))
     for call in (
-        lambda: lottery.run(experiment, out=tmp_path / "runs", report=quietly),
-        lambda: lottery.run(str(experiment), {"train": {"num_steps": 3}}, out=tmp_path / "runs", report=quietly),
-        lambda: lottery.sweep({"experiment": str(experiment), "sweep": {"prune.rate": [0.1]}}, report=quietly),
-        lambda: lottery.branch(run, "untrained", report=quietly),
+        lambda: lottery.run(experiment, out=tmp_path / "runs", on_event=quietly),
+        lambda: lottery.run(str(experiment), {"train": {"num_steps": 3}}, out=tmp_path / "runs", on_event=quietly),
+        lambda: lottery.sweep({"experiment": str(experiment), "sweep": {"prune.rate": [0.1]}}, on_event=quietly),
+        lambda: lottery.branch(run, "untrained", on_event=quietly),
         lambda: lottery.load(run).verify(recompute=True),
     ):
         with pytest.raises(LotteryError, match=r"import_code=True"):
@@ -105,12 +105,12 @@ def test_code_is_imported_where_the_user_names_or_trusts_it(own, tmp_path, lotte
     experiment.write_text(config.dump(config.load(TINY)))
     assert lottery_command("plan", experiment, "--import-code").returncode == 0
     events = []
-    run = lottery.run(TINY, out=tmp_path / "runs", report=events.append)  # the caller's own tables
+    run = lottery.run(TINY, out=tmp_path / "runs", on_event=events.append)  # the caller's own tables
     assert f"{name} is imported from {own}." in [getattr(event, "text", "") for event in events]
     with pytest.raises(LotteryError, match="import_code=True"):
-        run.branch("untrained", report=quietly)
-    run.branch("untrained", report=quietly, import_code=True)
-    assert lottery.run(experiment, out=tmp_path / "runs", report=quietly, import_code=True).path == run.path
+        run.branch("untrained", on_event=quietly)
+    run.branch("untrained", on_event=quietly, import_code=True)
+    assert lottery.run(experiment, out=tmp_path / "runs", on_event=quietly, import_code=True).path == run.path
     assert len(run.table()) == 3 and run.verify(recompute=True, import_code=True) == []
 
 
@@ -410,7 +410,7 @@ def test_a_figure_in_a_format_that_needs_a_program_is_one_sentence(run, tmp_path
     def missing(*_, **__):
         raise FileNotFoundError(2, "xelatex not found")
 
-    monkeypatch.setattr("lottery.analysis.style.saved", missing)
+    monkeypatch.setattr("lottery.figures.style.saved", missing)
     done = lottery_command("plot", run, "--out", tmp_path / "x.pgf")
     told = " ".join(done.stderr.split())
     assert done.returncode == 2 and "this machine cannot write pgf" in told and "use png, svg or pdf" in told

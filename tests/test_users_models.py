@@ -11,7 +11,7 @@ import pytest
 import lottery
 from lottery import config, data, weights
 from lottery.errors import LotteryError
-from lottery.models.library import reason
+from lottery.models.kerases import reason
 from lottery.pipeline import preparing
 from lottery.runs import store
 from lottery.training.settings import Train
@@ -29,7 +29,7 @@ ARRAYS = toy_arrays(np.random.default_rng(3))
 
 
 def run(model, out, data=ARRAYS, overrides=None):
-    return lottery.run(TINY, overrides, model=model, data=data, out=out, report=quietly, tensorboard=False)
+    return lottery.run(TINY, overrides, model=model, data=data, out=out, on_event=quietly, tensorboard=False)
 
 
 def sequential(library, *layers):
@@ -236,7 +236,7 @@ def test_randomness_that_nothing_can_restore_is_said(tmp_path):
         model=lambda: sequential(keras, Noise(), keras.layers.Dense(3)),
         data=ARRAYS,
         out=tmp_path,
-        report=events.append,
+        on_event=events.append,
     )
     notes = [event.text for event in events if isinstance(event, lottery.progress.Note)]
     assert any("RandomStandardNormal" in note and "not give the same bits" in note for note in notes)
@@ -300,7 +300,7 @@ def test_streams_that_cannot_be_used_are_refused(tmp_path):
     with pytest.raises(LotteryError, match="other batches each time"):
         run(build_dropout, tmp_path, (lambda: shared.batch(16), *endless[1:]))
     with pytest.raises(LotteryError, match="pass model="):
-        lottery.run(TINY, data=streams(), out=tmp_path, report=quietly)
+        lottery.run(TINY, data=streams(), out=tmp_path, on_event=quietly)
     assert not list(tmp_path.iterdir())
 
 
@@ -333,7 +333,7 @@ def test_a_compiled_model_runs_without_an_experiment(tmp_path):
     x = np.concatenate([ARRAYS[0]] * 10)
     y = np.concatenate([ARRAYS[1]] * 10)
     small = {"train": {"num_steps": 20}, "prune": {"num_rounds": 1}, "run": {"num_replicates": 1}}
-    done = lottery.run(None, small, model=compiled_tf_keras, data=(x, y, *ARRAYS[2:]), out=tmp_path, report=quietly)
+    done = lottery.run(None, small, model=compiled_tf_keras, data=(x, y, *ARRAYS[2:]), out=tmp_path, on_event=quietly)
     assert done.experiment.data.validation == 200  # a tenth, where nobody asked for 5,000
     assert done.experiment.train.optimizer == "compiled"
 
@@ -589,7 +589,7 @@ def test_uint8_that_an_embedding_takes_are_no_pixels(tmp_path, library, declared
         x, y = ids.astype(kind), ids[:, 0] % 3
         report = lambda event: notes.append(getattr(event, "text", ""))  # noqa: E731
         arrays = (x[:200], y[:200], x[200:], y[200:])
-        done = lottery.run(TINY, model=build, data=arrays, out=tmp_path / kind, report=report)
+        done = lottery.run(TINY, model=build, data=arrays, out=tmp_path / kind, on_event=report)
         found.append(final_bits(done.path))
         assert store.read_environment(done.path)["scaling"] is None and done.verify() == []
     weights_of = [{key: bits for key, bits in one.items() if key.endswith("safetensors")} for one in found]
@@ -762,7 +762,7 @@ def pretrained(num=4):
 def test_a_run_starts_from_pretrained_weights_and_tickets_rewind_to_them(tmp_path):
     notes, two = [], {"run": {"num_replicates": 2}}
     report = lambda event: notes.append(getattr(event, "text", ""))  # noqa: E731
-    done = lottery.run(TINY, two, model=pretrained, data=ARRAYS, out=tmp_path, report=report)
+    done = lottery.run(TINY, two, model=pretrained, data=ARRAYS, out=tmp_path, on_event=report)
     assert sum("the replicates differ only in the order of the batches" in note for note in notes) == 1
     for replicate in (1, 2):
         ticket = done.ticket(round=2, replicate=replicate)
@@ -772,7 +772,7 @@ def test_a_run_starts_from_pretrained_weights_and_tickets_rewind_to_them(tmp_pat
     first, second = (store.StoredRound(done.path, replicate, 0).weights["dense/kernel"] for replicate in (1, 2))
     assert (first != second).any() and done.verify() == []
     with pytest.raises(LotteryError, match="random_reinit would be the ticket itself"):
-        done.branch("random_reinit", model=pretrained, data=ARRAYS, report=quietly)
+        done.branch("random_reinit", model=pretrained, data=ARRAYS, on_event=quietly)
     with pytest.raises(LotteryError, match="random_reinit would be the ticket itself"):
         prepared(pretrained, overrides={"run": {"controls": ["random_reinit"]}})
 

@@ -451,12 +451,12 @@ def test_a_life(name, library, tmp_path):
     passed = {"model": build, "data": as_data(examples, targets)}
 
     events = []
-    run = lottery.run(TABLES, out=tmp_path, report=events.append, **passed)
+    run = lottery.run(TABLES, out=tmp_path, on_event=events.append, **passed)
     counted(run)
     measured(run, build, examples, targets)
     if not any("not give the same bits" in getattr(event, "text", "") for event in events):
         resumed(run, tmp_path, passed)
-    assert {"random_reinit"} < set(run.branch("random_reinit", [2], report=quietly, **passed).table()["branch"])
+    assert {"random_reinit"} < set(run.branch("random_reinit", [2], on_event=quietly, **passed).table()["branch"])
     assert run.verify() == []
     assert run.verify(recompute=True, **passed) == []
     ticket = travelled(run, kind, build, tmp_path)
@@ -548,7 +548,7 @@ def resumed(run, out, passed):
     """Stop after a round and go on: the same run, and the same bits."""
     whole = final_bits(run.path)
     shutil.rmtree(store.round_path(run.path, 1, 2))
-    again = lottery.run(TABLES, out=out, report=quietly, **passed)
+    again = lottery.run(TABLES, out=out, on_event=quietly, **passed)
     assert again.path == run.path and final_bits(run.path) == whole
 
 

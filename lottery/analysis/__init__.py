@@ -1,7 +1,7 @@
 """Questions to a stored run by name: the tables and figures of `lottery analyze`, `lottery plot` and the report."""
 
 from lottery.analysis import accuracy, connectivity, costs, curves, distances, inputs, layers, overlaps, survivors
-from lottery.analysis.record import Analysis
+from lottery.figures.record import Analysis
 
 # In the order of the report.
 ANALYSES: dict[str, Analysis] = {

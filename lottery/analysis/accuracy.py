@@ -3,17 +3,19 @@
 from pathlib import Path
 from typing import Any
 
-from lottery.analysis import captions, costs, layout, style
-from lottery.analysis.record import Analysis
+from lottery.analysis import costs
 from lottery.errors import LotteryError, unknown
+from lottery.figures import captions, layout, style
+from lottery.figures.record import Analysis
 from lottery.pruning import branches
-from lottery.runs import results, store
-from lottery.runs.measure import Measure, measure_of
-from lottery.runs.results import Table
+from lottery.runs import store
+from lottery.statistics import results
+from lottery.statistics.metric import Metric, metric_of
+from lottery.statistics.results import Table
 
 
 def table(run: Path) -> Table:
-    """Return the table of `lottery.runs.results.table`, with the experiment's ``num_steps`` in its ``attrs``.
+    """Return the table of `lottery.statistics.results.table`, with the experiment's ``num_steps`` in its ``attrs``.
 
     It also has the columns ``spent_steps`` and ``spent_multiply_adds`` of `lottery.analysis.costs.table`.
     """
@@ -48,14 +50,15 @@ def figure(
     the test loss is drawn; then a branch leaves the axes at the top.
 
     Args:
-        rows: The table of `lottery.runs.results.table`, with at most as many branches as there are `style.STYLES`.
+        rows: The table of `lottery.statistics.results.table`, with at most as many branches as there are
+            `style.STYLES`.
         interval: The bars, a key of `style.INTERVALS`; by default from the lowest to the highest replicate.
         full: Show every point.
         reference: Draw the dense network, round 0 of the first branch, as a line with its bar as a band. If False, as
             for a figure whose branches are the tickets of several runs, every point is shown.
         by: ``"density"`` or ``"cost"``.
     """
-    measure = measure_of(rows)
+    measure = metric_of(rows)
     chains, points = _branches(rows, measure.early_stop, interval)
     points, label_of_x = _placed(rows, points, by)
     ax, named, shape = style.new_or(ax), {}, "bars"
@@ -103,7 +106,7 @@ def caption(
     rows: Table, interval: str = "range", full: bool = False, reference: bool = True, by: str = "density"
 ) -> str:
     """Write the text beside `figure`, with the accuracies of the dense network and, of each branch, two."""
-    measure = measure_of(rows)
+    measure = metric_of(rows)
     chains, points = _branches(rows, measure.early_stop, interval)
     _, label_of_x = _placed(rows, points, by)
     known, form = points[points["mean"].notna()], ".4g" if measure.is_loss else ".4f"
@@ -145,7 +148,7 @@ def _placed(rows: Table, points: Table, by: str) -> tuple[Table, str]:
     return points.assign(x=x), f"{what} of all trainings that a network takes"
 
 
-def _outside(points: Table, measure: Measure, limits: tuple[float, float]) -> Table:
+def _outside(points: Table, measure: Metric, limits: tuple[float, float]) -> Table:
     """Return the points that are too bad for the axes."""
     return points[points["mean"] > limits[1]] if measure.is_loss else points[points["mean"] < limits[0]]
 
@@ -207,7 +210,7 @@ def early_stop_caption(rows: Table, interval: str = "range", num_steps: int | No
     return " ".join(sentences)
 
 
-def _steps(rows: Table, interval: str, num_steps: int | None) -> tuple[dict[str, style.Look], Table]:
+def _steps(rows: Table, interval: str, num_steps: int | None) -> tuple[dict[str, style.BranchStyle], Table]:
     """Return `_branches` of the early-stop steps; ``bound`` is True where that of a replicate is the last step."""
     style.check(rows)
     trained = rows[rows["final_train_loss"].notna()]
@@ -218,7 +221,7 @@ def _steps(rows: Table, interval: str, num_steps: int | None) -> tuple[dict[str,
     return chains, points.assign(bound=[place in bounds for place in places])
 
 
-def _branches(rows: Table, measure: str, interval: str) -> tuple[dict[str, style.Look], Table]:
+def _branches(rows: Table, measure: str, interval: str) -> tuple[dict[str, style.BranchStyle], Table]:
     """Return a style for each branch, the ticket first, and the means of a measure by branch and round."""
     style.check(rows)
     points = style.spread(rows, ("branch", "round"), measure, interval)

@@ -2,24 +2,23 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lottery import config, files, masks, weights
-from lottery.analysis import captions, connectivity_files, layout, style
-from lottery.analysis.connectivity_files import ORDERS, RECOMPUTED, STORED, Siblings
-from lottery.analysis.record import Analysis, frame
-from lottery.errors import LotteryError, unknown
-from lottery.runs import intervals, store
-from lottery.runs.results import Table
-from lottery.runs.verification import Again
+from lottery.errors import unknown
+from lottery.figures import captions, layout, style
+from lottery.figures.record import Analysis, frame
+from lottery.runs import siblings, store
+from lottery.runs.siblings import RECOMPUTED, STORED
+from lottery.statistics import intervals
+from lottery.statistics.barriers import STABLE, error_barrier
+from lottery.statistics.results import Table
 
-STABLE = 0.02  # of Frankle et al. 2020, https://arxiv.org/abs/1912.05671, section 3
 PLACE = ("replicate", "round", "step", "density", "batch_norm")
-POINTS = (*PLACE, *connectivity_files.PATH)
+POINTS = (*PLACE, *siblings.PATH)
 BARRIERS = (*PLACE, "split", "ends", "highest", "alpha_highest", "barrier", "stable")
 NO_PATH = "no path between two networks is stored yet; `lottery analyze connectivity` measures them"
 
@@ -32,14 +31,14 @@ def points(run: Path) -> Table:
         "stored" for statistics interpolated like weights, "recomputed" for statistics measured at each point;
         ``alpha`` in [0, 1] goes from the network of order 1 to that of order 2, ``split`` is "train" or "test",
         ``loss`` in nats and ``error`` in [0, 1]. It is empty if nothing is stored. Paths of rounds or networks that are
-        incomplete, or were trained again since, are left out; `wrong` names them.
+        incomplete, or were trained again since, are left out; `lottery.runs.verification.verify` names them.
     """
     found = []
-    for siblings, recomputed in connectivity_files.stored_paths(run, store.read_experiment(run)):
-        record, rows = connectivity_files.read_path(siblings.path_file(recomputed))
-        if not siblings.misfit(record["networks"]):
-            density = siblings.round.record["density"]
-            place = (siblings.replicate, siblings.index, siblings.step, density, record["batch_norm"])
+    for pair, recomputed in siblings.stored_paths(run, store.read_experiment(run)):
+        record, rows = siblings.read_path(pair.path_file(recomputed))
+        if not pair.misfit(record["networks"]):
+            density = pair.round.record["density"]
+            place = (pair.replicate, pair.index, pair.step, density, record["batch_norm"])
             found += [(*place, *row) for row in rows]
     table = frame(found, POINTS)
     return table.sort_values(["replicate", "round", "step", "batch_norm", "split", "alpha"], ignore_index=True)
@@ -63,18 +62,6 @@ def barriers(points: Table) -> Table:
     return frame(rows, BARRIERS)
 
 
-def error_barrier(alphas: Sequence[float], errors: Sequence[float]) -> dict[str, Any]:
-    """Compute the last five columns of `barriers` for one path, from its points in any order."""
-    at, values = np.asarray(alphas, float), np.asarray(errors, float)
-    at, values = at[rank := np.argsort(at)], values[rank]
-    ends, top = float(values[0] + values[-1]) / 2, int(np.argmax(values))
-    barrier = float(values[top]) - ends
-    return {
-        "ends": ends, "highest": float(values[top]), "alpha_highest": float(at[top]), "barrier": barrier,
-        "stable": barrier < STABLE,
-    }  # fmt: skip
-
-
 def sentences(barriers: Table, confidence: float = 0.95) -> list[str]:
     """Put the barriers of the test error into sentences, by the mean over replicates, with its interval.
 
@@ -92,48 +79,6 @@ def sentences(barriers: Table, confidence: float = 0.95) -> list[str]:
         for step in sorted({line["step"] for line in lines if line["round"]}):
             found.append(prefix + _by_round([line for line in lines if line["round"] and line["step"] == step], step))
     return [f"{text[0].upper()}{text[1:]}." for text in found]
-
-
-def wrong(run: Path, again: Again | None = None) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name of each stored sibling and path of a run, and sentences about everything that is wrong with it.
-
-    For siblings see `wrong_network`; a path may be damaged, its networks others than when it was measured, or the
-    errors at its ends not theirs. In a name ", network " comes before a sibling's step, and ", path " before a path's.
-    With `again`, siblings are evaluated again.
-    """
-    experiment = store.read_experiment(run)
-    for path in sorted(connectivity_files.folder(run).glob("replicate-*/round-*/branch-*/round.json")):
-        yield _checked(path.parent, "network", wrong_network(run, experiment, path.parent, again))
-    for siblings, recomputed in connectivity_files.stored_paths(run, experiment):
-        yield _checked(siblings.path_file(recomputed), "path", _wrong_path(siblings, recomputed))
-
-
-def wrong_network(run: Path, experiment: config.Experiment, folder: Path, again: Again | None = None) -> Iterator[str]:
-    """Yield a sentence for everything that is wrong with the sibling in a folder of a run.
-
-    These are masks that are not the round's, masked weights that are not held, and training that did not start from the
-    weights of its step under the masks. Raises `LotteryError` if a file is missing, or does not have its checksum.
-    """
-    store.check_files(folder)
-    record = store.read_record(folder)
-    replicate, index, step, order = (record[key] for key in ("replicate", "round", "first_step", "order"))
-    siblings = Siblings(run, experiment, replicate, index, step)
-    if record["branch"] != siblings.branch(order) or order not in ORDERS:
-        yield f"It was trained from step {step} with order {order} of the data."
-    stored = store.StoredRound(connectivity_files.folder(run), replicate, index, record["branch"])
-    kept, ticket = stored.masks, siblings.round.masks
-    if kept.keys() != ticket.keys() or any(not np.array_equal(kept[name], ticket[name]) for name in ticket):
-        yield "Its masks are not those of the round."
-    held_at = siblings.round.held_at
-    for name, count in masks.leaks(stored.weights, kept, held_at).items():
-        yield f"{name} has {count} masked entries that are not {store.held_name(held_at)}."
-    state = files.read_arrays(siblings.state_file)
-    if weights.fingerprint(state) != record["step_sha256"]:
-        yield f"The stored weights of step {step} are not those that it started from."
-    if not stored.began_with(siblings.start(order, state), held_at):
-        yield f"Training did not start from the weights of step {step} under the masks."
-    if again:
-        yield from again.evaluated(stored)
 
 
 def barrier(
@@ -303,32 +248,6 @@ def _at_all_points(points: Table) -> Table:
             errors = np.interp(alphas, line["alpha"], line["error"])
             found.append(pd.DataFrame({**line[columns].iloc[0].to_dict(), "alpha": alphas, "error": errors}))
     return pd.concat(found, ignore_index=True)
-
-
-def _checked(path: Path, what: str, sentences: Iterator[str]) -> tuple[str, list[str]]:
-    """Name a sibling or a path, and collect what is wrong with it."""
-    replicate, index = (part.replace("-", " ") for part in path.parts[-3:-1])
-    own = path.stem.removeprefix("branch-").removeprefix("path-").replace("_", " ").replace("-", ", ")
-    found: list[str] = []
-    try:
-        found.extend(sentences)
-    except (LotteryError, KeyError) as error:
-        found.append(str(error))
-    return f"connectivity, {replicate}, {index.replace(' 0', ' ')}, {what} {own}", found
-
-
-def _wrong_path(siblings: Siblings, recomputed: bool) -> Iterator[str]:
-    record, rows = connectivity_files.read_path(siblings.path_file(recomputed))
-    if why := siblings.misfit(record["networks"]):
-        yield why
-    elif "test" not in record["splits"]:
-        yield "It has no points of the split 'test'."
-    elif not recomputed:  # other statistics give the networks at the ends other errors
-        tested = {row[0]: row[3] for row in rows if row[1] == "test"}
-        for alpha, order in zip((0.0, 1.0), ORDERS, strict=True):
-            error = 1 - siblings.network(order).record["final_test_accuracy"]
-            if not abs(tested[alpha] - error) <= 1e-6:
-                yield f"At alpha {alpha:g} the test error is {tested[alpha]}, and that of the network {error}."
 
 
 def _means(part: Table, confidence: float) -> list[dict[str, Any]]:

@@ -9,26 +9,18 @@ from typing import Any
 import numpy as np
 
 from lottery import config
-from lottery.analysis.record import Analysis, frame
-from lottery.pruning import branches, held, plan
+from lottery.figures.record import Analysis, frame
+from lottery.models import multiply_adds
+from lottery.pruning import branches, mask_actions, plan
 from lottery.runs import store
 from lottery.runs.store import StoredRound
-from lottery.runs.verdicts import Table
 from lottery.settings import GIVEN
+from lottery.statistics.verdicts import Table
 
 COLUMNS = (
     "replicate", "branch", "round", "density", "num_kept", "compression", "parameter_compression", "multiply_adds",
     "speedup", "seconds", "steps", "spent_steps", "spent_multiply_adds", "engine",
 )  # fmt: skip
-
-
-def multiply_adds(kept: Mapping[str, int], per_entry: Mapping[str, int | None]) -> int | None:
-    """Count the multiply-adds for one example, without biases and normalisation; None if those of a weight are unknown.
-
-    The arguments are from `lottery.masks.num_kept` and `lottery.models.multiply_adds.per_entry`.
-    """
-    known = {name: per_entry.get(name) for name in kept}
-    return None if None in known.values() else sum(kept[name] * (known[name] or 0) for name in kept)
 
 
 def table(run: Path) -> Table:
@@ -38,7 +30,7 @@ def table(run: Path) -> Table:
     multiply-adds, which no hardware fully reaches.
 
     Returns:
-        A data frame with the columns `COLUMNS`, a row for each row of `lottery.runs.results.table`, in its order:
+        A data frame with the columns `COLUMNS`, a row for each row of `lottery.statistics.results.table`, in its order:
         ``compression`` is 1 / density, of the prunable weights alone (an entry that is masked, but held at another
         value than zero, counts here and below as if it were kept); ``parameter_compression`` counts all trainable
         parameters, with biases and normalisation; ``multiply_adds`` for one example of the run's own data, and
@@ -49,12 +41,12 @@ def table(run: Path) -> Table:
     """
     environment, networks = store.read_environment(run), list(store.rounds(run))
     rows, per_entry, all_spent = [], environment.get("uses", {}), spent(run, networks)
-    at_zero = held.is_zero(store.read_experiment(run).prune.held_at)
+    at_zero = mask_actions.is_zero(store.read_experiment(run).prune.held_at)
     dense: int | None = None
     others: int | None = None  # trainable parameters that cannot be pruned
     for stored in networks:
         record, used = stored.record, _used(stored, at_zero)
-        needed, num_used = multiply_adds(used, per_entry), sum(used.values())
+        needed, num_used = multiply_adds.of_kept(used, per_entry), sum(used.values())
         if (stored.branch, stored.index) == (store.TICKET, 0):  # the first round of each replicate
             dense = needed
             others = _others(stored, environment.get("not_pruned", {})) if others is None else others
@@ -85,7 +77,7 @@ def spent(run: Path, networks: Sequence[StoredRound]) -> dict[tuple[int, str, in
     experiment = store.read_experiment(run)
     settings, k, per_entry = experiment.prune, experiment.rewind.step, store.read_environment(run).get("uses", {})
     batch = experiment.train.batch_size if _knows_batches(run, experiment) else math.nan
-    own, dense, at_zero = {}, {}, held.is_zero(settings.held_at)
+    own, dense, at_zero = {}, {}, mask_actions.is_zero(settings.held_at)
     for stored in networks:
         replicate, index, record = stored.replicate, stored.index, {**stored.record, "kept": _used(stored, at_zero)}
         if (index, stored.branch) == (0, store.TICKET):  # the first of a replicate
@@ -132,7 +124,7 @@ def _own(
 
 
 def _count(entries: Mapping[str, int], per_entry: Mapping[str, int | None]) -> float:
-    counted = multiply_adds(entries, per_entry)
+    counted = multiply_adds.of_kept(entries, per_entry)
     return math.nan if counted is None else counted
 
 

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from lottery.analysis import captions, layout, style
-from lottery.analysis.record import Analysis, frame
 from lottery.errors import unknown
+from lottery.figures import captions, layout, style
+from lottery.figures.record import Analysis, frame
 from lottery.runs import store
-from lottery.runs.results import Table
+from lottery.statistics.results import Table
 
 COLUMNS = ("replicate", "branch", "round", "density", *store.METRICS)
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from lottery.analysis import captions, layout, style
-from lottery.analysis.record import Analysis, frame
 from lottery.errors import unknown
+from lottery.figures import captions, layout, style
+from lottery.figures.record import Analysis, frame
 from lottery.runs import store
-from lottery.runs.results import Table
+from lottery.statistics.results import Table
 
 COLUMNS = (
     "replicate", "branch", "round", "density", "weight", "start_norm", "distance", "relative_distance", "cosine",

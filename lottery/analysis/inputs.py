@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from lottery.analysis import layout, style
-from lottery.analysis.record import Analysis, frame
-from lottery.models import library
+from lottery.figures import layout, style
+from lottery.figures.record import Analysis, frame
+from lottery.models import kerases
 from lottery.runs import store
-from lottery.runs.results import Table
+from lottery.statistics.results import Table
 
 COLUMNS = ("replicate", "round", "density", "weight", "what", "row", "column", "channel", "kept", "of")
 INPUT, KERNEL = "input", "kernel"
 # The effects of layers that leave the entries of an example in their order, up to the first weights.
-_IN_ORDER = (library.START, library.FLAT, library.ENTRYWISE, library.IDLE)
+_IN_ORDER = (kerases.START, kerases.FLAT, kerases.ENTRYWISE, kerases.IDLE)
 
 
 def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
@@ -65,7 +65,7 @@ def image_shape(architecture: Mapping[str, Any]) -> tuple[int, ...]:
         settings = layer.get("config") or {}
         if ("units" in settings or "filters" in settings) and settings.get("trainable", True):
             break
-        if library.EFFECTS.get(layer.get("class_name")) not in _IN_ORDER:
+        if kerases.EFFECTS.get(layer.get("class_name")) not in _IN_ORDER:
             return ()
         if layer["class_name"] == "InputLayer":
             # Keras 3 and tf_keras have different names for it.

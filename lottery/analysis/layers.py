@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from lottery.analysis import captions, layout, style
-from lottery.analysis.record import Analysis, frame
+from lottery.figures import captions, layout, style
+from lottery.figures.record import Analysis, frame
 from lottery.runs import store
-from lottery.runs.results import Table
+from lottery.statistics.results import Table
 
 COLUMNS = (
     "replicate", "branch", "round", "density", "weight", "size", "kept", "weight_density", "inputs", "units",

@@ -8,7 +8,7 @@ import numpy as np
 
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
-from lottery.models.library import EFFECTS, WEIGHTED, obstacle
+from lottery.models.kerases import EFFECTS, WEIGHTED, obstacle
 from lottery.runs import store
 
 # Which unit of the other network comes to each place, by the name of the weight that makes the units: all but the last.

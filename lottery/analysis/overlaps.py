@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from lottery import masks
-from lottery.analysis import matching, style
-from lottery.analysis.record import Analysis, NothingToDraw, frame
+from lottery.analysis import matching
 from lottery.errors import LotteryError
+from lottery.figures import style
+from lottery.figures.record import Analysis, NothingToDraw, frame
 from lottery.masks import Masks
-from lottery.runs import results, store
-from lottery.runs.results import Table
+from lottery.runs import store
+from lottery.statistics import results
+from lottery.statistics.results import Table
 
 COLUMNS = (
     "one", "other", "round", "density_one", "density_other", "weight", "overlap", "chance", "matched_overlap",

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from lottery import files
-from lottery.analysis import layout, style
 from lottery.errors import LotteryError, unknown
-from lottery.runs.results import Table
+from lottery.figures import layout, style
+from lottery.statistics.results import Table
 
 ENDINGS = ("png", "svg", "pdf")
 
@@ -19,7 +19,7 @@ def figure(found: Table, ax: Any = None) -> Any:
     A method is better where its line is higher. Bands are the intervals of the stratified bootstrap.
 
     Args:
-        found: The table of `lottery.runs.aggregates.profile`, at one density.
+        found: The table of `lottery.statistics.aggregates.profile`, at one density.
         ax: Matplotlib axes; by default pyplot's current axes.
 
     Returns:

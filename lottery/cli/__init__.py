@@ -1,7 +1,6 @@
 """The command line: thin commands, each of which imports the modules that it calls."""
 
 import contextlib
-import itertools
 import logging
 import os
 import sys
@@ -132,8 +131,8 @@ def show(
     A narrow terminal leaves out, in this order: end interval, interval, kept, end, early stop, end vs dense,
     special, density.
     """
-    from lottery.runs import results, two_way
-    from lottery.runs.measure import measure_of
+    from lottery.statistics import results, two_way
+    from lottery.statistics.metric import metric_of
 
     if interval == "two_way":
         if replicate is not None:
@@ -150,14 +149,14 @@ def show(
         output.rows(chosen, as_json, as_csv)
     else:
         output.summary(run, rows, tolerance, round, looks)
-        if not measure_of(rows).is_loss:
+        if not metric_of(rows).is_loss:
             output.say(*two_way.too_fine(tolerance, two_way.num_examples(run)))
 
 
 def _show_two_way(run: Path, round: int | None, tolerance: float | None, as_json: bool, as_csv: bool) -> None:
     """Print ticket − dense with intervals over seeds and test examples."""
-    from lottery.runs import two_way
-    from lottery.runs.measure import ACCURACY
+    from lottery.statistics import two_way
+    from lottery.statistics.metric import ACCURACY
 
     tolerance = ACCURACY.tolerance if tolerance is None else tolerance
     every = two_way.table(run, tolerance)
@@ -194,7 +193,6 @@ def verify(
     from the stored weights, and draws initial weights again. This needs the data; nothing is trained.
     """
     from lottery import files
-    from lottery.analysis import connectivity
     from lottery.runs import store, verification
 
     for option, value in (("--data", data), ("--import-code", import_code)):
@@ -207,7 +205,7 @@ def verify(
         return
     num = num_wrong = 0
     with _recomputing(source, data, import_code) if recompute else contextlib.nullcontext() as again:
-        for name, wrong in itertools.chain(verification.verify(source, again), connectivity.wrong(source, again)):
+        for name, wrong in verification.verify(source, again):
             num += 1
             num_wrong += bool(wrong)
             for sentence in wrong:
@@ -222,7 +220,7 @@ def verify(
 
 
 @contextlib.contextmanager
-def _recomputing(run: Path, data: str, import_code: bool) -> Iterator["verification.Again"]:
+def _recomputing(run: Path, data: str, import_code: bool) -> Iterator["verification.Recomputation"]:
     """Prepare what networks are evaluated again with, and show how far that is."""
     from lottery.data import read_npz
     from lottery.pipeline import preparing, recomputing
@@ -274,7 +272,7 @@ def compare(
     and of control − dense over all of them, and probabilities of improvement, with intervals.
     Example: lottery compare runs/mnist-* runs/cifar10-* --aggregate --density 0.2,0.05
     """
-    from lottery.runs import aggregates, comparison, tables
+    from lottery.statistics import aggregates, comparison, tables
 
     if within < 0:
         raise LotteryError(f"--within: received {within}, allowed is 0 or more.")
@@ -307,7 +305,7 @@ def compare(
 def _aggregate(scores: Any, notes: Iterable[str], out: Path | None, as_rows: tuple[bool, bool]) -> None:
     """Print what several runs show together, and draw it to a file."""
     from lottery.analysis import profiles
-    from lottery.runs import aggregates, tables
+    from lottery.statistics import aggregates, tables
 
     if out is not None:
         profiles.save(aggregates.profile(scores), out)
@@ -328,7 +326,7 @@ def check(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:
 
     Each number has its source: the paper, the authors' code, a third party, or a bound of our own.
     """
-    from lottery.runs import published, tables
+    from lottery.statistics import published, tables
 
     lines, notes = published.compare(run)
     if as_json or as_csv:

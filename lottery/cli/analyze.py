@@ -12,7 +12,7 @@ from lottery.cli.options import All, Csv, Json, Replicate, Round, RunPath
 from lottery.errors import LotteryError
 
 if TYPE_CHECKING:
-    from lottery.analysis.record import Analysis
+    from lottery.figures.record import Analysis
 
 
 class _Analyses(TyperGroup):
@@ -114,8 +114,8 @@ def connectivity(
 
     often, line = options.every(checkpoint_every), Line(points, recompute)
     indices, starts = options.numbers("--rounds", rounds), options.numbers("--steps", steps)
-    with options.stoppable() as asked:
-        execution = dispatch.Execution(checkpoint_every=often, asked=asked)
+    with options.stoppable() as should_stop:
+        execution = dispatch.Execution(checkpoint_every=often, should_stop=should_stop)
         trusted = preparing.Ingredients(import_code=import_code)
         connecting.connect(run, indices, starts, replicate, line, trusted, execution)
     one = ANALYSES["connectivity"]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from lottery import stopping
+from lottery import interrupts
 from lottery.cli import output
 from lottery.errors import LotteryError, unknown
 
 if TYPE_CHECKING:
-    from lottery.executors import cluster
+    from lottery.executors import ray
     from lottery.training import checkpoints
 
 
@@ -207,7 +207,7 @@ def selected(rows: Any, replicate: int | None, round: int | None) -> Any:
 
 def workers_on(
     on: str | None, workers: int | None, address: str | None, cpus: int | None, gpus: float | None, memory: str | None
-) -> "int | cluster.Ray | None":
+) -> "int | ray.Ray | None":
     """Return the number of worker processes, or the Ray cluster, that the options ask for."""
     if on in (None, "processes"):
         of_ray = {"--address": address, "--task-cpus": cpus, "--task-gpus": gpus, "--task-memory": memory}
@@ -221,9 +221,9 @@ def workers_on(
         raise LotteryError("--workers is for processes of this machine; on Ray the cluster decides how many there are.")
     # Ray reports a node that died in a hundred lines on standard output; our own message takes one.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
-    from lottery.executors import cluster
+    from lottery.executors import ray
 
-    return cluster.Ray(address or "", cpus or 0, gpus or 0.0, num_bytes("--task-memory", memory or "0"))
+    return ray.Ray(address or "", cpus or 0, gpus or 0.0, num_bytes("--task-memory", memory or "0"))
 
 
 def num_bytes(option: str, words: str) -> int:
@@ -235,7 +235,7 @@ def num_bytes(option: str, words: str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit or " "))
 
 
-def every(words: str) -> "checkpoints.Every":
+def every(words: str) -> "checkpoints.CheckpointInterval":
     """Read how often to write a checkpoint, such as 60s or 500steps."""
     from lottery.training import checkpoints
 
@@ -243,12 +243,12 @@ def every(words: str) -> "checkpoints.Every":
     if not matched:
         raise LotteryError(f"--checkpoint-every: received {words!r}, allowed are seconds or steps, as 60s or 500steps.")
     seconds, steps = matched.groups()
-    return checkpoints.Every(float(seconds)) if seconds else checkpoints.Every(0, int(steps))
+    return checkpoints.CheckpointInterval(float(seconds)) if seconds else checkpoints.CheckpointInterval(0, int(steps))
 
 
 @contextlib.contextmanager
-def stoppable() -> Iterator[stopping.Asked]:
-    """Turn Ctrl+C and SIGTERM into a clean stop, with a sentence and exit status 130 or 143; see `stopping.asked`."""
+def stoppable() -> Iterator[interrupts.ShouldStop]:
+    """Turn Ctrl+C and SIGTERM into a clean stop, with a sentence and exit status 130 or 143."""
 
     def say(sentence: str) -> None:
         with contextlib.suppress(OSError):  # the reader may be gone
@@ -260,9 +260,9 @@ def stoppable() -> Iterator[stopping.Asked]:
         say(f"{begin}lottery: stopping after this step; once more stops at once.")
 
     try:
-        with stopping.asked(announce, at_once=True) as asked:
-            yield asked
+        with interrupts.listening(announce, at_once=True) as should_stop:
+            yield should_stop
     except KeyboardInterrupt as error:
         say("lottery: stopped; what was trained is kept, and the same command goes on.")
-        number = error.signal if isinstance(error, stopping.Stopped) else signal.SIGINT
+        number = error.signal if isinstance(error, interrupts.Stopped) else signal.SIGINT
         raise typer.Exit(128 + number) from None

@@ -11,8 +11,8 @@ from lottery import formatting
 from lottery.errors import printable
 
 if TYPE_CHECKING:
-    from lottery.runs import tables
-    from lottery.runs.measure import Measure
+    from lottery.statistics import tables
+    from lottery.statistics.metric import Metric
 
 # Heads of columns that are not the name in rows and CSV with spaces; one name for one quantity in all tables.
 HEADS = {
@@ -110,15 +110,16 @@ def grid(shown: "tables.Grid", has_rows: bool = False) -> None:
 def summary(run: Path, rows: Any, tolerance: float | None, round: int | None = None, looks: int = 1) -> None:
     """Print a run's verdict in a line, its table with a verdict for each round, and the rest of what it shows.
 
-    The table may be of one round alone; the verdict is of all. For `looks`, see `lottery.runs.verdicts.rule_for`.
+    The table may be of one round alone; the verdict is of all. For `looks`, see `lottery.statistics.verdicts.rule_for`.
     """
-    from lottery.runs import results, store, tables, verdicts
-    from lottery.runs.measure import measure_of
+    from lottery.runs import store
+    from lottery.statistics import results, tables, verdicts
+    from lottery.statistics.metric import metric_of
 
     if rows.empty:
         say(f"No round of {run} is complete yet.")
         return
-    experiment, measure = store.read_experiment(run), measure_of(rows)
+    experiment, measure = store.read_experiment(run), metric_of(rows)
     rule, trained = verdicts.rule_for(experiment, tolerance, looks, measure), store.progress(run, experiment)
     judged = verdicts.judged(rows, rule)
     found = verdicts.headline(rows, rule, trained, judged)
@@ -139,7 +140,7 @@ def summary(run: Path, rows: Any, tolerance: float | None, round: int | None = N
 
 def two_way(found: Any, tolerance: float, sentences: Sequence[str]) -> None:
     """Print ticket − dense with intervals over seeds and test examples, at both times, and what they show."""
-    from lottery.runs import tables, two_way
+    from lottery.statistics import tables, two_way
 
     notes: Sequence[str] = ()
     for measure, when in two_way.WHEN.items():
@@ -163,7 +164,7 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    from lottery.runs import verdicts
+    from lottery.statistics import verdicts
 
     lines = [[printable(cell) for cell in line] for line in lines]
     widths = fitted(heads, lines, formatting.columns(sys.stdout), leave_out)
@@ -236,7 +237,7 @@ def _console() -> Any:
     return Console(width=10_000, height=100, highlight=False, markup=False, emoji=False)
 
 
-def _branches(points: Any, measure: "Measure") -> None:
+def _branches(points: Any, measure: "Metric") -> None:
     """Print the mean accuracies or losses of the branches, if any, beside those of the ticket."""
     means = points.pivot(index=["round"], columns="branch", values=f"{measure.what}_mean")[points["branch"].unique()]
     if len(means.columns) < 2 or means.isna().all(axis=None):
@@ -275,7 +276,7 @@ def _budgets(run: Path, points: Any) -> None:
     )
 
 
-def _transfers(found: Mapping[str, Any], measure: "Measure") -> None:
+def _transfers(found: Mapping[str, Any], measure: "Metric") -> None:
     """Print how tickets that were trained on other data compare with the dense network there."""
     lines = [
         [

@@ -31,7 +31,7 @@ NamingFormats = naming(_names)
 def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:
     """List a run's tickets, and which of them `best` and `smallest_matching` mean."""
     from lottery.formatting import number
-    from lottery.runs.measure import ACCURACY, LOSS
+    from lottery.statistics.metric import ACCURACY, LOSS
     from lottery.tickets import from_run
 
     found = from_run.listed(run)

@@ -63,7 +63,8 @@ def run(
     """
     from lottery import config, plots
     from lottery.pipeline import dispatch, preparing, presets, running
-    from lottery.runs import results, store
+    from lottery.runs import store
+    from lottery.statistics import results
 
     words = list(overrides or [])
     if experiment is not None and "=" in experiment and not Path(experiment).exists():
@@ -71,12 +72,12 @@ def run(
     overriding, data, often = config.parse_overrides(words), None, options.every(checkpoint_every)
     import_code = import_code or config.names_network(overriding)
     working_on = options.workers_on(on, workers, address, task_cpus, task_gpus, task_memory)
-    with options.stoppable() as asked:
+    with options.stoppable() as should_stop:
         source: Any = presets.find(experiment) if experiment else None
         if smoke:
             source, data = presets.smoke_test(config.load(source, overriding))
             overriding = {}
-        execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, asked=asked)
+        execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, should_stop=should_stop)
         ingredients = preparing.Ingredients(data=data, import_code=import_code)
         path = running.run(source, overriding, ingredients, out, execution, tolerance)
     rows = results.table(path)
@@ -119,9 +120,10 @@ def plan(
     """
     from lottery import config
     from lottery.formatting import number
-    from lottery.pipeline import environment, planning, presets
-    from lottery.runs import results, store, verdicts
-    from lottery.runs.measure import ACCURACY, measure_of
+    from lottery.pipeline import environment, presets, preview
+    from lottery.runs import store
+    from lottery.statistics import results, verdicts
+    from lottery.statistics.metric import ACCURACY, metric_of
 
     if std is not None and pilot is not None:
         raise LotteryError("--std and --from: received both, allowed is one of them.")
@@ -137,14 +139,14 @@ def plan(
     overriding = config.parse_overrides(words)
     planned = config.load(source, overriding)
     environment.num_threads()  # imports TensorFlow without its start-up messages
-    compared_by = ACCURACY if pilot is None else measure_of(results.table(pilot))
+    compared_by = ACCURACY if pilot is None else metric_of(results.table(pilot))
     rule = verdicts.rule_for(planned, tolerance, looks, compared_by)
-    rows = planning.rounds(planned, pilot, import_code or config.names_network(overriding))
+    rows = preview.rounds(planned, pilot, import_code or config.names_network(overriding))
     num_entries, asked = int(rows["num_kept"].iloc[0]), std is not None or pilot is not None
     if asked:
         if difference is None and pilot is None:
             difference = 0.0
-        rows = planning.needed(rows, planned, rule, power, difference=difference, std=std, pilot=pilot)
+        rows = preview.needed(rows, planned, rule, power, difference=difference, std=std, pilot=pilot)
     if as_json or as_csv:
         output.rows(rows, as_json, as_csv)
         return
@@ -154,7 +156,7 @@ def plan(
     for key in ("difference", "std") if asked else ():
         shown[key] = rows[key].map(lambda value, signs="+.4f" if key == "difference" else ".4f": number(value, signs))
     output.rows(rows.astype(object).assign(**shown))
-    output.say(*planning.sentences(planned, num_entries))
+    output.say(*preview.sentences(planned, num_entries))
     if asked:
         true = "the run's difference" if difference is None else "the difference"
         output.say(
@@ -197,13 +199,13 @@ def sweep(
     """
     from lottery import config
     from lottery.pipeline import dispatch, sweeping
-    from lottery.runs.measure import ACCURACY, LOSS
+    from lottery.statistics.metric import ACCURACY, LOSS
 
     words, often = config.parse_overrides(overrides or []), options.every(checkpoint_every)
     working_on = options.workers_on(on, workers, address, task_cpus, task_gpus, task_memory)
     found = sweeping.points(file, words)
-    with options.stoppable() as asked:
-        execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, asked=asked)
+    with options.stoppable() as should_stop:
+        execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, should_stop=should_stop)
         runs = sweeping.sweep(file, words, out, execution, tolerance, import_code or config.names_network(words))
     rows = sweeping.table(runs, found, tolerance)
     if not (as_json or as_csv):
@@ -245,12 +247,12 @@ def branch(
     """Train controls and other branches from stored rounds; the same command continues where it was stopped."""
     from lottery import config
     from lottery.pipeline import branching, dispatch, preparing
-    from lottery.runs import results
+    from lottery.statistics import results
 
     words, often = config.parse_overrides(overrides or []), options.every(checkpoint_every)
     working_on = options.workers_on(on, workers, address, task_cpus, task_gpus, task_memory)
-    with options.stoppable() as asked:
-        execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, asked=asked)
+    with options.stoppable() as should_stop:
+        execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, should_stop=should_stop)
         indices, trusted = options.numbers("--rounds", rounds), preparing.Ingredients(import_code=import_code)
         branching.branch(run, kind, indices, words, replicate, trusted, execution)
     output.summary(run, results.table(run), tolerance)

@@ -6,7 +6,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lottery.enforcement.holding import HeldAt, mask_gradients, project
+from lottery.enforcement.entries import HeldAt, mask_gradients, project
 from lottery.enforcement.modes import (
     ENFORCEMENTS,
     Enforcement,
@@ -14,8 +14,8 @@ from lottery.enforcement.modes import (
     constraint,
     gradient,
     mask_variables,
+    pruning_wrappers,
     reparameterization,
-    tfmot,
 )
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENFORCEMENTS", "Audit", "AuditMasks", "EnforceMasks", "Enforcement", "HeldAt", "audit", "callback", "constraint",
-    "gradient", "mask_gradients", "mask_variables", "project", "reparameterization", "tfmot",
+    "gradient", "mask_gradients", "mask_variables", "project", "pruning_wrappers", "reparameterization",
 ]  # fmt: skip
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from lottery.enforcement.callbacks import FitCallback
-from lottery.enforcement.holding import PRESENT, Held, HeldAt, adapted, held, refuse_adapted, words
+from lottery.enforcement.entries import PRESENT, Held, HeldAt, adapted, held, refuse_adapted, words
 from lottery.enforcement.patching import Method, replaced
 from lottery.errors import LotteryError
 from lottery.models import optimizers
-from lottery.models.library import evaluating
+from lottery.models.kerases import evaluating
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from lottery.enforcement.holding import PRESENT, HeldAt, check_kind, held, words
+from lottery.enforcement.entries import PRESENT, HeldAt, check_kind, held, words
 from lottery.enforcement.modes import ENFORCEMENTS
 from lottery.enforcement.patching import Method, replaced
 from lottery.errors import LotteryError, unknown

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from lottery import weights
-from lottery.enforcement import wrappers
-from lottery.enforcement.holding import Held, HeldAt, check_kind, clear_slots, held, masked, put, refuse_adapted
+from lottery.enforcement import tfmot
+from lottery.enforcement.entries import Held, HeldAt, check_kind, clear_slots, held, masked, put, refuse_adapted
 from lottery.enforcement.patching import (
     applying,
     computing_with,
@@ -22,7 +22,7 @@ from lottery.enforcement.patching import (
     undone,
 )
 from lottery.errors import LotteryError
-from lottery.models.library import is_keras, keras_of
+from lottery.models.kerases import is_keras, keras_of
 
 # A context manager function, as `constraint`: of a model, masks and held values; it yields callbacks for ``fit``.
 Enforcement = Callable[..., AbstractContextManager[list[Any]]]
@@ -137,18 +137,18 @@ def callback(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
 
 
 @contextlib.contextmanager
-def tfmot(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Iterator[list[Any]]:
+def pruning_wrappers(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Iterator[list[Any]]:
     """Hold masked entries by the pruning wrappers of tensorflow_model_optimization, with your masks.
 
     The wrappers multiply by their masks before each forward pass, which leaves entries one update away from zero after
     the last step, so entries are also set to zero after each update. Masks are never recomputed, and tfmot's
     ``UpdatePruningStep`` is not needed. Arguments, yields and errors are those of `constraint`, for a built tf_keras
-    model, plain or wrapped by tfmot or `wrappers.wrap`, and masks that tfmot can hold; `held_at` must be None.
+    model, plain or wrapped by tfmot or `tfmot.wrap`, and masks that tfmot can hold; `held_at` must be None.
     """
     if held_at is not None:
         raise LotteryError('held_at: tfmot holds masked entries at zero only; use another mode, such as "constraint".')
     with (
-        wrappers.wrapped_in_place(model, masks),
+        tfmot.wrapped_in_place(model, masks),
         _holding(model, masks, held_at, "tfmot") as entries,
         constrained(entries),
     ):
@@ -161,7 +161,7 @@ ENFORCEMENTS: dict[str, Enforcement] = {
     "gradient": gradient,
     "reparameterization": reparameterization,
     "callback": callback,
-    "tfmot": tfmot,
+    "tfmot": pruning_wrappers,
 }
 
 

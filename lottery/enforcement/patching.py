@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from lottery import weights
-from lottery.enforcement.holding import Held, put
+from lottery.enforcement.entries import Held, put
 from lottery.errors import LotteryError
 from lottery.models import optimizers
 

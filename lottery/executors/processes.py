@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-from lottery import files, progress, stopping
+from lottery import files, interrupts, progress
 from lottery.errors import LotteryError
-from lottery.executors.scheduler import Engine, Lost, Task, Trainer, packed, settle
+from lottery.executors.scheduler import Executor, Lost, MakeTrain, Task, packed, settle
 
 
 @contextlib.contextmanager
-def several(trainer: Trainer, num: int) -> Iterator[Engine]:
+def several(trainer: MakeTrain, num: int) -> Iterator[Executor]:
     """Give an engine of several processes; if one dies, all do, until the next network. They end with this process."""
     key = secrets.token_bytes(32)
     files.temporary_folder()  # where the sockets are
@@ -28,7 +28,7 @@ def several(trainer: Trainer, num: int) -> Iterator[Engine]:
         pool = _Pool(listener, key, packed(trainer), num)
         threading.Thread(target=pool.accept, daemon=True).start()
         try:
-            yield Engine(pool.submit, pool.stop, lambda: pool.num, pool.fewer, pool.happened)
+            yield Executor(pool.submit, pool.stop, lambda: pool.num, pool.fewer, pool.happened)
         finally:
             pool.close()
 
@@ -139,7 +139,7 @@ class _Worker:
     stopped: bool = False  # by that process, for good
     signal: int = 0  # stops the network in training alone
 
-    def asked(self) -> int:
+    def should_stop(self) -> int:
         return signal.SIGTERM if self.stopped else self.signal
 
     def listen(self) -> None:
@@ -169,7 +169,7 @@ def _begin(address: Any, key: bytes, trainer: bytes) -> None:
         worker.signal = number
 
     signal.signal(signal.SIGTERM, handle)
-    worker.train = cloudpickle.loads(trainer)(progress.throttled(worker.connection.send), worker.asked)
+    worker.train = cloudpickle.loads(trainer)(progress.throttled(worker.connection.send), worker.should_stop)
 
 
 def _train(task: Task) -> bool:
@@ -177,7 +177,7 @@ def _train(task: Task) -> bool:
     worker = _WORKER[0]
     try:
         worker.train(task)
-    except stopping.Stopped:
+    except interrupts.Stopped:
         worker.signal = 0  # a signal stops one network
         return False
     except LotteryError:

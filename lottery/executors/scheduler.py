@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lottery import progress, stopping
+from lottery import interrupts, progress
 from lottery.errors import LotteryError, StorageError
 from lottery.runs import store
 
@@ -24,7 +24,7 @@ class Task(NamedTuple):
 
 
 # Makes the function that trains one network, from where to report events and where to see if it should stop.
-Trainer = Callable[[progress.Report, stopping.Asked], Callable[[Task], None]]
+MakeTrain = Callable[[progress.OnEvent, interrupts.ShouldStop], Callable[[Task], None]]
 
 
 class Lost(Exception):
@@ -32,7 +32,7 @@ class Lost(Exception):
 
 
 @dataclass(frozen=True)
-class Engine:
+class Executor:
     """A place where networks are trained."""
 
     submit: Callable[[Task], Future]  # True if trained, False if stopped, with a checkpoint; its error may be `Lost`
@@ -57,9 +57,9 @@ def by_priority(tasks: Sequence[Task]) -> list[Task]:
 
 def launch(
     tasks: Sequence[Task],
-    engine: Engine,
-    report: progress.Report = progress.silent,
-    asked: stopping.Asked = stopping.never,
+    executor: Executor,
+    on_event: progress.OnEvent = progress.silent,
+    should_stop: interrupts.ShouldStop = interrupts.never,
     more_needs: Mapping[Task, Sequence[Task]] | None = None,
 ) -> None:
     """Train networks, in the order of `tasks`, each as soon as those in `needs` and `more_needs` are stored.
@@ -68,7 +68,7 @@ def launch(
     its last checkpoint; after `LOSSES` times without progress it has failed.
 
     Raises:
-        Stopped: `asked` returned a signal; every network in training has a checkpoint.
+        Stopped: `should_stop` returned a signal; every network in training has a checkpoint.
         StorageError: Something cannot be written, so everything was stopped.
         LotteryError: Networks failed. All others that do not need them are trained.
     """
@@ -83,27 +83,27 @@ def launch(
     losses: dict[Task, tuple[int, Any]] = {}
     stopped = disk_fails = False
     while True:
-        if not stopped and (asked() or disk_fails):
+        if not stopped and (should_stop() or disk_fails):
             stopped = True
-            engine.stop()
+            executor.stop()
         ready = sorted([*ready, *order.get_ready()], key=lambda task: place[task])
-        while ready and not stopped and ((slots := engine.slots()) is None or len(running) < slots):
+        while ready and not stopped and ((slots := executor.slots()) is None or len(running) < slots):
             task = ready.pop(0)
-            future = engine.submit(task)
+            future = executor.submit(task)
             running[future] = task
-            future.add_done_callback(engine.happened.put)
+            future.add_done_callback(executor.happened.put)
         if not running:
             break
         try:
-            event = engine.happened.get(timeout=0.2)
+            event = executor.happened.get(timeout=0.2)
         except queue.Empty:
             continue
         if not isinstance(event, Future):
-            report(event)
+            on_event(event)
             continue
         task, error = running.pop(event), event.exception()
         if isinstance(error, Lost) and not stopped:
-            error = _after_loss(task, error, losses, engine, report)
+            error = _after_loss(task, error, losses, executor, on_event)
         if error is None and event.result():
             trained.add(task)
             order.done(task)
@@ -113,12 +113,12 @@ def launch(
             failed[task] = error
             disk_fails = disk_fails or isinstance(error, StorageError)
             if len(tasks) > 1 and not disk_fails:
-                report(progress.Note(f"{_sentence(task, error)} The others continue."))
-    _raise(graph, trained, failed, asked())
+                on_event(progress.Note(f"{_sentence(task, error)} The others continue."))
+    _raise(graph, trained, failed, should_stop())
 
 
 def _after_loss(
-    task: Task, error: Lost, losses: dict[Task, tuple[int, Any]], engine: Engine, report: progress.Report
+    task: Task, error: Lost, losses: dict[Task, tuple[int, Any]], executor: Executor, on_event: progress.OnEvent
 ) -> Lost | LotteryError:
     """Count a loss; the error is another after too many without progress."""
     checkpoints = []
@@ -131,8 +131,8 @@ def _after_loss(
     if times >= LOSSES:
         why = f"{error} {LOSSES} times without any progress; there may be too little memory for it."
         return LotteryError(f"{named(task)}: {why}")
-    fewer = " From now on one network trains at a time." if times > 1 and engine.fewer() else ""
-    report(progress.Note(f"{named(task)}: {error}; it starts again from its last checkpoint.{fewer}"))
+    fewer = " From now on one network trains at a time." if times > 1 and executor.fewer() else ""
+    on_event(progress.Note(f"{named(task)}: {error}; it starts again from its last checkpoint.{fewer}"))
     return error
 
 
@@ -147,7 +147,7 @@ def _raise(
         if isinstance(error, StorageError) or len(untrainable) == 1:
             raise error
     if signal and len(trained) + len(untrainable) < len(graph):
-        raise stopping.Stopped(signal)
+        raise interrupts.Stopped(signal)
     others = len(untrainable) - 1
     for task, error in failed.items():
         more = f"{others} other network{'s' if others > 1 else ''} could not be trained either; all others are stored."
@@ -166,8 +166,8 @@ def named(task: Task) -> str:
     return f"Replicate {replicate}, round {index}" + ("" if branch == store.TICKET else f", branch {branch}")
 
 
-def here(train: Callable[[Task], None]) -> Engine:
-    """Train in this process, one network after the other; `train` may raise `stopping.Stopped`."""
+def here(train: Callable[[Task], None]) -> Executor:
+    """Train in this process, one network after the other; `train` may raise `interrupts.Stopped`."""
 
     def submit(task: Task) -> Future:
         future: Future = Future()
@@ -178,7 +178,7 @@ def here(train: Callable[[Task], None]) -> Engine:
             future.set_exception(error)
         return future
 
-    return Engine(submit)
+    return Executor(submit)
 
 
 def settle(future: Future | None, result: bool, error: BaseException | None = None) -> None:
@@ -190,7 +190,7 @@ def settle(future: Future | None, result: bool, error: BaseException | None = No
             future.set_exception(error)
 
 
-def packed(trainer: Trainer) -> bytes:
+def packed(trainer: MakeTrain) -> bytes:
     """Pickle a trainer for another process, or raise `LotteryError`."""
     import cloudpickle
 

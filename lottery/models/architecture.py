@@ -23,7 +23,7 @@ from unittest import mock
 from lottery import weights
 from lottery.errors import TicketError, printable
 from lottery.models import networks, operations
-from lottery.models.library import LIBRARIES, keras_of, reason
+from lottery.models.kerases import LIBRARIES, keras_of, reason
 
 # ``library``; and ``name``, ``input_shape``, ``num_classes`` of a built-in network; or ``keras``, the configuration of
 # a model of Keras' own layers; or, of a model that only its own code can build, ``class`` and ``why``.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lottery import weights
-from lottery.models.library import is_keras
+from lottery.models.kerases import is_keras
 
 Shape = tuple[int | None, ...]
 
@@ -36,6 +36,15 @@ def per_entry(model: Any) -> dict[str, int | None]:
         name: sum(count for count in counts if count is not None) if counts and None not in counts else None
         for name, counts in found.items()
     }
+
+
+def of_kept(kept: Mapping[str, int], per_entry: Mapping[str, int | None]) -> int | None:
+    """Count the multiply-adds for one example, without biases and normalisation; None if those of a weight are unknown.
+
+    The arguments are from `lottery.masks.num_kept` and `per_entry`.
+    """
+    known = {name: per_entry.get(name) for name in kept}
+    return None if None in known.values() else sum(kept[name] * (known[name] or 0) for name in kept)
 
 
 class Call(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery.models.library import is_keras
+from lottery.models.kerases import is_keras
 
 
 def plain(optimizer: Any) -> list[Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from lottery.errors import LotteryError
-from lottery.models.library import evaluating, keras_of
+from lottery.models.kerases import evaluating, keras_of
 
 _NUM_EXAMPLES = 4
 _BATCH = 256

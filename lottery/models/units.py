@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 from lottery import weights
 from lottery.errors import LotteryError
-from lottery.models.library import EFFECTS, MIXING, WEIGHTED, is_entrywise, is_keras, keras_of, obstacle
+from lottery.models.kerases import EFFECTS, MIXING, WEIGHTED, is_entrywise, is_keras, keras_of, obstacle
 
 # Layers that compute entry i from entry i of each input, so that their inputs share their units.
 _MERGING = ("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum")
@@ -52,7 +52,7 @@ def removable(model: Any, convolutions: bool) -> list[Units]:
     stay, and so do those that are added to the input of the network.
 
     Args:
-        model: A Keras 3 or tf_keras model of Dense, convolutions and the layers that `lottery.models.library.EFFECTS`
+        model: A Keras 3 or tf_keras model of Dense, convolutions and the layers that `lottery.models.kerases.EFFECTS`
             lists, in a chain or with additions.
         convolutions: List channels of convolutions, or else units of Dense layers.
 

@@ -11,12 +11,12 @@ from lottery import config, progress, weights
 from lottery.errors import LotteryError, unknown
 from lottery.executors.scheduler import Task
 from lottery.models import networks
-from lottery.pipeline import dispatch, identity, preparing
+from lottery.pipeline import dispatch, identity, preparing, tensorboard
 from lottery.pipeline import rounds as rounds_module
 from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.preparing import Ingredients, Prepared
 from lottery.pruning import branches
-from lottery.runs import store, tensorboard
+from lottery.runs import store
 
 
 def branch(
@@ -40,7 +40,7 @@ def branch(
     name = _name(function)
     transfers = name in branches.BRANCHES and branches.BRANCHES[name].other_data
     _check_overrides(overrides, transfers, ingredients.data is not None)
-    with execution.started() as (report, asked), contextlib.ExitStack() as stack:
+    with execution.started() as (on_event, should_stop), contextlib.ExitStack() as stack:
         if transfers and rounds:
             rounds = [0, *rounds]  # the dense network on the other data, without which no accuracy there says much
         places = stored_rounds(path, experiment, rounds, replicate, first=0 if transfers else 1)
@@ -54,7 +54,7 @@ def branch(
         if transfers and places:
             _check_fit(store.StoredRound(path, places[0][0], 0), prepared)
             for note in _compared(path, experiment, prepared, ingredients):
-                report(progress.Note(note))
+                on_event(progress.Note(note))
         label = _label(name, overrides, prepared if transfers else None)
         networks = [(*place, label) for place in places]
         missing = [network for network in networks if not store.is_stored(path, *network)]
@@ -63,22 +63,22 @@ def branch(
             if transfers and record["data_sha256"] != prepared.data.fingerprint:
                 raise LotteryError(f"The stored branch {label} was trained on other data with the same name.")
         if name not in branches.BRANCHES:
-            training = rounds_module.Training(path, prepared, report)
+            training = rounds_module.Training(path, prepared, on_event)
             for network in (one for one in networks if one not in missing):
-                if not rounds_module.is_made_by(training, network, function):
+                if not rounds_module.matches_stored(training, network, function):
                     raise LotteryError(
                         f"branch: another function called {name!r} made the branch of round {network[1]} of replicate "
                         f"{network[0]}; rename the function."
                     )
         if not missing:
-            report(progress.Note(f"All {len(networks)} branches {label} of {path} are complete."))
+            on_event(progress.Note(f"All {len(networks)} branches {label} of {path} are complete."))
         if execution.tensorboard:
-            report = tensorboard.writer(path, experiment, report)
+            on_event = tensorboard.writer(path, experiment, on_event)
         digest, every = prepared.data.fingerprint, execution.checkpoint_every
         details = {"data_sha256": digest, "overrides": overrides} if transfers else None
         recipe = Recipe(path, prepared.experiment, num_threads, digest, ingredients, function, details, every)
         tasks = [Task(path, network) for network in missing]
-        dispatch.carry_out({path: recipe}, tasks, execution, report, asked, {path: prepared})
+        dispatch.carry_out({path: recipe}, tasks, execution, on_event, should_stop, {path: prepared})
 
 
 def stored_rounds(

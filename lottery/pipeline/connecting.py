@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from lottery import files, masks, progress, weights
-from lottery.analysis import connectivity, connectivity_files
-from lottery.analysis.connectivity_files import ORDERS, Row, Siblings
 from lottery.data import Streams
 from lottery.errors import LotteryError, unknown
 from lottery.pipeline import branching, interpolation, preparing
@@ -19,9 +17,11 @@ from lottery.pipeline import rounds as rounds_module
 from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.interpolation import Line
 from lottery.pipeline.preparing import Ingredients, Prepared
-from lottery.pipeline.rounds import Network, Training, Watch
-from lottery.runs import store
-from lottery.training.checkpoints import Every
+from lottery.pipeline.rounds import NetworkId, Training, Watch
+from lottery.runs import sibling_checks, siblings, store
+from lottery.runs.siblings import ORDERS, PathPoint, Siblings
+from lottery.statistics.barriers import error_barrier
+from lottery.training.checkpoints import CheckpointInterval
 from lottery.training.trainer import Span
 
 
@@ -68,9 +68,9 @@ def connect(
     steps, alphas = sorted(set(steps)) or [settings.rewind.step], line.alphas
     chosen = branching.stored_rounds(path, settings, rounds, replicate)
     wanted = [Siblings(path, settings, *place, step) for place in chosen for step in steps]
-    if any(siblings.round.record["final_test_accuracy"] is None for siblings in wanted):
+    if any(pair.round.record["final_test_accuracy"] is None for pair in wanted):
         raise LotteryError("The model of this run measures no accuracy, so no error barrier can be measured.")
-    with execution.started() as (report, asked), contextlib.ExitStack() as stack:
+    with execution.started() as (on_event, should_stop), contextlib.ExitStack() as stack:
         prepared = preparing.open_run(stack, path, settings, ingredients)[0]
         loop, again = prepared.trainer.loop, None
         stack.callback(prepared.trainer.close)
@@ -78,33 +78,34 @@ def connect(
         if line.recompute:
             again = interpolation.recomputed(loop.model, interpolation.training_batches(prepared.data))
             if again is None:
-                report(progress.Note("The network has no BatchNormalization, so there are no statistics to recompute."))
+                why = "The network has no BatchNormalization, so there are no statistics to recompute."
+                on_event(progress.Note(why))
         _check_networks(wanted)
-        spans, folder = _spans(wanted), connectivity_files.folder(path)
+        spans, folder = _spans(wanted), siblings.folder(path)
         todo = [one for one in wanted if one.missing() or not _is_measured(one, again is not None, len(alphas))]
         if not spans and not todo:
-            report(progress.Note(f"All {len(wanted)} paths of {path} are complete."))
+            on_event(progress.Note(f"All {len(wanted)} paths of {path} are complete."))
             return
         if spans:
             _check_orders(prepared)
         evaluations = interpolation.evaluations(loop, prepared.data, settings.train.num_steps)
         if "train" not in evaluations:
-            report(
+            on_event(
                 progress.Note("The training data do not end within one training, so only the test error is measured.")
             )
-        report = progress.tallied(report, {(folder, *network): span for network, span in spans.items()})
-        report, every = rounds_module.while_there(path, report), execution.checkpoint_every or Every()
-        training = Training(folder, prepared, report, every, asked)
+        on_event = progress.tallied(on_event, {(folder, *network): span for network, span in spans.items()})
+        on_event, every = rounds_module.while_there(path, on_event), execution.checkpoint_every or CheckpointInterval()
+        training = Training(folder, prepared, on_event, every, should_stop)
         walk = functools.partial(interpolation.path, evaluations=evaluations, alphas=alphas, recompute=again)
         for own in _by_replicate(wanted):
             if _missing_steps(own):
                 _store_states(training, own)
                 _check_networks(own)
-            for siblings in own:
-                for order in siblings.missing():
-                    _train(training, siblings, order)
-                if siblings in todo:
-                    _measure(training, siblings, walk, again is not None)
+            for pair in own:
+                for order in pair.missing():
+                    _train(training, pair, order)
+                if pair in todo:
+                    _measure(training, pair, walk, again is not None)
 
 
 def _check_orders(prepared: Prepared) -> None:
@@ -113,7 +114,7 @@ def _check_orders(prepared: Prepared) -> None:
 
     if not isinstance(prepared.data, Streams):
         return
-    words = (connectivity_files.seed_words(prepared.experiment, 1, order) for order in ORDERS)
+    words = (siblings.seed_words(prepared.experiment, 1, order) for order in ORDERS)
     first, second = (tf.nest.flatten(next(prepared.trainer.loop.batches(each)(1)[0])) for each in words)
     if all(np.array_equal(np.array(one), np.array(other)) for one, other in zip(first, second, strict=True)):
         raise LotteryError(
@@ -124,24 +125,24 @@ def _check_orders(prepared: Prepared) -> None:
 
 def _check_networks(wanted: Sequence[Siblings]) -> None:
     """Refuse stored siblings that are damaged or not of the round as it is now, once their state is stored."""
-    for siblings in wanted:
-        for order in ORDERS if siblings.state_file.exists() else ():
-            network = siblings.network(order)
-            if network.run != siblings.run and order not in siblings.missing():
-                for why in connectivity.wrong_network(siblings.run, siblings.experiment, network.folder):
+    for pair in wanted:
+        for order in ORDERS if pair.state_file.exists() else ():
+            network = pair.network(order)
+            if network.run != pair.run and order not in pair.missing():
+                for why in sibling_checks.wrong_network(pair.run, pair.experiment, network.folder):
                     raise LotteryError(f"{str(network.folder)!r}: {why} Delete it to train it again.")
 
 
 def _by_replicate(wanted: Sequence[Siblings]) -> list[list[Siblings]]:
-    return [list(group) for _, group in itertools.groupby(wanted, lambda siblings: siblings.replicate)]
+    return [list(group) for _, group in itertools.groupby(wanted, lambda pair: pair.replicate)]
 
 
 def _missing_steps(own: Sequence[Siblings]) -> list[int]:
     """List the steps of a replicate's dense network that are not stored."""
-    return sorted({siblings.step for siblings in own if not siblings.state_file.exists()})
+    return sorted({pair.step for pair in own if not pair.state_file.exists()})
 
 
-def _spans(wanted: Sequence[Siblings]) -> dict[Network, tuple[int, int]]:
+def _spans(wanted: Sequence[Siblings]) -> dict[NetworkId, tuple[int, int]]:
     """Give the first and last step of each network to train: dense networks up to the last missing step, siblings."""
     last = {own[0].replicate: steps[-1] for own in _by_replicate(wanted) if (steps := _missing_steps(own))}
     spans = {(replicate, 0, f"to_step_{step}"): (0, step) for replicate, step in last.items()}
@@ -170,7 +171,7 @@ def _store_states(training: Training, own: Sequence[Siblings]) -> None:
     before = {row[0]: row[2] for row in store.StoredRound(own[0].run, replicate, 0).metrics if row[1] == "validation"}
     again = {row[0]: row[2] for row in trained.metrics if row[1] == "validation"}
     if other := [step for step, loss in again.items() if before.get(step, loss) != loss]:
-        training.report(
+        training.on_event(
             progress.Note(
                 f"Replicate {replicate}: training the dense network again gave different bits (see the "
                 f"validation loss at step {other[0]}): the processor or a version differs."
@@ -178,56 +179,56 @@ def _store_states(training: Training, own: Sequence[Siblings]) -> None:
         )
 
 
-def _train(training: Training, siblings: Siblings, order: int) -> None:
+def _train(training: Training, pair: Siblings, order: int) -> None:
     """Train and store a sibling."""
-    settings, replicate, step = siblings.experiment, siblings.replicate, siblings.step
-    state = files.read_arrays(siblings.state_file)
+    settings, replicate, step = pair.experiment, pair.replicate, pair.step
+    state = files.read_arrays(pair.state_file)
     digest = weights.fingerprint(state)
-    for folder in connectivity_files.networks_from(siblings.run, replicate, step):
+    for folder in siblings.networks_from(pair.run, replicate, step):
         if store.read_record(folder)["step_sha256"] != digest:
             raise LotteryError(
                 f"{str(folder)!r} started from other weights than those of step {step} of replicate {replicate}."
             )
-    kept, network = siblings.round.masks, (replicate, siblings.index, siblings.branch(order))
-    start = masks.apply(siblings.start(order, state), kept, siblings.round.held_at)
-    words = connectivity_files.seed_words(settings, replicate, order)
-    own = _with_noise(training, siblings, order)
+    kept, network = pair.round.masks, (replicate, pair.index, pair.branch(order))
+    start = masks.apply(pair.start(order, state), kept, pair.round.held_at)
+    words = siblings.seed_words(settings, replicate, order)
+    own = _with_noise(training, pair, order)
     trained = rounds_module.train_network(own, network, start, kept, Span(step), words=words)
     about = {"order": order, "first_step": step, "last_step": settings.train.num_steps, "step_sha256": digest}
     rounds_module.store_network(training, network, trained, {**about, "thresholds": dict.fromkeys(kept)})
 
 
-def _with_noise(training: Training, siblings: Siblings, order: int) -> Training:
+def _with_noise(training: Training, pair: Siblings, order: int) -> Training:
     """Draw the first states of generators that the model does not hold anew for the second order of the data."""
     if order == 1:
         return training
     # Names count the models that a process has built, so they must not decide what is drawn.
     trainer = training.prepared.trainer.redrawn(
-        lambda name, value: siblings.redrawn(order, "", value) if connectivity_files.is_generator(name) else value
+        lambda name, value: pair.redrawn(order, "", value) if siblings.is_generator(name) else value
     )
     return dataclasses.replace(training, prepared=dataclasses.replace(training.prepared, trainer=trainer))
 
 
-def _is_measured(siblings: Siblings, recomputed: bool, num_points: int) -> bool:
+def _is_measured(pair: Siblings, recomputed: bool, num_points: int) -> bool:
     """Check if the path between the stored siblings is stored, with as many points or more."""
-    file = siblings.path_file(recomputed)
-    if not (file.exists() and connectivity_files.record_file(file).exists()):
+    file = pair.path_file(recomputed)
+    if not (file.exists() and siblings.record_file(file).exists()):
         return False
-    record, _ = connectivity_files.read_path(file)
-    return record["num_points"] >= num_points and not siblings.misfit(record["networks"])
+    record, _ = siblings.read_path(file)
+    return record["num_points"] >= num_points and not pair.misfit(record["networks"])
 
 
-def _measure(training: Training, siblings: Siblings, walk: Callable[..., list[Row]], recomputed: bool) -> None:
+def _measure(training: Training, pair: Siblings, walk: Callable[..., list[PathPoint]], recomputed: bool) -> None:
     """Evaluate and store the path between two siblings."""
-    trainer, (one, other) = training.prepared.trainer, (siblings.network(order) for order in ORDERS)
+    trainer, (one, other) = training.prepared.trainer, (pair.network(order) for order in ORDERS)
     trainer.set_masks(one.masks, one.weights)
     rows = walk(trainer.model, one.weights, other.weights)
-    connectivity_files.write_path(siblings.path_file(recomputed), rows, siblings.digests())
+    siblings.write_path(pair.path_file(recomputed), rows, pair.digests())
     alphas, errors = zip(*((alpha, error) for alpha, split, _, error in rows if split == "test"), strict=True)
-    found = connectivity.error_barrier(alphas, errors)
-    training.report(
+    found = error_barrier(alphas, errors)
+    training.on_event(
         progress.Note(
-            f"Replicate {siblings.replicate}, round {siblings.index}, step {siblings.step}: the test-error barrier is "
+            f"Replicate {pair.replicate}, round {pair.index}, step {pair.step}: the test-error barrier is "
             f"{100 * found['barrier']:.2f} % ({'' if found['stable'] else 'not '}stable)."
         )
     )

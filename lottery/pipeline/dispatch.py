@@ -12,17 +12,16 @@ from typing import Any
 
 import loky
 
-from lottery import config, progress, randomness, stopping, weights
-from lottery.analysis import costs
+from lottery import config, interrupts, progress, randomness, weights
 from lottery.errors import LotteryError
-from lottery.executors import cluster, processes, scheduler
+from lottery.executors import processes, ray, scheduler
 from lottery.executors.scheduler import Task
 from lottery.models import multiply_adds
 from lottery.pipeline import environment, identity, rounds, shared_prefix
 from lottery.pipeline.preparing import Ingredients, Prepared, prepare
 from lottery.pruning import branches
 from lottery.runs import store
-from lottery.training.checkpoints import Every
+from lottery.training.checkpoints import CheckpointInterval
 
 MOST_OPEN = 3
 
@@ -35,23 +34,23 @@ SECONDS_OF_STEP, SECONDS_OF_MAC, WORTH = 1e-4, 3e-11, 20.0
 class Execution:
     """How networks are trained; see `lottery.api.ExecutionOptions`. None of it changes bits."""
 
-    workers: int | cluster.Ray | None = 1
-    checkpoint_every: Every | None = None
-    report: progress.Report | None = None
+    workers: int | ray.Ray | None = 1
+    checkpoint_every: CheckpointInterval | None = None
+    on_event: progress.OnEvent | None = None
     tensorboard: bool = True
-    asked: stopping.Asked | None = None
+    should_stop: interrupts.ShouldStop | None = None
 
     @contextlib.contextmanager
-    def started(self) -> Iterator[tuple[progress.Report, stopping.Asked]]:
+    def started(self) -> Iterator[tuple[progress.OnEvent, interrupts.ShouldStop]]:
         """Check the workers, show progress and heed signals where the caller does not, and put global seeds back."""
-        if isinstance(self.workers, cluster.Ray):
+        if isinstance(self.workers, ray.Ray):
             self.workers.check()
         elif self.workers is not None and self.workers < 1:
             raise LotteryError(f"workers: received {self.workers}, allowed is 1 or more.")
         with contextlib.ExitStack() as stack:
             stack.enter_context(randomness.put_back())
-            report = self.report or stack.enter_context(progress.shown())
-            yield report, self.asked or stack.enter_context(stopping.asked())
+            on_event = self.on_event or stack.enter_context(progress.shown())
+            yield on_event, self.should_stop or stack.enter_context(interrupts.listening())
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Recipe:
     ingredients: Ingredients = field(default_factory=Ingredients)
     branch: branches.BranchFunction | None = None  # if it is not one of `branches.BRANCHES`
     details: Mapping[str, Any] | None = None  # entries to add to the records of branches
-    every: Every | None = None
+    every: CheckpointInterval | None = None
     states: tuple[int, ...] = ()  # steps of the dense network at which other runs of a sweep need its state
     away: bool = False  # versions and the processor may differ where it is trained
 
@@ -75,8 +74,8 @@ class Worker:
     """A process that trains networks; it holds the models and data of the runs that it trained last."""
 
     recipes: Mapping[Path, Recipe]  # by the folder of a run, as `prepared`
-    report: progress.Report
-    asked: stopping.Asked
+    on_event: progress.OnEvent
+    should_stop: interrupts.ShouldStop
     prepared: dict[Path, Prepared] = field(default_factory=dict)
     _open: dict[Path, rounds.Training] = field(default_factory=dict)
 
@@ -108,9 +107,9 @@ class Worker:
             prepared = self.prepared.pop(recipe.path, None) or _prepared(recipe, replicate)
             environment.check_devices(recipe.path, prepared.trainer.model)
             for difference in environment.differences(store.read_environment(recipe.path)) if recipe.away else ():
-                self.report(progress.Note(f"{platform.node()} computes with {difference}, so bits may differ."))
-            report, every = rounds.while_there(recipe.path, self.report), recipe.every or Every()
-            training = rounds.Training(recipe.path, prepared, report, every, self.asked, recipe.states)
+                self.on_event(progress.Note(f"{platform.node()} computes with {difference}, so bits may differ."))
+            on_event, every = rounds.while_there(recipe.path, self.on_event), recipe.every or CheckpointInterval()
+            training = rounds.Training(recipe.path, prepared, on_event, every, self.should_stop, recipe.states)
         self._open[recipe.path] = training
         return training
 
@@ -119,8 +118,8 @@ def carry_out(
     recipes: Mapping[Path, Recipe],
     tasks: Sequence[Task],
     execution: Execution,
-    report: progress.Report,
-    asked: stopping.Asked,
+    on_event: progress.OnEvent,
+    should_stop: interrupts.ShouldStop,
     prepared: Mapping[Path, Prepared] | None = None,
     copies: Mapping[Task, Task] | None = None,
 ) -> None:
@@ -130,18 +129,18 @@ def carry_out(
     copies, prepared = copies or {}, dict(prepared or {})
     trained = [task for task in tasks if task not in copies]
     spans = {(run, *network): rounds.span(recipes[run].experiment, network) for run, network in trained}
-    report = progress.tallied(report, spans)
+    on_event = progress.tallied(on_event, spans)
     with contextlib.ExitStack() as stack:
-        if isinstance(execution.workers, cluster.Ray):
+        if isinstance(execution.workers, ray.Ray):
             threads = {run: recipe.num_threads for run, recipe in recipes.items()}
             make = functools.partial(trainer, {run: _away(recipe) for run, recipe in recipes.items()})
-            engine = stack.enter_context(cluster.joined(execution.workers, make, threads, report))
+            engine = stack.enter_context(ray.joined(execution.workers, make, threads, on_event))
             tasks = scheduler.by_priority(tasks)
-        elif (num := _num_workers(execution.workers, recipes, trained or tasks, report, prepared)) > 1:
+        elif (num := _num_workers(execution.workers, recipes, trained or tasks, on_event, prepared)) > 1:
             engine = stack.enter_context(processes.several(functools.partial(trainer, recipes), num))
             tasks = scheduler.by_priority(tasks)
         else:
-            worker = Worker(recipes, report, asked, prepared)
+            worker = Worker(recipes, on_event, should_stop, prepared)
             stack.callback(worker.close)
             engine = scheduler.here(worker.train)
         if copies:
@@ -149,18 +148,20 @@ def carry_out(
             def copy(task: Task) -> None:
                 original = copies[task]
                 shared_prefix.copy_network(task, original, recipes[task.run].experiment)
-                report(progress.Note(f"{scheduler.named(task)} of {task.run} is copied from {original.run}."))
+                on_event(progress.Note(f"{scheduler.named(task)} of {task.run} is copied from {original.run}."))
 
             copier, other = scheduler.here(copy), engine.submit
             engine = dataclasses.replace(
                 engine, submit=lambda task: copier.submit(task) if task in copies else other(task)
             )
-        scheduler.launch(tasks, engine, report, asked, {task: [original] for task, original in copies.items()})
+        scheduler.launch(tasks, engine, on_event, should_stop, {task: [original] for task, original in copies.items()})
 
 
-def trainer(recipes: Mapping[Path, Recipe], report: progress.Report, asked: stopping.Asked) -> Callable[[Task], None]:
+def trainer(
+    recipes: Mapping[Path, Recipe], on_event: progress.OnEvent, should_stop: interrupts.ShouldStop
+) -> Callable[[Task], None]:
     """Make a function that trains one network in this process; see `scheduler.Trainer`."""
-    return Worker(recipes, report, asked).train
+    return Worker(recipes, on_event, should_stop).train
 
 
 def _prepared(recipe: Recipe, replicate: int) -> Prepared:
@@ -183,7 +184,7 @@ def _num_workers(
     workers: int | None,
     recipes: Mapping[Path, Recipe],
     tasks: Sequence[Task],
-    report: progress.Report,
+    on_event: progress.OnEvent,
     prepared: Mapping[Path, Prepared],
 ) -> int:
     """Decide in how many processes to train on this machine, and report it if there are several."""
@@ -195,21 +196,21 @@ def _num_workers(
         if prepared:
             model = next(iter(prepared.values())).trainer.model
             sizes = {name: math.prod(value.shape) for name, value in weights.prunable(model).items()}
-            macs = costs.multiply_adds(sizes, multiply_adds.per_entry(model))
+            macs = multiply_adds.of_kept(sizes, multiply_adds.per_entry(model))
             spans = [rounds.span(experiments[task.run], task.network) for task in tasks]
             batch_size = next(iter(experiments.values())).train.batch_size
             if macs is not None:
                 step = SECONDS_OF_STEP + macs * batch_size * SECONDS_OF_MAC
                 seconds = step * sum(last - first for first, last in spans)
         # Processes would have to share a GPU; under a strategy, each network has all devices.
-        shared = any(one.run.strategy != "none" for one in experiments.values())
+        shared = any(one.train.devices != "one" for one in experiments.values())
         alone = shared or tf.config.list_physical_devices("GPU")
         workers = 1 if alone or seconds < WORTH else loky.cpu_count() // threads
         chosen = "; --workers says otherwise"
     workers = max(1, min(workers, len(tasks)))
     if workers > 1:
         each = f"{workers} networks are trained at the same time, on {threads} thread{'s' if threads > 1 else ''} each"
-        report(progress.Note(f"{each}, of {loky.cpu_count()} cores{chosen}."))
+        on_event(progress.Note(f"{each}, of {loky.cpu_count()} cores{chosen}."))
     return workers
 
 

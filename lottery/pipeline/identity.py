@@ -16,7 +16,7 @@ from lottery import config, masks, randomness, weights
 from lottery.enforcement import Enforcement
 from lottery.errors import LotteryError
 from lottery.models import fingerprint, optimizers
-from lottery.models.library import evaluating
+from lottery.models.kerases import evaluating
 from lottery.pipeline import environment
 from lottery.pruning import criteria, plan
 from lottery.runs import store
@@ -63,7 +63,7 @@ def of_enforcement(model: Any, enforce: Enforcement, example: Any) -> str:
 
 
 def of_criterion(
-    experiment: config.Experiment, criterion: criteria.Criterion, network: Callable[[], criteria.Network]
+    experiment: config.Experiment, criterion: criteria.Criterion, network: Callable[[], criteria.ScoredModel]
 ) -> tuple[str, list[float]]:
     """Compute the digest of a criterion, and a number for each weight: its scores before the first and the last round.
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from lottery import randomness, weights
-from lottery.analysis import connectivity
-from lottery.analysis.connectivity_files import Row
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
-from lottery.models.library import is_compiled
+from lottery.models.kerases import is_compiled
+from lottery.runs.siblings import PathPoint
+from lottery.statistics.barriers import error_barrier
 from lottery.training import mirrored
 from lottery.training.loop import Logs, Loop, evaluations_of, scaler
 from lottery.training.trainer import ACCURACIES, Arrays
@@ -72,7 +72,7 @@ def path(
     evaluations: Mapping[str, Callable[[], Logs]],
     alphas: Iterable[float],
     recompute: Callable[[], None] | None = None,
-) -> list[Row]:
+) -> list[PathPoint]:
     """Evaluate the networks at some points between two networks of a model, which keeps the weights of the last point.
 
     The result is rows of alpha, split, loss and error, which is 1 - accuracy. A loss may be infinite or NaN.
@@ -131,7 +131,7 @@ def barrier(
     finally:
         weights.assign(model, before)
     points = [(alpha, loss, error) for alpha, _, loss, error in rows]
-    return {**connectivity.error_barrier([row[0] for row in points], [row[2] for row in points]), "points": points}
+    return {**error_barrier([row[0] for row in points], [row[2] for row in points]), "points": points}
 
 
 def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[], None] | None:

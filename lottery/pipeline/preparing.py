@@ -13,16 +13,17 @@ import numpy as np
 
 from lottery import config, data, masks, randomness, weights
 from lottery.data import Splits, Streams
-from lottery.enforcement import ENFORCEMENTS, Enforcement, wrappers
+from lottery.enforcement import ENFORCEMENTS, Enforcement, tfmot
 from lottery.errors import LotteryError
 from lottery.models import networks, optimizers
-from lottery.models.library import evaluating, is_compiled, is_keras, keras_of
+from lottery.models.kerases import evaluating, is_compiled, is_keras, keras_of
 from lottery.models.units import Units
 from lottery.pipeline import environment, identity
-from lottery.pruning import branches, criteria, gradients, held, plan, schedules, synflow
-from lottery.runs import store, two_way, verification
+from lottery.pruning import branches, criteria, gradients, mask_actions, plan, schedules, synflow
+from lottery.runs import store, verification
 from lottery.settings import COMPILED, GIVEN
 from lottery.sparse.reading import Chain, NoNumba
+from lottery.statistics import two_way
 from lottery.training import compiling, engines, mirrored, precision
 from lottery.training.loop import NUM_EXAMPLES, example_batch, scaler
 from lottery.training.settings import Train
@@ -117,10 +118,10 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredient
     more, and a model that is mirrored on devices is observed on one more.
     """
     mode = experiment.run.enforcement
-    if experiment.run.strategy != "none" and mode in ("reparameterization", "tfmot"):
-        allowed = f'with run.strategy = "{experiment.run.strategy}" are "constraint", "gradient" and "callback"'
+    if experiment.train.devices != "one" and mode in ("reparameterization", "tfmot"):
+        allowed = f'with train.devices = "{experiment.train.devices}" are "constraint", "gradient" and "callback"'
         raise LotteryError(f'run.enforcement: received "{mode}", allowed {allowed}.')
-    with mirrored.scope(mirrored.strategy_for(experiment.run.strategy)):
+    with mirrored.scope(mirrored.strategy_for(experiment.train.devices)):
         prepared = _prepared(with_functions(experiment, ingredients), ingredients)
     for name in experiment.run.controls:
         check_learns(prepared, name)
@@ -168,7 +169,7 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
         model or _builder(experiment, loaded, ingredients.import_code), experiment.train.precision
     )
     built = build_model(build, _initial_seed(experiment, 0))
-    wrappers.refuse_wrapped(built)
+    tfmot.refuse_wrapped(built)
     if own_model and isinstance(loaded, Splits) and loaded.train.x.dtype == np.uint8:
         probe = loaded.train.x[: compiling.fixed_batch(built) or NUM_EXAMPLES]
         loaded = data.as_integers(loaded) if compiling.reads_integers(built, probe) else loaded
@@ -182,9 +183,9 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     experiment = config.validated(tables)
 
     strategy = mirrored.strategy_of(built)
-    if strategy is not None and experiment.run.strategy == "none":
+    if strategy is not None and experiment.train.devices == "one":
         why = "The model is made under a strategy of its own"
-        raise LotteryError(f'{why}; leave it out, and set run.strategy = "mirrored".')
+        raise LotteryError(f'{why}; leave it out, and set train.devices = "mirrored".')
     if isinstance(loaded, Splits):
         scored = experiment.prune.num_examples if experiment.prune.criterion in criteria.NEEDS_NETWORK else None
         compiling.check_batches(built, loaded, experiment.train.batch_size, scored)
@@ -200,7 +201,7 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     if experiment.run.enforcement == "reparameterization":  # it refuses some layers
         with enforce(built, masks.ones_like(weights.read(built))):
             pass
-    other, at_zero = experiment.run.enforcement in ("tfmot", GIVEN), held.is_zero(experiment.prune.held_at)
+    other, at_zero = experiment.run.enforcement in ("tfmot", GIVEN), mask_actions.is_zero(experiment.prune.held_at)
     obstacle = f'run.enforcement is "{experiment.run.enforcement}"' if other else None
     obstacle = obstacle or (None if at_zero else f'prune.held_at is "{experiment.prune.held_at}"')
     trainer = Trainer(built, loaded, experiment.train, enforce, schedule_step, experiment.data.augment, obstacle)
@@ -323,12 +324,12 @@ def check_learns(prepared: Prepared, branch: str) -> None:
     """Raise `LotteryError` if a branch learns masks, which it cannot learn for the model of a run."""
     if branch not in branches.BRANCHES or not branches.BRANCHES[branch].learns:
         return
-    model, strategy = prepared.trainer.model, prepared.experiment.run.strategy
+    model, devices = prepared.trainer.model, prepared.experiment.train.devices
     if keras_of(model).__name__ == "tf_keras":
         why = f"the model {model.name!r} is a tf_keras model"
         raise LotteryError(f"{branch} learns masks of Keras 3 models alone, and {why}; leave it out.")
-    if strategy != "none":
-        raise LotteryError(f'{branch} learns masks on one device, and run.strategy is "{strategy}"; leave it out.')
+    if devices != "one":
+        raise LotteryError(f'{branch} learns masks on one device, and train.devices is "{devices}"; leave it out.')
 
 
 def check_drawn_anew(drawn: Arrays, before: Arrays, branch: str) -> None:
@@ -356,7 +357,7 @@ def _notes_on_start(drawn: Arrays, before: Arrays, num_replicates: int) -> list[
     ]
 
 
-def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
+def scoring_network(prepared: Prepared, replicate: int) -> criteria.ScoredModel:
     """Make a network without enforcement, and a batch of the replicate's, for criteria that need the network.
 
     The batch has as many examples of one label as of another, as far as there are so many; of a stream, it is the
@@ -378,7 +379,7 @@ def scoring_network(prepared: Prepared, replicate: int) -> criteria.Network:
         keras.utils.set_random_seed(randomness.seed_for(*words))
         # Leaves out weights of examples.
         x, y, *_ = next(iter(data.train().unbatch().batch(experiment.prune.num_examples)))
-    return criteria.Network(model, x, y, prepared.build)
+    return criteria.ScoredModel(model, x, y, prepared.build)
 
 
 def dense_gradients(prepared: Prepared) -> Callable[[int, int, Arrays], dict[str, np.ndarray]]:
@@ -438,7 +439,7 @@ def ends_of_epochs(prepared: Prepared) -> list[int]:
 def _notes_on_devices(model: Any, strategy: Any) -> list[str]:
     num = strategy.num_replicas_in_sync
     if num == 1:
-        return ["There is one device, so the network is trained on that one, and run.strategy changes nothing else."]
+        return ["There is one device, so the network is trained on that one, and train.devices changes nothing else."]
     devices = ", ".join(one.rpartition("device:")[2] for one in strategy.extended.worker_devices)
     notes = [f"The network is mirrored on {num} devices: {devices}."]
     if not is_keras(type(model).train_step):

@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 
 from lottery import config, randomness, weights
-from lottery.analysis import connectivity_files
 from lottery.data import Splits
 from lottery.errors import LotteryError
 from lottery.pipeline import environment, identity, preparing, rounds
 from lottery.pipeline.preparing import Ingredients, Prepared
 from lottery.pruning import branches
-from lottery.runs import store
+from lottery.runs import siblings, store
 from lottery.runs.store import StoredRound
-from lottery.runs.verification import Again
+from lottery.runs.verification import Recomputation
 from lottery.settings import GIVEN, ROUNDING
 from lottery.training.loop import Classes
 from lottery.training.precision import FULL
@@ -31,7 +30,7 @@ ELSEWHERE, ELSEWHERE_IN_HALF = 0.001, 0.01
 WHEN = {"early_stop": "early-stop", "final": "final"}
 SPLITS = {"validation": "val", "test": "test"}
 
-Report = Callable[[int, int, str], None]  # of networks: those that are done, all, and the name of the next
+OnEvent = Callable[[int, int, str], None]  # of networks: those that are done, all, and the name of the next
 
 
 def _silent(done: int, total: int, name: str) -> None:
@@ -42,8 +41,8 @@ def _silent(done: int, total: int, name: str) -> None:
 def opened(
     run: Path,
     ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
-    report: Report = _silent,
-) -> Iterator[Again]:
+    on_event: OnEvent = _silent,
+) -> Iterator[Recomputation]:
     """Prepare the model and the data of a run, for `runs.verification.verify` to compute its numbers again.
 
     Losses and accuracies on validation and test set, at the early-stop step and after the last step, are computed from
@@ -75,7 +74,7 @@ def opened(
             raise LotteryError(f"The units that {str(run)!r} has in environment.json are not those of its model.")
         wanted = prepared.experiment.model_copy(update={"model": experiment.model})
         notes = identity.agreed(run, wanted, prepared.experiment, prepared.observe)
-        one = _Recomputing(run, ingredients, report, prepared, _elsewhere(recorded), notes)
+        one = _Recomputing(run, ingredients, on_event, prepared, _elsewhere(recorded), notes)
         rule = "the same number of examples had to be right"
         if one.elsewhere:
             why = f"this machine has {' and '.join(one.elsewhere)}"
@@ -84,14 +83,14 @@ def opened(
             f"Losses, accuracies and stored predictions were computed again from the stored weights; {rule}."
         )
         with one.stack:
-            yield Again(one.evaluated, one.fresh, one.notes)
+            yield Recomputation(one.evaluated, one.fresh, one.notes)
 
 
 @dataclass
 class _Recomputing:
     run: Path
     ingredients: Ingredients
-    report: Report
+    on_event: OnEvent
     prepared: Prepared
     elsewhere: list[str]  # what this machine has that the run's had not
     notes: list[str] = field(default_factory=list)
@@ -101,8 +100,8 @@ class _Recomputing:
     _others: dict[str, Prepared | None] = field(default_factory=dict)  # by the overrides of a transfer
 
     def __post_init__(self) -> None:
-        siblings = connectivity_files.folder(self.run).glob("replicate-*/round-*/branch-*/round.json")
-        self._total = sum(1 for _ in store.rounds(self.run)) + sum(1 for _ in siblings)
+        networks = siblings.folder(self.run).glob("replicate-*/round-*/branch-*/round.json")
+        self._total = sum(1 for _ in store.rounds(self.run)) + sum(1 for _ in networks)
 
     def share(self) -> float:
         """Return the share of examples, and the relative difference of a loss, that rounding may decide here."""
@@ -112,7 +111,7 @@ class _Recomputing:
 
     def evaluated(self, stored: StoredRound) -> Iterator[str]:
         """Evaluate a network again, and yield a sentence for everything that differs from its record."""
-        self.report(self._done, self._total, f"replicate {stored.replicate}, round {stored.index}, {stored.branch}")
+        self.on_event(self._done, self._total, f"replicate {stored.replicate}, round {stored.index}, {stored.branch}")
         self._done += 1
         if not stored.index and stored.branch == store.TICKET and not self._draws_the_same(stored.replicate):
             if not self.elsewhere:
@@ -210,9 +209,9 @@ def _of_names(experiment: config.Experiment) -> config.Experiment:
     """Put names in place of functions that play no part in an evaluation, which takes place on one device."""
     tables: dict[str, Any] = experiment.model_dump(exclude_unset=True)
     run, prune = tables.get("run", {}), tables.get("prune", {})
-    tables["run"] = run | {"strategy": "none"}
+    tables["train"] = tables.get("train", {}) | {"devices": "one"}
     if run.get("enforcement") == GIVEN:
-        tables["run"] |= {"enforcement": "constraint", "fingerprint": ""}
+        tables["run"] = run | {"enforcement": "constraint", "fingerprint": ""}
     if prune.get("criterion") == GIVEN:
         tables["prune"] = prune | {"criterion": "magnitude", "fingerprint": ""}
     return config.validated(tables)

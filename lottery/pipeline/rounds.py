@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from lottery import config, files, masks, progress, randomness, stopping, weights
+from lottery import config, files, interrupts, masks, progress, randomness, weights
 from lottery.errors import LotteryError, StorageError
 from lottery.executors.scheduler import Task, named
 from lottery.masks import Masks
-from lottery.models.library import reason
-from lottery.pipeline import learning, preparing
+from lottery.models.kerases import reason
+from lottery.pipeline import mask_training, preparing
 from lottery.pipeline.preparing import Prepared
-from lottery.pruning import branches, criteria, held, plan, rewinding, supermasks
+from lottery.pruning import branches, criteria, mask_actions, plan, rewinding, supermasks
 from lottery.runs import store
-from lottery.training.checkpoints import Checkpointer, Every
-from lottery.training.trainer import Arrays, Row, Span, Trained, Trainer
+from lottery.training.checkpoints import Checkpointer, CheckpointInterval
+from lottery.training.trainer import Arrays, MetricsRow, Span, Trained, Trainer
 
-Network = tuple[int, int, str]  # replicate, round, branch
+NetworkId = tuple[int, int, str]  # replicate, round, branch
 
 # The newest mask and the four before it: You et al. 2020, https://arxiv.org/abs/1909.11957, section 3.2.
 EARLY_MASKS, EARLY_DISTANCE = 5, 0.1
@@ -33,9 +33,9 @@ class Training:
 
     path: Path  # the run's folder
     prepared: Prepared
-    report: progress.Report
-    every: Every = field(default_factory=Every)
-    asked: stopping.Asked = stopping.never
+    on_event: progress.OnEvent
+    every: CheckpointInterval = field(default_factory=CheckpointInterval)
+    should_stop: interrupts.ShouldStop = interrupts.never
     states: tuple[int, ...] = ()  # steps of the dense network at which other runs of a sweep need its state
     # By replicate, every variable at step 0, once it is compared with the stored file.
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
@@ -76,8 +76,8 @@ def train_chain(training: Training, replicate: int, last: int) -> None:
             scores = _scores(training, replicate, index, scored, kept)
             pruned = plan.round_masks(experiment.prune, index, scores, kept, units)
             initial_values = _start_state(training, replicate)
-            at_initial = held.at_initial(experiment.prune.held_at, initial_values, scored, kept, before)
-            held_at = held.values(at_initial, initial_values)
+            at_initial = mask_actions.at_initial(experiment.prune.held_at, initial_values, scored, kept, before)
+            held_at = mask_actions.values(at_initial, initial_values)
             thresholds, kept = plan.thresholds(experiment.prune, scores, kept, pruned, units), pruned
             number = criteria.DEFINITIONS.get(experiment.prune.criterion)
             details = {"definition": number} if number else {}
@@ -108,7 +108,7 @@ def _check_definition(training: Training) -> None:
 
 def train_branch(
     training: Training,
-    network: Network,
+    network: NetworkId,
     branch: branches.BranchFunction,
     details: Mapping[str, Any] | None = None,
 ) -> None:
@@ -130,7 +130,7 @@ def train_branch(
     store_network(training, network, trained, details)
 
 
-def is_made_by(training: Training, network: Network, branch: branches.BranchFunction) -> bool:
+def matches_stored(training: Training, network: NetworkId, branch: branches.BranchFunction) -> bool:
     """Check if a stored branch has the masks, the start and the steps that a function gives now."""
 
     def another_training(*rule: Any) -> branches.BranchStart:
@@ -152,7 +152,7 @@ def is_made_by(training: Training, network: Network, branch: branches.BranchFunc
 
 def train_network(
     training: Training,
-    network: Network,
+    network: NetworkId,
     start: Arrays,
     kept: Masks,
     span: Span = Span(),  # noqa: B008 (frozen)
@@ -167,20 +167,20 @@ def train_network(
     words = words or (experiment.run.seed, network[0], randomness.BATCHES)
     watch, reported = watch or Watch({}), 0
 
-    def report(step: int, accuracy: float, row: Row | None) -> None:
+    def on_event(step: int, accuracy: float, row: MetricsRow | None) -> None:
         nonlocal reported
         if row is None:
-            training.report(_where(training, network, kept, step, accuracy, (span.first_step, last)))
+            training.on_event(_where(training, network, kept, step, accuracy, (span.first_step, last)))
         else:
-            training.report(progress.Measured(training.path, *network, row, not reported))
+            training.on_event(progress.Evaluated(training.path, *network, row, not reported))
             reported += 1
 
     file = store.checkpoint_path(store.round_path(training.path, *network), watch.stage)
-    note: Callable[[str], None] = lambda text: training.report(progress.Note(text))  # noqa: E731
-    checkpointer = Checkpointer(file, training.every, training.asked, note, watch.memory)
+    note: Callable[[str], None] = lambda text: training.on_event(progress.Note(text))  # noqa: E731
+    checkpointer = Checkpointer(file, training.every, training.should_stop, note, watch.memory)
     try:
         trainer = watch.trainer or training.prepared.trainer
-        return trainer.train(start, kept, words, span, watch.at, report, checkpointer)
+        return trainer.train(start, kept, words, span, watch.at, on_event, checkpointer)
     except StorageError:  # says itself that the disk is at fault
         raise
     except (LotteryError, MemoryError, tf.errors.OpError) as error:
@@ -190,7 +190,7 @@ def train_network(
         raise LotteryError(f"{which}: {why} What was trained before is kept in {str(training.path)!r}.") from error
 
 
-def store_network(training: Training, network: Network, trained: Trained, details: Mapping[str, Any]) -> None:
+def store_network(training: Training, network: NetworkId, trained: Trained, details: Mapping[str, Any]) -> None:
     """Store a trained network with its record, and report it."""
     (replicate, index, branch), kept, prepared = network, trained.kept, training.prepared
     counts = masks.num_kept(kept)
@@ -208,7 +208,7 @@ def store_network(training: Training, network: Network, trained: Trained, detail
     record = store.write_round(folder, kept, trained.weights, trained.metrics, record, *parts)
     store.clear_checkpoints(folder)
     where = _where(training, network, kept, steps[1], record["final_val_accuracy"], steps)
-    training.report(progress.Done(where, record))
+    training.on_event(progress.Done(where, record))
 
 
 def initial_state(training: Training, replicate: int) -> dict[str, np.ndarray]:
@@ -226,12 +226,12 @@ def initial_state(training: Training, replicate: int) -> dict[str, np.ndarray]:
     return training.initial[replicate]
 
 
-def while_there(run: Path, report: progress.Report) -> progress.Report:
+def while_there(run: Path, on_event: progress.OnEvent) -> progress.OnEvent:
     """Report events; raise `StorageError` once the run's folder is gone, for nothing must be stored in a new one."""
 
     def checked(event: progress.Event) -> None:
         store.check_there(run)
-        report(event)
+        on_event(event)
 
     return checked
 
@@ -241,10 +241,10 @@ def schedule_step(experiment: config.Experiment, index: int) -> int:
     if not index:
         return 0
     # Fine-tuning keeps the last value of the rate.
-    return experiment.train.num_steps if experiment.rewind.mode == "none" else experiment.rewind.step
+    return experiment.train.num_steps if experiment.rewind.mode == "fine_tune" else experiment.rewind.step
 
 
-def span(experiment: config.Experiment, network: Network) -> tuple[int, int]:
+def span(experiment: config.Experiment, network: NetworkId) -> tuple[int, int]:
     """Estimate the first and the last step of a network's training before its branch says them."""
     (_, index, branch), last = network, experiment.train.num_steps
     known = branches.find(branch)
@@ -255,7 +255,7 @@ def span(experiment: config.Experiment, network: Network) -> tuple[int, int]:
 
 
 def _where(
-    training: Training, network: Network, kept: Masks, step: int, accuracy: float, steps: tuple[int, int]
+    training: Training, network: NetworkId, kept: Masks, step: int, accuracy: float, steps: tuple[int, int]
 ) -> progress.Step:
     experiment, (replicate, index, branch) = training.prepared.experiment, network
     return progress.Step(
@@ -326,7 +326,7 @@ def drawn_anew(prepared: Prepared, replicate: int, index: int) -> dict[str, np.n
     return rewinding.REWINDS[experiment.rewind.mode](drawn, drawn, dense, rng)
 
 
-def _stored_ticket(training: Training, network: Network) -> branches.StoredTicket:
+def _stored_ticket(training: Training, network: NetworkId) -> branches.StoredTicket:
     experiment, (replicate, index, branch) = training.prepared.experiment, network
     stored = store.StoredRound(training.path, replicate, index)
     initial = initial_state(training, replicate)  # refuses a model that is built with other weights than the run's
@@ -354,7 +354,7 @@ def _stored_ticket(training: Training, network: Network) -> branches.StoredTicke
     )
 
 
-def _check_start(training: Training, network: Network, chosen: Any) -> None:
+def _check_start(training: Training, network: NetworkId, chosen: Any) -> None:
     """Refuse a start that leaves a variable out: it would stay as the network trained before has left it."""
     experiment, (_, index, branch) = training.prepared.experiment, network
     if not isinstance(chosen, branches.BranchStart):
@@ -390,7 +390,7 @@ class _Enough(Exception):
     """Ends a training early, with the start of the branch."""
 
 
-def _drawn_early(training: Training, network: Network) -> branches.BranchStart:
+def _drawn_early(training: Training, network: NetworkId) -> branches.BranchStart:
     """Draw the masks of a round from the dense network as soon as they settle; see `branches.early_bird`."""
     experiment, (replicate, index, _) = training.prepared.experiment, network
     initial = initial_state(training, replicate)
@@ -408,8 +408,8 @@ def _drawn_early(training: Training, network: Network) -> branches.BranchStart:
             seen[name] = np.stack([*seen.get(name, ()), mask][-EARLY_MASKS:])
         if all(len(drawn) == EARLY_MASKS for drawn in seen.values()) and farthest() <= EARLY_DISTANCE:
             initial_values = _start_state(training, replicate)
-            at_initial = held.at_initial(experiment.prune.held_at, initial_values, state, dense, state)
-            held_at = held.values(at_initial, initial_values)
+            at_initial = mask_actions.at_initial(experiment.prune.held_at, initial_values, state, dense, state)
+            held_at = mask_actions.values(at_initial, initial_values)
             last = experiment.train.num_steps
             raise _Enough(branches.BranchStart(state, kept, step, last, step, held_at=held_at))
 
@@ -428,7 +428,7 @@ def _drawn_early(training: Training, network: Network) -> branches.BranchStart:
     )
 
 
-def _learned(training: Training, network: Network, ticket: Masks, rule: supermasks.Rule) -> branches.BranchStart:
+def _learned(training: Training, network: NetworkId, ticket: Masks, rule: supermasks.Rule) -> branches.BranchStart:
     """Learn masks with as many entries of each weight as a ticket's, while the weights stay fixed.
 
     See `branches.supermask`.
@@ -436,7 +436,7 @@ def _learned(training: Training, network: Network, ticket: Masks, rule: supermas
     experiment, (replicate, index, branch) = training.prepared.experiment, network
     preparing.check_learns(training.prepared, branch)
     last, counts = experiment.train.num_steps, masks.num_kept(ticket)
-    learner = learning.learner(training.prepared, rule)
+    learner = mask_training.learner(training.prepared, rule)
     fixed = supermasks.fixed_weights(initial_state(training, replicate), counts)
     words = branches.words_for(experiment.run.seed, replicate, index, branch)
     start = learner.begin(fixed, counts, words, randomness.generator(*words))

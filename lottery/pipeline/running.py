@@ -8,10 +8,10 @@ from typing import Any
 
 from lottery import config, formatting, progress
 from lottery.executors.scheduler import Task
-from lottery.pipeline import dispatch, environment, identity, preparing
+from lottery.pipeline import dispatch, environment, identity, preparing, tensorboard
 from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.preparing import Ingredients
-from lottery.runs import store, tensorboard
+from lottery.runs import store
 
 
 def run(
@@ -29,7 +29,7 @@ def run(
     own = ingredients.model is not None or ingredients.data is not None
     experiment = config.load({} if source is None and own else source, overrides)
     experiment = preparing.with_functions(experiment, ingredients)
-    with execution.started() as (report, asked), contextlib.ExitStack() as stack:
+    with execution.started() as (on_event, should_stop), contextlib.ExitStack() as stack:
         prepared, path = None, store.run_path(out, experiment)
         if own or ingredients.are_observed(experiment):
             # The objects passed are part of the experiment, so they decide the name of the run's folder.
@@ -38,12 +38,12 @@ def run(
             path, experiment, compared = identity.located(out, prepared.experiment, prepared.observe)
             prepared = dataclasses.replace(prepared, experiment=experiment)
             for note in compared:
-                report(progress.Note(note))
+                on_event(progress.Note(note))
         if store.is_complete(path, experiment):
             preparing.check_complete(path, experiment)
             if execution.tensorboard:  # it was killed after its last round, or run without
-                tensorboard.writer(path, experiment, report)
-            report(progress.Note(f"{path} is complete."))
+                tensorboard.writer(path, experiment, on_event)
+            on_event(progress.Note(f"{path} is complete."))
             return path
         prepared, num_threads, notes = preparing.open_run(stack, path, experiment, ingredients, prepared=prepared)
         tasks = [task for task in wanted(path, experiment) if not store.is_stored(path, *task.network)]
@@ -51,12 +51,12 @@ def run(
         size = f"{num:,} networks of {formatting.replicates(experiment.run.num_replicates)}"
         size += f", of which {stored:,} {'are' if stored > 1 else 'is'} stored" if stored else ""
         for note in (*notes, *preparing.too_fine(prepared, tolerance), f"{path}: {size}."):
-            report(progress.Note(note))
+            on_event(progress.Note(note))
         if execution.tensorboard:
-            report = tensorboard.writer(path, experiment, report)
+            on_event = tensorboard.writer(path, experiment, on_event)
         digest, every = prepared.data.fingerprint, execution.checkpoint_every
         recipe = Recipe(path, experiment, num_threads, digest, ingredients, every=every)
-        dispatch.carry_out({path: recipe}, tasks, execution, report, asked, {path: prepared})
+        dispatch.carry_out({path: recipe}, tasks, execution, on_event, should_stop, {path: prepared})
     return path
 
 

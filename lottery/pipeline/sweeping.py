@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lottery import config, progress, stopping
+from lottery import config, interrupts, progress
 from lottery.errors import LotteryError
 from lottery.models import networks
-from lottery.pipeline import dispatch, environment, identity, preparing, presets, running, shared_prefix
+from lottery.pipeline import dispatch, environment, identity, preparing, presets, running, shared_prefix, tensorboard
 from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.preparing import Ingredients
-from lottery.runs import results, store, tensorboard, verdicts
-from lottery.runs.measure import measure_of
+from lottery.runs import store
+from lottery.statistics import results, verdicts
+from lottery.statistics.metric import metric_of
 
 # Keys that a grid may not change: each value would be another sweep.
 FIXED = ("sweep", "run.num_threads")
@@ -80,30 +81,30 @@ def sweep(
     `lottery.models.networks.builder`.
     """
     found, warned, ingredients = points(source, overrides), set(), Ingredients(import_code=import_code)
-    with execution.started() as (report, asked), contextlib.ExitStack() as stack:
+    with execution.started() as (on_event, should_stop), contextlib.ExitStack() as stack:
         experiments: dict[Path, config.Experiment] = {}
         for point in found:
             path, experiment, compared = _completed(out, point.settings, ingredients)
             experiments[path] = experiment
             for note in compared:
-                report(progress.Note(note))
+                on_event(progress.Note(note))
         recorded = (store.read_environment(path).get("num_threads", 0) for path in experiments)
         num_threads = next(filter(None, recorded), 0)  # all with as many as one that began before
         for number, (path, experiment) in enumerate(experiments.items(), start=1):
             if not (path / "environment.json").exists():
-                report(progress.Note(f"{path}: experiment {number} of {len(experiments)} is prepared."))
+                on_event(progress.Note(f"{path}: experiment {number} of {len(experiments)} is prepared."))
             if store.is_complete(path, experiment):
                 stack.enter_context(store.opened(path, experiment))
                 preparing.check_complete(path, experiment)
             else:
                 prepared, _, notes = preparing.open_run(stack, path, experiment, ingredients, num_threads)
                 for note in notes:
-                    report(progress.Note(f"{path}: {note}"))
+                    on_event(progress.Note(f"{path}: {note}"))
                 for note in {*preparing.too_fine(prepared, tolerance)} - warned:  # once for all that share the data
-                    report(progress.Note(note))
+                    on_event(progress.Note(note))
                     warned.add(note)
-            if signal := asked():
-                raise stopping.Stopped(signal)
+            if signal := should_stop():
+                raise interrupts.Stopped(signal)
         every = [task for path, experiment in experiments.items() for task in running.wanted(path, experiment)]
         tasks = [task for task in every if not store.is_stored(task.run, *task.network)]
         copies = shared_prefix.same(every, experiments)
@@ -117,12 +118,12 @@ def sweep(
         size = (
             f"{len(experiments)} experiments: {size}." if tasks else f"All {len(experiments)} experiments are complete."
         )
-        report(progress.Note(size))
+        on_event(progress.Note(size))
         if execution.tensorboard:
-            report = _written(experiments, report)
-        dispatch.carry_out(recipes, tasks, execution, report, asked, copies=copies)
+            on_event = _written(experiments, on_event)
+        dispatch.carry_out(recipes, tasks, execution, on_event, should_stop, copies=copies)
         if execution.tensorboard:  # copied networks had no events
-            _written({path: experiments[path] for path in {task.run for task in copies}}, report)
+            _written({path: experiments[path] for path in {task.run for task in copies}}, on_event)
     return list(experiments)
 
 
@@ -149,7 +150,7 @@ def table(runs: Sequence[Path], found: Sequence[Point], tolerance: float | None 
         values = {
             key: value if isinstance(value, str | int | float) else str(value) for key, value in point.values.items()
         }
-        measure = measure_of(stored)
+        measure = metric_of(stored)
         measured = {
             f"dense_{measure.what}": tickets[tickets["round"] == 0][measure.early_stop].mean(),
             "smallest_matching_density": best.get("density"),
@@ -170,13 +171,13 @@ def _completed(
     return identity.located(out, prepared.experiment, prepared.observe)
 
 
-def _written(settings: Mapping[Path, config.Experiment], report: progress.Report) -> progress.Report:
+def _written(settings: Mapping[Path, config.Experiment], on_event: progress.OnEvent) -> progress.OnEvent:
     """Write for TensorBoard, each event into its run."""
-    writers = {path: tensorboard.writer(path, experiment, report) for path, experiment in settings.items()}
+    writers = {path: tensorboard.writer(path, experiment, on_event) for path, experiment in settings.items()}
 
     def write(event: progress.Event) -> None:
         where = event.where if isinstance(event, progress.Done) else event
-        writers.get(getattr(where, "run", Path()), report)(event)
+        writers.get(getattr(where, "run", Path()), on_event)(event)
 
     return write
 

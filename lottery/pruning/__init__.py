@@ -1,10 +1,20 @@
 """Choose what to keep and where retraining starts: criteria, schedules, ranking, rewinding, branches."""
 
-from lottery.pruning import allocation, branches, criteria, granularity, held, plan, ranking, rewinding, schedules
+from lottery.pruning import (
+    allocation,
+    branches,
+    criteria,
+    granularity,
+    mask_actions,
+    plan,
+    ranking,
+    rewinding,
+    schedules,
+)
 from lottery.pruning.granularity import Granularity
 from lottery.pruning.ranking import keep_highest, prune
 
 __all__ = [
-    "Granularity", "allocation", "branches", "criteria", "granularity", "held", "keep_highest", "plan", "prune",
+    "Granularity", "allocation", "branches", "criteria", "granularity", "keep_highest", "mask_actions", "plan", "prune",
     "ranking", "rewinding", "schedules",
 ]  # fmt: skip

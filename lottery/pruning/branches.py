@@ -10,7 +10,7 @@ import numpy as np
 from lottery import masks, randomness
 from lottery.errors import LotteryError
 from lottery.masks import Change, Masks, Weights
-from lottery.pruning import allocation, dynamic, held, rewinding, supermasks
+from lottery.pruning import allocation, dynamic, mask_actions, rewinding, supermasks
 from lottery.pruning.rewinding import Start
 
 
@@ -31,7 +31,7 @@ class StoredTicket:
     gradients: dynamic.Gradients = dynamic.no_gradients
     # Learns masks while the weights stay fixed; see `supermask`.
     learned: Callable[[supermasks.Rule], "BranchStart"] = supermasks.no_learning
-    # True where an entry, if masked, is held at its initial value; empty for zero. See `held.at_initial`.
+    # True where an entry, if masked, is held at its initial value; empty for zero. See `mask_actions.at_initial`.
     at_initial: Masks = field(default_factory=dict)
     held_at: Weights = field(default_factory=dict)  # the value of every entry, if masked; empty for zero
     # Draws masks at random that prune as many whole groups of each weight; None where entries are pruned one by one.
@@ -104,7 +104,7 @@ class Branch:
             chosen = of if isinstance(of, str) else of.get(start, "")
             return chosen.format(step=f"{step:,}" if isinstance(step, int) else step)
 
-        refused = text(self.refused) or ("" if held.is_zero(held_at) else self.refused_held)
+        refused = text(self.refused) or ("" if mask_actions.is_zero(held_at) else self.refused_held)
         return Comparison(text(self.starts_from), self.past, "" if refused else text(self.takes_away), refused)
 
 
@@ -115,7 +115,7 @@ def random_reinit(ticket: StoredTicket) -> BranchStart:
     does. Beside a ticket that is rewound to step k it lacks the k dense steps, so the two together are what it shows.
     """
     start = ticket.fresh()
-    held_at = held.values(ticket.at_initial, start)
+    held_at = mask_actions.values(ticket.at_initial, start)
     return BranchStart(start, ticket.kept, 0, ticket.num_steps, schedule_step=0, held_at=held_at)
 
 
@@ -174,7 +174,7 @@ def signed_constant(ticket: StoredTicket) -> BranchStart:
     ``sign`` does.
     """
     start = rewinding.to_signs(ticket.start, ticket.start, ticket.kept, ticket.rng)
-    held_at = held.values(ticket.at_initial, start)
+    held_at = mask_actions.values(ticket.at_initial, start)
     return BranchStart(start, ticket.kept, ticket.step, ticket.num_steps, held_at=held_at)
 
 
@@ -465,7 +465,7 @@ def fair(mode: str, step: int = 0, held_at: str = "zero") -> list[str]:
 def refusals() -> list[tuple[str, str]]:
     """List the settings with the branches that have no fair comparison there, as lines of a help text."""
     ways = [(f"rewind.mode={mode}", fair(mode)) for mode in rewinding.REWINDS]
-    ways += [(f"prune.held_at={name}", fair("weights", held_at=name)) for name in held.HELD_AT]
+    ways += [(f"prune.held_at={name}", fair("weights", held_at=name)) for name in mask_actions.MASK_ACTIONS]
     refused = {way: [name for name in BRANCHES if name not in allowed] for way, allowed in ways}
     return [(way, ", ".join(names)) for way, names in refused.items() if names]
 

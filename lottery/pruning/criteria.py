@@ -13,7 +13,7 @@ from lottery.pruning.synflow import synaptic_flow
 
 
 @dataclass(frozen=True)
-class Network:
+class ScoredModel:
     """A compiled Keras 3 or tf_keras model and a batch, for the criteria in `NEEDS_NETWORK`.
 
     The model has the weights that training starts from, not masked or wrapped; a criterion leaves it unchanged.
@@ -35,7 +35,7 @@ class CriterionInputs:
     rng: np.random.Generator  # a function of seed, replicate and round
     density: float  # that the round prunes to, over all prunable weights, in (0, 1]
     scope: str  # "layerwise" or "global": which weights will be ranked together
-    network: Network | None = None  # for the criteria in `NEEDS_NETWORK`
+    network: ScoredModel | None = None  # for the criteria in `NEEDS_NETWORK`
     targets: Mapping[tuple[str, ...], int] | None = None  # exact number to keep of each group that is ranked together
 
 
@@ -211,7 +211,7 @@ def _lower_rank(inputs: CriterionInputs, sign: int) -> dict[str, np.ndarray]:
     return scores
 
 
-def _network(inputs: CriterionInputs, criterion: str) -> Network:
+def _network(inputs: CriterionInputs, criterion: str) -> ScoredModel:
     if inputs.network is None:
         raise LotteryError(f"{criterion!r} needs the network: received CriterionInputs.network=None; pass a Network.")
     return inputs.network

@@ -8,7 +8,7 @@ import numpy as np
 
 from lottery import weights
 from lottery.errors import LotteryError, unknown
-from lottery.models.library import evaluating, is_keras, keras_of
+from lottery.models.kerases import evaluating, is_keras, keras_of
 
 Scores = dict[str, np.ndarray]
 

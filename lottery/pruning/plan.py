@@ -170,7 +170,7 @@ def criterion_inputs(
     trained: criteria.Weights,
     kept: Masks,
     rng: np.random.Generator,
-    network: criteria.Network | None = None,
+    network: criteria.ScoredModel | None = None,
 ) -> criteria.CriterionInputs:
     """Collect the inputs of a criterion before the last round that is `planned`.
 

@@ -59,7 +59,7 @@ def to_shuffled(start: Weights, trained: Weights, kept: Masks, rng: np.random.Ge
 REWINDS: dict[str, Rewind] = {
     "weights": to_start,
     "learning_rate": to_trained,
-    "none": to_trained,
+    "fine_tune": to_trained,
     "sign": to_signs,
     "reshuffled": to_shuffled,
 }

@@ -11,7 +11,7 @@ from lottery.pruning import granularity
 from lottery.pruning.allocation import ALLOCATIONS
 from lottery.pruning.criteria import CRITERIA, SIGNED
 from lottery.pruning.granularity import GRANULARITIES, NORMS, Granularity
-from lottery.pruning.held import HELD_AT
+from lottery.pruning.mask_actions import MASK_ACTIONS
 from lottery.pruning.ranking import GLOBAL, SCOPES
 from lottery.pruning.rewinding import REWINDS
 from lottery.pruning.schedules import SCHEDULES, explicit
@@ -46,7 +46,7 @@ class Prune(Section):
     block: tuple[Positive, ...] = Field(default=(), strict=False)
     n_of_m: tuple[Positive, ...] = Field(default=(), strict=False)
     num_examples: Positive = 100
-    held_at: Annotated[str, one_of("prune.held_at", HELD_AT)] = "zero"
+    held_at: Annotated[str, one_of("prune.held_at", MASK_ACTIONS)] = "zero"
     fingerprint: str = ""
 
     @model_validator(mode="before")

@@ -9,7 +9,7 @@ import numpy as np
 from lottery import weights
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.models.library import evaluating, keras_of, traced_call
+from lottery.models.kerases import evaluating, keras_of, traced_call
 from lottery.pruning import gradients, ranking
 from lottery.pruning.gradients import Scores
 

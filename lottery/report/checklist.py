@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from lottery.report.tables import Facts
+from lottery.report.tables import ReportedRun
 from lottery.runs import store, verification
 from lottery.settings import GIVEN
 
@@ -31,7 +31,7 @@ class Item(NamedTuple):
     how: str  # its place on the page or, if it is missing, how to get it
 
 
-def checked(runs: Sequence[Facts]) -> list[Item]:
+def checked(runs: Sequence[ReportedRun]) -> list[Item]:
     """Hold the list against runs: a line about results is done if all have it, one about baselines if any has it."""
     items = []
     for text, find in EACH:
@@ -47,27 +47,27 @@ def checked(runs: Sequence[Facts]) -> list[Item]:
     return items + [Item(text, *find(runs, *names)) for text, find, *names in ANY]
 
 
-def _architecture(one: Facts) -> tuple[bool, str]:
+def _architecture(one: ReportedRun) -> tuple[bool, str]:
     known = one.environment.get("architecture") or {}
     if "name" in known or "keras" in known:
         return True, "under Environment; the weights and their shapes under Layers"
     return False, "the run does not hold the architecture; only code of your own builds it, so describe it"
 
 
-def _data(one: Facts) -> tuple[bool, str]:
+def _data(one: ReportedRun) -> tuple[bool, str]:
     name = one.experiment.data.name
     if name == GIVEN:
         return False, "the data were passed in Python: describe them and their preprocessing"
     return True, f"{name}, its digest and split, under Protocol and Environment"
 
 
-def _points(one: Facts) -> tuple[bool, str]:
+def _points(one: ReportedRun) -> tuple[bool, str]:
     pruned = one.rows[(one.rows["branch"] == store.TICKET) & (one.rows["round"] > 0)]
     num = pruned["round"].nunique()
     return num >= MANY_POINTS, f"{num} densities below 1; the paper asks for {MANY_POINTS} or more"
 
 
-def _extreme(one: Facts) -> tuple[bool, str]:
+def _extreme(one: ReportedRun) -> tuple[bool, str]:
     if one.judged.empty:
         return False, "no pruned network can be compared with the dense network"
     lowest = one.judged.loc[one.judged["density"].idxmin(), "mean"]
@@ -80,7 +80,7 @@ def _extreme(one: Facts) -> tuple[bool, str]:
     return False, f"the smallest density {cost}: prune more rounds (prune.num_rounds)"
 
 
-def _accuracy(one: Facts) -> tuple[bool, str]:
+def _accuracy(one: ReportedRun) -> tuple[bool, str]:
     known = bool(one.summary[f"{one.measure.what}_mean"].notna().all())
     how = (
         f"the {one.measure.name}, under Rounds, with its change"
@@ -90,7 +90,7 @@ def _accuracy(one: Facts) -> tuple[bool, str]:
     return known, how if known else "the model measures no accuracy"
 
 
-def _seeds(one: Facts) -> tuple[bool, str]:
+def _seeds(one: ReportedRun) -> tuple[bool, str]:
     num = _replicates(one)
     if num < 2:
         return False, "not two replicates of every round: run.num_replicates = 3 or more"
@@ -99,7 +99,7 @@ def _seeds(one: Facts) -> tuple[bool, str]:
     return True, f"{num} replicates, each with its own initialisation and order of batches"
 
 
-def _spread(one: Facts) -> tuple[bool, str]:
+def _spread(one: ReportedRun) -> tuple[bool, str]:
     if _replicates(one) < 2:
         return False, "one replicate of a round has no spread"
     known = bool(one.own[one.measure.early_stop].notna().all())
@@ -107,18 +107,18 @@ def _spread(one: Facts) -> tuple[bool, str]:
     return known, how if known else "the model measures no accuracy"
 
 
-def _replicates(one: Facts) -> int:
+def _replicates(one: ReportedRun) -> int:
     """Count the replicates of the round that has the fewest."""
     tickets = one.rows[one.rows["branch"] == store.TICKET]
     return int(tickets.groupby("round")["replicate"].nunique().min())
 
 
-def _speedup(one: Facts) -> tuple[bool, str]:
+def _speedup(one: ReportedRun) -> tuple[bool, str]:
     known = bool(one.costs["multiply_adds"].notna().all())
     return known, "multiply-adds, under Rounds" if known else "the multiply-adds of some weight are unknown"
 
 
-def _branch(runs: Sequence[Facts], *names: str) -> tuple[bool, str]:
+def _branch(runs: Sequence[ReportedRun], *names: str) -> tuple[bool, str]:
     """Look for a control with one of the names."""
     for one, name in itertools.product(runs, names):
         if name in one.controls:
@@ -129,7 +129,7 @@ def _branch(runs: Sequence[Facts], *names: str) -> tuple[bool, str]:
     return False, f"lottery branch {runs[0].path.name} {names[0]}"
 
 
-def _magnitude(runs: Sequence[Facts], scope: str) -> tuple[bool, str]:
+def _magnitude(runs: Sequence[ReportedRun], scope: str) -> tuple[bool, str]:
     """Look for a run with magnitude pruning in a scope."""
     for one in runs:
         settings = one.experiment.prune
@@ -139,7 +139,7 @@ def _magnitude(runs: Sequence[Facts], scope: str) -> tuple[bool, str]:
 
 
 # Lines that each run must fulfil.
-EACH: tuple[tuple[str, Callable[[Facts], tuple[bool, str]]], ...] = (
+EACH: tuple[tuple[str, Callable[[ReportedRun], tuple[bool, str]]], ...] = (
     (
         "The method and every hyper-parameter, enough to repeat it",
         lambda one: (True, "experiment.toml, under Protocol, with every value and default"),

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lottery import plots
-from lottery.analysis import style
-from lottery.analysis.record import Analysis, NothingToDraw
-from lottery.report.tables import Facts
+from lottery.figures import style
+from lottery.figures.record import Analysis, NothingToDraw
+from lottery.report.tables import ReportedRun
 from lottery.runs import store
 
 _DOTS = 72  # units of an SVG to the inch
@@ -26,7 +26,7 @@ class Figure(NamedTuple):
     panels: list[dict[str, Any]]  # of `panels`
 
 
-def drawn(one: Facts) -> tuple[dict[str, list[Figure]], dict[str, list[str]]]:
+def drawn(one: ReportedRun) -> tuple[dict[str, list[Figure]], dict[str, list[str]]]:
     """Draw every kind of figure of a run, by chapter; and collect sentences about those that cannot be drawn."""
     found: dict[str, list[Figure]] = {}
     missing: dict[str, list[str]] = {}
@@ -44,7 +44,7 @@ def drawn(one: Facts) -> tuple[dict[str, list[Figure]], dict[str, list[str]]]:
     return found, missing
 
 
-def together(runs: Sequence[Facts]) -> Figure:
+def together(runs: Sequence[ReportedRun]) -> Figure:
     """Draw the accuracy of the tickets of several runs."""
     import pandas as pd
 
@@ -91,7 +91,7 @@ def colors(figures: Iterable[Figure]) -> dict[str, str]:
     return {f"--c-{name}": _css(name) for name in used}
 
 
-def _drawn(one: Facts, kind: str, analysis: Analysis, branches: Sequence[str]) -> list[Figure]:
+def _drawn(one: ReportedRun, kind: str, analysis: Analysis, branches: Sequence[str]) -> list[Figure]:
     """Draw a figure for each view of an analysis."""
     table = one.table(kind)
     if "branch" in table:

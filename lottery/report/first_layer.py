@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 
 from lottery.analysis import inputs
-from lottery.report.tables import Facts
-from lottery.runs import results, store
+from lottery.report.tables import ReportedRun
+from lottery.runs import store
+from lottery.statistics import results
 
 MOST = 150_000  # counts on a page, of at most four characters each
 
 
-def frames(one: Facts, most: int = MOST) -> dict[str, Any] | None:
+def frames(one: ReportedRun, most: int = MOST) -> dict[str, Any] | None:
     """Gather the counts of `lottery.analysis.inputs` as images, for as many replicates and rounds as a page has room.
 
     Returns:

@@ -13,8 +13,9 @@ from lottery import config, files
 from lottery.analysis import connectivity
 from lottery.errors import LotteryError
 from lottery.report import checklist, figures, first_layer, tables
-from lottery.report.tables import Facts
-from lottery.runs import store, verdicts
+from lottery.report.tables import ReportedRun
+from lottery.runs import store
+from lottery.statistics import verdicts
 
 _PARTS = {ending: Path(__file__).with_name(f"report.{ending}") for ending in ("html.jinja", "css", "js")}
 
@@ -33,7 +34,7 @@ def write(
         out: The file, ending in ``.html``; it is written whole or not at all.
         tolerance: What a matching ticket may lose; see `lottery.api.Run.verdict`.
         author: Who made the runs; the page names no author by default.
-        looks: See `lottery.runs.verdicts.rule_for`.
+        looks: See `lottery.statistics.verdicts.rule_for`.
 
     Raises:
         LotteryError: A folder is no run or has no complete round, or the file cannot be written.
@@ -45,7 +46,7 @@ def write(
     return path
 
 
-def render(runs: Sequence[Facts], author: str = "") -> str:
+def render(runs: Sequence[ReportedRun], author: str = "") -> str:
     """Render the page with everything in it: styles, script, figures as SVG, the rows of each run as a link."""
     import jinja2
 
@@ -74,7 +75,7 @@ def render(runs: Sequence[Facts], author: str = "") -> str:
     )
 
 
-def _chapter(one: Facts, anchor: str, author: str) -> dict[str, Any]:
+def _chapter(one: ReportedRun, anchor: str, author: str) -> dict[str, Any]:
     """Collect everything that the template shows of a run."""
     drawn, missing = figures.drawn(one)
     architecture = one.environment.get("architecture") or {}

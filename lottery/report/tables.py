@@ -9,55 +9,57 @@ from pathlib import Path
 from typing import Any
 
 from lottery import config, plots
-from lottery.analysis import connectivity, costs
-from lottery.analysis.style import MOST
+from lottery.analysis import costs
 from lottery.errors import LotteryError
+from lottery.figures.style import MOST
 from lottery.formatting import duration, number, plain, short
-from lottery.runs import comparison, published, results, store, tables, verdicts
-from lottery.runs.measure import Measure, measure_of, scored
-from lottery.runs.tables import Grid
-from lottery.runs.verdicts import Table
+from lottery.runs import store
+from lottery.statistics import comparison, published, results, tables, verdicts
+from lottery.statistics.barriers import STABLE
+from lottery.statistics.metric import Metric, metric_of, scored
+from lottery.statistics.tables import Grid
+from lottery.statistics.verdicts import Table
 
 # What a reader calls the entries of environment.json.
 _NAMES = {"uses": "multiply-adds per entry", "num_threads": "threads", "num_devices": "devices"}
 
 
 @dataclass(frozen=True)
-class Facts:
+class ReportedRun:
     """A run, and its tables, each made when it is first needed."""
 
     label: str  # its name beside other runs
     path: Path
     experiment: config.Experiment
     environment: dict[str, Any]  # the content of environment.json
-    rows: Table  # of `lottery.runs.results.table`
+    rows: Table  # of `lottery.statistics.results.table`
     tolerance: float | None  # the gain that a matching ticket may lack; None for that of the measure
     looks: int = 1  # how often the run is judged while replicates are added
     _read: dict[tuple[Any, ...], Table] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def summary(self) -> Table:
-        """The table of `lottery.runs.results.summary`."""
+        """The table of `lottery.statistics.results.summary`."""
         return results.summary(self.rows, self.experiment.train.num_steps)
 
     @cached_property
     def rule(self) -> verdicts.Rule:
-        """What a ticket of the run must show; see `lottery.runs.verdicts.rule_for`."""
+        """What a ticket of the run must show; see `lottery.statistics.verdicts.rule_for`."""
         return verdicts.rule_for(self.experiment, self.tolerance, self.looks, self.measure)
 
     @cached_property
-    def measure(self) -> Measure:
+    def measure(self) -> Metric:
         """What its tickets are compared by."""
-        return measure_of(self.rows)
+        return metric_of(self.rows)
 
     @cached_property
     def scores(self) -> Table:
-        """Its rows with scores in place of losses; see `lottery.runs.measure.scored`."""
+        """Its rows with scores in place of losses; see `lottery.statistics.metric.scored`."""
         return scored(self.rows, self.measure)
 
     @cached_property
     def judged(self) -> Table:
-        """The table of `lottery.runs.verdicts.judged`."""
+        """The table of `lottery.statistics.verdicts.judged`."""
         return verdicts.judged(self.rows, self.rule)
 
     @cached_property
@@ -83,7 +85,7 @@ class Facts:
         return self.rows[~verdicts.transferred(self.rows)]
 
 
-def gathered(runs: list[Path], tolerance: float | None = None, looks: int = 1) -> list[Facts]:
+def gathered(runs: list[Path], tolerance: float | None = None, looks: int = 1) -> list[ReportedRun]:
     """Read each run once, in order; raise `LotteryError` if a folder is no run, or has no complete round."""
     facts = []
     for label, path in comparison.labelled(runs).items():
@@ -91,11 +93,11 @@ def gathered(runs: list[Path], tolerance: float | None = None, looks: int = 1) -
         if rows.empty:
             raise LotteryError(f"There is nothing to report: no round of {str(path)!r} is complete yet.")
         experiment, environment = store.read_experiment(path), store.read_environment(path)
-        facts.append(Facts(label, path, experiment, environment, rows, tolerance, looks))
+        facts.append(ReportedRun(label, path, experiment, environment, rows, tolerance, looks))
     return facts
 
 
-def byline(one: Facts, author: str = "") -> list[str]:
+def byline(one: ReportedRun, author: str = "") -> list[str]:
     """Say by whom, when and with which version a run was made, as far as that is known."""
     days = sorted({day(path.stat().st_mtime) for path in one.path.glob("replicate-*/round-*/round.json")})
     release, commit = one.environment.get("versions", {}).get("lottery"), one.environment.get("commit")
@@ -111,7 +113,7 @@ def day(seconds: float) -> str:
     return date.fromtimestamp(seconds).isoformat()
 
 
-def key_facts(one: Facts) -> dict[str, str]:
+def key_facts(one: ReportedRun) -> dict[str, str]:
     """Collect the most important numbers of a run, by name."""
     dense = one.summary[(one.summary["branch"] == store.TICKET) & (one.summary["round"] == 0)]
     kinds = {verdicts.WINNING: "winning_p"} if one.rule.word == verdicts.WINNING else {}
@@ -135,7 +137,7 @@ def key_facts(one: Facts) -> dict[str, str]:
     }
 
 
-def of_run(one: Facts) -> dict[str, Grid | None]:
+def of_run(one: ReportedRun) -> dict[str, Grid | None]:
     """Make the tables of a run by name; None for a table without rows."""
     return {
         "rounds": rounds(one),
@@ -149,7 +151,7 @@ def of_run(one: Facts) -> dict[str, Grid | None]:
     }
 
 
-def rounds(one: Facts) -> Grid:
+def rounds(one: ReportedRun) -> Grid:
     """List the tickets, a row for each round and a number to the cell: accuracy and verdict first, then the rest."""
     judgements = {line["round"]: line for line in one.judged.to_dict("records")}
     costs_of = one.costs[one.costs["branch"] == store.TICKET].groupby("round")
@@ -203,7 +205,7 @@ def rounds(one: Facts) -> Grid:
     return found._replace(notes=notes)
 
 
-def verdict_key(one: Facts) -> list[tuple[str, str]]:
+def verdict_key(one: ReportedRun) -> list[tuple[str, str]]:
     """Explain each verdict that the table of rounds has, in the order of its first appearance."""
     known = {*one.judged["verdict"], *one.judged["final_verdict"]}
     interval = f"{100 * one.rule.confidence:.4g} % interval of ticket − dense"
@@ -227,7 +229,7 @@ def verdict_key(one: Facts) -> list[tuple[str, str]]:
 _UNKNOWN = (math.nan, math.nan)
 
 
-def controls(one: Facts) -> Grid | None:
+def controls(one: ReportedRun) -> Grid | None:
     """Compare each control with the ticket, over the replicates that have both."""
     rows, measure = [], one.measure
     values = one.rows.pivot(index="replicate", columns=["branch", "round"], values=measure.early_stop)
@@ -249,7 +251,7 @@ def controls(one: Facts) -> Grid | None:
     return Grid(heads, rows, [note, budget]) if rows else None
 
 
-def transfers(one: Facts) -> Grid | None:
+def transfers(one: ReportedRun) -> Grid | None:
     """List the tickets that were trained on other data."""
     rows, compared, measure = [], results.transfers(one.rows), one.measure
     for line in one.summary[verdicts.transferred(one.summary)].to_dict("records"):
@@ -268,7 +270,7 @@ def transfers(one: Facts) -> Grid | None:
     return Grid([*heads, "ticket − dense there", "95 % from", "95 % to"], rows, notes) if rows else None
 
 
-def by_weight(one: Facts) -> Grid:
+def by_weight(one: ReportedRun) -> Grid:
     """Describe the layers: a row for each weight in each of some rounds."""
     table = one.table("layers")
     table = table[table["branch"] == store.TICKET]
@@ -284,13 +286,13 @@ def by_weight(one: Facts) -> Grid:
     return Grid([*heads, "dead units", "units"], rows, [note])
 
 
-def barriers(one: Facts) -> Grid | None:
+def barriers(one: ReportedRun) -> Grid | None:
     """List the error barriers of linear mode connectivity."""
     rows = []
     for key, part in one.table("instability").groupby(["round", "step", "density", "batch_norm", "split"], sort=True):
         index, step, density, batch_norm, split = key
         means = part[["ends", "highest", "barrier"]].mean()
-        stable = "stable" if means["barrier"] < connectivity.STABLE else "not stable"
+        stable = "stable" if means["barrier"] < STABLE else "not stable"
         where = [str(index), f"{density:.4f}", f"{step:,}", split, batch_norm, str(len(part))]
         rows.append([*where, *(f"{100 * mean:.2f}" for mean in means), stable])
     heads = ["round", "density", "step", "split", "BatchNorm", "n"]
@@ -299,10 +301,10 @@ def barriers(one: Facts) -> Grid | None:
         "Two networks trained from the same weights with two orders of the data. Barrier: the highest error on the "
         "straight line between them − the mean of its ends."
     )
-    return Grid([*heads, f"under {100 * connectivity.STABLE:g} %"], rows, [note]) if rows else None
+    return Grid([*heads, f"under {100 * STABLE:g} %"], rows, [note]) if rows else None
 
 
-def published_results(one: Facts) -> Grid | None:
+def published_results(one: ReportedRun) -> Grid | None:
     """Compare the run with the published numbers of its protocol, if it has any."""
     try:
         lines, notes = published.compare(one.path)
@@ -311,7 +313,7 @@ def published_results(one: Facts) -> Grid | None:
         return None
 
 
-def costs_by_branch(one: Facts) -> Grid:
+def costs_by_branch(one: ReportedRun) -> Grid:
     """Sum up steps and time, a row for each branch."""
     rows = []
     for branch, part in [*one.costs.groupby("branch", sort=False), ("all", one.costs)]:
@@ -324,7 +326,7 @@ def costs_by_branch(one: Facts) -> Grid:
     return Grid(["branch", "networks", "steps", "time (s)", "time per step (ms)"], rows, notes)
 
 
-def environment(one: Facts) -> Grid:
+def environment(one: ReportedRun) -> Grid:
     """List the data, the machine and the versions that the run was made with."""
     apart = ("versions", "architecture", "record_sha256")
     values = {_NAMES.get(key, key): value for key, value in one.environment.items() if key not in apart}
@@ -335,7 +337,7 @@ def environment(one: Facts) -> Grid:
     return Grid(["what", "value"], rows)
 
 
-def collapsed(one: Facts) -> list[str]:
+def collapsed(one: ReportedRun) -> list[str]:
     """Write a sentence for each weight that lost all of its entries in some network."""
     layers = one.table("layers")
     return [
@@ -344,7 +346,7 @@ def collapsed(one: Facts) -> list[str]:
     ]
 
 
-def side_by_side(runs: Sequence[Facts]) -> Grid:
+def side_by_side(runs: Sequence[ReportedRun]) -> Grid:
     """List the key facts of several runs and the settings in which they differ, a column for each run."""
     facts = [key_facts(one) for one in runs]
     rows = [[name, *(one[name] for one in facts)] for name in facts[0]]
@@ -358,9 +360,9 @@ def side_by_side(runs: Sequence[Facts]) -> Grid:
     )
 
 
-def same_rounds(runs: Sequence[Facts]) -> list[Grid | str]:
+def same_rounds(runs: Sequence[ReportedRun]) -> list[Grid | str]:
     """Compare the tickets of runs at the same densities, among those with the same data and seed; or say why not."""
-    groups: dict[tuple[Any, ...], list[Facts]] = {}
+    groups: dict[tuple[Any, ...], list[ReportedRun]] = {}
     for one in runs:
         groups.setdefault((one.environment.get("data_sha256"), one.experiment.run.seed), []).append(one)
     found: list[Grid | str] = []
@@ -387,7 +389,7 @@ def _known(value: float, text: Callable[[float], str]) -> str:
     return text(value) if abs(value) != math.inf else ""
 
 
-def _interval(line: Mapping[str, Any] | None, measure: Measure, prefix: str = "") -> list[str]:
+def _interval(line: Mapping[str, Any] | None, measure: Metric, prefix: str = "") -> list[str]:
     """Format the ends of an interval of gains, of a line with ``low`` and ``high``; empty if they are not known."""
     if line is None:
         return ["", ""]
@@ -395,7 +397,7 @@ def _interval(line: Mapping[str, Any] | None, measure: Measure, prefix: str = ""
 
 
 def _compared(found: Table, first: str) -> Grid:
-    """List several runs at the same rounds, from `lottery.runs.comparison.compared`, a number to the cell."""
+    """List several runs at the same rounds, from `lottery.statistics.comparison.compared`, a number to the cell."""
     measure = tables.measured(found)
     lines = [
         {

@@ -1,25 +1,5 @@
-"""A run on disk, and what its numbers say. Nothing here imports TensorFlow."""
+"""A run on disk: its files, what is stored of each round, and whether it is all there and right."""
 
-from lottery.runs import (
-    aggregates,
-    comparison,
-    intervals,
-    published,
-    results,
-    store,
-    two_way,
-    verdicts,
-    verification,
-)
+from lottery.runs import siblings, store, verification
 
-__all__ = [
-    "aggregates",
-    "comparison",
-    "intervals",
-    "published",
-    "results",
-    "store",
-    "two_way",
-    "verdicts",
-    "verification",
-]
+__all__ = ["siblings", "store", "verification"]

@@ -22,7 +22,7 @@ from lottery import masks as masks_module
 from lottery import weights as weights_module
 from lottery.errors import LotteryError, StorageError
 from lottery.masks import Masks
-from lottery.pruning import held, plan, rewinding
+from lottery.pruning import mask_actions, plan, rewinding
 from lottery.runs import records
 from lottery.settings import MOST
 
@@ -124,21 +124,21 @@ class StoredRound:
 
     @cached_property
     def at_initial(self) -> Masks:
-        """Where entries are held at their initial values, if masked; empty for zero. See `held.at_initial`."""
+        """Where entries are held at their initial values, if masked; empty for zero. See `mask_actions.at_initial`."""
         if self.branch != TICKET:
             raise LotteryError(f"{str(self.folder)!r} is a branch; what its masked entries are held at is not stored.")
         settings = self._experiment.prune
-        if held.is_zero(settings.held_at) or not self.index:
+        if mask_actions.is_zero(settings.held_at) or not self.index:
             return {}
         dense = self.before if self.index == 1 else StoredRound(self.run, self.replicate, 0)
         scored = self.before if settings.iterative else dense
         kept = dense.masks if plan.is_from_dense(settings) else self.before.masks
-        return held.at_initial(settings.held_at, self._initial, scored.weights, kept, self.before.weights)
+        return mask_actions.at_initial(settings.held_at, self._initial, scored.weights, kept, self.before.weights)
 
     @cached_property
     def held_at(self) -> dict[str, np.ndarray]:
         """The values to hold entries at, if masked, by weight; empty for zero."""
-        return held.values(self.at_initial, self._initial) if self.at_initial else {}
+        return mask_actions.values(self.at_initial, self._initial) if self.at_initial else {}
 
     @cached_property
     def _initial(self) -> dict[str, np.ndarray]:

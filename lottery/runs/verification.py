@@ -9,8 +9,9 @@ import numpy as np
 
 from lottery import config, files, masks, randomness, weights
 from lottery.errors import LotteryError
-from lottery.pruning import branches, criteria, held, plan, supermasks
-from lottery.runs import store
+from lottery.pruning import branches, criteria, mask_actions, plan, supermasks
+from lottery.runs import sibling_checks, store
+from lottery.runs.sibling_checks import Evaluated
 from lottery.runs.store import StoredRound
 from lottery.settings import GIVEN, ROUNDING
 
@@ -18,24 +19,23 @@ DRAWN = ("start weights",)  # what a branch needs the model for, if only to draw
 
 
 @dataclass(frozen=True)
-class Again:
+class Recomputation:
     """What takes the model and the data to check; `pipeline.recomputing` makes it."""
 
-    # Yields a sentence for everything that is wrong with what was measured of a network.
-    evaluated: Callable[[StoredRound], Iterator[str]]
+    evaluated: Evaluated
     # Draws every variable anew for a branch, as when it was trained; None if this machine draws other values.
     fresh: Callable[[StoredRound], masks.Weights | None]
     notes: list[str]  # sentences about what was computed again, and what could not be; complete at the end
 
 
-def verify(run: Path, again: Again | None = None) -> Iterator[tuple[str, list[str]]]:
+def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str, list[str]]]:
     """Check a run, and yield the name of each stored network with a sentence for everything that is wrong with it.
 
     For each round: the checksum of each file; counts that are exactly those of the schedule; masks that lie within
     those of the round before, and are what pruning its trained weights gives; masked weights that are held; training
     that began from the start weights under the masks; a record that agrees with the curve and the predictions. For
-    each branch: that it keeps and changes of its round what its name says. With `again`, networks are evaluated again,
-    and initial weights drawn again.
+    each branch: that it keeps and changes of its round what its name says. For siblings and the paths between them see
+    `sibling_checks.wrong`. With `again`, networks are evaluated again, and initial weights drawn again.
     """
     experiment = store.read_experiment(run)
     store.refuse_links(run)
@@ -64,6 +64,7 @@ def verify(run: Path, again: Again | None = None) -> Iterator[tuple[str, list[st
                 wrong, readable = _collected(_wrong_branch(experiment, stored, again))
                 wrong += _collected(again.evaluated(stored))[0] if again and readable else []
                 yield f"replicate {replicate}, round {stored.index}, branch {stored.branch}", wrong
+    yield from sibling_checks.wrong(run, again.evaluated if again else None)
 
 
 def _collected(sentences: Iterator[str]) -> tuple[list[str], bool]:
@@ -76,7 +77,7 @@ def _collected(sentences: Iterator[str]) -> tuple[list[str], bool]:
     return wrong, True
 
 
-def not_repeated(run: Path, again: Again | None = None) -> list[str]:
+def not_repeated(run: Path, again: Recomputation | None = None) -> list[str]:
     """List what `verify` cannot compute from the files of a run alone, or with `again`, in sentences."""
     experiment = store.read_experiment(run)
     found = []
@@ -202,13 +203,13 @@ def _wrong_held(stored: StoredRound, held_at: masks.Weights) -> Iterator[str]:
 
 def _either(experiment: config.Experiment, stored: StoredRound) -> masks.Weights:
     """Return values to hold masked entries at as far as nobody knows which are at zero: there the stored ones."""
-    if held.is_zero(experiment.prune.held_at):
+    if mask_actions.is_zero(experiment.prune.held_at):
         return {}
     initial = store.read_start(stored.run, stored.replicate, experiment.rewind.step)
     masks.check(stored.masks, initial)
-    always = held.HELD_AT[experiment.prune.held_at] is held.initial_value
+    always = mask_actions.MASK_ACTIONS[experiment.prune.held_at] is mask_actions.initial_value
     at_initial = {name: (stored.weights[name] == initial[name]) | always for name in stored.masks}
-    return held.values(at_initial, initial)
+    return mask_actions.values(at_initial, initial)
 
 
 def _wrong_predictions(stored: StoredRound) -> Iterator[str]:
@@ -267,12 +268,12 @@ def _shapes(stored: StoredRound) -> dict[str, tuple[int, ...]]:
     return {name: mask.shape for name, mask in stored.masks.items()}
 
 
-def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Again | None) -> Iterator[str]:
+def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Recomputation | None) -> Iterator[str]:
     """Make a branch again from its round, as far as that needs no model, or with it, and compare."""
     yield from _wrong_network(experiment, stored)
     name, known = stored.record["control"], branches.BRANCHES.get(stored.record["control"])
     if known is None:  # a function of the user's may hold masked entries at any values
-        yield from _wrong_held(stored, {} if held.is_zero(experiment.prune.held_at) else stored.weights)
+        yield from _wrong_held(stored, {} if mask_actions.is_zero(experiment.prune.held_at) else stored.weights)
         return
     ticket, kept = StoredRound(stored.run, stored.replicate, stored.index), stored.masks
     if _shapes(ticket) != _shapes(stored):

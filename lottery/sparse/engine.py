@@ -50,7 +50,7 @@ class Engine:
         """Read the weights, the optimizer's slots and its count of steps from the model, under masks."""
         named, layers = weights.variables(self.model), self.chain.layers
         masks = [kept.get(layer.kernel, np.ones(named[layer.kernel].shape, bool)) for layer in layers]
-        entries = [np.nonzero(mask.T)[::-1] for mask in masks]  # by output unit, as the rows of `kernels.Network`
+        entries = [np.nonzero(mask.T)[::-1] for mask in masks]  # by output unit, as the rows of `kernels.Layout`
         self._network = self._compressed(entries, [mask.shape for mask in masks])
         # What of each variable is in the state: the kept entries of a kernel, and all of a bias.
         self._entries = [*entries, *(slice(None) for _ in masks)]
@@ -129,14 +129,14 @@ class Engine:
 
         return [own, *([slot(name, variable) for variable in own] for name in self._optimizer.slots)]
 
-    def _compressed(self, entries: list[Any], shapes: list[tuple[int, ...]]) -> kernels.Network:
+    def _compressed(self, entries: list[Any], shapes: list[tuple[int, ...]]) -> kernels.Layout:
         layers, reads = self.chain.layers, np.unique(entries[0][0])
         first = np.cumsum([0, len(reads), *(units for _, units in shapes)])
         sources = [np.searchsorted(reads, entries[0][0]), *(inputs for inputs, _ in entries[1:])]
         counts = [
             np.bincount(outputs, minlength=units) for (_, outputs), (_, units) in zip(entries, shapes, strict=True)
         ]
-        return kernels.Network(
+        return kernels.Layout(
             first=first,
             begin=np.cumsum(np.concatenate([[0], *counts])),
             sources=np.concatenate([own + start for own, start in zip(sources, first, strict=False)]).astype(np.int32),

@@ -385,7 +385,7 @@ _ACTIVATIONS, _LOSSES = tuple(ACTIVATIONS.values()), tuple(LOSSES.values())
 _UPDATES = tuple(one.update for one in OPTIMIZERS.values())
 
 
-class Network(NamedTuple):
+class Layout(NamedTuple):
     """The structure of a network and what it computes at each unit."""
 
     first: np.ndarray  # int64, the first unit of each layer, of the inputs too; and the number of units

@@ -5,7 +5,7 @@ from typing import Any
 
 from lottery import weights
 from lottery.models import optimizers
-from lottery.models.library import is_keras, keras_of
+from lottery.models.kerases import is_keras, keras_of
 
 RESHAPING = ("InputLayer", "Flatten", "Reshape")  # layers that leave the order of an example's numbers as it is
 ACTIVATION_LAYERS = ("Activation", "ReLU")

@@ -6,7 +6,7 @@ import numpy as np
 
 from lottery import weights
 from lottery.errors import LotteryError
-from lottery.models.library import EFFECTS, MIXING, WEIGHTED, is_entrywise, is_keras, keras_of, obstacle
+from lottery.models.kerases import EFFECTS, MIXING, WEIGHTED, is_entrywise, is_keras, keras_of, obstacle
 
 _CHAIN = (
     "a chain has one input and one output, each layer is used once on the output of the one before, and the layers are "
@@ -18,7 +18,7 @@ class Link(NamedTuple):
     """A layer of a chain."""
 
     layer: Any
-    effect: str  # on units: see `lottery.models.library.EFFECTS`
+    effect: str  # on units: see `lottery.models.kerases.EFFECTS`
     before: tuple[int, ...]  # the shape of one example; so is `after`
     after: tuple[int, ...]
     mixes: bool  # an output of the layer, or of the activation within it, may depend on other units at its place
@@ -80,7 +80,7 @@ def _effect(model: Any, keras: Any, layer: Any, rank: int, has_units: bool) -> s
     if weights.inside(layer) is not layer:
         raise LotteryError(
             f"The layer {layer.name!r} of the model {model.name!r} is under a pruning wrapper of tfmot; take the "
-            "wrappers out with lottery.enforcement.wrappers.strip first."
+            "wrappers out with lottery.enforcement.tfmot.strip first."
         )
     name = type(layer).__name__
     known = name if type(layer) is getattr(keras.layers, name, None) else ""

@@ -15,7 +15,7 @@ import numpy as np
 from lottery import weights
 from lottery.errors import LotteryError
 from lottery.models import outputs
-from lottery.models.library import ENTRYWISE, FLAT, IDLE, SPATIAL, WEIGHTED, evaluating, keras_of, traced_call
+from lottery.models.kerases import ENTRYWISE, FLAT, IDLE, SPATIAL, WEIGHTED, evaluating, keras_of, traced_call
 from lottery.tickets import chain
 from lottery.tickets.chain import Link
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from lottery import files, weights
 from lottery import masks as masks_module
-from lottery.enforcement import wrappers
+from lottery.enforcement import tfmot
 from lottery.errors import LotteryError, unknown
 from lottery.masks import Masks, Weights
 from lottery.models import outputs
-from lottery.models.library import evaluating
+from lottery.models.kerases import evaluating
 from lottery.tickets.formats import EXPORTS
 from lottery.tickets.reopened import are_held
 
@@ -150,10 +150,10 @@ def _check_ticket(model: Any, masks: Masks, state: dict[str, np.ndarray], form: 
             f"{count} masked entries of {name!r} are not zero in the model {model.name!r}; set them to zero with "
             "lottery.weights.assign(model, lottery.masks.apply(lottery.weights.read(model), masks))."
         )
-    if form != "tfmot" and wrappers.find(model):
+    if form != "tfmot" and tfmot.find(model):
         raise LotteryError(
             f"The model {model.name!r} is wrapped by tfmot, without which {form!r} cannot be loaded; "
-            'take the wrappers off with lottery.enforcement.wrappers.strip, or export the form "tfmot".'
+            'take the wrappers off with lottery.enforcement.tfmot.strip, or export the form "tfmot".'
         )
 
 

@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lottery import weights
-from lottery.enforcement import wrappers
+from lottery.enforcement import tfmot
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.models.library import is_compiled, is_keras, keras_of
+from lottery.models.kerases import is_compiled, is_keras, keras_of
 from lottery.models.outputs import batch_size, evaluate, filled
 from lottery.tickets.reopened import Opened, Stored
 
 
-class Form(NamedTuple):
+class ExportFormat(NamedTuple):
     """A format: the functions that write it and open it again."""
 
     write: Callable[[Any, Masks, Path, Any], None]
@@ -288,16 +288,16 @@ def npz_opened(path: Path, model: Any) -> Opened:
     return Opened(outputs, {name: Stored(value) for name, value in arrays.items()}, named=True)
 
 
-def tfmot(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
+def in_wrappers(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     """Write a tf_keras model in wrappers of tfmot that hold the masks; it trains without ``UpdatePruningStep``."""
     # `load_model` loads it within `tfmot.sparsity.keras.prune_scope()`.
-    wrappers.check_library(model)
+    tfmot.check_library(model)
     # A copy, because the wrappers would share the layers of the caller's model.
-    wrappers.wrap(_copy(model), masks).save(path)
+    tfmot.wrap(_copy(model), masks).save(path)
 
 
-def tfmot_opened(path: Path, model: Any) -> Opened:
-    """Load a file of `tfmot`, as tfmot's documentation says."""
+def in_wrappers_opened(path: Path, model: Any) -> Opened:
+    """Load a file of `in_wrappers`, as tfmot's documentation says."""
     import tensorflow_model_optimization as library
 
     with library.sparsity.keras.prune_scope():
@@ -336,15 +336,15 @@ def onnx_opened(path: Path, model: Any) -> Opened:
 
 
 # Where two have the same suffix, it means the first.
-EXPORTS: dict[str, Form] = {
-    "keras": Form(keras, keras_opened, "model.keras"),
-    "saved_model": Form(saved_model, saved_model_opened, "saved_model"),
-    "tflite": Form(tflite, tflite_opened, "model.tflite"),
-    "tflite_sparse": Form(tflite_sparse, tflite_opened, "model-sparse.tflite", zeros_only=True),
-    "tflite_int8": Form(tflite_int8, tflite_opened, "model-int8.tflite", math.inf),
-    "onnx": Form(onnx, onnx_opened, "model.onnx"),
-    "npz": Form(npz, npz_opened, "model.npz"),
-    "tfmot": Form(tfmot, tfmot_opened, "model-tfmot.keras", zeros_only=True),
+EXPORTS: dict[str, ExportFormat] = {
+    "keras": ExportFormat(keras, keras_opened, "model.keras"),
+    "saved_model": ExportFormat(saved_model, saved_model_opened, "saved_model"),
+    "tflite": ExportFormat(tflite, tflite_opened, "model.tflite"),
+    "tflite_sparse": ExportFormat(tflite_sparse, tflite_opened, "model-sparse.tflite", zeros_only=True),
+    "tflite_int8": ExportFormat(tflite_int8, tflite_opened, "model-int8.tflite", math.inf),
+    "onnx": ExportFormat(onnx, onnx_opened, "model.onnx"),
+    "npz": ExportFormat(npz, npz_opened, "model.npz"),
+    "tfmot": ExportFormat(in_wrappers, in_wrappers_opened, "model-tfmot.keras", zeros_only=True),
 }
 
 

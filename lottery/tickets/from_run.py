@@ -12,9 +12,10 @@ from pydantic import ValidationError
 
 from lottery import config, data, weights
 from lottery.errors import LotteryError, TicketError, unknown
-from lottery.runs import intervals, results, store, verdicts
-from lottery.runs.measure import measure_of
+from lottery.runs import store
 from lottery.settings import GIVEN
+from lottery.statistics import intervals, results, verdicts
+from lottery.statistics.metric import metric_of
 from lottery.tickets.ticket_file import Contents
 
 CHOICES = ("best", "smallest_matching")
@@ -100,7 +101,7 @@ def listed(run: Path) -> verdicts.Table:
     if the model measures no accuracy, ``vs_dense`` (ticket − dense), and ``choice``: which of `CHOICES` mean the round.
     """
     rows = results.rows_of(store.rounds(run, branches=False))
-    measure = measure_of(rows)
+    measure = metric_of(rows)
     dense = rows[rows["round"] == 0].set_index("replicate")[measure.early_stop]
     pruned, chosen, head = rows[rows["round"] > 0], _chosen(rows), f"test_{measure.what}"
     return pruned.assign(
@@ -151,7 +152,7 @@ def _chosen(rows: verdicts.Table) -> dict[str, int | None]:
     tickets = rows[rows["branch"] == store.TICKET]
     counts = tickets.groupby("round")["replicate"].nunique()
     tickets = tickets[tickets["round"].isin(counts[counts == tickets["replicate"].nunique()].index)]
-    measure = measure_of(tickets)
+    measure = metric_of(tickets)
     means = tickets[tickets["round"] > 0].groupby("round")[f"early_stop_val_{measure.what}"].mean().dropna()
     matching = verdicts.smallest_matching(tickets) if len(means) else None
     best = means.min() if measure.is_loss else means.max()
@@ -163,7 +164,7 @@ def _chosen(rows: verdicts.Table) -> dict[str, int | None]:
 
 def _metrics(rows: verdicts.Table, record: dict[str, Any], dense: dict[str, Any]) -> dict[str, Any]:
     """Gather what was measured of the network, of the dense network of its replicate, and over all replicates."""
-    measure = measure_of(rows)
+    measure = metric_of(rows)
     values = rows[rows["round"] == record["round"]][measure.early_stop].dropna()
     measured, unit = values.tolist(), measure.unit(values)
     over: dict[str, Any] = {"count": len(measured)}

@@ -10,15 +10,15 @@ from typing import Any, Literal
 import numpy as np
 
 from lottery import files, masks, weights
-from lottery.enforcement import HeldAt, holding, patching
+from lottery.enforcement import HeldAt, entries, patching
 from lottery.errors import TicketError, printable
 from lottery.masks import Masks
 from lottery.models import architecture
 from lottery.models.architecture import Architecture
-from lottery.models.library import keras_of
-from lottery.runs import tables
-from lottery.runs.measure import ACCURACY, LOSS, Measure
-from lottery.runs.tables import Grid
+from lottery.models.kerases import keras_of
+from lottery.statistics import tables
+from lottery.statistics.metric import ACCURACY, LOSS, Metric
+from lottery.statistics.tables import Grid
 from lottery.tickets import from_run, ticket_file
 
 OWN_LAYERS = "layers of Keras' own"
@@ -103,7 +103,7 @@ class Ticket:
             TicketError: Names or shapes differ, and the message lists both sides; or the model has wrappers of tfmot,
                 and the ticket holds masked entries at other values than zero. The model is unchanged.
         """
-        from lottery.enforcement import wrappers
+        from lottery.enforcement import tfmot
 
         values = self._values(trained)
         keras_of(model)
@@ -111,16 +111,16 @@ class Ticket:
         if expected != shapes(values):
             differing = architecture.differing(shapes(values), expected)
             raise TicketError(f"The ticket is not of the model {model.name!r}. {differing}")
-        wrapped = {name: np.ones(wrapper.mask.shape, bool) for name, wrapper in wrappers.find(model).items()}
+        wrapped = {name: np.ones(wrapper.mask.shape, bool) for name, wrapper in tfmot.find(model).items()}
         if wrapped and self.held_at:
             raise TicketError(
                 f"The model {model.name!r} is wrapped by tfmot, which holds masked entries at zero, and the ticket "
-                "holds some at other values; take the wrappers off with lottery.enforcement.wrappers.strip."
+                "holds some at other values; take the wrappers off with lottery.enforcement.tfmot.strip."
             )
         _assign(model, values)
         if wrapped:
             # A mask that the wrapper computes would prune what the ticket keeps.
-            wrappers.wrap(model, {name: self.masks.get(name, ones) for name, ones in wrapped.items()})
+            tfmot.wrap(model, {name: self.masks.get(name, ones) for name, ones in wrapped.items()})
 
     def save(self, path: str | Path, trained: bool = True) -> Path:
         """Write the ticket to one file, completely or not at all. `load` and every reader of safetensors can open it.
@@ -165,7 +165,7 @@ class Ticket:
         }
         return {name: printable(text) for name, text in found.items() if text}
 
-    def _measured(self) -> tuple[Measure, str]:
+    def _measured(self) -> tuple[Metric, str]:
         """Name what says how good its network is, and its value; the value is empty if the ticket does not hold it."""
         for measure in (ACCURACY, LOSS):
             if isinstance(value := self.metrics.get(measure.early_stop), float):
@@ -275,8 +275,8 @@ def of(
     start = {name: value for name, value in weights.read_state(model).items() if name in named}
     masks.check(dict(kept), start)
     own = {name: np.array(kept[name]) for name in start if name in kept}
-    entries = [] if held_at is None else holding.held(model, own, held_at)
-    values = {one.name: np.broadcast_to(one.value, one.mask.shape) for one in entries}
+    holds = [] if held_at is None else entries.held(model, own, held_at)
+    values = {one.name: np.broadcast_to(one.value, one.mask.shape) for one in holds}
     after = None
     if trained is not None:
         after = {name: np.array(value) for name, value in trained.items() if name in named}

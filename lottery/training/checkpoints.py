@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import files, stopping, weights
+from lottery import files, interrupts, weights
 from lottery.errors import LotteryError
 from lottery.training import mirrored
 
@@ -37,7 +37,7 @@ class TrainingState:
 
 
 @dataclass(frozen=True)
-class Every:
+class CheckpointInterval:
     """The most work that may be lost, in seconds or in steps, before a checkpoint is written; 0 for no limit."""
 
     seconds: float = 60.0
@@ -49,8 +49,8 @@ class Checkpointer:
     """Write checkpoints of a training in a thread, while training waits only for copies; resume from the last."""
 
     file: Path  # a new checkpoint replaces the one before once it is whole
-    every: Every = field(default_factory=Every)
-    asked: stopping.Asked = stopping.never  # after a request, one more is written and training ends
+    every: CheckpointInterval = field(default_factory=CheckpointInterval)
+    should_stop: interrupts.ShouldStop = interrupts.never  # after a request, one more is written and training ends
     note: Callable[[str], None] = lambda text: None  # receives a sentence about a checkpoint that cannot be used
     memory: dict[str, np.ndarray] = field(default_factory=dict)  # of the functions that watch the training
 
@@ -60,8 +60,8 @@ class Checkpointer:
         The model is at its start weights; `own` are the other variables that a step touches, by name, whose types and
         shapes decide with `parts`, as JSON, which training it is.
         """
-        if asked := self.asked():
-            raise stopping.Stopped(asked)
+        if should_stop := self.should_stop():
+            raise interrupts.Stopped(should_stop)
         described = [f"{name} {one.dtype.name} {tuple(one.shape)}" for name, one in own.items()]
         self._identity = hashlib.sha256(json.dumps([described, parts], sort_keys=True).encode()).hexdigest()
         self._model, self._own = model, own
@@ -76,18 +76,18 @@ class Checkpointer:
         Args:
             settle: Called before the variables are read.
         """
-        now, every, asked = time.monotonic(), self.every, self.asked()
+        now, every, should_stop = time.monotonic(), self.every, self.should_stop()
         # Before the next chance, a piece as long as the last may pass, and the writing itself takes time.
         whole = now + (now - self._before) + self._lasted
         self._before = now
         late = 0 < every.seconds <= whole - self._taken or 0 < every.steps <= state.step - self._step
-        if late or asked:
+        if late or should_stop:
             settle()
             self._write(state)
             self._step, self._taken, self._before = state.step, now, time.monotonic()
-        if asked:
+        if should_stop:
             self.close()
-            raise stopping.Stopped(asked)
+            raise interrupts.Stopped(should_stop)
 
     def close(self) -> None:
         """Wait until the last checkpoint is whole."""

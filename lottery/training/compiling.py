@@ -12,7 +12,7 @@ from lottery import randomness
 from lottery.data import Splits
 from lottery.errors import LotteryError, unknown
 from lottery.models import optimizers
-from lottery.models.library import evaluating, is_compiled, is_keras, keras_of, reason, traced_call
+from lottery.models.kerases import evaluating, is_compiled, is_keras, keras_of, reason, traced_call
 from lottery.settings import COMPILED
 from lottery.training import mirrored
 from lottery.training.settings import Train

@@ -11,7 +11,7 @@ from lottery import randomness, weights
 from lottery.data import Split, Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.models.library import is_keras
+from lottery.models.kerases import is_keras
 from lottery.training import augmentation, compiling, mirrored
 from lottery.training.compiling import Examined
 from lottery.training.settings import Train
@@ -355,8 +355,8 @@ def _evaluation_of_stream(model: Any, make: Callable[[], Any], own: tuple[str, .
 def _check_mirrored(model: Any, data: Splits | Streams, settings: Train) -> None:
     if settings.jit_compile is True:
         raise LotteryError(
-            'train.jit_compile: received true, allowed with run.strategy = "mirrored" is false or "auto": XLA compiles '
-            "for one device."
+            'train.jit_compile: received true, allowed with train.devices = "mirrored" is false or "auto": XLA '
+            "compiles for one device."
         )
     if isinstance(data, Splits):
         mirrored.check_batches(model, settings.batch_size)

@@ -14,11 +14,11 @@ Logs = Mapping[str, Any]
 
 
 def strategy_for(name: str) -> Any:
-    """Make the strategy that ``run.strategy`` names: None, or a MirroredStrategy over every GPU.
+    """Make the strategy that ``train.devices`` names: None, or a MirroredStrategy over every GPU.
 
     Without GPUs it spans the logical CPU devices, of which there is one unless more are configured.
     """
-    if name == "none":
+    if name == "one":
         return None
     import tensorflow as tf
 
@@ -55,7 +55,7 @@ def check_batches(model: Any, batch_size: int | None, key: str = "train.batch_si
         received = "batches of no known size" if batch_size is None else str(batch_size)
         raise LotteryError(
             f"{key}: received {received}, allowed is a multiple of {num}, the number of devices that "
-            'run.strategy = "mirrored" trains on.'
+            'train.devices = "mirrored" trains on.'
         )
 
 

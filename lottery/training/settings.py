@@ -30,6 +30,7 @@ class Train(Section):
     jit_compile: bool | Literal["auto"] = "auto"
     engine: Literal["auto", "compiled", "sparse"] = "auto"
     precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = "float32"
+    devices: Literal["one", "mirrored"] = "one"
 
     @field_validator("optimizer")
     @classmethod

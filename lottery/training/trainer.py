@@ -27,7 +27,7 @@ from lottery.training.settings import Train
 ACCURACIES = ("accuracy", "acc", "sparse_categorical_accuracy", "categorical_accuracy", "binary_accuracy")
 
 Arrays = Mapping[str, np.ndarray]  # by the name of a variable
-Row = tuple[int, str, float, float]  # step, split, loss, accuracy
+MetricsRow = tuple[int, str, float, float]  # step, split, loss, accuracy
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class Trained:
     # None where the accuracy is not that of one class for each example of an array.
     predictions: dict[str, np.ndarray] | None
     kept: Masks  # the masks after the last step
-    metrics: list[Row]  # by step; a training row is the mean since the row before, each batch as it was trained on
+    # By step; a training row is the mean since the row before, each batch as it was trained on.
+    metrics: list[MetricsRow]
     # ``early_stop_step``, the first step of minimum validation loss; loss and accuracy of every split there and at last
     summary: dict[str, float | int]
     start_sha256: str  # fingerprint of the model's variables when training began, read back from the model
@@ -192,7 +193,7 @@ class Trainer:
         seed: tuple[int, ...],
         span: Span = Span(),
         watch: Mapping[int, Callable[[dict[str, np.ndarray]], None]] | None = None,
-        report: Callable[[int, float, Row | None], None] = lambda step, accuracy, row: None,
+        report: Callable[[int, float, MetricsRow | None], None] = lambda step, accuracy, row: None,
         checkpointer: Checkpointer | None = None,
     ) -> Trained:
         """Train a network under masks, with a fresh optimizer; masked entries start at zero, whatever `start` holds.

@@ -9,10 +9,11 @@ import pandas as pd
 import pytest
 
 from lottery import analysis, files, plots
-from lottery.analysis.record import Analysis
 from lottery.errors import LotteryError
+from lottery.figures.record import Analysis
 from lottery.report import page
-from lottery.runs import results, store
+from lottery.runs import store
+from lottery.statistics import results
 from tests.conftest import checksum
 
 MORE = {"overlap": (2,)}  # what an analysis takes besides the run

@@ -15,14 +15,14 @@ from hypothesis.extra import numpy as stn
 
 import lottery
 from lottery import config, files, masks, progress, weights
-from lottery.analysis import connectivity, connectivity_files
-from lottery.analysis.connectivity_files import Siblings
+from lottery.analysis import connectivity
 from lottery.data import Data
 from lottery.errors import LotteryError
 from lottery.pipeline import connecting, interpolation, preparing, rounds
 from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.preparing import Ingredients, prepare
-from lottery.runs import store
+from lottery.runs import sibling_checks, siblings, store
+from lottery.runs.siblings import Siblings
 from tests.conftest import checksum, quietly, toy_arrays
 
 pytestmark = pytest.mark.usefixtures("traced_once")
@@ -59,12 +59,12 @@ def arrays():
 
 
 def go(out, overrides=None):
-    return lottery.run(TABLES, overrides, model=build, data=arrays(), out=out, tensorboard=False, report=quietly)
+    return lottery.run(TABLES, overrides, model=build, data=arrays(), out=out, tensorboard=False, on_event=quietly)
 
 
 def connect(run, *arguments, num_points=POINTS, recompute=False, **options):
     line = interpolation.Line(num_points, recompute)
-    options = {"line": line, "model": build, "data": arrays(), "report": quietly} | options
+    options = {"line": line, "model": build, "data": arrays(), "on_event": quietly} | options
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(preparing, "prepare", prepared_once)
         own = Ingredients(options.pop("model"), options.pop("data"))
@@ -105,12 +105,12 @@ def stored(path):
     return found
 
 
-def siblings(run, replicate, index, step=K):
+def pair_of(run, replicate, index, step=K):
     return Siblings(run.path, run.experiment, replicate, index, step)
 
 
 def is_right(run):
-    return [sentence for _, wrong in connectivity.wrong(run.path) for sentence in wrong]
+    return [sentence for _, wrong in sibling_checks.wrong(run.path) for sentence in wrong]
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def connected(traced_once, tmp_path_factory):
     """A run of two replicates and two rounds, connected from two steps, with its table before that."""
     run = go(tmp_path_factory.mktemp("connected"))
     before, events = run.table(), []
-    connect(run, steps=[0, K], report=events.append)
+    connect(run, steps=[0, K], on_event=events.append)
     done = [(event.done, event.total) for event in events if isinstance(event, progress.Step)]
     total = 2 * (K + 2 * (40 + 2 * (40 - K)))
     assert done == sorted(done) and done[0] == (0, total) and done[-1] == (total, total)
@@ -173,7 +173,7 @@ def test_a_barrier_is_seen_where_there_is_one():
     kept = masks.ones_like({name: states[0][name] for name in prepared.trainer.masks})
 
     def trained(start, number):
-        words = connectivity_files.seed_words(prepared.experiment, 1, number)
+        words = siblings.seed_words(prepared.experiment, 1, number)
         return prepared.trainer.train(start, kept, words).weights
 
     one, same, other = trained(states[0], 1), trained(states[0], 2), trained(states[1], 2)
@@ -230,7 +230,7 @@ def test_statistics_are_those_of_the_weights(library, rng):
 
 def test_a_path_ends_at_the_networks_and_is_what_a_model_says(connected):
     run, _ = connected
-    names = [name for name, wrong in connectivity.wrong(run.path) if not wrong]
+    names = [name for name, wrong in sibling_checks.wrong(run.path) if not wrong]
     assert sum(", network step " in name for name in names) == 2 * 2 * (1 + 2)
     assert sum(", path step " in name for name in names) == 2 * 2 * 2 and len(names) == 2 * 2 * (1 + 2 + 2)
     points = connectivity.points(run.path)
@@ -239,7 +239,7 @@ def test_a_path_ends_at_the_networks_and_is_what_a_model_says(connected):
     assert points["error"].min() > 0
     data = prepared_once(run.experiment).data
     model = build()
-    one, other = (siblings(run, 2, 1).network(n).weights for n in (1, 2))
+    one, other = (pair_of(run, 2, 1).network(n).weights for n in (1, 2))
     weights.assign(model, {name: (one[name] + other[name]) / 2 for name in one})
     for split in ("train", "test"):
         part = getattr(data, split)
@@ -263,7 +263,7 @@ def test_order_one_is_the_runs_own_and_two_is_another(connected):
     """Trained with order 1 from step 0, a sibling has the bits of the run's network, so it need not be trained."""
     run, _ = connected
     prepared = prepared_once(run.experiment)
-    words = [connectivity_files.seed_words(run.experiment, 1, number) for number in (1, 2)]
+    words = [siblings.seed_words(run.experiment, 1, number) for number in (1, 2)]
     for place in range(2):
         one, other = (prepared.trainer.loop.batches(each)(3)[(0, 3)[place]].numpy() for each in words)
         assert np.any(one != other), ("positions", "augmentation")[place]
@@ -276,7 +276,7 @@ def test_order_one_is_the_runs_own_and_two_is_another(connected):
         trained = files.read_arrays(folder / "weights.safetensors")
         assert all(np.array_equal(again[name], trained[name]) for name in trained)
         assert not (run.path / "connectivity/replicate-1" / f"round-0{index}" / "branch-step_0_order_1").exists()
-        other = siblings(run, 1, index, 0).network(2).weights
+        other = pair_of(run, 1, index, 0).network(2).weights
         assert any(np.any(other[name] != trained[name]) for name in kept)
 
 
@@ -284,7 +284,7 @@ def test_siblings_start_where_a_run_that_rewinds_would(connected, tmp_path):
     """W_k has the bits of another run's, and that run's round is its first sibling."""
     run, _ = connected
     late = go(tmp_path, {"rewind": {"step": K}, "run": {"num_replicates": 1}})
-    made, there = (siblings(each, 1, 0).state_file for each in (run, late))
+    made, there = (pair_of(each, 1, 0).state_file for each in (run, late))
     assert made != there and checksum(made) == checksum(there)
     connect(late)
     assert is_right(late) == [] and sorted(connectivity.points(late.path)["step"].unique()) == [K]
@@ -300,13 +300,13 @@ def test_an_interrupted_call_goes_on_and_a_second_one_trains_nothing(connected, 
     shutil.rmtree(copied.path / "connectivity")
     calls = []
 
-    def dies(path, rows, networks, write=connectivity_files.write_path):
+    def dies(path, rows, networks, write=siblings.write_path):
         calls.append(path)
         if len(calls) == 3:
             raise KeyboardInterrupt
         write(path, rows, networks)
 
-    monkeypatch.setattr(connectivity_files, "write_path", dies)
+    monkeypatch.setattr(siblings, "write_path", dies)
     with pytest.raises(KeyboardInterrupt):
         connect(copied, steps=[K, 0])
     begun = stored(copied.path / "connectivity")
@@ -314,12 +314,12 @@ def test_an_interrupted_call_goes_on_and_a_second_one_trains_nothing(connected, 
     connect(copied, steps=[K, 0])
     assert len(calls) == 3 + 8 - 2 and stored(copied.path / "connectivity") == whole
     events = []
-    connect(copied, steps=[0, K], report=events.append)
+    connect(copied, steps=[0, K], on_event=events.append)
     assert len(calls) == 9 and [event.text.partition(" paths")[0] for event in events] == ["All 8"]
 
     assert stored(copied.path / "connectivity") == whole
 
-    connect(copied, [1], replicate=1, num_points=3, recompute=True, report=events.append)
+    connect(copied, [1], replicate=1, num_points=3, recompute=True, on_event=events.append)
     assert len(calls) == 10 and calls[-1].name == "path-step_0-recomputed.csv"
     assert "round 1, step 0: the test-error barrier is" in events[-1].text
     connect(copied, [1], replicate=1, num_points=3)
@@ -333,9 +333,9 @@ def test_an_interrupted_call_goes_on_and_a_second_one_trains_nothing(connected, 
 
 
 def tamper(run, what):
-    folder = siblings(run, 1, 1).network(2).folder
-    path = siblings(run, 1, 1).path_file()
-    record, points = connectivity_files.read_path(path)
+    folder = pair_of(run, 1, 1).network(2).folder
+    path = pair_of(run, 1, 1).path_file()
+    record, points = siblings.read_path(path)
     if what == "weight":
         kept, state = files.read_masks(folder / "masks.safetensors"), files.read_arrays(folder / "weights.safetensors")
         state["dense/kernel"][~kept["dense/kernel"]] += 1
@@ -351,7 +351,7 @@ def tamper(run, what):
     elif what == "chance":
         rewrite(folder, start_sha256=masks_of_the_run_applied(run))
     elif what == "state":
-        file = siblings(run, 1, 1).state_file
+        file = pair_of(run, 1, 1).state_file
         state = files.read_arrays(file)
         state["dense/bias"] = state["dense/bias"] + 1
         files.write(file, files.pack_arrays(state))
@@ -362,19 +362,19 @@ def tamper(run, what):
         rewrite(round_, kept={name: ~mask for name, mask in files.read_masks(round_ / "masks.safetensors").items()})
     elif what == "end":
         changed = [(*row[:3], 0.5) if row[0] == 1 else row for row in points]
-        connectivity_files.write_path(path, changed, record["networks"])
+        siblings.write_path(path, changed, record["networks"])
     elif what == "short":
-        connectivity_files.write_path(path, points[:-2], record["networks"])
+        siblings.write_path(path, points[:-2], record["networks"])
     elif what in ("middle", "recomputed"):
         if what == "recomputed":
-            path = siblings(run, 1, 1).path_file(recomputed=True)
-            connectivity_files.write_path(path, points, record["networks"])
+            path = pair_of(run, 1, 1).path_file(recomputed=True)
+            siblings.write_path(path, points, record["networks"])
             assert is_right(run) == []
         lines = path.read_text().splitlines()
         lines[5] = ",".join([*lines[5].split(",")[:3], "0.9"])
         path.write_text("\n".join(lines) + "\n")
     elif what == "record":
-        files.write_json(connectivity_files.record_file(path), {**record, "num_points": POINTS + 1})
+        files.write_json(siblings.record_file(path), {**record, "num_points": POINTS + 1})
     elif what == "text":
         path.write_text("alpha,split,loss,error\n0.0,test,low,0.1\n")
     elif what == "gone":
@@ -383,7 +383,7 @@ def tamper(run, what):
 
 def masks_of_the_run_applied(run):
     """Fingerprint of the second sibling's start if its random layers started as those of the first sibling."""
-    start = files.read_arrays(siblings(run, 1, 1).state_file)
+    start = files.read_arrays(pair_of(run, 1, 1).state_file)
     kept = files.read_masks(store.round_path(run.path, 1, 1) / "masks.safetensors")
     return weights.fingerprint(masks.apply(start, kept))
 
@@ -419,7 +419,7 @@ def rewrite(folder, text=None, kept=None, state=None, **changed):
 )  # fmt: skip
 def test_damage_is_seen(copied, what, where, found):
     tamper(copied, what)
-    wrong = {name: sentences for name, sentences in connectivity.wrong(copied.path) if sentences}
+    wrong = {name: sentences for name, sentences in sibling_checks.wrong(copied.path) if sentences}
     assert wrong and all(name.startswith("connectivity, replicate 1, round ") for name in wrong)
     own = {"network": "network step 15 order 2", "path": "path step 15" + ", recomputed" * (what == "recomputed")}
     said = wrong[f"connectivity, replicate 1, round 1, {own[where]}"]
@@ -446,17 +446,17 @@ def test_damage_and_other_masks_are_refused(copied, what, found):
 def test_outdated_paths_are_left_out_and_measured_again(copied):
     """A network was trained again, a record is missing as after a kill, a round was deleted as `store` advises."""
     tamper(copied, "again")
-    connectivity_files.record_file(siblings(copied, 2, 1).path_file()).unlink()
+    siblings.record_file(pair_of(copied, 2, 1).path_file()).unlink()
     whole, said = connectivity.points(copied.path), []
     assert len(whole) == (8 - 2) * POINTS * 2
-    connect(copied, [1], [K], report=said.append)
+    connect(copied, [1], [K], on_event=said.append)
     assert sum("the test-error barrier is" in event.text for event in said) == 2 == len(said)
     assert is_right(copied) == [] and len(connectivity.points(copied.path)) == 8 * POINTS * 2
     shutil.rmtree(store.round_path(copied.path, 1, 1))
     left = connectivity.points(copied.path)
     assert set(zip(left["replicate"], left["round"], strict=True)) == {(1, 0), (2, 0), (2, 1)}
     assert len(connectivity.sentences(connectivity.barriers(left))) == 4
-    wrong = [sentence for name, said in connectivity.wrong(copied.path) for sentence in said if "path step" in name]
+    wrong = [sentence for name, said in sibling_checks.wrong(copied.path) for sentence in said if "path step" in name]
     assert wrong == ["Its round is not stored, or one before it is not."] * 2
 
 
@@ -466,10 +466,10 @@ def test_the_second_sibling_has_other_dropout(connected):
     import tensorflow as tf
 
     run, _ = connected
-    states = [files.read_arrays(siblings(run, 1, 0, step).state_file) for step in (0, K)]
+    states = [files.read_arrays(pair_of(run, 1, 0, step).state_file) for step in (0, K)]
     model, x = build(), np.ones((50, 6), np.float32)
     for state in states:
-        one, other = (siblings(run, 1, 0).start(number, state) for number in (1, 2))
+        one, other = (pair_of(run, 1, 0).start(number, state) for number in (1, 2))
         changed = [name for name in state if np.any(one[name] != other[name])]
         assert changed == ["dropout/seed_generator_state"] and other[changed[0]].dtype == state[changed[0]].dtype
         seen = []
@@ -477,9 +477,9 @@ def test_the_second_sibling_has_other_dropout(connected):
             weights.assign(model, each)
             seen.append(np.asarray(model(x, training=True)))
         assert np.any(seen[0] != seen[1])
-        again = siblings(run, 1, 0).start(2, state)
+        again = pair_of(run, 1, 0).start(2, state)
         assert all(np.array_equal(again[name], other[name]) for name in state)
-        assert np.any(siblings(run, 2, 0).start(2, state)[changed[0]] != other[changed[0]])
+        assert np.any(pair_of(run, 2, 0).start(2, state)[changed[0]] != other[changed[0]])
 
     class Noise(keras.layers.Layer):
         def __init__(self):
@@ -507,7 +507,7 @@ def test_the_second_sibling_has_other_dropout(connected):
 def test_siblings_of_other_weights_are_refused(copied):
     tamper(copied, "state")
     for number in (1, 2):
-        shutil.rmtree(siblings(copied, 1, 1).network(number).folder)
+        shutil.rmtree(pair_of(copied, 1, 1).network(number).folder)
     with pytest.raises(LotteryError, match="started from other weights than those of step 15 of replicate 1"):
         connect(copied, [1], [K])
 
@@ -534,7 +534,7 @@ def test_other_modes_of_rewinding_are_refused(tmp_path):
     with store.opened(path, experiment):
         pass
     with pytest.raises(LotteryError, match="received 'learning_rate', allowed is 'weights'"):
-        connecting.connect(path, execution=Execution(report=quietly))
+        connecting.connect(path, execution=Execution(on_event=quietly))
 
 
 def test_data_sets_in_one_order_are_refused_and_endless_ones_tested(tmp_path, monkeypatch):
@@ -550,19 +550,19 @@ def test_data_sets_in_one_order_are_refused_and_endless_ones_tested(tmp_path, mo
     with pytest.raises(LotteryError, match="come in the same order whatever the seed"):
         connecting._check_orders(prepared)
     data = (lambda: train.unbatch().shuffle(200).batch(20), test, test)
-    run = lottery.run({**TABLES, "run": {"num_replicates": 1}}, model=linear, data=data, out=tmp_path, report=quietly)
+    run = lottery.run({**TABLES, "run": {"num_replicates": 1}}, model=linear, data=data, out=tmp_path, on_event=quietly)
     said = []
-    connect(run, [0], model=linear, data=data, recompute=True, report=said.append)
+    connect(run, [0], model=linear, data=data, recompute=True, on_event=said.append)
     assert "no BatchNormalization, so" in said[0].text
     assert is_right(run) == [] and len(connectivity.points(run.path)) == 2 * POINTS
-    one, two = (siblings(run, 1, 0, 0).network(n).weights for n in (1, 2))
+    one, two = (pair_of(run, 1, 0, 0).network(n).weights for n in (1, 2))
     assert np.any(one["dense/kernel"] != two["dense/kernel"])
 
     prepared = prepare(run.experiment, Ingredients(linear, data))
     endless = dataclasses.replace(prepared.data, train=lambda once=prepared.data.train: once().repeat())
     prepared = dataclasses.replace(prepared, data=endless)
     monkeypatch.setitem(globals(), "prepare", lambda *_: prepared)
-    connect(run, [0], model=linear, data=data, num_points=POINTS + 1, report=said.append)
+    connect(run, [0], model=linear, data=data, num_points=POINTS + 1, on_event=said.append)
     assert "do not end within one training, so only the test error is measured" in said[-2].text
     points = connectivity.points(run.path)
     assert points["split"].tolist() == ["test"] * (POINTS + 1) and is_right(run) == []
@@ -595,7 +595,7 @@ def test_a_dense_network_of_other_bits_is_reported(copied):
     text, said = (folder / "metrics.csv").read_text(), []
     line = next(line for line in text.splitlines() if line.startswith("10,validation"))
     rewrite(folder, text.replace(line, "10,validation,0.5,0.5"))
-    connect(copied, [1], [K], replicate=1, report=said.append)
+    connect(copied, [1], [K], replicate=1, on_event=said.append)
     notes = [event.text for event in said if hasattr(event, "text")]
     assert any("again gave different bits (see the validation loss at step 10)" in one for one in notes)
 
@@ -664,7 +664,7 @@ def test_sentences_about_barriers():
 
 @pytest.mark.parametrize("ending", ["csv", "json"])
 def test_a_path_is_not_read_through_a_link_out_of_the_run(copied, tmp_path, ending):
-    path = siblings(copied, 1, 1).path_file().with_suffix(f".{ending}")
+    path = pair_of(copied, 1, 1).path_file().with_suffix(f".{ending}")
     path.rename(tmp_path / "outside")
     path.symlink_to(tmp_path / "outside")
     with pytest.raises(LotteryError, match="out of the run's folder by a symbolic link"):

@@ -16,7 +16,9 @@ from lottery import plots, weights
 from lottery.analysis import costs
 from lottery.errors import LotteryError
 from lottery.models import multiply_adds, networks
-from lottery.runs import results, store, tensorboard
+from lottery.pipeline import tensorboard
+from lottery.runs import store
+from lottery.statistics import results
 from lottery.tickets import chain, compaction
 from tests.conftest import quietly
 
@@ -25,12 +27,12 @@ from tests.conftest import quietly
 def test_multiply_adds_are_counted_one_by_one(sizes):
     kept = {name: count for name, (count, _) in sizes.items()}
     per_entry = {name: times for name, (_, times) in sizes.items()}
-    assert costs.multiply_adds(kept, {**per_entry, "unused": 3}) == sum(
+    assert multiply_adds.of_kept(kept, {**per_entry, "unused": 3}) == sum(
         1 for n in kept for _ in range(kept[n]) for _ in range(per_entry[n])
     )
     for name in kept:
-        assert costs.multiply_adds(kept, {**per_entry, name: None}) is None
-        assert costs.multiply_adds(kept, {one: times for one, times in per_entry.items() if one != name}) is None
+        assert multiply_adds.of_kept(kept, {**per_entry, name: None}) is None
+        assert multiply_adds.of_kept(kept, {one: times for one, times in per_entry.items() if one != name}) is None
 
 
 def total(model):
@@ -216,7 +218,7 @@ def test_what_a_network_takes_counted_by_hand(tmp_path):
             "controls": ["random_mask", "untrained", "gradual_long", "rigl"],
         },
     }
-    run = lottery.run(settings, out=tmp_path, report=quietly)
+    run = lottery.run(settings, out=tmp_path, on_event=quietly)
     table = costs.table(run.path).set_index(["branch", "round"])
     dense, kept = 50_200, table["num_kept"].to_dict()
     each = 3 * 10  # forward, and backward twice, for each example of a batch
@@ -260,5 +262,5 @@ def test_one_shot_pruning_takes_the_dense_network_at_most(tmp_path, criterion, s
         "prune": {"num_rounds": 2, "rate": 0.5, "criterion": criterion, "iterative": False},
         "run": {"num_replicates": 1},
     }
-    run = lottery.run(settings, out=tmp_path, report=quietly)
+    run = lottery.run(settings, out=tmp_path, on_event=quietly)
     assert costs.table(run.path)["spent_steps"].tolist() == [8, steps, steps]

@@ -16,8 +16,9 @@ import pytest
 from matplotlib.collections import FillBetweenPolyCollection
 
 from lottery import plots
-from lottery.analysis import captions, connectivity, distances, style
+from lottery.analysis import connectivity, distances
 from lottery.errors import LotteryError
+from lottery.figures import captions, style
 from lottery.runs import store
 from tests.runs.test_results import made_up
 

@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 from lottery import files, plots
-from lottery.analysis import ANALYSES, captions, connectivity, connectivity_files, curves, distances, inputs, style
-from lottery.runs import store
+from lottery.analysis import ANALYSES, connectivity, curves, distances, inputs
+from lottery.figures import captions, style
+from lottery.runs import siblings, store
 from tests.scripts.figures_from_files import compared, evenly, spread
 
 MEASURED = ("barrier", "instability")
@@ -22,7 +23,7 @@ FEWEST = 20
 def undrawn(monkeypatch):
     """Leave out the drawing that places alone need: numbers are read from artists."""
     monkeypatch.setattr("matplotlib.figure.Figure.draw_without_rendering", lambda figure: None)
-    monkeypatch.setattr("lottery.analysis.layout.fit", lambda figure: None)
+    monkeypatch.setattr("lottery.figures.layout.fit", lambda figure: None)
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +56,12 @@ def run(small_run, tmp_path_factory):
         for step in (0, 40):
             alphas = np.linspace(0, 1, 6)
             rows = [(float(at), split, 1.0, float(rng.random())) for at in alphas for split in ("train", "test")]
-            siblings = connectivity_files.Siblings(path, experiment, replicate, index, step)
-            for number in connectivity_files.ORDERS[step == 0 :]:  # the first from step 0 is the run's own
-                copy = store.read_record(ticket) | {"branch": siblings.branch(number)}
+            pair = siblings.Siblings(path, experiment, replicate, index, step)
+            for number in siblings.ORDERS[step == 0 :]:  # the first from step 0 is the run's own
+                copy = store.read_record(ticket) | {"branch": pair.branch(number)}
                 kept = files.read_masks(ticket / "masks.safetensors")
-                store.write_round(siblings.network(number).folder, kept, weights, lowest, copy)
-            connectivity_files.write_path(siblings.path_file(), rows, siblings.digests())
+                store.write_round(pair.network(number).folder, kept, weights, lowest, copy)
+            siblings.write_path(pair.path_file(), rows, pair.digests())
     return path
 
 

@@ -12,7 +12,8 @@ from hypothesis.extra import numpy as hnp
 from lottery import config, files, masks, weights
 from lottery.analysis import curves, layers
 from lottery.errors import LotteryError
-from lottery.runs import results, store
+from lottery.runs import store
+from lottery.statistics import results
 
 LENET = {"library": "keras", "name": "lenet_300_100", "input_shape": [3, 4], "num_classes": 2}
 

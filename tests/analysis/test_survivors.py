@@ -129,7 +129,7 @@ def test_distances_where_something_is_zero():
     assert distances.moved(np.array([0.0, 1, -1, 2]), np.array([1.0, -1, -1, 2]))[4] == pytest.approx(1 / 3)
 
 
-@pytest.mark.parametrize("mode", ["weights", "none"])
+@pytest.mark.parametrize("mode", ["weights", "fine_tune"])
 def test_each_round_is_measured_from_where_it_began(tmp_path, rng, mode):
     start = {"a": rng.normal(size=(4, 4)).astype(np.float32)}
     ended = {"a": start["a"] + np.float32(3)}
@@ -139,7 +139,7 @@ def test_each_round_is_measured_from_where_it_began(tmp_path, rng, mode):
         tmp_path, {1: {(0, "ticket"): kept, (1, "ticket"): kept}}, {1: start}, settings={"rewind": {"mode": mode}},
         trained={(1, 0): ended, (1, 1): final},
     )  # fmt: skip
-    if mode == "none":  # what the round began from is what the round before left
+    if mode == "fine_tune":  # what the round began from is what the round before left
         folder = store.round_path(run, 1, 1)
         record = store.read_record(folder) | {"start_sha256": weights.fingerprint(ended)}
         record = {key: value for key, value in record.items() if key not in ("sha256", "record_sha256", "format")}

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lottery.runs import results
+from lottery.statistics import results
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 

@@ -13,7 +13,7 @@ import typer
 
 from lottery import cli, tickets
 from lottery.analysis import ANALYSES
-from lottery.runs import published
+from lottery.statistics import published
 
 RULE = re.compile("[─━╸╺]+")
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -87,7 +87,7 @@ def folder(small_run, tmp_path_factory):
     name = small_run.path.name
     shutil.copytree(small_run.path, folder / "runs" / name)
     quick = {"train": {"num_steps": 8, "eval_every": 4, "jit_compile": False}, "prune": {"rate": 0.5, "num_rounds": 2}}
-    other = lottery.run(SMALL | {"name": "other"}, quick, out=folder / "runs", report=quietly)
+    other = lottery.run(SMALL | {"name": "other"}, quick, out=folder / "runs", on_event=quietly)
     (folder / "sweep.toml").write_text("[sweep]\n'prune.rate' = [0.2, 0.5]\n")
     tickets.load(small_run.path, round=3).save(folder / "ticket.safetensors")
     return folder, name, other.path.name

@@ -146,7 +146,7 @@ def test_the_data_of_a_file_may_be_elsewhere(lottery, tmp_path, rng):
         "prune": {"num_rounds": 1},
         "run": {"num_replicates": 1, "controls": []},
     }
-    run = package.run(tables, out=tmp_path / "runs", report=quietly)
+    run = package.run(tables, out=tmp_path / "runs", on_event=quietly)
     path = tickets.load(run.path, round=1).save(tmp_path / "t.safetensors")
     assert "mine.npz" in path.read_bytes().decode(errors="replace") and str(tmp_path) not in str(path.read_bytes())
     out = tmp_path / "m.npz"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lottery import enforcement, masks, weights
-from lottery.enforcement import wrappers
+from lottery.enforcement import tfmot
 from lottery.errors import LotteryError
 from lottery.models import networks
 from tests.conftest import fit, toy_arrays
@@ -128,14 +128,14 @@ def check_free(model, kept, x, y):
 def looking(library, kept, held_at=None):
     """A callback that checks after every batch, without the trace that AuditMasks needs."""
 
-    class Look(library.callbacks.Callback):
+    class BranchStyle(library.callbacks.Callback):
         num_batches = 0
 
         def on_train_batch_end(self, batch, logs=None):
             self.num_batches += 1
             check_held(self.model, kept, held_at)
 
-    return Look()
+    return BranchStyle()
 
 
 def check_restored(model):
@@ -376,7 +376,10 @@ def test_values_are_held_where_they_are_asked_to_be(mode, library, rng):
     kept = random_masks(model)
     x, y = examples(rng)
     if mode == "tfmot":
-        with pytest.raises(LotteryError, match="zero only"), enforcement.tfmot(model, kept, held_at="present"):
+        with (
+            pytest.raises(LotteryError, match="zero only"),
+            enforcement.pruning_wrappers(model, kept, held_at="present"),
+        ):
             pass
         return
     before = weights.read_state(model)
@@ -1062,7 +1065,10 @@ def test_what_the_model_is_not():
     ):
         pass
     model = network(keras)
-    with pytest.raises(LotteryError, match="Keras 3.*tf_keras"), enforcement.tfmot(model, random_masks(model)):
+    with (
+        pytest.raises(LotteryError, match="Keras 3.*tf_keras"),
+        enforcement.pruning_wrappers(model, random_masks(model)),
+    ):
         pass
     unbuilt = keras.Sequential([keras.layers.Dense(3)])
     for mode in ("constraint", "reparameterization", "callback"):
@@ -1113,7 +1119,7 @@ def test_what_is_abandoned_and_collected_computes_nothing(mode):
     import tf_keras
 
     made = tf_keras.Sequential([tf_keras.layers.InputLayer((4,)), tf_keras.layers.Dense(3)])
-    model = wrappers.wrap(made, {"dense/kernel": np.ones((4, 3), bool)}) if mode == "tfmot" else made
+    model = tfmot.wrap(made, {"dense/kernel": np.ones((4, 3), bool)}) if mode == "tfmot" else made
     gc.disable()
     gc.freeze()  # what is there already, and what other tests abandoned, is not looked at
     try:

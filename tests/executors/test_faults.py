@@ -36,12 +36,12 @@ def test_data_that_change_while_a_run_is_trained_are_refused(world, monkeypatch)
     run, number = world.copy(world.partial), []
     honest = dispatch.Worker.__init__
 
-    def unprepared(self, recipes, report, asked, prepared):
+    def unprepared(self, recipes, report, should_stop, prepared):
         number.append(world.data.read_bytes())
         arrays = dict(faults.np.load(world.data))
         arrays["x_train"][0] += 1
         faults.np.savez(world.data, **arrays)
-        honest(self, recipes, report, asked, {})
+        honest(self, recipes, report, should_stop, {})
 
     with monkeypatch.context() as patched:
         patched.setattr(dispatch.Worker, "__init__", unprepared)

@@ -71,7 +71,7 @@ def test_two_workers_give_the_bits_of_one_and_a_failure_stops_nothing_else(tmp_p
         with pytest.raises(LotteryError, match=r"This one is not scored\. 1 other network could not be trained"):
             lottery.run(
                 TABLES, model=build, data=arrays(), criterion=choosy, schedule=lambda index: 0.8**index,
-                enforcement=own, out=tmp_path / str(workers), workers=workers, report=said[workers].append,
+                enforcement=own, out=tmp_path / str(workers), workers=workers, on_event=said[workers].append,
             )  # fmt: skip
     one, two = (contents(tmp_path / str(workers)) for workers in (1, 2))
     assert len(one) == 10 * 6 + 3 * 2 + 2 and [name for name in one if one[name] != two.get(name)] == []
@@ -82,7 +82,7 @@ def test_two_workers_give_the_bits_of_one_and_a_failure_stops_nothing_else(tmp_p
         assert [event.where.done for event in done] == sorted(event.where.done for event in done)
         told = {}
         for event in events:
-            if isinstance(event, progress.Measured):
+            if isinstance(event, progress.Evaluated):
                 told.setdefault((event.replicate, event.round, event.branch), []).append(event.row)
             elif isinstance(event, progress.Done):  # everything about a network is told before it is done
                 key = event.where.replicate, event.where.round, event.where.branch
@@ -109,7 +109,7 @@ print("begun", flush=True)
 tables = TABLES | {"train": TABLES["train"] | {"num_steps": 20000, "eval_every": 1000}, "rewind": {"step": 0}}
 def report(event):
     print(type(event).__name__, getattr(event, "text", ""), getattr(event, "step", ""), flush=True)
-lottery.run(tables, model=build, data=arrays(), out=sys.argv[1], workers=2, report=report,
+lottery.run(tables, model=build, data=arrays(), out=sys.argv[1], workers=2, on_event=report,
             checkpoint_every=checkpoints.Every(0, 500))
 """
 
@@ -163,5 +163,5 @@ def test_a_worker_that_is_killed_is_replaced_and_workers_end_with_who_has_starte
 
 def test_numbers_of_workers(tmp_path):
     with pytest.raises(LotteryError, match="workers: received 0, allowed is 1 or more"):
-        lottery.run(TABLES, model=build, data=arrays(), out=tmp_path, workers=0, report=progress.silent)
+        lottery.run(TABLES, model=build, data=arrays(), out=tmp_path, workers=0, on_event=progress.silent)
     assert not list(tmp_path.iterdir())

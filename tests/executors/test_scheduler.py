@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lottery import progress, stopping
+from lottery import interrupts, progress
 from lottery.errors import LotteryError, StorageError
 from lottery.executors import scheduler
 from lottery.executors.scheduler import Lost, Task
@@ -60,8 +60,8 @@ class Planned:
     def stop(self):
         self.stopped = True
 
-    def engine(self):
-        return scheduler.Engine(self.submit, self.stop, lambda: self.slots, lambda: False, self)
+    def executor(self):
+        return scheduler.Executor(self.submit, self.stop, lambda: self.slots, lambda: False, self)
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,9 +90,9 @@ def test_everything_is_trained_once_after_what_it_needs(data):
     said = []
     if fails:
         with pytest.raises(LotteryError, match="no"):
-            scheduler.launch(tasks, planned.engine(), said.append)
+            scheduler.launch(tasks, planned.executor(), said.append)
     else:
-        scheduler.launch(tasks, planned.engine(), said.append)
+        scheduler.launch(tasks, planned.executor(), said.append)
     assert planned.most <= (slots or len(tasks)) and not doomed & set(planned.begun)
     assert set(planned.begun) == set(tasks) - doomed
     assert all(planned.begun.count(task) == attempts[task] for task in planned.begun)
@@ -104,7 +104,7 @@ def test_what_needs_a_network_begins_after_it_has_ended():
     submit = planned.submit
     planned.submit = lambda task: order.append(("begin", task)) or submit(task)
     tasks = networks(2, 3, ("random_mask",))
-    scheduler.launch(tasks, planned.engine())
+    scheduler.launch(tasks, planned.executor())
     for task in tasks:
         for one in scheduler.needs(task):
             assert order.index(("end", one)) < order.index(("begin", task))
@@ -115,7 +115,7 @@ def test_lost_again_and_again_without_progress_is_a_failure():
     planned = Planned(lambda running: running[0], 1, lambda task: Lost("the process has died"))
     tasks = networks(1, 1)
     with pytest.raises(LotteryError, match=r"Replicate 1, round 0: the process has died 3 times without any progress"):
-        scheduler.launch(tasks, planned.engine())
+        scheduler.launch(tasks, planned.executor())
     assert planned.begun == [tasks[0]] * 3
 
 
@@ -131,7 +131,7 @@ def test_lost_with_progress_starts_again(tmp_path):
         return Lost("the process has died")
 
     planned = Planned(lambda running: running[0], 1, outcome)
-    scheduler.launch(networks(1, 0, run=tmp_path), planned.engine())
+    scheduler.launch(networks(1, 0, run=tmp_path), planned.executor())
     assert len(planned.begun) == 11
 
 
@@ -141,14 +141,14 @@ def test_a_full_disk_stops_all():
 
     planned = Planned(lambda running: running[0], 2, outcome)
     with pytest.raises(StorageError):
-        scheduler.launch(networks(3, 3), planned.engine())
+        scheduler.launch(networks(3, 3), planned.executor())
     assert planned.stopped and len(planned.begun) == 2
 
 
 def test_asked_to_stop():
     planned = Planned(lambda running: running[0], 2, lambda task: True)
-    with pytest.raises(stopping.Stopped) as stopped:
-        scheduler.launch(networks(3, 3), planned.engine(), asked=lambda: 15 if len(planned.ended) >= 3 else 0)
+    with pytest.raises(interrupts.Stopped) as stopped:
+        scheduler.launch(networks(3, 3), planned.executor(), should_stop=lambda: 15 if len(planned.ended) >= 3 else 0)
     assert stopped.value.signal == 15 and planned.stopped and len(planned.begun) == len(planned.ended) <= 5
     assert isinstance(stopped.value, KeyboardInterrupt)
 
@@ -156,7 +156,7 @@ def test_asked_to_stop():
 def test_one_that_was_stopped_alone_goes_on():
     answers = iter(["stopped", True, True])
     planned = Planned(lambda running: running[0], 1, lambda task: next(answers))
-    scheduler.launch(networks(1, 1), planned.engine())
+    scheduler.launch(networks(1, 1), planned.executor())
     assert [task.network[1] for task in planned.begun] == [0, 0, 1]
 
 
@@ -164,7 +164,7 @@ def test_several_failures_are_counted_and_reported_at_once():
     said = []
     planned = Planned(lambda running: running[0], 1, lambda task: ValueError("odd") if task.network[1] == 1 else True)
     with pytest.raises(LotteryError, match=r"Replicate 1, round 1: ValueError: odd. 3 other networks could not"):
-        scheduler.launch(networks(2, 2), planned.engine(), said.append)
+        scheduler.launch(networks(2, 2), planned.executor(), said.append)
     assert [event.text for event in said if isinstance(event, progress.Note)] == [
         f"Replicate {number}, round 1: ValueError: odd. The others continue." for number in (1, 2)
     ]

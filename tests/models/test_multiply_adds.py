@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from lottery import weights
-from lottery.analysis import costs
 from lottery.models import multiply_adds
 
 LIBRARIES = ("keras", "tf_keras")
@@ -127,7 +126,7 @@ def test_masks_take_off_what_they_mask(keras, rng):
     (name,) = weights.prunable(model)
     mask = rng.random((3, 4)) < 0.5
     products = sum(bool(mask[place]) for _ in range(5) for place in np.ndindex(mask.shape))
-    assert costs.multiply_adds({name: int(mask.sum())}, multiply_adds.per_entry(model)) == products
+    assert multiply_adds.of_kept({name: int(mask.sum())}, multiply_adds.per_entry(model)) == products
 
 
 def test_what_a_class_of_the_users_computes_is_not_known(keras):

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from lottery.errors import LotteryError
-from lottery.models import library, networks, units
+from lottery.models import kerases, networks, units
 
 
 def of(made_by, read_by, size):
     return {"size": size, "made_by": made_by.split(), "read_by": read_by.split()}
 
 
-@pytest.mark.parametrize("name", library.LIBRARIES)
+@pytest.mark.parametrize("name", kerases.LIBRARIES)
 def test_units_of_chains_through_everything_that_leaves_them_as_they_are(name):
     model = networks.builder("conv_2", (32, 32, 3), 10, name)()
     assert units.removable(model, True) == [
@@ -102,7 +102,7 @@ def test_a_layer_that_is_used_twice_and_a_class_of_its_own_are_refused():
         units.removable(subclassed(keras, 4), False)
 
 
-@pytest.mark.parametrize("name", library.LIBRARIES)
+@pytest.mark.parametrize("name", kerases.LIBRARIES)
 def test_a_unit_without_its_entries_does_nothing(name):
     """What leaves its kernels and enters its readers is all there is: anything may come out of it, and no output moves."""
     from lottery import weights

@@ -7,7 +7,7 @@ import pytest
 
 import lottery
 from lottery.errors import LotteryError
-from lottery.runs import tables
+from lottery.statistics import tables
 
 
 def test_load_gives_the_run_that_run_gave(small_run):

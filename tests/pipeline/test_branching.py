@@ -13,8 +13,9 @@ from lottery import cli, config, files, masks, randomness
 from lottery.errors import LotteryError
 from lottery.pipeline.preparing import Ingredients
 from lottery.pruning import branches
-from lottery.runs import store, verdicts, verification
+from lottery.runs import store, verification
 from lottery.settings import GIVEN
+from lottery.statistics import verdicts
 from lottery.training.trainer import Span
 from tests.conftest import checksum, quietly, toy_arrays
 
@@ -50,7 +51,7 @@ def arrays(seed=3):
 
 
 def go(out, overrides=None, **options):
-    given = {"model": build, "data": arrays(), "report": quietly, "tensorboard": False} | options
+    given = {"model": build, "data": arrays(), "on_event": quietly, "tensorboard": False} | options
     return lottery.run(TABLES, overrides, out=out, **given)
 
 
@@ -209,7 +210,7 @@ def rewound(traced_once, tmp_path_factory):
     return go(tmp_path_factory.mktemp("rewound"), {"run": {"num_replicates": 1}, "train": {"drop_at": [20]}})
 
 
-@pytest.mark.parametrize("mode", ["learning_rate", "none", "sign", "reshuffled"])
+@pytest.mark.parametrize("mode", ["learning_rate", "fine_tune", "sign", "reshuffled"])
 def test_other_ways_to_go_on(rewound, tmp_path, mode):
     run = go(tmp_path, {"rewind": {"mode": mode}, "run": {"num_replicates": 1}, "train": {"drop_at": [20]}})
     assert is_right(run) == []
@@ -226,7 +227,7 @@ def test_fine_tuning_trains_with_the_last_learning_rate_and_learning_rate_rewind
     """A last learning rate of next to nothing: fine-tuning moves no weight, learning-rate rewinding does."""
     train = {"drop_at": [20, 21, 22, 23, 24, 25], "drop_factor": 0.01}
     moved = {}
-    for mode in ("none", "learning_rate"):
+    for mode in ("fine_tune", "learning_rate"):
         run = go(
             tmp_path,
             {"rewind": {"mode": mode}, "run": {"num_replicates": 1}, "prune": {"num_rounds": 1}, "train": train},
@@ -234,7 +235,7 @@ def test_fine_tuning_trains_with_the_last_learning_rate_and_learning_rate_rewind
         before, after = state(folder_of(run, index=0)), state(folder_of(run, index=1))
         kept = files.read_masks(folder_of(run, index=1) / "masks.safetensors")["dense/kernel"]
         moved[mode] = np.abs(before["dense/kernel"] - after["dense/kernel"])[kept].max()
-    assert moved["none"] < 1e-6 and moved["learning_rate"] > 1e-2
+    assert moved["fine_tune"] < 1e-6 and moved["learning_rate"] > 1e-2
 
 
 def test_one_shot_rounds_are_all_pruned_from_the_dense_network(tmp_path):
@@ -254,7 +255,7 @@ def test_branches_of_a_run_that_is_stored(tmp_path, traced_once):
     """The command's function: the same as a control of the run, for chosen rounds; again, nothing is trained."""
     run = go(tmp_path)
     events = []
-    done = lottery.branch(run.path, "random_mask", [2], model=build, data=arrays(), report=events.append)
+    done = lottery.branch(run.path, "random_mask", [2], model=build, data=arrays(), on_event=events.append)
     assert done.table().query("branch == 'random_mask'")["round"].tolist() == [2, 2]
     traced_once.clear()
     whole = go(tmp_path, {"run": {"controls": ["random_mask"]}})
@@ -262,7 +263,7 @@ def test_branches_of_a_run_that_is_stored(tmp_path, traced_once):
         one, other = (folder_of(each, replicate, 2, "random_mask") / "weights.safetensors" for each in (run, whole))
         assert checksum(one) == checksum(other)
     before = (folder_of(run, 1, 2, "random_mask") / "round.json").stat().st_mtime_ns
-    lottery.branch(run.path, "random_mask", [2], model=build, data=arrays(), report=events.append)
+    lottery.branch(run.path, "random_mask", [2], model=build, data=arrays(), on_event=events.append)
     assert (folder_of(run, 1, 2, "random_mask") / "round.json").stat().st_mtime_ns == before
     assert "complete" in events[-1].text and is_right(done) == []
 
@@ -272,11 +273,11 @@ def test_a_branch_of_the_callers_own(single):
         start = {name: value / 2 if name in origin.kept else value for name, value in origin.start.items()}
         return branches.BranchStart(start, origin.kept, 0, origin.num_steps)
 
-    done = lottery.branch(single.path, halved, model=build, data=arrays(), report=quietly)
+    done = lottery.branch(single.path, halved, model=build, data=arrays(), on_event=quietly)
     assert sorted(done.table()["branch"].unique()) == ["halved", "ticket"] and is_right(done) == []
     events, same = [], lambda origin: halved(origin)
     same.__name__ = "halved"
-    lottery.branch(single.path, same, model=build, data=arrays(), report=events.append)
+    lottery.branch(single.path, same, model=build, data=arrays(), on_event=events.append)
     assert "complete" in events[-1].text
 
     def third(origin):
@@ -285,7 +286,7 @@ def test_a_branch_of_the_callers_own(single):
 
     third.__name__ = "halved"
     with pytest.raises(LotteryError, match="another function called 'halved' made the branch of round 1"):
-        lottery.branch(single.path, third, model=build, data=arrays(), report=quietly)
+        lottery.branch(single.path, third, model=build, data=arrays(), on_event=quietly)
 
 
 def test_a_control_is_added_in_one_place(tmp_path, monkeypatch):
@@ -316,12 +317,12 @@ def test_a_control_is_added_in_one_place(tmp_path, monkeypatch):
 
 
 def test_transfer_trains_the_ticket_on_other_data(single):
-    done = lottery.branch(single.path, "transfer", [2], model=build, data=arrays(seed=8), report=quietly)
+    done = lottery.branch(single.path, "transfer", [2], model=build, data=arrays(seed=8), on_event=quietly)
     (label,) = set(done.table()["branch"]) - {"ticket"}
     rows = done.table()
     there = rows[rows["branch"] == label].set_index("round")["early_stop_test_accuracy"]
     assert sorted(there.index) == [0, 2]  # the dense network comes with it
-    (line,) = lottery.runs.results.transfers(rows)[label].to_dict("records")
+    (line,) = lottery.statistics.results.transfers(rows)[label].to_dict("records")
     assert (line["round"], line["mean"]) == (2, pytest.approx(there[2] - there[0]))
     dense, own = record(folder_of(single, index=0, branch=label)), record(folder_of(single, index=0))
     assert dense["num_kept"] == own["num_kept"] and dense["start_sha256"] == own["start_sha256"]
@@ -339,7 +340,7 @@ def test_early_bird(tmp_path):
     """The mask is drawn at the first epoch at which it differs by at most a tenth from each of the four before it."""
     longer = {"train": {"num_steps": 200}, "run": {"num_replicates": 1}, "prune": {"num_rounds": 1, "rate": 0.5}}
     run = go(tmp_path, longer)
-    done = lottery.branch(run.path, "early_bird", [1], model=build, data=arrays(), report=quietly)
+    done = lottery.branch(run.path, "early_bird", [1], model=build, data=arrays(), on_event=quietly)
     assert is_right(done) == []
     stored = record(folder_of(run, 1, 1, "early_bird"))
     drawn_at = stored["first_step"]
@@ -375,12 +376,12 @@ def test_no_early_bird_is_said_and_nothing_is_stored(single, tmp_path):
     fast = {"train": {"num_steps": 60, "learning_rate": 3.0}, "run": {"num_replicates": 1}}
     run, said = go(tmp_path, fast), []
     with pytest.raises(LotteryError, match=r"No early-bird ticket for round 1 of replicate 1: after 6 epochs"):
-        lottery.branch(run.path, "early_bird", [1, 2], model=build, data=arrays(), report=said.append)
+        lottery.branch(run.path, "early_bird", [1, 2], model=build, data=arrays(), on_event=said.append)
     notes = [event.text for event in said if hasattr(event, "text")]
     assert len(notes) == 2 and "round 2" in notes[1], "the other rounds are tried all the same"
     assert all(stored.branch == store.TICKET for stored in store.rounds(run.path))
     with pytest.raises(LotteryError, match="received 4 epochs of training, allowed are 5 or more"):
-        lottery.branch(single.path, "early_bird", [1], model=build, data=arrays(), report=quietly)
+        lottery.branch(single.path, "early_bird", [1], model=build, data=arrays(), on_event=quietly)
 
 
 def test_fine_tuning_keeps_the_last_rate_of_any_schedule(tmp_path):
@@ -389,7 +390,7 @@ def test_fine_tuning_keeps_the_last_rate_of_any_schedule(tmp_path):
     run = go(
         tmp_path,
         {
-            "rewind": {"mode": "none"},
+            "rewind": {"mode": "fine_tune"},
             "run": {"num_replicates": 1},
             "prune": {"num_rounds": 1},
             "train": {"learning_rate": cosine},
@@ -421,7 +422,7 @@ def test_a_builder_that_draws_the_same_weights_has_no_reinitialised_control(tmp_
     run = go(tmp_path, {"run": {"num_replicates": 2}}, model=fixed)
     assert is_right(run) == [] and "same weights" in verification.not_repeated(run.path)[0]
     with pytest.raises(LotteryError, match="same initial weights each time, so random_reinit would be the ticket"):
-        lottery.branch(run.path, "random_reinit", model=fixed, data=arrays(), report=quietly)
+        lottery.branch(run.path, "random_reinit", model=fixed, data=arrays(), on_event=quietly)
 
 
 def partial(origin):
@@ -457,7 +458,7 @@ def ticket(origin):
 )  # fmt: skip
 def test_a_branch_of_the_callers_own_that_is_not_one_is_refused(controlled, own, message):
     with pytest.raises(LotteryError, match=message):
-        lottery.branch(controlled.path, own, [1], model=build, data=arrays(), report=quietly)
+        lottery.branch(controlled.path, own, [1], model=build, data=arrays(), on_event=quietly)
     assert not list(controlled.path.rglob(f"branch-{own.__name__}/round.json"))
 
 
@@ -466,7 +467,7 @@ def test_an_own_branch_may_keep_other_counts(single):
         kept = {name: mask & (origin.rng.random(mask.shape) < 0.5) for name, mask in origin.kept.items()}
         return branches.BranchStart(origin.start, kept, 0, origin.num_steps)
 
-    lottery.branch(single.path, sparser, [2], model=build, data=arrays(), report=quietly)
+    lottery.branch(single.path, sparser, [2], model=build, data=arrays(), on_event=quietly)
     assert is_right(single) == []
 
 
@@ -474,7 +475,7 @@ def test_no_branch_grows_from_a_damaged_round(single):
     one, other = (folder_of(single, index=index) / "masks.safetensors" for index in (1, 2))
     shutil.copy(other, one)
     with pytest.raises(LotteryError, match="is damaged"):
-        lottery.branch(single.path, "random_mask", [1], model=build, data=arrays(), report=quietly)
+        lottery.branch(single.path, "random_mask", [1], model=build, data=arrays(), on_event=quietly)
 
 
 def test_synflow_keeps_what_is_never_pruned_and_collapses_nothing(tmp_path):
@@ -552,14 +553,14 @@ def test_rounds_of_another_definition_are_shown_and_get_no_more(tmp_path):
 def test_what_cannot_be_branched_is_refused(controlled, arguments, message):
     passed = {} if len(arguments) > 2 and arguments[0] == "transfer" else {"data": arrays()}
     with pytest.raises(LotteryError, match=message):
-        lottery.branch(controlled.path, *arguments, model=build, report=quietly, **passed)
+        lottery.branch(controlled.path, *arguments, model=build, on_event=quietly, **passed)
 
 
 def test_a_branch_needs_the_same_data_and_the_same_model(controlled):
     with pytest.raises(LotteryError, match="data differ from those"):
-        lottery.branch(controlled.path, "random_mask", [1], model=build, data=arrays(seed=9), report=quietly)
+        lottery.branch(controlled.path, "random_mask", [1], model=build, data=arrays(seed=9), on_event=quietly)
     with pytest.raises(LotteryError, match="replicate: received 5, allowed is 1 to 2"):
-        lottery.branch(controlled.path, "random_mask", [1], replicate=5, model=build, data=arrays(), report=quietly)
+        lottery.branch(controlled.path, "random_mask", [1], replicate=5, model=build, data=arrays(), on_event=quietly)
 
 
 def test_a_criterion_of_the_callers_own(made, tmp_path):
@@ -576,7 +577,7 @@ def test_a_criterion_of_the_callers_own(made, tmp_path):
     assert run.experiment.prune.criterion == GIVEN
     assert run.path.name != made.path.name
     with pytest.raises(LotteryError, match=r"stands for a function passed to lottery.run"):
-        lottery.run(run.path / "experiment.toml", model=build, data=arrays(), out=tmp_path, report=quietly)
+        lottery.run(run.path / "experiment.toml", model=build, data=arrays(), out=tmp_path, on_event=quietly)
 
 
 @pytest.mark.parametrize(

@@ -43,12 +43,12 @@ def test_a_users_model_is_built_twice_before_its_first_step(tmp_path, monkeypatc
     monkeypatch.setattr(Trainer, "train", train)
     tables = {"data": {"validation": 40}, "train": {"num_steps": 4, "batch_size": 20}, "prune": {"num_rounds": 1}}
     tables["run"] = {"num_replicates": 1, "controls": ["random_reinit"]}
-    lottery.run(tables, model=build, data=toy_arrays(np.random.default_rng(3)), out=tmp_path, report=quietly)
+    lottery.run(tables, model=build, data=toy_arrays(np.random.default_rng(3)), out=tmp_path, on_event=quietly)
     assert at_start[0] == 2
     builds.clear()
     at_start.clear()
     (run,) = tmp_path.iterdir()
     (run / "replicate-1/round-01/round.json").unlink()
     data = toy_arrays(np.random.default_rng(3))
-    lottery.run(tables, model=build, data=data, out=tmp_path, report=quietly)
+    lottery.run(tables, model=build, data=data, out=tmp_path, on_event=quietly)
     assert at_start[0] == 2, "a run that resumes builds it no more often"

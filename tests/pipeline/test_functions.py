@@ -31,7 +31,7 @@ def own(model, masks):
 
 def go(out, overrides=None, **options):
     return lottery.run(
-        TABLES, overrides, out=out, **{"model": build_dropout, "data": ARRAYS, "report": quietly} | options
+        TABLES, overrides, out=out, **{"model": build_dropout, "data": ARRAYS, "on_event": quietly} | options
     )
 
 
@@ -53,12 +53,12 @@ def test_both_give_the_bits_of_the_names_and_work_everywhere(tmp_path):
     (store.round_path(run.path, 1, 2) / "round.json").unlink()
     assert go(tmp_path, schedule=halving, enforcement=own).path == run.path
     assert arrays_of(run.path) == expected
-    done = run.branch("random_mask", [2], model=build_dropout, data=ARRAYS, enforcement=own, report=quietly)
+    done = run.branch("random_mask", [2], model=build_dropout, data=ARRAYS, enforcement=own, on_event=quietly)
     assert done == run and "random_mask" in set(run.table()["branch"]) and is_right(run)
     with pytest.raises(LotteryError, match=r"run.enforcement = \"given\" stands for a function"):
-        lottery.branch(run.path, "random_mask", [1], model=build_dropout, data=ARRAYS, report=quietly)
+        lottery.branch(run.path, "random_mask", [1], model=build_dropout, data=ARRAYS, on_event=quietly)
     with pytest.raises(LotteryError, match="The model or a function differs"):
-        other = {"enforcement": enforcement.constraint, "report": quietly}
+        other = {"enforcement": enforcement.constraint, "on_event": quietly}
         lottery.branch(run.path, "random_mask", [1], model=build_dropout, data=ARRAYS, **other)
 
 
@@ -68,7 +68,9 @@ def test_a_schedule_replaces_the_rates_of_an_experiment_and_is_needed_no_more(tm
     assert list(run.table()["num_kept"]) == [144, 72, 36]
     events = []
     again = go(
-        tmp_path, lottery.config.load(run.path / "experiment.toml").model_dump(exclude_unset=True), report=events.append
+        tmp_path,
+        lottery.config.load(run.path / "experiment.toml").model_dump(exclude_unset=True),
+        on_event=events.append,
     )
     assert again.path == run.path and isinstance(events[-1], progress.Note) and "complete" in events[-1].text
 

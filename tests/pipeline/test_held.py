@@ -12,7 +12,7 @@ from lottery.analysis import costs
 from lottery.errors import LotteryError
 from lottery.pruning import branches
 from lottery.runs import store, verification
-from lottery.training.checkpoints import Every
+from lottery.training.checkpoints import CheckpointInterval
 from tests.conftest import quietly, toy_arrays
 from tests.pipeline.test_running import Killed, final_bits
 from tests.runs.test_verification import reseal
@@ -62,7 +62,7 @@ def runs(traced_once, tmp_path_factory):
         if (held_at, mode) not in made:
             controls = CONTROLS if mode == "constraint" else ()
             settings = tables(held_at, mode, controls)
-            made[held_at, mode] = lottery.run(settings, model=build, data=arrays(), out=out, report=quietly)
+            made[held_at, mode] = lottery.run(settings, model=build, data=arrays(), out=out, on_event=quietly)
         return made[held_at, mode]
 
     return of
@@ -248,11 +248,16 @@ def test_killed_in_the_middle_of_a_round_and_run_again_it_has_the_same_bits(runs
     for _ in range(2):  # in the round, and in a control
         with pytest.raises(Killed):
             lottery.run(
-                settings, model=build, data=arrays(), out=tmp_path, report=killing, checkpoint_every=Every(steps=2)
+                settings,
+                model=build,
+                data=arrays(),
+                out=tmp_path,
+                on_event=killing,
+                checkpoint_every=CheckpointInterval(steps=2),
             )
         assert list((tmp_path / whole.path.name).rglob("checkpoint.safetensors"))
         traced_once.clear()
-    again = lottery.run(settings, model=build, data=arrays(), out=tmp_path, report=quietly)
+    again = lottery.run(settings, model=build, data=arrays(), out=tmp_path, on_event=quietly)
     assert final_bits(again.path) == final_bits(whole.path)
 
 
@@ -261,7 +266,7 @@ def test_branches_that_prune_to_zero_are_refused(runs, tmp_path):
     for name in ("untrained_rescaled", "rigl", "supermask"):
         why = f'{name} cannot be compared fairly under prune.held_at = "initial": '
         with pytest.raises(LotteryError, match=why):
-            run.branch(name, [2], model=build, data=arrays(), report=quietly)
+            run.branch(name, [2], model=build, data=arrays(), on_event=quietly)
         assert name not in branches.fair("weights", held_at="initial") and name in branches.fair("weights")
     with pytest.raises(
         LotteryError, match="run.controls: leave out untrained_rescaled, which cannot be compared fairly"
@@ -280,14 +285,14 @@ def test_a_branch_of_the_users_own_may_hold_other_values(runs, tmp_path):
         held_at = {"dense/kernel": np.zeros(3)}
         return branches.BranchStart(ticket.start, ticket.kept, ticket.step, ticket.num_steps, held_at=held_at)
 
-    branched = lottery.branch(copy, halved, [2], model=build, data=arrays(), report=quietly)
+    branched = lottery.branch(copy, halved, [2], model=build, data=arrays(), on_event=quietly)
     initial = load_file(copy / "replicate-1" / "start.safetensors")
     for state in of_round(branched, 2, "halved")[:2]:
         for name, mask in of_round(branched, 2)[2].items():
             assert np.array_equal(state[name][~mask], initial[name][~mask] / 2)
     assert branched.verify() == []
     with pytest.raises(LotteryError, match="misshapen: held_at of 'dense/kernel' has shape"):
-        lottery.branch(copy, misshapen, [2], model=build, data=arrays(), report=quietly)
+        lottery.branch(copy, misshapen, [2], model=build, data=arrays(), on_event=quietly)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +321,7 @@ def test_an_enforcement_of_the_users_own_must_take_held_values(tmp_path):
     settings = tables("initial")
     del settings["run"]["enforcement"]
     with pytest.raises(LotteryError, match="run.enforcement: the function takes no held values"):
-        lottery.run(settings, model=build, data=arrays(), out=tmp_path, enforcement=two_arguments, report=quietly)
+        lottery.run(settings, model=build, data=arrays(), out=tmp_path, enforcement=two_arguments, on_event=quietly)
 
 
 def test_entries_that_are_held_at_other_values_are_not_saved(runs):
@@ -332,10 +337,10 @@ def test_entries_that_are_held_at_other_values_are_not_saved(runs):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", ["learning_rate", "none"])
+@pytest.mark.parametrize("mode", ["learning_rate", "fine_tune"])
 def test_with_other_ways_to_retrain_masked_entries_are_still_at_their_values_at_the_rewind_step(tmp_path, mode):
     settings = tables("toward_zero", controls=["untrained"], mode=mode)
-    run = lottery.run(settings, model=build, data=arrays(), out=tmp_path, report=quietly)
+    run = lottery.run(settings, model=build, data=arrays(), out=tmp_path, on_event=quietly)
     assert run.verify() == []
     for index in range(1, LAST + 1):
         expected = expected_values(run, "toward_zero", index)
@@ -350,8 +355,8 @@ def test_with_other_ways_to_retrain_masked_entries_are_still_at_their_values_at_
 def test_an_early_bird_and_siblings_hold_by_the_rule(tmp_path, iterative):
     settings = tables("toward_zero")
     settings["prune"]["iterative"] = iterative
-    run = lottery.run(settings, model=build, data=arrays(), out=tmp_path, report=quietly)
-    lottery.branch(run.path, "early_bird", [2], model=build, data=arrays(), report=quietly)
+    run = lottery.run(settings, model=build, data=arrays(), out=tmp_path, on_event=quietly)
+    lottery.branch(run.path, "early_bird", [2], model=build, data=arrays(), on_event=quietly)
     state, _, kept = of_round(run, 2, "early_bird")
     initial = load_file(run.path / "replicate-1" / "start.safetensors")
     for name, mask in kept.items():
@@ -373,7 +378,7 @@ def test_an_early_bird_and_siblings_hold_by_the_rule(tmp_path, iterative):
 def test_with_moving_averages_the_values_are_held_to_the_bit(tmp_path):
     settings = tables("initial")
     settings["train"]["optimizer"] = {"name": "adam", "use_ema": True, "ema_momentum": 0.9}
-    run = lottery.run(settings, model=build, data=arrays(), out=tmp_path, report=quietly)
+    run = lottery.run(settings, model=build, data=arrays(), out=tmp_path, on_event=quietly)
     assert run.verify() == []
     held_at = load_file(run.path / "replicate-1" / "start.safetensors")
     for state in of_round(run, LAST)[:2]:

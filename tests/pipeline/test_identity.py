@@ -668,7 +668,7 @@ def test_whatever_computes_the_same_is_the_same_run(what):
 def go(ingredients, out, overrides=None, **options):
     named = {"model": ingredients.model, "data": ingredients.data, "criterion": ingredients.criterion}
     named["enforcement"] = ingredients.enforcement
-    return lottery.run(TABLES, overrides, out=out, **{"report": quietly} | named | options)
+    return lottery.run(TABLES, overrides, out=out, **{"on_event": quietly} | named | options)
 
 
 def notes_of(events):
@@ -686,10 +686,10 @@ def test_a_model_that_keras_names_anew_resumes_branches_and_is_complete(tmp_path
     assert go(own, tmp_path).path == run.path
     assert set(store.read_environment(run.path)["observed"]) == {"reported", "example", "opaque", "num_gpus"}
     assert (store.round_path(run.path, 1, 2) / "weights.safetensors").read_bytes() == stored
-    run.branch("random_mask", [1], model=own.model, data=own.data, report=quietly)
+    run.branch("random_mask", [1], model=own.model, data=own.data, on_event=quietly)
     assert set(run.table()["branch"]) == {"ticket", "random_mask"}
     events = []
-    assert go(own, tmp_path, report=events.append).path == run.path and "is complete" in notes_of(events)[-1]
+    assert go(own, tmp_path, on_event=events.append).path == run.path and "is complete" in notes_of(events)[-1]
     assert len(list(tmp_path.iterdir())) == 1 and run.verify() == []
 
 
@@ -699,7 +699,7 @@ def test_another_loss_is_another_run_with_results_of_its_own(tmp_path):
     assert first.path != second.path
     np.testing.assert_array_less(9 * first.table()["final_val_loss"], second.table()["final_val_loss"])
     with pytest.raises(LotteryError, match="The model or a function differs from that of"):
-        first.branch("random_mask", [1], model=other.model, data=other.data, report=quietly)
+        first.branch("random_mask", [1], model=other.model, data=other.data, on_event=quietly)
 
 
 SCRIPT = """
@@ -735,7 +735,7 @@ def test_workers_and_sweeps_find_the_same_identity(tmp_path):
     tables = TABLES | {"data": {"name": "npz", "path": str(tmp_path / "d.npz"), "validation": 20}}
     tables |= {"model": {"name": "tests.pipeline.test_identity:named"}, "sweep": {"prune.rate": [0.2, 0.5]}}
     for _ in range(2):
-        assert len(lottery.sweep(tables, out=tmp_path / "sweep", report=quietly)) == 2
+        assert len(lottery.sweep(tables, out=tmp_path / "sweep", on_event=quietly)) == 2
     assert len(list((tmp_path / "sweep").iterdir())) == 2
 
 
@@ -760,16 +760,16 @@ def test_with_other_versions_a_run_goes_on_and_says_how_it_was_compared(tmp_path
     (store.round_path(run.path, 1, 2) / "round.json").unlink()
     of_another_machine(run, monkeypatch)
     events = []
-    assert go(own, tmp_path, report=events.append).path == run.path
+    assert go(own, tmp_path, on_event=events.append).path == run.path
     assert any("compared by the numbers of the first steps, to 0.001 %" in note for note in notes_of(events))
     assert any("started with another keras (3.0.0; now" in note for note in notes_of(events))
     events = []
-    assert go(other, tmp_path, report=events.append).path != run.path
+    assert go(other, tmp_path, on_event=events.append).path != run.path
     assert any("what its model and functions compute differs here; this is a new run" in n for n in notes_of(events))
     assert run.verify(recompute=True, model=own.model, data=own.data) == []
-    run.branch("random_mask", [1], model=own.model, data=own.data, report=quietly)
+    run.branch("random_mask", [1], model=own.model, data=own.data, on_event=quietly)
     with pytest.raises(LotteryError, match="The model or a function differs from that of"):
-        run.branch("shuffled_mask", [1], model=other.model, data=other.data, report=quietly)
+        run.branch("shuffled_mask", [1], model=other.model, data=other.data, on_event=quietly)
 
 
 @pytest.mark.long
@@ -789,10 +789,10 @@ def test_a_run_of_an_earlier_version_can_still_be_branched_and_is_not_taken_for_
     store.write_record(run.path / "environment.json", before)
     of_another_machine(run, monkeypatch, versions=False)
     events = []
-    run.branch("random_mask", [1], model=own.model, data=own.data, report=events.append)
+    run.branch("random_mask", [1], model=own.model, data=own.data, on_event=events.append)
     assert "random_mask" in set(run.table()["branch"])
     events = []
-    assert go(own, tmp_path, report=events.append).path != run.path
+    assert go(own, tmp_path, on_event=events.append).path != run.path
     assert any("an earlier version of lottery stored it" in note for note in notes_of(events))
 
 
@@ -828,11 +828,11 @@ def test_transfer_refuses_another_model_and_takes_the_same(tmp_path):
     own, wrong = functional(residual), functional(lambda x: L.Dense(3)(L.Dense(8, "sigmoid")(x) + x))
     run = go(own, tmp_path)
     with pytest.raises(LotteryError, match="The model or a function differs from that of"):
-        run.branch("transfer", [1], model=wrong.model, data=other_data, report=quietly)
+        run.branch("transfer", [1], model=wrong.model, data=other_data, on_event=quietly)
     assert set(run.table()["branch"]) == {"ticket"}
     events, rate = [], {"train": {"learning_rate": 0.01}}
-    lottery.branch(run.path, "transfer", [1], rate, model=own.model, data=other_data, report=events.append)
+    lottery.branch(run.path, "transfer", [1], rate, model=own.model, data=other_data, on_event=events.append)
     assert len(set(run.table()["branch"])) == 2 and not any("compared" in note for note in notes_of(events))
     wider = tuple(np.repeat(one, 2, 0)[:, None] if one.ndim > 1 else np.repeat(one, 2) for one in other_data)
     with pytest.raises(LotteryError):
-        run.branch("transfer", [1], model=own.model, data=wider, report=quietly)
+        run.branch("transfer", [1], model=own.model, data=wider, on_event=quietly)

@@ -38,8 +38,8 @@ TRANSFER = "transfer-digits-"
 
 @pytest.fixture(scope="module")
 def run(traced_once, tmp_path_factory):
-    done = lottery.run(TABLES, out=tmp_path_factory.mktemp("runs"), report=quietly)
-    lottery.branch(done.path, "transfer", [2], {"data": {"name": "digits", "validation": 200}}, report=quietly)
+    done = lottery.run(TABLES, out=tmp_path_factory.mktemp("runs"), on_event=quietly)
+    lottery.branch(done.path, "transfer", [2], {"data": {"name": "digits", "validation": 200}}, on_event=quietly)
     return done
 
 
@@ -173,7 +173,7 @@ def test_initial_weights_are_drawn_again(copy, monkeypatch):
 
 
 def test_siblings_are_computed_again(copy):
-    connecting.connect(copy.path, [2], execution=Execution(report=quietly))
+    connecting.connect(copy.path, [2], execution=Execution(on_event=quietly))
     (sibling,) = (copy.path / "connectivity").glob("replicate-1/round-02/branch-*")
     forge(sibling, "final", "test")
     sentences = [one for one in copy.verify(recompute=True) if ", network step 0 order 2: " in one]
@@ -207,7 +207,7 @@ def test_models_of_ones_own_are_passed_again(mode, traced_once, tmp_path):
         changed["run"] = {"enforcement": mode}
     library = tf_keras if mode == "tfmot" else keras
     build = lambda: network(library, dtype="float32") if mode == "mixed_bfloat16" else network(library)  # noqa: E731
-    done = lottery.run(TINY, changed, model=build, data=arrays, out=tmp_path, report=quietly, **options)
+    done = lottery.run(TINY, changed, model=build, data=arrays, out=tmp_path, on_event=quietly, **options)
     traced_once.clear()
     assert done.verify(recompute=True, model=build, data=arrays) == []
     if mode != "given":
@@ -228,7 +228,7 @@ def test_data_that_are_not_found_are_one_sentence(tmp_path, lottery_command):
     for path, seed in zip(paths, (3, 3, 4), strict=True):
         np.savez(path, **dict(zip(keys, toy_arrays(np.random.default_rng(seed)), strict=True)))
     source = {"data": {"name": "npz", "path": str(paths[0]), "validation": 40}}
-    done = lottery.run(TINY, source, out=tmp_path / "runs", report=quietly)
+    done = lottery.run(TINY, source, out=tmp_path / "runs", on_event=quietly)
     paths[0].unlink()
     refused = lottery_command("verify", done.path, "--recompute")
     assert refused.returncode == 2 and "There is no data file" in refused.stderr

@@ -42,7 +42,7 @@ def build_dropout():
 def test_every_round_is_on_disk_and_in_the_table(small_run):
     rows = small_run.table()
     assert list(zip(rows["replicate"], rows["round"], strict=True)) == [(r, i) for r in (1, 2) for i in range(4)]
-    assert tuple(rows.columns) == lottery.runs.results.COLUMNS
+    assert tuple(rows.columns) == lottery.statistics.results.COLUMNS
     # 64 x 300, 300 x 100 and 100 x 10 at 20, 20 and 10 per cent, by hand.
     assert list(rows["num_kept"][:4]) == [50200, 15360 + 24000 + 900, 12288 + 19200 + 810, 9830 + 15360 + 729]
     assert rows["density"][1] == 40260 / 50200
@@ -79,7 +79,7 @@ def test_what_training_holds_at_its_start_is_the_start_masked(tmp_path, monkeypa
         seen.append(weights.read_state(model))
 
     monkeypatch.setattr(trainer.weights, "assign", spy)
-    run = lottery.run(ONE, out=tmp_path, report=quietly)
+    run = lottery.run(ONE, out=tmp_path, on_event=quietly)
     initial = files.read_arrays(run.path / "replicate-1" / "initial.safetensors")
     for index in range(3):
         kept = files.read_masks(store.round_path(run.path, 1, index) / "masks.safetensors")
@@ -100,13 +100,13 @@ def again(traced_once, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(trainer, "compile_loop", spy)
-        return lottery.run(SMALL, out=tmp_path_factory.mktemp("again"), report=quietly), loops
+        return lottery.run(SMALL, out=tmp_path_factory.mktemp("again"), on_event=quietly), loops
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path, small_run, again):
     again, _ = again
     assert final_bits(again.path) == final_bits(small_run.path)
-    other = lottery.run(ONE, {"run": {"seed": 1}}, out=tmp_path, report=quietly)
+    other = lottery.run(ONE, {"run": {"seed": 1}}, out=tmp_path, on_event=quietly)
     assert other.path != again.path and np.any(
         files.read_arrays(other.path / "replicate-1" / "initial.safetensors")["dense/kernel"]
         != files.read_arrays(again.path / "replicate-1" / "initial.safetensors")["dense/kernel"]
@@ -135,7 +135,7 @@ def test_stopped_at_every_single_write_it_ends_with_the_same_bits(tmp_path, monk
     experiment |= {"prune": {"num_rounds": num_rounds}, "run": {"num_replicates": 2}}
 
     def go(out):
-        return lottery.run(experiment, model=build_dropout, data=arrays, out=out, report=quietly).path
+        return lottery.run(experiment, model=build_dropout, data=arrays, out=out, on_event=quietly).path
 
     expected = final_bits(go(tmp_path / "whole"))
     original = Path.replace
@@ -167,7 +167,7 @@ def test_stopped_at_every_single_write_it_ends_with_the_same_bits(tmp_path, monk
 def test_a_complete_run_is_not_trained_again(small_run, monkeypatch):
     monkeypatch.setattr(preparing, "prepare", lambda *_: pytest.fail("trained again"))
     events = []
-    again = lottery.run(SMALL, out=small_run.path.parent, report=events.append)
+    again = lottery.run(SMALL, out=small_run.path.parent, on_event=events.append)
     assert again.path == small_run.path and "complete" in events[-1].text
 
 
@@ -180,13 +180,13 @@ def test_a_users_model_and_data(tmp_path):
     }
     experiment |= {"prune": {"num_rounds": 2}, "run": {"num_replicates": 1}}
     events = []
-    run = lottery.run(experiment, model=build_dropout, data=arrays, out=tmp_path, report=events.append)
+    run = lottery.run(experiment, model=build_dropout, data=arrays, out=tmp_path, on_event=events.append)
     assert list(run.table()["num_kept"]) == [144, 115, 92]
     assert (run.table()["final_test_accuracy"] > 0.9).all()
     steps = [event for event in events if isinstance(event, progress.Step)]
     assert {(event.round, event.step) for event in steps} >= {(0, 30), (1, 300), (2, 0)}
     # The same again resumes; other data or another network is another run.
-    assert lottery.run(experiment, model=build_dropout, data=arrays, out=tmp_path, report=quietly).path == run.path
+    assert lottery.run(experiment, model=build_dropout, data=arrays, out=tmp_path, on_event=quietly).path == run.path
     for data, same in ((arrays, True), ((arrays[0] + 1, *arrays[1:]), False)):
         prepared = preparing.prepare(config.load(experiment), preparing.Ingredients(build_dropout, data))
         assert (store.run_path(tmp_path, prepared.experiment) == run.path) == same
@@ -204,12 +204,12 @@ def test_a_compiled_model_keeps_its_optimiser_and_loss(tmp_path):
     train = {"num_steps": 30, "batch_size": 20, "jit_compile": False}
     experiment = {"data": {"validation": 40}, "train": train, "prune": {"num_rounds": 1}}
     run = lottery.run(
-        experiment, {"run": {"num_replicates": 1}}, model=build, data=arrays, out=tmp_path, report=quietly
+        experiment, {"run": {"num_replicates": 1}}, model=build, data=arrays, out=tmp_path, on_event=quietly
     )
     assert run.experiment.train.optimizer == "compiled" and run.experiment.train.learning_rate == 0.25
     with pytest.raises(LotteryError, match=r"is compiled already, so train\.optimizer cannot be set"):
         lottery.run(
-            experiment, {"train": {"optimizer": "adam"}}, model=build, data=arrays, out=tmp_path, report=quietly
+            experiment, {"train": {"optimizer": "adam"}}, model=build, data=arrays, out=tmp_path, on_event=quietly
         )
 
 
@@ -232,11 +232,11 @@ def test_data_sets_that_do_not_fit_in_memory(tmp_path, kind):
         "run": {"num_replicates": 1},
     }
     paths = [
-        lottery.run(experiment, model=build_dropout, data=given, out=tmp_path / name, report=quietly).path
+        lottery.run(experiment, model=build_dropout, data=given, out=tmp_path / name, on_event=quietly).path
         for name in "ab"
     ]
     assert final_bits(paths[0]) == final_bits(paths[1])
-    rows = lottery.runs.results.table(paths[0])
+    rows = lottery.statistics.results.table(paths[0])
     assert (rows["final_test_accuracy"] * 60 % 1).round(4).isin([0, 1]).all()  # of all 60 examples
 
 
@@ -246,7 +246,7 @@ def test_a_data_set_whose_order_cannot_be_repeated_is_refused(tmp_path):
     whole = tf.data.Dataset.from_tensor_slices((np.zeros((9, 6), np.float32), np.zeros(9, int)))
     given = (whole.shuffle(9).map(lambda x, y: (x, y)).batch(3), whole.batch(3), whole.batch(3))
     with pytest.raises(LotteryError, match="reshuffle_each_iteration=False"):
-        lottery.run({}, model=build_dropout, data=given, out=tmp_path, report=quietly)
+        lottery.run({}, model=build_dropout, data=given, out=tmp_path, on_event=quietly)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_a_data_set_whose_order_cannot_be_repeated_is_refused(tmp_path):
 )
 def test_bad_input_writes_nothing(tmp_path, overrides, arguments, message):
     with pytest.raises(LotteryError, match=message) as caught:
-        lottery.run(ONE, overrides, out=tmp_path / "runs", report=quietly, **arguments)
+        lottery.run(ONE, overrides, out=tmp_path / "runs", on_event=quietly, **arguments)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "runs").exists()
 
@@ -288,9 +288,9 @@ def test_negative_labels_are_refused(tmp_path):
     np.savez(tmp_path / "d.npz", x_train=x_train, y_train=y_train - 1, x_test=x_test, y_test=y_test)
     experiment = {"data": {"name": "npz", "path": str(tmp_path / "d.npz"), "validation": 40}}
     with pytest.raises(LotteryError, match="labels go from -1 to 1"):
-        lottery.run(experiment, out=tmp_path / "runs", report=quietly)
+        lottery.run(experiment, out=tmp_path / "runs", on_event=quietly)
     with pytest.raises(LotteryError, match="labels go down to -1"):
-        lottery.run(experiment, model=build_flat, out=tmp_path / "runs", report=quietly)
+        lottery.run(experiment, model=build_flat, out=tmp_path / "runs", on_event=quietly)
     assert not (tmp_path / "runs").exists()
 
 
@@ -327,7 +327,7 @@ def test_a_model_passed_for_a_function_or_built_once_is_refused(tmp_path):
                 model=wrong,
                 data=arrays,
                 out=tmp_path,
-                report=quietly,
+                on_event=quietly,
             )
 
 
@@ -342,11 +342,11 @@ def test_nan_keeps_the_rounds_before(tmp_path, monkeypatch):
 
     monkeypatch.setattr(trainer.Trainer, "train", poisoned)
     with pytest.raises(LotteryError, match=r"Replicate 1, round 1: The .* loss .* is nan.*trained before is kept"):
-        lottery.run(ONE, out=tmp_path, report=quietly)
+        lottery.run(ONE, out=tmp_path, on_event=quietly)
     monkeypatch.undo()
     path = store.run_path(tmp_path, config.load(ONE))
     assert store.complete_rounds(path, 1) == [0]
-    run = lottery.run(ONE, out=tmp_path, report=quietly)
+    run = lottery.run(ONE, out=tmp_path, on_event=quietly)
     assert len(run.table()) == 3
 
 
@@ -361,7 +361,7 @@ def test_nan_that_a_layer_hides_from_the_loss_is_found_in_the_weights(tmp_path):
 
     short = {"data": {"validation": 9}, "train": {"num_steps": 3}, "prune": {"num_rounds": 1}}
     with pytest.raises(LotteryError, match="dense/bias has values that are not finite after training"):
-        lottery.run(short, model=build, data=toy_arrays(np.random.default_rng(3)), out=tmp_path, report=quietly)
+        lottery.run(short, model=build, data=toy_arrays(np.random.default_rng(3)), out=tmp_path, on_event=quietly)
 
 
 def test_going_on_begins_after_the_last_complete_round(tmp_path, small_run, traced_once):
@@ -374,7 +374,7 @@ def test_going_on_begins_after_the_last_complete_round(tmp_path, small_run, trac
     for index in (2, 3):
         (store.round_path(copy, 2, index) / "round.json").unlink()
     events = []
-    lottery.run(SMALL, out=tmp_path, report=events.append)
+    lottery.run(SMALL, out=tmp_path, on_event=events.append)
     trained = {(event.where.replicate, event.where.round) for event in events if isinstance(event, progress.Done)}
     assert trained == {(2, 2), (2, 3)}
     assert final_bits(copy) == final_bits(small_run.path)
@@ -405,21 +405,21 @@ def test_other_data_in_the_same_place_are_refused(tmp_path, complete):
         "prune": {"num_rounds": 1},
         "run": {"num_replicates": 1},
     }
-    run = lottery.run(experiment, out=tmp_path, report=quietly)
+    run = lottery.run(experiment, out=tmp_path, on_event=quietly)
     if not complete:
         (store.round_path(run.path, 1, 1) / "round.json").unlink()
     np.savez(tmp_path / "d.npz", x_train=x_train + 1, y_train=y_train, x_test=x_test, y_test=y_test)
     with pytest.raises(LotteryError, match="data differ from those"):
-        lottery.run(experiment, out=tmp_path, report=quietly)
+        lottery.run(experiment, out=tmp_path, on_event=quietly)
 
 
 def test_going_on_keeps_the_threads_it_was_begun_with(tmp_path):
-    run = lottery.run(ONE, out=tmp_path, report=quietly)
+    run = lottery.run(ONE, out=tmp_path, on_event=quietly)
     environment = store.read_environment(run.path)
     store.write_record(run.path / "environment.json", environment | {"num_threads": 61})
     (store.round_path(run.path, 1, 2) / "round.json").unlink()
     with pytest.raises(LotteryError, match="trains with 61 threads, but TensorFlow has started with"):
-        lottery.run(ONE, out=tmp_path, report=quietly)
+        lottery.run(ONE, out=tmp_path, on_event=quietly)
 
 
 def test_seeds_of_different_purposes_never_meet():
@@ -434,7 +434,7 @@ def test_seeds_of_different_purposes_never_meet():
 
 
 def test_global_scope_counts_over_all_weights(tmp_path):
-    run = lottery.run(ONE, {"prune": {"scope": "global"}}, out=tmp_path, report=quietly)
+    run = lottery.run(ONE, {"prune": {"scope": "global"}}, out=tmp_path, on_event=quietly)
     assert list(run.table()["num_kept"]) == [50200, 40160, 32128]
     kept = files.read_masks(store.round_path(run.path, 1, 2) / "masks.safetensors")
     assert len(set(masks.density_by_weight(kept).values())) == 3
@@ -457,7 +457,9 @@ def test_a_tensor_that_is_not_pruned_is_named(tmp_path):
 
     events = []
     experiment = {"train": {"num_steps": 5, "batch_size": 20}, "prune": {"num_rounds": 0}, "run": {"num_replicates": 1}}
-    lottery.run(experiment, model=build, data=toy_arrays(np.random.default_rng(3)), out=tmp_path, report=events.append)
+    lottery.run(
+        experiment, model=build, data=toy_arrays(np.random.default_rng(3)), out=tmp_path, on_event=events.append
+    )
     notes = [event.text for event in events if isinstance(event, progress.Note)]
     assert [note for note in notes if "not pruned" in note] == ["dense/kernel is not pruned: not trainable."]
 
@@ -478,7 +480,7 @@ def test_a_tolerance_that_cannot_be_measured_is_reported_before_training(num_tes
     ingredients = preparing.Ingredients(model=lambda: build_three(metrics), data=arrays)
     tables = {"train": {"num_steps": 5, "batch_size": 20, "jit_compile": False}, "prune": {"num_rounds": 0}}
     events = []
-    execution = dispatch.Execution(report=events.append)
+    execution = dispatch.Execution(on_event=events.append)
     running.run(tables | {"run": {"num_replicates": 1}}, {}, ingredients, tmp_path, execution, tolerance=0.002)
     first = next(index for index, event in enumerate(events) if not isinstance(event, progress.Note))
     notes = [event.text for event in events[:first] if "finer" in event.text]
@@ -488,7 +490,7 @@ def test_a_tolerance_that_cannot_be_measured_is_reported_before_training(num_tes
 
 @pytest.mark.parametrize("mode", [mode for mode in enforcement.ENFORCEMENTS if mode != "constraint"])
 def test_every_mode_of_enforcement_finds_the_same_tickets(mode, small_run, tmp_path):
-    run = lottery.run(SMALL | {"run": {"num_replicates": 1, "enforcement": mode}}, out=tmp_path, report=quietly)
+    run = lottery.run(SMALL | {"run": {"num_replicates": 1, "enforcement": mode}}, out=tmp_path, on_event=quietly)
     assert not [sentence for _, sentences in verification.verify(run.path) for sentence in sentences]
     for index in range(SMALL["prune"]["num_rounds"] + 1):
         one, other = (store.round_path(path, 1, index) for path in (small_run.path, run.path))
@@ -537,7 +539,7 @@ def test_a_run_leaves_the_generators_of_its_caller_as_they_were(tmp_path):
     tf_keras.utils.set_random_seed(3)
     found = [draw()]
     tables = {"train": {"num_steps": 2}, "data": {"validation": 20}, "prune": {"num_rounds": 0}}
-    arguments = {"model": build_dropout, "data": toy_arrays(np.random.default_rng(3)), "report": quietly}
+    arguments = {"model": build_dropout, "data": toy_arrays(np.random.default_rng(3)), "on_event": quietly}
     for _ in range(2):  # anew, and complete
         lottery.run(tables, {"run": {"num_replicates": 1}}, out=tmp_path, **arguments)
         found.append(draw())

@@ -30,7 +30,7 @@ def trained(events):
 
 def test_each_experiment_is_what_it_is_alone(tmp_path, traced_once):
     said = []
-    runs = lottery.sweep({**TABLES, "sweep": GRID}, out=tmp_path / "grid", report=said.append)
+    runs = lottery.sweep({**TABLES, "sweep": GRID}, out=tmp_path / "grid", on_event=said.append)
     found = sweeping.points({**TABLES, "sweep": GRID})
     assert [point.values for point in found] == [
         dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())
@@ -55,19 +55,19 @@ def test_each_experiment_is_what_it_is_alone(tmp_path, traced_once):
         content[-9] ^= 1
         path.write_bytes(content)
     with pytest.raises(LotteryError, match="step-00015.safetensors' is damaged"):
-        lottery.sweep({**TABLES, "sweep": GRID}, out=tmp_path / "grid", report=quietly)
+        lottery.sweep({**TABLES, "sweep": GRID}, out=tmp_path / "grid", on_event=quietly)
     for path in states:
         path.unlink()
-    lottery.sweep({**TABLES, "sweep": GRID}, out=tmp_path / "grid", report=quietly)
+    lottery.sweep({**TABLES, "sweep": GRID}, out=tmp_path / "grid", on_event=quietly)
     traced_once.clear()
     for point in (found[0], found[3]):
-        alone = lottery.run(point.settings.model_dump(), out=tmp_path / "alone", report=quietly)
+        alone = lottery.run(point.settings.model_dump(), out=tmp_path / "alone", on_event=quietly)
         assert contents(alone.path) == contents(tmp_path / "grid" / alone.path.name)
     # The same again trains nothing; an experiment that was deleted is made of the others, or trained, to the same bits.
     before = contents(tmp_path / "grid")
     shutil.rmtree(runs[1].path)
     said.clear()
-    lottery.sweep({**TABLES, "sweep": GRID}, out=tmp_path / "grid", report=said.append)
+    lottery.sweep({**TABLES, "sweep": GRID}, out=tmp_path / "grid", on_event=said.append)
     assert contents(tmp_path / "grid") == before
     assert not [one for one in trained(said) if one.where.run == runs[1].path]
     table = sweeping.table([run.path for run in runs], found)
@@ -91,7 +91,7 @@ def test_each_experiment_is_what_it_is_alone(tmp_path, traced_once):
 )
 def test_what_is_wrong_is_said_before_anything_is_written(tmp_path, tables, said):
     with pytest.raises(LotteryError, match=said):
-        lottery.sweep({**TABLES, **tables}, out=tmp_path / "runs", report=quietly)
+        lottery.sweep({**TABLES, **tables}, out=tmp_path / "runs", on_event=quietly)
     assert not list(tmp_path.iterdir())
 
 
@@ -162,7 +162,7 @@ def test_a_model_of_ones_own(tmp_path, monkeypatch):
     tables = {**tables, "sweep": {"prune.rate": [0.2, 0.3]}}
     tables["train"] = {**TABLES["train"], "num_steps": 20}
     said = []
-    runs = lottery.sweep(tables, out=tmp_path / "runs", report=said.append)
+    runs = lottery.sweep(tables, out=tmp_path / "runs", on_event=said.append)
     assert len(trained(said)) == 1 + 2 and [len(run.table()) for run in runs] == [2, 2]
 
 

@@ -161,7 +161,7 @@ def test_rewinding(mode):
     expected = {
         "weights": one.start,
         "learning_rate": trained,
-        "none": trained,
+        "fine_tune": trained,
         "sign": {
             name: np.sign(value) * value.std() if name in PRUNABLE else value for name, value in one.start.items()
         },

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from lottery import masks, weights
 from lottery.errors import LotteryError
 from lottery.pruning import ranking
-from lottery.pruning.criteria import CRITERIA, NEEDS_NETWORK, CriterionInputs, Network
+from lottery.pruning.criteria import CRITERIA, NEEDS_NETWORK, CriterionInputs, ScoredModel
 
 LIBRARIES = ("keras", "tf_keras")
 WEIGHTS_ONLY = [name for name in CRITERIA if name not in NEEDS_NETWORK]
@@ -77,7 +77,7 @@ def network(build, x, y, loss="mse", values=None):
     model.compile("sgd", loss)
     if values:
         weights.assign(model, values)
-    return Network(model, x, y, build)
+    return ScoredModel(model, x, y, build)
 
 
 @pytest.fixture(scope="module", params=LIBRARIES)
@@ -91,7 +91,7 @@ def trained(request):
     x, y = rng.normal(size=(16, 6, 6, 1)).astype(np.float32), rng.integers(0, 3, 16)
     initial = weights.read(model)
     model.fit(x, y, batch_size=8, epochs=2, verbose=0)
-    return keras, initial, Network(model, x, y, build)
+    return keras, initial, ScoredModel(model, x, y, build)
 
 
 def everything_of(keras, model):
@@ -314,7 +314,7 @@ def test_grasp_divides_every_output(rng):
     model = build()
     model.compile("sgd", ["mse", "mse"])
     start = weights.read(model)
-    net = Network(model, x.astype(np.float32), [y.astype(np.float32) for y in ys], build)
+    net = ScoredModel(model, x.astype(np.float32), [y.astype(np.float32) for y in ys], build)
     scores = CRITERIA["grasp"](evidence(start, start, network=net))
     for (name, w), y in zip(start.items(), ys, strict=True):
         gradient = x.T @ (2 * (x @ w / 200 - y) / (y.size * 200))
@@ -694,13 +694,13 @@ def test_a_loss_that_cannot_be_evaluated_is_one_sentence(library, name):
     model = build()
     start = weights.read(model)
     with pytest.raises(LotteryError, match="loss"):  # not compiled
-        CRITERIA[name](evidence(start, start, network=Network(model, ONE_X, ONE_Y, build)))
+        CRITERIA[name](evidence(start, start, network=ScoredModel(model, ONE_X, ONE_Y, build)))
     model.compile("sgd")
     with pytest.raises(LotteryError, match="loss"):
-        CRITERIA[name](evidence(start, start, network=Network(model, ONE_X, ONE_Y, build)))
+        CRITERIA[name](evidence(start, start, network=ScoredModel(model, ONE_X, ONE_Y, build)))
     model.compile("sgd", "sparse_categorical_crossentropy")
     with pytest.raises(LotteryError, match="no loss that can be evaluated"):
-        CRITERIA[name](evidence(start, start, network=Network(model, ONE_X, np.zeros((3, 4, 5)), build)))
+        CRITERIA[name](evidence(start, start, network=ScoredModel(model, ONE_X, np.zeros((3, 4, 5)), build)))
     wrong = {name: np.full_like(value, np.inf) for name, value in start.items()}
     with pytest.raises(LotteryError, match="not a finite number"):
         CRITERIA[name](evidence(start, start, network=network(build, ONE_X, ONE_Y, values=wrong)))

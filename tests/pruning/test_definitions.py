@@ -41,7 +41,7 @@ def resnet():
     model, rng = build(), np.random.default_rng(3)
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x, y = rng.normal(size=(20, 32, 32, 3)).astype(np.float32), np.arange(20) % 10
-    return criteria.Network(model, x, y, build)
+    return criteria.ScoredModel(model, x, y, build)
 
 
 def inputs_for(network, count=None, scope="global"):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lottery
-from lottery import enforcement, files, masks, randomness, stopping, weights
+from lottery import enforcement, files, interrupts, masks, randomness, weights
 from lottery.data import Data, load, split
 from lottery.errors import LotteryError
 from lottery.pipeline import branching, preparing
@@ -69,10 +69,10 @@ def run(traced_once, tmp_path_factory):
 
         patched.setattr(dynamic, "dropped_and_grown", watched)
         data, out = arrays(), tmp_path_factory.mktemp("dynamic")
-        made = lottery.run(tables(controls=["rigl"]), model=build, data=data, out=out, report=quietly)
+        made = lottery.run(tables(controls=["rigl"]), model=build, data=data, out=out, on_event=quietly)
         of_rigl = list(seen)
         for name in (*DYNAMIC, *LONG):
-            lottery.branch(made.path, name, [2], model=build, data=data, report=quietly)
+            lottery.branch(made.path, name, [2], model=build, data=data, on_event=quietly)
     vars(made)["seen"] = of_rigl
     return made
 
@@ -250,13 +250,13 @@ def test_a_later_round_is_made_in_the_same_trace_and_killed_anywhere_it_gives_th
     monkeypatch.setattr("lottery.training.loop.LONGEST_PIECE", 3)
     with monkeypatch.context() as patched:
         patched.setattr(preparing, "Trainer", Counting)
-        lottery.run(tables(controls=["rigl"]), model=build, data=arrays(), out=tmp_path, report=quietly)
+        lottery.run(tables(controls=["rigl"]), model=build, data=arrays(), out=tmp_path, on_event=quietly)
     (one,) = made
     assert one.loop.steps.experimental_get_tracing_count() == 1
     path = next(tmp_path.glob("dynamic-*"))
     left = itertools.count()
 
-    def asked():
+    def should_stop():
         return 15 if next(left) % 20 == 19 else 0
 
     ingredients = Ingredients(model=build, data=arrays())
@@ -266,9 +266,13 @@ def test_a_later_round_is_made_in_the_same_trace_and_killed_anywhere_it_gives_th
         while not store.is_stored(path, 1, 2, name):
             try:
                 branching.branch(
-                    path, name, [2], ingredients=ingredients, execution=Execution(report=quietly, asked=asked)
+                    path,
+                    name,
+                    [2],
+                    ingredients=ingredients,
+                    execution=Execution(on_event=quietly, should_stop=should_stop),
                 )
-            except stopping.Stopped:
+            except interrupts.Stopped:
                 stops += 1
                 if stops == 1:  # it goes on in another trace, as in another process
                     traced_once.clear()
@@ -422,7 +426,7 @@ def test_gradual_agrees_with_tfmot_within_the_spread_of_replicates(tmp_path):
     import tf_keras
 
     from lottery.models import networks
-    from lottery.runs import intervals
+    from lottery.statistics import intervals
 
     num_steps, batch, num_replicates = 1000, 32, 8
     settings = {
@@ -432,7 +436,7 @@ def test_gradual_agrees_with_tfmot_within_the_spread_of_replicates(tmp_path):
         "prune": {"num_rounds": 1, "rate": 0.9},
         "run": {"num_replicates": num_replicates, "controls": ["gradual"]},
     }
-    made = lottery.run(settings, out=tmp_path, report=quietly)
+    made = lottery.run(settings, out=tmp_path, on_event=quietly)
     rows = made.table()
     ours = rows[rows["branch"] == "gradual"]["final_test_accuracy"].tolist()
     dense = rows[rows["round"] == 0]["final_test_accuracy"].tolist()

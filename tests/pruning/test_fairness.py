@@ -11,7 +11,8 @@ from lottery import config, files, masks, weights
 from lottery.errors import LotteryError
 from lottery.pruning import branches, rewinding
 from lottery.pruning.branches import BRANCHES
-from lottery.runs import store, verdicts, verification
+from lottery.runs import store, verification
+from lottery.statistics import verdicts
 from tests.conftest import quietly, toy_arrays
 
 pytestmark = pytest.mark.usefixtures("traced_once")
@@ -23,7 +24,7 @@ KINDS = {
     "late": [("weights", K)],
     "signs": [("sign", 0)],
     "shuffled": [("reshuffled", 0)],
-    "trained": [("learning_rate", K), ("none", 0)],
+    "trained": [("learning_rate", K), ("fine_tune", 0)],
 }
 # Alternatives take nothing away from any ticket, and start from step 0 whatever it starts from; see test_dynamic.
 BESIDE = [name for name, branch in BRANCHES.items() if branch.kind != "alternative"]
@@ -112,12 +113,12 @@ def runs(traced_once, tmp_path_factory):
         controls = [name for name in branches.fair(mode, step) if BRANCHES[name].kind == "control"]
         out = tmp_path_factory.mktemp("fair")
         run = lottery.run(
-            tables(mode, step, controls), model=build, data=arrays(), out=out, tensorboard=False, report=quietly
+            tables(mode, step, controls), model=build, data=arrays(), out=out, tensorboard=False, on_event=quietly
         )
         for name in branches.fair(mode, step):
             if BRANCHES[name].kind == "other":
                 data = arrays(9) if BRANCHES[name].other_data else arrays()
-                lottery.branch(run.path, name, [2], model=build, data=data, tensorboard=False, report=quietly)
+                lottery.branch(run.path, name, [2], model=build, data=data, tensorboard=False, on_event=quietly)
         made[mode, step] = run
     return made
 
@@ -183,10 +184,10 @@ def test_each_branch_beside_each_ticket(runs, tmp_path, name, mode, step):
         why = rf'cannot be compared fairly under rewind\.mode = "{mode}": .*\.$'
         if BRANCHES[name].kind == "control":
             with pytest.raises(LotteryError, match=f"run.controls: leave out {name}, which {why}"):
-                lottery.run(tables(mode, step, [name]), model=build, data=arrays(), out=tmp_path, report=quietly)
+                lottery.run(tables(mode, step, [name]), model=build, data=arrays(), out=tmp_path, on_event=quietly)
             assert not list(tmp_path.iterdir())
         with pytest.raises(LotteryError, match=f"^{name} {why}"):
-            lottery.branch(run.path, name, [2], model=build, data=arrays(), report=quietly)
+            lottery.branch(run.path, name, [2], model=build, data=arrays(), on_event=quietly)
         assert name not in {one.branch for one in store.rounds(run.path)}
         return
     ticket, branch = stored(run), stored(run, name)
@@ -237,7 +238,7 @@ def test_where_tickets_start_from_signs_a_new_initialisation_gives_its_signs(run
         seen.append((ticket.fresh(), ticket.start))
         return branches.untrained(ticket)
 
-    lottery.branch(run.path, watched, [2], model=build, data=arrays(), report=quietly)
+    lottery.branch(run.path, watched, [2], model=build, data=arrays(), on_event=quietly)
     ((fresh, start),) = seen
     for name in ("dense/kernel", "dense_1/kernel"):
         assert np.unique(np.abs(fresh[name])).size == np.unique(np.abs(start[name])).size == 1
@@ -259,16 +260,16 @@ def test_a_run_stored_with_a_control_that_is_refused_now_is_read_and_branches(tm
     with monkeypatch.context() as before:
         before.setattr(config, "_check_fair", lambda experiment: None)
         run = lottery.run(
-            tables("learning_rate", 0, ["random_mask"]), model=build, data=arrays(), out=tmp_path, report=quietly
+            tables("learning_rate", 0, ["random_mask"]), model=build, data=arrays(), out=tmp_path, on_event=quietly
         )
     assert lottery.load(run.path).experiment.run.controls == ("random_mask",)
     assert set(run.table()["branch"]) == {"ticket", "random_mask"} and run.verify() == []
     assert any("This is no fair comparison" in said for said in run.verdict())
-    lottery.branch(run.path, "untrained", [2], model=build, data=arrays(), report=quietly)
-    lottery.branch(run.path, "transfer", [2], model=build, data=arrays(9), report=quietly)
+    lottery.branch(run.path, "untrained", [2], model=build, data=arrays(), on_event=quietly)
+    lottery.branch(run.path, "transfer", [2], model=build, data=arrays(9), on_event=quietly)
     with pytest.raises(LotteryError, match="run.controls: leave out random_mask, which cannot be compared fairly"):
         lottery.run(
-            tables("learning_rate", 0, ["random_mask"]), model=build, data=arrays(), out=tmp_path, report=quietly
+            tables("learning_rate", 0, ["random_mask"]), model=build, data=arrays(), out=tmp_path, on_event=quietly
         )
 
 
@@ -305,7 +306,7 @@ def test_what_the_verdict_says_of_each_branch(name, mode, step):
 
 
 @pytest.mark.parametrize("criterion", ["snip", "grasp", "synflow"])
-@pytest.mark.parametrize("mode", ["learning_rate", "none", "sign", "reshuffled"])
+@pytest.mark.parametrize("mode", ["learning_rate", "fine_tune", "sign", "reshuffled"])
 def test_criteria_that_prune_before_training_start_from_weights(criterion, mode):
     with pytest.raises(
         LotteryError, match=f'rewind.mode: received "{mode}", allowed with prune.criterion = "{criterion}"'
@@ -315,7 +316,7 @@ def test_criteria_that_prune_before_training_start_from_weights(criterion, mode)
 
 def test_the_command_lists_what_is_refused(lottery_command):
     said = " ".join(lottery_command("branch", "--help").stdout.split())
-    for mode, kinds in (("learning_rate", "trained"), ("none", "trained"), ("sign", "signs")):
+    for mode, kinds in (("learning_rate", "trained"), ("fine_tune", "trained"), ("sign", "signs")):
         names = ", ".join(name for name in BRANCHES if (name, kinds) in REFUSED)
         assert f"rewind.mode={mode} {names}" in said, said
     assert "rewind.mode=weights" not in said

@@ -31,7 +31,7 @@ def runs(tmp_path_factory, traced_once):
         run = {"num_replicates": 1, "controls": ["random_mask"], "control_rounds": [2]}
         tables = {**SMALL, "name": kind, "model": model, "prune": {"granularity": kind, **prune}, "run": run}
         tables["train"] = {**SMALL["train"], "num_steps": 6, "eval_every": 6}
-        found[kind] = lottery.run(tables, out=out, report=quietly)
+        found[kind] = lottery.run(tables, out=out, on_event=quietly)
     return found
 
 

@@ -12,11 +12,13 @@ import pandas as pd
 import pytest
 
 from lottery import config
-from lottery.analysis import inputs, style
+from lottery.analysis import inputs
 from lottery.errors import LotteryError
+from lottery.figures import style
 from lottery.report import checklist, figures, first_layer, tables
 from lottery.report.page import render, write
-from lottery.runs import store, verdicts
+from lottery.runs import store
+from lottery.statistics import verdicts
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use"}
 
@@ -180,7 +182,7 @@ def made(small_run, **changes):
     """The facts of the run with other rows, branches or settings."""
     (one,) = tables.gathered([small_run.path])
     values = {name: getattr(one, name) for name in ("label", "path", "experiment", "environment", "rows", "tolerance")}
-    return tables.Facts(**values | changes)
+    return tables.ReportedRun(**values | changes)
 
 
 def states(runs):
@@ -273,7 +275,7 @@ def test_a_kernel_has_its_channels_side_by_side(small_run, monkeypatch):
     places = [(row, column, channel) for row in range(3) for column in range(3) for channel in range(2)]
     kept = {place: number for number, place in enumerate(places)}
     rows = [(1, index, 1.0, "conv/kernel", "kernel", *place, kept[place], 20) for index in (0, 1) for place in places]
-    monkeypatch.setattr(tables.Facts, "table", lambda self, kind, **_: pd.DataFrame(rows, columns=inputs.COLUMNS))
+    monkeypatch.setattr(tables.ReportedRun, "table", lambda self, kind, **_: pd.DataFrame(rows, columns=inputs.COLUMNS))
     found = first_layer.frames(one)
     assert (found["shape"], found["channels"], found["of"]) == ([3, 6], 2, 20)
     assert found["frames"][0]["counts"][:6] == [kept[0, 0, 0], kept[0, 1, 0], kept[0, 2, 0], *(

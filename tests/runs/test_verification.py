@@ -171,7 +171,7 @@ def test_a_damaged_complete_run_is_not_shown_as_whole(small_run, tmp_path, name)
     folder = copy / "replicate-2" if name == "initial.safetensors" else store.round_path(copy, 2, 1)
     flip(name)(folder)
     with pytest.raises(LotteryError, match=f"{name}.*damaged"):
-        lottery.run(SMALL, out=tmp_path, report=quietly)
+        lottery.run(SMALL, out=tmp_path, on_event=quietly)
 
 
 def test_a_damaged_environment_is_one_sentence(small_run, tmp_path):
@@ -196,10 +196,10 @@ def test_a_damaged_round_stops_the_resume_and_loses_nothing(small_run, tmp_path)
     flip("weights.safetensors")(store.round_path(copy, 2, 2))
     before = {path: checksum(path) for path in copy.rglob("*") if path.is_file()}
     with pytest.raises(LotteryError, match=r"round-02/weights\.safetensors.*checksum.*delete"):
-        lottery.run(SMALL, out=tmp_path, report=quietly)
+        lottery.run(SMALL, out=tmp_path, on_event=quietly)
     assert {path: checksum(path) for path in copy.rglob("*") if path.is_file()} == before
     shutil.rmtree(store.round_path(copy, 2, 2))  # as the sentence says
-    again = lottery.run(SMALL, out=tmp_path, report=quietly)
+    again = lottery.run(SMALL, out=tmp_path, on_event=quietly)
     name = "replicate-2/round-03/weights.safetensors"
     assert checksum(again.path / name) == checksum(small_run.path / name)
     json.loads((again.path / "replicate-2" / "round-02" / "round.json").read_text())
@@ -225,7 +225,7 @@ def test_replicates_in_mixed_precision_start_from_weights_of_their_own(tmp_path)
         "run": {"num_replicates": 2, "controls": []},
     }
     run = lottery.run(
-        tables, model=mixed, data=toy_arrays(np.random.default_rng(0)), out=tmp_path / "runs", report=quietly
+        tables, model=mixed, data=toy_arrays(np.random.default_rng(0)), out=tmp_path / "runs", on_event=quietly
     )
     assert {name: wrong for name, wrong in verification.verify(run.path) if wrong} == {}
     for replicate in (1, 2):

@@ -34,10 +34,10 @@ from unittest import mock
 import numpy as np
 
 import lottery
-from lottery import config, data, progress, stopping
+from lottery import config, data, interrupts, progress
 from lottery.errors import LotteryError, StorageError
-from lottery.pipeline import connecting, dispatch, interpolation, preparing
-from lottery.runs import store, tensorboard, verification
+from lottery.pipeline import connecting, dispatch, interpolation, preparing, tensorboard
+from lottery.runs import store, verification
 from lottery.training import checkpoints
 from tests.scripts import fuzz_runs
 from tests.scripts.kill_and_resume import PATIENCE, ROOT, WORDS, bits, family, left_running, started, workers
@@ -83,8 +83,8 @@ class World:
             if isinstance(event, progress.Step) and (event.round, event.step) == (1, 10):
                 far.append(signal.SIGTERM)
 
-        with contextlib.suppress(stopping.Stopped):
-            self.go(partial, report=seen, asked=lambda: len(far) and far[0])
+        with contextlib.suppress(interrupts.Stopped):
+            self.go(partial, on_event=seen, should_stop=lambda: len(far) and far[0])
         self.partial = store.run_path(partial, self.settings)
         assert checkpoints_of(self.partial) and store.is_stored(self.partial, 1, 0)
 
@@ -99,7 +99,11 @@ class World:
             if isinstance(event, progress.Note):
                 notes.append(event.text)
 
-        options = {"tensorboard": False, "checkpoint_every": checkpoints.Every(0, 5), "report": told} | options
+        options = {
+            "tensorboard": False,
+            "checkpoint_every": checkpoints.CheckpointInterval(0, 5),
+            "report": told,
+        } | options
         return lottery.run(self.settings.model_dump(), out=out, **options).path, notes
 
     def copy(self, run: Path) -> Path:
@@ -312,10 +316,10 @@ def failing_writes(world: World, errors: Sequence[int] = (errno.ENOSPC, errno.EI
     rows = []
     jobs: dict[str, Callable[[Path], Any]] = {
         "run": lambda run: world.go(run.parent),
-        "branch": lambda run: lottery.branch(run, "untrained", [1], report=progress.silent, tensorboard=False),
+        "branch": lambda run: lottery.branch(run, "untrained", [1], on_event=progress.silent, tensorboard=False),
         "connectivity": lambda run: connecting.connect(
             run, [1], line=interpolation.Line(3),
-            execution=dispatch.Execution(report=progress.silent, checkpoint_every=checkpoints.Every(0, 5)),
+            execution=dispatch.Execution(on_event=progress.silent, checkpoint_every=checkpoints.CheckpointInterval(0, 5)),
         ),
     }  # fmt: skip
     whole = world.copy(world.whole)
@@ -413,7 +417,7 @@ def full_for_good(world: World) -> list[Row]:
     failing.begins = "round-01/.weights.safetensors"
     with failing.mounted():
         try:
-            world.go(run.parent, tensorboard=True, report=lambda event: notes.append(getattr(event, "text", "")))
+            world.go(run.parent, tensorboard=True, on_event=lambda event: notes.append(getattr(event, "text", "")))
         except StorageError as error:
             said = str(error)
     check_intact(run, world.expected, half=True)
@@ -600,7 +604,7 @@ def folder_deleted(world: World) -> list[Row]:
         if isinstance(event, progress.Step) and next(seen) == 25:
             shutil.rmtree(run)
 
-    said = world.refused(run, report=deleting, tensorboard=True)
+    said = world.refused(run, on_event=deleting, tensorboard=True)
     assert "removed or moved" in said and not run.exists(), sorted(run.rglob("*"))
     world.check_end(run)
     return [
@@ -772,8 +776,8 @@ def two_at_once(world: World) -> list[Row]:
         }
         os.killpg(run.process.pid, signal.SIGSTOP)  # so that it is not over before the others have begun
         pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
-        asked = {name: subprocess.Popen([*lots, *words], **pipes) for name, words in others.items()}
-        for name, process in asked.items():
+        should_stop = {name: subprocess.Popen([*lots, *words], **pipes) for name, words in others.items()}
+        for name, process in should_stop.items():
             _, text = process.communicate(timeout=PATIENCE)
             said[name] = process.returncode, text
         alone = run.process.poll() is None

@@ -24,23 +24,23 @@ from pathlib import Path
 import numpy as np
 
 import lottery
-from lottery import files, progress, stopping, weights
+from lottery import files, interrupts, progress, weights
 from lottery.errors import LotteryError
 from lottery.pipeline import connecting, dispatch, interpolation
 from lottery.pipeline.preparing import Ingredients
 from lottery.runs import store
-from lottery.training.checkpoints import Every
+from lottery.training.checkpoints import CheckpointInterval
 from tests.scripts import fuzz_runs
 
 
 def made(folder):
     """A run with a file of every kind, in a folder."""
-    run = fuzz_runs.trained(folder, report=progress.silent)
+    run = fuzz_runs.trained(folder, on_event=progress.silent)
     data = fuzz_runs.images()
-    lottery.branch(run, "untrained", [2], model=fuzz_runs.network, data=data, report=progress.silent)
+    lottery.branch(run, "untrained", [2], model=fuzz_runs.network, data=data, on_event=progress.silent)
     connecting.connect(
         run, [1], steps=[10, 20], line=interpolation.Line(3), ingredients=Ingredients(model=fuzz_runs.network, data=data),
-        execution=dispatch.Execution(report=progress.silent),
+        execution=dispatch.Execution(on_event=progress.silent),
     )  # fmt: skip
     assert fuzz_runs.called(["plot", str(run), "--out", str(run / "accuracy.png")])[0] == 0
     assert fuzz_runs.called(["report", str(run)])[0] == 0
@@ -52,10 +52,10 @@ def made(folder):
         if isinstance(event, progress.Step) and event.step >= 20:
             far.append(signal.SIGTERM)
 
-    with contextlib.suppress(stopping.Stopped):  # a branch in mid-training, which leaves its checkpoint
+    with contextlib.suppress(interrupts.Stopped):  # a branch in mid-training, which leaves its checkpoint
         lottery.branch(
-            run, "random_reinit", [1], model=fuzz_runs.network, data=data, report=seen, tensorboard=False, replicate=1,
-            checkpoint_every=Every(0, 10), asked=lambda: len(far) and far[0],
+            run, "random_reinit", [1], model=fuzz_runs.network, data=data, on_event=seen, tensorboard=False, replicate=1,
+            checkpoint_every=CheckpointInterval(0, 10), should_stop=lambda: len(far) and far[0],
         )  # fmt: skip
     assert list(run.rglob("checkpoint*.safetensors"))
     return run

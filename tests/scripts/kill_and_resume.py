@@ -38,7 +38,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lottery.analysis import connectivity
 from lottery.runs import store, verification
 
 WORDS = [
@@ -374,7 +373,7 @@ def _wrong(out: Path, status: int, said: str, expected: dict[str, object], say) 
     if status:
         wrong.append(f"it ended with status {status}: {said[-2000:]}")
     (path,) = (path.parent for path in out.glob("*/experiment.toml"))
-    for name, sentences in itertools.chain(verification.verify(path), connectivity.wrong(path)):
+    for name, sentences in verification.verify(path):
         wrong += [f"verify: {name}: {sentence}" for sentence in sentences]
     say(f"{out.name}: {len(found)} files; {'; '.join(wrong) or 'all as in the run that was left alone'}.")
     return wrong

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 import lottery
-from lottery import config, enforcement, files, randomness, stopping, weights
+from lottery import config, enforcement, files, interrupts, randomness, weights
 from lottery.errors import LotteryError
 from lottery.pipeline import preparing
 from lottery.pipeline.preparing import Ingredients
@@ -58,10 +58,16 @@ def arrays(num_test=60):
     return toy_arrays(np.random.default_rng(3), num_train=277, num_test=num_test)
 
 
-def prepared(build, strategy="mirrored", given=None, enforcement="constraint", **train):
-    settings = {"num_steps": NUM_STEPS, "batch_size": 16, "eval_every": 15, "learning_rate": 0.02} | train
+def prepared(build, devices="mirrored", given=None, enforcement="constraint", **train):
+    settings = {
+        "num_steps": NUM_STEPS,
+        "batch_size": 16,
+        "eval_every": 15,
+        "learning_rate": 0.02,
+        "devices": devices,
+    } | train
     tables = {"data": {"validation": 77}, "train": settings, "prune": {"num_rounds": 1}}
-    tables["run"] = {"strategy": strategy, "enforcement": enforcement}
+    tables["run"] = {"enforcement": enforcement}
     return preparing.prepare(config.load(tables), Ingredients(build, given or arrays()))
 
 
@@ -112,7 +118,7 @@ def test_the_constraint_holds_on_every_replica(library):
                 assert found[~kept[name]].tobytes() == expected[name][~kept[name]].tobytes(), name
                 assert not kept[name].any() or np.any(found[kept[name]] != before[name][kept[name]])
 
-    class Look(library.callbacks.Callback):
+    class BranchStyle(library.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             check(expected)
 
@@ -120,7 +126,7 @@ def test_the_constraint_holds_on_every_replica(library):
     for held_at in (None, "present"):
         expected = weights.read(model) if held_at else {name: np.zeros_like(value) for name, value in before.items()}
         auditor = enforcement.AuditMasks(kept, expected)
-        callbacks = [enforcement.EnforceMasks(kept, held_at=held_at), Look(), auditor]
+        callbacks = [enforcement.EnforceMasks(kept, held_at=held_at), BranchStyle(), auditor]
         model.fit(x, y, batch_size=16, verbose=0, epochs=2, callbacks=callbacks)
         check(expected)
         weights.assign(model, before)
@@ -131,7 +137,7 @@ def test_the_constraint_holds_on_every_replica(library):
 
 @few("library,optimizer", [("keras", "adam"), ("tf_keras", "sgd")], [("keras", "sgd"), ("tf_keras", "adam")])
 def test_the_same_batches_lead_to_the_weights_of_one_device(library, optimizer):
-    alone = prepared(plain(LIBRARIES[library]), "none", optimizer=optimizer, jit_compile=False)
+    alone = prepared(plain(LIBRARIES[library]), "one", optimizer=optimizer, jit_compile=False)
     both = prepared(plain(LIBRARIES[library]), optimizer=optimizer)
     start = weights.read_state(alone.trainer.model)
     first, second = trained(alone, start), trained(both, start)
@@ -222,8 +228,8 @@ def test_it_repeats_and_goes_on_from_a_checkpoint_bit_for_bit(library, build, tm
     assert bits(trained(one, start)) == whole
     file = tmp_path / "checkpoint.safetensors"
     calls = itertools.count()
-    with pytest.raises(stopping.Stopped):
-        trained(one, start, checkpointer=checkpoints.Checkpointer(file, asked=lambda: 15 * (next(calls) > 2)))
+    with pytest.raises(interrupts.Stopped):
+        trained(one, start, checkpointer=checkpoints.Checkpointer(file, should_stop=lambda: 15 * (next(calls) > 2)))
     drops = library == "keras" and build is restless
     assert ("device/1/dropout/seed_generator_state" in files.read_arrays(file)) == drops
     assert bits(trained(made(), start, checkpointer=checkpoints.Checkpointer(file, note=pytest.fail))) == whole
@@ -312,15 +318,15 @@ def test_a_whole_run_finds_masks(library, tmp_path, monkeypatch):
     tables = {
         "name": "two",
         "data": {"validation": 77},
-        "train": {"num_steps": 30, "batch_size": 12, "eval_every": 15},
+        "train": {"num_steps": 30, "batch_size": 12, "eval_every": 15, "devices": "mirrored"},
         "prune": {"num_rounds": 2, "criterion": "snip"},
-        "run": {"num_replicates": 1, "strategy": "mirrored", "controls": ["random_reinit"], "control_rounds": [2]},
+        "run": {"num_replicates": 1, "controls": ["random_reinit"], "control_rounds": [2]},
     }
-    options = {"model": restless(LIBRARIES[library]), "data": arrays(), "out": tmp_path, "report": quietly}
+    options = {"model": restless(LIBRARIES[library]), "data": arrays(), "out": tmp_path, "on_event": quietly}
     done = lottery.run(tables, **options)
     assert done.table()["num_kept"].tolist() == [180, 144, 115, 115]
     assert store.read_environment(done.path)["num_devices"] == 2
-    given = {key: options[key] for key in ("model", "data", "report")}
+    given = {key: options[key] for key in ("model", "data", "on_event")}
     lottery.branch(done.path, "random_mask", rounds=[2], **given)
     checked = list(verification.verify(done.path))
     assert len(checked) >= 5 and not [found for _, found in checked if found]
@@ -350,5 +356,5 @@ def test_what_cannot_be_spread_is_refused():
         with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
             return build()
 
-    with pytest.raises(LotteryError, match="strategy of its own.*run.strategy"):
-        prepared(under_its_own, "none")
+    with pytest.raises(LotteryError, match="strategy of its own.*train.devices"):
+        prepared(under_its_own, "one")

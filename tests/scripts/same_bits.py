@@ -116,7 +116,7 @@ RUNS = {  # words of the command, or lines of Python
     "late": (*LENET, "rewind.step=100", "prune.num_rounds=3", "run.control_rounds=[2]"),
     "learning rate": (*LENET, *SHORT, "rewind.mode=learning_rate", "train.drop_at=[80]", "run.controls=['untrained']", "run.control_rounds=[3]"),
     "signs": (*LENET, *SHORT, "rewind.mode=sign", "run.controls=['shuffled_mask','reshuffled_init']", "run.control_rounds=[3]"),
-    "fine-tuned": (*LENET, *SHORT, "rewind.mode=none", "run.controls=['untrained']", "run.control_rounds=[3]"),
+    "fine-tuned": (*LENET, *SHORT, "rewind.mode=fine_tune", "run.controls=['untrained']", "run.control_rounds=[3]"),
     "convolutional": (
         *LENET, "model.name=network:network", "data.augment=['crop', 'flip']", "train.num_steps=200",
         "prune.rates={}", "prune.num_rounds=2", "run.control_rounds=[2]", "run.controls=['random_mask']",

@@ -11,7 +11,7 @@ import itertools
 import numpy as np
 import pandas as pd
 
-from lottery.runs import aggregates, intervals
+from lottery.statistics import aggregates, intervals
 
 REPLICATES = (3, 5, 10)
 TASKS = (2, 5)

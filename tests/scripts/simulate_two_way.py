@@ -15,7 +15,7 @@ import math
 import numpy as np
 from scipy import special
 
-from lottery.runs import intervals, two_way
+from lottery.statistics import intervals, two_way
 
 RESAMPLES = 400
 DIFFICULTY = 1.2  # standard deviation over examples, with that of the noise as the unit
@@ -69,7 +69,7 @@ def satterthwaite(differences, rng):
 
 
 def of_the_package(differences, rng):
-    """`lottery.runs.two_way.interval`."""
+    """`lottery.statistics.two_way.interval`."""
     return two_way.interval(differences)[1:]
 
 

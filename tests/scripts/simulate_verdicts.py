@@ -5,7 +5,7 @@ Run with: python -m tests.scripts.simulate_verdicts --runs 10000
 A simulated run has 20 rounds. The difference ticket − dense of a replicate is the true difference, plus a part that all
 rounds share because they share their dense network, plus a part that goes from round to round. Early-stop steps are
 multiples of the steps between evaluations. Intervals and p values are computed for all runs at once, by a twin of
-`lottery.runs.intervals` that `check_the_twin` compares with the real functions.
+`lottery.statistics.intervals` that `check_the_twin` compares with the real functions.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from lottery.runs import intervals, results, verdicts
+from lottery.statistics import intervals, results, verdicts
 
 TOLERANCE, MARGIN, LEVEL, NUM_ROUNDS, STD = verdicts.TOLERANCE, 100, 0.025, 20, 0.003
 REPLICATES = (3, 5, 10)
@@ -58,7 +58,7 @@ def steps(rng, later, num_runs, num_replicates, std=300.0):
 
 
 def summed_up(drawn, spacing=0.0):
-    """Return means, and standard errors, over replicates; see `lottery.runs.intervals.on_a_grid`."""
+    """Return means, and standard errors, over replicates; see `lottery.statistics.intervals.on_a_grid`."""
     num = drawn.shape[1]
     stds = np.maximum(drawn.std(1, ddof=1), spacing / math.sqrt(6))
     return drawn.mean(1), stds / math.sqrt(num)
@@ -71,7 +71,7 @@ def p_values(drawn, bound, spacing=0.0):
 
 
 def step_down(found, level=LEVEL):
-    """Count by run the rounds that `lottery.runs.intervals.step_down` passes."""
+    """Count by run the rounds that `lottery.statistics.intervals.step_down` passes."""
     num_runs, num_rounds = found.shape
     alive, counts = np.ones(num_runs, bool), np.zeros(num_runs, int)
     for place in range(num_rounds):
@@ -181,8 +181,8 @@ def planned(rng, num_runs, distances=(0.5, 1.0, 2.0), num=200):
                 stds = np.sqrt(rng.chisquare(pilot - 1, num_runs) / (pilot - 1))
                 # Of some only, for time; the others get the number of the next smaller one.
                 some = np.sort(stds)[:: max(1, num_runs // num)]
-                asked = [intervals.num_needed(distance, one, pilot) or intervals.MOST for one in some]
-                nums = np.array(asked)[np.searchsorted(some, stds, "right") - 1]
+                should_stop = [intervals.num_needed(distance, one, pilot) or intervals.MOST for one in some]
+                nums = np.array(should_stop)[np.searchsorted(some, stds, "right") - 1]
             mean = distance + rng.standard_normal(num_runs) / np.sqrt(nums)
             std = np.sqrt(rng.chisquare(nums - 1) / (nums - 1))
             told = mean * np.sqrt(nums) / std >= special.stdtrit(nums - 1, 0.975)

@@ -13,7 +13,7 @@ from lottery import data, masks, pruning, tickets, weights
 from lottery.cli import tickets as ticket_commands
 from lottery.errors import LotteryError
 from lottery.models import networks, outputs
-from lottery.models.library import ENTRYWISE_ACTIVATIONS
+from lottery.models.kerases import ENTRYWISE_ACTIVATIONS
 from lottery.pruning import ranking
 from lottery.tickets import compaction
 
@@ -481,13 +481,13 @@ def test_networks_that_are_no_chain_are_refused_with_the_layer(keras):
 def test_wrappers_of_tfmot_are_refused_until_they_are_stripped():
     keras = pytest.importorskip("tf_keras")
     from lottery import masks
-    from lottery.enforcement import wrappers
+    from lottery.enforcement import tfmot
 
     model = sequential(keras, (4,), keras.layers.Dense(3), keras.layers.Dense(2))
-    wrapped = wrappers.wrap(model, masks.ones_like(weights.read(model)))
+    wrapped = tfmot.wrap(model, masks.ones_like(weights.read(model)))
     with pytest.raises(LotteryError, match=r"'dense|'prune_low_magnitude.*lottery\.enforcement\.wrappers\.strip"):
         compaction.compact(wrapped)
-    assert difference(model, compaction.compact(wrappers.strip(wrapped))) < TOLERANCE
+    assert difference(model, compaction.compact(tfmot.strip(wrapped))) < TOLERANCE
 
 
 def test_a_functional_chain_keeps_its_kind_types_and_functions(keras):

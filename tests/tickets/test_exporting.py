@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from lottery import enforcement, masks, weights
-from lottery.enforcement import wrappers
 from lottery.errors import LotteryError
 from lottery.pruning import ranking
 from lottery.tickets import exporting, formats
@@ -431,7 +430,7 @@ def test_masks_in_tfmots_file_are_never_recomputed(tmp_path, wrapped):
     loaded.compile(tf_keras.optimizers.Adam(0.01), tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x, labels = digits()
     loaded.fit(x[:400], labels[:400], batch_size=40, verbose=0)
-    found = wrappers.read_masks(loaded)
+    found = tfmot.read_masks(loaded)
     assert found.keys() == kept.keys() and all(np.array_equal(found[name], kept[name]) for name in kept)
     state = weights.read_state(model)
     assert not np.array_equal(weights.read_state(loaded)["dense/kernel"], state["dense/kernel"])

@@ -5,7 +5,7 @@ import pytest
 
 import lottery
 from lottery import masks, tickets, weights
-from lottery.enforcement import EnforceMasks, wrappers
+from lottery.enforcement import EnforceMasks, tfmot
 from lottery.errors import LotteryError, TicketError
 from lottery.tickets import compaction, exporting, ticket_file
 from tests.conftest import toy_arrays
@@ -123,7 +123,7 @@ def test_a_model_in_wrappers_of_tfmot_is_refused(ticket):
     model = network(tf_keras)
     ticket.apply(model)
     assert np.array_equal(weights.read(model)["dense/kernel"], ticket.weights["dense/kernel"])
-    wrapped = wrappers.wrap(network(tf_keras), ticket.masks)
+    wrapped = tfmot.wrap(network(tf_keras), ticket.masks)
     before = weights.read_state(wrapped)
     with pytest.raises(TicketError, match="is wrapped by tfmot, which holds masked entries at zero"):
         ticket.apply(wrapped)

@@ -25,7 +25,7 @@ from scipy import stats
 
 import lottery
 from lottery import enforcement, files, masks, randomness, tickets, weights
-from lottery.enforcement import wrappers
+from lottery.enforcement import tfmot
 from lottery.errors import LotteryError, TicketError
 from lottery.models import architecture, networks, outputs
 from lottery.tickets import from_run
@@ -275,7 +275,7 @@ def test_other_models_are_as_good_as_before(rng, library):
     assert np.isfinite(mine.fit(x, x[:, :3], verbose=0).history["loss"]).all()
 
 
-def tfmot():
+def pruning_api():
     import tensorflow_model_optimization
 
     return tensorflow_model_optimization.sparsity.keras
@@ -283,13 +283,13 @@ def tfmot():
 
 def wrapped_by_tfmot(model):
     """As its tutorials do: it computes masks of its own at every step."""
-    return tfmot().prune_low_magnitude(model, tfmot().ConstantSparsity(0.5, 0, frequency=1))
+    return pruning_api().prune_low_magnitude(model, pruning_api().ConstantSparsity(0.5, 0, frequency=1))
 
 
 def train_some(model, rng):
     model.compile("sgd", "mse")
     x = rng.normal(size=(48, 6)).astype(np.float32)
-    callbacks = [tfmot().UpdatePruningStep()] if wrappers.find(model) else []
+    callbacks = [pruning_api().UpdatePruningStep()] if tfmot.find(model) else []
     model.fit(x, x[:, :3], batch_size=8, verbose=0, callbacks=callbacks)
 
 
@@ -304,20 +304,20 @@ def test_wrappers_of_tfmot_get_the_masks_and_keep_them(tmp_path, rng, wrap):
 
     def wrapped():
         model = dense(tf_keras)
-        return wrapped_by_tfmot(model) if wrap == "tfmot" else wrappers.wrap(model, masks.ones_like(kept))
+        return wrapped_by_tfmot(model) if wrap == "tfmot" else tfmot.wrap(model, masks.ones_like(kept))
 
     model = wrapped()
     tickets.load(path).apply(model)
     assert_same_bits(portable_state(model), masked_bits(portable_state(source), kept))
     train_some(model, rng)
-    assert all(np.array_equal(one, kept[name]) for name, one in wrappers.read_masks(model).items())
-    trained = weights.read(wrappers.strip(model))
+    assert all(np.array_equal(one, kept[name]) for name, one in tfmot.read_masks(model).items())
+    trained = weights.read(tfmot.strip(model))
     assert all(not trained[name][~mask].any() and trained[name][mask].all() for name, mask in kept.items())
     if wrap == "tfmot":  # it would have been otherwise
         other = wrapped()
         weights.assign(other, tickets.load(path).weights)
         train_some(other, rng)
-        assert any(np.any(one != kept[name]) for name, one in wrappers.read_masks(other).items())
+        assert any(np.any(one != kept[name]) for name, one in tfmot.read_masks(other).items())
 
 
 def test_wrappers_of_weights_that_the_ticket_does_not_mask_keep_everything(rng):
@@ -327,13 +327,13 @@ def test_wrappers_of_weights_that_the_ticket_does_not_mask_keep_everything(rng):
     for kept in ({"dense/kernel": rng.random((6, 8)) < 0.5}, {"dense/bias": rng.random(8) < 0.5}):
         ticket = tickets.of(plain, kept)
         model = wrapped_by_tfmot(dense(tf_keras))
-        for one in wrappers.find(model).values():
+        for one in tfmot.find(model).values():
             one.mask.assign(rng.random(one.mask.shape) < 0.3)
         ticket.apply(model)
         example = rng.normal(size=(9, 6)).astype(np.float32)
         assert outputs.largest_difference(ticket.model(), model, example) < 1e-6
         train_some(model, rng)
-        found = wrappers.read_masks(model)
+        found = tfmot.read_masks(model)
         assert all(np.array_equal(one, kept.get(name, np.ones_like(one))) for name, one in found.items())
 
 
@@ -354,7 +354,7 @@ def test_a_ticket_trains_to_the_same_curve_in_either_keras(tmp_path, rng, how):
     path = tickets.of(first, kept).save(tmp_path / "a.safetensors")
 
     def curve(model):
-        library = lottery.models.library.keras_of(model)
+        library = lottery.models.kerases.keras_of(model)
         loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(library.optimizers.SGD(0.05, momentum=0.9), loss, jit_compile=False)
         losses = []
@@ -369,11 +369,11 @@ def test_a_ticket_trains_to_the_same_curve_in_either_keras(tmp_path, rng, how):
     ticket = tickets.load(path)
     ticket.apply(two)
     if how == "wrap":
-        wrapped = wrappers.wrap(two, ticket.masks)
+        wrapped = tfmot.wrap(two, ticket.masks)
         second_losses = curve(wrapped)
-        two = wrappers.strip(wrapped)
+        two = tfmot.strip(wrapped)
     else:
-        with enforcement.tfmot(two, ticket.masks):
+        with enforcement.pruning_wrappers(two, ticket.masks):
             second_losses = curve(two)
     assert len(first_losses) == 30 and first_losses[-1] < 0.5 * first_losses[0]
     np.testing.assert_allclose(second_losses, first_losses, rtol=1e-5)
@@ -470,7 +470,7 @@ def test_a_round_is_chosen_by_density_and_by_word(small_run):
     assert tickets.load(small_run.path, round="best").provenance["round"] == best
     of_numpy: tuple[dict[str, Any], ...] = {"round": np.int64(2)}, {"density": np.float32(0.64)}  # as tables hold
     assert [from_run.pick(small_run.table(), **one) for one in of_numpy] == [2, 2]
-    matching = lottery.runs.verdicts.smallest_matching(small_run.table())
+    matching = lottery.statistics.verdicts.smallest_matching(small_run.table())
     if matching:
         assert tickets.load(small_run.path, round="smallest_matching").provenance["round"] == matching["round"]
 
@@ -514,7 +514,7 @@ def test_choices_among_equals_and_of_nothing():
     "how", [{"round": 2}, {"density": 0.5, "replicate": 2}, {"round": "best"}, {"round": "smallest_matching"}], ids=str
 )
 def test_each_file_of_a_round_is_opened_once(small_run, monkeypatch, how):
-    monkeypatch.setattr(lottery.runs.verdicts.smallest_matching, "__defaults__", (1.0,))  # some round matches
+    monkeypatch.setattr(lottery.statistics.verdicts.smallest_matching, "__defaults__", (1.0,))  # some round matches
     opened = Counter()
 
     def counting(function):
@@ -593,7 +593,7 @@ def rewound(traced_once, tmp_path_factory):
     names = ("x_train", "y_train", "x_test", "y_test")
     np.savez(secret / "mine.npz", **dict(zip(names, toy_arrays(np.random.default_rng(3)), strict=True)))
     data = {"data": {"name": "npz", "path": str(secret / "mine.npz")}, "rewind": {"step": 10}}
-    return lottery.run(TABLES, data, model=build, out=folder / "runs", report=quietly)
+    return lottery.run(TABLES, data, model=build, out=folder / "runs", on_event=quietly)
 
 
 STATE = "dropout/seed_generator_state"
@@ -642,10 +642,10 @@ def test_training_from_a_late_ticket_gives_what_was_trained(rewound, prepared):
     assert np.any(ticket.weights["batch_normalization/moving_mean"] != 0)
 
 
-@pytest.mark.parametrize("mode", ["learning_rate", "none", "sign"])
+@pytest.mark.parametrize("mode", ["learning_rate", "fine_tune", "sign"])
 def test_training_from_a_ticket_gives_what_was_trained_in_each_mode(rewound, prepared, tmp_path, mode):
     overrides = {"data": dict(rewound.experiment.data), "rewind": {"mode": mode}}
-    run = lottery.run(TABLES, overrides, model=build, out=tmp_path, report=quietly)
+    run = lottery.run(TABLES, overrides, model=build, out=tmp_path, on_event=quietly)
     ticket, before = tickets.load(run.path, round=2), tickets.load(run.path, round=1)
     again = retrained(prepared, ticket, {})
     assert all(np.array_equal(again.weights[name], one) for name, one in trained_of(ticket).items())
@@ -884,7 +884,7 @@ def test_choices_are_among_the_rounds_that_all_replicates_have(small_run, tmp_pa
     shutil.copytree(small_run.path, run)
     for index in (2, 3):
         shutil.rmtree(run / "replicate-2" / f"round-{index:02d}")
-    rows = lottery.runs.results.table(run)
+    rows = lottery.statistics.results.table(run)
     chosen = {word: from_run.pick(rows, word, replicate=2) for word in from_run.CHOICES[:1]}
     for replicate in (1, 2):
         assert {word: from_run.pick(rows, word, replicate=replicate) for word in chosen} == chosen

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lottery import data, enforcement, masks, randomness, stopping, weights
+from lottery import data, enforcement, interrupts, masks, randomness, weights
 from lottery.models import optimizers
 from lottery.training import checkpoints, compiling
 from lottery.training.settings import Train
@@ -123,7 +123,7 @@ def test_a_training_with_averages_resumes_bit_for_bit(library, tmp_path, rng):
     while True:
         pieces = [left.pop()] if left else None
 
-        def asked(pieces=pieces):
+        def should_stop(pieces=pieces):
             if pieces is None:
                 return 0
             pieces[0] -= 1
@@ -131,11 +131,13 @@ def test_a_training_with_averages_resumes_bit_for_bit(library, tmp_path, rng):
 
         trainer = next(turns)
         trainer.seconds_per_step = 0.1  # five steps a piece
-        checkpointer = checkpoints.Checkpointer(tmp_path / "checkpoint.safetensors", asked=asked, note=pytest.fail)
+        checkpointer = checkpoints.Checkpointer(
+            tmp_path / "checkpoint.safetensors", should_stop=should_stop, note=pytest.fail
+        )
         try:
             found = trainer.train(start, kept, (9,), checkpointer=checkpointer)
             break
-        except stopping.Stopped:
+        except interrupts.Stopped:
             assert pieces is not None
     assert not left
     assert weights.fingerprint(found.weights) == weights.fingerprint(whole.weights)

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from lottery import data, files, masks, stopping, weights
+from lottery import data, files, interrupts, masks, weights
 from lottery.errors import LotteryError
 from lottery.training import checkpoints, compiling
 from lottery.training.settings import Train
@@ -68,22 +68,22 @@ def stop_after(*pieces):
     """Asks to stop after so many pieces, each time anew."""
     left = list(pieces)
 
-    def asked():
+    def should_stop():
         left[0] -= 1
         return 0 if left[0] >= 0 else 15
 
-    return asked
+    return should_stop
 
 
 def trained_in_pieces(make, file, stops, start, kept=None, span=Span(), **options):  # noqa: B008 (frozen)
     """Train, stopping after each of `stops` pieces; each part on another trainer, as in another process."""
     for num in itertools.chain(stops, [None]):
         one = make()
-        asked = stopping.never if num is None else stop_after(num + 1)
-        checkpointer = checkpoints.Checkpointer(file, asked=asked, note=pytest.fail, **options)
+        should_stop = interrupts.never if num is None else stop_after(num + 1)
+        checkpointer = checkpoints.Checkpointer(file, should_stop=should_stop, note=pytest.fail, **options)
         try:
             return one.train(start, kept or {}, (9,), span, checkpointer=checkpointer), one
-        except stopping.Stopped as error:
+        except interrupts.Stopped as error:
             assert error.signal == 15
     raise AssertionError
 
@@ -116,8 +116,8 @@ def test_a_checkpoint_of_another_training_is_not_used(tmp_path):
     one = shared_trainer(compiled)
     start = weights.read_state(one.model)
     file, said = tmp_path / "checkpoint.safetensors", []
-    with pytest.raises(stopping.Stopped):
-        one.train(start, {}, (9,), checkpointer=checkpoints.Checkpointer(file, asked=stop_after(2)))
+    with pytest.raises(interrupts.Stopped):
+        one.train(start, {}, (9,), checkpointer=checkpoints.Checkpointer(file, should_stop=stop_after(2)))
     kept = {"dense/kernel": np.arange(36 * 4 * 12).reshape(36 * 4, 12) % 2 == 0}
     for other, seed, masked in ((start, (10,), {}), (masks.apply(start, kept), (9,), {})):
         whole = one.train(other, masked, seed)
@@ -135,8 +135,8 @@ def test_a_damaged_checkpoint_is_said_and_not_used(tmp_path, damage):
     start = weights.read_state(one.model)
     whole = result(one.train(start, {}, (9,)))
     file, said = tmp_path / "checkpoint.safetensors", []
-    with pytest.raises(stopping.Stopped):
-        one.train(start, {}, (9,), checkpointer=checkpoints.Checkpointer(file, asked=stop_after(2)))
+    with pytest.raises(interrupts.Stopped):
+        one.train(start, {}, (9,), checkpointer=checkpoints.Checkpointer(file, should_stop=stop_after(2)))
     content = bytearray(file.read_bytes())
     if damage == "flipped":
         content[len(content) // 2] ^= 1
@@ -156,8 +156,8 @@ def test_what_watches_goes_on_too(tmp_path):
     one.train(start, {}, (9,), watch={10: expected.update})
     saved: dict = {}
     file = tmp_path / "checkpoint.safetensors"
-    with pytest.raises(stopping.Stopped):
-        checkpointer = checkpoints.Checkpointer(file, asked=stop_after(2), memory=saved)
+    with pytest.raises(interrupts.Stopped):
+        checkpointer = checkpoints.Checkpointer(file, should_stop=stop_after(2), memory=saved)
         one.train(start, {}, (9,), watch={10: saved.update}, checkpointer=checkpointer)
     assert saved
     again: dict = {}
@@ -168,7 +168,9 @@ def test_what_watches_goes_on_too(tmp_path):
     }
 
 
-@pytest.mark.parametrize("every,few", [(checkpoints.Every(0, 20), True), (checkpoints.Every(0, 0), False)])
+@pytest.mark.parametrize(
+    "every,few", [(checkpoints.CheckpointInterval(0, 20), True), (checkpoints.CheckpointInterval(0, 0), False)]
+)
 def test_how_often(tmp_path, every, few, monkeypatch):
     one = shared_trainer(compiled)
     one.seconds_per_step = 0.1
@@ -192,7 +194,7 @@ def test_seconds_count_what_the_next_piece_takes(tmp_path, monkeypatch):
     """Work at risk stays within the limit where pieces are long."""
     now = [0.0]
     monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
-    checkpointer, written = checkpoints.Checkpointer(tmp_path / "file", checkpoints.Every(60)), []
+    checkpointer, written = checkpoints.Checkpointer(tmp_path / "file", checkpoints.CheckpointInterval(60)), []
     monkeypatch.setattr(checkpointer, "_write", lambda state: written.append(now[0]))
     monkeypatch.setattr(checkpointer, "_read", lambda: None)
     checkpointer.begin(None, {}, "", checkpoints.TrainingState(0, 0))
@@ -205,6 +207,6 @@ def test_a_disk_that_is_full_stops_with_a_sentence(tmp_path, monkeypatch):
     one = shared_trainer(compiled)
     folder = tmp_path / "file"
     folder.write_text("")  # a file where the folder should be
-    checkpointer = checkpoints.Checkpointer(folder / "checkpoint.safetensors", checkpoints.Every(0, 1))
+    checkpointer = checkpoints.Checkpointer(folder / "checkpoint.safetensors", checkpoints.CheckpointInterval(0, 1))
     with pytest.raises(LotteryError, match="cannot be written"):
         one.train(weights.read_state(one.model), {}, (9,), checkpointer=checkpointer)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("numba")
 
 import lottery
-from lottery import config, data, masks, progress, stopping, weights
+from lottery import config, data, interrupts, masks, progress, weights
 from lottery.analysis import costs
 from lottery.enforcement import ENFORCEMENTS
 from lottery.errors import LotteryError
@@ -92,11 +92,11 @@ def test_the_sparse_engine_gives_the_same_bits_wherever_it_is_stopped(tmp_path):
         for turn, num in enumerate([*stops, None]):
             one = (first, second)[turn % 2]
             one.seconds_per_step = 0.1  # five steps a piece
-            asked = stopping.never if num is None else stop_after(num + 1)
-            checkpointer = checkpoints.Checkpointer(file, asked=asked, note=pytest.fail)
+            should_stop = interrupts.never if num is None else stop_after(num + 1)
+            checkpointer = checkpoints.Checkpointer(file, should_stop=should_stop, note=pytest.fail)
             try:
                 again = one.train(start, kept, (9,), checkpointer=checkpointer)
-            except stopping.Stopped:
+            except interrupts.Stopped:
                 assert num is not None
         assert result(again) == result(whole) and again.engine == whole.engine
 
@@ -104,8 +104,8 @@ def test_the_sparse_engine_gives_the_same_bits_wherever_it_is_stopped(tmp_path):
 def test_a_checkpoint_of_the_other_engine_is_not_used(tmp_path):
     one, other, said = shared_trainer(trainer), trainer(engine="compiled"), []
     start, kept, file = weights.read_state(one.model), masked(one.model), tmp_path / "checkpoint.safetensors"
-    with pytest.raises(stopping.Stopped):
-        one.train(start, kept, (9,), checkpointer=checkpoints.Checkpointer(file, asked=stop_after(1)))
+    with pytest.raises(interrupts.Stopped):
+        one.train(start, kept, (9,), checkpointer=checkpoints.Checkpointer(file, should_stop=stop_after(1)))
     again = other.train(start, kept, (9,), checkpointer=checkpoints.Checkpointer(file, note=said.append))
     assert result(again) == result(other.train(start, kept, (9,))) and "another training" in said[0]
 
@@ -282,13 +282,13 @@ def test_sparse_where_it_cannot_be_is_refused_before_anything_is_written(changed
     with pytest.raises(
         LotteryError, match='^train.engine: received "sparse", allowed are "auto" and "compiled"'
     ) as one:
-        lottery.run(config.merged(tables, {"train": {"engine": "sparse"}}), out=tmp_path, report=quietly)
+        lottery.run(config.merged(tables, {"train": {"engine": "sparse"}}), out=tmp_path, on_event=quietly)
     assert why in str(one.value) and not list(tmp_path.iterdir())
 
 
 def test_a_run_whose_engine_changes_between_rounds(tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "LEAST_WORK", 1)
-    done = lottery.run(RUN, out=tmp_path, tensorboard=False, report=quietly)
+    done = lottery.run(RUN, out=tmp_path, tensorboard=False, on_event=quietly)
     records = [stored.record for stored in store.rounds(done.path)]
     assert [(one["round"], one["branch"], one["engine"]) for one in records] == [
         (0, "ticket", "compiled"), (1, "ticket", "compiled"), (2, "ticket", "sparse"), (2, "random_reinit", "sparse"),
@@ -296,7 +296,7 @@ def test_a_run_whose_engine_changes_between_rounds(tmp_path, monkeypatch):
     assert [0 < one.get("engine_difference", 1) < 1e-5 for one in records] == [False, False, True, True]
     assert list(costs.table(done.path)["engine"]) == [one["engine"] for one in records]
     assert not done.verify(recompute=True)
-    again = lottery.run(RUN, out=tmp_path / "again", tensorboard=False, report=quietly)
+    again = lottery.run(RUN, out=tmp_path / "again", tensorboard=False, on_event=quietly)
     for one, other in zip(store.rounds(done.path), store.rounds(again.path), strict=True):
         assert one.record["sha256"] == other.record["sha256"]
         assert one.record.get("engine_difference") == other.record.get("engine_difference")
@@ -309,8 +309,8 @@ def test_without_numba_auto_is_compiled_and_says_so_once(monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "lottery.sparse.engine", raising=False)
     monkeypatch.delattr("lottery.sparse.kernels", raising=False)
     events = []
-    lottery.run(RUN, out=tmp_path, tensorboard=False, report=events.append)
+    lottery.run(RUN, out=tmp_path, tensorboard=False, on_event=events.append)
     said = [one.text for one in events if isinstance(one, progress.Note) and "numba is not" in one.text]
     assert len(said) == 1 and "pip install 'lottery[sparse]'" in said[0]
     with pytest.raises(LotteryError, match="numba is not installed"):
-        lottery.run(config.merged(RUN, {"train": {"engine": "sparse"}}), out=tmp_path / "other", report=quietly)
+        lottery.run(config.merged(RUN, {"train": {"engine": "sparse"}}), out=tmp_path / "other", on_event=quietly)

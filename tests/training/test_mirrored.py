@@ -22,10 +22,11 @@ def build():
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(9, "relu"), keras.layers.Dense(3)])
 
 
-def prepared(**run):
+def prepared(devices="one", **run):
     arrays = toy_arrays(np.random.default_rng(3))
     return preparing.prepare(
-        config.load(TABLES, {"run": run, "train": {"jit_compile": False}}), Ingredients(build, arrays)
+        config.load(TABLES, {"run": run, "train": {"jit_compile": False, "devices": devices}}),
+        Ingredients(build, arrays),
     )
 
 
@@ -59,7 +60,7 @@ def test_the_rest_on_two_devices():
 
 
 def test_one_device_is_enough_and_is_said():
-    alone, mirrored = prepared(), prepared(strategy="mirrored")
+    alone, mirrored = prepared(), prepared(devices="mirrored")
     assert not alone.notes and any("There is one device" in note for note in mirrored.notes)
     start = weights.read_state(alone.trainer.model)
     results = [one.trainer.train(start, {}, (1,)) for one in (alone, mirrored)]
@@ -70,17 +71,17 @@ def test_one_device_is_enough_and_is_said():
 @pytest.mark.parametrize("mode", ["reparameterization", "tfmot"])
 def test_modes_that_it_cannot_hold_by_are_refused(mode):
     with pytest.raises(LotteryError, match=f'received "{mode}", allowed .* "constraint", "gradient" and "callback"'):
-        prepared(strategy="mirrored", enforcement=mode)
+        prepared(devices="mirrored", enforcement=mode)
 
 
 def test_the_keys_are_checked_and_are_nothing_at_their_defaults():
     plain = config.load(TABLES)
-    said = config.load(TABLES, {"run": {"strategy": "none"}, "train": {"precision": "float32"}})
+    said = config.load(TABLES, {"train": {"devices": "one", "precision": "float32"}})
     assert config.digest(plain) == config.digest(said)
-    assert config.digest(plain) != config.digest(config.load(TABLES, {"run": {"strategy": "mirrored"}}))
+    assert config.digest(plain) != config.digest(config.load(TABLES, {"train": {"devices": "mirrored"}}))
     assert config.digest(plain) != config.digest(config.load(TABLES, {"train": {"precision": "mixed_float16"}}))
-    with pytest.raises(LotteryError, match="run.strategy: received 'mirored', allowed is 'none' or 'mirrored'"):
-        config.load(TABLES, {"run": {"strategy": "mirored"}})
+    with pytest.raises(LotteryError, match="train.devices: received 'mirored', allowed is 'one' or 'mirrored'"):
+        config.load(TABLES, {"train": {"devices": "mirored"}})
     with pytest.raises(
         LotteryError, match="train.precision: received 'float16', allowed is 'float32', 'mixed_float16'"
     ):

@@ -9,7 +9,7 @@ import pytest
 import tf_keras
 
 import lottery
-from lottery import config, enforcement, files, stopping, weights
+from lottery import config, enforcement, files, interrupts, weights
 from lottery.errors import LotteryError
 from lottery.models import networks
 from lottery.pipeline import preparing
@@ -146,8 +146,8 @@ def test_a_checkpoint_has_the_scale_of_the_loss(library, tmp_path):
     assert train(one) == whole
     file = tmp_path / "checkpoint.safetensors"
     calls = itertools.count()
-    with pytest.raises(stopping.Stopped):
-        train(one, checkpointer=checkpoints.Checkpointer(file, asked=lambda: 15 * (next(calls) > 2)))
+    with pytest.raises(interrupts.Stopped):
+        train(one, checkpointer=checkpoints.Checkpointer(file, should_stop=lambda: 15 * (next(calls) > 2)))
     scales = {float(value) for name, value in files.read_arrays(file).items() if "scale" in name and value.ndim == 0}
     assert scales and max(scales) < 2**15, scales
     assert train(made(), checkpointer=checkpoints.Checkpointer(file, note=pytest.fail)) == whole
@@ -172,7 +172,7 @@ def test_synflow_is_in_double_precision_all_the_same(library):
 
 def test_a_run_in_mixed_precision_is_whole(tmp_path):
     changed = {"train": {"precision": "mixed_bfloat16", "num_steps": 60}, "prune": {"num_rounds": 1}}
-    done = lottery.run(SMALL, changed | {"run": {"num_replicates": 1}}, out=tmp_path, report=quietly)
+    done = lottery.run(SMALL, changed | {"run": {"num_replicates": 1}}, out=tmp_path, on_event=quietly)
     assert not [found for _, found in verification.verify(done.path) if found]
     assert len(store.StoredRound(done.path, 1, 1).predictions["label"]) == 360
     ticket = lottery.tickets.load(done.path, round=1)

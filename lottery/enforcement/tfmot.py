@@ -1,0 +1,361 @@
+"""A bridge to the pruning wrappers of tensorflow_model_optimization (tfmot): wrap, read masks, strip."""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lottery import weights
+from lottery.enforcement.entries import Held, held
+from lottery.enforcement.patching import replaced, retrace, undone
+from lottery.errors import LotteryError
+from lottery.models import outputs
+from lottery.models.kerases import evaluating, keras_of
+
+_OTHERWISE = 'or use another mode of enforcement, such as "constraint"'
+
+# A step that no training reaches. A schedule of tfmot that begins there never updates a mask, and a saved model with it
+# never does either, wherever it is loaded; a schedule of ours would have to be known there.
+_NEVER = 2**62
+
+_TOLERANCE = 1e-5  # of outputs with and without wrappers, relative to the largest output
+
+
+class Wrapped(NamedTuple):
+    """A weight that a wrapper of tfmot prunes."""
+
+    variable: Any
+    mask: Any  # the variable that it is multiplied by, of the same shape and type: 1 keeps, 0 prunes
+    wrapper: Any
+
+
+def check_library(model: Any) -> None:
+    """Raise `LotteryError` unless it is a tf_keras model."""
+    if keras_of(model).__name__ != "tf_keras":
+        raise LotteryError(
+            f"The model {model.name!r} is a Keras 3 {type(model).__name__}, and tfmot wraps tf_keras models only; "
+            f"build it with tf_keras, {_OTHERWISE}."
+        )
+
+
+def refuse_wrapped(model: Any) -> None:
+    """Raise `LotteryError` if a model has wrappers, whose schedules would prune it beside an experiment's masks."""
+    if found := [wrapper.layer.name for wrapper in _wrappers(model)]:
+        raise LotteryError(
+            f"The layers {', '.join(found)} are wrapped by tfmot, whose wrappers prune by themselves; build the model "
+            "without them, or strip it with tfmot.sparsity.keras.strip_pruning(model) before it is compiled."
+        )
+
+
+def hosts(layers: Sequence[Any], entries: Sequence[Held]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Find by weight the first of `layers`, outer ones first, to wrap, or the reason why tfmot cannot prune it."""
+    found, reasons = {}, {}
+    pruned = {id(layer): _pruned(weights.inside(layer)) for layer in layers if layer.variables}
+    for one in entries:
+        around = [layer for layer in layers if any(value is one.variable for value in layer.variables)]
+        known = [layer for layer in around if pruned[id(layer)] is not None]
+        taken = [layer for layer in known if any(value is one.variable for value in pruned[id(layer)] or ())]
+        if taken:
+            found[one.name] = taken[0]
+        elif known:
+            names = [value.name.split(":")[0].rsplit("/", 1)[-1] for value in pruned[id(known[-1])] or ()]
+            only = f"only {' and '.join(names)}" if names else "nothing"
+            reasons[one.name] = f"of a {type(weights.inside(known[-1])).__name__} it prunes {only}"
+        elif around:
+            reasons[one.name] = f"it does not know the layer {type(around[-1]).__name__}"
+        else:
+            reasons[one.name] = "it cannot take apart a subclassed model"
+    return found, reasons
+
+
+def leaves(model: Any, masked: bool = False) -> dict[Any, bool]:
+    """Return the layers that can be replaced in a tf_keras model and in models inside it.
+
+    True for a layer that passes masks of padded inputs on, as after ``Embedding(..., mask_zero=True)`` or if `masked`.
+    """
+    import tf_keras
+
+    found: dict[Any, bool] = {}
+    for layer in model.layers if isinstance(model, tf_keras.Sequential) or model._is_graph_network else ():
+        if isinstance(layer, tf_keras.Model):
+            inner = leaves(layer, masked or _has_mask(layer, "input_tensors"))
+        else:
+            inner = {layer: masked or _has_mask(layer, "output_tensors")}
+        for leaf, is_masked in inner.items():
+            found[leaf] = is_masked or found.get(leaf, False)
+    return found
+
+
+def _has_mask(layer: Any, which: str) -> bool:
+    import tensorflow as tf
+
+    tensors = tf.nest.flatten([getattr(node, which) for node in layer._inbound_nodes])
+    return any(getattr(tensor, "_keras_mask", None) is not None for tensor in tensors)
+
+
+def difference(layer: Any, masked: bool) -> str | None:
+    """Describe a change that a wrapper would make to a layer of `leaves` besides pruning; None without one."""
+    # A wrapper calls the layer's `call` directly, without the work that Keras does around it.
+    if masked:
+        return "its wrapper would drop the masks that Keras passes on for padded inputs"
+    if layer.compute_dtype != layer.variable_dtype:
+        return f"its wrapper would round the weights to {layer.compute_dtype} at every step"
+    if getattr(layer, "activity_regularizer", None) is not None:
+        return "its wrapper cannot train with an activity regulariser"
+    if getattr(layer, "stateful", False):
+        return "its wrapper would hide its states from reset_states"
+    return None
+
+
+def refuse(reasons: Mapping[str, str]) -> None:
+    """Raise `LotteryError` if there are weights that tfmot cannot hold."""
+    if reasons:
+        each = ", ".join(f"{name!r} ({reason})" for name, reason in reasons.items())
+        raise LotteryError(f"tfmot cannot hold the masks of {each}; leave them out, {_OTHERWISE}.")
+
+
+def with_layers(model: Any, new: dict[int, Any]) -> Any:
+    """Make a tf_keras model, not compiled, of the same layers but for those that `new` replaces, by their identity."""
+    import tf_keras
+
+    def layer_of(layer: Any) -> Any:
+        if isinstance(layer, tf_keras.Model) and any(id(inner) in new for inner in layer._flatten_layers()):
+            new.setdefault(id(layer), with_layers(layer, new))  # once, since it may be shared
+        return new.get(id(layer), layer)
+
+    with evaluating(f"Keras cannot build the model {model.name!r} anew from its layers, as tfmot needs it"):
+        copy = tf_keras.models.clone_model(model, clone_function=layer_of)
+    if type(copy) is not type(model):
+        raise LotteryError(
+            f"Keras makes a plain {type(copy).__name__} of the {type(model).__name__} {model.name!r}, without its own "
+            'methods; use a Sequential or functional model, or the mode of enforcement "tfmot", which copies nothing.'
+        )
+    return copy
+
+
+def _pruned(layer: Any) -> Sequence[Any] | None:
+    """Return the variables that a wrapper around a layer would prune; None if tfmot refuses the layer."""
+    from tensorflow_model_optimization.python.core.sparsity.keras import prune_registry
+
+    if hasattr(layer, "get_prunable_weights"):
+        return layer.get_prunable_weights()
+    if not prune_registry.PruneRegistry.supports(layer):
+        return None
+    try:
+        return prune_registry.PruneRegistry.make_prunable(layer).get_prunable_weights()
+    finally:
+        del layer.get_prunable_weights  # leave the layer as it was
+
+
+def find(model: Any) -> dict[str, Wrapped]:
+    """Find the weights that wrappers of tfmot prune, by their names in the model without wrappers, in its order."""
+    pruned: dict[int, Wrapped] = {}
+    for wrapper in _wrappers(model):
+        for variable, mask, _ in wrapper.pruning_vars:
+            if id(variable) in pruned:
+                raise LotteryError(
+                    f"The model {model.name!r} has two wrappers of tfmot for the same weight, {variable.name!r}, each "
+                    "with a mask of its own; strip the model with tfmot, and use lottery.enforcement.tfmot.wrap."
+                )
+            pruned[id(variable)] = Wrapped(variable, mask, wrapper)
+    named = weights.variables(model)
+    return {name: pruned[id(variable)] for name, variable in named.items() if id(variable) in pruned}
+
+
+def read_masks(model: Any) -> dict[str, np.ndarray]:
+    """Read the boolean masks of a model with wrappers of tfmot, by weight, True where the entry is kept.
+
+    Every wrapped weight has a mask, pruned or not. The weights may disagree: tfmot leaves pruned entries one update
+    away from zero until the next forward pass.
+    """
+    return {name: one.mask.numpy() != 0 for name, one in _found(model).items()}
+
+
+def wrap(model: Any, masks: Mapping[str, Any]) -> Any:
+    """Wrap the layers of a model that have masks with tfmot's wrappers, which hold the masks and never recompute them.
+
+    The layers are shared, as in tfmot itself: the new model trains the variables of `model`, whose masked entries are
+    set to zero at once. The new model is not compiled, and needs no ``UpdatePruningStep``. After each update tfmot
+    leaves masked entries one step away from zero until the next forward pass; `strip` makes them exactly
+    zero, and so does ``enforcement.pruning_wrappers`` around the training.
+
+    Existing wrappers get these masks, keep their own for weights that `masks` does not name, and stop updating. If
+    they hold everything, `model` itself is returned, compiled or not.
+
+    Args:
+        model: A built tf_keras model, Sequential or functional, also with models inside.
+        masks: Boolean arrays by weight, True where the entry is kept.
+
+    Raises:
+        LotteryError: tfmot cannot hold a mask that prunes anything (masks that keep everything are left out then),
+            or a mask or the model does not fit. No weight has been changed then.
+    """
+    check_library(model)
+    entries, found = held(model, masks), find(model)
+    masked = leaves(model)
+    layers, reasons = hosts(list(masked), [one for one in entries if one.name not in found])
+    reasons |= {name: why for name, layer in layers.items() if (why := difference(layer, masked[layer]))}
+    refuse({name: why for name, why in reasons.items() if not np.all(masks[name])})
+    chosen = {id(layer): layer for name, layer in layers.items() if name not in reasons}
+    if chosen:
+        model = with_layers(model, {key: _wrapper(layer) for key, layer in chosen.items()})
+    silence(model)
+    found = find(model)
+    kept = {id(one.variable): one.mask for one in entries}
+    for one in found.values():
+        if id(one.variable) in kept:
+            _assign(one.mask, kept[id(one.variable)])
+    _apply(found)
+    return model
+
+
+@contextlib.contextmanager
+def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
+    """Have wrappers of tfmot with these masks act on a model for a while, which stays the same object and compiled.
+
+    Wrappers that it has already get the masks, and stop updating; other layers with masks, wherever they are in the
+    model, multiply by them before each call as a wrapper would. Afterwards everything is restored, masks, schedules and
+    counts of steps included. Weights do not change before the first forward pass, and nothing does after an error.
+    """
+    check_library(model)
+    entries, found = held(model, masks), find(model)
+    layers, reasons = hosts(list(model._flatten_layers()), [one for one in entries if one.name not in found])
+    refuse({name: why for name, why in reasons.items() if hasattr(masks[name], "assign") or not np.all(masks[name])})
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(undone(partial(restore, model, silence(model))))
+        for layer in {id(layer): layer for layer in layers.values()}.values():
+            before = set(vars(layer))
+            wrapper = _wrapper(layer)
+            if "get_prunable_weights" in set(vars(layer)) - before:
+                stack.callback(delattr, layer, "get_prunable_weights")
+            wrapper.build(None)
+            # If Keras casts variables to half precision, tfmot would assign rounded values.
+            wrapper.pruning_obj._pruning_vars = [
+                tuple(getattr(variable, "_variable", variable) for variable in triple)
+                for triple in wrapper.pruning_vars
+            ]
+            pruned = {id(variable): mask for variable, mask, _ in wrapper.pruning_vars}
+            own = [(pruned[id(one.variable)], one.mask) for one in entries if id(one.variable) in pruned]
+            stack.enter_context(replaced(layer, "call", partial(_preceded, own, wrapper.pruning_obj.weight_mask_op)))
+            for mask, value in own:
+                _assign(mask, value)
+        for name, one in found.items():
+            if name in masks:
+                stack.enter_context(undone(partial(one.mask.assign, one.mask.numpy())))
+                _assign(one.mask, masks[name])
+                stack.enter_context(replaced(one.wrapper, "call", partial(_preceded, [(one.mask, masks[name])], None)))
+        yield
+
+
+def silence(model: Any) -> list[tuple[Any, Any, int]]:
+    """Stop wrappers from recomputing masks and needing ``UpdatePruningStep``; return what `restore` needs of each."""
+    before = [(one, one.pruning_schedule, int(one.pruning_step.numpy())) for one in _wrappers(model)]
+    for wrapper, _, step in before:
+        _set_schedule(wrapper, _never())
+        # A wrapper refuses to train from step -1, and one for m of n entries ignores schedules and updates at step 1.
+        wrapper.pruning_step.assign(max(step, 1))
+    retrace(model)
+    return before
+
+
+def restore(model: Any, before: Sequence[tuple[Any, Any, int]]) -> None:
+    """Restore the schedules and counts of steps that `silence` returned."""
+    for wrapper, schedule, step in before:
+        _set_schedule(wrapper, schedule)
+        wrapper.pruning_step.assign(step)
+    retrace(model)
+
+
+def strip(model: Any, example: Any = None) -> Any:
+    """Take the wrappers of tfmot out of a model, with every masked entry exactly zero.
+
+    The layers are shared: masked entries are set to zero in `model` too. Then the outputs of both must agree, to 1e-5
+    of the largest (on a CPU they have been the same bits). They differ if a wrapper changes what the network computes,
+    as after ``Embedding(..., mask_zero=True)``, and in a model that draws random numbers at inference.
+
+    Args:
+        model: A model with wrappers of tfmot, from `wrap` or not. The result is not compiled.
+        example: Inputs to compare on, as the model takes them; random inputs by default, if they can be made.
+
+    Raises:
+        LotteryError: The wrappers cannot be taken out, or outputs differ without them; or an example is needed.
+    """
+    found = _found(model)
+    plain = with_layers(model, {id(wrapper): wrapper.layer for wrapper in _wrappers(model)})
+    if left := [wrapper.layer.name for wrapper in _wrappers(plain)]:
+        raise LotteryError(
+            f"The wrappers of {', '.join(left)} lie inside a subclassed model or layer, which tfmot cannot take apart; "
+            "use read_masks, and lottery.weights.assign on a model built without wrappers."
+        )
+    _apply(found)
+    apart = outputs.largest_difference(model, plain, example)
+    if apart > _TOLERANCE:
+        raise LotteryError(
+            f"Without its wrappers, the outputs of the model {model.name!r} differ by {apart:.2g} of the largest, "
+            f"allowed is {_TOLERANCE:g}; use another mode of enforcement: tfmot changes what the model computes."
+        )
+    return plain
+
+
+def _found(model: Any) -> dict[str, Wrapped]:
+    found = find(model)
+    if not found:
+        raise LotteryError(
+            f"The model {model.name!r} has no weights under pruning wrappers of tfmot; pass a model made by "
+            "lottery.enforcement.tfmot.wrap or tfmot's prune_low_magnitude."
+        )
+    return found
+
+
+def _wrappers(model: Any) -> list[Any]:
+    layers = {id(layer): layer for layer in model._flatten_layers() if weights.inside(layer) is not layer}
+    return [layer for layer in layers.values() if hasattr(layer, "pruning_vars")]
+
+
+def _never() -> Any:
+    import tensorflow_model_optimization as tfmot
+
+    return tfmot.sparsity.keras.ConstantSparsity(0.0, begin_step=_NEVER)
+
+
+def _wrapper(layer: Any) -> Any:
+    import tensorflow_model_optimization as tfmot
+
+    return tfmot.sparsity.keras.prune_low_magnitude(layer, _never())
+
+
+def _set_schedule(wrapper: Any, schedule: Any) -> None:
+    wrapper.pruning_schedule = schedule
+    wrapper.pruning_obj._pruning_schedule = schedule
+
+
+def _apply(found: Mapping[str, Wrapped]) -> None:
+    for one in found.values():
+        value = one.variable.numpy()
+        # A choice, not a product as in tfmot, which would make a negative weight negative zero.
+        one.variable.assign(np.where(one.mask.numpy() != 0, value, np.zeros((), value.dtype)))
+
+
+def _assign(variable: Any, mask: Any) -> None:
+    import tensorflow as tf
+
+    variable.assign(tf.cast(mask, variable.dtype))
+
+
+def _preceded(masks: Sequence[tuple[Any, Any]], then: Callable[[], Any] | None, call: Callable[..., Any]) -> Any:
+    """Make a layer's ``call`` that first copies mask variables to the wrappers' masks, and then applies them."""
+    following = [(variable, mask) for variable, mask in masks if hasattr(mask, "assign")]
+
+    def call_masked(*arguments: Any, **named: Any) -> Any:
+        for variable, mask in following:
+            _assign(variable, mask)
+        if then is not None:
+            then()
+        return call(*arguments, **named)
+
+    # Keras passes ``training`` and masks only to a call that names them.
+    call_masked.__signature__ = inspect.signature(call)
+    return call_masked

@@ -1,0 +1,1 @@
+"""How figures are drawn: styles, layout, captions, and the record that joins a table, a figure and its text."""

@@ -1,0 +1,178 @@
+"""The layout of figures: where the legend is, panels, and room for labels."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lottery.figures import captions, style
+from lottery.figures.captions import INTERVALS
+from lottery.statistics.results import Table
+
+
+def finish(
+    ax: Any,
+    points: Table,
+    shape: str = "bars",
+    interval: str = "range",
+    named: Mapping[str, Any] | None = None,
+    above: float | None = None,
+) -> Any:
+    """Add a faint grid and the legend: inside the axes where it covers nothing, otherwise beside or above them.
+
+    Args:
+        ax: The axes.
+        points: The means of `spread`, of which a last entry explains the bars or bands and counts the replicates.
+        shape: ``"bars"``, ``"band"``, or words that have both.
+        interval: A key of `captions.INTERVALS`.
+        named: What the legend shows in place of the lines of a label.
+        above: Inches above the axes where the legend is, in any case; for axes that are full of panels.
+    """
+    ax.grid(alpha=0.25, linewidth=style.thick(0.6))
+    handles, labels = ax.get_legend_handles_labels()
+    entries = [((named or {}).get(label, handle), label) for handle, label in zip(handles, labels, strict=True)]
+    if points["replicates"].max() > 1:
+        kind = {"range": INTERVALS["range"], "t": "95 % t interval"}[interval]
+        entries.append((_glyph(shape), f"{kind}, n = {captions.counted(points)[1]}"))
+    _place(ax, [handle for handle, _ in entries], [label for _, label in entries], above)
+    return ax
+
+
+def grid(num: int, width: float) -> tuple[int, int]:
+    """Return the numbers of panels beside and above each other in so many inches, with room for a title on each."""
+    most = max(2, int((width - style.letters(3)) / style.letters(8)))
+    across = min(most, num if num <= 3 else 2 if num == 4 else 3)
+    return across, -(-num // across)
+
+
+def panels(ax: Any, num: int) -> list[Any]:
+    """Put panels with the same axes, and room for a title above each, into the place of axes."""
+    across, down = grid(num, ax.figure.get_figwidth())
+    ax.set(frame_on=False, xticks=[], yticks=[])
+    size = ax.get_window_extent()
+    gaps = 0.1 * ax.figure.dpi / size.width, style.letters(1.6) * ax.figure.dpi / size.height
+    width, height = ((1 + gap) / many - gap for many, gap in zip((across, down), gaps, strict=True))
+    made: list[Any] = []
+    for place in range(num):
+        row, column = divmod(place, across)
+        left, bottom = column * (width + gaps[0]), 1 - height - row * (height + gaps[1])
+        same = {"sharex": made[0], "sharey": made[0]} if made else {}
+        made.append(ax.inset_axes((left, bottom, width, height), **same))
+        made[-1].locator_params(axis="y", nbins=5)
+        made[-1].tick_params(labelleft=column == 0, labelbottom=place + across >= num, labelsize="small")
+    return made
+
+
+def label_panels(ax: Any, made: Sequence[Any], x: str, y: str) -> None:
+    """Label the axes that panels share."""
+    ax.figure.draw_without_rendering()
+    (left, bottom), points = ax.get_window_extent().min, 72 / ax.figure.dpi
+    wide = max(left - label.get_window_extent().x0 for label in made[0].get_yticklabels())
+    high = max(bottom - label.get_window_extent().y0 for label in made[-1].get_xticklabels())
+    ax.set_xlabel(x, labelpad=high * points + 3)
+    ax.set_ylabel(y, labelpad=wide * points + 3)
+
+
+def shaded(line: Any) -> tuple[Any, Any]:
+    """Return what a legend shows of a line in a grey band: both."""
+    return _glyph("band"), line
+
+
+def _glyph(shape: str) -> Any:
+    """Return what a legend shows of bars or bands that are not those of a single line."""
+    from matplotlib.collections import LineCollection
+    from matplotlib.container import ErrorbarContainer
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    band = Patch(facecolor="0.5", alpha=0.25, linewidth=0)
+    if shape == "band":
+        return band
+    bar = LineCollection([], colors="0.35", linewidths=style.thick(0.9))
+    caps = tuple(Line2D([], [], color="0.35", marker="|", markersize=2 * style.thick(2)) for _ in range(2))
+    bars = ErrorbarContainer((None, caps, (bar,)), has_yerr=True)  # type: ignore[arg-type]
+    return bars if shape == "bars" else (band, bars)
+
+
+_INSIDE = (
+    "upper right", "lower left", "lower right", "upper left", "lower center", "upper center", "center left",
+    "center right",
+)  # fmt: skip
+
+
+def _place(ax: Any, handles: Sequence[Any], labels: Sequence[str], above: float | None) -> None:
+    """Put the legend where it covers nothing that is drawn."""
+    from matplotlib.transforms import ScaledTranslation
+
+    if not labels:
+        return
+    figure = ax.figure
+    figure.draw_without_rendering()  # so that places are known
+    covered, frame = _drawn(ax), ax.get_window_extent()
+    # Dashes show in long enough handles.
+    legend = ax.legend(handles, labels, frameon=False, handlelength=2.5, borderaxespad=0.6)
+    box = legend.get_window_extent()
+    if above is None and box.width < 0.9 * frame.width and box.height < 0.9 * frame.height:
+        for place in _INSIDE:
+            legend.set_loc(place)
+            around = legend.get_window_extent().padded(figure.dpi * style.thick(3) / 72)
+            if not any(_touches(path, filled, around) for path, filled in covered):
+                return
+    lines = sum(label.count("\n") + 1 for label in labels)
+    columns = -(-box.height // (0.95 * figure.bbox.height))
+    if above is None and columns * box.width < 0.38 * figure.bbox.width:
+        beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "ncols": int(columns)}
+    else:
+        columns = max(1, min(lines, int(frame.width // box.width)))
+        higher = ax.transAxes + ScaledTranslation(0, above or 0.05, figure.dpi_scale_trans)
+        beside = {"loc": "lower left", "bbox_to_anchor": (0, 1), "bbox_transform": higher, "ncols": columns}
+    ax.legend(handles, labels, frameon=False, handlelength=2.5, borderaxespad=0, **beside)
+
+
+def _drawn(ax: Any) -> list[tuple[Any, bool]]:
+    """List what is drawn on axes as paths in pixels, and if their inside is filled."""
+    import numpy as np
+    from matplotlib.cbook import STEP_LOOKUP_MAP
+    from matplotlib.path import Path
+
+    found = []
+    for line in ax.lines:
+        steps = STEP_LOOKUP_MAP[line.get_drawstyle()](*line.get_xydata().T)
+        found.append((line.get_transform().transform_path(Path(np.column_stack(steps))), False))
+    for some in ax.collections:
+        filled = bool(len(some.get_facecolor()))
+        found += [(some.get_transform().transform_path(path), filled) for path in some.get_paths()]
+    found += [(patch.get_transform().transform_path(patch.get_path()), True) for patch in ax.patches]
+    return found
+
+
+def _touches(path: Any, filled: bool, box: Any) -> bool:
+    import numpy as np
+
+    known = path.vertices[np.isfinite(path.vertices).all(axis=1)]
+    return bool(box.count_contains(known)) or (len(known) > 1 and path.intersects_bbox(box, filled))
+
+
+def usual_height(width: float) -> float:
+    """Return the height in inches of a figure that is so wide, in which labels have room."""
+    return max(0.6 * width, style.letters(15))
+
+
+def fit(figure: Any) -> None:
+    """Make room for a legend above the axes, and break labels that are longer than the figure has room for.
+
+    What is drawn later, such as a file, finds ticks in the style sheet of now.
+    """
+    figure.draw_without_rendering()
+    ax = figure.axes[0]
+    legend, frame = ax.get_legend(), ax.get_window_extent()
+    if legend is not None and (box := legend.get_window_extent()).y0 >= frame.y1:
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + box.height / figure.dpi)
+        figure.draw_without_rendering()
+    for ax in figure.axes:
+        for label in (ax.xaxis.label, ax.yaxis.label):
+            box, text = label.get_window_extent(), label.get_text()
+            out = box.x0 < 0 or box.y0 < 0 or box.x1 > figure.bbox.x1 or box.y1 > figure.bbox.y1
+            if out and " " in text:
+                middle = min((one.start() for one in re.finditer(" ", text)), key=lambda at: abs(at - len(text) / 2))
+                label.set_text(f"{text[:middle]}\n{text[middle + 1 :]}")

@@ -1,0 +1,96 @@
+"""Requests to stop: Ctrl-C, SIGTERM, or a function of the caller."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+ShouldStop = Callable[[], int]  # returns the signal to stop by, or 0
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(KeyboardInterrupt):
+    """Training stopped on request by `signal`; everything trained is stored, and the same call continues from there."""
+
+    def __init__(self, number: int):
+        super().__init__(f"stopped by {signal.Signals(number).name}; the same call continues from there")
+        self.signal = number
+
+
+def never() -> int:
+    """Never ask to stop."""
+    return 0
+
+
+@contextlib.contextmanager
+def listening(notify: Callable[[int], None] | None = None, at_once: bool = False) -> Iterator[ShouldStop]:
+    """Take the first SIGINT or SIGTERM as a request to stop when it suits.
+
+    The context gives a function that returns the first signal, or 0 before; `notify` is called with that signal. With
+    `at_once`, the second ends the process, with status 128 + its number; else it means what it means outside. Python
+    runs handlers in its main thread alone, between two calls of TensorFlow: a signal is noticed after the piece of
+    training that it came in, about half a second. In any other thread signals keep their meaning.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield never
+        return
+    first = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        if not first:
+            first = number
+            with contextlib.suppress(OSError, RuntimeError):  # the output is closed, or being written to
+                if notify:
+                    notify(number)
+        elif at_once:
+            if sys.stderr.isatty():
+                os.write(2, b"\x1b[?25h\n")  # a display may have hidden the cursor
+            os._exit(128 + number)
+        else:
+            restore()
+            signal.raise_signal(number)
+
+    # Signals that were ignored before, as in the background of a script, stay ignored.
+    taken = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in taken}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    _RESTORE.append(restore)
+    try:
+        yield lambda: first
+    finally:
+        _RESTORE.remove(restore)
+        restore()
+
+
+_RESTORE: list[Callable[[], None]] = []
+
+
+_FORKING = threading.local()
+
+
+def _before_fork() -> None:
+    # A signal that reaches the child before the child has its own handlers would run those of the parent.
+    _FORKING.unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _in_parent() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _FORKING.unblocked)
+
+
+def _in_child() -> None:
+    for restore in reversed(_RESTORE):
+        restore()
+    _in_parent()
+
+
+if hasattr(os, "register_at_fork"):  # signals mean in a child what they did before
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -1,0 +1,139 @@
+"""Learn masks: train scores in a compiled loop of their own, while the weights stay fixed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lottery import randomness, weights
+from lottery.enforcement.patching import seen_as
+from lottery.models.kerases import is_compiled, keras_of
+from lottery.pipeline import preparing
+from lottery.pipeline.preparing import Prepared
+from lottery.pruning import supermasks
+from lottery.training import compiling
+from lottery.training.loop import example_batch
+from lottery.training.settings import Train
+from lottery.training.trainer import Arrays, Trainer
+
+_ASSIGNED = "a learned mask is in its place there; leave this branch out"
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A trainer of scores, for all rounds and replicates: the scores are the values of the prunable variables.
+
+    The model's other variables are not trained, but its statistics, of BatchNormalization, are updated. The trainer's
+    masks keep everything.
+    """
+
+    rule: supermasks.Rule
+    trainer: Trainer
+    # What a step reads: by weight ``fixed/...``, the fixed values; ``counts``, the entries to keep, and ``words``, a
+    # part of the key of random draws, one for each weight.
+    inputs: Mapping[str, Any]
+
+    def begin(
+        self, start: Arrays, counts: Mapping[str, int], words: tuple[int, ...], rng: np.random.Generator
+    ) -> dict[str, np.ndarray]:
+        """Assign what a step reads, and return every variable that the training of scores starts from.
+
+        Args:
+            start: Every variable, the fixed weights among them.
+            counts: The number of entries to keep, by weight.
+            words: Seed words of random draws.
+            rng: Draws the first scores.
+        """
+        for name in counts:
+            self.inputs[f"fixed/{name}"].assign(start[name])
+        self.inputs["counts"].assign(list(counts.values()))
+        self.inputs["words"].assign([randomness.seed_for(*words, place) for place in range(len(counts))])
+        first = self.rule.first_scores
+        drawn = {name: first(start[name].shape, count, rng) for name, count in counts.items()}
+        return {**start, **{name: value.astype(start[name].dtype) for name, value in drawn.items()}}
+
+
+def learner(prepared: Prepared, rule: supermasks.Rule) -> Learner:
+    """Return the trainer of scores of a run, which is made and traced once."""
+    if rule.name not in prepared.learners:
+        prepared.learners[rule.name] = _made(prepared, rule)
+    return prepared.learners[rule.name]
+
+
+def settings_of(settings: Train, rule: supermasks.Rule) -> Train:
+    """Make the ``[train]`` settings of the scores: the run's, with the rule's optimizer and a cosine."""
+    decay = {"name": "CosineDecay", "initial_learning_rate": rule.learning_rate, "decay_steps": settings.num_steps}
+    own = {"optimizer": rule.optimizer, "learning_rate": decay, "warmup_steps": 0, "drop_at": ()}
+    return settings.model_copy(update={**own, "test_curve": False, "engine": "compiled"})
+
+
+def _made(prepared: Prepared, rule: supermasks.Rule) -> Learner:
+    import tensorflow as tf
+
+    experiment = prepared.experiment
+    settings = settings_of(experiment.train, rule)
+    # As the run's own model; the weights that are drawn play no part.
+    model = preparing.build_model(prepared.build, randomness.seed_for(experiment.run.seed, 0, randomness.SCORES))
+    names = list(weights.prunable(model))
+    named = weights.variables(model)
+    for name, own in named.items():
+        if name in names:  # of a score, a penalty or a norm would mean something else than of a weight
+            own.regularizer, own.constraint = None, None
+        elif own.trainable:
+            own.trainable = False
+    _compile(model, settings, example_batch(prepared.data, model)[0])
+
+    def variable(value: Any, dtype: Any) -> Any:
+        return tf.Variable(tf.constant(value, dtype), trainable=False)
+
+    inputs = {f"fixed/{name}": variable(np.zeros(named[name].shape), named[name].dtype) for name in names}
+    inputs |= {key: variable(np.zeros(len(names)), tf.int32) for key in ("counts", "words")}
+    _learning(model, rule, inputs)
+    trainer = Trainer(model, prepared.data, settings, augment=experiment.data.augment, inputs=inputs)
+    return Learner(rule, trainer, inputs)
+
+
+def _compile(model: Any, settings: Train, example: Any) -> None:
+    """Compile a model with the optimizer of the scores; a model that comes compiled keeps its loss and metrics."""
+    if not is_compiled(model):
+        compiling.compile_model(model, settings, example)
+        return
+    made, own = compiling.optimizer(keras_of(model), settings), model.optimizer
+    scales = type(own).__name__ == "LossScaleOptimizer"
+    model.optimizer = type(own)(made) if scales else made
+
+
+def _learning(model: Any, rule: supermasks.Rule, inputs: Mapping[str, Any]) -> None:
+    """Have a model compute with its fixed weights, under the masks that the values of its variables, the scores, give.
+
+    A step of training may draw masks; everything else computes with the masks that the scores would end with.
+    """
+    import tensorflow as tf
+
+    step, training = tf.Variable(tf.constant(0), trainable=False), False
+    train_step, call, named = model.train_step, model.call, weights.variables(model)
+    names = [key.removeprefix("fixed/") for key in inputs if key.startswith("fixed/")]
+
+    def seen(place: int, name: str, scores: Any) -> Any:
+        scores, key = tf.convert_to_tensor(scores), tf.stack([inputs["words"][place], step])
+        factor, slope = rule.factor(scores, inputs["counts"][place], key, training)
+        # The difference is zero, and gives the factor the slope for its derivative.
+        through = tf.stop_gradient(slope) * (scores - tf.stop_gradient(scores))
+        return tf.convert_to_tensor(inputs[f"fixed/{name}"]) * (tf.stop_gradient(factor) + through)
+
+    changes = [(name, named[name], partial(seen, place, name)) for place, name in enumerate(names)]
+
+    def learning_step(*arguments: Any, **named: Any) -> Any:
+        nonlocal training
+        training = True
+        try:
+            logs = train_step(*arguments, **named)
+        finally:
+            training = False
+        step.assign_add(1)
+        return logs
+
+    # Not through Keras' __setattr__, which tracks every value.
+    vars(model).update(train_step=learning_step, call=seen_as(changes, _ASSIGNED)(call))

@@ -1,0 +1,132 @@
+"""What an experiment would train, and how many replicates a verdict needs, before anything is trained."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from lottery import config, data, weights
+from lottery.errors import LotteryError
+from lottery.formatting import column, replicates
+from lottery.models import networks
+from lottery.pipeline import preparing, presets
+from lottery.pruning import granularity, plan
+from lottery.pruning.allocation import Shapes
+from lottery.runs import store
+from lottery.statistics import intervals, metric, results, verdicts
+from lottery.statistics.verdicts import Table
+
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def shapes_of(experiment: config.Experiment, import_code: bool = False) -> Shapes:
+    """Return the shapes of the prunable weights; see `model_of`."""
+    return {key: value.shape for key, value in weights.read(model_of(experiment, import_code)).items()}
+
+
+def model_of(experiment: config.Experiment, import_code: bool = False) -> Any:
+    """Build the model of an experiment. Data are read only where they alone tell the shape of an example.
+
+    For `import_code`, see `lottery.models.networks.builder`.
+    """
+    name, settings = experiment.model.name, experiment.data
+    if not networks.is_built_in(name):
+        build = networks.builder(name, import_code=import_code)
+    elif settings.name in presets.SHAPES and not settings.path:
+        build = networks.builder(name, presets.SHAPES[settings.name], presets.NUM_CLASSES)
+    else:
+        train = data.load(settings).train
+        build = networks.builder(name, train.x.shape[1:], int(train.y.max()) + 1)
+    return preparing.build_model(build, 0)
+
+
+def rounds(experiment: config.Experiment, pilot: Path | None = None, import_code: bool = False) -> Table:
+    """List round, density and kept entries of an experiment, from the shapes of a pilot run's weights if there is one.
+
+    Where groups of several sizes are ranked together, which are kept is not known, so the entries are an estimate.
+
+    Raises `LotteryError` if some round would prune nothing, or the pilot has other weights than the experiment.
+    """
+    import pandas as pd
+
+    settings, model = experiment.prune, None
+    if pilot is None or settings.granularity in granularity.UNITS:
+        model = model_of(experiment, import_code)
+    units = plan.units_of(settings, model) if model else []
+    if pilot is None:
+        shapes = {name: value.shape for name, value in weights.read(model).items()}
+    else:
+        first = next(iter(store.rounds(pilot)), None)
+        if first is None:
+            raise LotteryError(f"--from: no round of {str(pilot)!r} is complete yet.")
+        own = store.read_experiment(pilot)
+        if (own.model, own.data.name) != (experiment.model, experiment.data.name):
+            raise LotteryError(f"--from: {str(pilot)!r} has another network or other data than the experiment.")
+        shapes = {name: mask.shape for name, mask in first.masks.items()}
+    kept = plan.num_entries(settings, shapes, plan.check_rounds(settings, shapes, units), units)
+    return pd.DataFrame({"round": range(len(kept)), "density": [num / kept[0] for num in kept], "num_kept": kept})
+
+
+def sizes(experiment: config.Experiment, num_entries: int) -> dict[str, int]:
+    """Count the ``networks``, training ``steps`` and, about, ``bytes`` on disk of an experiment.
+
+    Each network is stored with two sets of weights in single precision, and with masks of one bit for each entry.
+    """
+    num = len(store.wanted(experiment)) * experiment.run.num_replicates
+    return {
+        "networks": num,
+        "steps": num * experiment.train.num_steps,
+        "bytes": num * (8 * num_entries + num_entries // 8),
+    }
+
+
+def needed(lines: Table, experiment: config.Experiment, rule: verdicts.Rule, power: float, **known: Any) -> Table:
+    """Add to `rounds` how many replicates show with a power that a pruned round is matching.
+
+    Args:
+        lines: The table of `rounds`.
+        experiment: The experiment.
+        rule: Of the verdicts, with the pilot's measure.
+        power: In (0, 1).
+        known: ``difference``, the true ticket − dense (of losses as a fraction of the dense loss), None for the mean of
+            the pilot; and ``std``, the standard deviation of the differences between replicates, or ``pilot``, the run
+            that estimates it.
+
+    Returns:
+        The rows of pruned rounds, with ``difference``, ``std``, ``replicates``, for the round by itself, and
+        ``for_all_rounds``, which show it for the run as a whole, whatever the other rounds show. NaN beyond
+        `intervals.MOST`, and where the pilot cannot tell.
+    """
+    difference, std, pilot = known.get("difference"), known.get("std"), known.get("pilot")
+    measured = {}
+    sign = -1 if rule.measure.is_loss else 1  # from a difference to a gain
+    if pilot is not None:
+        found = verdicts.differences(metric.scored(results.table(pilot), rule.measure), rule.measure.early_stop)
+        measured = {line["round"]: line for line in found.to_dict("records")}
+    num_rounds, added = experiment.prune.num_rounds, []
+    for index in lines["round"][1:]:
+        line = measured.get(index, {})
+        mean = line.get("mean", math.nan) if difference is None else sign * difference
+        spread = std if std is not None else line.get("std", math.nan)
+        num = None if std is not None else int(line.get("replicates", 0))
+        row: dict[str, float] = {"difference": sign * mean, "std": spread}
+        for key, error in {"replicates": 1, "for_all_rounds": num_rounds}.items():
+            confidence, distance = 1 - (1 - rule.confidence) / error, mean + rule.tolerance
+            can_tell = distance > 0 and spread == spread
+            enough = intervals.num_needed(distance, spread, num, confidence, power) if can_tell else None
+            row[key] = enough or math.nan
+        added.append(row)
+    import pandas as pd
+
+    return pd.concat([lines.iloc[1:].reset_index(drop=True), pd.DataFrame(added)], axis=1)
+
+
+def sentences(experiment: config.Experiment, num_entries: int) -> list[str]:
+    """Say what an experiment would train and store."""
+    found = sizes(experiment, num_entries)
+    scale, unit = next((pair for pair in _UNITS if found["bytes"] >= pair[0]), _UNITS[-1])
+    of = f"{len(store.wanted(experiment)):,} for each of {replicates(experiment.run.num_replicates)}"
+    steps, each = column([found["steps"], experiment.train.num_steps])
+    return [
+        f"{found['networks']:,} networks, {of}: {steps} steps of training, at {each} each.",
+        f"About {found['bytes'] / scale:,.0f} {unit} of weights and masks on disk.",
+    ]

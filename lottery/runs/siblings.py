@@ -1,0 +1,189 @@
+"""The files of linear mode connectivity: siblings, which are trained from one state, and the paths between them."""
+
+import csv
+import hashlib
+import io
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lottery import config, files, randomness, weights
+from lottery.errors import LotteryError
+from lottery.runs import store
+from lottery.runs.store import StoredRound
+
+ORDERS = (1, 2)  # of the data: the run's own, and another
+FORMAT = 1  # of the record of a path
+PATH = ("alpha", "split", "loss", "error")
+STORED, RECOMPUTED = "stored", "recomputed"  # BatchNormalization statistics along a path: interpolated, or measured
+
+PathPoint = tuple[float, str, float, float]  # alpha, split, loss, error
+
+
+@dataclass(frozen=True)
+class Siblings:
+    """Two networks trained from one step of a dense network, under a round's masks, with two orders of the data."""
+
+    run: Path
+    experiment: config.Experiment
+    replicate: int
+    index: int  # of the round
+    step: int  # of the dense network
+
+    @property
+    def round(self) -> StoredRound:
+        """The round whose masks they have."""
+        return StoredRound(self.run, self.replicate, self.index)
+
+    @property
+    def state_file(self) -> Path:
+        """The file of every variable of the dense network at the step."""
+        if self.step in (0, self.experiment.rewind.step):
+            return store.start_path(self.run, self.replicate, self.step)
+        return store.state_path(folder(self.run), self.replicate, self.step)
+
+    def branch(self, order: int) -> str:
+        """Name the branch that a sibling is stored under."""
+        return f"step_{self.step}_order_{order}"
+
+    def network(self, order: int) -> StoredRound:
+        """Give a sibling: of order 1 the run's own round, if that was trained from this step."""
+        if order == 1 and self.step == (self.experiment.rewind.step if self.index else 0):
+            return self.round
+        return StoredRound(folder(self.run), self.replicate, self.index, self.branch(order))
+
+    def path_file(self, recomputed: bool = False) -> Path:
+        """Give the file of the points between the two."""
+        suffix = f"-{RECOMPUTED}" if recomputed else ""
+        return store.round_path(folder(self.run), self.replicate, self.index) / f"path-step_{self.step}{suffix}.csv"
+
+    def missing(self) -> list[int]:
+        """List the orders whose sibling is not stored."""
+        return [order for order in ORDERS if not (self.network(order).folder / "round.json").exists()]
+
+    def digests(self) -> list[str]:
+        """Read the ``record_sha256`` of both, which the record of a path holds."""
+        return [self.network(order).record["record_sha256"] for order in ORDERS]
+
+    def start(self, order: int, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Give every variable that a sibling starts from, not masked yet, from those of the dense network.
+
+        For the second order the states of random layers are drawn anew, so that dropout leaves out other units.
+        """
+        return {
+            name: self.redrawn(order, name, value) if order > 1 and is_generator(name) else value
+            for name, value in state.items()
+        }
+
+    def redrawn(self, order: int, name: str, value: Any) -> np.ndarray:
+        """Draw another state of a generator of random numbers for an order of the data, always the same one."""
+        before, words = np.ascontiguousarray(value), seed_words(self.experiment, self.replicate, order)[:-1]
+        source = randomness.generator(*words, randomness.INITIALISATION, zlib.crc32(name.encode() + before.tobytes()))
+        return source.integers(2**31, size=before.shape).astype(before.dtype)
+
+    def misfit(self, digests: Sequence[str]) -> str:
+        """Say in a sentence why a path between networks of such digests is not between these; nothing if it is."""
+        if self.index not in store.complete_rounds(self.run, self.replicate):
+            return "Its round is not stored, or one before it is not."
+        kept = self.round.record["sha256"]["masks.safetensors"]
+        for order, digest in zip(ORDERS, digests, strict=True):
+            which = f"The network from step {self.step} with order {order}"
+            if order in self.missing():
+                return f"{which} is not stored."
+            record = self.network(order).record
+            if record["sha256"]["masks.safetensors"] != kept:
+                return f"{which} has other masks than the round."
+            if record["record_sha256"] != digest:
+                return f"{which} is another than when the path was measured."
+        return ""
+
+
+def folder(run: Path) -> Path:
+    """Give the folder of everything that is stored of a run's connectivity."""
+    return store.inside(run, run / "connectivity")
+
+
+def seed_words(experiment: config.Experiment, replicate: int, order: int) -> tuple[int, ...]:
+    """Give the words that decide an order of the data; those of order 1 are the run's own."""
+    # The last word is the purpose, as in every training: augmentation draws by the words before it.
+    own = () if order == 1 else (randomness.SIBLINGS, order)
+    return (experiment.run.seed, replicate, *own, randomness.BATCHES)
+
+
+def is_generator(name: str) -> bool:
+    """Check if a variable of this name is the state of a random layer or of a ``tf.random.Generator``."""
+    return weights.is_random_state(name) or name.rsplit("/", 1)[-1].startswith("StateVar")
+
+
+def networks_from(run: Path, replicate: int, step: int) -> list[Path]:
+    """List the folders of all stored siblings of a replicate that were trained from a step."""
+    found = folder(run).glob(f"replicate-{replicate}/round-*/branch-step_{step}_order_*/round.json")
+    return sorted(path.parent for path in found)
+
+
+def record_file(path: Path) -> Path:
+    """Give the file of a path's record, which is written last."""
+    return path.with_suffix(".json")
+
+
+def write_path(path: Path, rows: Sequence[PathPoint], digests: Sequence[str]) -> None:
+    """Store the points of a path between networks of such digests in a file, and its record beside it, last."""
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows([PATH, *rows])
+    content = table.getvalue().encode()
+    with files.readable_errors(path):
+        record_file(path).unlink(missing_ok=True)  # a path that is measured again is not complete until the end
+    files.write(path, content)
+    record = {**_summary(path, rows), "networks": list(digests), "sha256": hashlib.sha256(content).hexdigest()}
+    files.write_json(record_file(path), record)
+
+
+def read_path(path: Path) -> tuple[dict[str, Any], list[PathPoint]]:
+    """Read the record and the points of a path; raise `LotteryError` if a file is missing, damaged or was changed."""
+    run = path.parents[2]  # the folder of connectivity, out of which no link may lead
+    content = files.read(store.inside(run, path), store.MOST_METRICS)
+    try:
+        record = files.read_json(store.inside(run, record_file(path)))
+        columns, *lines = csv.reader(io.StringIO(content.decode()))
+        if tuple(columns) != PATH:
+            raise ValueError(f"its columns are {', '.join(columns)}")
+        rows = [(float(alpha), split, float(loss), float(error)) for alpha, split, loss, error in lines]
+        for split in {row[1] for row in rows} or {"test"}:
+            alphas = [row[0] for row in rows if row[1] == split]
+            if not np.array_equal(alphas, np.linspace(0, 1, max(2, len(alphas)))):
+                raise ValueError(f"the points of the split {split!r} do not go evenly from 0 to 1")
+        if not all(0 <= row[3] <= 1 for row in rows):
+            raise ValueError("an error is not in [0, 1]")
+        if record.get("sha256") != hashlib.sha256(content).hexdigest():
+            raise ValueError("it does not have the checksum that was recorded")
+        if wrong := [key for key, value in _summary(path, rows).items() if record.get(key) != value]:
+            raise ValueError(f"its record has another {wrong[0]}")
+        if not isinstance(record.get("networks"), list) or len(record["networks"]) != len(ORDERS):
+            raise ValueError("its record does not name its networks")
+    except (LotteryError, ValueError, csv.Error) as error:
+        raise LotteryError(f"{str(path)!r} is damaged ({error}); delete it to have it computed again.") from None
+    return record, rows
+
+
+def stored_paths(run: Path, experiment: config.Experiment) -> Iterator[tuple[Siblings, bool]]:
+    """List every complete path of a run: its siblings, and True if its statistics are recomputed."""
+    for path in sorted(folder(run).glob("replicate-*/round-*/path-step_*.csv")):
+        usual = re.search(rf"/replicate-(\d+)/round-(\d+)/path-step_(\d+)(-{RECOMPUTED})?\.csv$", path.as_posix())
+        if usual and record_file(path).exists():
+            *numbers, kind = usual.groups()
+            yield Siblings(run, experiment, *map(int, numbers)), bool(kind)
+
+
+def _summary(path: Path, rows: Sequence[PathPoint]) -> dict[str, Any]:
+    """Return the part of a path's record that its name and points decide."""
+    return {
+        "format": FORMAT,
+        "num_points": len({row[0] for row in rows}),
+        "batch_norm": RECOMPUTED if path.stem.endswith(f"-{RECOMPUTED}") else STORED,
+        "splits": sorted({row[1] for row in rows}),
+    }

@@ -1,0 +1,311 @@
+"""Aggregate runs of several data sets or models: interquartile mean, probability of improvement, performance profile.
+
+They are defined as in Agarwal et al. 2021, https://arxiv.org/abs/2108.13264, and in the authors' library rliable: a
+*task* is a data set with a model, a *run* is a replicate, and a *method* is what is compared on every task. The library
+itself cannot be used here: rliable 1.2 needs arch < 8, and no such version can be imported beside pandas 3.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lottery import config
+from lottery.errors import LotteryError, unknown
+from lottery.formatting import listed, ranges
+from lottery.runs import store
+from lottery.statistics import comparison, intervals, results, verdicts
+from lottery.statistics.comparison import WITHIN
+from lottery.statistics.verdicts import MEASURE, Table
+
+SCORES = ("at", "method", "task", "replicate", "round", "density", "accuracy", "dense", "score")
+SUMMARY = (
+    "at", "method", "tasks", "replicates", "iqm", "iqm_low", "iqm_high", "over_dense", "over_dense_low",
+    "over_dense_high", "first_over", "first_over_low", "first_over_high",
+)  # fmt: skip
+PROFILE = ("at", "method", "threshold", "fraction", "low", "high")
+
+
+def scores(
+    runs: Sequence[str | PathLike[str]], densities: Iterable[float] = (), by: str = "", within: float = WITHIN
+) -> Table:
+    """Gather the score of every network of a method: its accuracy − the accuracy of the same replicate's dense network.
+
+    Args:
+        runs: The runs' folders, or `lottery.Run` objects. Each run is a task, and the methods are the ticket and the
+            controls that every run has.
+        densities: Where to compare, in (0, 1]; by default at the densities of the first run that every run has.
+        by: A key of the experiment, such as ``"prune.criterion"``. The methods are then the tickets at each of its
+            values, and runs of the same data and model are one task.
+        within: A run is compared at the round of the nearest density, if the two differ by at most this fraction.
+
+    Returns:
+        A data frame with the columns `SCORES`, a row for each network. ``at`` is where methods are compared;
+        ``accuracy`` and ``dense`` are test accuracies at the early-stop step.
+
+    Raises:
+        LotteryError: There are fewer than two runs, a run lacks a density or measures no accuracy, or `by` is no key or
+            does not divide the runs into the same methods on every task.
+    """
+    folders = list({Path(run).resolve(): Path(run) for run in runs}.values())
+    if len(folders) < 2:
+        raise LotteryError(f"compare: received {len(folders)} run, allowed are two or more.")
+    cells = _divided(folders, by) if by else {("", task): run for task, run in comparison.labelled(folders).items()}
+    return gathered({cell: results.table(run) for cell, run in cells.items()}, densities, within)
+
+
+def gathered(tables: Mapping[tuple[str, str], Table], densities: Iterable[float] = (), within: float = WITHIN) -> Table:
+    """Gather `scores` from the table of each run by method and task; where the method is empty, each branch is one."""
+    import pandas as pd
+
+    where = list(dict.fromkeys(densities)) or _common(tables, within)
+    lines = []
+    for at in where:
+        if not 0 < at <= 1:
+            raise LotteryError(f"--density: received {at:g}, allowed is above 0, up to 1.")
+        for (method, task), rows in tables.items():
+            index = _nearest(rows, at, within, task)
+            tickets = rows[rows["branch"] == store.TICKET]
+            dense = tickets[tickets["round"] == 0].set_index("replicate")[MEASURE]
+            there = (tickets if method else rows[~verdicts.transferred(rows)]).query("round == @index")
+            for line in there.to_dict("records"):
+                pair = line[MEASURE], dense.get(line["replicate"], math.nan)
+                place = line["replicate"], index, line["density"]
+                lines.append((at, method or line["branch"], task, *place, *pair, pair[0] - pair[1]))
+    found = pd.DataFrame(lines, columns=list(SCORES)).dropna(subset="score")
+    if found.empty:
+        raise LotteryError("The models of these runs measure no accuracy, so there is nothing to aggregate.")
+    num = found.groupby(["at", "method"])["task"].transform("nunique")
+    return found[num == found["task"].nunique()].reset_index(drop=True)
+
+
+def summary(found: Table, confidence: float = 0.95) -> Table:
+    """Compute the interquartile mean and the probabilities of improvement of each method, from `scores`.
+
+    Returns:
+        A data frame with the columns `SUMMARY`, a row for each method at each density, the first method first. ``iqm``
+        is the mean of the middle half of all scores, of all tasks together. ``over_dense`` is the probability that the
+        method is more accurate than dense, in two networks drawn at random, the mean over tasks; ``first_over`` is the
+        same of the first method against this one. The ends of intervals are from a percentile bootstrap that draws
+        replicates within each task, and keeps the networks of a replicate together; infinite for one replicate.
+    """
+    import pandas as pd
+
+    lines = []
+    for at, methods in _matrices(found):
+        (_, (_, first, _)), *_ = methods.items()
+        drawn, counts = _resampled(first.shape)
+        for place, (method, (score, accuracy, dense)) in enumerate(methods.items()):
+            whole = interquartile_mean(score[None])[0]
+            middle = whole, *_ends(interquartile_mean(_taken(score, drawn)), score, confidence)
+            over_dense = _improvement(accuracy, dense, counts, confidence)
+            first_over = _improvement(first, accuracy, counts, confidence) if place else (math.nan,) * 3
+            num, tasks = score.shape
+            lines.append((at, method, tasks, num, *middle, *over_dense, *first_over))
+    return pd.DataFrame(lines, columns=list(SUMMARY))
+
+
+def profile(found: Table, thresholds: Sequence[float] = (), confidence: float = 0.95) -> Table:
+    """Compute the performance profile of each method: the fraction of all networks whose score is above a threshold.
+
+    Args:
+        found: The table of `scores`.
+        thresholds: By default every score that occurs, so that the profile is exact between them, and one below all.
+        confidence: Of the bands, which hold at each threshold, not at all of them together.
+
+    Returns:
+        A data frame with the columns `PROFILE`, by density, method and threshold.
+    """
+    import pandas as pd
+
+    lines = []
+    for at, methods in _matrices(found):
+        every = np.unique([score for score, *_ in methods.values()])
+        taus = np.asarray(thresholds, float) if len(thresholds) else np.append(every[0] - np.ptp(every) / 50, every)
+        for method, (score, *_) in methods.items():
+            drawn, _ = _resampled(score.shape)
+            flat = np.sort(_taken(score, drawn).reshape(len(drawn), -1), axis=1)
+            for tau in taus:
+                ends = _ends((flat > tau).mean(axis=1), score, confidence)
+                lines.append((at, method, float(tau), float((score > tau).mean()), *ends))
+    return pd.DataFrame(lines, columns=list(PROFILE))
+
+
+def notes(found: Table) -> list[str]:
+    """Name the replicates that `summary` and `profile` leave out, in a sentence for each task that has any."""
+    sentences = {}
+    for _, part in found.groupby("at"):
+        complete = _complete(part)
+        num = min(map(len, complete.values()))
+        for task, replicates in complete.items():
+            if rest := replicates[num:]:
+                what = f"replicate{'s' * (len(rest) > 1)} {ranges(rest)} of {task}"
+                sentences[what] = f"Left out: {what}, because another task has only {num}."
+    return list(sentences.values())
+
+
+def dependent(runs: Sequence[str | PathLike[str]]) -> list[str]:
+    """Name the runs that share data and seed, in a sentence for each group: the bootstrap takes them as independent."""
+    groups: dict[Any, list[str]] = {}
+    for task, run in comparison.labelled([Path(run) for run in runs]).items():
+        key = store.read_environment(run).get("data_sha256"), store.read_experiment(run).run.seed
+        groups.setdefault(key, []).append(task)
+    return [
+        f"{listed(tasks)} have the same data and seed: their replicates are not independent, as the intervals assume."
+        for tasks in groups.values()
+        if len(tasks) > 1
+    ]
+
+
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+    """Compute the mean of the middle half of all values along the axes after the first.
+
+    Of n values, the lowest and the highest n // 4 are left out.
+    """
+    flat = np.sort(values.reshape(len(values), -1), axis=1)
+    cut = flat.shape[1] // 4
+    return flat[:, cut : flat.shape[1] - cut].mean(axis=1)
+
+
+def probability_of_improvement(one: np.ndarray, other: np.ndarray) -> float:
+    """Compute how often a value is above another, over all pairs of replicates, the mean over tasks; half for a tie.
+
+    Both arrays have a row for each replicate and a column for each task.
+    """
+    return float(_wins(one, other).mean())
+
+
+def _wins(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Compare every two replicates on each task: 1 for a win, a half for a tie, 0 for a loss."""
+    difference = one[:, None, :] - other[None, :, :]
+    return np.where(abs(difference) <= intervals.SAME, 0.5, difference > 0)
+
+
+def _improvement(
+    one: np.ndarray, other: np.ndarray, counts: np.ndarray, confidence: float
+) -> tuple[float, float, float]:
+    """Compute the probability of improvement and the ends of its interval."""
+    num, tasks = one.shape
+    drawn = np.einsum("bit,ijt,bjt->b", counts, _wins(one, other), counts, optimize=True) / (num**2 * tasks)
+    return probability_of_improvement(one, other), *_ends(drawn, one, confidence)
+
+
+def _resampled(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Draw replicates within each task, from a fixed seed: their places, and how often each is drawn."""
+    num, tasks = shape
+    drawn = np.random.default_rng(0).integers(num, size=(intervals.RESAMPLES, num, tasks))
+    return drawn, np.stack([(drawn == place).sum(axis=1) for place in range(num)], axis=1).astype(float)
+
+
+def _taken(values: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(values[None], drawn, axis=1)
+
+
+def _ends(drawn: np.ndarray, of: np.ndarray, confidence: float) -> tuple[float, float]:
+    """Return the ends of a percentile interval; infinite where there is one replicate, which cannot vary."""
+    if len(of) == 1:
+        return -math.inf, math.inf
+    low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+class _Matrices(NamedTuple):
+    """The networks of a method, with a row for each replicate and a column for each task."""
+
+    score: np.ndarray
+    accuracy: np.ndarray
+    dense: np.ndarray
+
+
+def _matrices(found: Table) -> Iterator[tuple[float, dict[str, _Matrices]]]:
+    """Yield the matrices of every method, density by density.
+
+    Of each task they have the first replicates, as many as the task with the fewest has.
+    """
+    for at, part in found.groupby("at", sort=False):
+        complete = _complete(part)
+        num = min(map(len, complete.values()))
+        if not num:
+            empty = listed(task for task, replicates in complete.items() if not replicates)
+            raise LotteryError(f"At density {at:g}, no replicate of {empty} has every method.")
+        keys = [(task, replicate) for task, replicates in complete.items() for replicate in replicates[:num]]
+        methods = {}
+        for method, rows in part.groupby("method", sort=False):
+            columns = rows.set_index(["task", "replicate"]).loc[keys]
+            parts = (columns[name].to_numpy().reshape(-1, num).T for name in _Matrices._fields)
+            methods[str(method)] = _Matrices(*parts)
+        yield float(at), methods
+
+
+def _complete(part: Table) -> dict[str, list[int]]:
+    """List by task the replicates that have every method."""
+    num = part["method"].nunique()
+    counts = part.groupby(["task", "replicate"], sort=False)["method"].nunique()
+    return {
+        task: sorted(replicate for (of, replicate), count in counts.items() if of == task and count == num)
+        for task in dict.fromkeys(part["task"])
+    }
+
+
+def _common(tables: Mapping[tuple[str, str], Table], within: float) -> list[float]:
+    """List the densities of the pruned rounds of the first run that every run has."""
+    (_, first), *others = tables.items()
+    densities = _densities(first)
+    found = [
+        at
+        for at in densities.values()
+        if at < 1
+        and all(min(abs(d / at - 1) for d in _densities(rows).values()) <= within + 1e-9 for _, rows in others)
+    ]
+    if not found:
+        raise LotteryError(
+            f"The runs have no density in common, within {100 * within:g} %; --within allows more, and --density names "
+            "one."
+        )
+    return found
+
+
+def _densities(rows: Table) -> dict[int, float]:
+    tickets = rows[rows["branch"] == store.TICKET]
+    if tickets.empty:
+        raise LotteryError("No round of one of the runs is complete yet.")
+    return tickets.groupby("round")["density"].mean().to_dict()
+
+
+def _nearest(rows: Table, at: float, within: float, task: str) -> int:
+    """Find the round of a run whose density is nearest to another; raise `LotteryError` if none is near."""
+    densities = _densities(rows)
+    index = min(densities, key=lambda one: abs(math.log(densities[one] / at)))
+    if abs(densities[index] / at - 1) > within + 1e-9:
+        raise LotteryError(
+            f"--density: received {at:g}, but {task} has no density within {100 * within:g} % of it; the nearest is "
+            f"{densities[index]:.4f}, and --within allows more."
+        )
+    return index
+
+
+def _divided(runs: Sequence[Path], by: str) -> dict[tuple[str, str], Path]:
+    """Divide runs by the value of a key into methods, and by data and model into tasks."""
+    tasks: dict[Any, str] = {}
+    found: dict[tuple[str, str], Path] = {}
+    for run in runs:
+        experiment = store.read_experiment(run)
+        settings = config.flat(experiment.model_dump(mode="json"))
+        if by not in settings:
+            raise unknown("--by", by, settings)
+        name = f"{experiment.data.name} {experiment.model.name}"
+        key = (name, store.read_environment(run).get("data_sha256"), str(experiment.model))
+        alike = sum(other[0] == name for other in tasks)
+        cell = f"{by} = {settings[by]}", tasks.setdefault(key, f"{name} ({alike + 1})" if alike else name)
+        if cell in found:
+            raise LotteryError(f"{str(found[cell])!r} and {str(run)!r} have the same data, model and {by}.")
+        found[cell] = run
+    cells = [(method, task) for method in dict.fromkeys(one for one, _ in found) for task in tasks.values()]
+    for method, task in cells:
+        if (method, task) not in found:
+            why = "every value needs a run of each data set and model"
+            raise LotteryError(f"--by {by}: {why}, and no run of {task} has {method}.")
+    return {cell: found[cell] for cell in cells}

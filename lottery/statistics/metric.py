@@ -1,0 +1,114 @@
+"""What tickets are compared by: test accuracy, or the test loss where the model measures no accuracy."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from lottery.formatting import formatted, number, points
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A quantity that says how good a network is, in the columns of `lottery.statistics.results.table`.
+
+    A verdict is on gains: how much better a ticket is than another network. Of accuracies the gain is ticket − other,
+    in [0, 1]. Of losses it is other − ticket, as a fraction of the mean loss of the dense networks, because a loss has
+    no unit that is the same for all models.
+    """
+
+    what: str  # "accuracy" or "loss"
+    tolerance: float  # the gain that a matching ticket may lack, by default
+
+    @property
+    def is_loss(self) -> bool:
+        """True if lower is better."""
+        return self.what == "loss"
+
+    @property
+    def name(self) -> str:
+        """The head of a column."""
+        return f"test {self.what}"
+
+    @property
+    def early_stop(self) -> str:
+        """The column with the values at the early-stop step."""
+        return f"early_stop_test_{self.what}"
+
+    @property
+    def final(self) -> str:
+        """The column with the values at the end of training."""
+        return f"final_test_{self.what}"
+
+    def unit(self, values: Any) -> float:
+        """Return the size that values, a column of a table, have; accuracies are of the size 1."""
+        return float(values.abs().mean()) if self.is_loss else 1.0
+
+    def value(self, value: float) -> str:
+        """Format a value; empty for NaN."""
+        return _loss(value) if self.is_loss else number(value)
+
+    def deviation(self, value: float) -> str:
+        """Format a standard deviation of values; empty for NaN."""
+        return number(value, "#.2g" if self.is_loss else ".4f")
+
+    def change(self, difference: float) -> str:
+        """Format a difference of two values with its sign; empty for NaN."""
+        return number(difference, "+#.3g" if self.is_loss else "+.4f")
+
+    def difference(self, gain: float) -> str:
+        """Format a gain as ticket − other, with its sign: of losses in per cent of the dense loss; empty for NaN."""
+        return ("" if gain != gain else _percent(-gain)) if self.is_loss else number(gain, "+.4f")
+
+    def ends(self, low: float, high: float) -> str:
+        """Format the ends of an interval of gains as those of ticket − other; empty if they are not known."""
+        if low != low or abs(low) == math.inf:
+            return ""
+        return " to ".join(map(self.difference, self.interval(low, high)))
+
+    def interval(self, low: float, high: float) -> tuple[float, float]:
+        """Order the ends of an interval of gains as those of ticket − other."""
+        return (high, low) if self.is_loss else (low, high)
+
+    def in_words(self, *gains: float) -> list[str]:
+        """Format gains for a sentence: in percentage points of accuracy, or in per cent of the dense loss."""
+        return [_percent(-gain) for gain in gains] if self.is_loss else points(*gains)
+
+    def bound(self, tolerance: float) -> str:
+        """Say where the whole interval of ticket − dense of a matching ticket lies."""
+        if self.is_loss:
+            return f"below {f'+{100 * tolerance:g} %' if tolerance else '0'}"
+        return f"above {f'-{tolerance:g}' if tolerance else '0'}"
+
+
+ACCURACY = Metric("accuracy", 0.002)  # as in Frankle et al. 2020, https://arxiv.org/abs/1912.05671
+LOSS = Metric("loss", 0.02)
+
+
+def metric_of(rows: Any) -> Metric:
+    """Choose the measure of a table of `lottery.statistics.results.table`: the loss if no network has an accuracy."""
+    has_loss = LOSS.early_stop in rows and rows[LOSS.early_stop].notna().any()
+    return LOSS if has_loss and rows[ACCURACY.early_stop].isna().all() else ACCURACY
+
+
+def scored(rows: Any, measure: Metric) -> Any:
+    """Replace losses by scores of which higher is better, in units of the mean loss of the dense networks.
+
+    Differences of scores are gains.
+    """
+    if not measure.is_loss:
+        return rows
+    dense = rows[(rows["branch"] == "ticket") & (rows["round"] == 0)]
+    units = {column: abs(dense[column].mean()) for column in (measure.early_stop, measure.final)}
+    return rows.assign(**{column: -rows[column] / (unit or math.nan) for column, unit in units.items()})
+
+
+def _loss(value: float) -> str:
+    if value != value:
+        return ""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:#.4g}".removesuffix(".")
+
+
+def _percent(fraction: float) -> str:
+    value = 100 * fraction
+    text = formatted(value, "+.2f") if abs(value) < 100 else f"{value:+,.0f}"
+    return f"{text} %"

@@ -1,0 +1,108 @@
+"""One tidy table of a run, a row for each trained network, and its summary over replicates."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lottery.runs import store
+from lottery.runs.store import StoredRound
+from lottery.statistics import intervals, verdicts
+from lottery.statistics.metric import Metric, metric_of, scored
+from lottery.statistics.verdicts import Table
+
+COLUMNS = (
+    "replicate", "branch", "round", "density", "num_kept", "early_stop_step", "early_stop_val_loss",
+    "early_stop_val_accuracy", "early_stop_test_loss", "early_stop_test_accuracy", "final_train_loss", "final_val_loss",
+    "final_val_accuracy", "final_test_loss", "final_test_accuracy", "seconds",
+)  # fmt: skip
+
+
+def table(run: Path) -> Table:
+    """Gather the `COLUMNS` of each trained network of a run, by replicate, branch (the ticket first) and round.
+
+    Densities and accuracies are in [0, 1], losses as the model reports them (cross-entropies in nats); an accuracy that
+    the model does not measure is NaN. ``final_train_loss`` is the mean over the last steps, NaN if not trained.
+    """
+    return rows_of(store.rounds(run))
+
+
+def rows_of(networks: Iterable[StoredRound]) -> Table:
+    """Gather the rows of `table` for some networks of a run, in their order."""
+    import pandas as pd
+
+    rows = [{column: stored.record[column] for column in COLUMNS} for stored in networks]
+    measured = [column for column in COLUMNS if column.endswith(("loss", "accuracy"))]
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(measured, float))
+
+
+def collapsed(run: Path) -> list[str]:
+    """Name each network in which a whole weight was pruned, in a sentence: it trains on, at chance or near it."""
+    found = []
+    for stored in store.rounds(run):
+        branch = "" if stored.branch == store.TICKET else f", {stored.branch}"
+        if names := ", ".join(stored.record["collapsed"]):
+            found.append(f"Replicate {stored.replicate}, round {stored.index}{branch}: nothing is left of {names}.")
+    return found
+
+
+def summary(rows: Table, num_steps: int | None = None) -> Table:
+    """Compute mean and spread over replicates from the table of a run, by branch (in their order there) and round.
+
+    ``accuracy_mean``, ``_std`` (sample standard deviation), ``_min``, ``_max``, ``_low`` and ``_high`` (95 % t interval
+    for the mean) are of the test accuracy at the early-stop step; where no network has an accuracy, they are of the
+    test loss, and are called ``loss_mean`` and so on. ``censored`` counts the replicates, but for
+    transfers, whose validation loss is lowest at the last step, the experiment's ``train.num_steps``, so that longer
+    training might find a lower one (NaN without `num_steps`).
+    """
+    order = list(dict.fromkeys(rows["branch"]))
+    # What was not trained cannot be trained longer, and a transfer may end at another step.
+    trained = rows["final_train_loss"].notna() & ~verdicts.transferred(rows)
+    last = (rows["early_stop_step"] == num_steps) & trained if num_steps else np.nan
+    measure = metric_of(rows)
+    parts = {
+        "mean": "mean", "std": "std", "min": "min", "max": "max", "low": lambda values: _end(values, 1, measure),
+        "high": lambda values: _end(values, 2, measure),
+    }  # fmt: skip
+    measured: Any = {f"{measure.what}_{name}": (measure.early_stop, part) for name, part in parts.items()}
+    measured[f"final_{measure.what}_mean"] = (measure.final, "mean")
+    return (
+        rows.assign(censored=last)
+        .groupby(["branch", "round"], as_index=False)
+        .agg(
+            density=("density", "mean"),
+            num_kept=("num_kept", "mean"),
+            replicates=("replicate", "count"),
+            **measured,
+            early_stop_step_mean=("early_stop_step", "mean"),
+            censored=("censored", lambda values: values.sum(skipna=False)),
+        )
+        .sort_values("branch", ignore_index=True, kind="stable", key=lambda column: column.map(order.index))
+    )
+
+
+def transfers(rows: Table) -> dict[str, Table]:
+    """Compare each transfer with the dense network that was trained on the same other data, by its label.
+
+    Returns the rows of `lottery.statistics.verdicts.differences`, of losses as gains (see
+    `lottery.statistics.metric.Metric`); none where the transfer of round 0 is not stored.
+    """
+    there, measure = rows[verdicts.transferred(rows)].groupby("branch", sort=False), metric_of(rows)
+    return {
+        label: verdicts.differences(scored(part.assign(branch=store.TICKET), measure), measure.early_stop)
+        for label, part in there
+    }
+
+
+def chosen(rounds: Iterable[int], most: int) -> list[int]:
+    """Choose rounds for a figure: at most so many, evenly apart, the first and the last among them."""
+    there = sorted(set(rounds))
+    places = np.linspace(0, len(there) - 1, min(most, len(there))).round().astype(int)
+    return [int(there[place]) for place in dict.fromkeys(places.tolist())]
+
+
+def _end(values: Any, which: int, measure: Metric) -> float:
+    if not values.notna().all():
+        return float("nan")
+    return intervals.mean_interval(values.tolist(), unit=measure.unit(values))[which]

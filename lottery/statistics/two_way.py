@@ -1,0 +1,172 @@
+"""Intervals for ticket − dense over seeds *and* test examples, from the predictions that a run stores.
+
+An interval over replicates alone is for the test set at hand: with other test examples, the mean may lie elsewhere. The
+interval here allows for both.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lottery.errors import LotteryError
+from lottery.formatting import ranges
+from lottery.pruning import branches
+from lottery.runs import store
+from lottery.runs.store import StoredRound
+from lottery.statistics import intervals
+from lottery.statistics.verdicts import AT_THE_END, CANNOT_TELL, MATCHING, MEASURE, NOT_MATCHING, TOLERANCE, Table
+
+COLUMNS = (
+    "measure", "round", "density", "against", "replicates", "examples", "mean", "low", "high", "verdict", "two_way_low",
+    "two_way_high", "two_way_verdict",
+)  # fmt: skip
+
+# By measure, the array of `StoredRound.predictions` that it is the accuracy of.
+PREDICTIONS = {MEASURE: "early_stop", AT_THE_END: "final"}
+WHEN = {MEASURE: "At the early-stop step", AT_THE_END: "At the end of training"}
+
+
+class Deviations(NamedTuple):
+    """The standard error of a mean over replicates and test examples, in two parts that are independent."""
+
+    of_seeds: float  # the mean over other seeds, for these test examples
+    of_examples: float  # beyond that, the mean over other test examples
+
+
+def deviations(differences: np.ndarray) -> Deviations:
+    """Divide the variance of a mean into the parts of seeds and test examples: a two-way analysis of variance.
+
+    The model of an entry is mean + seed + example + rest. The part of the seeds, s² / R, has the rest in it, so the
+    part of the examples is without: (mean square of examples − mean square of the rest) / (R E), or 0 if it is below.
+
+    Args:
+        differences: A row for each replicate, two or more, and a column for each test example, two or more: 1 if the
+            ticket alone is right, -1 if the other network alone is, else 0.
+    """
+    num, examples = differences.shape
+    mean, rows, columns = differences.mean(), differences.mean(axis=1), differences.mean(axis=0)
+    seeds, every = examples * np.sum((rows - mean) ** 2), num * np.sum((columns - mean) ** 2)
+    rest = np.sum((differences - mean) ** 2) - seeds - every
+    of_rest = rest / ((num - 1) * (examples - 1))
+    of_examples = max(0.0, every / (examples - 1) - of_rest)
+    return Deviations(*(math.sqrt(part / (num * examples)) for part in (seeds / (num - 1), of_examples)))
+
+
+def interval(differences: np.ndarray, confidence: float = 0.95) -> tuple[float, float, float]:
+    """Compute the mean, and the ends of an interval that holds the mean over all seeds and test examples.
+
+    Half its width is √((t a)² + (z b)²), of the two `deviations` a and b: the t interval over seeds and the normal
+    interval over test examples, as errors that are independent add up. It is at least as wide as that over seeds alone.
+    In the simulation of ``tests/scripts/simulate_two_way.py`` it holds the true mean as often as it says, and a paired
+    bootstrap of both does not: that is too wide where seeds hardly matter, and too narrow where they matter most.
+
+    Args:
+        differences: As for `deviations`; one row gives infinite ends.
+        confidence: In (0, 1).
+    """
+    from scipy import special
+
+    differences = np.asarray(differences, float)
+    mean, low, high = intervals.mean_interval(differences.mean(axis=1).tolist(), confidence)
+    if math.isinf(low) or differences.shape[1] < 2:
+        return mean, -math.inf, math.inf
+    of_examples = deviations(differences).of_examples * float(special.ndtri((1 + confidence) / 2))
+    half = math.hypot((high - low) / 2, of_examples)
+    return mean, mean - half, mean + half
+
+
+def table(run: Path, tolerance: float = TOLERANCE, confidence: float = 0.95) -> Table:
+    """Compare the tickets of a run with dense and with each control, with intervals over seeds and test examples.
+
+    Args:
+        run: Its folder.
+        tolerance: Accuracy that a matching ticket may lose, in [0, 1].
+        confidence: Of the intervals, in (0, 1).
+
+    Returns:
+        A data frame with the columns `COLUMNS`. For each measure of `PREDICTIONS` it has a row for each pruned round
+        against dense, and then against each control. ``low`` and ``high`` are over seeds, for this test set;
+        ``two_way_low`` and ``two_way_high`` over seeds and test examples. The verdicts are by the one and the other:
+        ``matching`` where the whole interval is above minus the tolerance, ``not matching`` where it is below, else
+        ``?``, and empty against a control. They are of accuracy alone, and do not test the early-stop step.
+
+    Raises:
+        LotteryError: A network has no predictions, or was tested on other examples.
+    """
+    import pandas as pd
+
+    networks, labels = _networks(run), None
+    lines: list[tuple[Any, ...]] = []
+    for stored in (one for of in networks.values() for one in of.values()):
+        labels = stored.predictions["label"] if labels is None else labels
+        if not np.array_equal(labels, stored.predictions["label"]):
+            raise LotteryError(f"{str(stored.folder)!r} was tested on other examples than the networks before it.")
+    rounds = sorted({index for branch, index in networks if branch == store.TICKET and index})
+    others = [branch for branch in dict.fromkeys(branch for branch, _ in networks) if branch != store.TICKET]
+    for (measure, when), against, index in itertools.product(PREDICTIONS.items(), ["dense", *others], rounds):
+        place = (store.TICKET, 0) if against == "dense" else (against, index)
+        pair = networks[store.TICKET, index], networks.get(place, {})
+        replicates = [one for one in pair[0] if one in pair[1]]
+        if not replicates:
+            continue
+        ticket, other = (np.array([of[one].predictions[when] == labels for one in replicates], float) for of in pair)
+        mean, *seeds = intervals.mean_interval((ticket - other).mean(axis=1).tolist(), confidence)
+        _, *both = interval(ticket - other, confidence)
+        ends = [(*one, _verdict(one, tolerance) if against == "dense" else "") for one in (seeds, both)]
+        density = networks[store.TICKET, index][replicates[0]].record["density"]
+        lines.append((measure, index, density, against, *ticket.shape, mean, *ends[0], *ends[1]))
+    return pd.DataFrame(lines, columns=list(COLUMNS))
+
+
+def sentences(found: Table) -> list[str]:
+    """Say for each measure of `table` which rounds are matching for other test examples too."""
+    lines = []
+    for measure, part in found[found["against"] == "dense"].groupby("measure", sort=False):
+        here, everywhere = (set(part[part[column] == MATCHING]["round"]) for column in ("verdict", "two_way_verdict"))
+        shown = f"{MATCHING} in {_rounds(everywhere)}" if everywhere else f"no round is shown to be {MATCHING}"
+        alone = f"; for this test set alone also {_rounds(here - everywhere)}" if here - everywhere else ""
+        lines.append(f"{WHEN[measure]}, for other seeds and other test examples: {shown}{alone}.")
+    return lines
+
+
+def num_examples(run: Path) -> int:
+    """Count the test examples of a run; 0 if that is not known, for it has no predictions that can be read."""
+    try:
+        first = next(store.rounds(run), None)
+        return len(first.predictions["label"]) if first else 0
+    except LotteryError:
+        return 0
+
+
+def too_fine(tolerance: float | None, num: int) -> list[str]:
+    """Warn if a tolerance of accuracy is finer than one test example of so many; 0 for an unknown number."""
+    tolerance = TOLERANCE if tolerance is None else tolerance
+    if not num or not 0 < tolerance < 1 / num:
+        return []
+    return [
+        f"The tolerance of {tolerance:g} is finer than one test example (1 of {num:,} is {1 / num:.2g} of accuracy): a "
+        "difference that small cannot be seen. Use more test examples or a larger tolerance."
+    ]
+
+
+def _rounds(indices: set[int]) -> str:
+    return f"round{'s' * (len(indices) > 1)} {ranges(indices)}"
+
+
+def _networks(run: Path) -> dict[tuple[str, int], dict[int, StoredRound]]:
+    """List the networks that were tested on the run's own data, by branch and round, and then by replicate."""
+    found: dict[tuple[str, int], dict[int, StoredRound]] = {}
+    for stored in store.rounds(run):
+        known = branches.find(stored.branch)
+        if not (known and known.other_data):
+            found.setdefault((stored.branch, stored.index), {})[stored.replicate] = stored
+    return found
+
+
+def _verdict(ends: Sequence[float], tolerance: float) -> str:
+    low, high = (end + tolerance + intervals.SAME for end in ends)
+    return MATCHING if low >= 0 else NOT_MATCHING if high < 0 else CANNOT_TELL

@@ -1,0 +1,91 @@
+import json
+import math
+
+import pytest
+
+from lottery import config
+from lottery.errors import LotteryError
+from lottery.pipeline import preview
+from lottery.runs import store
+from lottery.statistics import intervals, verdicts
+
+
+def rows_of(done):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_plan_has_the_densities_that_the_run_has(small_run):
+    experiment, rows = small_run.experiment, small_run.table()
+    expected = rows[rows["replicate"] == 1].set_index("round")
+    for found in (preview.rounds(experiment), preview.rounds(experiment, small_run.path)):
+        assert found["num_kept"].tolist() == expected["num_kept"].tolist()
+        assert found["density"].tolist() == pytest.approx(expected["density"].tolist())
+    sizes = preview.sizes(experiment, int(expected["num_kept"][0]))
+    assert sizes["networks"] == len(rows) and sizes["steps"] == len(rows) * experiment.train.num_steps
+    stored = sum(path.stat().st_size for path in small_run.path.glob("replicate-*/round-*/*.safetensors"))
+    assert sizes["bytes"] > 0.4 * stored
+
+
+def test_the_replicates_of_a_plan(lottery_command):
+    words = ("plan", "prune.num_rounds=4", "--difference", "0.005", "--std", "0.003", "--json")
+    rows = rows_of(lottery_command(*words))
+    assert [row["round"] for row in rows] == [1, 2, 3, 4]
+    assert {row["replicates"] for row in rows} == {intervals.num_needed(0.007, 0.003)}
+    assert {row["for_all_rounds"] for row in rows} == {intervals.num_needed(0.007, 0.003, confidence=1 - 0.05 / 4)}
+    other = rows_of(lottery_command(*words, "--power", "0.95", "--tolerance", "0", "--looks", "2"))
+    expected = intervals.num_needed(0.005, 0.003, confidence=0.975, least_power=0.95)
+    assert {row["replicates"] for row in other} == {expected}
+    # Nothing shows a difference that is below the tolerance.
+    below = rows_of(lottery_command(*words[:2], "--difference", "-0.01", "--std", "0.003", "--json"))
+    assert {row["replicates"] for row in below} == {None}
+
+
+def test_a_plan_from_a_pilot(small_run, lottery_command):
+    found = rows_of(lottery_command("plan", "--from", small_run.path, "--tolerance", "0.1", "--json"))
+    for row, line in zip(found, verdicts.differences(small_run.table()).to_dict("records"), strict=True):
+        assert (row["round"], row["difference"], row["std"]) == pytest.approx(
+            (line["round"], line["mean"], line["std"])
+        )
+        assert row["replicates"] == intervals.num_needed(line["mean"] + 0.1, line["std"], 2)
+    done = lottery_command("plan", "--from", small_run.path, "--difference", "0.05")
+    assert "8 networks, 4 for each of 2 replicates" in done.stdout and "run.seed" in done.stdout
+    rows = preview.needed(
+        preview.rounds(small_run.experiment, small_run.path), small_run.experiment, verdicts.Rule(), 0.8, std=0.01,
+        difference=math.nan,
+    )  # fmt: skip
+    assert rows["replicates"].isna().all()
+
+
+def test_a_plan_without_a_spread_says_what_it_lacks(lottery_command):
+    done = lottery_command("plan", "prune.num_rounds=3", "run.num_replicates=4", "run.controls=[]")
+    assert "16 networks, 4 for each of 4 replicates" in done.stdout
+    assert "--std NUMBER or --from RUN" in done.stdout and "Replicates:" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--power", "1"), "--power: received 1, allowed is between 0 and 1"),
+        (("--std", "0.1", "--from", "RUN"), "--std and --from: received both"),
+        (("prune.num_rounds=100",), "prune.num_rounds: received 100, allowed is at most"),
+        (("lenet_mnist", "--from", "RUN"), "has another network or other data than the experiment"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_refused(words, message, small_run, lottery_command):
+    done = lottery_command("plan", *(small_run.path if word == "RUN" else word for word in words))
+    assert done.returncode == 2 and message in " ".join(done.stderr.split())
+
+
+def test_a_pilot_without_a_round_is_refused(small_run, tmp_path):
+    (tmp_path / "experiment.toml").write_bytes((small_run.path / "experiment.toml").read_bytes())
+    with pytest.raises(LotteryError, match="--from: no round of"):
+        preview.rounds(store.read_experiment(tmp_path), tmp_path)
+
+
+def test_shapes_need_no_data_where_the_data_set_is_known(monkeypatch):
+    monkeypatch.setattr("lottery.data.load", lambda *_: pytest.fail("the data were read"))
+    assert (
+        sum(math.prod(shape) for shape in preview.shapes_of(config.load({"data": {"name": "mnist"}})).values())
+        == 266_200
+    )

@@ -1,0 +1,182 @@
+import math
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from lottery.errors import LotteryError
+from lottery.statistics import intervals
+
+# Quantiles of Student's t at 97.5 %, as printed in tables.
+T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 29: 2.045}
+several = st.lists(st.integers(-10_000, 10_000).map(lambda value: value / 10_000), min_size=2, max_size=12)
+
+
+@pytest.mark.parametrize("freedom", T_975)
+def test_the_t_interval_is_that_of_printed_tables(freedom):
+    values = np.random.default_rng(freedom).normal(size=freedom + 1)
+    mean, low, high = intervals.mean_interval(values.tolist())
+    half = T_975[freedom] * statistics.stdev(values) / math.sqrt(freedom + 1)
+    assert mean == pytest.approx(statistics.mean(values))
+    assert (high - mean, mean - low) == pytest.approx((half, half), rel=3e-4)
+
+
+def test_by_hand():
+    # mean 3, deviation sqrt(10 / 4), standard error sqrt(1 / 2); t is 2.776445 for 4 degrees of freedom.
+    assert intervals.mean_interval([1, 2, 3, 4, 5]) == pytest.approx((3, 3 - 1.963243, 3 + 1.963243), abs=1e-6)
+    assert intervals.mean_interval([1, 2, 3, 4, 5], confidence=0.5) == pytest.approx((3, 2.476244, 3.523756), abs=1e-5)
+
+
+@given(several, st.sampled_from([0.5, 0.9, 0.99]))
+def test_the_t_interval_is_scipys(values, confidence):
+    mean, low, high = intervals.mean_interval(values, confidence)
+    error = stats.sem(values)
+    if np.ptp(values) == 0:
+        assert (low, high) == ((-math.inf, math.inf) if len(values) == 2 else (mean, mean))
+    else:
+        expected = stats.t.interval(confidence, len(values) - 1, np.mean(values), error)
+        assert (low, high) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_the_bootstrap_is_scipys_repeats_and_forgets_the_order():
+    values = [0.1, 0.4, 0.15, 0.9, 0.3]
+    found = stats.bootstrap((sorted(values),), np.mean, method="BCa", rng=np.random.default_rng(0)).confidence_interval
+    mean, low, high = intervals.mean_interval(values, method="bootstrap")
+    assert (mean, low, high) == pytest.approx((0.37, found.low, found.high))
+    assert intervals.mean_interval(values[::-1], method="bootstrap")[1:] == (low, high)
+    assert 0.1 <= low < 0.37 < high <= 0.9
+    assert high - 0.37 > 0.37 - low  # skewed as the values are, which no t interval is
+
+
+@pytest.mark.parametrize("method", intervals.METHODS)
+def test_a_wider_confidence_is_a_wider_interval_and_holds_the_mean(method):
+    values = [0.97, 0.975, 0.981, 0.972]
+    ends = [intervals.mean_interval(values, confidence, method) for confidence in (0.5, 0.8, 0.95)]
+    assert all(one[1] <= one[0] <= one[2] for one in ends)
+    assert ends[2][1] < ends[1][1] < ends[0][1] and ends[0][2] < ends[1][2] < ends[2][2]
+
+
+@pytest.mark.parametrize("method", intervals.METHODS)
+def test_few_or_equal_values(method):
+    assert intervals.mean_interval([0.25], method=method) == (0.25, -math.inf, math.inf)
+    assert intervals.mean_interval([0.25] * 2, method=method) == (0.25, -math.inf, math.inf)
+    assert intervals.mean_interval([0.25] * 3, method=method) == (0.25, 0.25, 0.25)
+    low, high = intervals.mean_interval([0, 1], method=method)[1:]
+    assert low < 0.5 < high
+
+
+def test_the_t_interval_holds_the_mean_as_often_as_it_says():
+    drawn = np.random.default_rng(5).normal(2, 3, size=(1000, 5))
+    ends = [intervals.mean_interval(row.tolist(), 0.8)[1:] for row in drawn]
+    # 0.8 of 1000 has a deviation of 13.
+    assert 750 < sum(low <= 2 <= high for low, high in ends) < 850
+
+
+def power_of(num, distance, std, confidence=0.95):
+    """By SciPy's noncentral t, which has NaNs elsewhere."""
+    return stats.nct.sf(stats.t.isf((1 - confidence) / 2, num - 1), num - 1, distance * math.sqrt(num) / std)
+
+
+@pytest.mark.parametrize("num", [2, 3, 5, 10, 40])
+@pytest.mark.parametrize("distance", [0.1, 0.5, 1.0, 2.0])
+def test_power_is_that_of_the_noncentral_t(num, distance):
+    expected = power_of(num, distance, 1.0)
+    assert intervals.power(num, distance, 1.0) == pytest.approx(expected, abs=1e-3)
+    assert intervals.power(num, -3 * distance, np.array([3.0]))[0] == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(("distance", "confidence", "power"), [(1.0, 0.95, 0.8), (0.45, 0.95, 0.8), (0.7, 0.975, 0.9)])
+def test_num_needed_is_the_smallest_with_the_power(distance, confidence, power):
+    found = intervals.num_needed(distance, 1.0, confidence=confidence, least_power=power)
+    assert power_of(found, distance, 1.0, confidence) >= power - 1e-3 > power_of(found - 1, distance, 1.0, confidence)
+
+
+def test_num_needed_by_hand_and_at_its_ends():
+    # Cohen 1988: 34 pairs for half a standard deviation, two-sided 5 %, power 80 %.
+    assert intervals.num_needed(0.5, 1.0) == 34 == intervals.num_needed(-0.005, 0.01)
+    assert intervals.num_needed(0.5, 1.0, pilot=3) > intervals.num_needed(0.5, 1.0, pilot=10) > 34
+    assert intervals.num_needed(0.5, 1.0, pilot=10_000) in (34, 35)
+    assert intervals.num_needed(0.0, 1.0) is None and intervals.num_needed(1e-3, 1.0) is None
+    assert intervals.num_needed(0.5, 1.0, pilot=1) is None
+    assert intervals.num_needed(0.5, 0.0) == 2
+
+
+@pytest.mark.parametrize("pilot", [3, 5])
+def test_what_a_pilot_asks_for_has_the_power_that_it_promises(pilot):
+    quantiles = stats.chi2.ppf((np.arange(100) + 0.5) / 100, pilot - 1)
+    stds = np.sqrt(quantiles / (pilot - 1))  # as pilots estimate a true one of 1, each as probable as the next
+    powers = [intervals.power(intervals.num_needed(0.8, std, pilot) or intervals.MOST, 0.8, 1.0) for std in stds]
+    assert 0.77 < np.mean(powers) < 0.9
+
+
+@pytest.mark.parametrize("bound", [-1.0, 0.0, 0.3, 2.0])
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+def test_p_values_are_those_of_the_t_test(bound, confidence):
+    values = [0.2, 0.5, 0.3, 0.9]
+    mean, low, high = intervals.mean_interval(values, confidence)
+    found = intervals.p_value(mean, low, 4, bound, confidence)
+    assert found == pytest.approx(stats.ttest_1samp(values, bound, alternative="greater").pvalue)
+    below = intervals.p_value(-mean, -high, 4, -bound, confidence)
+    assert below == pytest.approx(stats.ttest_1samp(values, bound, alternative="less").pvalue)
+
+
+def test_p_values_without_a_spread():
+    assert intervals.p_value(0.1, -math.inf, 1, 0.0) == 1 and intervals.p_value(0.1, -math.inf, 2, 0.0) == 1
+    assert intervals.p_value(0.1, 0.1, 3, 0.1) == 0 and intervals.p_value(0.1, 0.1, 3, 0.2) == 1
+
+
+def test_simes_and_step_down_by_hand():
+    assert intervals.simes([0.04, 0.5, 0.02]) == pytest.approx(0.06)  # 3 x 0.02 / 1, 3 x 0.04 / 2, 3 x 0.5 / 3
+    assert intervals.simes([0.03]) == 0.03
+    # All: 3 x 0.008; the last two: 2 x 0.008; the last alone 0.5.
+    assert intervals.step_down([0.3, 0.008, 0.5], 0.025) == 2
+    assert intervals.step_down([0.001, 0.02, 0.5], 0.025) == 1  # 2 x 0.02 is too much
+    assert intervals.step_down([0.3, 0.009, 0.5], 0.025) == 0  # 3 x 0.009 too, and that comes first
+    assert intervals.step_down([0.02, 0.02], 0.025) == 2 and intervals.step_down([], 0.025) == 0
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.001, 0.2))
+def test_the_last_that_is_counted_is_shown_by_itself(p_values, level):
+    count = intervals.step_down(p_values, level)
+    assert count == 0 or p_values[count - 1] <= level
+
+
+def test_on_a_grid_equal_steps_have_a_spread():
+    mean, low, high = intervals.on_a_grid([-100, -100, -100], 50)
+    half = stats.t.isf(0.025, 2) * 50 / math.sqrt(6) / math.sqrt(3)
+    assert (mean, low, high) == pytest.approx((-100, -100 - half, -100 + half))
+    assert intervals.on_a_grid([-100, -100], 50)[1] > -math.inf
+    wide = [0, 500, 1000]
+    assert intervals.on_a_grid(wide, 50) == intervals.mean_interval(wide)
+    assert intervals.on_a_grid([50], 50) == (50, -math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "message"),
+    [
+        ([], {}, "one finite number or more, received \\[\\]"),
+        ([0.1, math.nan], {}, "one finite number or more"),
+        ([0.1, math.inf], {}, "one finite number or more"),
+        ([0.1, 0.2], {"confidence": 1.0}, "received 1.0, allowed is between 0 and 1"),
+        ([0.1, 0.2], {"method": "bootstap"}, "did you mean 'bootstrap'"),
+    ],
+)
+def test_what_has_no_interval_is_refused(values, settings, message):
+    with pytest.raises(LotteryError, match=message):
+        intervals.mean_interval(values, **settings)
+
+
+def test_one_example_more_in_each_replicate_is_no_spread():
+    """Accuracies are of single precision: 300 of 360 less 299 is not 359 less 358."""
+    gains = [float(np.float32(one / 360)) - float(np.float32((one - 1) / 360)) for one in (300, 359)]
+    assert 0 < abs(gains[0] - gains[1]) < 1e-6
+    assert intervals.mean_interval(gains)[1:] == (-math.inf, math.inf)
+
+
+def test_an_interval_of_an_accuracy_is_cut_to_what_accuracies_can_be():
+    assert intervals.of_accuracy(-0.1, 1.2) == (0.0, 1.0)
+    assert intervals.of_accuracy(0.2, 0.3) == (0.2, 0.3)
+    assert intervals.of_accuracy(-math.inf, math.inf) == (-math.inf, math.inf)

@@ -1,0 +1,218 @@
+import csv
+import math
+import re
+import shutil
+import statistics
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from lottery import files
+from lottery.cli import output
+from lottery.runs import store
+from lottery.statistics import results, verdicts
+
+
+def made_up(accuracies, branch="ticket"):
+    """A tidy table from accuracies by replicate and round."""
+    rows = []
+    for replicate, row in enumerate(accuracies, 1):
+        for index, value in enumerate(row):
+            record = dict.fromkeys(results.COLUMNS, 0.0) | {
+                "replicate": replicate, "branch": branch, "round": index, "density": 0.8**index,
+                "num_kept": round(1000 * 0.8**index), "early_stop_step": 100 * replicate,
+                "early_stop_test_accuracy": value, "final_test_accuracy": value - 0.01,
+            }  # fmt: skip
+            rows.append(record)
+    return pd.DataFrame(rows, columns=list(results.COLUMNS))
+
+
+def test_the_table_is_what_the_files_say(small_run):
+    rows = small_run.table()
+    for _, row in rows.iterrows():
+        folder = store.round_path(small_run.path, row["replicate"], row["round"])
+        kept = files.read_masks(folder / "masks.safetensors")
+        assert row["num_kept"] == sum(int(mask.sum()) for mask in kept.values())
+        curve = list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
+        validation = {int(one["step"]): float(one["loss"]) for one in curve if one["split"] == "validation"}
+        assert list(validation) == [0, 40, 80, 110]
+        assert row["early_stop_step"] == min(validation, key=lambda step: (validation[step], step))
+        assert row["final_val_loss"] == validation[110]
+        tests = {int(one["step"]): float(one["accuracy"]) for one in curve if one["split"] == "test"}
+        assert row["final_test_accuracy"] == tests[110]
+        assert row["early_stop_test_accuracy"] == tests[row["early_stop_step"]]
+        assert row["seconds"] > 0
+
+
+def test_summary_equals_pythons_statistics():
+    accuracies = [[0.9, 0.95, 0.91], [0.92, 0.91, 0.93], [0.97, 0.9, 0.99]]
+    for index, row in results.summary(made_up(accuracies)).iterrows():
+        column = [one[index] for one in accuracies]
+        assert row["accuracy_mean"] == pytest.approx(statistics.mean(column))
+        assert row["accuracy_std"] == pytest.approx(statistics.stdev(column))
+        assert (row["accuracy_min"], row["accuracy_max"]) == (min(column), max(column))
+        half = stats.t.ppf(0.975, 2) * statistics.stdev(column) / math.sqrt(3)
+        assert row["accuracy_high"] - row["accuracy_mean"] == pytest.approx(half)
+        assert row["accuracy_mean"] - row["accuracy_low"] == pytest.approx(half)
+        assert row["replicates"] == 3 and row["early_stop_step_mean"] == 200
+        assert row["final_accuracy_mean"] == pytest.approx(statistics.mean(column) - 0.01)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "tolerance", "expected"),
+    [
+        ([[0.9, 0.9, 0.8]], 0.0, 1),
+        ([[0.9, 0.91, 0.895, 0.8]], 0.01, 2),
+        ([[0.9, 0.8, 0.9, 0.7]], 0.002, 2),  # what lies between need not match
+        ([[0.9, 0.88], [0.8, 0.82]], 0.0, 1),  # paired by replicate, on the mean
+        ([[0.9, 0.8]], 0.05, None),
+        ([[0.9]], 1.0, None),
+    ],
+)
+def test_smallest_matching(accuracies, tolerance, expected):
+    found = verdicts.smallest_matching(made_up(accuracies), tolerance)
+    assert (found and found["round"]) == expected
+    if found:
+        differences = [row[expected] - row[0] for row in accuracies]
+        assert found["difference"] == pytest.approx(np.mean(differences))
+        assert found["density"] == pytest.approx(0.8**expected) and found["replicates"] == len(accuracies)
+
+
+def test_a_collapsed_weight_is_said(small_run, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(small_run.path, copy)
+    assert results.collapsed(copy) == []
+    folder = store.round_path(copy, 2, 3)
+    record = store.read_record(folder) | {"collapsed": ["dense/kernel"]}
+    files.write_json(folder / "round.json", record | {"record_sha256": store._digest_of(record)})
+    assert results.collapsed(copy) == ["Replicate 2, round 3: nothing is left of dense/kernel."]
+
+
+def test_a_collapsed_branch_is_said(small_run, tmp_path):
+    copy = with_branches(small_run.path, tmp_path, {(1, 2): ["random_mask"]}, collapsed=["dense/kernel"])
+    assert results.collapsed(copy) == ["Replicate 1, round 2, random_mask: nothing is left of dense/kernel."]
+
+
+def with_branches(run, tmp_path, labels, **changes):
+    """A copy of a run with branches that are stored as rounds are; labels by replicate and round."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    for (replicate, index), branches in labels.items():
+        origin = store.round_path(copy, replicate, index)
+        for branch in branches:
+            folder = origin / f"branch-{branch}"
+            shutil.copytree(origin, folder, ignore=shutil.ignore_patterns("branch-*"))
+            record = store.read_record(origin) | {"branch": branch, "early_stop_test_accuracy": 0.5} | changes
+            files.write_json(folder / "round.json", record | {"record_sha256": store._digest_of(record)})
+    return copy
+
+
+def test_branches_are_rows_after_the_ticket(small_run, tmp_path):
+    copy = with_branches(
+        small_run.path, tmp_path, {(2, 3): ["random_reinit", "random_mask"], (2, 1): ["random_reinit"]}
+    )
+    rows = results.table(copy)
+    tickets = rows[rows["branch"] == "ticket"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(tickets, small_run.table())
+    place = rows[["replicate", "branch", "round"]].to_numpy().tolist()
+    assert place[-4:] == [[2, "ticket", 3], [2, "random_mask", 3], [2, "random_reinit", 1], [2, "random_reinit", 3]]
+    assert len(rows) == 11 and rows["early_stop_test_accuracy"][8:].tolist() == [0.5] * 3
+    # One of which the last file is not written yet is not there.
+    (store.round_path(copy, 2, 1) / "branch-random_reinit" / "round.json").unlink()
+    assert len(results.table(copy)) == 10
+
+
+def test_what_was_not_trained_has_no_training_loss(small_run, tmp_path):
+    unknown = {"final_train_loss": None, "early_stop_step": 110}
+    rows = results.table(with_branches(small_run.path, tmp_path, {(1, 1): ["untrained"]}, **unknown))
+    assert math.isnan(rows[rows["branch"] == "untrained"]["final_train_loss"].iloc[0])
+    points = results.summary(rows, num_steps=110).set_index(["branch", "round"])
+    assert points["censored"]["untrained", 1] == 0
+    assert points["censored"]["ticket"].sum() == (small_run.table()["early_stop_step"] == 110).sum()
+
+
+def test_early_stop_steps_at_the_very_end_are_counted():
+    rows = made_up([[0.9, 0.8], [0.9, 0.8], [0.9, 0.8]])
+    rows["early_stop_step"] = [100, 2000, 100, 2000, 100, 1900]
+    assert results.summary(rows, num_steps=2000)["censored"].tolist() == [0, 2]
+    assert results.summary(rows, num_steps=2500)["censored"].tolist() == [0, 0]
+    assert results.summary(rows)["censored"].isna().all()
+
+
+def test_the_ticket_comes_first_in_a_summary_and_nan_is_not_an_error():
+    rows = pd.concat([made_up([[0.9, 0.8]]), made_up([[0.7, 0.6]], branch="early_bird")], ignore_index=True)
+    points = results.summary(rows)
+    assert points[["branch", "round"]].to_numpy().tolist() == [
+        ["ticket", 0], ["ticket", 1], ["early_bird", 0], ["early_bird", 1],
+    ]  # fmt: skip
+    assert (points["accuracy_low"] == -math.inf).all()
+    unknown = rows.assign(early_stop_test_accuracy=math.nan, early_stop_test_loss=math.nan)
+    points = results.summary(unknown)
+    assert points[["accuracy_mean", "accuracy_low", "accuracy_high"]].isna().all(axis=None)
+
+
+@pytest.mark.parametrize("unit", [1e-7, 1.0, 1e5])
+def test_without_an_accuracy_the_summary_is_of_losses_of_any_size(unit):
+    losses = [[0.9, 0.8], [0.7, 0.6], [0.5, 0.7]]
+    rows = made_up(losses)
+    rows["early_stop_test_loss"], rows["final_test_loss"] = unit * rows["early_stop_test_accuracy"], 2 * unit
+    rows["early_stop_test_accuracy"] = math.nan
+    points = results.summary(rows)
+    assert not [column for column in points if "accuracy" in column]
+    assert points["loss_mean"].tolist() == pytest.approx(
+        [unit * statistics.mean(each) for each in zip(*losses, strict=True)]
+    )
+    assert points["final_loss_mean"].tolist() == [2 * unit] * 2
+    half = stats.t.ppf(0.975, 2) * unit * 0.2 / math.sqrt(3)
+    assert points["loss_high"][0] - points["loss_mean"][0] == pytest.approx(half)
+
+
+def test_a_run_says_its_verdict(small_run):
+    rule = verdicts.rule_for(small_run.experiment)
+    assert small_run.verdict() == verdicts.sentences(small_run.table(), rule)
+    assert small_run.verdict(0.9)[0].startswith("A matching ticket: 51.6 % of the weights, ")
+    assert small_run.verdict(0.0)[0].startswith("No winning ticket")
+
+
+def shown(small_run, capsys, rows, tolerance=0.002):
+    output.summary(small_run.path, rows, tolerance)
+    return capsys.readouterr().out
+
+
+STARTS = (["1", "0.8000"], ["2", "0.6400"], ["3", "0.5120"])
+
+
+def test_what_is_shown_has_a_verdict_a_bound_and_a_column_for_each_branch(small_run, capsys):
+    tickets = made_up([[0.90, 0.93, 0.91, 0.80], [0.91, 0.93, 0.92, 0.82], [0.92, 0.96, 0.93, 0.81]])
+    tickets["early_stop_step"] = [40, 20, 110, 30] * 3
+    control = made_up([[0, 0.5, 0.61]] * 3, branch="random_reinit")[lambda rows: rows["round"] > 0]
+    out = shown(small_run, capsys, pd.concat([tickets, control], ignore_index=True))
+    lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
+    first, second, third = (next(line for line in lines if line[:2] == start) for start in STARTS)
+    assert first[2:6] == ["800", "0.9400 ± 0.0173", "+0.0300", "+0.0052 to +0.0548"]
+    # The table has the end of training beside it: its accuracy, difference, interval and verdict.
+    assert first[6:] == ["20", "no later", "winning", "yes", "0.9300", "+0.0300", "+0.0052 to +0.0548", "matching"]
+    assert second[6:] == ["≥ 110", "later", "matching", "yes", "0.9100", "+0.0100", "+0.0100 to +0.0100", "matching"]
+    assert third[7:9] == ["no later", "not matching"] and third[-1] == "not matching"
+    assert ["1", "0.8000", "0.9400", "0.5000"] in lines and ["2", "0.6400", "0.9200", "0.6100"] in lines
+    assert "lowest at the last step, 110" in out
+    rule = verdicts.rule_for(small_run.experiment)
+    assert all(sentence in out for sentence in verdicts.sentences(pd.concat([tickets, control]), rule))
+
+
+def test_what_is_shown_of_one_replicate_tells_nothing(small_run, capsys):
+    out = shown(small_run, capsys, made_up([[0.90, 0.93]]))
+    assert re.search(r"1 +0\.8000 .* \? *$", out, re.M) and "?: 1 replicate cannot tell." in out
+    assert "≥" not in out and "1 replicate cannot show" in out
+    assert "No round of" in shown(small_run, capsys, made_up([]))
+    assert "can be compared with dense" in shown(small_run, capsys, made_up([[0.9, 0.8]]).query("round == 1"))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "most", "expected"),
+    [(range(21), 6, [0, 4, 8, 12, 16, 20]), ([3, 1, 1], 6, [1, 3]), ([], 6, []), (range(5), 2, [0, 4])],
+)
+def test_chosen_rounds_are_evenly_apart(rounds, most, expected):
+    assert results.chosen(rounds, most) == expected

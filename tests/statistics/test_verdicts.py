@@ -1,0 +1,568 @@
+import dataclasses
+import math
+import statistics
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from lottery import config
+from lottery.errors import LotteryError
+from lottery.statistics import intervals, results, verdicts
+from lottery.statistics.metric import ACCURACY, LOSS, metric_of
+from lottery.statistics.verdicts import Rule
+
+
+def made_up(chains, density=0.8):
+    """A tidy table: accuracies by branch, replicate and round; None is a network that is not there yet."""
+    rows = []
+    for branch, replicates in chains.items():
+        for replicate, values in enumerate(replicates, 1):
+            for index, value in enumerate(values):
+                if value is not None:
+                    row = {"replicate": replicate, "branch": branch, "round": index, "density": density**index}
+                    row |= {"num_kept": round(1000 * density**index), "early_stop_test_accuracy": value}
+                    row |= {"final_test_accuracy": value}
+                    rows.append(dict.fromkeys(results.COLUMNS, 0.0) | row)
+    return pd.DataFrame(rows, columns=list(results.COLUMNS))
+
+
+accuracies = st.integers(1, 4).flatmap(
+    lambda num: st.lists(st.lists(st.floats(0, 1), min_size=4, max_size=4), min_size=num, max_size=num)
+)
+tolerances = st.floats(0, 0.3)
+TICKET = [[0.90, 0.93, 0.91, 0.80], [0.91, 0.93, 0.92, 0.82], [0.92, 0.96, 0.93, 0.81]]
+
+
+@given(accuracies)
+@settings(max_examples=40)
+def test_differences_are_those_of_a_loop(chain):
+    found = verdicts.differences(made_up({"ticket": chain}))
+    assert found["round"].tolist() == [1, 2, 3]
+    for line in found.to_dict("records"):
+        one = [values[line["round"]] - values[0] for values in chain]
+        assert line["mean"] == pytest.approx(statistics.mean(one)) and line["replicates"] == len(chain)
+        if len(chain) == 1:
+            assert math.isnan(line["std"]) and (line["low"], line["high"]) == (-math.inf, math.inf)
+        else:
+            assert line["std"] == pytest.approx(statistics.stdev(one))
+            if np.ptp(one) > 1e-9:
+                ends = stats.ttest_1samp(one, 0).confidence_interval()
+                assert (line["low"], line["high"]) == pytest.approx((ends.low, ends.high))
+
+
+@given(accuracies, st.randoms(use_true_random=False), st.lists(st.floats(-0.5, 0.5), min_size=4, max_size=4))
+@settings(max_examples=40)
+def test_pairs_are_of_one_replicate(chain, random, shifts):
+    control = [[random.random() for _ in values] for values in chain]
+    rows = made_up({"ticket": chain, "random_mask": control})
+    shuffled = rows.sample(frac=1, random_state=random.randrange(1000))
+    moved = rows.copy()
+    moved["early_stop_test_accuracy"] += moved["replicate"].map(dict(enumerate(shifts, 1)))
+    for against in ("dense", "random_mask"):
+        found = verdicts.differences(rows, against=against)
+        pd.testing.assert_frame_equal(verdicts.differences(shuffled, against=against), found)
+        same = verdicts.differences(moved, against=against)
+        # What all networks of a replicate have in common is not in a difference; a mean over replicates would keep it.
+        np.testing.assert_allclose(same["mean"], found["mean"], atol=1e-9)
+        np.testing.assert_allclose(same["std"], found["std"], atol=1e-9)
+
+
+def test_pairing_is_what_makes_it_tell():
+    far_apart = [[0.5, 0.51], [0.7, 0.711], [0.9, 0.909]]
+    (line,) = verdicts.judged(made_up({"ticket": far_apart}), Rule(tolerance=0)).to_dict("records")
+    assert line["verdict"] == "winning" and line["std"] == pytest.approx(0.001)
+
+
+@given(accuracies, tolerances)
+@settings(max_examples=60)
+def test_one_replicate_never_tells(chain, tolerance):
+    lines = verdicts.judged(made_up({"ticket": chain[:1]}), Rule(tolerance=tolerance))
+    assert set(lines["verdict"]) == {"?"} and lines["needed"].isna().all()
+    said = " ".join(verdicts.sentences(made_up({"ticket": chain[:1]}), Rule(tolerance=tolerance)))
+    assert "1 replicate cannot show" in said and "winning round" not in said and "matching round" not in said
+
+
+@given(accuracies, tolerances, tolerances)
+@settings(max_examples=60)
+def test_verdicts_are_monotone_in_the_tolerance(chain, one, other):
+    rank = {"not matching": 0, "?": 1, "matching": 2, "winning": 2}
+    strict, lax = (
+        verdicts.judged(made_up({"ticket": chain}), Rule(tolerance=tolerance))["verdict"].map(rank)
+        for tolerance in sorted((one, other))
+    )
+    assert (strict <= lax).all()
+
+
+@given(accuracies, tolerances)
+@settings(max_examples=60)
+def test_verdicts_are_what_the_interval_says(chain, tolerance):
+    assume(len(chain) > 1)
+    for line in verdicts.judged(made_up({"ticket": chain}), Rule(tolerance=tolerance)).to_dict("records"):
+        one = [values[line["round"]] - values[0] for values in chain]
+        if len(one) == 2 and one[0] == one[1]:  # of two that are equal nobody knows the spread
+            assert line["verdict"] == "?"
+            continue
+        half = stats.t.ppf(0.975, len(one) - 1) * statistics.stdev(one) / math.sqrt(len(one))
+        low, high = np.mean(one) - half + tolerance, np.mean(one) + half + tolerance
+        if min(abs(low), abs(high)) < 1e-8:
+            continue
+        assert line["verdict"] == ("winning" if low > 0 else "not matching" if high < 0 else "?")
+        if line["needed"] == line["needed"]:
+            assert line["verdict"] == "?" and line["needed"] > len(one)
+
+
+def test_verdicts_by_hand():
+    # Round 1: 0.03, 0.02, 0.04, deviation 0.01, half of the interval 4.3027 * 0.01 / sqrt(3) = 0.02484.
+    lines = verdicts.judged(made_up({"ticket": TICKET}))
+    first = lines.iloc[0]
+    assert (first["mean"], first["low"], first["high"]) == pytest.approx((0.03, 0.03 - 0.024841, 0.054841), abs=1e-6)
+    # Round 2: 0.01 each time. Round 3: -0.1, -0.09, -0.11.
+    assert lines["verdict"].tolist() == ["winning", "winning", "not matching"]
+    assert verdicts.judged(made_up({"ticket": TICKET}), Rule(tolerance=0.1))["verdict"].tolist() == [
+        "winning",
+        "winning",
+        "?",
+    ]
+    assert verdicts.judged(made_up({"ticket": TICKET}), Rule("matching"))["verdict"].tolist()[0] == "matching"
+    assert verdicts.judged(made_up({"ticket": TICKET}), Rule(confidence=0.999))["verdict"].tolist()[0] == "?"
+
+
+def test_how_many_would_be_needed():
+    rows = made_up({"ticket": [[0.9, 0.91], [0.9, 0.90], [0.9, 0.92]]})
+    (line,) = verdicts.judged(rows, Rule(tolerance=0)).to_dict("records")
+    # A mean of 0.01 with a deviation of 0.01, which three replicates estimate badly; ten would do if it were known.
+    assert (line["verdict"], line["needed"]) == ("?", intervals.num_needed(0.01, 0.01, 3)) and line["needed"] > 10
+    assert verdicts.cannot_tell(line) == f"cannot tell from 3 replicates; a new run with {line['needed']:.0f} would"
+    # With a tolerance of 0.002 the distance is 0.012.
+    assert verdicts.judged(rows)["needed"].tolist() == [intervals.num_needed(0.012, 0.01, 3)]
+    # Two looks share the error.
+    two = verdicts.judged(rows, Rule(tolerance=0, confidence=0.975))["needed"]
+    assert two.tolist() == [intervals.num_needed(0.01, 0.01, 3, confidence=0.975)] and two[0] > line["needed"]
+    said = verdicts.sentences(rows, Rule(tolerance=0))
+    assert any("cannot tell from 3 replicates; a new run with" in one for one in said) and verdicts.ADDING in said
+    never = made_up({"ticket": [[0.9, 0.91], [0.9, 0.8901]]})
+    assert any("nor would a new run with 1,000" in one for one in verdicts.sentences(never, Rule(tolerance=0)))
+    assert verdicts.ADDING not in verdicts.sentences(made_up({"ticket": TICKET}))
+
+
+def test_a_run_in_progress_gives_what_there_is():
+    rows = made_up(
+        {"ticket": [[0.9, 0.92, 0.9], [0.9, 0.91], [None, 0.7]], "random_mask": [[None, 0.8], [None, None, 0.1]]}
+    )
+    found = verdicts.differences(rows)
+    assert found[["round", "replicates"]].to_numpy().tolist() == [[1, 2], [2, 1]]
+    assert found["mean"].tolist() == pytest.approx([0.015, 0.0])
+    control = verdicts.differences(rows, against="random_mask")
+    assert control[["round", "replicates"]].to_numpy().tolist() == [[1, 1]] and control["mean"][0] == pytest.approx(
+        0.12
+    )
+    for empty in (rows[:0], made_up({"ticket": [[0.9]]}), made_up({"ticket": [[None, 0.9]]})):
+        assert verdicts.differences(empty).empty and verdicts.judged(empty).empty
+        assert verdicts.smallest_matching(empty) is None
+        assert verdicts.sentences(empty) == ["No verdict yet: no pruned round can be compared with dense."]
+
+
+def test_smallest_densities_with_and_without_a_bound():
+    chain = [[0.900, 0.930, 0.911, 0.93, 0.8], [0.910, 0.940, 0.9205, 0.90, 0.81], [0.92, 0.951, 0.9301, 0.91, 0.82]]
+    rows = made_up({"ticket": chain})
+    shown = verdicts.smallest_shown(verdicts.judged(rows))
+    assert shown["round"] == 2 and shown["density"] == pytest.approx(0.64)
+    assert verdicts.smallest_matching(rows)["round"] == 3
+    assert verdicts.smallest_shown(verdicts.judged(made_up({"ticket": chain[:1]}))) is None
+    said = verdicts.sentences(rows)
+    assert said[0].startswith(
+        "A winning ticket: 64 % of the weights, +1.05 points over dense (95 % interval ".replace("1.05", "1.1")
+    )
+    assert said[1].startswith(
+        "For all 4 rounds at once (error 2.5 % each), the smallest density shown to be winning: 0.6400"
+    )
+    assert said[2] == "Each round by itself: winning rounds 1, 2; not matching round 4."
+    (by_mean,) = [one for one in said if "by the mean alone" in one]
+    assert "0.5120 (round 3, +0.0033 against 0.9100); cannot tell from 3 replicates; a new run with " in by_mean
+
+
+@pytest.mark.parametrize(
+    ("control", "expected"),
+    [
+        ([0.80, 0.81, 0.82], "the ticket is better, so the initialisation matters there"),
+        ([0.90, 0.95, 0.93], "that does not tell random_reinit from the ticket, so the initialisation is not shown"),
+        ([0.90, 0.89, 0.94], "that does not tell random_reinit from the ticket"),  # though below the ticket's mean
+        ([0.98, 0.99, 1.00], "random_reinit is better than the ticket"),
+        ([0.80], "+0.1100 from 1 replicate, which cannot tell"),
+    ],
+)
+def test_a_control_is_compared_where_the_ticket_wins(control, expected):
+    chain = [[0.90, 0.91], [0.91, 0.92], [0.92, 0.93]]
+    rows = made_up({"ticket": chain, "random_reinit": [[None, value] for value in control]})
+    _, *details = verdicts.sentences(rows)
+    (sentence,) = [said for said in details if said.startswith("Ticket − random_reinit")]
+    assert sentence.startswith("Ticket − random_reinit at density 0.8000 (round 1): ") and expected in sentence
+
+
+def test_a_control_of_other_rounds_is_compared_at_the_nearest_and_a_transfer_not_at_all():
+    rows = made_up(
+        {"ticket": TICKET, "random_mask": [[None, None, None, 0.5]] * 3, "transfer-mnist": [[None, 0.5]] * 3}
+    )
+    said = verdicts.sentences(rows)
+    assert "64 % of the weights" in said[0] and "better than the control random_mask (at 51.2 %)" in said[0]
+    assert "Each round by itself: winning rounds 1, 2; not matching round 3." in said
+    assert [one for one in said if "random_mask at density 0.5120 (round 3)" in one]
+    assert not [one for one in said if "transfer" in one]
+
+
+def test_the_other_rounds_at_which_the_ticket_is_better_are_said():
+    control = [[None, 0.92, 0.90, 0.1], [None, 0.94, 0.91, 0.1], [None, 0.95, 0.92, 0.1]]
+    rows = made_up({"ticket": TICKET, "untrained": control})
+    (sentence,) = [said for said in verdicts.sentences(rows)[1:] if "untrained" in said]
+    assert "(round 2)" in sentence and sentence.endswith(
+        "the ticket is better, so training matters there. Where the ticket is better too: round 3."
+    )
+    (sentence,) = [
+        said
+        for said in verdicts.sentences(made_up({"ticket": TICKET[:2], "untrained": control[:1]}))[1:]
+        if "untrained" in said
+    ]
+    assert sentence.endswith("+0.0100 from 1 replicate, which cannot tell.")
+
+
+def test_other_measures_and_methods():
+    rows = made_up({"ticket": TICKET})
+    rows["early_stop_step"] = 1000 - 100 * rows["round"] + rows["replicate"]
+    found = verdicts.differences(rows, measure="early_stop_step")
+    assert found["mean"].tolist() == [-100, -200, -300] and found["low"].tolist() == [-100, -200, -300]
+    wide, narrow = (verdicts.differences(rows, method=method).iloc[0] for method in ("t", "bootstrap"))
+    assert 0.02 <= narrow["low"] < 0.03 < narrow["high"] <= 0.04 and wide["low"] < narrow["low"]
+
+
+TIMES_THREE = [[None, 0.70, 0.70], [None, 0.71, 0.71], [None, 0.72, 0.72]]
+
+
+@pytest.mark.parametrize(
+    ("chains", "text", "tone"),
+    [
+        (
+            {"ticket": [[0.50, 0.521], [0.60, 0.619], [0.70, 0.723]]},
+            "A winning ticket: 9.1 % of the weights, +2.1 points over dense (95 % interval +1.6 to +2.6, 3 replicates).",
+            "good",
+        ),
+        (
+            {"ticket": [[0.9, 0.8995], [0.9, 0.8996], [0.9, 0.8994]]},
+            "A winning ticket: 9.1 % of the weights, -0.05 points against dense (95 % interval -0.07 to -0.03, "
+            "3 replicates), which is within the tolerance of 0.2.",
+            "good",
+        ),
+        (
+            {"ticket": [[0.9, 0.9]] * 3},
+            "A winning ticket: 9.1 % of the weights, as accurate as dense (95 % interval +0.00 to +0.00, "
+            "3 replicates).",
+            "good",
+        ),
+        (
+            {"ticket": [[0.9, 0.8], [0.9, 0.81], [0.9, 0.82]]},
+            "No winning ticket: every round loses more than 0.2 points to dense. The best: 9.1 % of the weights, "
+            "-9.0 points against dense (95 % interval -11.5 to -6.5, 3 replicates).",
+            "bad",
+        ),
+        (
+            {"ticket": [[0.9, 0.91], [0.9, 0.90], [0.9, 0.92]]},
+            "No winning ticket is shown: 3 replicates cannot tell; a new run with 16 would. The sparsest that may be: 9.1 % "
+            "of the weights, +1.0 points over dense (95 % interval -1.5 to +3.5, 3 replicates).",
+            "open",
+        ),
+        (
+            {"ticket": [[0.9, 0.91], [0.9, 0.85], [0.9, 0.93]]},
+            "No winning ticket is shown: 3 replicates cannot tell. The nearest: 9.1 % of the weights, -0.3 points "
+            "against dense (95 % interval -10.7 to +10.0, 3 replicates).",
+            "open",
+        ),
+        (
+            {"ticket": [[0.9, 0.91], [0.9, 0.91]]},
+            "No winning ticket is shown: 2 replicates cannot tell. The sparsest that may be: 9.1 % "
+            "of the weights, +1.0 points over dense (in each of 2 replicates).",
+            "open",
+        ),
+        (
+            {"ticket": [[0.9, 0.91]]},
+            "1 replicate cannot show that a ticket is winning; in this one, the sparsest that keeps up with dense has "
+            "9.1 % of the weights, +1.0 points over dense.",
+            "open",
+        ),
+        (
+            {"ticket": [[0.9, 0.8]]},
+            "1 replicate cannot show that a ticket is winning, and in this one none keeps up with dense. The best: "
+            "9.1 % of the weights, -10.0 points against dense.",
+            "open",
+        ),
+        ({"ticket": [[0.9]]}, "No verdict yet: no pruned round can be compared with dense.", "open"),
+    ],
+)
+def test_the_headline(chains, text, tone):
+    assert verdicts.headline(made_up(chains, density=0.091)) == (text, tone)
+
+
+def test_the_headline_names_the_controls():
+    chains = {"ticket": [[0.90, 0.93], [0.91, 0.94], [0.92, 0.96]]}
+    shown = "(95 % interval +1.9 to +4.8, 3 replicates)"
+    head = f"A winning ticket: 80 % of the weights, +3.3 points over dense {shown}"
+    worse = {"random_mask": TIMES_THREE, "random_reinit": TIMES_THREE}
+    said = verdicts.headline(made_up({**chains, **worse})).text
+    assert said == f"{head}, better than the controls random_mask and random_reinit."
+    same = {"random_mask": [[None, 0.99], [None, 0.93], [None, 0.90]]}
+    assert verdicts.headline(made_up({**chains, **same})).text == f"{head}; random_mask is not shown to do worse."
+    more = {"random_reinit": [[None, 0.97], [None, 0.98], [None, 0.99]]}
+    said = verdicts.headline(made_up({**chains, **more, "untrained": TIMES_THREE})).text
+    assert said == f"{head}, better than the control untrained; random_reinit does better."
+    assert verdicts.headline(made_up({**chains, "random_mask": TIMES_THREE[:1]})).text == f"{head}."
+    # An alternative takes nothing away from the ticket: the sentences compare the two, the headline does not.
+    better = made_up({**chains, "rigl": [[None, 0.97], [None, 0.98], [None, 0.99]]})
+    assert verdicts.headline(better).text == f"{head}." and list(verdicts.judged(better)["special"]) == [""]
+    assert "rigl is better than the ticket." in " ".join(verdicts.sentences(better))
+
+
+def test_the_headline_of_a_run_that_is_not_complete():
+    rows = made_up({"ticket": TICKET})
+    assert verdicts.headline(rows, trained=(12, 12)) == verdicts.headline(rows)
+    said = verdicts.headline(rows, trained=(1200, 5000))
+    assert said.text.startswith("So far, with 1,200 of 5,000 networks trained: a winning ticket: 64 % of the weights")
+    assert said.tone == "good" and verdicts.sentences(rows, trained=(1200, 5000))[0] == said.text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "expected"),
+    [
+        *((verdict, "good") for verdict in ("winning", "matching", "pass")),
+        *((verdict, "open") for verdict in ("?", "? 12", "open")),
+        *((verdict, "bad") for verdict in ("not matching", "fail")),
+    ],
+)
+def test_the_tone_of_a_verdict(verdict, expected):
+    assert verdicts.tone(verdict) == expected
+
+
+def test_unknown_names_are_refused():
+    rows = made_up({"ticket": TICKET, "random_mask": TICKET})
+    with pytest.raises(LotteryError, match="did you mean 'random_mask'"):
+        verdicts.differences(rows, against="random_mas")
+    with pytest.raises(LotteryError, match="did you mean 'early_stop_test_accuracy'"):
+        verdicts.differences(rows, measure="early_stop_test_acuracy")
+
+
+@pytest.mark.parametrize(
+    ("rewind", "word"),
+    [
+        ({}, "winning"),
+        ({"step": 500}, "matching"),
+        ({"mode": "learning_rate"}, "matching"),
+        ({"mode": "fine_tune"}, "matching"),
+        ({"mode": "sign"}, "matching"),
+    ],
+)
+def test_only_what_starts_from_step_0_can_win(rewind, word):
+    experiment = config.Experiment.model_validate({"rewind": rewind})
+    rule = verdicts.rule_for(experiment)
+    assert (rule.word, rule.margin, rule.last_step) == (word, experiment.train.eval_every, experiment.train.num_steps)
+    said = verdicts.sentences(made_up({"ticket": TICKET}), dataclasses.replace(rule, margin=0))
+    assert said[0].startswith(f"A {word} ticket: 64 % of the weights")
+    assert said[2] == f"Each round by itself: {word} rounds 1, 2; not matching round 3."
+    assert ("to be winning" in said[1]) == any("Early stop" in one for one in said) == (word == "winning")
+    assert ("not called winning because it does not start from the weights of step 0" in said[0]) == (word != "winning")
+
+
+def test_without_an_accuracy_the_sentence_says_so():
+    rows = made_up({"ticket": TICKET})
+    unknown = rows.assign(early_stop_test_accuracy=np.nan, early_stop_test_loss=np.nan)
+    assert metric_of(unknown) == ACCURACY
+    assert verdicts.sentences(unknown) == ["The model measures no accuracy, so no ticket can be compared with dense."]
+
+
+def as_losses(rows, unit=1.0):
+    """The same rows with losses in place of accuracies: those of dense have the mean `unit`, and gains are the same."""
+    dense = rows[(rows["branch"] == "ticket") & (rows["round"] == 0)]
+    found = rows.copy()
+    for when in ("early_stop", "final"):
+        values = rows[f"{when}_test_accuracy"]
+        found[f"{when}_test_loss"] = unit * (1 + dense[f"{when}_test_accuracy"].mean() - values)
+        found[f"{when}_test_accuracy"] = np.nan
+    return found
+
+
+def on_losses(rule):
+    return dataclasses.replace(rule, measure=LOSS)
+
+
+@given(accuracies, tolerances, st.sampled_from([1e-6, 1.0, 3e5]))
+@settings(max_examples=40)
+def test_a_verdict_on_losses_is_that_on_gains_whatever_the_unit(chain, tolerance, unit):
+    control = [[None, *values[2:], 0.5] for values in chain]
+    rows = made_up({"ticket": chain, "random_mask": control})
+    assume(all(np.ptp([values[index] - values[0] for values in chain]) > 1e-4 for index in (1, 2, 3)))
+    losses, rule = as_losses(rows, unit), Rule(tolerance=tolerance)
+    assert (metric_of(rows), metric_of(losses)) == (ACCURACY, LOSS)
+    expected, found = verdicts.judged(rows, rule), verdicts.judged(losses, on_losses(rule))
+    words = ["verdict", "final_verdict", "early_stop", "special", "as_good"]
+    near = (expected[["low", "high", "final_low", "final_high"]] + tolerance).abs().min(axis=1) < 1e-6
+    pd.testing.assert_frame_equal(found[~near][words], expected[~near][words])
+    numbers = ["mean", "low", "high", "std", "final_mean", "matching_p"]
+    np.testing.assert_allclose(found[numbers].astype(float), expected[numbers].astype(float), atol=1e-8, rtol=1e-5)
+
+
+def test_a_lower_loss_is_better_in_words():
+    losses = as_losses(made_up({"ticket": TICKET, "random_reinit": [[None, 0.5]] * 3}), 0.2)
+    rule = verdicts.rule_for(config.Experiment(), measure=LOSS)
+    assert (rule.tolerance, verdicts.rule_for(config.Experiment(), 0.1, measure=LOSS).tolerance) == (0.02, 0.1)
+    first, *others = verdicts.sentences(losses, dataclasses.replace(rule, margin=0))
+    assert first == (
+        "A winning ticket: 64 % of the weights, with a test loss 1.00 % below that of dense (95 % interval -1.00 % to "
+        "-1.00 %, 3 replicates), better than the control random_reinit (at 80 %)."
+    )
+    assert any(one.startswith("Smallest density that matches dense within 2 % by the mean alone: ") for one in others)
+    (control,) = (one for one in others if "random_reinit" in one)
+    assert "% of the dense loss" in control and "the ticket is better" in control
+    grown = {name: losses[name] * (1 + losses["round"]) for name in (LOSS.early_stop, LOSS.final)}
+    worse = losses.assign(**grown)
+    text, tone = verdicts.headline(worse, rule)
+    assert text.startswith(
+        "No winning ticket: the loss of every round is more than 2 % above that of dense. The best: "
+    )
+    assert tone == verdicts.BAD
+    alone = verdicts.headline(worse[worse["replicate"] == 1], rule).text
+    assert "in this one none keeps up with dense. The best: 80 % of the weights, with a test loss 9" in alone
+
+
+def test_the_smallest_matching_ticket_of_losses():
+    losses = as_losses(made_up({"ticket": [[0.9, 0.91, 0.89, 0.5]] * 2}), 0.2)
+    found = verdicts.smallest_matching(losses)
+    assert (found["round"], found["dense"]) == (2, pytest.approx(0.2))
+    assert found["difference"] == pytest.approx(0.2 * 0.01) and found["gain"] == pytest.approx(-0.01)
+    assert verdicts.smallest_matching(losses, 0)["round"] == 1
+
+
+def test_equal_differences_have_no_interval_and_tell_nothing():
+    rows = made_up({"ticket": [[0.9, 0.8], [0.9, 0.8]], "random_mask": [[None, 0.7], [None, 0.7]]})
+    (said,) = (one for one in verdicts.sentences(rows)[1:] if "random_mask" in one)
+    assert (
+        "+0.1000 in each of 2 replicates: that does not tell random_mask from the ticket" in said and "inf" not in said
+    )
+
+
+def with_steps(rows, steps):
+    """Put early-stop steps into a table, by replicate and round."""
+    tickets = rows["branch"] == "ticket"
+    found = [steps[line.replicate - 1][line.round] for line in rows[tickets].itertuples()]
+    return rows.assign(early_stop_step=0.0).assign(
+        early_stop_step=lambda table: table["early_stop_step"].mask(
+            tickets, pd.Series(found, index=rows.index[tickets])
+        )
+    )
+
+
+BETTER = [[0.900, 0.930], [0.910, 0.941], [0.920, 0.951], [0.930, 0.960]]
+
+
+@pytest.mark.parametrize(
+    ("steps", "told", "verdict"),
+    [
+        ([(1000, 700), (1000, 800), (1100, 800), (900, 700)], "no later", "winning"),
+        ([(1000, 1000), (1000, 1000), (1000, 1000), (1000, 1000)], "no later", "winning"),
+        ([(1000, 1700), (1000, 1600), (1100, 1800), (900, 1700)], "later", "matching"),
+        ([(1000, 700), (1000, 1800), (1100, 800), (900, 1200)], "?", "matching"),
+        # Censored: the ticket's stop may be later than the last step, and that of dense too.
+        ([(2000, 700), (2000, 2000), (2000, 800), (2000, 700)], "?", "matching"),
+        ([(2000, 2000), (2000, 2000), (2000, 2000), (2000, 2000)], "?", "matching"),
+        ([(1000, 2000), (1000, 2000), (1100, 2000), (900, 2000)], "later", "matching"),
+    ],
+)
+def test_winning_asks_for_an_early_stop_that_is_shown_to_be_no_later(steps, told, verdict):
+    rows = with_steps(made_up({"ticket": BETTER}), steps)
+    rule = Rule(margin=100, last_step=2000)
+    (line,) = verdicts.judged(rows, rule).to_dict("records")
+    assert (line["early_stop"], line["verdict"]) == (told, verdict)
+    pairs = [ticket - dense for dense, ticket in steps]
+    assert line["step_mean"] == np.mean(pairs)
+    head = verdicts.headline(rows, rule).text
+    assert head.startswith(f"A {verdict} ticket") and ("not called winning" in head) == (verdict == "matching")
+    assert ("comes later than" in head) == (told == "later")
+    # A rule for other rewinding does not look at steps.
+    (line,) = verdicts.judged(rows, dataclasses.replace(rule, word="matching")).to_dict("records")
+    assert (line["early_stop"], line["verdict"]) == ("", "matching") and math.isnan(line["winning_p"])
+
+
+def test_no_later_is_a_t_interval_below_one_evaluation():
+    later = [-150, 50, -100, 0]
+    rows = with_steps(made_up({"ticket": BETTER}), [(1000, 1000 + one) for one in later])
+    (line,) = verdicts.judged(rows, Rule(margin=50)).to_dict("records")
+    ends = stats.ttest_1samp(later, 0).confidence_interval()
+    assert (line["step_low"], line["step_high"]) == pytest.approx((ends.low, ends.high))
+    assert line["early_stop"] == "?" and ends.high > 50
+    (line,) = verdicts.judged(rows, Rule(margin=100)).to_dict("records")
+    assert line["early_stop"] == "no later"
+    assert line["winning_p"] == pytest.approx(stats.ttest_1samp(later, 100, alternative="less").pvalue)
+
+
+def test_both_times_stand_side_by_side():
+    rows = made_up({"ticket": BETTER})
+    ends = {1: 0.85, 2: 0.86, 3: 0.865, 4: 0.88}
+    lower = rows.assign(
+        final_test_accuracy=rows["final_test_accuracy"].where(rows["round"] == 0, rows["replicate"].map(ends))
+    )
+    (line,) = verdicts.judged(lower).to_dict("records")
+    pairs = [ends[one] - BETTER[one - 1][0] for one in ends]
+    assert line["verdict"] == "winning" and line["final_verdict"] == "not matching"
+    assert line["final_mean"] == pytest.approx(np.mean(pairs))
+    interval = stats.ttest_1samp(pairs, 0).confidence_interval()
+    assert (line["final_low"], line["final_high"]) == pytest.approx((interval.low, interval.high))
+    assert "At the end of training it loses: -5.1 points" in verdicts.headline(lower).text
+    assert "At the end of training" not in verdicts.headline(rows).text
+    swapped = lower.assign(
+        early_stop_test_accuracy=lower["final_test_accuracy"], final_test_accuracy=lower["early_stop_test_accuracy"]
+    )
+    head = verdicts.headline(swapped)
+    assert head.tone == "open" and "At the end of training 80 % of the weights match dense: +3.0 points" in head.text
+
+
+@pytest.mark.parametrize(
+    ("control", "special", "as_good"),
+    [
+        ([0.80, 0.81, 0.82, 0.83], "yes", ""),
+        ([0.931, 0.9405, 0.9515, 0.9605], "no", "random_mask"),
+        ([0.90, 0.95, 0.93, 0.98], "?", ""),
+        ([0.80], "?", ""),
+    ],
+)
+def test_a_ticket_is_not_special_where_a_control_does_as_well(control, special, as_good):
+    chains = {"ticket": BETTER, "random_mask": [[None, one] for one in control]}
+    (line,) = verdicts.judged(made_up(chains)).to_dict("records")
+    assert (line["special"], line["as_good"]) == (special, as_good)
+    head, said = verdicts.headline(made_up(chains)), " ".join(verdicts.sentences(made_up(chains)))
+    assert ("not special, as random_mask does as well" in head.text) == (special == "no") == (head.tone == "open")
+    assert ("Not special: round 1, where random_mask does as well." in said) == (special == "no")
+    # Another control that does worse does not help; branches that are no controls do not count.
+    more = {**chains, "random_reinit": [[None, 0.5]] * 4, "early_bird": [[None, 0.99]] * 4}
+    assert verdicts.judged(made_up(more))["special"].tolist() == [special]
+
+
+def test_what_holds_for_a_round_need_not_hold_for_all_at_once():
+    good, noise = [0.93, 0.95, 0.945], [0.90, 0.95, 0.89]
+    chains = [[0.90 + 0.01 * place, good[place], *[noise[place]] * 8] for place in range(3)]
+    rows = made_up({"ticket": chains})
+    lines = verdicts.judged(rows)
+    assert lines["verdict"].tolist()[0] == "winning" and lines["matching_p"][0] > 0.025 / 9
+    assert verdicts.smallest_shown(lines) is None
+    head = verdicts.headline(rows)
+    assert head.tone == "open" and "3 replicates cannot tell for all 9 rounds at once" in head.text
+    assert "The sparsest that is matching by itself: 80 % of the weights" in head.text
+
+
+def test_several_looks_share_the_error():
+    experiment = config.Experiment()
+    assert verdicts.rule_for(experiment).confidence == 0.95
+    rule = verdicts.rule_for(experiment, looks=4)
+    assert rule.confidence == 0.9875 and rule.level == pytest.approx(0.025 / 4)
+    rows = made_up({"ticket": TICKET})
+    assert "98.75 % interval" in verdicts.sentences(rows, rule)[0]
+    widths = [verdicts.judged(rows, one).eval("high - low")[0] for one in (verdicts.rule_for(experiment), rule)]
+    assert widths[1] > 1.9 * widths[0]

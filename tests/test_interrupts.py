@@ -1,0 +1,141 @@
+"""Requests to stop: what the first and the second signal do, in children, pipes and the background."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from lottery import interrupts
+from lottery.errors import LotteryError
+from lottery.executors import processes
+
+BEGIN = """
+import contextlib, os, signal, sys, time
+from lottery import interrupts
+PATIENCE = 1800
+def ready():
+    os.write(1, b"ready\\n")  # a signal that comes within `print` cannot print
+def told(number):
+    print("told", number, flush=True)
+"""
+
+
+PATIENCE = 1800  # seconds; nothing here takes more than a moment, however busy the machine is
+
+
+def script(code, *, begin=BEGIN, ignoring=False):
+    """Start a process that runs some lines, and prints "ready" when signals may come."""
+    words = [sys.executable, "-c", begin + textwrap.dedent(code)]
+    ignore = (lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if ignoring else None
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, preexec_fn=ignore)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+WAITING = """
+with interrupts.listening(told, at_once=True) as asked:
+    ready()
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        sum(range(10000))
+"""
+
+
+@pytest.mark.parametrize("number", interrupts.SIGNALS)
+def test_the_first_is_told_and_the_second_ends_the_process(number):
+    with script(WAITING) as process:
+        process.send_signal(number)
+        assert process.stdout.readline() == f"told {int(number)}\n"
+        assert process.poll() is None
+        process.send_signal(number)
+        assert process.wait(PATIENCE) == 128 + number and process.stdout.read() == ""
+
+
+def test_what_was_ignored_stays_so():
+    with script(WAITING, ignoring=True) as process:
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)  # the first that counts
+        assert process.stdout.readline() == f"told {int(signal.SIGTERM)}\n"
+        process.kill()
+
+
+def test_signals_of_a_child_that_was_forked_are_its_own():
+    code = """
+    import multiprocessing
+    context = multiprocessing.get_context("fork")
+    with interrupts.listening(told, at_once=True) as asked:
+        children = [context.Process(target=time.sleep, args=(PATIENCE,)) for _ in range(2)]
+        for child in children:
+            child.start()
+        ready()
+        for child in children:
+            child.terminate()
+            child.join(PATIENCE)
+        print(asked(), [child.exitcode for child in children], flush=True)
+        left = context.Process(target=time.sleep, args=(PATIENCE,), daemon=True)
+        left.start()
+    print("left", flush=True)  # while a child lives on
+    left.kill()
+    """
+    with script(code) as process:
+        assert process.stdout.read() == f"0 [{-signal.SIGTERM}, {-signal.SIGTERM}]\nleft\n"
+        assert process.wait(PATIENCE) == 0
+
+
+def test_a_signal_that_comes_while_a_child_is_forked_waits_for_the_handlers_of_the_child():
+    code = """
+    import os, signal, sys, time
+    os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))  # before `lottery` restores any
+    from lottery import interrupts
+    os.write(1, b"ready\\n")
+    with interrupts.listening(lambda number: print("told", number, flush=True)) as asked:
+        child = os.fork()
+        if child == 0:
+            time.sleep(1800)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), asked(), flush=True)
+    """
+    with script(code, begin="") as process:
+        assert process.stdout.read() == f"{-signal.SIGTERM} 0\n"
+
+
+def test_handlers_are_put_back_and_the_second_raises_what_it_would_have():
+    before = [signal.getsignal(number) for number in interrupts.SIGNALS]
+    with interrupts.listening() as asked:
+        assert asked() == 0
+        os.kill(os.getpid(), signal.SIGINT)
+        assert asked() == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(600)  # the signal interrupts it
+    assert [signal.getsignal(number) for number in interrupts.SIGNALS] == before
+
+
+def test_a_worker_that_was_stopped_stays_so_and_takes_a_signal_once(monkeypatch):
+    sent = []
+    connection = type("Connection", (), {"send": lambda self, what: sent.append(what)})()
+    worker = processes._Worker(connection)
+    monkeypatch.setattr(processes, "_WORKER", [worker])
+
+    def train(task):
+        if number := worker.asked():
+            raise interrupts.Stopped(number)
+
+    worker.train = train
+    assert processes._train("a network") is True and sent == ["a network"]
+    worker.signal = int(signal.SIGTERM)
+    assert processes._train("a network") is False
+    assert processes._train("a network") is True
+    worker.stopped = True
+    assert processes._train("a network") is processes._train("another") is False
+
+    def fails(task):
+        raise type("Mine", (Exception,), {"__init__": lambda self, one, other: None})(1, 2)
+
+    worker.train, worker.stopped = fails, False
+    with pytest.raises(LotteryError, match="Mine"):  # a kind that can be sent
+        processes._train("a network")
