@@ -235,7 +235,7 @@ def compiled_kernels():
     """Let one worker compile the sparse engine, which takes longer than all its tests; others read what numba keeps."""
     kernels = pytest.importorskip("lottery.sparse.kernels", exc_type=ImportError)
     first, begin = np.array([0, 2, 4]), np.array([0, 2, 4])  # two inputs, two units, four weights
-    network = kernels.ScoredModel(
+    network = kernels.Layout(
         first, begin, np.array([0, 1, 0, 1], np.int32), np.arange(2), np.zeros(2, np.float32), np.ones(2, np.float32),
         np.zeros((1, 3), np.float32), np.zeros(1, int), loss=0, threshold=0.0, update=0,
     )  # fmt: skip

@@ -107,7 +107,10 @@ def test_overrides_are_toml_and_else_strings():
         ("train=3", "train: received 3, allowed is a valid table"),
         ("rewind.step=-5", "rewind.step: received -5, allowed is greater than or equal to 0"),
         ("rewind.step=50000", "rewind.step: received 50000, allowed is less than train.num_steps, 50000"),
-        ("rewind.mode=late", "rewind.mode: received 'late', allowed is 'weights', 'learning_rate', 'none', 'sign'"),
+        (
+            "rewind.mode=late",
+            "rewind.mode: received 'late', allowed is 'weights', 'learning_rate', 'fine_tune', 'sign'",
+        ),
         ("data.augment=['rotate']", "received 'rotate', allowed is 'crop' or 'flip'"),
         ("train.drop_at=[5, 5]", "train.drop_at must rise"),
         ("model=5", "model: received 5"),

@@ -122,7 +122,7 @@ def test_a_worker_that_was_stopped_stays_so_and_takes_a_signal_once(monkeypatch)
     monkeypatch.setattr(processes, "_WORKER", [worker])
 
     def train(task):
-        if number := worker.asked():
+        if number := worker.should_stop():
             raise interrupts.Stopped(number)
 
     worker.train = train

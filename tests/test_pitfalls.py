@@ -18,7 +18,7 @@ from tests.conftest import SMALL, quietly
 from tests.enforcement import test_auditing, test_modes
 from tests.pipeline import test_branching, test_running
 from tests.pruning import test_branches, test_ranking, test_schedules
-from tests.runs import test_results
+from tests.statistics import test_results
 from tests.training import test_loop
 
 

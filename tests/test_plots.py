@@ -12,7 +12,7 @@ from lottery import plots
 from lottery.errors import LotteryError
 from lottery.figures import captions, style
 from lottery.pruning.branches import BRANCHES
-from tests.runs.test_results import made_up
+from tests.statistics.test_results import made_up
 
 matplotlib.use("Agg")
 

@@ -69,7 +69,7 @@ def connect(run, *arguments, num_points=POINTS, recompute=False, **options):
         patched.setattr(preparing, "prepare", prepared_once)
         own = Ingredients(options.pop("model"), options.pop("data"))
         execution = Execution(
-            **{key: options.pop(key) for key in ("report", "asked", "checkpoint_every") if key in options}
+            **{key: options.pop(key) for key in ("on_event", "should_stop", "checkpoint_every") if key in options}
         )
         connecting.connect(run.path, *arguments, **options, ingredients=own, execution=execution)
         return run

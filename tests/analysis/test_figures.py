@@ -20,7 +20,7 @@ from lottery.analysis import connectivity, distances
 from lottery.errors import LotteryError
 from lottery.figures import captions, style
 from lottery.runs import store
-from tests.runs.test_results import made_up
+from tests.statistics.test_results import made_up
 
 matplotlib.use("Agg")
 WEIGHTS = ["dense/kernel", "dense_1/kernel"]

@@ -365,7 +365,7 @@ def test_it_may_be_left_out(tmp_path):
 def test_writing_needs_no_tensorflow(small_run, tmp_path):
     shutil.copytree(small_run.path, tmp_path / "run", ignore=shutil.ignore_patterns("replicate-2", tensorboard.FOLDER))
     code = (
-        "import sys, pathlib; from lottery.runs import tensorboard; tensorboard.write(pathlib.Path(sys.argv[1]));"
+        "import sys, pathlib; from lottery.pipeline import tensorboard; tensorboard.write(pathlib.Path(sys.argv[1]));"
         "assert not {'tensorflow', 'keras', 'tf_keras'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True)

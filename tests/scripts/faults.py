@@ -102,7 +102,7 @@ class World:
         options = {
             "tensorboard": False,
             "checkpoint_every": checkpoints.CheckpointInterval(0, 5),
-            "report": told,
+            "on_event": told,
         } | options
         return lottery.run(self.settings.model_dump(), out=out, **options).path, notes
 

@@ -12,7 +12,7 @@ import lottery
 from lottery.errors import LotteryError
 from lottery.statistics import aggregates
 from tests.conftest import SMALL, quietly
-from tests.runs.test_comparison import made_up
+from tests.statistics.test_comparison import made_up
 
 # Four replicates of three tasks.
 X = np.array([[0.02, 0.05, -0.01], [0.01, 0.07, 0.0], [0.03, 0.04, -0.03], [0.015, 0.06, 0.01]])

@@ -485,7 +485,7 @@ def test_wrappers_of_tfmot_are_refused_until_they_are_stripped():
 
     model = sequential(keras, (4,), keras.layers.Dense(3), keras.layers.Dense(2))
     wrapped = tfmot.wrap(model, masks.ones_like(weights.read(model)))
-    with pytest.raises(LotteryError, match=r"'dense|'prune_low_magnitude.*lottery\.enforcement\.wrappers\.strip"):
+    with pytest.raises(LotteryError, match=r"'dense|'prune_low_magnitude.*lottery\.enforcement\.tfmot\.strip"):
         compaction.compact(wrapped)
     assert difference(model, compaction.compact(tfmot.strip(wrapped))) < TOLERANCE
 

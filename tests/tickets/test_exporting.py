@@ -422,10 +422,10 @@ def test_masks_in_tfmots_file_are_never_recomputed(tmp_path, wrapped):
     assert wrapped.zeros_checked
     assert not any("get_prunable_weights" in vars(layer) for layer in model.layers)  # which wrappers give to layers
 
-    import tensorflow_model_optimization as tfmot
+    import tensorflow_model_optimization as theirs
     import tf_keras
 
-    with tfmot.sparsity.keras.prune_scope():
+    with theirs.sparsity.keras.prune_scope():
         loaded: Any = tf_keras.models.load_model(wrapped.path)
     loaded.compile(tf_keras.optimizers.Adam(0.01), tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x, labels = digits()
