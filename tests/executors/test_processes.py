@@ -110,7 +110,7 @@ tables = TABLES | {"train": TABLES["train"] | {"num_steps": 20000, "eval_every":
 def report(event):
     print(type(event).__name__, getattr(event, "text", ""), getattr(event, "step", ""), flush=True)
 lottery.run(tables, model=build, data=arrays(), out=sys.argv[1], workers=2, on_event=report,
-            checkpoint_every=checkpoints.Every(0, 500))
+            checkpoint_every=checkpoints.CheckpointInterval(0, 500))
 """
 
 

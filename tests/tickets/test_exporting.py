@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from lottery import enforcement, masks, weights
+from lottery.enforcement import tfmot
 from lottery.errors import LotteryError
 from lottery.pruning import ranking
 from lottery.tickets import exporting, formats
