@@ -38,6 +38,7 @@ from lottery import config, data, masks, weights
 from lottery.models import kerases, networks, outputs
 from lottery.pipeline import environment
 from lottery.runs import store
+from lottery.runs.stored import StoredRound
 from lottery.tickets import chain, compaction
 from lottery.training import loop
 
@@ -70,12 +71,12 @@ def main(
     images = np.asarray(loop.scaler(splits)(splits.test.x))
     console = Console(highlight=False, width=130)
     console.print(f"{run.name}, {experiment.model.name}, {len(images)} test images, {threads} thread(s).\n")
-    rounds = [store.StoredRound(run, 1, index) for index in store.complete_rounds(run, 1)]
+    rounds = [StoredRound(run, 1, index) for index in store.complete_rounds(run, 1)]
     found = []
     for wanted in map(float, densities.split(",")):
         nearest = min(rounds, key=lambda stored: abs(math.log(stored.record["density"] / wanted)))
         model = ticket(nearest, experiment, splits)
-        found.append({"density": nearest.record["density"], "round": nearest.index, **measure(model, images, turns)})
+        found.append({"density": nearest.record["density"], "round": nearest.round, **measure(model, images, turns)})
     print_sizes(console, found)
     for clock, batch in itertools.product(CLOCKS, BATCHES):
         print_latency(console, found, clock, batch)
@@ -83,7 +84,7 @@ def main(
         json_file.write_text(json.dumps({"run": run.name, "threads": threads, "tickets": found}, indent=1) + "\n")
 
 
-def ticket(stored: store.StoredRound, experiment: config.Experiment, splits: data.Splits) -> Any:
+def ticket(stored: StoredRound, experiment: config.Experiment, splits: data.Splits) -> Any:
     """Build the trained network of a round; its masked weights must be zero."""
     if leaks := masks.leaks(stored.weights, stored.masks):
         raise AssertionError(f"Masked entries of {', '.join(leaks)} are not zero in {stored.folder}.")

@@ -80,6 +80,7 @@ from lottery import enforcement, masks, weights
 from lottery.analysis import costs
 from lottery.pipeline import environment, presets
 from lottery.runs import store
+from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.statistics import intervals
 from lottery.training.trainer import Trainer
 
@@ -130,7 +131,7 @@ def main(
 ) -> None:
     """Measure and print the times of the sparse engine and of the compiled loop."""
     wanted = _densities(densities)
-    if run and [mask.shape for mask in store.StoredRound(run, 1, 0).masks.values()] != SHAPES:
+    if run and [mask.shape for mask in StoredRound(run, 1, 0).masks.values()] != SHAPES:
         raise typer.BadParameter("--run needs a run of LeNet-300-100 on images of 28 by 28 pixels.")
     images = "MNIST" if mnist_file(data_file) else "random images in the shape of MNIST"
     about = f"{images}; threads per network: {threads}"
@@ -174,11 +175,11 @@ def measure_engines(
     """Measure steps and evaluations of both engines, and of `fit`, in a process of its own."""
     environment.use_threads(threads)
     splits, _ = load(data_file)
-    rounds = [store.StoredRound(run, 1, index) for index in store.complete_rounds(run, 1)]
+    rounds = [StoredRound(run, 1, index) for index in store.complete_rounds(run, 1)]
     found = {f"{density:g}": _nearest(rounds, density) for density in densities}
     with contextlib.ExitStack() as stack:
 
-        def trainer(stored: store.StoredRound) -> Trainer:
+        def trainer(stored: StoredRound) -> Trainer:
             made = stack.enter_context(
                 contextlib.closing(Trainer(compiled(splits), splits, TRAIN, enforcement.constraint))
             )
@@ -210,7 +211,7 @@ def measure_engines(
                 timed(name, lambda engine=engine: float(engine.evaluations["validation"]()["loss"]))
     return {
         "density": {name: stored.record["density"] for name, stored in found.items()},
-        "round": {name: stored.index for name, stored in found.items()},
+        "round": {name: stored.round for name, stored in found.items()},
         "images": len(splits.validation), **taken, "evaluations": evaluations,
     }  # fmt: skip
 
@@ -239,7 +240,7 @@ def _start(data_file: Path | None, threads: int, cache: Path) -> dict[str, float
     return {"import": imported - began, "first step and evaluation": time.perf_counter() - ready}
 
 
-def _nearest(rounds: list[store.StoredRound], density: float) -> store.StoredRound:
+def _nearest(rounds: list[StoredRound], density: float) -> StoredRound:
     return min(rounds, key=lambda stored: abs(math.log(stored.record["density"] / density)))
 
 
@@ -420,7 +421,7 @@ def measure_agreement(words: list[str], num_steps: int, folder: Path) -> dict[st
         print(f"{engine}: {seconds:.1f} s", file=sys.stderr)
         columns = ["replicate", "round", "density", "early_stop_test_accuracy"]
         found[engine] = lottery.load(path).table()[columns].to_dict("records")
-    found["engine_difference"] = max(stored.record["engine_difference"] for stored in store.rounds(path))
+    found["engine_difference"] = max(stored.record["engine_difference"] for stored in stored_rounds(path))
     return found
 
 

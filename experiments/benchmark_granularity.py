@@ -31,7 +31,7 @@ import lottery
 from lottery import config, weights
 from lottery.models import networks
 from lottery.pipeline import environment, presets
-from lottery.runs import store
+from lottery.runs.stored import StoredRound
 from lottery.tickets import compaction
 
 FRACTIONS = [0.5, 0.25, 0.125]
@@ -73,7 +73,7 @@ def tickets(out: Path, preset: str, model: str, granularity: str) -> list[tuple[
     images = np.random.default_rng(0).normal(size=(BATCH, *data[0].shape[1:])).astype(np.float32)
     found = []
     for index, kept in enumerate(FRACTIONS, 1):
-        stored = store.StoredRound(run.path, 1, index)
+        stored = StoredRound(run.path, 1, index)
         network = networks.builder(model, data[0].shape[1:], 10)()
         weights.assign(network, stored.weights)
         found.append((kept, stored.record, network, images))

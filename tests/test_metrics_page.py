@@ -15,6 +15,7 @@ from lottery.analysis import ANALYSES, connectivity, costs, curves, distances, i
 from lottery.pipeline import branching, rounds
 from lottery.pruning import branches
 from lottery.runs import siblings, store
+from lottery.runs.stored import StoredRound
 from lottery.statistics import aggregates, comparison, results, two_way, verdicts
 from lottery.training import trainer
 
@@ -70,7 +71,7 @@ def test_columns_of_points_and_barriers_are_those_of_the_page(small_run, tmp_pat
         files.write(run / file, (small_run.path / file).read_bytes())
     rows = [(alpha, "test", 0.1, error) for alpha, error in ((0.0, 0.2), (0.5, 0.9), (1.0, 0.4))]
     pair = siblings.Siblings(run, small_run.experiment, 1, 0, 0)
-    dense, path = store.StoredRound(small_run.path, 1, 0), pair.path_file()
+    dense, path = StoredRound(small_run.path, 1, 0), pair.path_file()
     record = {**dense.record, "branch": pair.branch(2)}
     store.write_round(pair.network(2).folder, dense.masks, {}, [], record)
     siblings.write_path(path, rows, pair.digests())

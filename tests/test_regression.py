@@ -8,7 +8,7 @@ import pytest
 import lottery
 from lottery import plots
 from lottery.analysis import curves
-from lottery.runs import store
+from lottery.runs.stored import StoredRound
 from lottery.statistics.metric import LOSS, metric_of
 from tests.conftest import quietly
 
@@ -63,7 +63,7 @@ def test_losses_of_the_table_are_means_of_squared_errors(run, model):
     assert rows[[column for column in rows if "loss" in column]].notna().all(axis=None)
     assert rows[[column for column in rows if "accuracy" in column]].isna().all(axis=None)
     for row in rows[rows["branch"] == "ticket"].to_dict("records"):
-        stored = store.StoredRound(run.path, row["replicate"], row["round"])
+        stored = StoredRound(run.path, row["replicate"], row["round"])
         for values, when in ((stored.weights, "final"), (stored.early_stop, "early_stop")):
             hidden = np.maximum(x @ values["dense/kernel"] + values["dense/bias"], 0)
             predicted = hidden @ values["dense_1/kernel"] + values["dense_1/bias"]

@@ -14,6 +14,7 @@ from lottery import config, data, files
 from lottery.errors import LotteryError
 from lottery.models import networks
 from lottery.runs import store, verification
+from lottery.runs.stored import StoredRound
 from tests.conftest import SMALL, quietly
 from tests.scripts import forging, fuzz_runs
 
@@ -168,7 +169,7 @@ def test_only_regular_files_of_the_run_are_read(kind, name, run, tmp_path, lotte
     make[kind](path)
     told = refused(lottery_command, "verify", run)
     assert str(path) in told.replace(" ", "") or name in told
-    stored = store.StoredRound(run, 1, 1)
+    stored = StoredRound(run, 1, 1)
     part = {"masks.safetensors": "masks", "weights.safetensors": "weights", "metrics.csv": "metrics"}.get(
         name, "record"
     )
@@ -182,12 +183,12 @@ def test_files_are_as_large_as_the_record_says(run, monkeypatch):
     for each in (path, path.with_name("masks.safetensors"), path.with_name("metrics.csv")):
         os.truncate(each, size)
     with pytest.raises(LotteryError, match=r"has 1,099,511,627,776 bytes, allowed are 8,000,000"):
-        _ = store.StoredRound(run, 1, 1).record
+        _ = StoredRound(run, 1, 1).record
     path.write_bytes(whole)
     with pytest.raises(LotteryError, match=r"has 1,099,511,627,776 bytes, allowed are 100,000,000"):
-        _ = store.StoredRound(run, 1, 1).metrics
+        _ = StoredRound(run, 1, 1).metrics
     with pytest.raises(LotteryError, match=r"has 1,099,511,627,776 bytes, allowed are 30,026"):  # 208 bits, names
-        _ = store.StoredRound(run, 1, 1).masks
+        _ = StoredRound(run, 1, 1).masks
     monkeypatch.setattr(files, "_memory", lambda: size)
     with pytest.raises(LotteryError, match=r"allowed are 549,755,813,888"):  # half of the memory
         files.read(path.with_name("masks.safetensors"))
@@ -250,7 +251,7 @@ def test_links_that_stay_in_a_run_are_followed(run):
     path.rename(path.with_name("elsewhere"))
     path.symlink_to("elsewhere")
     store.refuse_links(run)
-    assert store.StoredRound(run, 1, 1).masks.keys() == store.StoredRound(run, 1, 2).masks.keys()
+    assert StoredRound(run, 1, 1).masks.keys() == StoredRound(run, 1, 2).masks.keys()
 
 
 def test_a_file_is_never_written_through_a_link(tmp_path):
@@ -318,7 +319,7 @@ def test_names_that_no_run_has_are_refused(run, tmp_path, lottery_command):
     files.write(path, files.pack_masks({f"{ESCAPE}{name}": mask for name, mask in kept.items()}))
     forging.sign_files(path.parent)
     with pytest.raises(LotteryError, match="it names a variable 'x"):
-        _ = store.StoredRound(run, 1, 1).masks
+        _ = StoredRound(run, 1, 1).masks
     told = refused(lottery_command, "verify", run)
     assert "it names a variable" in told and "\x1b" not in told
 
@@ -353,7 +354,7 @@ def test_a_record_of_the_wrong_types_is_one_sentence(run):
             forging.sign(path, **{key: whole.get(key, ...)})
     forging.sign(path, seconds=...)
     with pytest.raises(LotteryError, match="has no 'seconds': it is damaged, or an earlier version stored it"):
-        _ = store.StoredRound(run, 1, 1).record["seconds"]
+        _ = StoredRound(run, 1, 1).record["seconds"]
     for content in (b"[" * 100_000, b'{"a":' * 300 + b"0" + b"}" * 300, b"\xff", b"[]", b"1" * 5000):
         path.write_bytes(content)
         with pytest.raises(LotteryError, match="is damaged"):

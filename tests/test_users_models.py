@@ -14,6 +14,7 @@ from lottery.errors import LotteryError
 from lottery.models.kerases import reason
 from lottery.pipeline import preparing
 from lottery.runs import store
+from lottery.runs.stored import StoredRound
 from lottery.training.settings import Train
 from tests.conftest import keep_graphs, quietly, subclassed, toy_arrays
 from tests.pipeline.test_running import build_dropout, final_bits
@@ -97,7 +98,7 @@ def test_models_of_every_make_train_and_resume_with_the_same_bits(build, tmp_pat
     path = run(build, tmp_path, overrides=with_xla).path
     whole = final_bits(path)
     assert all(not wrong for _, wrong in lottery.runs.verification.verify(path))
-    np.testing.assert_array_equal(store.StoredRound(path, 1, 1).predictions["label"], ARRAYS[3])
+    np.testing.assert_array_equal(StoredRound(path, 1, 1).predictions["label"], ARRAYS[3])
     shutil.rmtree(store.round_path(path, 1, 1))
     traced_once.clear()
     assert run(build, tmp_path, overrides=with_xla).path == path
@@ -146,7 +147,7 @@ def test_what_custom_steps_report_is_what_is_recorded(tmp_path):
     model = sequential(keras, keras.layers.Dense(8, "relu"), keras.layers.Dense(3))
     lottery.weights.assign(model, stored)
     with pytest.raises(LotteryError, match="has no predictions: its model or its data"):
-        _ = store.StoredRound(done.path, 1, 2).predictions
+        _ = StoredRound(done.path, 1, 2).predictions
     logits = np.asarray(model(ARRAYS[2]))
     assert rows["final_test_accuracy"].iloc[-1] == pytest.approx(np.mean(logits.argmax(1) == ARRAYS[3]), abs=1e-6)
     exps = np.exp(logits - logits.max(1, keepdims=True))
@@ -443,7 +444,7 @@ def test_a_run_with_several_optimisers_and_averages(averaged, tmp_path, mode):
     rates = done.experiment.train.learning_rate
     assert rates == {"name": "MultiOptimizer", "SGD": pytest.approx(0.05), "Adam": pytest.approx(0.01)}
     ticket = done.ticket(round=2)
-    final = store.StoredRound(path, 1, 2).weights
+    final = StoredRound(path, 1, 2).weights
     assert not lottery.masks.leaks(final, ticket.masks) and lottery.masks.num_kept(ticket.masks)
     if mode != "constraint":
         for name, mask in averaged.ticket(round=2).masks.items():
@@ -678,7 +679,7 @@ def test_a_model_that_fixes_its_batch_is_probed_and_evaluated_by_that(tmp_path):
     done = run(of_fixed_batch, tmp_path)
     model, rows, (x, y) = of_fixed_batch(), done.table(), ARRAYS[2:]
     for row in rows.to_dict("records"):
-        weights.assign(model, store.StoredRound(done.path, 1, row["round"]).weights)
+        weights.assign(model, StoredRound(done.path, 1, row["round"]).weights)
         right = [np.argmax(model(x[at : at + 20]), 1) == y[at : at + 20] for at in range(0, 60, 20)]
         assert row["final_test_accuracy"] == pytest.approx(np.mean(right))
     assert done.verify(recompute=True, model=of_fixed_batch, data=ARRAYS) == []
@@ -769,7 +770,7 @@ def test_a_run_starts_from_pretrained_weights_and_tickets_rewind_to_them(tmp_pat
         for name, loaded in zip(("dense/kernel", "dense/bias"), PRETRAINED, strict=False):
             kept = ticket.masks.get(name, np.ones_like(loaded, bool))
             np.testing.assert_array_equal(ticket.weights[name], loaded * kept)
-    first, second = (store.StoredRound(done.path, replicate, 0).weights["dense/kernel"] for replicate in (1, 2))
+    first, second = (StoredRound(done.path, replicate, 0).weights["dense/kernel"] for replicate in (1, 2))
     assert (first != second).any() and done.verify() == []
     with pytest.raises(LotteryError, match="random_reinit would be the ticket itself"):
         done.branch("random_reinit", model=pretrained, data=ARRAYS, on_event=quietly)

@@ -9,6 +9,7 @@ from lottery.figures import captions, layout, style
 from lottery.figures.record import Analysis
 from lottery.pruning import branches
 from lottery.runs import store
+from lottery.runs.stored import stored_rounds
 from lottery.statistics import results
 from lottery.statistics.metric import Metric, metric_of
 from lottery.statistics.results import Table
@@ -19,7 +20,7 @@ def table(run: Path) -> Table:
 
     It also has the columns ``spent_steps`` and ``spent_multiply_adds`` of `lottery.analysis.costs.table`.
     """
-    networks = list(store.rounds(run))
+    networks = list(stored_rounds(run))
     rows, spent = results.rows_of(networks), costs.spent(run, networks)
     for place, column in enumerate(("spent_steps", "spent_multiply_adds")):
         rows[column] = [spent[stored.labels][place] for stored in networks]

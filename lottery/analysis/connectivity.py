@@ -37,8 +37,8 @@ def points(run: Path) -> Table:
     for pair, recomputed in siblings.stored_paths(run, store.read_experiment(run)):
         record, rows = siblings.read_path(pair.path_file(recomputed))
         if not pair.misfit(record["networks"]):
-            density = pair.round.record["density"]
-            place = (pair.replicate, pair.index, pair.step, density, record["batch_norm"])
+            density = pair.pruned.record["density"]
+            place = (pair.replicate, pair.round, pair.step, density, record["batch_norm"])
             found += [(*place, *row) for row in rows]
     table = frame(found, POINTS)
     return table.sort_values(["replicate", "round", "step", "batch_norm", "split", "alpha"], ignore_index=True)

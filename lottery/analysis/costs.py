@@ -13,7 +13,7 @@ from lottery.figures.record import Analysis, frame
 from lottery.models import multiply_adds
 from lottery.pruning import branches, mask_actions, plan
 from lottery.runs import store
-from lottery.runs.store import StoredRound
+from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.settings import GIVEN
 from lottery.statistics.verdicts import Table
 
@@ -39,7 +39,7 @@ def table(run: Path) -> Table:
         ``spent_multiply_adds``, those of all trainings that the network takes, see `spent`; ``engine``, "compiled" or
         "sparse", that trained it. Infinite if nothing is left.
     """
-    environment, networks = store.read_environment(run), list(store.rounds(run))
+    environment, networks = store.read_environment(run), list(stored_rounds(run))
     rows, per_entry, all_spent = [], environment.get("uses", {}), spent(run, networks)
     at_zero = mask_actions.is_zero(store.read_experiment(run).prune.held_at)
     dense: int | None = None
@@ -47,7 +47,7 @@ def table(run: Path) -> Table:
     for stored in networks:
         record, used = stored.record, _used(stored, at_zero)
         needed, num_used = multiply_adds.of_kept(used, per_entry), sum(used.values())
-        if (stored.branch, stored.index) == (store.TICKET, 0):  # the first round of each replicate
+        if (stored.branch, stored.round) == (store.TICKET, 0):  # the first round of each replicate
             dense = needed
             others = _others(stored, environment.get("not_pruned", {})) if others is None else others
         left, whole = num_used + (others or 0), record["num_weights"] + (others or 0)
@@ -79,7 +79,7 @@ def spent(run: Path, networks: Sequence[StoredRound]) -> dict[tuple[int, str, in
     batch = experiment.train.batch_size if _knows_batches(run, experiment) else math.nan
     own, dense, at_zero = {}, {}, mask_actions.is_zero(settings.held_at)
     for stored in networks:
-        replicate, index, record = stored.replicate, stored.index, {**stored.record, "kept": _used(stored, at_zero)}
+        replicate, index, record = stored.replicate, stored.round, {**stored.record, "kept": _used(stored, at_zero)}
         if (index, stored.branch) == (0, store.TICKET):  # the first of a replicate
             dense[replicate] = _count(record["kept"], per_entry)
         steps = record.get("last_step", experiment.train.num_steps) - record.get("first_step", k if index else 0)
@@ -87,7 +87,7 @@ def spent(run: Path, networks: Sequence[StoredRound]) -> dict[tuple[int, str, in
         own[replicate, index, stored.branch] = _own(record, steps, batch, whole, per_entry)
     found = {}
     for stored in networks:
-        replicate, index, known = stored.replicate, stored.index, branches.find(stored.branch)
+        replicate, index, known = stored.replicate, stored.round, branches.find(stored.branch)
         trainings, before = [own[replicate, index, stored.branch]], 0
         if stored.branch == store.TICKET or known is None or known.needs_ticket:
             rounds = plan.rounds_to(settings, index)
@@ -128,7 +128,7 @@ def _count(entries: Mapping[str, int], per_entry: Mapping[str, int | None]) -> f
     return math.nan if counted is None else counted
 
 
-def _others(dense: store.StoredRound, reasons: Mapping[str, str]) -> int:
+def _others(dense: StoredRound, reasons: Mapping[str, str]) -> int:
     """Count the trainable parameters of a network that are not prunable."""
     trained = (name for name, why in reasons.items() if why not in ("not trainable", "not floating point"))
     return sum(dense.weights[name].size for name in trained)
@@ -142,7 +142,7 @@ def total(run: Path) -> dict[str, float | int | None]:
     """
     rows, experiment = table(run), store.read_experiment(run)
     known = _knows_batches(run, experiment)
-    overrides = [stored.record.get("overrides", {}).get("train", {}) for stored in store.rounds(run)]  # of transfers
+    overrides = [stored.record.get("overrides", {}).get("train", {}) for stored in stored_rounds(run)]  # of transfers
     sizes = [changed.get("batch_size", experiment.train.batch_size) for changed in overrides]
     return {
         "networks": len(rows),

@@ -8,6 +8,7 @@ from lottery.errors import unknown
 from lottery.figures import captions, layout, style
 from lottery.figures.record import Analysis, frame
 from lottery.runs import store
+from lottery.runs.stored import stored_rounds
 from lottery.statistics.results import Table
 
 COLUMNS = ("replicate", "branch", "round", "density", *store.METRICS)
@@ -17,12 +18,12 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
     """Read every evaluation of each trained network of a run, branches included.
 
     Returns:
-        A data frame with the columns `COLUMNS`, in the order of `lottery.runs.store.rounds`, and within a network
+        A data frame with the columns `COLUMNS`, in the order of `stored_rounds`, and within a network
         as they were measured. ``split`` is ``"train"``, ``"validation"`` or ``"test"``; a row of the training split is
         the mean over the steps since the one before it. Losses are as the model reports them (a cross-entropy is in
         nats), densities and accuracies in [0, 1]; an accuracy that the model does not measure is NaN.
     """
-    rows = [(*stored.labels, *row) for stored in store.rounds(run, rounds) for row in stored.metrics]
+    rows = [(*stored.labels, *row) for stored in stored_rounds(run, rounds) for row in stored.metrics]
     return frame(rows, COLUMNS)
 
 

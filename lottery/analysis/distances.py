@@ -8,7 +8,7 @@ import numpy as np
 from lottery.errors import unknown
 from lottery.figures import captions, layout, style
 from lottery.figures.record import Analysis, frame
-from lottery.runs import store
+from lottery.runs.stored import stored_rounds
 from lottery.statistics.results import Table
 
 COLUMNS = (
@@ -49,7 +49,7 @@ def table(run: Path) -> Table:
         included, so ``branch`` is ``"ticket"``; the start of a branch is not stored.
     """
     rows = []
-    for stored in store.rounds(run, branches=False):
+    for stored in stored_rounds(run, branches=False):
         start, trained = stored.masked_start, stored.weights
         pairs = {name: (start[name][mask], trained[name][mask]) for name, mask in stored.masks.items()}
         together = [np.concatenate(parts) for parts in zip(*pairs.values(), strict=True)]

@@ -10,6 +10,7 @@ from lottery.figures import layout, style
 from lottery.figures.record import Analysis, frame
 from lottery.models import kerases
 from lottery.runs import store
+from lottery.runs.stored import stored_rounds
 from lottery.statistics.results import Table
 
 COLUMNS = ("replicate", "round", "density", "weight", "what", "row", "column", "channel", "kept", "of")
@@ -30,7 +31,7 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
     """
     shape = image_shape(store.read_environment(run).get("architecture") or {})
     rows = []
-    for stored in store.rounds(run, rounds, branches=False):
+    for stored in stored_rounds(run, rounds, branches=False):
         name, mask = next(iter(stored.masks.items()))
         replicate, _, index, density = stored.labels
         what, kept, of = counted(mask, shape)

@@ -9,6 +9,7 @@ import numpy as np
 from lottery.figures import captions, layout, style
 from lottery.figures.record import Analysis, frame
 from lottery.runs import store
+from lottery.runs.stored import stored_rounds
 from lottery.statistics.results import Table
 
 COLUMNS = (
@@ -35,13 +36,13 @@ def table(run: Path) -> Table:
     """Describe each weight of each trained network of a run, branches included.
 
     Returns:
-        A data frame with the columns `COLUMNS`, in the order of `lottery.runs.store.rounds` and of the layers:
+        A data frame with the columns `COLUMNS`, in the order of `lottery.runs.stored.stored_rounds` and of the layers:
         ``density`` is that of the network and ``weight_density`` that of the weight, both in [0, 1]; ``inputs`` and
         ``units`` are their numbers by the rule of `degrees_of`, and dead ones have the degree 0: the output of a dead
         unit is the same for all examples, and no unit reads a dead input. Nothing is kept of a ``collapsed`` weight.
     """
     rows = []
-    for stored in store.rounds(run):
+    for stored in stored_rounds(run):
         for name, mask in stored.masks.items():
             coming, leaving = degrees_of(mask)
             kept = int(coming.sum())
@@ -60,7 +61,7 @@ def degrees(run: Path, rounds: Iterable[int] | None = None) -> Table:
         have ``degree`` kept entries; the degrees that occur, in ascending order.
     """
     rows = []
-    for stored in store.rounds(run, rounds):
+    for stored in stored_rounds(run, rounds):
         for name, mask in stored.masks.items():
             for side, found in zip(("in", "out"), degrees_of(mask), strict=True):
                 counts = enumerate(np.bincount(found).tolist())

@@ -14,7 +14,7 @@ from lottery.errors import LotteryError
 from lottery.figures import style
 from lottery.figures.record import Analysis, NothingToDraw, frame
 from lottery.masks import Masks
-from lottery.runs import store
+from lottery.runs.stored import stored_rounds
 from lottery.statistics import results
 from lottery.statistics.results import Table
 
@@ -184,7 +184,7 @@ def _tickets(runs: list[Path], round: int, matched: bool) -> dict[str, Masks]:
     found: dict[str, Masks] = {}
     for run, name in zip(runs, folders, strict=True):
         prefix = "" if len(runs) == 1 else f"{name if folders.count(name) == 1 else run}:"
-        for stored in store.rounds(run, [round], branches=False):
+        for stored in stored_rounds(run, [round], branches=False):
             kept = stored.masks
             has, had = _shapes(kept), _shapes(next(iter(found.values()), kept))
             if has != had:

@@ -9,7 +9,7 @@ import numpy as np
 from lottery.errors import LotteryError
 from lottery.figures import captions, layout, style
 from lottery.figures.record import Analysis, frame
-from lottery.runs import store
+from lottery.runs.stored import stored_rounds
 from lottery.statistics.results import Table
 
 COLUMNS = ("replicate", "round", "density", "weight", "low", "high", "count")
@@ -31,7 +31,7 @@ def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) ->
     if num_bins < 1:
         raise LotteryError(f"num_bins: received {num_bins!r}, allowed is a whole number from 1.")
     starts, ends = [], {}
-    for stored in store.rounds(run, rounds, branches=False):
+    for stored in stored_rounds(run, rounds, branches=False):
         for name, mask in stored.masks.items():
             values = stored.masked_start[name][mask]
             values = values[np.isfinite(values)]

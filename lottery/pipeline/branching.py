@@ -17,6 +17,7 @@ from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.preparing import Ingredients, Prepared
 from lottery.pruning import branches
 from lottery.runs import store
+from lottery.runs.stored import StoredRound
 
 
 def branch(
@@ -43,7 +44,7 @@ def branch(
     with execution.started() as (on_event, should_stop), contextlib.ExitStack() as stack:
         if transfers and rounds:
             rounds = [0, *rounds]  # the dense network on the other data, without which no accuracy there says much
-        places = stored_rounds(path, experiment, rounds, replicate, first=0 if transfers else 1)
+        places = chosen_rounds(path, experiment, rounds, replicate, first=0 if transfers else 1)
         other = None
         if transfers:
             tables = experiment.model_dump(mode="json")
@@ -52,7 +53,7 @@ def branch(
         prepared, num_threads, _ = preparing.open_run(stack, path, experiment, ingredients, transfer=other)
         preparing.check_learns(prepared, name)
         if transfers and places:
-            _check_fit(store.StoredRound(path, places[0][0], 0), prepared)
+            _check_fit(StoredRound(path, places[0][0], 0), prepared)
             for note in _compared(path, experiment, prepared, ingredients):
                 on_event(progress.Note(note))
         label = _label(name, overrides, prepared if transfers else None)
@@ -81,7 +82,7 @@ def branch(
         dispatch.carry_out({path: recipe}, tasks, execution, on_event, should_stop, {path: prepared})
 
 
-def stored_rounds(
+def chosen_rounds(
     path: Path, settings: config.Experiment, rounds: Sequence[int], replicate: int | None, first: int = 0
 ) -> list[tuple[int, int]]:
     """List replicate and round of chosen rounds of a run, by default of every complete round from `first` on."""
@@ -146,7 +147,7 @@ def _compared(path: Path, experiment: config.Experiment, prepared: Prepared, ing
     yield f"The model was not compared with that of {path}: {why}."
 
 
-def _check_fit(dense: store.StoredRound, prepared: Prepared) -> None:
+def _check_fit(dense: StoredRound, prepared: Prepared) -> None:
     """Raise `LotteryError` unless the network for the other data has the shapes of a stored one."""
     ticket = {name: value.shape for name, value in dense.weights.items()}
     other = {name: value.shape for name, value in weights.read_state(prepared.trainer.model).items()}

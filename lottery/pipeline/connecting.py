@@ -20,6 +20,7 @@ from lottery.pipeline.preparing import Ingredients, Prepared
 from lottery.pipeline.rounds import NetworkId, Training, Watch
 from lottery.runs import sibling_checks, siblings, store
 from lottery.runs.siblings import ORDERS, PathPoint, Siblings
+from lottery.runs.stored import StoredRound
 from lottery.statistics.barriers import error_barrier
 from lottery.training.checkpoints import CheckpointInterval
 from lottery.training.trainer import Span
@@ -66,9 +67,9 @@ def connect(
         if not 0 <= step < settings.train.num_steps:
             raise LotteryError(f"steps: received {step}, allowed are 0 to {settings.train.num_steps - 1}.")
     steps, alphas = sorted(set(steps)) or [settings.rewind.step], line.alphas
-    chosen = branching.stored_rounds(path, settings, rounds, replicate)
+    chosen = branching.chosen_rounds(path, settings, rounds, replicate)
     wanted = [Siblings(path, settings, *place, step) for place in chosen for step in steps]
-    if any(pair.round.record["final_test_accuracy"] is None for pair in wanted):
+    if any(pair.pruned.record["final_test_accuracy"] is None for pair in wanted):
         raise LotteryError("The model of this run measures no accuracy, so no error barrier can be measured.")
     with execution.started() as (on_event, should_stop), contextlib.ExitStack() as stack:
         prepared = preparing.open_run(stack, path, settings, ingredients)[0]
@@ -148,7 +149,7 @@ def _spans(wanted: Sequence[Siblings]) -> dict[NetworkId, tuple[int, int]]:
     spans = {(replicate, 0, f"to_step_{step}"): (0, step) for replicate, step in last.items()}
     for one in wanted:
         for order in one.missing():
-            spans[one.replicate, one.index, one.branch(order)] = one.step, one.experiment.train.num_steps
+            spans[one.replicate, one.round, one.branch(order)] = one.step, one.experiment.train.num_steps
     return spans
 
 
@@ -168,7 +169,7 @@ def _store_states(training: Training, own: Sequence[Siblings]) -> None:
     store.clear_checkpoints(store.round_path(training.path, *network))
     if _missing_steps(own):  # a state was removed that was stored before the checkpoint
         _store_states(training, own)
-    before = {row[0]: row[2] for row in store.StoredRound(own[0].run, replicate, 0).metrics if row[1] == "validation"}
+    before = {row[0]: row[2] for row in StoredRound(own[0].run, replicate, 0).metrics if row[1] == "validation"}
     again = {row[0]: row[2] for row in trained.metrics if row[1] == "validation"}
     if other := [step for step, loss in again.items() if before.get(step, loss) != loss]:
         training.on_event(
@@ -189,8 +190,8 @@ def _train(training: Training, pair: Siblings, order: int) -> None:
             raise LotteryError(
                 f"{str(folder)!r} started from other weights than those of step {step} of replicate {replicate}."
             )
-    kept, network = pair.round.masks, (replicate, pair.index, pair.branch(order))
-    start = masks.apply(pair.start(order, state), kept, pair.round.held_at)
+    kept, network = pair.pruned.masks, (replicate, pair.round, pair.branch(order))
+    start = masks.apply(pair.start(order, state), kept, pair.pruned.held_at)
     words = siblings.seed_words(settings, replicate, order)
     own = _with_noise(training, pair, order)
     trained = rounds_module.train_network(own, network, start, kept, Span(step), words=words)
@@ -228,7 +229,7 @@ def _measure(training: Training, pair: Siblings, walk: Callable[..., list[PathPo
     found = error_barrier(alphas, errors)
     training.on_event(
         progress.Note(
-            f"Replicate {pair.replicate}, round {pair.index}, step {pair.step}: the test-error barrier is "
+            f"Replicate {pair.replicate}, round {pair.round}, step {pair.step}: the test-error barrier is "
             f"{100 * found['barrier']:.2f} % ({'' if found['stable'] else 'not '}stable)."
         )
     )

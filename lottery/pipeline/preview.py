@@ -12,6 +12,7 @@ from lottery.pipeline import preparing, presets
 from lottery.pruning import granularity, plan
 from lottery.pruning.allocation import Shapes
 from lottery.runs import store
+from lottery.runs.stored import stored_rounds
 from lottery.statistics import intervals, metric, results, verdicts
 from lottery.statistics.verdicts import Table
 
@@ -55,7 +56,7 @@ def rounds(experiment: config.Experiment, pilot: Path | None = None, import_code
     if pilot is None:
         shapes = {name: value.shape for name, value in weights.read(model).items()}
     else:
-        first = next(iter(store.rounds(pilot)), None)
+        first = next(iter(stored_rounds(pilot)), None)
         if first is None:
             raise LotteryError(f"--from: no round of {str(pilot)!r} is complete yet.")
         own = store.read_experiment(pilot)

@@ -17,7 +17,7 @@ from lottery.pipeline import environment, identity, preparing, rounds
 from lottery.pipeline.preparing import Ingredients, Prepared
 from lottery.pruning import branches
 from lottery.runs import siblings, store
-from lottery.runs.store import StoredRound
+from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.runs.verification import Recomputation
 from lottery.settings import GIVEN, ROUNDING
 from lottery.training.loop import Classes
@@ -101,7 +101,7 @@ class _Recomputing:
 
     def __post_init__(self) -> None:
         networks = siblings.folder(self.run).glob("replicate-*/round-*/branch-*/round.json")
-        self._total = sum(1 for _ in store.rounds(self.run)) + sum(1 for _ in networks)
+        self._total = sum(1 for _ in stored_rounds(self.run)) + sum(1 for _ in networks)
 
     def share(self) -> float:
         """Return the share of examples, and the relative difference of a loss, that rounding may decide here."""
@@ -111,9 +111,9 @@ class _Recomputing:
 
     def evaluated(self, stored: StoredRound) -> Iterator[str]:
         """Evaluate a network again, and yield a sentence for everything that differs from its record."""
-        self.on_event(self._done, self._total, f"replicate {stored.replicate}, round {stored.index}, {stored.branch}")
+        self.on_event(self._done, self._total, f"replicate {stored.replicate}, round {stored.round}, {stored.branch}")
         self._done += 1
-        if not stored.index and stored.branch == store.TICKET and not self._draws_the_same(stored.replicate):
+        if not stored.round and stored.branch == store.TICKET and not self._draws_the_same(stored.replicate):
             if not self.elsewhere:
                 yield "The initial weights differ from those that the seed gives."
             else:
@@ -168,7 +168,7 @@ class _Recomputing:
         """Draw the variables of a branch anew, if this machine draws the initial weights of the run."""
         if not self._draws_the_same(stored.replicate):
             return None
-        return rounds.drawn_anew(self.prepared, stored.replicate, stored.index)
+        return rounds.drawn_anew(self.prepared, stored.replicate, stored.round)
 
     def _draws_the_same(self, replicate: int) -> bool:
         if replicate not in self._same_initial:

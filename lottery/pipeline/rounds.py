@@ -18,6 +18,7 @@ from lottery.pipeline import mask_training, preparing
 from lottery.pipeline.preparing import Prepared
 from lottery.pruning import branches, criteria, mask_actions, plan, rewinding, supermasks
 from lottery.runs import store
+from lottery.runs.stored import StoredRound
 from lottery.training.checkpoints import Checkpointer, CheckpointInterval
 from lottery.training.trainer import Arrays, MetricsRow, Span, Trained, Trainer
 
@@ -71,7 +72,7 @@ def train_chain(training: Training, replicate: int, last: int) -> None:
         network = (replicate, index, store.TICKET)
         if index:
             # Without iterations, each round is pruned in one shot, from the dense network.
-            scored = before if experiment.prune.iterative else store.StoredRound(training.path, replicate, 0).weights
+            scored = before if experiment.prune.iterative else StoredRound(training.path, replicate, 0).weights
             kept = dense if plan.is_from_dense(experiment.prune) else kept
             scores = _scores(training, replicate, index, scored, kept)
             pruned = plan.round_masks(experiment.prune, index, scores, kept, units)
@@ -143,7 +144,7 @@ def matches_stored(training: Training, network: NetworkId, branch: branches.Bran
     except _Enough:  # nobody can tell without training again
         return True
     _check_start(training, network, chosen)
-    stored = store.StoredRound(training.path, *network)
+    stored = StoredRound(training.path, *network)
     same_start = stored.began_with(chosen.start, chosen.held_in(ticket))
     same_masks = all(np.array_equal(mask, stored.masks[name]) for name, mask in chosen.kept.items())
     steps = (stored.record["first_step"], stored.record["last_step"])
@@ -268,8 +269,8 @@ def _last(path: Path, replicate: int) -> tuple[int, Masks, Arrays] | None:
     """Read the last complete round, if there is one."""
     if not (indices := store.complete_rounds(path, replicate)):
         return None
-    stored = store.StoredRound(path, replicate, indices[-1])
-    return stored.index, stored.masks, stored.weights
+    stored = StoredRound(path, replicate, indices[-1])
+    return stored.round, stored.masks, stored.weights
 
 
 def _start_state(training: Training, replicate: int) -> dict[str, np.ndarray]:
@@ -328,7 +329,7 @@ def drawn_anew(prepared: Prepared, replicate: int, index: int) -> dict[str, np.n
 
 def _stored_ticket(training: Training, network: NetworkId) -> branches.StoredTicket:
     experiment, (replicate, index, branch) = training.prepared.experiment, network
-    stored = store.StoredRound(training.path, replicate, index)
+    stored = StoredRound(training.path, replicate, index)
     initial = initial_state(training, replicate)  # refuses a model that is built with other weights than the run's
 
     def fresh() -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ from lottery import config, files
 from lottery.errors import LotteryError
 from lottery.executors.scheduler import Task
 from lottery.runs import store
+from lottery.runs.stored import StoredRound
 from lottery.weights import fingerprint
 
 OF_THE_WHOLE = ("num_replicates", "controls", "control_rounds")  # keys that do not decide how a network is trained
@@ -70,7 +71,7 @@ def copy_network(task: Task, original: Task, experiment: config.Experiment) -> N
     """Copy a complete network into the run of another `experiment`, with the start weights of its replicate."""
     store.check_there(task.run)
     (replicate, index, _), step = task.network, experiment.rewind.step
-    network, target = store.StoredRound(original.run, *original.network), store.round_path(task.run, *task.network)
+    network, target = StoredRound(original.run, *original.network), store.round_path(task.run, *task.network)
     record = {key: value for key, value in network.record.items() if key not in ("format", "sha256", "record_sha256")}
     # Every file that the original has, whole, or nothing is stored.
     parts = network.masks, network.weights, network.metrics

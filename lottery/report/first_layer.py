@@ -7,6 +7,7 @@ import numpy as np
 from lottery.analysis import inputs
 from lottery.report.tables import ReportedRun
 from lottery.runs import store
+from lottery.runs.stored import stored_rounds
 from lottery.statistics import results
 
 MOST = 150_000  # counts on a page, of at most four characters each
@@ -21,7 +22,7 @@ def frames(one: ReportedRun, most: int = MOST) -> dict[str, Any] | None:
         dict for each replicate and round, with its ``density`` and ``counts`` row by row. None if one replicate in two
         rounds is too much.
     """
-    first = next(store.rounds(one.path, [0], branches=False))
+    first = next(stored_rounds(one.path, [0], branches=False))
     num_places = inputs.counted(next(iter(first.masks.values())))[1].size
     lengths = one.rows[one.rows["branch"] == store.TICKET].groupby("replicate")["round"].max() + 1
     if (room := most // num_places) < 2:

@@ -9,7 +9,7 @@ from lottery import config, files, masks, weights
 from lottery.errors import LotteryError
 from lottery.runs import siblings, store
 from lottery.runs.siblings import ORDERS, Siblings
-from lottery.runs.store import StoredRound
+from lottery.runs.stored import StoredRound, held_name
 
 # Yields a sentence for everything that is wrong with what was measured of a network.
 Evaluated = Callable[[StoredRound], Iterator[str]]
@@ -43,13 +43,13 @@ def wrong_network(
     pair = Siblings(run, experiment, replicate, index, step)
     if record["branch"] != pair.branch(order) or order not in ORDERS:
         yield f"It was trained from step {step} with order {order} of the data."
-    stored = store.StoredRound(siblings.folder(run), replicate, index, record["branch"])
-    kept, ticket = stored.masks, pair.round.masks
+    stored = StoredRound(siblings.folder(run), replicate, index, record["branch"])
+    kept, ticket = stored.masks, pair.pruned.masks
     if kept.keys() != ticket.keys() or any(not np.array_equal(kept[name], ticket[name]) for name in ticket):
         yield "Its masks are not those of the round."
-    held_at = pair.round.held_at
+    held_at = pair.pruned.held_at
     for name, count in masks.leaks(stored.weights, kept, held_at).items():
-        yield f"{name} has {count} masked entries that are not {store.held_name(held_at)}."
+        yield f"{name} has {count} masked entries that are not {held_name(held_at)}."
     state = files.read_arrays(pair.state_file)
     if weights.fingerprint(state) != record["step_sha256"]:
         yield f"The stored weights of step {step} are not those that it started from."

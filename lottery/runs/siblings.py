@@ -15,7 +15,7 @@ import numpy as np
 from lottery import config, files, randomness, weights
 from lottery.errors import LotteryError
 from lottery.runs import store
-from lottery.runs.store import StoredRound
+from lottery.runs.stored import StoredRound
 
 ORDERS = (1, 2)  # of the data: the run's own, and another
 FORMAT = 1  # of the record of a path
@@ -32,13 +32,13 @@ class Siblings:
     run: Path
     experiment: config.Experiment
     replicate: int
-    index: int  # of the round
+    round: int
     step: int  # of the dense network
 
     @property
-    def round(self) -> StoredRound:
-        """The round whose masks they have."""
-        return StoredRound(self.run, self.replicate, self.index)
+    def pruned(self) -> StoredRound:
+        """The stored round whose masks they have."""
+        return StoredRound(self.run, self.replicate, self.round)
 
     @property
     def state_file(self) -> Path:
@@ -53,14 +53,14 @@ class Siblings:
 
     def network(self, order: int) -> StoredRound:
         """Give a sibling: of order 1 the run's own round, if that was trained from this step."""
-        if order == 1 and self.step == (self.experiment.rewind.step if self.index else 0):
-            return self.round
-        return StoredRound(folder(self.run), self.replicate, self.index, self.branch(order))
+        if order == 1 and self.step == (self.experiment.rewind.step if self.round else 0):
+            return self.pruned
+        return StoredRound(folder(self.run), self.replicate, self.round, self.branch(order))
 
     def path_file(self, recomputed: bool = False) -> Path:
         """Give the file of the points between the two."""
         suffix = f"-{RECOMPUTED}" if recomputed else ""
-        return store.round_path(folder(self.run), self.replicate, self.index) / f"path-step_{self.step}{suffix}.csv"
+        return store.round_path(folder(self.run), self.replicate, self.round) / f"path-step_{self.step}{suffix}.csv"
 
     def missing(self) -> list[int]:
         """List the orders whose sibling is not stored."""
@@ -88,9 +88,9 @@ class Siblings:
 
     def misfit(self, digests: Sequence[str]) -> str:
         """Say in a sentence why a path between networks of such digests is not between these; nothing if it is."""
-        if self.index not in store.complete_rounds(self.run, self.replicate):
+        if self.round not in store.complete_rounds(self.run, self.replicate):
             return "Its round is not stored, or one before it is not."
-        kept = self.round.record["sha256"]["masks.safetensors"]
+        kept = self.pruned.record["sha256"]["masks.safetensors"]
         for order, digest in zip(ORDERS, digests, strict=True):
             which = f"The network from step {self.step} with order {order}"
             if order in self.missing():

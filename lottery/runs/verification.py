@@ -12,7 +12,7 @@ from lottery.errors import LotteryError
 from lottery.pruning import branches, criteria, mask_actions, plan, supermasks
 from lottery.runs import sibling_checks, store
 from lottery.runs.sibling_checks import Evaluated
-from lottery.runs.store import StoredRound
+from lottery.runs.stored import StoredRound, held_name, stored_rounds
 from lottery.settings import GIVEN, ROUNDING
 
 DRAWN = ("start weights",)  # what a branch needs the model for, if only to draw initial weights
@@ -59,11 +59,11 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
             before = stored if readable else None
             wrong += _collected(again.evaluated(stored))[0] if again and readable else []
             yield f"replicate {replicate}, round {index}", wrong
-        for stored in store.rounds(run):
+        for stored in stored_rounds(run):
             if stored.replicate == replicate and stored.branch != store.TICKET:
                 wrong, readable = _collected(_wrong_branch(experiment, stored, again))
                 wrong += _collected(again.evaluated(stored))[0] if again and readable else []
-                yield f"replicate {replicate}, round {stored.index}, branch {stored.branch}", wrong
+                yield f"replicate {replicate}, round {stored.round}, branch {stored.branch}", wrong
     yield from sibling_checks.wrong(run, again.evaluated if again else None)
 
 
@@ -89,14 +89,14 @@ def not_repeated(run: Path, again: Recomputation | None = None) -> list[str]:
         )
     elif not all(
         criteria.is_current(experiment.prune.criterion, stored.record)
-        for stored in store.rounds(run, branches=False)
-        if stored.index
+        for stored in stored_rounds(run, branches=False)
+        if stored.round
     ):
         found.append(
             f"The masks of {experiment.prune.criterion} were not computed again: they were made by an earlier "
             "definition of it."
         )
-    labels = {stored.branch for stored in store.rounds(run)} - {store.TICKET}
+    labels = {stored.branch for stored in stored_rounds(run)} - {store.TICKET}
     for label in sorted(labels, key=lambda label: (branches.find(label) is None, label)):
         known = branches.find(label)
         parts = known.needs_model if known else ("masks", "start weights")
@@ -172,7 +172,7 @@ def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterat
                 recorded = np.array([record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")], float)
                 if not np.array_equal(recorded, curves[split][step], equal_nan=True):
                     yield f"The record's {when} {split} loss and accuracy differ from the curve."
-    steps = experiment.rewind.step if stored.index else 0, experiment.train.num_steps
+    steps = experiment.rewind.step if stored.round else 0, experiment.train.num_steps
     expected = steps if stored.branch == store.TICKET else (record["first_step"], record["last_step"])
     if (first, last) != expected:
         yield f"The curve goes from step {first} to {last}, training from {expected[0]} to {expected[1]}."
@@ -193,7 +193,7 @@ def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterat
 
 def _wrong_held(stored: StoredRound, held_at: masks.Weights) -> Iterator[str]:
     """Check that masked entries are at their held values, or at zero without any, at both stored steps."""
-    what = store.held_name(held_at)
+    what = held_name(held_at)
     for name, count in masks.leaks(stored.weights, stored.masks, held_at).items():
         yield f"{name} has {count} masked entries that are not {what}."
     if stored.has(store.EARLY_STOP):
@@ -227,7 +227,7 @@ def _wrong_round(
 ) -> Iterator[str]:
     """Check a round of the main chain; `before` is None where the round before it cannot be read."""
     yield from _wrong_network(experiment, stored)
-    index, replicate, kept = stored.index, stored.replicate, stored.masks
+    index, replicate, kept = stored.round, stored.replicate, stored.masks
     fits = before is not None and _shapes(before) == _shapes(stored) == _shapes(dense)
     held_at = stored.held_at if fits or not index else _either(experiment, stored)
     yield from _wrong_held(stored, held_at)
@@ -275,12 +275,12 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Rec
     if known is None:  # a function of the user's may hold masked entries at any values
         yield from _wrong_held(stored, {} if mask_actions.is_zero(experiment.prune.held_at) else stored.weights)
         return
-    ticket, kept = StoredRound(stored.run, stored.replicate, stored.index), stored.masks
+    ticket, kept = StoredRound(stored.run, stored.replicate, stored.round), stored.masks
     if _shapes(ticket) != _shapes(stored):
         yield "Its masks are of other weights than those of its round."
         yield from _wrong_held(stored, _either(experiment, stored))
         return
-    rng = branches.rng_for(experiment.run.seed, stored.replicate, stored.index, stored.branch)
+    rng = branches.rng_for(experiment.run.seed, stored.replicate, stored.round, stored.branch)
     steps = stored.record["first_step"], stored.record["last_step"]
     # In place of what needs the model.
     like_the_ticket = branches.BranchStart(stored.weights, ticket.masks, *steps, held_at=_either(experiment, stored))
@@ -291,7 +291,7 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Rec
     learned = replace(like_the_ticket, start={**stored.weights, **fixed})
     needs_model = lambda: fresh or stored.weights, lambda: like_the_ticket
     settings, rewind = experiment.prune, experiment.rewind
-    spent = plan.steps_to(settings, stored.index, rewind.step, experiment.train.num_steps)
+    spent = plan.steps_to(settings, stored.round, rewind.step, experiment.train.num_steps)
     steps = (steps[0], experiment.train.num_steps) if known.kind == "alternative" else steps
     shuffled = plan.shuffled(settings, ticket.masks, store.read_environment(stored.run).get("units", ()))
     of = branches.StoredTicket(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lottery.runs import store
-from lottery.runs.store import StoredRound
+from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.statistics import intervals, verdicts
 from lottery.statistics.metric import Metric, metric_of, scored
 from lottery.statistics.verdicts import Table
@@ -25,7 +25,7 @@ def table(run: Path) -> Table:
     Densities and accuracies are in [0, 1], losses as the model reports them (cross-entropies in nats); an accuracy that
     the model does not measure is NaN. ``final_train_loss`` is the mean over the last steps, NaN if not trained.
     """
-    return rows_of(store.rounds(run))
+    return rows_of(stored_rounds(run))
 
 
 def rows_of(networks: Iterable[StoredRound]) -> Table:
@@ -40,10 +40,10 @@ def rows_of(networks: Iterable[StoredRound]) -> Table:
 def collapsed(run: Path) -> list[str]:
     """Name each network in which a whole weight was pruned, in a sentence: it trains on, at chance or near it."""
     found = []
-    for stored in store.rounds(run):
+    for stored in stored_rounds(run):
         branch = "" if stored.branch == store.TICKET else f", {stored.branch}"
         if names := ", ".join(stored.record["collapsed"]):
-            found.append(f"Replicate {stored.replicate}, round {stored.index}{branch}: nothing is left of {names}.")
+            found.append(f"Replicate {stored.replicate}, round {stored.round}{branch}: nothing is left of {names}.")
     return found
 
 

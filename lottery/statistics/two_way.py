@@ -16,7 +16,7 @@ from lottery.errors import LotteryError
 from lottery.formatting import ranges
 from lottery.pruning import branches
 from lottery.runs import store
-from lottery.runs.store import StoredRound
+from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.statistics import intervals
 from lottery.statistics.verdicts import AT_THE_END, CANNOT_TELL, MATCHING, MEASURE, NOT_MATCHING, TOLERANCE, Table
 
@@ -136,7 +136,7 @@ def sentences(found: Table) -> list[str]:
 def num_examples(run: Path) -> int:
     """Count the test examples of a run; 0 if that is not known, for it has no predictions that can be read."""
     try:
-        first = next(store.rounds(run), None)
+        first = next(stored_rounds(run), None)
         return len(first.predictions["label"]) if first else 0
     except LotteryError:
         return 0
@@ -160,10 +160,10 @@ def _rounds(indices: set[int]) -> str:
 def _networks(run: Path) -> dict[tuple[str, int], dict[int, StoredRound]]:
     """List the networks that were tested on the run's own data, by branch and round, and then by replicate."""
     found: dict[tuple[str, int], dict[int, StoredRound]] = {}
-    for stored in store.rounds(run):
+    for stored in stored_rounds(run):
         known = branches.find(stored.branch)
         if not (known and known.other_data):
-            found.setdefault((stored.branch, stored.index), {})[stored.replicate] = stored
+            found.setdefault((stored.branch, stored.round), {})[stored.replicate] = stored
     return found
 
 

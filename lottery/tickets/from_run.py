@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from lottery import config, data, weights
 from lottery.errors import LotteryError, TicketError, unknown
 from lottery.runs import store
+from lottery.runs.stored import stored_rounds
 from lottery.settings import GIVEN
 from lottery.statistics import intervals, results, verdicts
 from lottery.statistics.metric import metric_of
@@ -34,10 +35,10 @@ def contents(
     """
     if at not in STEPS:
         raise TicketError(str(unknown("at", at, STEPS)))
-    networks = list(store.rounds(run, branches=False))
+    networks = list(stored_rounds(run, branches=False))
     rows = results.rows_of(networks)
     index = pick(rows, round, density, replicate)
-    by_place = {(stored.replicate, stored.index): stored for stored in networks}
+    by_place = {(stored.replicate, stored.round): stored for stored in networks}
     stored, dense = by_place[replicate, index], by_place[replicate, 0]
     environment = store.read_environment(run)
     about = {
@@ -100,7 +101,7 @@ def listed(run: Path) -> verdicts.Table:
     Its columns are ``replicate, round, density, num_kept``, ``test_accuracy`` at the early-stop step, or ``test_loss``
     if the model measures no accuracy, ``vs_dense`` (ticket − dense), and ``choice``: which of `CHOICES` mean the round.
     """
-    rows = results.rows_of(store.rounds(run, branches=False))
+    rows = results.rows_of(stored_rounds(run, branches=False))
     measure = metric_of(rows)
     dense = rows[rows["round"] == 0].set_index("replicate")[measure.early_stop]
     pruned, chosen, head = rows[rows["round"] > 0], _chosen(rows), f"test_{measure.what}"

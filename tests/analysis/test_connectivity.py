@@ -23,6 +23,7 @@ from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.preparing import Ingredients, prepare
 from lottery.runs import sibling_checks, siblings, store
 from lottery.runs.siblings import Siblings
+from lottery.runs.stored import stored_rounds
 from tests.conftest import checksum, quietly, toy_arrays
 
 pytestmark = pytest.mark.usefixtures("traced_once")
@@ -254,7 +255,7 @@ def test_the_table_of_the_run_is_as_it_was(connected):
     run, before = connected
     assert run.table().equals(before) and len(before) == 4
     assert (
-        all(stored.branch == store.TICKET for stored in store.rounds(run.path))
+        all(stored.branch == store.TICKET for stored in stored_rounds(run.path))
         and [s for _, wrong in lottery.runs.verification.verify(run.path) for s in wrong] == []
     )
 

@@ -18,6 +18,7 @@ from lottery.errors import LotteryError
 from lottery.models import multiply_adds, networks
 from lottery.pipeline import tensorboard
 from lottery.runs import store
+from lottery.runs.stored import StoredRound
 from lottery.statistics import results
 from lottery.tickets import chain, compaction
 from tests.conftest import quietly
@@ -225,9 +226,9 @@ def test_what_a_network_takes_counted_by_hand(tmp_path):
     rounds = [8 * dense, 6 * kept["ticket", 1], 6 * kept["ticket", 2]]
     ramp = [
         dense,
-        *(row["num_kept"] for row in store.StoredRound(run.path, 1, 2, "gradual_long").record["mask_changes"]),
+        *(row["num_kept"] for row in StoredRound(run.path, 1, 2, "gradual_long").record["mask_changes"]),
     ]
-    places = [0, *(row["step"] for row in store.StoredRound(run.path, 1, 2, "gradual_long").record["mask_changes"]), 20]
+    places = [0, *(row["step"] for row in StoredRound(run.path, 1, 2, "gradual_long").record["mask_changes"]), 20]
     expected = {
         ("ticket", 0): (8, each * rounds[0]),
         ("ticket", 1): (14, each * sum(rounds[:2])),

@@ -13,6 +13,7 @@ from lottery import config, files, masks, weights
 from lottery.analysis import curves, layers
 from lottery.errors import LotteryError
 from lottery.runs import store
+from lottery.runs.stored import stored_rounds
 from lottery.statistics import results
 
 LENET = {"library": "keras", "name": "lenet_300_100", "input_shape": [3, 4], "num_classes": 2}
@@ -122,10 +123,10 @@ def test_degrees_of_a_run_add_up(small_run):
 
 
 def test_rounds_are_chosen_and_refused(small_run):
-    found = [(one.replicate, one.index, one.folder.is_dir()) for one in store.rounds(small_run.path, [2, 0])]
+    found = [(one.replicate, one.round, one.folder.is_dir()) for one in stored_rounds(small_run.path, [2, 0])]
     assert found == [(1, 0, True), (1, 2, True), (2, 0, True), (2, 2, True)]
     with pytest.raises(LotteryError, match=r"round: received 7, stored in '.*' are 0 to 3"):
-        list(store.rounds(small_run.path, [1, 7]))
+        list(stored_rounds(small_run.path, [1, 7]))
 
 
 def test_a_run_without_rounds_gives_empty_tables(tmp_path):

@@ -14,6 +14,7 @@ from lottery.errors import LotteryError
 from lottery.pipeline.preparing import Ingredients
 from lottery.pruning import branches
 from lottery.runs import store, verification
+from lottery.runs.stored import stored_rounds
 from lottery.settings import GIVEN
 from lottery.statistics import verdicts
 from lottery.training.trainer import Span
@@ -379,7 +380,7 @@ def test_no_early_bird_is_said_and_nothing_is_stored(single, tmp_path):
         lottery.branch(run.path, "early_bird", [1, 2], model=build, data=arrays(), on_event=said.append)
     notes = [event.text for event in said if hasattr(event, "text")]
     assert len(notes) == 2 and "round 2" in notes[1], "the other rounds are tried all the same"
-    assert all(stored.branch == store.TICKET for stored in store.rounds(run.path))
+    assert all(stored.branch == store.TICKET for stored in stored_rounds(run.path))
     with pytest.raises(LotteryError, match="received 4 epochs of training, allowed are 5 or more"):
         lottery.branch(single.path, "early_bird", [1], model=build, data=arrays(), on_event=quietly)
 

@@ -12,6 +12,7 @@ from lottery.analysis import costs
 from lottery.errors import LotteryError
 from lottery.pruning import branches
 from lottery.runs import store, verification
+from lottery.runs.stored import StoredRound
 from lottery.training.checkpoints import CheckpointInterval
 from tests.conftest import quietly, toy_arrays
 from tests.pipeline.test_running import Killed, final_bits
@@ -98,7 +99,7 @@ def test_masked_entries_are_at_the_values_of_the_rule_in_every_file(runs, held_a
     for index in range(1, LAST + 1):
         expected = expected_values(run, held_at, index)
         *states, kept = of_round(run, index)
-        stored = store.StoredRound(run.path, 1, index)
+        stored = StoredRound(run.path, 1, index)
         ticket = lottery.tickets.load(run.path, round=index)
         states += [stored.masked_start, ticket.weights, ticket.trained]
         for name, mask in kept.items():
@@ -370,7 +371,7 @@ def test_an_early_bird_and_siblings_hold_by_the_rule(tmp_path, iterative):
     assert run.verify(recompute=True, model=build, data=arrays()) == []
     ticket, _, kept = of_round(run, 2)
     for label in (f"step_{STEP}_order_2", "step_10_order_1"):
-        sibling = store.StoredRound(run.path / "connectivity", 1, 2, label).weights
+        sibling = StoredRound(run.path / "connectivity", 1, 2, label).weights
         assert masks.leaks(sibling, kept, ticket) == {} and weights.fingerprint(sibling) != weights.fingerprint(ticket)
 
 

@@ -14,6 +14,7 @@ from lottery.pipeline import mask_training, preparing, rounds
 from lottery.pipeline.preparing import Ingredients
 from lottery.pruning import branches, supermasks
 from lottery.runs import store, verification
+from lottery.runs.stored import StoredRound
 from lottery.training.checkpoints import CheckpointInterval
 from tests.conftest import contents, quietly, toy_arrays
 
@@ -75,7 +76,7 @@ def branch(path, name, **options):
 
 
 def of(path, name, replicate=1, index=2):
-    return store.StoredRound(path, replicate, index, name)
+    return StoredRound(path, replicate, index, name)
 
 
 @pytest.mark.parametrize("rule", [supermasks.EDGE_POPUP, supermasks.BERNOULLI], ids=lambda rule: rule.name)

@@ -14,6 +14,7 @@ from lottery.errors import LotteryError
 from lottery.pipeline import connecting, preparing, recomputing
 from lottery.pipeline.dispatch import Execution
 from lottery.runs import store, verification
+from lottery.runs.stored import stored_rounds
 from tests.conftest import quietly, toy_arrays
 from tests.runs.test_verification import reseal
 
@@ -142,7 +143,7 @@ def test_forged_numbers_are_found_at_both_steps(copy, lottery_command):
 def test_a_run_of_an_earlier_version_on_another_machine(copy, monkeypatch):
     """Files that it lacks are named, and rounding may decide an example, but not five."""
     monkeypatch.setattr(preparing, "initial_state", lambda prepared, replicate: {})
-    for stored in store.rounds(copy.path):
+    for stored in stored_rounds(copy.path):
         record = stored.record
         for name in (store.EARLY_STOP, store.PREDICTIONS):
             (stored.folder / name).unlink()

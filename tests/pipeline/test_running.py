@@ -10,6 +10,7 @@ from lottery import config, enforcement, files, masks, progress, randomness, wei
 from lottery.errors import LotteryError
 from lottery.pipeline import dispatch, preparing, running
 from lottery.runs import store, verification
+from lottery.runs.stored import StoredRound
 from lottery.training import trainer
 from tests.conftest import SMALL, checksum, quietly, toy_arrays
 
@@ -495,7 +496,7 @@ def test_every_mode_of_enforcement_finds_the_same_tickets(mode, small_run, tmp_p
     for index in range(SMALL["prune"]["num_rounds"] + 1):
         one, other = (store.round_path(path, 1, index) for path in (small_run.path, run.path))
         assert store.read_record(one)["kept"] == store.read_record(other)["kept"]
-        assert store.StoredRound(run.path, 1, index).predictions.keys() == {"label", "early_stop", "final"}
+        assert StoredRound(run.path, 1, index).predictions.keys() == {"label", "early_stop", "final"}
         for name in ("masks.safetensors", "weights.safetensors"):
             bits = [files.read_arrays(folder / name) for folder in (one, other)]
             if mode == "tfmot" and name == "weights.safetensors":

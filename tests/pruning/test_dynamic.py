@@ -20,6 +20,7 @@ from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.preparing import Ingredients
 from lottery.pruning import allocation, branches, dynamic
 from lottery.runs import store, verification
+from lottery.runs.stored import StoredRound
 from lottery.training import compiling
 from lottery.training.settings import Train
 from lottery.training.trainer import Span, Trainer
@@ -53,7 +54,7 @@ def tables(**run):
 
 
 def stored(run, branch="ticket", index=2):
-    return store.StoredRound(run.path, 1, index, branch)
+    return StoredRound(run.path, 1, index, branch)
 
 
 @pytest.fixture(scope="module")

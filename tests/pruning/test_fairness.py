@@ -11,7 +11,8 @@ from lottery import config, files, masks, weights
 from lottery.errors import LotteryError
 from lottery.pruning import branches, rewinding
 from lottery.pruning.branches import BRANCHES
-from lottery.runs import store, verification
+from lottery.runs import verification
+from lottery.runs.stored import stored_rounds
 from lottery.statistics import verdicts
 from tests.conftest import quietly, toy_arrays
 
@@ -124,7 +125,7 @@ def runs(traced_once, tmp_path_factory):
 
 
 def stored(run, branch="ticket", index=2):
-    return next(one for one in store.rounds(run.path) if one.index == index and one.branch.partition("-")[0] == branch)
+    return next(one for one in stored_rounds(run.path) if one.round == index and one.branch.partition("-")[0] == branch)
 
 
 def start_of(mode, step):
@@ -188,7 +189,7 @@ def test_each_branch_beside_each_ticket(runs, tmp_path, name, mode, step):
             assert not list(tmp_path.iterdir())
         with pytest.raises(LotteryError, match=f"^{name} {why}"):
             lottery.branch(run.path, name, [2], model=build, data=arrays(), on_event=quietly)
-        assert name not in {one.branch for one in store.rounds(run.path)}
+        assert name not in {one.branch for one in stored_rounds(run.path)}
         return
     ticket, branch = stored(run), stored(run, name)
     assert not beside.refused and name in branches.fair(mode, step)

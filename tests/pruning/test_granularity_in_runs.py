@@ -10,6 +10,7 @@ import lottery
 from lottery import files, masks
 from lottery.pruning import plan
 from lottery.runs import store, verification
+from lottery.runs.stored import StoredRound, stored_rounds
 from tests.conftest import SMALL, quietly
 from tests.runs.test_verification import reseal
 from tests.scripts.forging import sign
@@ -41,19 +42,19 @@ def test_masks_of_a_run_are_whole_and_everything_holds(runs, kind):
     assert not [wrong for _, wrong in verification.verify(run) if wrong]
     units = store.read_environment(run).get("units", ())
     assert bool(units) == (kind in ("unit", "channel"))
-    for stored in store.rounds(run):
+    for stored in stored_rounds(run):
         groups = plan.grouped(settings, {name: mask.shape for name, mask in stored.masks.items()}, units)
         assert not groups.broken(stored.masks)
-        assert (masks.density(stored.masks) < 1) == bool(stored.index)
-    ticket, control = (store.StoredRound(run, 1, 2, branch).masks for branch in (store.TICKET, "random_mask"))
+        assert (masks.density(stored.masks) < 1) == bool(stored.round)
+    ticket, control = (StoredRound(run, 1, 2, branch).masks for branch in (store.TICKET, "random_mask"))
     assert masks.num_kept(ticket) == masks.num_kept(control)
     assert any(np.any(ticket[name] != control[name]) for name in ticket)
-    recorded = store.StoredRound(run, 1, 2).record["thresholds"]
+    recorded = StoredRound(run, 1, 2).record["thresholds"]
     assert any(recorded.values()) and recorded.keys() == ticket.keys()
 
 
 def test_a_pruned_unit_is_gone_from_what_makes_and_what_reads_it(runs):
-    kept = store.StoredRound(runs["channel"].path, 1, 2).masks
+    kept = StoredRound(runs["channel"].path, 1, 2).masks
     first, second = (kept[name].any(axis=(0, 1, 2)) for name in ("conv2d/kernel", "conv2d_1/kernel"))
     # Of 128 channels of two layers, ranked together, round(0.3 * 128) go, and then round(0.3 * 90).
     assert first.sum() + second.sum() == 128 - 38 - 27

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lottery.report import tables
-from lottery.runs import store
+from lottery.runs.stored import StoredRound
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +191,7 @@ def test_a_slider_goes_through_the_rounds(opened, small_run):
     image = "return Array.from(arguments[0].querySelector('canvas').getContext('2d').getImageData(0, 0, 8, 8).data)"
 
     def read(replicate, index):
-        kept = store.StoredRound(small_run.path, replicate, index).masks["dense/kernel"].sum(axis=1)
+        kept = StoredRound(small_run.path, replicate, index).masks["dense/kernel"].sum(axis=1)
         return f"{np.count_nonzero(kept)} of 64 inputs are read, each by {short(kept.mean())} of 300 weights"
 
     said = "return arguments[0].querySelector('output').innerText"
@@ -212,7 +212,7 @@ def test_a_slider_goes_through_the_rounds(opened, small_run):
     box = browser.execute_script("return arguments[0].getBoundingClientRect()", canvas)
     place = {"x": box["x"] + 2.5 / 8 * box["width"], "y": box["y"] + 5.5 / 8 * box["height"]}
     browser.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", **place})
-    kept = store.StoredRound(small_run.path, 2, 3).masks["dense/kernel"].sum(axis=1).reshape(8, 8)
+    kept = StoredRound(small_run.path, 2, 3).masks["dense/kernel"].sum(axis=1).reshape(8, 8)
     text = until(browser, "return !document.querySelector('#tip').hidden && document.querySelector('#tip').innerText")
     assert text == f"row 5, column 2\n{kept[5, 2]} of 300 weights kept"
 

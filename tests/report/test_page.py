@@ -18,6 +18,7 @@ from lottery.figures import style
 from lottery.report import checklist, figures, first_layer, tables
 from lottery.report.page import render, write
 from lottery.runs import store
+from lottery.runs.stored import StoredRound
 from lottery.statistics import verdicts
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use"}
@@ -263,7 +264,7 @@ def test_the_first_layer_is_that_of_the_masks(small_run, monkeypatch):
         (replicate, index) for replicate in (1, 2) for index in range(4)
     ]
     for frame in found["frames"]:
-        masks = store.StoredRound(small_run.path, frame["replicate"], frame["round"]).masks
+        masks = StoredRound(small_run.path, frame["replicate"], frame["round"]).masks
         assert frame["counts"] == next(iter(masks.values())).sum(axis=1).tolist()
     fewer = first_layer.frames(one, most=3 * 64)["frames"]  # one replicate, rounds evenly apart
     assert [(frame["replicate"], frame["round"]) for frame in fewer] == [(1, 0), (1, 2), (1, 3)]

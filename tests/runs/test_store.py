@@ -16,6 +16,7 @@ from hypothesis.extra import numpy as hnp
 from lottery import config, files
 from lottery.errors import LotteryError, StorageError
 from lottery.runs import store
+from lottery.runs.stored import StoredRound, stored_rounds
 
 MASKS = st.dictionaries(
     st.text("abc/_0", min_size=1), hnp.arrays(bool, hnp.array_shapes(max_dims=4, max_side=7)), min_size=1, max_size=4
@@ -61,7 +62,7 @@ def test_a_stored_round_reads_back(tmp_path, rng):
 
 
 def test_early_stop_and_predictions_are_read_or_missed_in_a_sentence(small_run, tmp_path):
-    stored = store.StoredRound(small_run.path, 1, 2)
+    stored = StoredRound(small_run.path, 1, 2)
     record, early, predicted = stored.record, stored.early_stop, stored.predictions
     assert {name: value.shape for name, value in early.items()} == {
         name: value.shape for name, value in stored.weights.items()
@@ -75,17 +76,17 @@ def test_early_stop_and_predictions_are_read_or_missed_in_a_sentence(small_run, 
     place = {"replicate": 1, "round": 0}
     store.write_round(folder, *parts, place)
     with pytest.raises(LotteryError, match=r"round-00' has no weights at the early-stop step: an earlier version"):
-        _ = store.StoredRound(tmp_path, 1, 0).early_stop
+        _ = StoredRound(tmp_path, 1, 0).early_stop
     with pytest.raises(LotteryError, match=r"round-00' has no predictions: an earlier version stored it\.$"):
-        _ = store.StoredRound(tmp_path, 1, 0).predictions
+        _ = StoredRound(tmp_path, 1, 0).predictions
     store.write_round(folder, *parts, place, parts[1])
     with pytest.raises(LotteryError, match=r"no predictions: its model or its data do not give one class"):
-        _ = store.StoredRound(tmp_path, 1, 0).predictions
+        _ = StoredRound(tmp_path, 1, 0).predictions
 
 
 def test_a_round_is_read_lazily_and_against_its_checksums(small_run, tmp_path):
-    stored = store.StoredRound(small_run.path, 1, 2)
-    assert set(vars(stored)) == {"run", "replicate", "index", "branch"}
+    stored = StoredRound(small_run.path, 1, 2)
+    assert set(vars(stored)) == {"run", "replicate", "round", "branch"}
     assert stored.masks is stored.masks and stored.labels[:3] == (1, "ticket", 2)
     initial = files.read_arrays(store.start_path(small_run.path, 1))
     for name, value in initial.items():
@@ -99,9 +100,9 @@ def test_a_round_is_read_lazily_and_against_its_checksums(small_run, tmp_path):
         (path,) = store.round_path(copy, 1, 2).glob(f"{name}.*")
         path.write_bytes(path.read_bytes().replace(b"0", b"1", 1) + b"\0")
         with pytest.raises(LotteryError, match=rf"{path.name}' is damaged: its checksum"):
-            getattr(store.StoredRound(copy, 1, 2), name)
+            getattr(StoredRound(copy, 1, 2), name)
     with pytest.raises(LotteryError, match="is a branch; the weights that it started from are not stored"):
-        _ = store.StoredRound(copy, 1, 2, "random_mask").start
+        _ = StoredRound(copy, 1, 2, "random_mask").start
 
 
 def test_rounds_are_listed_with_their_branches(small_run, tmp_path):
@@ -114,9 +115,9 @@ def test_rounds_are_listed_with_their_branches(small_run, tmp_path):
     store.round_path(copy, 2, 1, "incomplete").mkdir()
     first = [(index, "ticket") for index in range(4)]
     expected = [(1, *place) for place in [*first, (1, "a"), (3, "a"), (1, "b")]] + [(2, *place) for place in first]
-    places = [(stored.replicate, stored.index, stored.branch) for stored in store.rounds(copy)]
+    places = [(stored.replicate, stored.round, stored.branch) for stored in stored_rounds(copy)]
     assert places == expected
-    chain = [(stored.index, stored.branch) for stored in store.rounds(copy, [0, 3], branches=False)]
+    chain = [(stored.round, stored.branch) for stored in stored_rounds(copy, [0, 3], branches=False)]
     assert chain == [(0, "ticket"), (3, "ticket")] * 2
 
 

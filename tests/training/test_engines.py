@@ -13,7 +13,7 @@ from lottery import config, data, interrupts, masks, progress, weights
 from lottery.analysis import costs
 from lottery.enforcement import ENFORCEMENTS
 from lottery.errors import LotteryError
-from lottery.runs import store
+from lottery.runs.stored import stored_rounds
 from lottery.sparse import kernels, reading
 from lottery.training import checkpoints, compiling, engines
 from lottery.training.settings import Train
@@ -289,7 +289,7 @@ def test_sparse_where_it_cannot_be_is_refused_before_anything_is_written(changed
 def test_a_run_whose_engine_changes_between_rounds(tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "LEAST_WORK", 1)
     done = lottery.run(RUN, out=tmp_path, tensorboard=False, on_event=quietly)
-    records = [stored.record for stored in store.rounds(done.path)]
+    records = [stored.record for stored in stored_rounds(done.path)]
     assert [(one["round"], one["branch"], one["engine"]) for one in records] == [
         (0, "ticket", "compiled"), (1, "ticket", "compiled"), (2, "ticket", "sparse"), (2, "random_reinit", "sparse"),
     ]  # fmt: skip
@@ -297,7 +297,7 @@ def test_a_run_whose_engine_changes_between_rounds(tmp_path, monkeypatch):
     assert list(costs.table(done.path)["engine"]) == [one["engine"] for one in records]
     assert not done.verify(recompute=True)
     again = lottery.run(RUN, out=tmp_path / "again", tensorboard=False, on_event=quietly)
-    for one, other in zip(store.rounds(done.path), store.rounds(again.path), strict=True):
+    for one, other in zip(stored_rounds(done.path), stored_rounds(again.path), strict=True):
         assert one.record["sha256"] == other.record["sha256"]
         assert one.record.get("engine_difference") == other.record.get("engine_difference")
 

@@ -15,7 +15,8 @@ from lottery.models import networks
 from lottery.pipeline import preparing
 from lottery.pipeline.preparing import Ingredients
 from lottery.pruning import synflow
-from lottery.runs import store, verification
+from lottery.runs import verification
+from lottery.runs.stored import StoredRound
 from lottery.training import checkpoints, precision
 from tests.conftest import SMALL, quietly, toy_arrays
 
@@ -174,7 +175,7 @@ def test_a_run_in_mixed_precision_is_whole(tmp_path):
     changed = {"train": {"precision": "mixed_bfloat16", "num_steps": 60}, "prune": {"num_rounds": 1}}
     done = lottery.run(SMALL, changed | {"run": {"num_replicates": 1}}, out=tmp_path, on_event=quietly)
     assert not [found for _, found in verification.verify(done.path) if found]
-    assert len(store.StoredRound(done.path, 1, 1).predictions["label"]) == 360
+    assert len(StoredRound(done.path, 1, 1).predictions["label"]) == 360
     ticket = lottery.tickets.load(done.path, round=1)
     model = ticket.model()
     assert all(str(one.dtype) == "float32" for one in model.trainable_variables)

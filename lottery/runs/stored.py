@@ -1,0 +1,207 @@
+"""A stored network: the files of a round, or of a branch from it, each read once, on first use."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lottery import config, files
+from lottery import masks as lottery_masks
+from lottery import weights as lottery_weights
+from lottery.errors import LotteryError
+from lottery.masks import Masks
+from lottery.pruning import mask_actions, plan, rewinding
+from lottery.runs import records, store
+
+
+@dataclass(frozen=True)
+class StoredRound:
+    """A complete round of a run, or a branch from it.
+
+    Each file is read once, on first use; `LotteryError` says that it is missing, damaged, or was changed.
+    """
+
+    run: Path  # its folder
+    replicate: int  # from 1
+    round: int
+    branch: str = store.TICKET
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its files."""
+        return store.round_path(self.run, self.replicate, self.round, self.branch)
+
+    @property
+    def labels(self) -> tuple[int, str, int, float]:
+        """Replicate, branch, round and density: the first columns of most tables."""
+        return self.replicate, self.branch, self.round, self.record["density"]
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The content of ``round.json``."""
+        return store.read_record(store.inside(self.run, self.folder / "round.json").parent)
+
+    @cached_property
+    def masks(self) -> Masks:
+        """The masks of training, by weight."""
+        entries, kept = self.record.get("num_weights"), self.record.get("kept")
+        most = files.most_of_masks(entries, len(kept)) if entries and kept else None
+        masks = files.parse_masks(*self._read("masks.safetensors", most))
+        if kept is not None and masks.keys() != kept.keys():
+            raise LotteryError(f"{str(self.folder)!r} is damaged: its masks are not of the weights in its record.")
+        return records.Record(masks, self.folder / "masks.safetensors")
+
+    @cached_property
+    def weights(self) -> dict[str, np.ndarray]:
+        """Every variable after training, by name."""
+        return self._variables("weights.safetensors")
+
+    @cached_property
+    def early_stop(self) -> dict[str, np.ndarray]:
+        """Every variable at the early-stop step, by name."""
+        if not self.has(store.EARLY_STOP):
+            raise LotteryError(
+                f"{str(self.folder)!r} has no weights at the early-stop step: an earlier version stored it."
+            )
+        return self._variables(store.EARLY_STOP)
+
+    @cached_property
+    def predictions(self) -> dict[str, np.ndarray]:
+        """For each test example its ``label``, and the class predicted at the ``early_stop`` and the ``final`` step."""
+        if not self.has(store.PREDICTIONS):
+            why = "its model or its data do not give one class for each example of an array"
+            why = why if self.has(store.EARLY_STOP) else "an earlier version stored it"
+            raise LotteryError(f"{str(self.folder)!r} has no predictions: {why}.")
+        predictions = files.parse_arrays(*self._read(store.PREDICTIONS))
+        if (
+            set(predictions) != {"label", "early_stop", "final"}
+            or len({each.shape for each in predictions.values()}) > 1
+        ):
+            raise LotteryError(f"{str(self.folder / store.PREDICTIONS)!r} is damaged: it holds no predictions.")
+        return predictions
+
+    @cached_property
+    def metrics(self) -> list[tuple[int, str, float, float]]:
+        """Step, split, loss and accuracy of every evaluation."""
+        return store.read_metrics(self.folder, self._read("metrics.csv", store.MOST_METRICS)[1])
+
+    @cached_property
+    def start(self) -> dict[str, np.ndarray]:
+        """Every variable that training started from, by name, not masked. The start of a branch is not stored."""
+        if self.branch != store.TICKET:
+            raise LotteryError(f"{str(self.folder)!r} is a branch; the weights that it started from are not stored.")
+        if not self.round:
+            return store.read_start(self.run, self.replicate)
+        set_back, seed = rewinding.REWINDS[self._experiment.rewind.mode], self._experiment.run.seed
+        trained = self.before.weights if set_back is rewinding.to_trained else {}
+        return set_back(self._initial, trained, self.masks, rewinding.rng_for(seed, self.replicate, self.round))
+
+    @cached_property
+    def before(self) -> "StoredRound":
+        """The round before it in the main chain."""
+        return StoredRound(self.run, self.replicate, self.round - 1)
+
+    @cached_property
+    def at_initial(self) -> Masks:
+        """Where entries are held at their initial values, if masked; empty for zero. See `mask_actions.at_initial`."""
+        if self.branch != store.TICKET:
+            raise LotteryError(f"{str(self.folder)!r} is a branch; what its masked entries are held at is not stored.")
+        settings = self._experiment.prune
+        if mask_actions.is_zero(settings.held_at) or not self.round:
+            return {}
+        dense = self.before if self.round == 1 else StoredRound(self.run, self.replicate, 0)
+        scored = self.before if settings.iterative else dense
+        kept = dense.masks if plan.is_from_dense(settings) else self.before.masks
+        return mask_actions.at_initial(settings.held_at, self._initial, scored.weights, kept, self.before.weights)
+
+    @cached_property
+    def held_at(self) -> dict[str, np.ndarray]:
+        """The values to hold entries at, if masked, by weight; empty for zero."""
+        return mask_actions.values(self.at_initial, self._initial) if self.at_initial else {}
+
+    @cached_property
+    def _initial(self) -> dict[str, np.ndarray]:
+        """Every variable at the rewind step."""
+        return store.read_start(self.run, self.replicate, self._experiment.rewind.step)
+
+    @cached_property
+    def _experiment(self) -> config.Experiment:
+        """The experiment of the run."""
+        return store.read_experiment(self.run)
+
+    @cached_property
+    def masked_start(self) -> dict[str, np.ndarray]:
+        """The start under the masks, compared with the fingerprint taken when training began."""
+        if not self.began_with(self.start, self.held_at):
+            place = f"round {self.round} of replicate {self.replicate}"
+            why = f"{place} did not start from the start weights stored there."
+            raise LotteryError(f"{str(self.run)!r} is damaged: {why}")
+        return lottery_masks.apply(self.start, self.masks, self.held_at)
+
+    def began_with(self, start: Mapping[str, np.ndarray], held_at: Mapping[str, np.ndarray] | None = None) -> bool:
+        """Return True if training began with these variables under the masks of this round, and these held values."""
+        masked = lottery_masks.apply(start, self.masks, held_at)
+        return lottery_weights.fingerprint(masked) == self.record["start_sha256"]
+
+    @property
+    def engine(self) -> str:
+        """The engine that trained it; before there was a second, all records lack it."""
+        return self.record.get("engine", "compiled")
+
+    def has(self, name: str) -> bool:
+        """Return True if the record names a file."""
+        return name in self.record["sha256"]
+
+    def _variables(self, name: str) -> dict[str, np.ndarray]:
+        found = files.parse_arrays(*self._read(name))
+        lottery_masks.check(self.masks, found)
+        return records.Record(found, self.folder / name)
+
+    def _read(self, name: str, most: int | None = None) -> tuple[Path, bytes]:
+        path = store.inside(self.run, self.folder / name)
+        return path, store.read_checked(path, self.record["sha256"][name], most)
+
+
+def held_name(held_at: Mapping[str, np.ndarray]) -> str:
+    """Name what masked entries must be: zero, or at their held values."""
+    return "at their held values" if held_at else "zero"
+
+
+def stored_rounds(run: Path, indices: Iterable[int] | None = None, branches: bool = True) -> Iterator[StoredRound]:
+    """List the complete networks of a run, or of some rounds: by replicate, the main chain, then each branch by round.
+
+    A round that no replicate has is refused.
+    """
+    experiment = store.read_experiment(run)
+    found: list[StoredRound] = []
+    for replicate in store.replicates(run, experiment):
+        complete = store.complete_rounds(run, replicate)[: experiment.prune.num_rounds + 1]
+        found += [StoredRound(run, replicate, index) for index in complete]
+        places = [
+            (label, index)
+            for index in (complete if branches else ())
+            for label in store.branch_labels(store.round_path(run, replicate, index))
+        ]
+        found += [StoredRound(run, replicate, index, label) for label, index in sorted(places)]
+    if indices is None:
+        return _one_by_one(found)
+    chosen, last = set(indices), max((stored.round for stored in found), default=-1)
+    for index in sorted(chosen - set(range(last + 1))):
+        there = f"are 0 to {last}" if found else "is none yet"
+        raise LotteryError(f"round: received {index!r}, stored in {str(run)!r} {there}.")
+    return _one_by_one([stored for stored in found if stored.round in chosen])
+
+
+def _one_by_one(found: list[StoredRound]) -> Iterator[StoredRound]:
+    """Yield rounds that know the one before, so that its files are read once, and let go of all others."""
+    before = None
+    while found:
+        stored = found.pop(0)
+        if before == StoredRound(stored.run, stored.replicate, stored.round - 1):
+            vars(stored)["before"] = before
+        yield stored
+        vars(stored).pop("before", None)
+        before = stored
