@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lottery import files, masks, progress, weights
+from lottery import config, files, masks, progress, weights
 from lottery.data import Streams
 from lottery.errors import LotteryError, unknown
 from lottery.pipeline import branching, interpolation, preparing
@@ -60,44 +60,32 @@ def connect(
             are the same; or a stored sibling is damaged or no longer has the round's masks.
     """
     path = Path(run)
-    settings = store.read_experiment(path)
-    if settings.rewind.mode != "weights":
-        raise unknown("rewind.mode of a run whose networks are to be connected", settings.rewind.mode, ["weights"])
-    for step in steps:
-        if not 0 <= step < settings.train.num_steps:
-            raise LotteryError(f"steps: received {step}, allowed are 0 to {settings.train.num_steps - 1}.")
-    steps, alphas = sorted(set(steps)) or [settings.rewind.step], line.alphas
-    chosen = branching.chosen_rounds(path, settings, rounds, replicate)
-    wanted = [Siblings(path, settings, *place, step) for place in chosen for step in steps]
-    if any(pair.pruned.record["final_test_accuracy"] is None for pair in wanted):
-        raise LotteryError("The model of this run measures no accuracy, so no error barrier can be measured.")
+    experiment = store.read_experiment(path)
+    alphas = line.alphas  # too few points are refused before anything is prepared
+    wanted = _wanted(path, experiment, rounds, steps, replicate)
     with execution.started() as (on_event, should_stop), contextlib.ExitStack() as stack:
-        prepared = preparing.open_run(stack, path, settings, ingredients)[0]
-        loop, again = prepared.trainer.loop, None
+        prepared = preparing.open_run(stack, path, experiment, ingredients)[0]
         stack.callback(prepared.trainer.close)
         prepared.trainer.hold()
-        if line.recompute:
-            again = interpolation.recomputed(loop.model, interpolation.training_batches(prepared.data))
-            if again is None:
-                why = "The network has no BatchNormalization, so there are no statistics to recompute."
-                on_event(progress.Note(why))
+        recompute = _recompute(prepared, line, on_event)
         _check_networks(wanted)
-        spans, folder = _spans(wanted), siblings.folder(path)
-        todo = [one for one in wanted if one.missing() or not _is_measured(one, again is not None, len(alphas))]
-        if not spans and not todo:
+        spans = _spans(wanted)
+        unmeasured = [pair for pair in wanted if not _is_measured(pair, recompute is not None, line.num_points)]
+        if not spans and not unmeasured:
             on_event(progress.Note(f"All {len(wanted)} paths of {path} are complete."))
             return
         if spans:
             _check_orders(prepared)
-        evaluations = interpolation.evaluations(loop, prepared.data, settings.train.num_steps)
+        evaluations = interpolation.evaluations(prepared.trainer.loop, prepared.data, experiment.train.num_steps)
         if "train" not in evaluations:
-            on_event(
-                progress.Note("The training data do not end within one training, so only the test error is measured.")
-            )
+            why = "The training data do not end within one training, so only the test error is measured."
+            on_event(progress.Note(why))
+        folder = siblings.folder(path)
         on_event = progress.tallied(on_event, {(folder, *network): span for network, span in spans.items()})
-        on_event, every = rounds_module.while_there(path, on_event), execution.checkpoint_every or CheckpointInterval()
+        on_event = rounds_module.while_there(path, on_event)
+        every = execution.checkpoint_every or CheckpointInterval()
         training = Training(folder, prepared, on_event, every, should_stop)
-        walk = functools.partial(interpolation.path, evaluations=evaluations, alphas=alphas, recompute=again)
+        walk = functools.partial(interpolation.path, evaluations=evaluations, alphas=alphas, recompute=recompute)
         for own in _by_replicate(wanted):
             if _missing_steps(own):
                 _store_states(training, own)
@@ -105,8 +93,37 @@ def connect(
             for pair in own:
                 for order in pair.missing():
                     _train(training, pair, order)
-                if pair in todo:
-                    _measure(training, pair, walk, again is not None)
+                if pair in unmeasured:
+                    _measure(training, pair, walk, recompute is not None)
+
+
+def _wanted(
+    run: Path, experiment: config.Experiment, rounds: Sequence[int], steps: Sequence[int], replicate: int | None
+) -> list[Siblings]:
+    """List the siblings to connect, or refuse rounds and steps that a run does not have."""
+    if experiment.rewind.mode != "weights":
+        raise unknown("rewind.mode of a run whose networks are to be connected", experiment.rewind.mode, ["weights"])
+    for step in steps:
+        if not 0 <= step < experiment.train.num_steps:
+            raise LotteryError(f"steps: received {step}, allowed are 0 to {experiment.train.num_steps - 1}.")
+    chosen = branching.chosen_rounds(run, experiment, rounds, replicate)
+    steps = sorted(set(steps)) or [experiment.rewind.step]
+    wanted = [Siblings(run, experiment, *place, step) for place in chosen for step in steps]
+    if any(pair.pruned.record["final_test_accuracy"] is None for pair in wanted):
+        raise LotteryError("The model of this run measures no accuracy, so no error barrier can be measured.")
+    return wanted
+
+
+def _recompute(prepared: Prepared, line: Line, on_event: progress.OnEvent) -> Callable[[], None] | None:
+    """Return what measures the statistics of BatchNormalization again at each point, if that is wanted and possible."""
+    if not line.recompute:
+        return None
+    batches = interpolation.training_batches(prepared.data)
+    recompute = interpolation.recomputed(prepared.trainer.loop.model, batches)
+    if recompute is None:
+        why = "The network has no BatchNormalization, so there are no statistics to recompute."
+        on_event(progress.Note(why))
+    return recompute
 
 
 def _check_orders(prepared: Prepared) -> None:
@@ -117,7 +134,7 @@ def _check_orders(prepared: Prepared) -> None:
         return
     words = (siblings.seed_words(prepared.experiment, 1, order) for order in ORDERS)
     first, second = (tf.nest.flatten(next(prepared.trainer.loop.batches(each)(1)[0])) for each in words)
-    if all(np.array_equal(np.array(one), np.array(other)) for one, other in zip(first, second, strict=True)):
+    if all(np.array_equal(np.array(mine), np.array(theirs)) for mine, theirs in zip(first, second, strict=True)):
         raise LotteryError(
             "The training data come in the same order whatever the seed, so two siblings would be the same network; "
             "pass a function that builds and shuffles them."
@@ -145,11 +162,13 @@ def _missing_steps(own: Sequence[Siblings]) -> list[int]:
 
 def _spans(wanted: Sequence[Siblings]) -> dict[NetworkId, tuple[int, int]]:
     """Give the first and last step of each network to train: dense networks up to the last missing step, siblings."""
-    last = {own[0].replicate: steps[-1] for own in _by_replicate(wanted) if (steps := _missing_steps(own))}
-    spans = {(replicate, 0, f"to_step_{step}"): (0, step) for replicate, step in last.items()}
-    for one in wanted:
-        for order in one.missing():
-            spans[one.replicate, one.round, one.branch(order)] = one.step, one.experiment.train.num_steps
+    spans: dict[NetworkId, tuple[int, int]] = {}
+    for own in _by_replicate(wanted):
+        for step in _missing_steps(own)[-1:]:
+            spans[own[0].replicate, 0, f"to_step_{step}"] = 0, step
+    for pair in wanted:
+        for order in pair.missing():
+            spans[pair.replicate, pair.round, pair.branch(order)] = pair.step, pair.experiment.train.num_steps
     return spans
 
 
@@ -158,12 +177,16 @@ def _store_states(training: Training, own: Sequence[Siblings]) -> None:
     replicate, last = own[0].replicate, _missing_steps(own)[-1]
 
     def keep(file: Path) -> Callable[[dict[str, np.ndarray]], None]:
-        return lambda state: None if file.exists() else files.write(file, files.pack_arrays(state))
+        def write(state: dict[str, np.ndarray]) -> None:
+            if not file.exists():
+                files.write(file, files.pack_arrays(state))
+
+        return write
 
     initial = rounds_module.initial_state(dataclasses.replace(training, path=own[0].run), replicate)
     dense = masks.ones_like({name: initial[name] for name in training.prepared.trainer.masks})
     # Of all steps, stored or not, so that a checkpoint is of the same training.
-    watch = {one.step: keep(one.state_file) for one in own if 0 < one.step <= last}
+    watch = {pair.step: keep(pair.state_file) for pair in own if 0 < pair.step <= last}
     network = replicate, 0, f"to_step_{last}"
     trained = rounds_module.train_network(training, network, initial, dense, Span(0, last), Watch(watch))
     store.clear_checkpoints(store.round_path(training.path, *network))
@@ -211,9 +234,9 @@ def _with_noise(training: Training, pair: Siblings, order: int) -> Training:
 
 
 def _is_measured(pair: Siblings, recomputed: bool, num_points: int) -> bool:
-    """Check if the path between the stored siblings is stored, with as many points or more."""
+    """Check if both siblings are stored, and the path between them, with as many points or more."""
     file = pair.path_file(recomputed)
-    if not (file.exists() and siblings.record_file(file).exists()):
+    if pair.missing() or not file.exists() or not siblings.record_file(file).exists():
         return False
     record, _ = siblings.read_path(file)
     return record["num_points"] >= num_points and not pair.misfit(record["networks"])
@@ -221,15 +244,14 @@ def _is_measured(pair: Siblings, recomputed: bool, num_points: int) -> bool:
 
 def _measure(training: Training, pair: Siblings, walk: Callable[..., list[PathPoint]], recomputed: bool) -> None:
     """Evaluate and store the path between two siblings."""
-    trainer, (one, other) = training.prepared.trainer, (pair.network(order) for order in ORDERS)
-    trainer.set_masks(one.masks, one.weights)
-    rows = walk(trainer.model, one.weights, other.weights)
-    siblings.write_path(pair.path_file(recomputed), rows, pair.digests())
-    alphas, errors = zip(*((alpha, error) for alpha, split, _, error in rows if split == "test"), strict=True)
-    found = error_barrier(alphas, errors)
-    training.on_event(
-        progress.Note(
-            f"Replicate {pair.replicate}, round {pair.round}, step {pair.step}: the test-error barrier is "
-            f"{100 * found['barrier']:.2f} % ({'' if found['stable'] else 'not '}stable)."
-        )
-    )
+    trainer = training.prepared.trainer
+    first, second = (pair.network(order) for order in ORDERS)
+    trainer.set_masks(first.masks, first.weights)
+    points = walk(trainer.model, first.weights, second.weights)
+    siblings.write_path(pair.path_file(recomputed), points, pair.digests())
+    tested = [(alpha, error) for alpha, split, _, error in points if split == "test"]
+    found = error_barrier([alpha for alpha, _ in tested], [error for _, error in tested])
+    stable = "stable" if found["stable"] else "not stable"
+    where = f"Replicate {pair.replicate}, round {pair.round}, step {pair.step}"
+    barrier = f"the test-error barrier is {100 * found['barrier']:.2f} % ({stable})"
+    training.on_event(progress.Note(f"{where}: {barrier}."))
