@@ -153,17 +153,28 @@ def _wrong_state(path: Path) -> Iterator[str]:
 
 def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterator[str]:
     """Check what rounds and branches share: the record against the curve, the masks and the trained weights."""
-    curves: dict[str, dict[int, tuple[float, float]]] = {"train": {}, "validation": {}, "test": {}}
+    curves: dict[str, dict[int, tuple[float, float]]] = {split: {} for split in store.SPLITS}
     for step, split, loss, accuracy in stored.metrics:
         curves[split][step] = loss, accuracy
-    record, kept, trained, curve = stored.record, stored.masks, stored.weights, curves["validation"]
-    if not curve:
+    if not curves["validation"]:
         yield "Its curve has no validation loss."
         return
-    first, last = min(curve), max(curve)
+    yield from _wrong_curve(experiment, stored, curves)
+    yield from _wrong_weights(stored, curves["validation"])
+    if stored.has(store.PREDICTIONS):
+        yield from _wrong_predictions(stored)
+
+
+def _wrong_curve(
+    experiment: config.Experiment, stored: StoredRound, curves: dict[str, dict[int, tuple[float, float]]]
+) -> Iterator[str]:
+    """Check the early-stop step, losses and accuracies of a record, and the steps of training, against the curve."""
+    record, validation = stored.record, curves["validation"]
+    first, last = min(validation), max(validation)
     # Masks that change make one network only after the last change.
     settled = max((change["step"] for change in record.get("mask_changes", ())), default=first)
-    stop = min((step for step in curve if settled <= step), key=lambda step: (curve[step][0], step), default=last)
+    candidates = [step for step in validation if step >= settled]
+    stop = min(candidates, key=lambda step: (validation[step][0], step), default=last)
     if record["early_stop_step"] != stop:
         yield f"The early-stop step is {record['early_stop_step']}, the curve has its minimum at {stop}."
     else:
@@ -172,23 +183,29 @@ def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterat
                 recorded = np.array([record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")], float)
                 if not np.array_equal(recorded, curves[split][step], equal_nan=True):
                     yield f"The record's {when} {split} loss and accuracy differ from the curve."
-    steps = experiment.rewind.step if stored.round else 0, experiment.train.num_steps
-    expected = steps if stored.branch == store.TICKET else (record["first_step"], record["last_step"])
+    expected = (record["first_step"], record["last_step"])
+    if stored.branch == store.TICKET:
+        expected = (experiment.rewind.step if stored.round else 0, experiment.train.num_steps)
     if (first, last) != expected:
         yield f"The curve goes from step {first} to {last}, training from {expected[0]} to {expected[1]}."
+
+
+def _wrong_weights(stored: StoredRound, validation: dict[int, tuple[float, float]]) -> Iterator[str]:
+    """Check the counts of a record against the masks, and that the weights are those after training."""
+    record, kept, trained = stored.record, stored.masks, stored.weights
     masks.check(kept, trained)
     # A network may never learn: then its weights stay as they are, and so does its loss.
-    if len({loss for loss, _ in curve.values()}) > 1 and weights.fingerprint(trained) == record["start_sha256"]:
+    learned = len({loss for loss, _ in validation.values()}) > 1
+    if learned and weights.fingerprint(trained) == record["start_sha256"]:
         yield "The stored weights are the weights before training, not after."
     counts = masks.num_kept(kept)
     if (record["kept"], record["num_kept"], record["density"]) != (counts, sum(counts.values()), masks.density(kept)):
         yield "The record's counts differ from those of the masks."
     if stored.has(store.EARLY_STOP):
         masks.check(kept, stored.early_stop)
-        if stop == last and weights.fingerprint(stored.early_stop) != weights.fingerprint(trained):
+        at_the_end = record["early_stop_step"] == max(validation)
+        if at_the_end and weights.fingerprint(stored.early_stop) != weights.fingerprint(trained):
             yield "The weights at the early-stop step differ from those after training, which is the same step."
-    if stored.has(store.PREDICTIONS):
-        yield from _wrong_predictions(stored)
 
 
 def _wrong_held(stored: StoredRound, held_at: masks.Weights) -> Iterator[str]:
