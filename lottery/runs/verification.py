@@ -183,9 +183,10 @@ def _wrong_curve(
                 recorded = np.array([record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")], float)
                 if not np.array_equal(recorded, curves[split][step], equal_nan=True):
                     yield f"The record's {when} {split} loss and accuracy differ from the curve."
-    expected = (record["first_step"], record["last_step"])
     if stored.branch == store.TICKET:
         expected = (experiment.rewind.step if stored.round else 0, experiment.train.num_steps)
+    else:
+        expected = (record["first_step"], record["last_step"])
     if (first, last) != expected:
         yield f"The curve goes from step {first} to {last}, training from {expected[0]} to {expected[1]}."
 
