@@ -92,15 +92,15 @@ class Run:
         """Return the tidy table: a row for each trained network; see `lottery.statistics.results.table`."""
         return results.table(self.path)
 
-    def verdict(self, tolerance: float | None = None, looks: int = 1) -> list[str]:
+    def verdict(self, tolerance: float | None = None) -> list[str]:
         """Say in a sentence if a ticket is winning, and in more what the rounds and the controls show.
 
         A matching ticket may lose `tolerance` of its accuracy, both in [0, 1]; 0.002 by default. If the model measures
         no accuracy, the test loss of a matching ticket may be higher than that of the dense network by the fraction
-        `tolerance`; 0.02 by default. For `looks`, see `lottery.statistics.verdicts.rule_for`.
+        `tolerance`; 0.02 by default.
         """
         rows = self.table()
-        rule = verdicts.rule_for(self.experiment, tolerance, looks, metric_of(rows))
+        rule = verdicts.rule_for(self.experiment, tolerance, metric_of(rows))
         return verdicts.sentences(rows, rule, self._trained())
 
     def plot(self, kind: str = "accuracy", **options: Any) -> Any:

@@ -15,7 +15,6 @@ from lottery.cli.options import (
     App,
     Csv,
     Json,
-    Looks,
     Out,
     Replicate,
     Round,
@@ -122,7 +121,6 @@ def show(
             metavar="seeds|two_way",
         ),
     ] = "seeds",
-    looks: Looks = 1,
 ) -> None:
     """Show a run's verdict and table; --json and --csv print a row for each trained network.
 
@@ -137,8 +135,6 @@ def show(
     if interval == "two_way":
         if replicate is not None:
             raise LotteryError("--replicate does not go with --interval two_way, which is over replicates.")
-        if looks != 1:
-            raise LotteryError("--looks does not go with --interval two_way, which is for one look.")
         _show_two_way(run, round, tolerance, as_json, as_csv)
         return
     if interval != "seeds":
@@ -148,7 +144,7 @@ def show(
     if as_json or as_csv:
         output.rows(chosen, as_json, as_csv)
     else:
-        output.summary(run, rows, tolerance, round, looks)
+        output.summary(run, rows, tolerance, round)
         if not metric_of(rows).is_loss:
             output.say(*two_way.too_fine(tolerance, two_way.num_examples(run)))
 

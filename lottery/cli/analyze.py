@@ -237,7 +237,6 @@ def report(
     ] = None,
     tolerance: options.Tolerance = None,
     author: Annotated[str, typer.Option(help="Who made the runs, to be named on the page.")] = "",
-    looks: options.Looks = 1,
 ) -> None:
     """Write one HTML page about a run, or about several side by side, that fetches nothing and can be mailed.
 
@@ -245,4 +244,4 @@ def report(
     """
     from lottery.report import page
 
-    print(page.write(runs, out or runs[0] / "report.html", tolerance, author, looks))
+    print(page.write(runs, out or runs[0] / "report.html", tolerance, author))

@@ -55,14 +55,6 @@ Tolerance = Annotated[
         show_default=False,
     ),
 ]
-Looks = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        metavar="NUMBER",
-        help="How often you judge the run while you add replicates, chosen before; intervals are wider for it.",
-    ),
-]
 Tensorboard = Annotated[bool, typer.Option(help="Write event files for TensorBoard in the run's folder.")]
 Workers = Annotated[
     int | None,

@@ -107,10 +107,10 @@ def grid(shown: "tables.Grid", has_rows: bool = False) -> None:
     say(*(note for note in shown.notes if not (note.startswith("≥") and "early stop" in absent)))
 
 
-def summary(run: Path, rows: Any, tolerance: float | None, round: int | None = None, looks: int = 1) -> None:
+def summary(run: Path, rows: Any, tolerance: float | None, round: int | None = None) -> None:
     """Print a run's verdict in a line, its table with a verdict for each round, and the rest of what it shows.
 
-    The table may be of one round alone; the verdict is of all. For `looks`, see `lottery.statistics.verdicts.rule_for`.
+    The table may be of one round alone; the verdict is of all.
     """
     from lottery.runs import store
     from lottery.statistics import results, tables, verdicts
@@ -120,7 +120,7 @@ def summary(run: Path, rows: Any, tolerance: float | None, round: int | None = N
         say(f"No round of {run} is complete yet.")
         return
     experiment, measure = store.read_experiment(run), metric_of(rows)
-    rule, trained = verdicts.rule_for(experiment, tolerance, looks, measure), store.progress(run, experiment)
+    rule, trained = verdicts.rule_for(experiment, tolerance, measure), store.progress(run, experiment)
     judged = verdicts.judged(rows, rule)
     found = verdicts.headline(rows, rule, trained, judged)
     text = formatting.wrapped(found.text, formatting.columns(sys.stdout))

@@ -108,7 +108,6 @@ def plan(
         float, typer.Option(metavar="FRACTION", help="The probability with which the difference is to be shown.")
     ] = 0.8,
     tolerance: options.Tolerance = None,
-    looks: options.Looks = 1,
     import_code: options.ImportCode = False,
     as_json: options.Json = False,
     as_csv: options.Csv = False,
@@ -140,7 +139,7 @@ def plan(
     planned = config.load(source, overriding)
     environment.num_threads()  # imports TensorFlow without its start-up messages
     compared_by = ACCURACY if pilot is None else metric_of(results.table(pilot))
-    rule = verdicts.rule_for(planned, tolerance, looks, compared_by)
+    rule = verdicts.rule_for(planned, tolerance, compared_by)
     rows = preview.rounds(planned, pilot, import_code or config.names_network(overriding))
     num_entries, asked = int(rows["num_kept"].iloc[0]), std is not None or pilot is not None
     if asked:

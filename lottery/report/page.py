@@ -25,7 +25,6 @@ def write(
     out: str | Path,
     tolerance: float | None = None,
     author: str = "",
-    looks: int = 1,
 ) -> Path:
     """Write the page about runs, complete or not, side by side if there are several, and return its path.
 
@@ -34,7 +33,6 @@ def write(
         out: The file, ending in ``.html``; it is written whole or not at all.
         tolerance: What a matching ticket may lose; see `lottery.api.Run.verdict`.
         author: Who made the runs; the page names no author by default.
-        looks: See `lottery.statistics.verdicts.rule_for`.
 
     Raises:
         LotteryError: A folder is no run or has no complete round, or the file cannot be written.
@@ -42,7 +40,7 @@ def write(
     path = Path(out)
     if path.suffix not in (".html", ".htm"):
         raise LotteryError(f"--out: received {str(out)!r}, allowed is a file that ends in .html.")
-    files.write(path, render(tables.gathered([Path(run) for run in runs], tolerance, looks), author).encode())
+    files.write(path, render(tables.gathered([Path(run) for run in runs], tolerance), author).encode())
     return path
 
 

@@ -34,7 +34,6 @@ class ReportedRun:
     environment: dict[str, Any]  # the content of environment.json
     rows: Table  # of `lottery.statistics.results.table`
     tolerance: float | None  # the gain that a matching ticket may lack; None for that of the measure
-    looks: int = 1  # how often the run is judged while replicates are added
     _read: dict[tuple[Any, ...], Table] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -45,7 +44,7 @@ class ReportedRun:
     @cached_property
     def rule(self) -> verdicts.Rule:
         """What a ticket of the run must show; see `lottery.statistics.verdicts.rule_for`."""
-        return verdicts.rule_for(self.experiment, self.tolerance, self.looks, self.measure)
+        return verdicts.rule_for(self.experiment, self.tolerance, self.measure)
 
     @cached_property
     def measure(self) -> Metric:
@@ -85,7 +84,7 @@ class ReportedRun:
         return self.rows[~verdicts.transferred(self.rows)]
 
 
-def gathered(runs: list[Path], tolerance: float | None = None, looks: int = 1) -> list[ReportedRun]:
+def gathered(runs: list[Path], tolerance: float | None = None) -> list[ReportedRun]:
     """Read each run once, in order; raise `LotteryError` if a folder is no run, or has no complete round."""
     facts = []
     for label, path in comparison.labelled(runs).items():
@@ -93,7 +92,7 @@ def gathered(runs: list[Path], tolerance: float | None = None, looks: int = 1) -
         if rows.empty:
             raise LotteryError(f"There is nothing to report: no round of {str(path)!r} is complete yet.")
         experiment, environment = store.read_experiment(path), store.read_environment(path)
-        facts.append(ReportedRun(label, path, experiment, environment, rows, tolerance, looks))
+        facts.append(ReportedRun(label, path, experiment, environment, rows, tolerance))
     return facts
 
 

@@ -26,6 +26,7 @@ SUMMARY = (
     "at", "method", "tasks", "replicates", "iqm", "iqm_low", "iqm_high", "over_dense", "over_dense_low",
     "over_dense_high", "first_over", "first_over_low", "first_over_high",
 )  # fmt: skip
+RESAMPLES = 9999  # of the bootstrap
 PROFILE = ("at", "method", "threshold", "fraction", "low", "high")
 
 
@@ -196,7 +197,7 @@ def _improvement(
 def _resampled(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Draw replicates within each task, from a fixed seed: their places, and how often each is drawn."""
     num, tasks = shape
-    drawn = np.random.default_rng(0).integers(num, size=(intervals.RESAMPLES, num, tasks))
+    drawn = np.random.default_rng(0).integers(num, size=(RESAMPLES, num, tasks))
     return drawn, np.stack([(drawn == place).sum(axis=1) for place in range(num)], axis=1).astype(float)
 
 

@@ -2,16 +2,15 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from lottery.errors import LotteryError, unknown
+from lottery.errors import LotteryError
 
 MOST = 1000  # replicates; `num_needed` looks no further
 POWER = 0.8  # what `num_needed` asks for, as is the custom since Cohen 1988
-RESAMPLES = 9999
 # Accuracies have single precision, so one example more can be worth slightly more or less from replicate to replicate.
 SAME = 1e-6
 
@@ -21,42 +20,21 @@ def students_t(values: np.ndarray, confidence: float) -> tuple[float, float]:
     return _around(float(values.mean()), float(values.std(ddof=1)), len(values), confidence)
 
 
-def bootstrap(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Compute the ends of the bias-corrected and accelerated bootstrap of Efron 1987, from a fixed seed.
-
-    It assumes no distribution, but for a handful of values it is too narrow: it never leaves their range.
-    """
-    from scipy import stats
-
-    # The order of the replicates must not move the ends.
-    found = stats.bootstrap(
-        (np.sort(values),), np.mean, confidence_level=confidence, n_resamples=RESAMPLES, method="BCa", rng=0
-    ).confidence_interval
-    return float(found.low), float(found.high)
-
-
-METHODS: dict[str, Callable[[np.ndarray, float], tuple[float, float]]] = {"t": students_t, "bootstrap": bootstrap}
-
-
-def mean_interval(
-    values: Sequence[float], confidence: float = 0.95, method: str = "t", unit: float = 1.0
-) -> tuple[float, float, float]:
-    """Compute the mean, and the ends of an interval that holds the true mean with a probability, in (0, 1).
+def mean_interval(values: Sequence[float], confidence: float = 0.95, unit: float = 1.0) -> tuple[float, float, float]:
+    """Compute the mean, and the ends of a t interval that holds the true mean with a probability, in (0, 1).
 
     The ends are infinite for one value, and for two equal ones, which accuracies over few examples often are; for three
     or more equal values they are the mean. Values are equal if they differ by at most a millionth of `unit`, which is 1
     for accuracies and their differences, or of the largest.
 
     Raises:
-        LotteryError: No value, one that is not finite, an unknown method, or a confidence outside (0, 1).
+        LotteryError: No value, one that is not finite, or a confidence outside (0, 1).
     """
     taken = _checked(values, confidence)
-    if method not in METHODS:
-        raise unknown("The method of an interval", method, METHODS)
     mean, same = float(taken.mean()), _are_same(taken, unit)
     if len(taken) == 1 or (len(taken) == 2 and same):
         return mean, -math.inf, math.inf
-    return (mean, mean, mean) if same else (mean, *METHODS[method](taken, confidence))
+    return (mean, mean, mean) if same else (mean, *students_t(taken, confidence))
 
 
 def of_accuracy(low: float, high: float) -> tuple[float, float]:

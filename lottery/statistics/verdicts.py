@@ -93,23 +93,17 @@ def tone(verdict: str) -> str:
     return OPEN if verdict.startswith((CANNOT_TELL, "cannot tell", "open")) else GOOD
 
 
-def rule_for(
-    experiment: config.Experiment, tolerance: float | None = None, looks: int = 1, measure: Metric = ACCURACY
-) -> Rule:
+def rule_for(experiment: config.Experiment, tolerance: float | None = None, measure: Metric = ACCURACY) -> Rule:
     """Return the rule for the tickets of an experiment, which can be winning only if they start from step 0.
 
     By default a matching ticket may lose the tolerance of the measure, which is that of `measure.metric_of` a table.
-
-    If a run is judged several times while replicates are added, `looks` is how often, fixed before the first time:
-    each interval then takes its share of the error (Bonferroni), so that all looks together err no more than one.
     """
     rewind, train = experiment.rewind, experiment.train
     word = WINNING if rewind.step == 0 and rewind.mode == "weights" else MATCHING
     tolerance = measure.tolerance if tolerance is None else tolerance
-    confidence = 1 - 0.05 / looks
     return Rule(
-        word, tolerance, train.eval_every, train.num_steps, confidence, rewind.mode, rewind.step, measure,
-        experiment.prune.held_at,
+        word, tolerance, train.eval_every, train.num_steps, mode=rewind.mode, rewind_step=rewind.step, measure=measure,
+        held_at=experiment.prune.held_at,
     )  # fmt: skip
 
 
@@ -142,7 +136,6 @@ def differences(
     measure: str = "",
     against: str = "dense",
     confidence: float = 0.95,
-    method: str = "t",
     spacing: float = 0,
 ) -> Table:
     """Summarise `paired` over replicates, a row for each round in which at least one pair is complete.
@@ -160,7 +153,7 @@ def differences(
         if len(pairs := column.dropna()):
             values = pairs.tolist()
             of_grid = intervals.on_a_grid(values, spacing, confidence) if spacing else None
-            mean, low, high = of_grid or intervals.mean_interval(values, confidence, method, unit)
+            mean, low, high = of_grid or intervals.mean_interval(values, confidence, unit)
             lines.append((index, density[index], len(pairs), mean, pairs.std(), low, high))
     return pd.DataFrame(lines, columns=list(DIFFERENCES))
 

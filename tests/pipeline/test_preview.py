@@ -33,8 +33,8 @@ def test_the_replicates_of_a_plan(lottery_command):
     assert [row["round"] for row in rows] == [1, 2, 3, 4]
     assert {row["replicates"] for row in rows} == {intervals.num_needed(0.007, 0.003)}
     assert {row["for_all_rounds"] for row in rows} == {intervals.num_needed(0.007, 0.003, confidence=1 - 0.05 / 4)}
-    other = rows_of(lottery_command(*words, "--power", "0.95", "--tolerance", "0", "--looks", "2"))
-    expected = intervals.num_needed(0.005, 0.003, confidence=0.975, least_power=0.95)
+    other = rows_of(lottery_command(*words, "--power", "0.95", "--tolerance", "0"))
+    expected = intervals.num_needed(0.005, 0.003, least_power=0.95)
     assert {row["replicates"] for row in other} == {expected}
     # Nothing shows a difference that is below the tolerance.
     below = rows_of(lottery_command(*words[:2], "--difference", "-0.01", "--std", "0.003", "--json"))

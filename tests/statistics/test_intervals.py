@@ -41,30 +41,18 @@ def test_the_t_interval_is_scipys(values, confidence):
         assert (low, high) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-def test_the_bootstrap_is_scipys_repeats_and_forgets_the_order():
-    values = [0.1, 0.4, 0.15, 0.9, 0.3]
-    found = stats.bootstrap((sorted(values),), np.mean, method="BCa", rng=np.random.default_rng(0)).confidence_interval
-    mean, low, high = intervals.mean_interval(values, method="bootstrap")
-    assert (mean, low, high) == pytest.approx((0.37, found.low, found.high))
-    assert intervals.mean_interval(values[::-1], method="bootstrap")[1:] == (low, high)
-    assert 0.1 <= low < 0.37 < high <= 0.9
-    assert high - 0.37 > 0.37 - low  # skewed as the values are, which no t interval is
-
-
-@pytest.mark.parametrize("method", intervals.METHODS)
-def test_a_wider_confidence_is_a_wider_interval_and_holds_the_mean(method):
+def test_a_wider_confidence_is_a_wider_interval_and_holds_the_mean():
     values = [0.97, 0.975, 0.981, 0.972]
-    ends = [intervals.mean_interval(values, confidence, method) for confidence in (0.5, 0.8, 0.95)]
+    ends = [intervals.mean_interval(values, confidence) for confidence in (0.5, 0.8, 0.95)]
     assert all(one[1] <= one[0] <= one[2] for one in ends)
     assert ends[2][1] < ends[1][1] < ends[0][1] and ends[0][2] < ends[1][2] < ends[2][2]
 
 
-@pytest.mark.parametrize("method", intervals.METHODS)
-def test_few_or_equal_values(method):
-    assert intervals.mean_interval([0.25], method=method) == (0.25, -math.inf, math.inf)
-    assert intervals.mean_interval([0.25] * 2, method=method) == (0.25, -math.inf, math.inf)
-    assert intervals.mean_interval([0.25] * 3, method=method) == (0.25, 0.25, 0.25)
-    low, high = intervals.mean_interval([0, 1], method=method)[1:]
+def test_few_or_equal_values():
+    assert intervals.mean_interval([0.25]) == (0.25, -math.inf, math.inf)
+    assert intervals.mean_interval([0.25] * 2) == (0.25, -math.inf, math.inf)
+    assert intervals.mean_interval([0.25] * 3) == (0.25, 0.25, 0.25)
+    low, high = intervals.mean_interval([0, 1])[1:]
     assert low < 0.5 < high
 
 
@@ -161,7 +149,6 @@ def test_on_a_grid_equal_steps_have_a_spread():
         ([0.1, math.nan], {}, "one finite number or more"),
         ([0.1, math.inf], {}, "one finite number or more"),
         ([0.1, 0.2], {"confidence": 1.0}, "received 1.0, allowed is between 0 and 1"),
-        ([0.1, 0.2], {"method": "bootstap"}, "did you mean 'bootstrap'"),
     ],
 )
 def test_what_has_no_interval_is_refused(values, settings, message):
