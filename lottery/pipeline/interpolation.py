@@ -43,8 +43,8 @@ class Line:
         return np.linspace(0, 1, self.num_points)
 
 
-def between(one: Arrays, other: Arrays, alpha: float) -> dict[str, np.ndarray]:
-    """Compute the network ``(1 - alpha) one + alpha other``, for alpha in [0, 1].
+def between(first: Arrays, second: Arrays, alpha: float) -> dict[str, np.ndarray]:
+    """Compute the network ``(1 - alpha) first + alpha second``, for alpha in [0, 1].
 
     It is computed in float64 and rounded to the type of each variable once. The ends are the networks themselves, bit
     by bit, and an entry in which they agree is the same everywhere between. Variables that are not floating, such as
@@ -52,23 +52,24 @@ def between(one: Arrays, other: Arrays, alpha: float) -> dict[str, np.ndarray]:
     """
     if not 0 <= alpha <= 1:
         raise LotteryError(f"alpha: received {alpha}, allowed is 0 to 1.")
-    wrong = sorted(set(one) ^ set(other)) or [name for name in one if np.shape(one[name]) != np.shape(other[name])]
+    wrong = sorted(set(first) ^ set(second))
+    wrong = wrong or [name for name in first if np.shape(first[name]) != np.shape(second[name])]
     if wrong:
         raise LotteryError(f"The two networks must have the same variables and shapes; see {wrong[0]!r}.")
-    found = {name: np.array(value) for name, value in (other if alpha == 1 else one).items()}
+    found = {name: np.array(value) for name, value in (second if alpha == 1 else first).items()}
     for name, value in found.items():
         if 0 < alpha < 1 and "float" in value.dtype.name:
-            first, second = value.astype(np.float64), np.asarray(other[name], np.float64)
+            here, there = value.astype(np.float64), np.asarray(second[name], np.float64)
             with np.errstate(invalid="ignore"):  # infinity minus itself, where the two agree
-                mixed = np.where(first == second, first, (1 - alpha) * first + alpha * second)
+                mixed = np.where(here == there, here, (1 - alpha) * here + alpha * there)
             found[name] = mixed.astype(value.dtype)
     return found
 
 
 def path(
     model: Any,
-    one: Arrays,
-    other: Arrays,
+    first: Arrays,
+    second: Arrays,
     evaluations: Mapping[str, Callable[[], Logs]],
     alphas: Iterable[float],
     recompute: Callable[[], None] | None = None,
@@ -79,7 +80,7 @@ def path(
     """
     rows = []
     for alpha in alphas:
-        weights.assign(model, between(one, other, alpha))
+        weights.assign(model, between(first, second, alpha))
         if recompute is not None:
             recompute()
         for split, evaluate in evaluations.items():
@@ -93,7 +94,7 @@ def path(
 
 
 def barrier(
-    model: Any, one: Any, other: Any, data: Any, num_points: int = 30, statistics: Any = None
+    model: Any, first: Any, second: Any, data: Any, num_points: int = 30, statistics: Any = None
 ) -> dict[str, Any]:
     """Measure the error barrier between any two networks, with the same start or not.
 
@@ -102,7 +103,7 @@ def barrier(
 
     Args:
         model: A Keras 3 or tf_keras model compiled with an accuracy. Its variables are restored afterwards.
-        one, other: The two networks: models, or every variable by name as `lottery.weights.read_state` gives them.
+        first, second: The two networks: models, or every variable by name as `lottery.weights.read_state` gives them.
         data: The data to measure on: ``(x, y)`` as for ``model.evaluate``, or a batched ``tf.data.Dataset``.
         num_points: Points on the line, its ends included, evenly apart.
         statistics: Inputs of the training data, as arrays, to recompute the statistics of BatchNormalization layers
@@ -110,7 +111,7 @@ def barrier(
 
     Returns:
         ``ends`` (mean error of the two), ``highest``, ``alpha_highest``, ``barrier``, ``stable`` as in
-        `connectivity.barriers`, errors in [0, 1]; and ``points``, tuples of alpha, loss and error.
+        `lottery.statistics.barriers.error_barrier`, errors in [0, 1]; and ``points``, tuples of alpha, loss and error.
 
     Raises:
         LotteryError: The two do not fit the model, or it reports no accuracy.
@@ -118,7 +119,7 @@ def barrier(
     alphas = Line(num_points).alphas
     if not is_compiled(model):
         raise LotteryError("The model is not compiled, so it measures no error; compile it with metrics=['accuracy'].")
-    first, second = (end if isinstance(end, Mapping) else weights.read_state(end) for end in (one, other))
+    ends = [end if isinstance(end, Mapping) else weights.read_state(end) for end in (first, second)]
     before = weights.read_state(model)
     parts = tuple(data) if isinstance(data, tuple | list) else (data,)
     options = {"batch_size": STATISTICS_BATCH} if len(parts) > 1 else {}
@@ -127,7 +128,7 @@ def barrier(
         recompute = recomputed(model, lambda: (statistics[at] for at in _drawn(len(statistics))))
     try:
         evaluate = {"test": lambda: model.evaluate(*parts, verbose=0, return_dict=True, **options)}
-        rows = path(model, first, second, evaluate, alphas, recompute)
+        rows = path(model, *ends, evaluate, alphas, recompute)
     finally:
         weights.assign(model, before)
     points = [(alpha, loss, error) for alpha, _, loss, error in rows]
@@ -177,7 +178,8 @@ def training_batches(data: Splits | Streams) -> Callable[[], Iterator[Any]]:
     same each time, and not augmented; of a data set the first examples are taken.
     """
     if isinstance(data, Splits):
-        scaled, drawn = scaler(data), _drawn(len(data.train))
+        scaled = scaler(data)
+        drawn = _drawn(len(data.train))
         return lambda: (scaled(data.train.x[at]) for at in drawn)
 
     def batches() -> Iterator[Any]:
@@ -187,7 +189,8 @@ def training_batches(data: Splits | Streams) -> Callable[[], Iterator[Any]]:
         most = STATISTICS_EXAMPLES // STATISTICS_BATCH
         whole = data.train().map(lambda x, *_: x).unbatch().batch(STATISTICS_BATCH).take(most)
         for place, inputs in enumerate(whole):
-            if not place or len(inputs) == STATISTICS_BATCH:
+            is_whole = len(inputs) == STATISTICS_BATCH
+            if place == 0 or is_whole:
                 yield inputs
 
     return batches

@@ -30,7 +30,8 @@ ELSEWHERE, ELSEWHERE_IN_HALF = 0.001, 0.01
 WHEN = {"early_stop": "early-stop", "final": "final"}
 SPLITS = {"validation": "val", "test": "test"}
 
-OnEvent = Callable[[int, int, str], None]  # of networks: those that are done, all, and the name of the next
+# Called with the number of networks that are done, of all, and the name of the next.
+OnNetwork = Callable[[int, int, str], None]
 
 
 def _silent(done: int, total: int, name: str) -> None:
@@ -41,7 +42,7 @@ def _silent(done: int, total: int, name: str) -> None:
 def opened(
     run: Path,
     ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
-    on_event: OnEvent = _silent,
+    on_network: OnNetwork = _silent,
 ) -> Iterator[Recomputation]:
     """Prepare the model and the data of a run, for `runs.verification.verify` to compute its numbers again.
 
@@ -54,7 +55,7 @@ def opened(
     Args:
         run: The run's folder; nothing is written there.
         ingredients: The model and the data, if they were passed to the run as objects.
-        report: Called before each network is evaluated.
+        on_network: Called before each network is evaluated.
 
     Raises:
         LotteryError: Nothing is stored; the data are not on this machine or differ from those of the run; or the model
@@ -74,23 +75,25 @@ def opened(
             raise LotteryError(f"The units that {str(run)!r} has in environment.json are not those of its model.")
         wanted = prepared.experiment.model_copy(update={"model": experiment.model})
         notes = identity.agreed(run, wanted, prepared.experiment, prepared.observe)
-        one = _Recomputing(run, ingredients, on_event, prepared, _elsewhere(recorded), notes)
+        recomputing = _Recomputing(run, ingredients, on_network, prepared, _elsewhere(recorded), notes)
         rule = "the same number of examples had to be right"
-        if one.elsewhere:
-            why = f"this machine has {' and '.join(one.elsewhere)}"
-            rule = f"up to {100 * one.share():g} % of the examples, or 1, could differ by rounding, because {why}"
-        one.notes.append(
+        if recomputing.elsewhere:
+            why = f"this machine has {' and '.join(recomputing.elsewhere)}"
+            rule = (
+                f"up to {100 * recomputing.share():g} % of the examples, or 1, could differ by rounding, because {why}"
+            )
+        recomputing.notes.append(
             f"Losses, accuracies and stored predictions were computed again from the stored weights; {rule}."
         )
-        with one.stack:
-            yield Recomputation(one.evaluated, one.fresh, one.notes)
+        with recomputing.stack:
+            yield Recomputation(recomputing.evaluated, recomputing.fresh, recomputing.notes)
 
 
 @dataclass
 class _Recomputing:
     run: Path
     ingredients: Ingredients
-    on_event: OnEvent
+    on_network: OnNetwork
     prepared: Prepared
     elsewhere: list[str]  # what this machine has that the run's had not
     notes: list[str] = field(default_factory=list)
@@ -111,7 +114,7 @@ class _Recomputing:
 
     def evaluated(self, stored: StoredRound) -> Iterator[str]:
         """Evaluate a network again, and yield a sentence for everything that differs from its record."""
-        self.on_event(self._done, self._total, f"replicate {stored.replicate}, round {stored.round}, {stored.branch}")
+        self.on_network(self._done, self._total, f"replicate {stored.replicate}, round {stored.round}, {stored.branch}")
         self._done += 1
         if not stored.round and stored.branch == store.TICKET and not self._draws_the_same(stored.replicate):
             if not self.elsewhere:
