@@ -119,7 +119,10 @@ def barrier(
     alphas = Line(num_points).alphas
     if not is_compiled(model):
         raise LotteryError("The model is not compiled, so it measures no error; compile it with metrics=['accuracy'].")
-    ends = [end if isinstance(end, Mapping) else weights.read_state(end) for end in (first, second)]
+    if not isinstance(first, Mapping):
+        first = weights.read_state(first)
+    if not isinstance(second, Mapping):
+        second = weights.read_state(second)
     before = weights.read_state(model)
     parts = tuple(data) if isinstance(data, tuple | list) else (data,)
     options = {"batch_size": STATISTICS_BATCH} if len(parts) > 1 else {}
@@ -128,7 +131,7 @@ def barrier(
         recompute = recomputed(model, lambda: (statistics[at] for at in _drawn(len(statistics))))
     try:
         evaluate = {"test": lambda: model.evaluate(*parts, verbose=0, return_dict=True, **options)}
-        rows = path(model, *ends, evaluate, alphas, recompute)
+        rows = path(model, first, second, evaluate, alphas, recompute)
     finally:
         weights.assign(model, before)
     points = [(alpha, loss, error) for alpha, _, loss, error in rows]
