@@ -54,7 +54,7 @@ def network(branch, index, replicate, num_right, density=1.0, labels=LABELS):
     classes = np.where(np.arange(100) < num_right, labels, (labels + 1) % 10).astype(np.uint8)
     predictions = {"label": labels, "early_stop": classes, "final": np.roll(classes, 10)}
     return SimpleNamespace(
-        branch=branch, index=index, replicate=replicate, folder=f"{branch}-{index}", record={"density": density},
+        branch=branch, round=index, replicate=replicate, folder=f"{branch}-{index}", record={"density": density},
         predictions=predictions,
     )  # fmt: skip
 
@@ -69,7 +69,7 @@ NETWORKS = [
 
 
 def test_the_table_has_every_pair(monkeypatch, small_run):
-    monkeypatch.setattr(store, "rounds", lambda run: iter(NETWORKS))
+    monkeypatch.setattr(two_way, "stored_rounds", lambda run: iter(NETWORKS))
     found = two_way.table(small_run.path)
     assert list(found.columns) == list(two_way.COLUMNS)
     first = found[found["measure"] == verdicts.MEASURE]
@@ -99,7 +99,7 @@ def test_the_table_has_every_pair(monkeypatch, small_run):
 
 def test_other_test_examples_are_refused(monkeypatch, small_run):
     other = network("ticket", 1, 1, 50, labels=(LABELS + 1) % 10)
-    monkeypatch.setattr(store, "rounds", lambda run: iter([*NETWORKS[:3], other]))
+    monkeypatch.setattr(two_way, "stored_rounds", lambda run: iter([*NETWORKS[:3], other]))
     with pytest.raises(LotteryError, match="was tested on other examples"):
         two_way.table(small_run.path)
 
