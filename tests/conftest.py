@@ -41,6 +41,7 @@ settings.register_profile("explore", derandomize=False, max_examples=1000, **pat
 settings.load_profile("same")
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+SLOW = Path(__file__).with_name("slow.txt")
 SMALL = {
     "name": "small",
     "data": {"name": "digits", "validation": 137},
@@ -64,6 +65,15 @@ def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler.worksteal import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
+def pytest_collection_modifyitems(items):
+    """Mark the cases that were measured to be slow; see `tests.scripts.tiers`."""
+    slow = set(SLOW.read_text().splitlines())
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker("slow")
 
 
 def quietly(event):
