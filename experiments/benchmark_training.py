@@ -181,11 +181,11 @@ def measure_round(trainer: Trainer, start: Mapping[str, np.ndarray], repetitions
     timed = timer(samples)
 
     def prune() -> tuple[masks.Masks, dict[str, Any]]:
-        counts = plan.planned(EXPERIMENT.prune, {name: mask.shape for name, mask in dense.items()}, 1)
+        planned = plan.of_weights(EXPERIMENT.prune, dense)
         scores = criteria.CRITERIA["magnitude"](
-            plan.criterion_inputs(EXPERIMENT.prune, counts, start, trained, dense, randomness.generator(0))
+            planned.criterion_inputs(1, start, trained, dense, randomness.generator(0))
         )
-        kept = plan.round_masks(EXPERIMENT.prune, 1, scores, dense)
+        kept = planned.masks(1, scores, dense)
         return kept, {"thresholds": ranking.thresholds(scores, dense, kept)}
 
     def evaluate(split: str) -> float:

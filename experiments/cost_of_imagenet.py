@@ -142,7 +142,7 @@ def _costs_of_a_network() -> dict[str, float]:
     for scope in ("layerwise", "global"):
         prune = config.load({"prune": {"scope": scope, "num_rounds": 1}}).prune
         began = time.process_time()
-        plan.round_masks(prune, 1, {name: np.abs(value) for name, value in trained.items()}, kept)
+        plan.of_weights(prune, trained).masks(1, {name: np.abs(value) for name, value in trained.items()}, kept)
         found[scope] = time.process_time() - began
     return {**found, "waits": waits, "whole": whole, "processor": processor}
 

@@ -16,7 +16,7 @@ from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.preparing import Ingredients
 from lottery.pruning.branches import BranchFunction
 from lottery.pruning.criteria import Criterion
-from lottery.pruning.schedules import Schedule
+from lottery.pruning.schedules import Density
 from lottery.runs import store, verification
 from lottery.statistics import results, tables, verdicts
 from lottery.statistics.metric import metric_of
@@ -62,7 +62,7 @@ class Options(ExecutionOptions, total=False):
     """
 
     criterion: Criterion | None
-    schedule: Schedule | None
+    schedule: Density | None
     enforcement: Enforcement | None
     import_code: bool
 

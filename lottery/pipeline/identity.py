@@ -83,7 +83,7 @@ def of_criterion(
         made = network()
         rng = randomness.generator(seed, 0, randomness.SCORES, index)
         initial = weights.read(made.model)
-        shapes, units = {name: value.shape for name, value in initial.items()}, plan.units_of(settings, made.model)
+        planned = plan.of_weights(settings, initial, plan.units_of(settings, made.model))
         trained = {
             name: (value + 0.1 * rng.standard_normal(value.shape)).astype(value.dtype)
             for name, value in initial.items()
@@ -91,13 +91,12 @@ def of_criterion(
         kept = masks.ones_like(initial)
         if index > 1:
             drawn = {name: rng.random(value.shape) for name, value in initial.items()}
-            kept = plan.round_masks(settings, index - 1, drawn, kept, units)
-        counts = plan.planned(settings, shapes, index, units)
-        inputs = plan.criterion_inputs(settings, counts, initial, masks.apply(trained, kept), kept, rng, made)
+            kept = planned.masks(index - 1, drawn, kept)
+        inputs = planned.criterion_inputs(index, initial, masks.apply(trained, kept), kept, rng, made)
         with evaluating("prune.criterion: the function cannot score the weights"):
             found = criterion(inputs)
             _check_scores(found, kept)
-            plan.round_masks(settings, index, found, kept, units)
+            planned.masks(index, found, kept)
         return {name: np.where(mask, found[name], 0) for name, mask in kept.items()}  # of survivors alone
 
     first = scores(1)

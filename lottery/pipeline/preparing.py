@@ -4,7 +4,7 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from lottery.enforcement import ENFORCEMENTS, Enforcement, tfmot
 from lottery.errors import LotteryError
 from lottery.models import networks, optimizers
 from lottery.models.kerases import evaluating, is_compiled, is_keras, keras_of
-from lottery.models.units import Units
 from lottery.pipeline import environment, identity
 from lottery.pruning import branches, criteria, gradients, mask_actions, plan, schedules, synflow
+from lottery.pruning.plan import Plan
 from lottery.runs import store, verification
 from lottery.settings import COMPILED, GIVEN
 from lottery.sparse.reading import Chain, NoNumba
@@ -39,7 +39,7 @@ class Ingredients:
     model: Callable[[], Any] | None = None
     data: Any = None
     criterion: criteria.Criterion | None = None
-    schedule: schedules.Schedule | None = None
+    schedule: schedules.Density | None = None
     enforcement: Enforcement | None = None
     import_code: bool = False  # import the module of a network that the experiment names as "package.module:function"
 
@@ -57,12 +57,12 @@ class Prepared:
     build: Callable[[], Any]  # builds the model, with initial weights drawn anew
     data: Splits | Streams
     trainer: Trainer
+    plan: Plan
     criterion: criteria.Criterion
     notes: tuple[str, ...]  # sentences that a person should read
     # Observes the caller's model and functions: ``reported``, numbers that are the same on other machines but for
     # rounding, and ``example``, the types and shapes that they were observed on; empty without objects of the caller's.
     observe: Callable[[], dict[str, Any]] = dict
-    units: Sequence[Units] = ()  # that are pruned as one; see `plan.units_of`
     # By replicate, every variable at step 0, where it is drawn already.
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     learners: dict[str, Any] = field(default_factory=dict)  # by rule, the trainers of scores; see `learning`
@@ -193,8 +193,8 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     compiling.compile_model(built, experiment.train, inputs, schedule_step)
     if isinstance(loaded, Splits):
         compiling.check_data(built, loaded, experiment.train.batch_size, inputs)
-    units = plan.units_of(experiment.prune, built)
-    plan.check_rounds(experiment.prune, {name: value.shape for name, value in weights.read(built).items()}, units)
+    planned = plan.of_weights(experiment.prune, weights.read(built), plan.units_of(experiment.prune, built))
+    planned.check()
     if experiment.prune.criterion == "synflow" and own_model:
         synflow.check_inputs(built, inputs)
     enforce = ingredients.enforcement or ENFORCEMENTS[experiment.run.enforcement]
@@ -234,7 +234,7 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     if experiment.train.precision != precision.FULL and own_model:
         notes += _notes_on_outputs(built, inputs)
     criterion = ingredients.criterion or criteria.CRITERIA[experiment.prune.criterion]
-    return Prepared(experiment, build, loaded, trainer, criterion, tuple(notes), units=units)
+    return Prepared(experiment, build, loaded, trainer, planned, criterion, tuple(notes))
 
 
 def _identified(prepared: Prepared, ingredients: Ingredients) -> Prepared:

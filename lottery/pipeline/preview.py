@@ -63,7 +63,9 @@ def rounds(experiment: config.Experiment, pilot: Path | None = None, import_code
         if (own.model, own.data.name) != (experiment.model, experiment.data.name):
             raise LotteryError(f"--from: {str(pilot)!r} has another network or other data than the experiment.")
         shapes = {name: mask.shape for name, mask in first.masks.items()}
-    kept = plan.num_entries(settings, shapes, plan.check_rounds(settings, shapes, units), units)
+    planned = plan.Plan(settings, shapes, units)
+    planned.check()
+    kept = planned.num_entries()
     return pd.DataFrame({"round": range(len(kept)), "density": [num / kept[0] for num in kept], "num_kept": kept})
 
 

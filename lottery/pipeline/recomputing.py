@@ -71,7 +71,7 @@ def opened(
         prepared = preparing.prepare(_of_names(experiment), ingredients)
         stack.callback(prepared.trainer.close)
         environment.check_data(run, prepared.data.fingerprint)
-        if list(prepared.units) != list(recorded.get("units", ())):
+        if prepared.plan.units != list(recorded.get("units", ())):
             raise LotteryError(f"The units that {str(run)!r} has in environment.json are not those of its model.")
         wanted = prepared.experiment.model_copy(update={"model": experiment.model})
         notes = identity.agreed(run, wanted, prepared.experiment, prepared.observe)

@@ -62,7 +62,7 @@ def train_chain(training: Training, replicate: int, last: int) -> None:
 
     Iterative magnitude pruning with rewinding, strategy 1 of Frankle & Carbin 2019, appendix B.
     """
-    experiment, trainer, units = training.prepared.experiment, training.prepared.trainer, training.prepared.units
+    experiment, trainer = training.prepared.experiment, training.prepared.trainer
     initial, k = initial_state(training, replicate), experiment.rewind.step
     _check_definition(training)
     dense = masks.ones_like({name: initial[name] for name in trainer.masks})
@@ -75,11 +75,11 @@ def train_chain(training: Training, replicate: int, last: int) -> None:
             scored = before if experiment.prune.iterative else StoredRound(training.path, replicate, 0).weights
             kept = dense if plan.is_from_dense(experiment.prune) else kept
             scores = _scores(training, replicate, index, scored, kept)
-            pruned = plan.round_masks(experiment.prune, index, scores, kept, units)
+            pruned = training.prepared.plan.masks(index, scores, kept)
             initial_values = _start_state(training, replicate)
             at_initial = mask_actions.at_initial(experiment.prune.held_at, initial_values, scored, kept, before)
             held_at = mask_actions.values(at_initial, initial_values)
-            thresholds, kept = plan.thresholds(experiment.prune, scores, kept, pruned, units), pruned
+            thresholds, kept = training.prepared.plan.thresholds(scores, kept, pruned), pruned
             number = criteria.DEFINITIONS.get(experiment.prune.criterion)
             details = {"definition": number} if number else {}
             rng = rewinding.rng_for(experiment.run.seed, replicate, index)
@@ -286,9 +286,7 @@ def _scores(training: Training, replicate: int, index: int, trained: Arrays, kep
         network = preparing.scoring_network(training.prepared, replicate)
         weights.assign(network.model, _start_state(training, replicate))
     rng = randomness.generator(experiment.run.seed, replicate, randomness.SCORES, index)
-    shapes = {name: mask.shape for name, mask in kept.items()}
-    counts = plan.planned(experiment.prune, shapes, index, training.prepared.units)
-    inputs = plan.criterion_inputs(experiment.prune, counts, initial, trained, kept, rng, network)
+    inputs = training.prepared.plan.criterion_inputs(index, initial, trained, kept, rng, network)
     return training.prepared.criterion(inputs)
 
 
@@ -351,7 +349,7 @@ def _stored_ticket(training: Training, network: NetworkId) -> branches.StoredTic
         learned=lambda rule: _learned(training, network, stored.masks, rule),
         at_initial=stored.at_initial,
         held_at=stored.held_at,
-        shuffled=plan.shuffled(experiment.prune, stored.masks, training.prepared.units),
+        shuffled=training.prepared.plan.shuffled(stored.masks),
     )
 
 
@@ -404,7 +402,7 @@ def _drawn_early(training: Training, network: NetworkId) -> branches.BranchStart
 
     def look(step: int, state: dict[str, np.ndarray]) -> None:
         scores = _scores(training, replicate, index, state, dense)
-        kept = plan.round_masks(experiment.prune, index, scores, dense, training.prepared.units)
+        kept = training.prepared.plan.masks(index, scores, dense)
         for name, mask in kept.items():
             seen[name] = np.stack([*seen.get(name, ()), mask][-EARLY_MASKS:])
         if all(len(drawn) == EARLY_MASKS for drawn in seen.values()) and farthest() <= EARLY_DISTANCE:

@@ -1,13 +1,40 @@
-"""Schedules: functions from a round to its density, which is 1 in round 0 and never rises."""
+"""Schedules: how many of the entries that are ranked together survive each round."""
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 from lottery.errors import LotteryError
 
-# A function from a round to the density after it has pruned.
-Schedule = Callable[[int], float]
+# From a round to the density after it has pruned, which is 1 in round 0 and never rises.
+Density = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The density of each round, and how it becomes a number of survivors.
+
+    Attributes:
+        density: The density of each round.
+        rate: The fraction of the survivors that each round prunes, where that is what somebody has written. Without
+            it, rounds meet their densities. The two differ by the sum of the roundings.
+        in_one_round: Round 1 prunes everything, so later rounds may prune nothing.
+    """
+
+    density: Density
+    rate: float | None = None
+    in_one_round: bool = False
+
+    def survivors(self, entries: int, num_rounds: int) -> list[int]:
+        """Count the survivors of rounds 0 to `num_rounds`, of entries that are ranked together."""
+        kept = [entries]
+        for number in range(1, num_rounds + 1):
+            if self.rate is not None:
+                kept.append(kept[-1] - num_pruned(self.rate, kept[-1]))
+            else:
+                kept.append(min(kept[-1], round(self.density(number) * entries)))
+        return kept
 
 
 def geometric(rate: float, num_rounds: int = 0, final_density: float | None = None) -> Schedule:
@@ -17,19 +44,19 @@ def geometric(rate: float, num_rounds: int = 0, final_density: float | None = No
     of the rate: round i of `num_rounds` then has the density final_density^(i / num_rounds).
     """
     if final_density is not None:
-        return lambda index: final_density ** (index / num_rounds)
-    return lambda index: (1 - rate) ** index
+        return Schedule(lambda number: final_density ** (number / num_rounds))
+    return Schedule(lambda number: (1 - rate) ** number, rate)
 
 
 def linear(rate: float, num_rounds: int, final_density: float | None = None) -> Schedule:
     """Prune the same number of weights in every round, down to (1 - rate)^num_rounds or to `final_density`."""
     last = (1 - rate) ** num_rounds if final_density is None else final_density
 
-    def density(index: int) -> float:
-        done = min(index, num_rounds) / num_rounds
+    def density(number: int) -> float:
+        done = min(number, num_rounds) / num_rounds
         return (1 - done) + last * done  # so that the last is exactly `last`
 
-    return density
+    return Schedule(density)
 
 
 def one_shot(rate: float, num_rounds: int = 1, final_density: float | None = None) -> Schedule:
@@ -38,7 +65,7 @@ def one_shot(rate: float, num_rounds: int = 1, final_density: float | None = Non
     "One-shot pruning" of Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, section 2.
     """
     last = (1 - rate) ** num_rounds if final_density is None else final_density
-    return lambda index: last if index else 1.0
+    return Schedule(lambda number: last if number else 1.0, in_one_round=True)
 
 
 def explicit(densities: Sequence[float]) -> Schedule:
@@ -46,7 +73,7 @@ def explicit(densities: Sequence[float]) -> Schedule:
     values = [1.0, *densities]
     if not all(0 < after < before for before, after in itertools.pairwise(values)):
         raise LotteryError(f"Densities must fall from round to round within (0, 1), received {list(densities)}.")
-    return lambda index: values[index]
+    return Schedule(lambda number: values[number])
 
 
 # `explicit` takes densities; each of the others takes a rate, a number of rounds and a final density.
@@ -56,31 +83,6 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "one_shot": one_shot,
     "explicit": explicit,
 }
-
-
-def counts(schedule: Schedule, size: int, num_rounds: int, of_survivors: bool = True) -> list[int]:
-    """Count the survivors of `size` entries that are ranked together, in rounds 0 to `num_rounds`.
-
-    `of_survivors` prunes a rate of the survivors, as the paper does; without it, the density itself is met. The two
-    differ by the sum of the roundings.
-    """
-    kept = [size]
-    for index in range(1, num_rounds + 1):
-        if of_survivors:
-            kept.append(kept[-1] - num_pruned(rate_at(schedule, index), kept[-1]))
-        else:
-            kept.append(min(kept[-1], round(schedule(index) * size)))
-    return kept
-
-
-def rate_at(schedule: Schedule, index: int) -> float:
-    """Return the fraction of the survivors of round `index - 1` that round `index` prunes.
-
-    Rounded to twelve digits, so that 1 - 0.9^2 / 0.9 is 0.1 and not the float below it, which would change a count
-    wherever rate times survivors ends in one half.
-    """
-    before = schedule(index - 1)
-    return round(1 - schedule(index) / before, 12) if before else 0.0  # a density may be too small for a float
 
 
 def num_pruned(rate: float, survivors: int) -> int:

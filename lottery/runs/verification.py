@@ -254,14 +254,14 @@ def _wrong_round(
         if late != stored.record["rewind_sha256"]:
             yield "start.safetensors was changed."
     settings, units = experiment.prune, store.read_environment(stored.run).get("units", ())
-    groups = plan.grouped(settings, _shapes(stored), units)
-    counts = masks.num_kept(groups.alive(kept))
-    for names, expected in (planned := plan.planned(settings, _shapes(stored), index, units)).items():
+    planned = plan.of_weights(settings, kept, units)
+    counts = masks.num_kept(planned.groups.alive(kept))
+    for names, expected in planned.survivors.items():
         found = sum(counts[name] for name in names)
         if found != expected[index]:
             what = f"{' + '.join(names)} keeps {found} {settings.grouping.kind.noun}"
             yield f"{what}, the schedule says {expected[index]}."
-    for name in groups.broken(kept):
+    for name in planned.groups.broken(kept):
         yield f'The mask of {name} is not as prune.granularity = "{settings.granularity}" makes masks.'
     if (before or not index) and not stored.began_with(stored.start, held_at):
         yield "Training did not start from the start weights under the masks."
@@ -275,9 +275,9 @@ def _wrong_round(
     if plan.is_repeatable(settings) and criteria.is_current(settings.criterion, stored.record):
         rng = randomness.generator(experiment.run.seed, replicate, randomness.SCORES, index)
         scored = (before if settings.iterative else dense).weights
-        inputs = plan.criterion_inputs(settings, planned, dense.start, scored, before.masks, rng)
+        inputs = planned.criterion_inputs(index, dense.start, scored, before.masks, rng)
         scores = criteria.CRITERIA[settings.criterion](inputs)
-        again = plan.round_masks(settings, index, scores, before.masks, units)
+        again = planned.masks(index, scores, before.masks)
         if any(np.any(again[name] != kept[name]) for name in kept):
             yield "The masks differ from those that pruning the round before gives."
 
@@ -311,7 +311,8 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Rec
     settings, rewind = experiment.prune, experiment.rewind
     spent = plan.steps_to(settings, stored.round, rewind.step, experiment.train.num_steps)
     steps = (steps[0], experiment.train.num_steps) if known.kind == "alternative" else steps
-    shuffled = plan.shuffled(settings, ticket.masks, store.read_environment(stored.run).get("units", ()))
+    units = store.read_environment(stored.run).get("units", ())
+    shuffled = plan.of_weights(settings, ticket.masks, units).shuffled(ticket.masks)
     of = branches.StoredTicket(
         ticket.masks, ticket.start, *steps, rng, *needs_model, initial, spent, learned=lambda rule: learned,
         at_initial=ticket.at_initial, held_at=ticket.held_at, shuffled=shuffled,

@@ -174,7 +174,7 @@ def survivors(groups: Sequence[tuple[int, float]], num_rounds: int, held: int = 
     """Count the weights left after each round, from size and rate of each group ranked together; `held` always stay."""
     shapes = {str(place): (size,) for place, (size, _) in enumerate(groups)}
     own = {str(place): geometric(rate) for place, (_, rate) in enumerate(groups)}
-    counts = plan.ladder(shapes, geometric(0), num_rounds, exceptions=own).values()
+    counts = plan.by_schedule(shapes, geometric(0), num_rounds, exceptions=own).values()
     return [sum(kept) + held for kept in zip(*counts, strict=True)]
 
 

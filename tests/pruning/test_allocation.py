@@ -8,8 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lottery.errors import LotteryError
-from lottery.pruning import allocation, plan
+from lottery.pruning import allocation, plan, schedules
 from lottery.pruning.settings import Prune
+from tests.pruning.test_plan import planned
 
 LENET = {"dense/kernel": (784, 300), "dense_1/kernel": (300, 100), "dense_2/kernel": (100, 10)}
 SHAPES = st.lists(
@@ -183,7 +184,7 @@ def test_the_largest_remainder_alone_would_bring_pruned_entries_back():
 
 def check_ladder(settings_, shapes, schedule, num_rounds):
     """Every total exact, no weight ever more than before, and each within one of its share while nothing is held."""
-    ladder = plan.planned(settings_, shapes, num_rounds)
+    ladder = planned(settings_, shapes, num_rounds)
     sizes = sizes_of(shapes)
     assert list(ladder) == [(name,) for name in shapes]
     rounds = list(zip(*ladder.values(), strict=True))
@@ -207,7 +208,7 @@ def test_a_round_meets_its_total_and_no_weight_ever_grows(allocate, shapes, rate
     }
     rounds = check_ladder(settings_, shapes, densities[schedule], num_rounds)
     # What is planned for a round does not depend on how far ahead is planned.
-    assert list(zip(*plan.planned(settings_, shapes, 1).values(), strict=True)) == rounds[:2]
+    assert list(zip(*planned(settings_, shapes, 1).values(), strict=True)) == rounds[:2]
 
 
 @pytest.mark.parametrize("allocate", ALLOCATED)
@@ -232,7 +233,9 @@ def test_entry_by_entry_down_to_the_last(allocate, shapes, high, step):
     size = sum(sizes_of(shapes).values())
     assume(size >= 40)
     totals = list(range(round(high * size), 0, -step))[:60]
-    ladder = plan.allocated(shapes, lambda index: totals[index - 1] / size, len(totals), ALLOCATED[allocate])
+    ladder = plan.by_allocation(
+        shapes, schedules.Schedule(lambda index: totals[index - 1] / size), len(totals), ALLOCATED[allocate]
+    )
     rounds = list(zip(*ladder.values(), strict=True))
     assert [sum(kept) for kept in rounds[1:]] == totals
     assert all(
@@ -241,7 +244,7 @@ def test_entry_by_entry_down_to_the_last(allocate, shapes, high, step):
 
 
 def test_uniform_keeps_the_same_part_of_every_layer():
-    rounds = plan.planned(Prune(allocation="uniform", rate=0.2, num_rounds=20), LENET, 20)
+    rounds = planned(Prune(allocation="uniform", rate=0.2, num_rounds=20), LENET, 20)
     for (name,), kept in rounds.items():
         size = math.prod(LENET[name])
         for index, count in enumerate(kept):
@@ -253,7 +256,7 @@ def test_masks_of_a_run_are_allocated(rng):
     settings_ = Prune(allocation="erk", schedule="explicit", densities=(0.1, 0.02), num_rounds=2)
     kept = {name: np.ones(shape, bool) for name, shape in LENET.items()}
     for index, expected in ((1, [18714, 6906, 1000]), (2, [3621, 1336, 367])):
-        kept = plan.round_masks(settings_, index, scores, kept)
+        kept = plan.of_weights(settings_, kept).masks(index, scores, kept)
         assert [int(mask.sum()) for mask in kept.values()] == expected
         for name, mask in kept.items():
             assert scores[name][mask].min() > scores[name][~mask].max(initial=-np.inf)

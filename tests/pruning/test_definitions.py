@@ -321,9 +321,9 @@ def test_large_init_large_final_cuts_both_at_the_same_percentile(network, name):
             key: (3 * rng.normal(size=value.shape) * value.std()).astype(np.float32) + value
             for key, value in initial.items()
         }
-        counts = plan.planned(settings, {name: mask.shape for name, mask in kept.items()}, index)
-        inputs = plan.criterion_inputs(settings, counts, initial, trained, kept, rng)
-        found = plan.round_masks(settings, index, CRITERIA[name](inputs), kept)
+        planned = plan.of_weights(settings, kept)
+        inputs = planned.criterion_inputs(index, initial, trained, kept, rng)
+        found = planned.masks(index, CRITERIA[name](inputs), kept)
         for key, before in kept.items():
             pair = (sign * np.abs(values[key][before]).astype(np.float64) for values in (initial, trained))
             expected, is_exact = by_equal_percentiles(*pair, np.count_nonzero(found[key]))

@@ -13,6 +13,7 @@ from lottery.errors import LotteryError
 from lottery.pruning import branches, plan, schedules
 from lottery.pruning.granularity import GRANULARITIES, NORMS, Granularity
 from lottery.pruning.settings import Prune
+from tests.pruning.test_plan import check_rounds, planned
 
 POOLED = [name for name, kind in GRANULARITIES.items() if kind.pools]
 
@@ -103,14 +104,14 @@ def test_groups_go_whole_in_order_and_in_exact_numbers(kind, data):
         scores, before = drawn(shapes, data), kept
         for of in counts.values():
             of.append(of[-1] - schedules.num_pruned(0.3, of[-1]))
-        kept = plan.round_masks(settings, index, scores, before, units)
+        kept = plan.of_weights(settings, before, units).masks(index, scores, before)
         wanted = {name: of[-1] for name, of in counts.items()}
         expected = by_loops(settings.grouping, shapes, units, scores, before, wanted)
         assert list(kept) == list(shapes) and all(np.array_equal(kept[name], expected[name]) for name in shapes)
         assert masks.is_nested(kept, before)
-        groups = plan.grouped(settings, shapes, units)
+        groups = plan.Plan(settings, shapes, units).groups
         assert not groups.broken(kept) and masks.num_kept(groups.alive(kept)) == wanted
-    assert plan.planned(settings, shapes, 3, units) == {(name,): of for name, of in counts.items()}
+    assert planned(settings, shapes, 3, units) == {(name,): of for name, of in counts.items()}
 
 
 @given(data=st.data())
@@ -125,7 +126,7 @@ def test_n_of_every_m_inputs_stay_for_each_output(data):
     kept = masks.ones_like(drawn(shapes, data))
     for index in range(1, num_rounds + 1):
         scores, before = drawn(shapes, data), kept
-        kept = plan.round_masks(settings, index, scores, before)
+        kept = plan.of_weights(settings, before).masks(index, scores, before)
         num = m - (m - n) * index // num_rounds
         for name in shapes:
             for *place, output in itertools.product(*map(range, (*shapes[name][:-2], shapes[name][-1]))):
@@ -136,21 +137,21 @@ def test_n_of_every_m_inputs_stay_for_each_output(data):
                     there = np.flatnonzero(before[name][column][part]).tolist()
                     best = sorted(there, key=lambda at: (scores[name][column][part][at], at))[-num_here:]
                     assert np.flatnonzero(kept[name][column][part]).tolist() == sorted(best)
-        ladder = plan.planned(settings, shapes, index)
+        ladder = planned(settings, shapes, index)
         assert {names: of[-1] for names, of in ladder.items()} == {
             (key,): of for key, of in masks.num_kept(kept).items()
         }
-        assert not plan.grouped(settings, shapes).broken(kept)
+        assert not plan.Plan(settings, shapes).groups.broken(kept)
 
 
 def test_the_last_round_of_n_of_m_keeps_n_of_every_m_whatever_the_number_of_rounds():
     for num_rounds in (1, 2, 3):
         settings = Prune(granularity="n_of_m", n_of_m=(1, 4), num_rounds=num_rounds)
-        assert plan.planned(settings, {"w": (8, 3)}, num_rounds)[("w",)][-1] == 6
+        assert planned(settings, {"w": (8, 3)}, num_rounds)[("w",)][-1] == 6
     falling = Prune(granularity="n_of_m", n_of_m=(1, 4))
-    assert falling.num_rounds == 3 and plan.check_rounds(falling, {"w": (8, 3)})[("w",)] == [24, 18, 12, 6]
+    assert falling.num_rounds == 3 and check_rounds(falling, {"w": (8, 3)})[("w",)] == [24, 18, 12, 6]
     with pytest.raises(LotteryError, match="received 4, allowed is at most 0 .*round 1 would prune nothing"):
-        plan.check_rounds(Prune(granularity="n_of_m", n_of_m=(1, 4), num_rounds=4), {"w": (8, 3)})
+        check_rounds(Prune(granularity="n_of_m", n_of_m=(1, 4), num_rounds=4), {"w": (8, 3)})
 
 
 def test_groups_of_several_sizes_are_ranked_by_means_in_global_scope():
@@ -161,12 +162,12 @@ def test_groups_of_several_sizes_are_ranked_by_means_in_global_scope():
     scores["dense/kernel"] *= np.array([4, 5, 6, 7])
     scores["dense_1/kernel"] *= np.array([1, 2, 3, 8])
     settings = Prune(granularity="unit", scope="global", rate=0.5, num_rounds=1)
-    kept = plan.round_masks(settings, 1, scores, masks.ones_like(scores), units)
+    kept = plan.of_weights(settings, masks.ones_like(scores), units).masks(1, scores, masks.ones_like(scores))
     assert [kept[name].all(axis=0).tolist() for name in list(shapes)[:2]] == [
         [False, True, True, True],
         [False] * 3 + [True],
     ]
-    assert plan.planned(settings, shapes, 1, units) == {("dense/kernel", "dense_1/kernel"): [8, 4]}
+    assert planned(settings, shapes, 1, units) == {("dense/kernel", "dense_1/kernel"): [8, 4]}
 
 
 def test_convolutions_that_share_their_channels_are_pooled_and_lose_them_together(rng):
@@ -174,7 +175,7 @@ def test_convolutions_that_share_their_channels_are_pooled_and_lose_them_togethe
     units = [{"size": 6, "made_by": ["conv/kernel", "shortcut/kernel"], "read_by": ["dense/kernel"]}]
     scores = {name: np.abs(rng.normal(size=shape)) for name, shape in shapes.items()}
     settings = Prune(granularity="channel", rate=0.5, num_rounds=1)
-    kept = plan.round_masks(settings, 1, scores, masks.ones_like(scores), units)
+    kept = plan.of_weights(settings, masks.ones_like(scores), units).masks(1, scores, masks.ones_like(scores))
     pooled = scores["conv/kernel"].sum(axis=(0, 1, 2)) + scores["shortcut/kernel"].sum(axis=(0, 1, 2))
     best = np.sort(np.argsort(pooled)[3:])
     for name in ("conv/kernel", "shortcut/kernel"):
@@ -185,13 +186,17 @@ def test_convolutions_that_share_their_channels_are_pooled_and_lose_them_togethe
 
 def test_scores_with_signs_are_added_up_and_never_squared():
     scores, whole = {"w": np.array([[-3.0, 1.0], [1.0, 0.5]])}, {"w": np.ones((2, 2), bool)}
-    kept = plan.round_masks(Prune(granularity="block", block=(2, 1), rate=0.5, num_rounds=1), 1, scores, whole)
+    kept = plan.of_weights(Prune(granularity="block", block=(2, 1), rate=0.5, num_rounds=1), whole).masks(
+        1, scores, whole
+    )
     assert kept["w"].tolist() == [[False, True]] * 2
     with pytest.raises(LotteryError, match='prune.norm = "l2" squares the scores, and some are negative'):
-        plan.round_masks(Prune(granularity="block", block=(2, 1), rate=0.5, num_rounds=1, norm="l2"), 1, scores, whole)
+        plan.of_weights(Prune(granularity="block", block=(2, 1), rate=0.5, num_rounds=1, norm="l2"), whole).masks(
+            1, scores, whole
+        )
     for granular in ({"granularity": "block", "block": (2, 1)}, {"granularity": "n_of_m", "n_of_m": (1, 2)}):
         with pytest.raises(LotteryError, match="not numbers"):
-            plan.round_masks(Prune(**granular, num_rounds=1), 1, {"w": np.full((2, 2), np.nan)}, whole)
+            plan.of_weights(Prune(**granular, num_rounds=1), whole).masks(1, {"w": np.full((2, 2), np.nan)}, whole)
 
 
 @pytest.mark.parametrize("kind", [*POOLED, "n_of_m"])
@@ -200,13 +205,15 @@ def test_random_masks_have_the_structure_and_the_numbers_of_the_ticket(kind, dat
     shapes, units = data.draw(networks(kind))
     how = {"block": {"block": (2, 3)}, "n_of_m": {"n_of_m": (2, 4), "num_rounds": 2}}.get(kind, {"num_rounds": 2})
     settings = Prune(granularity=kind, **how)
-    kept = plan.round_masks(settings, 1, drawn(shapes, data), masks.ones_like(drawn(shapes, data)), units)
+    kept = plan.of_weights(settings, masks.ones_like(drawn(shapes, data)), units).masks(
+        1, drawn(shapes, data), masks.ones_like(drawn(shapes, data))
+    )
     seed = data.draw(st.integers(0, 99))
-    groups = plan.grouped(settings, shapes, units)
+    groups = plan.Plan(settings, shapes, units).groups
     for name in ("random_mask", "shuffled_mask"):
         ticket = branches.StoredTicket(
             kept, {}, 0, 1, np.random.default_rng(seed), dict, lambda: None,
-            shuffled=plan.shuffled(settings, kept, units),
+            shuffled=plan.of_weights(settings, kept, units).shuffled(kept),
         )  # fmt: skip
         made = branches.BRANCHES[name].function(ticket).kept
         assert not groups.broken(made) and masks.num_kept(made) == masks.num_kept(kept)
@@ -216,10 +223,13 @@ def test_random_masks_have_the_structure_and_the_numbers_of_the_ticket(kind, dat
 def test_random_units_differ_from_the_tickets():
     scores, units = {"a": np.ones((9, 40)), "b": np.ones((40, 3))}, [{"size": 40, "made_by": ["a"], "read_by": ["b"]}]
     settings = Prune(granularity="unit", rate=0.5, num_rounds=1)
-    kept = plan.round_masks(settings, 1, scores, masks.ones_like(scores), units)
-    seen = {plan.shuffled(settings, kept, units)(np.random.default_rng(seed))["a"].tobytes() for seed in range(9)}
+    kept = plan.of_weights(settings, masks.ones_like(scores), units).masks(1, scores, masks.ones_like(scores))
+    seen = {
+        plan.of_weights(settings, kept, units).shuffled(kept)(np.random.default_rng(seed))["a"].tobytes()
+        for seed in range(9)
+    }
     assert len(seen | {kept["a"].tobytes()}) == 10
-    assert plan.shuffled(Prune(), kept) is None
+    assert plan.of_weights(Prune(), kept).shuffled(kept) is None
 
 
 @pytest.mark.parametrize(
@@ -296,7 +306,9 @@ def test_where_blocks_do_not_divide_a_matrix_tfmot_pools_other_entries_than_it_m
     value = np.array([[0, 0, 5, 1]] * 6, np.float32)
     assert by_tfmot(value, block_size=(2, 3)).tolist() == [[False, False, False, True]] * 6
     settings = Prune(granularity="block", block=(2, 3), rate=0.5, num_rounds=1)
-    ours = plan.round_masks(settings, 1, {"w": value}, {"w": np.ones((6, 4), bool)})["w"]
+    ours = plan.of_weights(settings, {"w": np.ones((6, 4), bool)}).masks(1, {"w": value}, {"w": np.ones((6, 4), bool)})[
+        "w"
+    ]
     assert ours.tolist() == [[True, True, True, False]] * 6
 
 
@@ -307,7 +319,7 @@ def test_n_of_m_are_those_of_tfmot(shape, n_of_m, rng):
     n, m = n_of_m
     value = rng.normal(size=shape).astype(np.float32)
     settings = Prune(granularity="n_of_m", n_of_m=n_of_m, num_rounds=1)
-    ours = plan.round_masks(settings, 1, {"w": np.abs(value)}, {"w": np.ones(shape, bool)})["w"]
+    ours = plan.Plan(settings, {"w": shape}).masks(1, {"w": np.abs(value)}, {"w": np.ones(shape, bool)})["w"]
     assert np.array_equal(ours, by_tfmot(value, sparsity_m_by_n=(m - n, m)))
 
 

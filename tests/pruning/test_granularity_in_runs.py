@@ -43,7 +43,7 @@ def test_masks_of_a_run_are_whole_and_everything_holds(runs, kind):
     units = store.read_environment(run).get("units", ())
     assert bool(units) == (kind in ("unit", "channel"))
     for stored in stored_rounds(run):
-        groups = plan.grouped(settings, {name: mask.shape for name, mask in stored.masks.items()}, units)
+        groups = plan.Plan(settings, {name: mask.shape for name, mask in stored.masks.items()}, units).groups
         assert not groups.broken(stored.masks)
         assert (masks.density(stored.masks) < 1) == bool(stored.round)
     ticket, control = (StoredRound(run, 1, 2, branch).masks for branch in (store.TICKET, "random_mask"))

@@ -25,38 +25,50 @@ HOW = [
 ]
 
 
+def planned(settings_, shapes, num_rounds, units=()):
+    """The survivors of rounds 0 to `num_rounds`."""
+    return {names: kept[: num_rounds + 1] for names, kept in plan.Plan(settings_, shapes, units).survivors.items()}
+
+
+def check_rounds(settings_, shapes):
+    """The survivors of all rounds, once they are checked."""
+    found = plan.Plan(settings_, shapes)
+    found.check()
+    return found.survivors
+
+
 def test_explicit_densities_are_reached_exactly(rng):
     settings_ = Prune(schedule="explicit", densities=(0.5, 0.1), num_rounds=2)
     scores = {"w": rng.normal(size=1000)}
     kept = masks.ones_like(scores)
     for index, expected in ((1, 500), (2, 100)):
-        kept = plan.round_masks(settings_, index, scores, kept)
+        kept = plan.of_weights(settings_, kept).masks(index, scores, kept)
         assert masks.num_kept(kept) == {"w": expected}
 
 
 def test_densities_that_are_written_are_met_whatever_rounding_did_before():
     densities = tuple(round(0.99 - 0.03 * index, 2) for index in range(20))
     settings_ = Prune(schedule="explicit", densities=densities, num_rounds=20)
-    counts = plan.planned(settings_, {"w": (6, 8)}, 20)
+    counts = planned(settings_, {"w": (6, 8)}, 20)
     assert counts[("w",)] == [48, *(round(48 * density) for density in densities)]
-    linear = plan.planned(Prune(schedule="linear", rate=0.2, num_rounds=10), {"w": (1000,)}, 10)[("w",)]
+    linear = planned(Prune(schedule="linear", rate=0.2, num_rounds=10), {"w": (1000,)}, 10)[("w",)]
     assert linear == [1000, *(round(1000 * (1 - (1 - 0.8**10) * index / 10)) for index in range(1, 11))]
 
 
 def test_more_rounds_than_weights_allow_are_refused():
     shapes = {"w": (10, 100)}
     with pytest.raises(LotteryError, match=r"received 60, allowed is at most 2\d.*round \d+ would prune nothing"):
-        plan.check_rounds(Prune(num_rounds=60), shapes)
+        check_rounds(Prune(num_rounds=60), shapes)
     with pytest.raises(LotteryError, match="allowed is at most 1 .*would leave nothing of w"):
-        plan.check_rounds(Prune(num_rounds=3, rate=0.9), {"w": (10,)})
+        check_rounds(Prune(num_rounds=3, rate=0.9), {"w": (10,)})
     for num_rounds, rate in ((5000, 0.2), (400, 0.99)):
         for allocate in allocation.ALLOCATIONS:
             with pytest.raises(LotteryError, match="allowed is at most"):
-                plan.check_rounds(Prune(num_rounds=num_rounds, rate=rate, allocation=allocate), shapes)
+                check_rounds(Prune(num_rounds=num_rounds, rate=rate, allocation=allocate), shapes)
     with pytest.raises(LotteryError, match="no weight that can be pruned"):
-        plan.check_rounds(Prune(), {})
-    allowed = plan.check_rounds(Prune(num_rounds=20), shapes)
-    assert allowed == plan.planned(Prune(num_rounds=20), shapes, 20) and allowed[("w",)][-1] > 0
+        check_rounds(Prune(), {})
+    allowed = check_rounds(Prune(num_rounds=20), shapes)
+    assert allowed == planned(Prune(num_rounds=20), shapes, 20) and allowed[("w",)][-1] > 0
 
 
 @pytest.mark.parametrize("allocate", ALLOCATED)
@@ -66,14 +78,14 @@ def test_a_layer_of_which_an_allocation_leaves_nothing_is_refused(allocate):
     # and 0.3.
     enough = {"uniform": 3, "erk": 11}[allocate]
     with pytest.raises(LotteryError, match=f"received 30, allowed is at most {enough} .*would leave nothing of small"):
-        plan.check_rounds(Prune(allocation=allocate, rate=0.5, num_rounds=30), shapes)
-    ladder = plan.check_rounds(Prune(allocation=allocate, rate=0.5, num_rounds=enough), shapes)
+        check_rounds(Prune(allocation=allocate, rate=0.5, num_rounds=30), shapes)
+    ladder = check_rounds(Prune(allocation=allocate, rate=0.5, num_rounds=enough), shapes)
     assert ladder[("small",)][-1] > 0
 
 
 @pytest.mark.parametrize("rates", [{"dense_2/kernel": 0.1}, {"dense_2/*": 0.1}, {"*_[2-9]/k*": 0.1}])
 def test_the_ladder_of_lenet_with_the_output_layer_by_name_or_pattern(rates):
-    counts = plan.planned(Prune(rate=0.2, rates=rates), LENET, 20)
+    counts = planned(Prune(rate=0.2, rates=rates), LENET, 20)
     for index, expected in LADDER.items():
         assert tuple(counts[(name,)][index] for name in LENET) == expected
 
@@ -81,14 +93,14 @@ def test_the_ladder_of_lenet_with_the_output_layer_by_name_or_pattern(rates):
 def test_an_exact_name_wins_over_patterns_and_of_these_the_first():
     shapes = dict.fromkeys(("a/kernel", "b/kernel", "c/kernel", "d/bias"), (100,))
     rates = {"?/kernel": 0.3, "[bc]/*": 0.4, "c/kernel": 0.5}
-    counts = plan.planned(Prune(rate=0.1, rates=rates), shapes, 1)
+    counts = planned(Prune(rate=0.1, rates=rates), shapes, 1)
     assert counts == {
         ("d/bias",): [100, 90],
         ("a/kernel",): [100, 70],
         ("b/kernel",): [100, 70],
         ("c/kernel",): [100, 50],
     }
-    together = plan.planned(Prune(scope="global", rate=0.1, rates={"[ab]/*": 0.0}), shapes, 1)
+    together = planned(Prune(scope="global", rate=0.1, rates={"[ab]/*": 0.0}), shapes, 1)
     assert together == {("c/kernel", "d/bias"): [200, 180], ("a/kernel",): [100, 100], ("b/kernel",): [100, 100]}
 
 
@@ -105,9 +117,9 @@ def test_rates_for_no_weight_are_refused_in_a_sentence(key, message, rate, rng):
     settings_ = Prune(rates={"dense/kernel": 0.1, key: rate})
     scores = {name: np.ones(shape) for name, shape in LENET.items()}
     for call in (
-        lambda: plan.planned(settings_, LENET, 1),
-        lambda: plan.check_rounds(settings_, LENET),
-        lambda: plan.round_masks(settings_, 1, scores, masks.ones_like(scores)),
+        lambda: planned(settings_, LENET, 1),
+        lambda: check_rounds(settings_, LENET),
+        lambda: plan.of_weights(settings_, masks.ones_like(scores)).masks(1, scores, masks.ones_like(scores)),
     ):
         with pytest.raises(LotteryError, match=message) as caught:
             call()
@@ -118,13 +130,13 @@ def test_rates_for_no_weight_are_refused_in_a_sentence(key, message, rate, rng):
 @pytest.mark.parametrize("scope", ranking.SCOPES)
 def test_a_rate_of_zero_leaves_a_weight_whole_and_stalls_nothing(schedule, scope, rng):
     settings_ = Prune(schedule=schedule, scope=scope, rate=0.2, num_rounds=4, rates={"dense_2/*": 0.0})
-    ladder = plan.check_rounds(settings_, LENET)
+    ladder = check_rounds(settings_, LENET)
     assert ladder[("dense_2/kernel",)] == [1000] * 5
     assert all(kept[-1] < kept[0] for names, kept in ladder.items() if names != ("dense_2/kernel",))
     # The lowest scores of all are those of the weight that stays.
     scores = {name: rng.uniform(1, 2, shape) for name, shape in LENET.items()}
     scores["dense_2/kernel"] *= 0
-    kept = plan.round_masks(settings_, 1, scores, masks.ones_like(scores))
+    kept = plan.of_weights(settings_, masks.ones_like(scores)).masks(1, scores, masks.ones_like(scores))
     assert kept["dense_2/kernel"].all() and not kept["dense/kernel"].all()
 
 
@@ -132,14 +144,14 @@ def test_a_rate_of_zero_leaves_a_weight_whole_and_stalls_nothing(schedule, scope
 def test_an_experiment_that_would_prune_nothing_is_refused(schedule):
     settings_ = Prune(schedule=schedule, num_rounds=3, rates={"*": 0.0})
     with pytest.raises(LotteryError, match="received 3, allowed is at most 0 .*round 1 would prune nothing"):
-        plan.check_rounds(settings_, LENET)
+        check_rounds(settings_, LENET)
     with pytest.raises(LotteryError, match="round 1 would prune nothing"):
-        plan.check_rounds(Prune(schedule=schedule, num_rounds=1, rate=0.01), {"w": (4, 4)})
+        check_rounds(Prune(schedule=schedule, num_rounds=1, rate=0.01), {"w": (4, 4)})
     dense_alone = Prune(schedule=schedule, num_rounds=0, rates={"*": 0.0})
-    assert plan.check_rounds(dense_alone, LENET) == {(name,): [math.prod(LENET[name])] for name in LENET}
+    assert check_rounds(dense_alone, LENET) == {(name,): [math.prod(LENET[name])] for name in LENET}
     # Rounds after the first are there to train what one shot has left.
     if schedule == "one_shot":
-        assert plan.check_rounds(Prune(schedule=schedule, num_rounds=3, rate=0.5), {"w": (80,)}) == {
+        assert check_rounds(Prune(schedule=schedule, num_rounds=3, rate=0.5), {"w": (80,)}) == {
             ("w",): [80, 10, 10, 10]
         }
 
@@ -149,7 +161,7 @@ def test_an_experiment_that_would_prune_nothing_is_refused(schedule):
 @given(SHAPES, st.floats(0.001, 0.999) | st.integers(1, 99).map(lambda percent: percent / 100), st.integers(1, 30))
 def test_rounds_end_at_exactly_the_final_density_that_was_written(schedule, allocate, scope, shapes, final, num_rounds):
     settings_ = Prune(schedule=schedule, scope=scope, allocation=allocate, final_density=final, num_rounds=num_rounds)
-    ladder = plan.planned(settings_, shapes, num_rounds)
+    ladder = planned(settings_, shapes, num_rounds)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     for group in ladder if allocate == "rates" else [tuple(sizes)]:
         size = sum(sizes[name] for name in group)
@@ -173,14 +185,14 @@ def test_a_rate_that_is_worked_out_from_the_final_density_would_miss_it():
     for size in range(2000, 2200):
         final = Prune(final_density=0.0115, num_rounds=20)
         rate = Prune(rate=final.rate, num_rounds=20)
-        assert plan.planned(final, {"w": (size,)}, 20)[("w",)][-1] == round(0.0115 * size)
-        missed += plan.planned(rate, {"w": (size,)}, 20)[("w",)][-1] != round(0.0115 * size)
+        assert planned(final, {"w": (size,)}, 20)[("w",)][-1] == round(0.0115 * size)
+        missed += planned(rate, {"w": (size,)}, 20)[("w",)][-1] != round(0.0115 * size)
     assert missed > 20
 
 
 def test_a_rate_of_its_own_stays_beside_a_final_density():
     settings_ = Prune(final_density=0.05, num_rounds=4, rates={"b": 0.5, "c": 0.0})
-    ladder = plan.planned(settings_, {"a": (1000,), "b": (160,), "c": (10,)}, 4)
+    ladder = planned(settings_, {"a": (1000,), "b": (160,), "c": (10,)}, 4)
     assert ladder[("a",)][-1] == 50 and ladder[("b",)] == [160, 80, 40, 20, 10] and ladder[("c",)] == [10] * 5
 
 
@@ -191,12 +203,12 @@ def test_masks_of_all_rounds_are_nested_and_keep_what_was_planned(schedule, allo
     densities = {"densities": (0.6, 0.31, 0.2, 0.07)} if schedule == "explicit" else {"rate": 0.4}
     rates = {"out/*": 0.0} if allocate == "rates" and schedule != "explicit" else {}
     settings_ = Prune(schedule=schedule, scope=scope, allocation=allocate, num_rounds=4, rates=rates, **densities)
-    ladder = plan.check_rounds(settings_, shapes)
+    ladder = check_rounds(settings_, shapes)
     assert sorted(name for names in ladder for name in names) == sorted(shapes)
     kept = {name: np.ones(shape, bool) for name, shape in shapes.items()}
     for index in range(1, 5):
         scores = {name: rng.integers(0, 9, shape) for name, shape in shapes.items()}
-        before, kept = kept, plan.round_masks(settings_, index, scores, kept)
+        before, kept = kept, plan.of_weights(settings_, kept).masks(index, scores, kept)
         assert list(kept) == list(shapes) and masks.is_nested(kept, before)
         for names, counts in ladder.items():
             assert sum(masks.num_kept(kept)[name] for name in names) == counts[index]
@@ -213,7 +225,7 @@ def test_a_round_of_a_rate_prunes_what_keep_highest_does(shapes, rate, seed, sco
     dense = masks.ones_like(scores)
     # Eleven digits: a rate that is written, of which the schedule's twelve make the same number again.
     rate = round(rate, 11)
-    found = plan.round_masks(Prune(scope=scope, rate=rate), 1, scores, dense)
+    found = plan.of_weights(Prune(scope=scope, rate=rate), dense).masks(1, scores, dense)
     expected = ranking.keep_highest(scores, dense, rate, scope)
     for name in shapes:
         np.testing.assert_array_equal(found[name], expected[name])
