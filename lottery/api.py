@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
-from lottery import config, interrupts, plots, progress
+from lottery import config, grids, interrupts, plots, progress
 from lottery.enforcement import Enforcement
 from lottery.errors import LotteryError
 from lottery.executors import ray
@@ -18,8 +18,7 @@ from lottery.pruning.branches import BranchFunction
 from lottery.pruning.criteria import Criterion
 from lottery.pruning.schedules import Density
 from lottery.runs import store, verification
-from lottery.statistics import results, tables, verdicts
-from lottery.statistics.metric import metric_of
+from lottery.statistics import results, sentences, tables, verdicts
 from lottery.statistics.verdicts import Table
 from lottery.training.checkpoints import CheckpointInterval
 
@@ -93,15 +92,13 @@ class Run:
         return results.table(self.path)
 
     def verdict(self, tolerance: float | None = None) -> list[str]:
-        """Say in a sentence if a ticket is winning, and in more what the rounds and the controls show.
+        """Say in a sentence if a ticket is winning, and in one each what limits that.
 
         A matching ticket may lose `tolerance` of its accuracy, both in [0, 1]; 0.002 by default. If the model measures
         no accuracy, the test loss of a matching ticket may be higher than that of the dense network by the fraction
         `tolerance`; 0.02 by default.
         """
-        rows = self.table()
-        rule = verdicts.rule_for(self.experiment, tolerance, metric_of(rows))
-        return verdicts.sentences(rows, rule, self._trained())
+        return sentences.of(verdicts.of_run(self.path, self.table(), tolerance))
 
     def plot(self, kind: str = "accuracy", **options: Any) -> Any:
         """Draw a Matplotlib figure, which a notebook shows; ``savefig`` writes it to a file.
@@ -173,23 +170,22 @@ class Run:
         return branch(self.path, kind, rounds, **options)
 
     def _repr_html_(self) -> str:
-        """Show the verdict, the table of the rounds and the figure in a notebook."""
-        rows, experiment = self.table(), self.experiment
+        """Show the verdict, the tables of rounds and controls, and the figure in a notebook."""
+        rows = self.table()
         path = f"<p><code>{html.escape(str(self.path))}</code></p>"
         if rows.empty:
             return f"{path}<p>No round is complete yet.</p>"
-        rule, trained = verdicts.rule_for(experiment, measure=metric_of(rows)), self._trained()
-        judged = verdicts.judged(rows, rule)
-        head = verdicts.headline(rows, rule, trained, judged)
-        parts = [f"<p><b style='color: {tables.COLOURS[head.tone]}'>{html.escape(head.text)}</b></p>", path]
-        points = results.summary(rows, rule.last_step)
+        judgement = verdicts.of_run(self.path, rows)
+        head = sentences.headline(judgement)
+        points = results.summary(rows, judgement.rule.last_step)
+        parts = [f"<p><b style='color: {grids.COLOURS[head.tone]}'>{html.escape(head.text)}</b></p>", path]
         if (points["branch"] == store.TICKET).any():
-            parts.append(tables.html(tables.by_round(points, judged, rule)))
-        _, *details = verdicts.sentences(rows, rule, trained, judged)
-        return "".join([*parts, plots.svg(rows), *(f"<p>{html.escape(sentence)}</p>" for sentence in details)])
-
-    def _trained(self) -> tuple[int, int]:
-        return store.progress(self.path, self.experiment)
+            parts.append(grids.html(tables.rounds(judgement, points)))
+        controls = tables.controls(judgement)
+        if controls:
+            parts.append(grids.html(controls))
+        parts.append(plots.svg(rows))
+        return "".join(parts + [f"<p>{html.escape(limit)}</p>" for limit in sentences.limits(judgement)])
 
 
 def run(

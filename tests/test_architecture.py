@@ -17,6 +17,7 @@ HEAVY = ("tensorflow", "keras", "tf_keras", "tensorflow_model_optimization")
 BESIDE = {
     "errors",
     "formatting",
+    "grids",
     "masks",
     "weights",
     "data",

@@ -126,8 +126,8 @@ def show(
 
     With --interval two_way, show and print ticket − dense over seeds and test examples instead.
 
-    A narrow terminal leaves out, in this order: end interval, interval, kept, end, early stop, end vs dense,
-    special, density.
+    A narrow terminal leaves out, in this order: end from, end to, kept, early stop, end, end vs dense, ±, 95 % from,
+    95 % to, needed, special, density.
     """
     from lottery.statistics import results, two_way
     from lottery.statistics.metric import metric_of

@@ -5,14 +5,14 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lottery import formatting
 from lottery.errors import printable
 
 if TYPE_CHECKING:
-    from lottery.statistics import tables
-    from lottery.statistics.metric import Metric
+    from lottery.grids import Grid
 
 # Heads of columns that are not the name in rows and CSV with spaces; one name for one quantity in all tables.
 HEADS = {
@@ -22,20 +22,9 @@ HEADS = {
 
 # Columns that are never left out, and columns of prose, which may take several lines, with their least width.
 KEPT = {
-    "name",
-    "run",
-    "branch",
-    "weight",
-    "file",
-    "format",
-    "what",
-    "round",
-    "claim",
-    "verdict",
-    "test accuracy",
-    "test loss",
-    "source",
-}
+    "name", "run", "branch", "weight", "file", "format", "what", "round", "claim", "verdict", "test accuracy",
+    "test loss", "source", "ticket − branch",
+}  # fmt: skip
 PROSE = {"reproduces": 12, "claim": 12, "source": 8, "stated (bound)": 9, "measured": 9}
 
 COLOURS = {"good": "green", "open": "yellow", "bad": "red"}
@@ -101,70 +90,72 @@ def means(frame: Any, keys: Sequence[str], columns: Sequence[str], count: str = 
     table(list(map(head, heads)), [list(line) for line in zip(*cells, strict=True)], (count, "density"), has_rows=True)
 
 
-def grid(shown: "tables.Grid", has_rows: bool = False) -> None:
-    """Print a table and its notes."""
-    absent = table(shown.heads, shown.rows, shown.leave_out, has_rows)
-    say(*(note for note in shown.notes if not (note.startswith("≥") and "early stop" in absent)))
+def grid(shown: "Grid", has_rows: bool = False) -> None:
+    """Print a table, the key of what there is room for, and its notes."""
+    absent = table(shown.heads, shown.rows, shown.leave_out, has_rows, shown.tones)
+    say(*(f"{name}: {text}." for name, text in shown.key.items() if name not in absent), *shown.notes)
 
 
 def summary(run: Path, rows: Any, tolerance: float | None, round: int | None = None) -> None:
-    """Print a run's verdict in a line, its table with a verdict for each round, and the rest of what it shows.
+    """Print a run's verdict in a line, its tables, with a verdict for each round, and what limits the verdict.
 
-    The table may be of one round alone; the verdict is of all.
+    The tables may be of one round alone; the verdict is of all.
     """
     from lottery.runs import store
-    from lottery.statistics import results, tables, verdicts
-    from lottery.statistics.metric import metric_of
+    from lottery.statistics import results, sentences, tables, verdicts
 
     if rows.empty:
         say(f"No round of {run} is complete yet.")
         return
-    experiment, measure = store.read_experiment(run), metric_of(rows)
-    rule, trained = verdicts.rule_for(experiment, tolerance, measure), store.progress(run, experiment)
-    judged = verdicts.judged(rows, rule)
-    found = verdicts.headline(rows, rule, trained, judged)
+    judgement = verdicts.of_run(run, rows, tolerance)
+    found = sentences.headline(judgement)
     text = formatting.wrapped(found.text, formatting.columns(sys.stdout))
     _console().print(text, style=f"bold {COLOURS[found.tone]}")
-    print()
-    points = results.summary(rows, rule.last_step)
+    points = results.summary(rows, judgement.rule.last_step)
     points = points if round is None else points[points["round"] == round]
-    if (points["branch"] == store.TICKET).any():
-        grid(tables.by_round(points, judged, rule), has_rows=True)
-    _branches(points, measure)
-    _budgets(run, points)
+    shown = [
+        tables.rounds(judgement, points) if (points["branch"] == store.TICKET).any() else None,
+        tables.controls(judgement, _costs_beside_alternatives(run, points), round),
+        tables.transfers(rows, points),
+    ]
+    for part in shown:
+        if part:
+            print()
+            grid(part, has_rows=True)
     print()
-    _, *details = verdicts.sentences(rows, rule, trained, judged)
-    say(*results.collapsed(run), *details)
-    _transfers(results.transfers(rows), measure)
+    say(*results.collapsed(run), *sentences.limits(judgement))
 
 
 def two_way(found: Any, tolerance: float, sentences: Sequence[str]) -> None:
     """Print ticket − dense with intervals over seeds and test examples, at both times, and what they show."""
     from lottery.statistics import tables, two_way
 
-    notes: Sequence[str] = ()
+    key: Mapping[str, str] = {}
     for measure, when in two_way.WHEN.items():
         shown = tables.two_way(found, measure, tolerance)
         print(f"{when}:")
-        table(shown.heads, shown.rows, shown.leave_out, has_rows=True)
+        table(shown.heads, shown.rows, shown.leave_out, has_rows=True, tones=shown.tones)
         print()
-        notes = shown.notes
-    say(*notes, *sentences)
+        key = shown.key
+    say(*(f"{name}: {text}." for name, text in key.items()), *sentences)
 
 
 def table(
-    heads: Sequence[str], lines: Sequence[Sequence[str]], leave_out: Sequence[str] = (), has_rows: bool = False
+    heads: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    leave_out: Sequence[str] = (),
+    has_rows: bool = False,
+    tones: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
     """Print a table with words to the left and numbers to the right, and return the heads that are left out.
 
     Where the terminal is too narrow, columns are left out and named below: those of `leave_out` in this order, and then
     from the right all but `KEPT`. `has_rows` says that the command also prints rows as JSON and CSV, with all columns.
+    `tones` colour cells by their text.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
-
-    from lottery.statistics import verdicts
 
     lines = [[printable(cell) for cell in line] for line in lines]
     widths = fitted(heads, lines, formatting.columns(sys.stdout), leave_out)
@@ -179,10 +170,7 @@ def table(
             formatting.wrapped(cell, widths.get(place)) if heads[place] in PROSE else cell
             for place, cell in enumerate(line)
         ]
-        tones = {
-            place: verdicts.tone(line[place]) for place in widths if heads[place].endswith("verdict") and line[place]
-        }
-        printed.add_row(*(Text(line[place], COLOURS.get(tones.get(place, ""), "")) for place in widths))
+        printed.add_row(*(Text(line[place], COLOURS.get(tones.get(line[place], ""), "")) for place in widths))
     _console().print(printed)
     if absent := [head for place, head in enumerate(heads) if place not in widths]:
         others = ", --json and --csv have" if has_rows else " has"
@@ -237,66 +225,13 @@ def _console() -> Any:
     return Console(width=10_000, height=100, highlight=False, markup=False, emoji=False)
 
 
-def _branches(points: Any, measure: "Metric") -> None:
-    """Print the mean accuracies or losses of the branches, if any, beside those of the ticket."""
-    means = points.pivot(index=["round"], columns="branch", values=f"{measure.what}_mean")[points["branch"].unique()]
-    if len(means.columns) < 2 or means.isna().all(axis=None):
-        return
-    means = means[means.iloc[:, 1:].notna().any(axis=1)]
-    density = points.groupby("round")["density"].first()
-    lines = [
-        [str(index), f"{density[index]:.4f}", *map(measure.value, line)]
-        for index, line in zip(means.index, means.to_numpy(), strict=True)
-    ]
-    print()
-    table(["round", "density", *means.columns], lines, has_rows=True)
-    say(f"Mean {measure.name} at the early-stop step, of the ticket and the branches from its rounds.")
-
-
-def _budgets(run: Path, points: Any) -> None:
-    """Print what each network takes, if a branch is an alternative to the ticket, with a budget of its own."""
+def _costs_beside_alternatives(run: Path, points: Any) -> Any:
+    """Read what each network takes, if a branch is an alternative to the ticket, with a budget of its own."""
     from lottery.analysis import costs
     from lottery.pruning import branches
-    from lottery.runs import store
 
-    names = list(dict.fromkeys(points["branch"]))
-    if not any((known := branches.find(name)) and known.kind == "alternative" for name in names):
-        return
-    spent = costs.table(run).groupby(["round", "branch"])[["spent_steps", "spent_multiply_adds"]].mean()
-    lines = []
-    for index in sorted({round for round, branch in spent.index if branch != store.TICKET} & set(points["round"])):
-        cells = [spent.loc[(index, name)] if (index, name) in spent.index else None for name in names]
-        texts = ["" if one is None else f"{one.iloc[0]:,.0f} · {formatting.short(one.iloc[1])}" for one in cells]
-        lines.append([str(index), *texts])
-    print()
-    table(["round", *names], lines, has_rows=True)
-    say(
-        "Training steps of all trainings that a network takes, and their multiply-adds (M: 10^6, G: 10^9, T: 10^12); "
-        "lottery plot --by cost draws accuracy against them."
-    )
-
-
-def _transfers(found: Mapping[str, Any], measure: "Metric") -> None:
-    """Print how tickets that were trained on other data compare with the dense network there."""
-    lines = [
-        [
-            label,
-            f"{line['round']:.0f}",
-            f"{line['density']:.4f}",
-            measure.difference(line["mean"]),
-            measure.ends(line["low"], line["high"]) or "not known",
-        ]
-        for label, part in found.items()
-        for line in part.to_dict("records")
-    ]
-    if lines:
-        print()
-        table(["branch", "round", "density", "vs dense there", "95 % interval"], lines)
-        unit = ", in per cent of the dense loss" if measure.is_loss else ""
-        say(f"vs dense there: ticket − dense{unit}, both trained on the other data.")
-    for label, part in found.items():
-        if part.empty:
-            say(f"{label} has no dense network on its data; the same `lottery branch` as before trains it.")
+    known = [branches.find(name) for name in set(points["branch"])]
+    return costs.table(run) if any(branch and branch.kind == "alternative" for branch in known) else None
 
 
 def compacted(found: Any) -> None:

@@ -13,7 +13,8 @@ from lottery.pruning import granularity, plan
 from lottery.pruning.allocation import Shapes
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds
-from lottery.statistics import intervals, metric, results, verdicts
+from lottery.statistics import metric, results, verdicts
+from lottery.statistics.power import num_needed
 from lottery.statistics.verdicts import Table
 
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -97,13 +98,13 @@ def needed(lines: Table, experiment: config.Experiment, rule: verdicts.Rule, pow
     Returns:
         The rows of pruned rounds, with ``difference``, ``std``, ``replicates``, for the round by itself, and
         ``for_all_rounds``, which show it for the run as a whole, whatever the other rounds show. NaN beyond
-        `intervals.MOST`, and where the pilot cannot tell.
+        `lottery.statistics.power.MOST`, and where the pilot cannot tell.
     """
     difference, std, pilot = known.get("difference"), known.get("std"), known.get("pilot")
     measured = {}
-    sign = -1 if rule.measure.is_loss else 1  # from a difference to a gain
+    sign = -1 if rule.metric.is_loss else 1  # from a difference to a gain
     if pilot is not None:
-        found = verdicts.differences(metric.scored(results.table(pilot), rule.measure), rule.measure.early_stop)
+        found = verdicts.differences(metric.scored(results.table(pilot), rule.metric), rule.metric.early_stop)
         measured = {line["round"]: line for line in found.to_dict("records")}
     num_rounds, added = experiment.prune.num_rounds, []
     for index in lines["round"][1:]:
@@ -115,7 +116,7 @@ def needed(lines: Table, experiment: config.Experiment, rule: verdicts.Rule, pow
         for key, error in {"replicates": 1, "for_all_rounds": num_rounds}.items():
             confidence, distance = 1 - (1 - rule.confidence) / error, mean + rule.tolerance
             can_tell = distance > 0 and spread == spread
-            enough = intervals.num_needed(distance, spread, num, confidence, power) if can_tell else None
+            enough = num_needed(distance, spread, num, confidence, power) if can_tell else None
             row[key] = enough or math.nan
         added.append(row)
     import pandas as pd

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from lottery import plots
 from lottery.figures import style
 from lottery.figures.record import Analysis, NothingToDraw
-from lottery.report.tables import ReportedRun
+from lottery.report.reported import ReportedRun
 from lottery.runs import store
 
 _DOTS = 72  # units of an SVG to the inch

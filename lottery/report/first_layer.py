@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from lottery.analysis import inputs
-from lottery.report.tables import ReportedRun
+from lottery.report.reported import ReportedRun
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 from lottery.statistics import results
@@ -13,7 +13,7 @@ from lottery.statistics import results
 MOST = 150_000  # counts on a page, of at most four characters each
 
 
-def frames(one: ReportedRun, most: int = MOST) -> dict[str, Any] | None:
+def frames(run: ReportedRun, most: int = MOST) -> dict[str, Any] | None:
     """Gather the counts of `lottery.analysis.inputs` as images, for as many replicates and rounds as a page has room.
 
     Returns:
@@ -22,14 +22,14 @@ def frames(one: ReportedRun, most: int = MOST) -> dict[str, Any] | None:
         dict for each replicate and round, with its ``density`` and ``counts`` row by row. None if one replicate in two
         rounds is too much.
     """
-    first = next(stored_rounds(one.path, [0], branches=False))
+    first = next(stored_rounds(run.path, [0], branches=False))
     num_places = inputs.counted(next(iter(first.masks.values())))[1].size
-    lengths = one.rows[one.rows["branch"] == store.TICKET].groupby("replicate")["round"].max() + 1
+    lengths = run.rows[run.rows["branch"] == store.TICKET].groupby("replicate")["round"].max() + 1
     if (room := most // num_places) < 2:
         return None
     everything = int(lengths.sum()) <= room
     rounds = range(int(lengths.max())) if everything else results.chosen(range(int(lengths.iloc[0])), room)
-    table = one.table("inputs", rounds=tuple(rounds))
+    table = run.table("inputs", rounds=tuple(rounds))
     if not everything:
         table = table[table["replicate"] == lengths.index[0]]
     what, channels = table["what"].iloc[0], int(table["channel"].max()) + 1

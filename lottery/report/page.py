@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -12,10 +13,9 @@ from typing import Any
 from lottery import config, files
 from lottery.analysis import connectivity
 from lottery.errors import LotteryError
-from lottery.report import checklist, figures, first_layer, tables
-from lottery.report.tables import ReportedRun
-from lottery.runs import store
-from lottery.statistics import verdicts
+from lottery.report import checklist, figures, first_layer, reported, tables
+from lottery.report.reported import ReportedRun
+from lottery.statistics import results, sentences
 
 _PARTS = {ending: Path(__file__).with_name(f"report.{ending}") for ending in ("html.jinja", "css", "js")}
 
@@ -40,7 +40,7 @@ def write(
     path = Path(out)
     if path.suffix not in (".html", ".htm"):
         raise LotteryError(f"--out: received {str(out)!r}, allowed is a file that ends in .html.")
-    files.write(path, render(tables.gathered([Path(run) for run in runs], tolerance), author).encode())
+    files.write(path, render(reported.gathered([Path(run) for run in runs], tolerance), author).encode())
     return path
 
 
@@ -53,11 +53,13 @@ def render(runs: Sequence[ReportedRun], author: str = "") -> str:
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     parts = {ending: path.read_text(encoding="utf-8") for ending, path in _PARTS.items()}
     several = len(runs) > 1
-    chapters = [_chapter(one, f"run-{place}", author) for place, one in enumerate(runs, 1)]
+    chapters = [_chapter(run, f"run-{place}", author) for place, run in enumerate(runs, 1)]
     together = [figures.together(runs)] if several else []
-    shown = [*together, *(figure for chapter in chapters for drawn in chapter["figures"].values() for figure in drawn)]
+    shown = [*together]
+    for chapter in chapters:
+        shown += itertools.chain.from_iterable(chapter["figures"].values())
     return environment.from_string(parts["html.jinja"]).render(
-        title=" · ".join(one.label for one in runs),
+        title=" · ".join(run.label for run in runs),
         style=parts["css"],
         script=parts["js"],
         script_sha256=base64.b64encode(hashlib.sha256(parts["js"].encode()).digest()).decode(),
@@ -73,27 +75,25 @@ def render(runs: Sequence[ReportedRun], author: str = "") -> str:
     )
 
 
-def _chapter(one: ReportedRun, anchor: str, author: str) -> dict[str, Any]:
+def _chapter(run: ReportedRun, anchor: str, author: str) -> dict[str, Any]:
     """Collect everything that the template shows of a run."""
-    drawn, missing = figures.drawn(one)
-    architecture = one.environment.get("architecture") or {}
-    stored, wanted = store.progress(one.path, one.experiment)
-    rows = base64.b64encode(one.rows.to_csv(index=False).encode()).decode()
+    drawn, missing = figures.drawn(run)
+    architecture = run.environment.get("architecture") or {}
+    rows = base64.b64encode(run.rows.to_csv(index=False).encode()).decode()
     return {
-        "one": one,
+        "run": run,
         "anchor": anchor,
-        "byline": tables.byline(one, author),
-        "verdict": verdicts.sentences(one.rows, one.rule, (stored, wanted), one.judged),
-        "tone": verdicts.headline(one.rows, one.rule, lines=one.judged).tone,
-        "verdict_key": tables.verdict_key(one),
-        "warnings": tables.collapsed(one),
-        "key_facts": tables.key_facts(one),
-        "tables": tables.of_run(one),
+        "byline": tables.byline(run, author),
+        "headline": sentences.headline(run.judgement),
+        "limits": sentences.limits(run.judgement),
+        "warnings": results.collapsed(run.path),
+        "key_facts": tables.key_facts(run),
+        "tables": tables.of_run(run),
         "figures": drawn,
         "missing": missing,
-        "first_layer": first_layer.frames(one),
-        "connectivity": connectivity.sentences(one.table("instability")),
+        "first_layer": first_layer.frames(run),
+        "connectivity": connectivity.sentences(run.table("instability")),
         "architecture": json.dumps(architecture, indent=1) if "keras" in architecture else "",
-        "protocol": config.dump(one.experiment),
+        "protocol": config.dump(run.experiment),
         "rows": f"data:text/csv;base64,{rows}",
     }

@@ -1,5 +1,27 @@
 """What the numbers of a run say: results, intervals, verdicts and comparisons. Nothing here imports TensorFlow."""
 
-from lottery.statistics import aggregates, comparison, intervals, metric, published, results, two_way, verdicts
+from lottery.statistics import (
+    aggregates,
+    comparison,
+    intervals,
+    metric,
+    power,
+    published,
+    results,
+    sentences,
+    two_way,
+    verdicts,
+)
 
-__all__ = ["aggregates", "comparison", "intervals", "metric", "published", "results", "two_way", "verdicts"]
+__all__ = [
+    "aggregates",
+    "comparison",
+    "intervals",
+    "metric",
+    "power",
+    "published",
+    "results",
+    "sentences",
+    "two_way",
+    "verdicts",
+]

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lottery.errors import LotteryError
 from lottery.formatting import ranges
@@ -43,25 +44,30 @@ def tables(runs: list[Path]) -> dict[str, Table]:
 def labelled(runs: list[Path]) -> dict[str, Path]:
     """Name each run by its experiment, or by its folder where that is ambiguous, or by its path; list it once."""
     runs = list({run.resolve(): run for run in runs}.values())
-    names, folders = [store.read_experiment(run).name for run in runs], [run.name for run in runs]
-    labels = [
-        name if names.count(name) == 1 else run.name if folders.count(run.name) == 1 else str(run)
-        for name, run in zip(names, runs, strict=True)
-    ]
-    return dict(zip(labels, runs, strict=True))
+    names = [store.read_experiment(run).name for run in runs]
+    folders = [run.name for run in runs]
+    labels = {}
+    for name, run in zip(names, runs, strict=True):
+        if names.count(name) > 1:
+            name = run.name if folders.count(run.name) == 1 else str(run)
+        labels[name] = run
+    return labels
 
 
-def common_measure(tables: Mapping[str, Table]) -> Metric:
+def common_metric(tables: Mapping[str, Table]) -> Metric:
     """Choose what to compare: the test accuracy, or the test loss if no run measures accuracy."""
-    measures = {name: metric_of(rows) for name, rows in tables.items()}
-    if len(set(measures.values())) > 1:
-        without, other = (next(name for name in tables if measures[name].is_loss is loss) for loss in (True, False))
-        raise LotteryError(f"compare: {without} measures no accuracy and {other} does, so nothing can be compared.")
-    return next(iter(measures.values()), ACCURACY)
+    metrics = {name: metric_of(rows) for name, rows in tables.items()}
+    without = [name for name, metric in metrics.items() if metric.is_loss]
+    others = [name for name, metric in metrics.items() if not metric.is_loss]
+    if without and others:
+        raise LotteryError(
+            f"compare: {without[0]} measures no accuracy and {others[0]} does, so nothing can be compared."
+        )
+    return next(iter(metrics.values()), ACCURACY)
 
 
 def compared(tables: Mapping[str, Table], measure: str = "", confidence: float = 0.95, within: float = WITHIN) -> Table:
-    """Compare the tickets of several runs by a column, that of `common_measure` by default, from tables by name.
+    """Compare the tickets of several runs by a column, that of `common_metric` by default, from tables by name.
 
     Each round of a run is compared with the round of the first run that has the nearest density, if the two differ by
     at most the fraction `within` of it; `left_out` names the other rounds.
@@ -72,30 +78,22 @@ def compared(tables: Mapping[str, Table], measure: str = "", confidence: float =
     """
     import pandas as pd
 
-    measure = measure or common_measure(tables).early_stop
+    measure = measure or common_metric(tables).early_stop
     if len(tables) < 2:
         raise LotteryError(f"compare: received {len(tables)} run, allowed are two or more.")
     chains = {name: rows[rows["branch"] == store.TICKET] for name, rows in tables.items()}
-    (first, reference), *_ = chains.items()
-    lines = []
-    for name, tickets in chains.items():
-        partners = {one: one for one in set(reference["round"])}
-        partners = partners if name == first else _partners(tickets, reference, within)
-        aligned = tickets.assign(own=tickets["round"], round=tickets["round"].map(partners)).dropna(subset="round")
+    first, *others = chains
+    reference = chains[first]
+    lines = _lines(first, reference.assign(own=reference["round"]), measure, confidence)
+    for name in others:
+        tickets = chains[name]
+        partners = tickets["round"].map(_partners(tickets, reference, within))
+        aligned = tickets.assign(own=tickets["round"], round=partners).dropna(subset="round")
         both = pd.concat([aligned, reference.assign(branch="first")])
-        pairs = verdicts.differences(both, measure, "first", confidence).set_index("round")[["mean", "low", "high"]]
-        for index, part in aligned.groupby("round"):
-            if (values := part[measure].dropna()).empty:
-                continue
-            unit = float(values.abs().mean()) if measure.endswith("loss") else 1.0
-            mean, low, high = intervals.mean_interval(values.tolist(), confidence, unit=unit)
-            if measure.endswith("accuracy"):
-                low, high = intervals.of_accuracy(low, high)
-            difference = pairs.loc[index] if name != first and index in pairs.index else (math.nan,) * 3
-            own = int(part["own"].iloc[0])
-            lines.append((int(index), part["density"].mean(), name, len(values), mean, low, high, *difference, own))
+        pairs = verdicts.differences(both, measure, "first", confidence)
+        lines += _lines(name, aligned, measure, confidence, pairs)
     what = "loss" if measure.endswith("loss") else "accuracy"
-    found = pd.DataFrame(lines, columns=[what if name == "accuracy" else name for name in COLUMNS])
+    found = pd.DataFrame(lines, columns=[what if column == "accuracy" else column for column in COLUMNS])
     shared = sorted(set(found[found["run"] != first]["round"]))
     if not shared:
         raise LotteryError(
@@ -107,6 +105,27 @@ def compared(tables: Mapping[str, Table], measure: str = "", confidence: float =
     return found.drop(columns="behind")
 
 
+def _lines(
+    name: str, aligned: Table, measure: str, confidence: float, pairs: Table | None = None
+) -> list[tuple[Any, ...]]:
+    """Make the `COLUMNS` of a run, whose rounds are those of the first run, from its differences if it is another."""
+    against = {} if pairs is None else {line["round"]: line for line in pairs.to_dict("records")}
+    lines = []
+    for number, part in aligned.groupby("round"):
+        values = part[measure].dropna()
+        if values.empty:
+            continue
+        unit = float(values.abs().mean()) if measure.endswith("loss") else 1.0
+        mean, low, high = intervals.mean_interval(values.tolist(), confidence, unit)
+        if measure.endswith("accuracy"):
+            low, high = intervals.of_accuracy(low, high)
+        pair = against.get(number, {})
+        difference = [pair.get(key, math.nan) for key in ("mean", "low", "high")]
+        place = int(number), part["density"].mean(), name, len(values)
+        lines.append((*place, mean, low, high, *difference, int(part["own"].iloc[0])))
+    return lines
+
+
 def left_out(tables: Mapping[str, Table], found: Table, within: float = WITHIN) -> list[str]:
     """Name the rounds of each run that `compared` leaves out, in a sentence for each run that has any."""
     first = next(iter(tables))
@@ -114,7 +133,7 @@ def left_out(tables: Mapping[str, Table], found: Table, within: float = WITHIN) 
     for name, rows in tables.items():
         there = sorted(set(rows[rows["branch"] == store.TICKET]["round"]))
         own = set(found[found["run"] == name]["own_round"])
-        absent = [index for index in there if index not in own]
+        absent = [number for number in there if number not in own]
         if not absent:
             continue
         of = "any other run" if name == first else first
@@ -128,15 +147,14 @@ def left_out(tables: Mapping[str, Table], found: Table, within: float = WITHIN) 
 def _partners(tickets: Table, reference: Table, within: float) -> dict[int, int]:
     """Pair rounds of a run with those of the first: each with the nearest in density, and each at most once."""
     own, others = (rows.groupby("round")["density"].mean().to_dict() for rows in (tickets, reference))
-    candidates = sorted(
-        # Of equal densities, those of the same round.
-        (round(abs(math.log(density / other)), 9), abs(index - place), index, place)
-        for index, density in own.items()
-        for place, other in others.items()
-        if abs(density / other - 1) <= within + 1e-9
-    )
+    candidates = []
+    for (number, density), (partner, other) in itertools.product(own.items(), others.items()):
+        if abs(density / other - 1) <= within + 1e-9:
+            apart = round(abs(math.log(density / other)), 9)
+            # Of equal densities, those of the same round.
+            candidates.append((apart, abs(number - partner), number, partner))
     found: dict[int, int] = {}
-    for *_, index, place in candidates:
-        if index not in found and place not in found.values():
-            found[index] = place
+    for _, _, number, partner in sorted(candidates):
+        if number not in found and partner not in found.values():
+            found[number] = partner
     return found

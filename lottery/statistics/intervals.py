@@ -1,40 +1,35 @@
-"""Means over replicates: confidence intervals, tests, and how many replicates give a test its power."""
+"""Means over replicates: confidence intervals and tests."""
 
-import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from lottery.errors import LotteryError
 
-MOST = 1000  # replicates; `num_needed` looks no further
-POWER = 0.8  # what `num_needed` asks for, as is the custom since Cohen 1988
 # Accuracies have single precision, so one example more can be worth slightly more or less from replicate to replicate.
 SAME = 1e-6
 
 
-def students_t(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Compute the ends of mean ± t s / sqrt(n), of Student 1908, with n - 1 degrees of freedom, for normal values."""
-    return _around(float(values.mean()), float(values.std(ddof=1)), len(values), confidence)
-
-
 def mean_interval(values: Sequence[float], confidence: float = 0.95, unit: float = 1.0) -> tuple[float, float, float]:
-    """Compute the mean, and the ends of a t interval that holds the true mean with a probability, in (0, 1).
+    """Compute the mean, and the ends of an interval that holds the true mean with a probability, in (0, 1).
 
-    The ends are infinite for one value, and for two equal ones, which accuracies over few examples often are; for three
-    or more equal values they are the mean. Values are equal if they differ by at most a millionth of `unit`, which is 1
+    It is mean ± t s / sqrt(n), of Student 1908, with n - 1 degrees of freedom, for normal values. The ends are infinite
+    for one value, and for two equal ones, which accuracies over few examples often are; for three or more equal values
+    they are the mean. Values are equal if they differ by at most a millionth of `unit`, which is 1
     for accuracies and their differences, or of the largest.
 
     Raises:
         LotteryError: No value, one that is not finite, or a confidence outside (0, 1).
     """
-    taken = _checked(values, confidence)
-    mean, same = float(taken.mean()), _are_same(taken, unit)
-    if len(taken) == 1 or (len(taken) == 2 and same):
+    numbers = _checked(values, confidence)
+    mean = float(numbers.mean())
+    are_same = bool(np.ptp(numbers) <= SAME * max(unit, float(np.abs(numbers).max())))
+    if len(numbers) == 1 or (len(numbers) == 2 and are_same):
         return mean, -math.inf, math.inf
-    return (mean, mean, mean) if same else (mean, *students_t(taken, confidence))
+    if are_same:
+        return mean, mean, mean
+    return (mean, *_around(mean, float(numbers.std(ddof=1)), len(numbers), confidence))
 
 
 def of_accuracy(low: float, high: float) -> tuple[float, float]:
@@ -48,12 +43,12 @@ def on_a_grid(values: Sequence[float], spacing: float, confidence: float = 0.95)
     Rounding hides how far equal values are from each other, so the standard deviation counts as that of the rounding
     at least: spacing / sqrt(6), of the difference of two numbers that are each rounded to a multiple.
     """
-    taken = _checked(values, confidence)
-    mean = float(taken.mean())
-    if len(taken) == 1 or not spacing:
+    if len(values) == 1 or not spacing:
         return mean_interval(values, confidence)
-    std = max(float(taken.std(ddof=1)), spacing / math.sqrt(6))
-    return (mean, *_around(mean, std, len(taken), confidence))
+    numbers = _checked(values, confidence)
+    mean = float(numbers.mean())
+    std = max(float(numbers.std(ddof=1)), spacing / math.sqrt(6))
+    return (mean, *_around(mean, std, len(numbers), confidence))
 
 
 def p_value(mean: float, low: float, num: int, bound: float, confidence: float = 0.95) -> float:
@@ -100,54 +95,6 @@ def step_down(p_values: Sequence[float], level: float) -> int:
     return len(p_values)
 
 
-def power(num: int, distance: float, std: Any, confidence: float = 0.95) -> Any:
-    """Compute the probability that a t interval of `num` new values lies above a bound.
-
-    Args:
-        num: How many values, at least 2.
-        distance: How far the true mean is above the bound.
-        std: Their true standard deviation; an array gives an array.
-        confidence: Of the interval.
-    """
-    from scipy import special
-
-    # The noncentral t distribution as a mean over the standard deviations that may come out. SciPy's own has NaNs.
-    ratios = _ratios(num - 1, 200)
-    critical = float(special.stdtrit(num - 1, (1 + confidence) / 2))
-    shift = abs(distance) * math.sqrt(num) / np.asarray(std, float)
-    return special.ndtr(shift[..., None] - critical * ratios).mean(-1)
-
-
-def num_needed(
-    distance: float, std: float, pilot: int | None = None, confidence: float = 0.95, least_power: float = POWER
-) -> int | None:
-    """Compute how many new replicates show with a probability that a true mean is above, or below, a bound.
-
-    Args:
-        distance: How far the true mean is from the bound.
-        std: The standard deviation of the values.
-        pilot: The number of values that `std` was estimated from; None if it is the true one. The power is then that
-            on average over the standard deviations that are as likely after such an estimate: Julious & Owen 2006.
-        confidence: Of the interval that is to lie on one side of the bound.
-        least_power: The probability, in (0, 1).
-
-    Returns:
-        The smallest number, at least 2, of replicates that are judged by themselves, without those of the pilot; None
-        from a pilot of one, or if it takes more than `MOST`.
-    """
-    if pilot is not None and pilot < 2:
-        return None
-    stds = max(std, SAME * abs(distance)) / (_ratios(pilot - 1, 200) if pilot else np.ones(1))
-    low, high = 1, MOST
-    if not distance or power(high, distance, stds, confidence).mean() < least_power:
-        return None
-    while high - low > 1:  # more replicates never have less power
-        middle = (low + high) // 2
-        enough = power(middle, distance, stds, confidence).mean() >= least_power
-        low, high = (low, middle) if enough else (middle, high)
-    return high
-
-
 def _around(mean: float, std: float, num: int, confidence: float) -> tuple[float, float]:
     from scipy import special  # not stats, which takes a second to import
 
@@ -155,22 +102,10 @@ def _around(mean: float, std: float, num: int, confidence: float) -> tuple[float
     return mean - half, mean + half
 
 
-@functools.cache
-def _ratios(degrees: int, num: int) -> np.ndarray:
-    """Return `num` quantiles, evenly apart, of the standard deviation of a sample over the true one."""
-    from scipy import special
-
-    return np.sqrt(2 * special.gammaincinv(degrees / 2, (np.arange(num) + 0.5) / num) / degrees)
-
-
-def _are_same(taken: np.ndarray, unit: float = 1.0) -> bool:
-    return bool(np.ptp(taken) <= SAME * max(unit, float(np.abs(taken).max())))
-
-
 def _checked(values: Sequence[float], confidence: float) -> np.ndarray:
-    taken = np.asarray(values, float)
-    if taken.ndim != 1 or not taken.size or not np.isfinite(taken).all():
-        raise LotteryError(f"An interval needs one finite number or more, received {taken.tolist()}.")
+    numbers = np.asarray(values, float)
+    if numbers.ndim != 1 or not numbers.size or not np.isfinite(numbers).all():
+        raise LotteryError(f"An interval needs one finite number or more, received {numbers.tolist()}.")
     if not 0 < confidence < 1:
         raise LotteryError(f"The confidence of an interval: received {confidence}, allowed is between 0 and 1.")
-    return taken
+    return numbers

@@ -57,13 +57,16 @@ class Metric:
 
     def difference(self, gain: float) -> str:
         """Format a gain as ticket − other, with its sign: of losses in per cent of the dense loss; empty for NaN."""
-        return ("" if gain != gain else _percent(-gain)) if self.is_loss else number(gain, "+.4f")
+        if self.is_loss:
+            return "" if math.isnan(gain) else _percent(-gain)
+        return number(gain, "+.4f")
 
-    def ends(self, low: float, high: float) -> str:
+    def ends(self, low: float, high: float) -> tuple[str, str]:
         """Format the ends of an interval of gains as those of ticket − other; empty if they are not known."""
-        if low != low or abs(low) == math.inf:
-            return ""
-        return " to ".join(map(self.difference, self.interval(low, high)))
+        if not math.isfinite(low):
+            return "", ""
+        low, high = self.interval(low, high)
+        return self.difference(low), self.difference(high)
 
     def interval(self, low: float, high: float) -> tuple[float, float]:
         """Order the ends of an interval of gains as those of ticket − other."""
@@ -76,8 +79,8 @@ class Metric:
     def bound(self, tolerance: float) -> str:
         """Say where the whole interval of ticket − dense of a matching ticket lies."""
         if self.is_loss:
-            return f"below {f'+{100 * tolerance:g} %' if tolerance else '0'}"
-        return f"above {f'-{tolerance:g}' if tolerance else '0'}"
+            return f"below +{100 * tolerance:g} %" if tolerance else "below 0"
+        return f"above -{tolerance:g}" if tolerance else "above 0"
 
 
 ACCURACY = Metric("accuracy", 0.002)  # as in Frankle et al. 2020, https://arxiv.org/abs/1912.05671
@@ -85,25 +88,28 @@ LOSS = Metric("loss", 0.02)
 
 
 def metric_of(rows: Any) -> Metric:
-    """Choose the measure of a table of `lottery.statistics.results.table`: the loss if no network has an accuracy."""
+    """Choose the metric of a table of `lottery.statistics.results.table`: the loss if no network has an accuracy."""
     has_loss = LOSS.early_stop in rows and rows[LOSS.early_stop].notna().any()
     return LOSS if has_loss and rows[ACCURACY.early_stop].isna().all() else ACCURACY
 
 
-def scored(rows: Any, measure: Metric) -> Any:
+def scored(rows: Any, metric: Metric) -> Any:
     """Replace losses by scores of which higher is better, in units of the mean loss of the dense networks.
 
     Differences of scores are gains.
     """
-    if not measure.is_loss:
+    if not metric.is_loss:
         return rows
     dense = rows[(rows["branch"] == "ticket") & (rows["round"] == 0)]
-    units = {column: abs(dense[column].mean()) for column in (measure.early_stop, measure.final)}
-    return rows.assign(**{column: -rows[column] / (unit or math.nan) for column, unit in units.items()})
+    scores = {}
+    for column in (metric.early_stop, metric.final):
+        unit = abs(dense[column].mean()) or math.nan
+        scores[column] = -rows[column] / unit
+    return rows.assign(**scores)
 
 
 def _loss(value: float) -> str:
-    if value != value:
+    if math.isnan(value):
         return ""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:#.4g}".removesuffix(".")
 

@@ -38,13 +38,17 @@ def rows_of(networks: Iterable[StoredRound]) -> Table:
 
 
 def collapsed(run: Path) -> list[str]:
-    """Name each network in which a whole weight was pruned, in a sentence: it trains on, at chance or near it."""
-    found = []
+    """Write a sentence for each weight of which nothing is left in some networks: they train on, at chance or near."""
+    rounds: dict[tuple[str, str], list[int]] = {}
     for stored in stored_rounds(run):
-        branch = "" if stored.branch == store.TICKET else f", {stored.branch}"
-        if names := ", ".join(stored.record["collapsed"]):
-            found.append(f"Replicate {stored.replicate}, round {stored.round}{branch}: nothing is left of {names}.")
-    return found
+        for name in stored.record["collapsed"]:
+            rounds.setdefault((stored.branch, name), []).append(stored.round)
+    sentences = []
+    for (branch, name), found in rounds.items():
+        networks = "1 network" if len(found) == 1 else f"{len(found)} networks"
+        of = "" if branch == store.TICKET else f" of {branch}"
+        sentences.append(f"Nothing is left of {name} in {networks}{of}, from round {min(found)} on.")
+    return sentences
 
 
 def summary(rows: Table, num_steps: int | None = None) -> Table:
@@ -60,13 +64,17 @@ def summary(rows: Table, num_steps: int | None = None) -> Table:
     # What was not trained cannot be trained longer, and a transfer may end at another step.
     trained = rows["final_train_loss"].notna() & ~verdicts.transferred(rows)
     last = (rows["early_stop_step"] == num_steps) & trained if num_steps else np.nan
-    measure = metric_of(rows)
+    metric = metric_of(rows)
     parts = {
-        "mean": "mean", "std": "std", "min": "min", "max": "max", "low": lambda values: _end(values, 1, measure),
-        "high": lambda values: _end(values, 2, measure),
-    }  # fmt: skip
-    measured: Any = {f"{measure.what}_{name}": (measure.early_stop, part) for name, part in parts.items()}
-    measured[f"final_{measure.what}_mean"] = (measure.final, "mean")
+        "mean": "mean",
+        "std": "std",
+        "min": "min",
+        "max": "max",
+        "low": lambda values: _ends(values, metric)[0],
+        "high": lambda values: _ends(values, metric)[1],
+    }
+    measured: Any = {f"{metric.what}_{name}": (metric.early_stop, part) for name, part in parts.items()}
+    measured[f"final_{metric.what}_mean"] = (metric.final, "mean")
     return (
         rows.assign(censored=last)
         .groupby(["branch", "round"], as_index=False)
@@ -88,11 +96,11 @@ def transfers(rows: Table) -> dict[str, Table]:
     Returns the rows of `lottery.statistics.verdicts.differences`, of losses as gains (see
     `lottery.statistics.metric.Metric`); none where the transfer of round 0 is not stored.
     """
-    there, measure = rows[verdicts.transferred(rows)].groupby("branch", sort=False), metric_of(rows)
-    return {
-        label: verdicts.differences(scored(part.assign(branch=store.TICKET), measure), measure.early_stop)
-        for label, part in there
-    }
+    metric, found = metric_of(rows), {}
+    for label, part in rows[verdicts.transferred(rows)].groupby("branch", sort=False):
+        scores = scored(part.assign(branch=store.TICKET), metric)
+        found[label] = verdicts.differences(scores, metric.early_stop)
+    return found
 
 
 def chosen(rounds: Iterable[int], most: int) -> list[int]:
@@ -102,7 +110,9 @@ def chosen(rounds: Iterable[int], most: int) -> list[int]:
     return [int(there[place]) for place in dict.fromkeys(places.tolist())]
 
 
-def _end(values: Any, which: int, measure: Metric) -> float:
+def _ends(values: Any, metric: Metric) -> tuple[float, float]:
+    """Return the ends of the t interval of a column; NaN if a value is."""
     if not values.notna().all():
-        return float("nan")
-    return intervals.mean_interval(values.tolist(), unit=measure.unit(values))[which]
+        return np.nan, np.nan
+    _, low, high = intervals.mean_interval(values.tolist(), unit=metric.unit(values))
+    return low, high

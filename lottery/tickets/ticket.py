@@ -9,16 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lottery import files, masks, weights
+from lottery import files, grids, masks, weights
 from lottery.enforcement import HeldAt, entries, patching
 from lottery.errors import TicketError, printable
 from lottery.masks import Masks
 from lottery.models import architecture
 from lottery.models.architecture import Architecture
 from lottery.models.kerases import keras_of
-from lottery.statistics import tables
 from lottery.statistics.metric import ACCURACY, LOSS, Metric
-from lottery.statistics.tables import Grid
 from lottery.tickets import from_run, ticket_file
 
 OWN_LAYERS = "layers of Keras' own"
@@ -185,18 +183,18 @@ class Ticket:
             return ""
         return f" to step {step:,}, the {'early-stop step' if at == 'early_stop' else 'end'}"
 
-    def layers(self) -> Grid:
+    def layers(self) -> grids.Grid:
         """List the weights with their shapes, entries that are kept, and densities."""
         rows = [
             [name, " x ".join(map(str, mask.shape)), f"{mask.sum():,}", f"{mask.size:,}", f"{mask.mean():.4f}"]
             for name, mask in self.masks.items()
         ]
-        return Grid(["weight", "shape", "kept", "of", "density"], rows)
+        return grids.Grid(["weight", "shape", "kept", "of", "density"], rows)
 
     def _repr_html_(self) -> str:
         """Show the facts and the weights in a notebook."""
         facts = "".join(f"<b>{escape(name)}</b>: {escape(text)}<br>" for name, text in self.facts().items())
-        return f"<p>{facts}</p>{tables.html(self.layers())}"
+        return f"<p>{facts}</p>{grids.html(self.layers())}"
 
     def __repr__(self) -> str:
         of, more = self.provenance, [f"density {self.density:.4f} ({self.num_kept:,} weights kept)"]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import lottery
+from lottery import grids
 from lottery.errors import LotteryError
-from lottery.statistics import tables
 
 
 def test_load_gives_the_run_that_run_gave(small_run):
@@ -39,7 +39,7 @@ def test_a_notebook_shows_the_verdict_the_table_and_the_figure(small_run, tmp_pa
     assert small_run.path.name in text and text.count("<table") == text.count("<svg") == 1
     assert all(lottery.api.html.escape(sentence) in text for sentence in small_run.verdict())
     head = small_run.verdict()[0]
-    assert text.startswith(f"<p><b style='color: {tables.COLOURS['open']}'>{head}</b></p>")
+    assert text.startswith(f"<p><b style='color: {grids.COLOURS['open']}'>{head}</b></p>")
     assert text.index("<table") < text.index("<svg") and text.count("<tr>") == 1 + 4
     assert f">{small_run.table()['num_kept'].min():,}</td>" in text and "?: 2 replicates cannot tell" in text
     copy = tmp_path / "copy"

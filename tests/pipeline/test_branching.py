@@ -16,7 +16,7 @@ from lottery.pruning import branches
 from lottery.runs import store, verification
 from lottery.runs.stored import stored_rounds
 from lottery.settings import GIVEN
-from lottery.statistics import verdicts
+from lottery.statistics import tables, verdicts
 from lottery.training.trainer import Span
 from tests.conftest import checksum, quietly, toy_arrays
 
@@ -308,10 +308,11 @@ def test_a_control_is_added_in_one_place(tmp_path, monkeypatch):
     assert run.table()["branch"].value_counts()["negated"] == 2 * 2 and is_right(run) == []
     better = run.table().assign(early_stop_test_accuracy=lambda rows: 0.9 - 0.1 * (rows["branch"] == "negated"))
     better["early_stop_test_accuracy"] += 0.001 * better["replicate"] * (better["branch"] == "negated")
-    assert any("so the sign of the weights matters there" in said for said in verdicts.sentences(better))
+    grid = tables.controls(verdicts.Judgement(better))
+    assert grid.notes == ["negated tests the sign of the weights."] and {row[-1] for row in grid.rows} == {"better"}
     equal = better.assign(early_stop_test_accuracy=0.9 + 0.01 * better["replicate"] * (better["branch"] == "negated"))
     equal.loc[(equal["branch"] == "negated") & (equal["replicate"] == 1), "early_stop_test_accuracy"] = 0.89
-    assert any("so the sign of the weights is not shown to matter" in said for said in verdicts.sentences(equal))
+    assert {row[-1] for row in tables.controls(verdicts.Judgement(equal)).rows} == {"?"}
     assert verification.not_repeated(run.path) == []
     shutil.copy(folder_of(run, index=0) / "weights.safetensors", folder_of(run, branch="negated"))
     assert is_right(run) != []

@@ -7,7 +7,7 @@ from lottery import config
 from lottery.errors import LotteryError
 from lottery.pipeline import preview
 from lottery.runs import store
-from lottery.statistics import intervals, verdicts
+from lottery.statistics import power, verdicts
 
 
 def rows_of(done):
@@ -31,10 +31,10 @@ def test_the_replicates_of_a_plan(lottery_command):
     words = ("plan", "prune.num_rounds=4", "--difference", "0.005", "--std", "0.003", "--json")
     rows = rows_of(lottery_command(*words))
     assert [row["round"] for row in rows] == [1, 2, 3, 4]
-    assert {row["replicates"] for row in rows} == {intervals.num_needed(0.007, 0.003)}
-    assert {row["for_all_rounds"] for row in rows} == {intervals.num_needed(0.007, 0.003, confidence=1 - 0.05 / 4)}
+    assert {row["replicates"] for row in rows} == {power.num_needed(0.007, 0.003)}
+    assert {row["for_all_rounds"] for row in rows} == {power.num_needed(0.007, 0.003, confidence=1 - 0.05 / 4)}
     other = rows_of(lottery_command(*words, "--power", "0.95", "--tolerance", "0"))
-    expected = intervals.num_needed(0.005, 0.003, least_power=0.95)
+    expected = power.num_needed(0.005, 0.003, least_power=0.95)
     assert {row["replicates"] for row in other} == {expected}
     # Nothing shows a difference that is below the tolerance.
     below = rows_of(lottery_command(*words[:2], "--difference", "-0.01", "--std", "0.003", "--json"))
@@ -47,7 +47,7 @@ def test_a_plan_from_a_pilot(small_run, lottery_command):
         assert (row["round"], row["difference"], row["std"]) == pytest.approx(
             (line["round"], line["mean"], line["std"])
         )
-        assert row["replicates"] == intervals.num_needed(line["mean"] + 0.1, line["std"], 2)
+        assert row["replicates"] == power.num_needed(line["mean"] + 0.1, line["std"], 2)
     done = lottery_command("plan", "--from", small_run.path, "--difference", "0.05")
     assert "8 networks, 4 for each of 2 replicates" in done.stdout and "run.seed" in done.stdout
     rows = preview.needed(

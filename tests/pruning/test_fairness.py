@@ -13,7 +13,8 @@ from lottery.pruning import branches, rewinding
 from lottery.pruning.branches import BRANCHES
 from lottery.runs import verification
 from lottery.runs.stored import stored_rounds
-from lottery.statistics import verdicts
+from lottery.statistics import sentences, verdicts
+from lottery.statistics import tables as statistics_tables
 from tests.conftest import quietly, toy_arrays
 
 pytestmark = pytest.mark.usefixtures("traced_once")
@@ -265,7 +266,7 @@ def test_a_run_stored_with_a_control_that_is_refused_now_is_read_and_branches(tm
         )
     assert lottery.load(run.path).experiment.run.controls == ("random_mask",)
     assert set(run.table()["branch"]) == {"ticket", "random_mask"} and run.verify() == []
-    assert any("This is no fair comparison" in said for said in run.verdict())
+    assert any("is no fair comparison" in said for said in run.verdict())
     lottery.branch(run.path, "untrained", [2], model=build, data=arrays(), on_event=quietly)
     lottery.branch(run.path, "transfer", [2], model=build, data=arrays(9), on_event=quietly)
     with pytest.raises(LotteryError, match="run.controls: leave out random_mask, which cannot be compared fairly"):
@@ -291,18 +292,20 @@ def test_what_the_verdict_says_of_each_branch(name, mode, step):
     )
     rows.loc[(rows["branch"] == "ticket") & (rows["replicate"] == 1), verdicts.MEASURE] -= 0.0001
     rule = verdicts.rule_for(experiment)
-    head, *others = verdicts.sentences(rows, rule)
-    (said,) = [sentence for sentence in others if sentence.startswith(f"Ticket − {name}")]
+    judgement = verdicts.Judgement(rows, rule)
+    head, *limits = sentences.of(judgement)
+    grid = statistics_tables.controls(judgement)
+    assert {row[0] for row in grid.rows} == {name}
+    beside = {row[grid.heads.index("ticket is")] for row in grid.rows}
     special = verdicts.judged(rows, rule)["special"].tolist()
     if (name, start) in REFUSED:
         why = branches.comparison(name, mode, step).refused
-        assert said.endswith(f". This is no fair comparison, and shows nothing about the ticket: {why}.")
-        assert "matters" not in said and "better" not in said and name not in head and special == [""]
+        assert f"{name} is no fair comparison, and shows nothing about the ticket: {why}." in limits
+        assert beside == {"not fair"} and grid.notes == [] and name not in head and special == [""]
     elif name in NO_CLAIM:
-        assert said.endswith(": the ticket is better.") and special == [""]
+        assert beside == {"better"} and grid.notes == [] and special == [""]
     else:
-        matters = SHOWS[name, start]
-        assert said.endswith(f": the ticket is better, so {matters} matters there.") and special == ["yes"]
+        assert grid.notes == [f"{name} tests {SHOWS[name, start]}."] and beside == {"better"} and special == ["yes"]
         assert f"better than the control {name}" in head
 
 

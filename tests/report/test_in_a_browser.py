@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from lottery.report import tables
+from lottery.report import reported
 from lottery.runs.stored import StoredRound
 
 
@@ -139,10 +139,10 @@ def test_tables_sort(opened):
     keyed(browser, button[density], "SPACE", "SPACE")
     assert browser.execute_script(column, density) == before and browser.execute_script(head, density) is None
     kept = browser.execute_script("return [...document.querySelectorAll('table.sorts th')].findIndex(head => "
-                                  "head.innerText.replace(/\\s/g, ' ') === 'weights kept')")  # fmt: skip
+                                  "head.innerText.replace(/\\s/g, ' ') === 'kept')")  # fmt: skip
     button[kept].click()  # with thousands separators
     assert browser.execute_script(column, 0) == ["3", "2", "1", "0"]
-    difference = 4
+    difference = 5
     for _ in range(2):  # the dense network has no difference from itself, and comes last in both directions
         button[difference].click()
         assert browser.execute_script(column, difference)[-1] == ""
@@ -151,7 +151,7 @@ def test_tables_sort(opened):
 
 def test_figures_tell_their_numbers(opened, small_run):
     browser = opened()
-    (one,) = tables.gathered([small_run.path])
+    (one,) = reported.gathered([small_run.path])
     expected = one.summary[(one.summary["branch"] == "ticket") & (one.summary["round"] == 2)].iloc[0]
     told = short(expected["accuracy_mean"])
     plot = browser.find_element("css selector", ".plot[data-panels]")

@@ -15,7 +15,7 @@ from lottery import config
 from lottery.analysis import inputs
 from lottery.errors import LotteryError
 from lottery.figures import style
-from lottery.report import checklist, figures, first_layer, tables
+from lottery.report import checklist, figures, first_layer, reported, tables
 from lottery.report.page import render, write
 from lottery.runs import store
 from lottery.runs.stored import StoredRound
@@ -115,7 +115,7 @@ def test_the_rounds_are_those_of_the_table(page, small_run):
     """Recomputed by pandas in another way than `tables` does."""
     rows = outlined(page).rows
     heads = next(row for row in rows if "test accuracy" in row)
-    assert heads[:5] == ["round", "density", "test accuracy", "verdict", "ticket\u00a0− dense"]
+    assert heads[:6] == ["round", "density", "kept", "test accuracy", "±", "vs dense"]
     tickets = small_run.table().query("branch == 'ticket'")
     dense = tickets[tickets["round"] == 0].set_index("replicate")["early_stop_test_accuracy"]
     for index, part in tickets.groupby("round"):
@@ -123,12 +123,12 @@ def test_the_rounds_are_those_of_the_table(page, small_run):
         shown = dict(zip(heads, cells, strict=True))
         accuracy = part.set_index("replicate")["early_stop_test_accuracy"]
         assert shown["density"] == f"{part['density'].iloc[0]:.4f}"
-        assert shown["weights kept"] == f"{int(part['num_kept'].iloc[0]):,}"
+        assert shown["kept"] == f"{int(part['num_kept'].iloc[0]):,}"
         assert shown["test accuracy"] == f"{np.mean(accuracy):.4f}"
-        assert shown["standard deviation"] == f"{np.std(accuracy, ddof=1):.4f}"
+        assert shown["±"] == f"{np.std(accuracy, ddof=1):.4f}"
         if index:
-            assert shown[heads[4]] == f"{(accuracy - dense).mean():+.4f}".replace("-0.0000", "+0.0000")
-            assert float(shown["95 % from"]) <= float(shown[heads[4]]) <= float(shown["95 % to"])
+            assert shown["vs dense"] == f"{(accuracy - dense).mean():+.4f}".replace("-0.0000", "+0.0000")
+            assert float(shown["95 % from"]) <= float(shown["vs dense"]) <= float(shown["95 % to"])
 
 
 def test_a_cell_holds_one_number(page):
@@ -150,7 +150,7 @@ def test_what_a_run_says_cannot_write_into_the_page(small_run, tmp_path, undrawn
     shutil.copytree(small_run.path, path)
     environment = store.read_environment(path)
     store.write_record(path / "environment.json", environment | {"processor": "<script>alert(1)</script>"})
-    text = render(tables.gathered([path]))
+    text = render(reported.gathered([path]))
     assert "&lt;script&gt;alert(1)" in text and text.count("<script") == 1
 
 
@@ -158,7 +158,7 @@ def test_several_runs_side_by_side(small_run, tmp_path, undrawn):
     other = tmp_path / "other"
     shutil.copytree(small_run.path, other)
     shutil.rmtree(other / "replicate-2" / "round-03")
-    text = render(tables.gathered([small_run.path, other, small_run.path]))
+    text = render(reported.gathered([small_run.path, other, small_run.path]))
     outline = outlined(text)
     assert len(outline.ids) == len(set(outline.ids)) and outline.fetched == []
     assert text.count("Every value that was used") == 2  # a run that is named twice is there once
@@ -181,9 +181,15 @@ def test_what_cannot_be_written_is_refused(small_run, tmp_path):
 
 def made(small_run, **changes):
     """The facts of the run with other rows, branches or settings."""
-    (one,) = tables.gathered([small_run.path])
+    (one,) = reported.gathered([small_run.path])
     values = {name: getattr(one, name) for name in ("label", "path", "experiment", "environment", "rows", "tolerance")}
-    return tables.ReportedRun(**values | changes)
+    return reported.ReportedRun(**values | changes)
+
+
+def lines_of(run, name):
+    """The lines of a table, each a dict of its cells by head."""
+    grid = tables.of_run(run)[name]
+    return [dict(zip(grid.heads, row, strict=True)) for row in grid.rows]
 
 
 def states(runs):
@@ -216,7 +222,7 @@ def test_the_checklist_sees_what_is_there_and_what_is_not(small_run):
 
 
 def test_the_dl_of_key_facts_is_the_runs(small_run):
-    (one,) = tables.gathered([small_run.path])
+    (one,) = reported.gathered([small_run.path])
     found = tables.key_facts(one)
     rows = small_run.table()
     dense = rows[(rows["round"] == 0) & (rows["branch"] == "ticket")]["early_stop_test_accuracy"]
@@ -252,12 +258,12 @@ def long_run(small_run, tmp_path):
 def test_a_long_page_stays_small(long_run, tmp_path):
     size = write([long_run], tmp_path / "page.html").stat().st_size
     assert 300_000 < size < 3_000_000
-    found = first_layer.frames(*tables.gathered([long_run]))
+    found = first_layer.frames(*reported.gathered([long_run]))
     assert len(found["frames"]) == 5 * 21
 
 
 def test_the_first_layer_is_that_of_the_masks(small_run, monkeypatch):
-    (one,) = tables.gathered([small_run.path])
+    (one,) = reported.gathered([small_run.path])
     found = first_layer.frames(one)
     assert (found["what"], found["of"], found["shape"], found["channels"]) == (inputs.INPUT, 300, [8, 8], 1)
     assert [(frame["replicate"], frame["round"]) for frame in found["frames"]] == [
@@ -276,7 +282,9 @@ def test_a_kernel_has_its_channels_side_by_side(small_run, monkeypatch):
     places = [(row, column, channel) for row in range(3) for column in range(3) for channel in range(2)]
     kept = {place: number for number, place in enumerate(places)}
     rows = [(1, index, 1.0, "conv/kernel", "kernel", *place, kept[place], 20) for index in (0, 1) for place in places]
-    monkeypatch.setattr(tables.ReportedRun, "table", lambda self, kind, **_: pd.DataFrame(rows, columns=inputs.COLUMNS))
+    monkeypatch.setattr(
+        reported.ReportedRun, "table", lambda self, kind, **_: pd.DataFrame(rows, columns=inputs.COLUMNS)
+    )
     found = first_layer.frames(one)
     assert (found["shape"], found["channels"], found["of"]) == ([3, 6], 2, 20)
     assert found["frames"][0]["counts"][:6] == [kept[0, 0, 0], kept[0, 1, 0], kept[0, 2, 0], *(
@@ -336,12 +344,12 @@ def test_a_page_about_what_there_is(small_run, undrawn, without):
     assert ("test accuracy" in heads) == (without != "accuracy")
     assert ("test loss" in heads) == (without == "accuracy")
     assert ("verdict" in heads) == (without != "pruned rounds")
-    assert ("?" in dict(tables.verdict_key(one))) == (without != "pruned rounds")
+    assert ("?" in tables.of_run(one)["rounds"].key) == (without != "pruned rounds")
     assert not any(cell in ("nan", "inf", "+inf", "-inf") for row in outline.rows for cell in row)
 
 
 def test_the_page_names_date_version_and_author(small_run, undrawn):
-    (one,) = tables.gathered([small_run.path])
+    (one,) = reported.gathered([small_run.path])
     text = render([one], author="Ada <Lovelace>")
     versions = store.read_environment(small_run.path)["versions"]
     assert "by Ada &lt;Lovelace&gt; · files dated 20" in text and f"trained with lottery {versions['lottery']}" in text
@@ -353,17 +361,23 @@ def test_a_transfer_is_not_compared_with_the_ticket(small_run, undrawn):
     pruned = rows[rows["round"] > 0]
     other = pruned.assign(branch="transfer-npz", early_stop_test_accuracy=0.25)
     one = made(small_run, rows=pd.concat([rows, other, pruned.assign(branch="random_mask")], ignore_index=True))
-    assert {line[0] for line in tables.controls(one).rows} == {"random_mask"}
-    shown = tables.transfers(one)
-    assert [(line[0], line[4], line[6]) for line in shown.rows] == [("transfer-npz", "0.2500", "")] * 3
-    assert shown.notes[-1] == "transfer-npz has no dense network on its data."
+    assert {line["branch"] for line in lines_of(one, "controls")} == {"random_mask"}
+    assert [(line["branch"], line["test accuracy"]) for line in lines_of(one, "transfers")] == [
+        ("transfer-npz", "0.2500")
+    ] * 3
+    shown = tables.of_run(one)["transfers"]
+    assert "vs dense there" not in shown.heads
+    assert shown.notes == [
+        "transfer-npz has no dense network on its data; the same lottery branch as before trains it."
+    ]
     rows = small_run.table()
     both = pd.concat([rows, rows[rows["branch"] == "ticket"].assign(branch="transfer-npz")])
-    compared = tables.transfers(made(small_run, rows=both))
+    compared = lines_of(made(small_run, rows=both), "transfers")
     own = {line["round"]: line["mean"] for line in verdicts.differences(rows).to_dict("records")}
-    assert [line[6] for line in compared.rows] == ["", *(f"{own[index]:+.4f}" for index in (1, 2, 3))]
+    assert [line["vs dense there"] for line in compared] == ["", *(f"{own[index]:+.4f}" for index in (1, 2, 3))]
     assert set(one.own["branch"]) == {"ticket", "random_mask"}
-    assert tables.transfers(made(small_run)) is None and tables.controls(made(small_run)) is None
+    without = tables.of_run(made(small_run))
+    assert without["transfers"] is None and without["controls"] is None
 
 
 def test_what_stands_beside_each_other_is_of_the_same_replicates(small_run):
@@ -371,13 +385,12 @@ def test_what_stands_beside_each_other_is_of_the_same_replicates(small_run):
     rows = made(small_run).rows
     control = rows[(rows["round"] == 2) & (rows["replicate"] == 2)].assign(branch="random_mask")
     control = control.assign(early_stop_test_accuracy=0.5)
-    (line,) = tables.controls(made(small_run, rows=pd.concat([rows, control], ignore_index=True))).rows
+    (line,) = lines_of(made(small_run, rows=pd.concat([rows, control], ignore_index=True)), "controls")
     ticket = rows[(rows["round"] == 2) & (rows["replicate"] == 2)]["early_stop_test_accuracy"].iloc[0]
-    assert line[3:9] == ["1", "0.5000", f"{ticket:.4f}", f"{ticket - 0.5:+.4f}", "", ""]
+    shown = [line[head] for head in ("n", "its test accuracy", "ticket's test accuracy", "ticket − branch")]
+    assert shown == ["1", "0.5000", f"{ticket:.4f}", f"{ticket - 0.5:+.4f}"] and "95 % from" not in line
     fewer = made(small_run, rows=rows[(rows["replicate"] == 1) | (rows["round"] < 2)])
-    rounds = tables.of_run(fewer)["rounds"]
-    counts = [row[rounds.heads.index("n")] for row in rounds.rows]
-    assert counts == ["2", "2", "1", "1"]
+    assert [line["n"] for line in lines_of(fewer, "rounds")] == ["2", "2", "1", "1"]
     assert not states([fewer])["Several runs from separate initialisations and seeds"]
     assert not states([fewer])["A mean, and error bars with their meaning"]
 

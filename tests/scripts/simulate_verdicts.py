@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from lottery.statistics import intervals, results, verdicts
+from lottery.statistics import power, results, verdicts
 
 TOLERANCE, MARGIN, LEVEL, NUM_ROUNDS, STD = verdicts.TOLERANCE, 100, 0.025, 20, 0.003
 REPLICATES = (3, 5, 10)
@@ -176,19 +176,19 @@ def planned(rng, num_runs, distances=(0.5, 1.0, 2.0), num=200):
     for distance in distances:  # standard deviations
         for pilot in (None, *REPLICATES):
             if pilot is None:
-                nums = np.full(num_runs, intervals.num_needed(distance, 1.0))
+                nums = np.full(num_runs, power.num_needed(distance, 1.0))
             else:
                 stds = np.sqrt(rng.chisquare(pilot - 1, num_runs) / (pilot - 1))
                 # Of some only, for time; the others get the number of the next smaller one.
                 some = np.sort(stds)[:: max(1, num_runs // num)]
-                should_stop = [intervals.num_needed(distance, one, pilot) or intervals.MOST for one in some]
+                should_stop = [power.num_needed(distance, one, pilot) or power.MOST for one in some]
                 nums = np.array(should_stop)[np.searchsorted(some, stds, "right") - 1]
             mean = distance + rng.standard_normal(num_runs) / np.sqrt(nums)
             std = np.sqrt(rng.chisquare(nums - 1) / (nums - 1))
             told = mean * np.sqrt(nums) / std >= special.stdtrit(nums - 1, 0.975)
             source = "the true standard deviation" if pilot is None else f"a pilot of {pilot}"
             what = f"power, difference + tolerance of {distance:g} std, by {source}"
-            found.append(Found(what, f"{np.median(nums):.0f}", told.mean(), intervals.POWER, True, num_runs))
+            found.append(Found(what, f"{np.median(nums):.0f}", told.mean(), power.LEAST, True, num_runs))
     return found
 
 

@@ -124,7 +124,7 @@ def test_runs_without_accuracy_are_compared_by_their_test_loss():
     assert "accuracy" not in found and found["loss"].iloc[5] == pytest.approx((0.85 + 0.74 + 0.68) / 3)
     assert found["difference"].iloc[4] == pytest.approx(0.1 - (0.8 + 0.7 + 0.65) / 3)
     shown = tables.compared(found, "a")
-    assert "test loss" in shown.heads and "lower is better" in shown.notes[0]
+    assert "test loss" in shown.heads and "lower is better" in shown.key["test loss"]
     with pytest.raises(LotteryError, match="a measures no accuracy and d does"):
         comparison.compared(runs | {"d": made_up(FIRST)})
 

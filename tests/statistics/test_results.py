@@ -12,7 +12,7 @@ from scipy import stats
 from lottery import files
 from lottery.cli import output
 from lottery.runs import store
-from lottery.statistics import results, verdicts
+from lottery.statistics import results, sentences, verdicts
 
 
 def made_up(accuracies, branch="ticket"):
@@ -87,12 +87,12 @@ def test_a_collapsed_weight_is_said(small_run, tmp_path):
     folder = store.round_path(copy, 2, 3)
     record = store.read_record(folder) | {"collapsed": ["dense/kernel"]}
     files.write_json(folder / "round.json", record | {"record_sha256": store._digest_of(record)})
-    assert results.collapsed(copy) == ["Replicate 2, round 3: nothing is left of dense/kernel."]
+    assert results.collapsed(copy) == ["Nothing is left of dense/kernel in 1 network, from round 3 on."]
 
 
 def test_a_collapsed_branch_is_said(small_run, tmp_path):
     copy = with_branches(small_run.path, tmp_path, {(1, 2): ["random_mask"]}, collapsed=["dense/kernel"])
-    assert results.collapsed(copy) == ["Replicate 1, round 2, random_mask: nothing is left of dense/kernel."]
+    assert results.collapsed(copy) == ["Nothing is left of dense/kernel in 1 network of random_mask, from round 2 on."]
 
 
 def with_branches(run, tmp_path, labels, **changes):
@@ -171,7 +171,7 @@ def test_without_an_accuracy_the_summary_is_of_losses_of_any_size(unit):
 
 def test_a_run_says_its_verdict(small_run):
     rule = verdicts.rule_for(small_run.experiment)
-    assert small_run.verdict() == verdicts.sentences(small_run.table(), rule)
+    assert small_run.verdict() == sentences.of(verdicts.Judgement(small_run.table(), rule))
     assert small_run.verdict(0.9)[0].startswith("A matching ticket: 51.6 % of the weights, ")
     assert small_run.verdict(0.0)[0].startswith("No winning ticket")
 
@@ -191,20 +191,24 @@ def test_what_is_shown_has_a_verdict_a_bound_and_a_column_for_each_branch(small_
     out = shown(small_run, capsys, pd.concat([tickets, control], ignore_index=True))
     lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
     first, second, third = (next(line for line in lines if line[:2] == start) for start in STARTS)
-    assert first[2:6] == ["800", "0.9400 ± 0.0173", "+0.0300", "+0.0052 to +0.0548"]
+    assert first[2:7] == ["800", "0.9400", "0.0173", "+0.0300", "+0.0052"]
     # The table has the end of training beside it: its accuracy, difference, interval and verdict.
-    assert first[6:] == ["20", "no later", "winning", "yes", "0.9300", "+0.0300", "+0.0052 to +0.0548", "matching"]
-    assert second[6:] == ["≥ 110", "later", "matching", "yes", "0.9100", "+0.0100", "+0.0100 to +0.0100", "matching"]
-    assert third[7:9] == ["no later", "not matching"] and third[-1] == "not matching"
-    assert ["1", "0.8000", "0.9400", "0.5000"] in lines and ["2", "0.6400", "0.9200", "0.6100"] in lines
+    at_the_end = ["0.9300", "+0.0300", "+0.0052", "+0.0548", "matching"]
+    assert first[7:] == ["+0.0548", "20", "no later", "winning", "yes", *at_the_end]
+    at_the_end = ["0.9100", "+0.0100", "+0.0100", "+0.0100", "matching"]
+    assert second[7:] == ["+0.0100", "≥ 110", "later", "matching", "yes", *at_the_end]
+    assert third[9:11] == ["no later", "not matching"] and third[-1] == "not matching"
+    beside = {line[1]: line for line in lines if line[0] == "random_reinit"}
+    assert beside["1"][2:7] == ["0.8000", "3", "0.5000", "0.9400", "+0.4400"] and beside["1"][-1] == "better"
+    assert beside["2"][2:7] == ["0.6400", "3", "0.6100", "0.9200", "+0.3100"]
     assert "lowest at the last step, 110" in out
-    rule = verdicts.rule_for(small_run.experiment)
-    assert all(sentence in out for sentence in verdicts.sentences(pd.concat([tickets, control]), rule))
+    judgement = verdicts.Judgement(pd.concat([tickets, control]), verdicts.rule_for(small_run.experiment))
+    assert all(sentence in out for sentence in sentences.of(judgement))
 
 
 def test_what_is_shown_of_one_replicate_tells_nothing(small_run, capsys):
     out = shown(small_run, capsys, made_up([[0.90, 0.93]]))
-    assert re.search(r"1 +0\.8000 .* \? *$", out, re.M) and "?: 1 replicate cannot tell." in out
+    assert re.search(r"1 +0\.8000 .* \? *$", out, re.M) and "?: 1 replicate cannot tell: " in out
     assert "≥" not in out and "1 replicate cannot show" in out
     assert "No round of" in shown(small_run, capsys, made_up([]))
     assert "can be compared with dense" in shown(small_run, capsys, made_up([[0.9, 0.8]]).query("round == 1"))

@@ -117,7 +117,7 @@ def test_means_and_intervals_over_seeds_are_those_of_the_verdicts(small_run):
 def test_the_command(small_run, lottery_command):
     words = ["show", small_run.path, "--interval", "two_way"]
     shown = " ".join(lottery_command(*words).stdout.split())
-    assert "for this test set of 360 examples" in shown and "Over seeds and test examples: 95 %" in shown
+    assert "for this test set of 360 examples" in shown and "over seeds and test examples: 95 %" in shown
     rows = json.loads(lottery_command(*words, "--json", "--round", "3").stdout)
     assert {row["round"] for row in rows} == {3} and {row["measure"] for row in rows} == set(two_way.PREDICTIONS)
     assert lottery_command(*words, "--csv").stdout.count("\n") == 1 + 2 * 3
