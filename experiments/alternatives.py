@@ -5,7 +5,7 @@ Trains LeNet-300-100 on MNIST or MNIST-1D, from the same initial weights and wit
 - tickets of iterative magnitude pruning, rewound to step 0, rewound to a later step, and with learning-rate rewinding;
 - masks made at once: one-shot magnitude pruning of the trained network, SNIP, GraSP and SynFlow before training;
 - masks that change in one training, `gradual`, `set` and `rigl`, and the same for as many steps as the ticket took;
-- learned masks of weights that are never trained, `supermask` and `supermask_bernoulli`;
+- learned masks of weights that are never trained, `supermask`;
 - random masks, with the proportions of the ticket's layers and with those of Erdos-Renyi-kernel.
 
 For three densities it prints the test accuracy at the early-stop step, method − ticket, paired by replicate, both with
@@ -40,7 +40,7 @@ DATA: dict[str, dict[str, Any]] = {
     "mnist1d": {"name": "mnist1d", "validation": 1000},
 }
 BRANCHES = (
-    "gradual", "set", "rigl", "gradual_long", "set_long", "rigl_long", "supermask", "supermask_bernoulli",
+    "gradual", "set", "rigl", "gradual_long", "set_long", "rigl_long", "supermask",
     "random_mask", "random_mask_erk",
 )  # fmt: skip
 

@@ -30,14 +30,13 @@ def table(run: Path) -> Table:
     multiply-adds, which no hardware fully reaches.
 
     Returns:
-        A data frame with the columns `COLUMNS`, a row for each row of `lottery.statistics.results.table`, in its order:
+        A data frame with the columns `COLUMNS`, a row for each row of `results.table`, in its order:
         ``compression`` is 1 / density, of the prunable weights alone (an entry that is masked, but held at another
         value than zero, counts here and below as if it were kept); ``parameter_compression`` counts all trainable
         parameters, with biases and normalisation; ``multiply_adds`` for one example of the run's own data, and
-        ``speedup``, the dense network's divided by these, both NaN if unknown; ``seconds`` and ``steps`` of training,
-        for `lottery.pruning.branches.early_bird` without the steps that draw the ticket; ``spent_steps`` and
-        ``spent_multiply_adds``, those of all trainings that the network takes, see `spent`; ``engine``, "compiled" or
-        "sparse", that trained it. Infinite if nothing is left.
+        ``speedup``, the dense network's divided by these, both NaN if unknown; ``seconds`` and ``steps`` of training;
+        ``spent_steps`` and ``spent_multiply_adds``, those of all trainings that the network takes, see `spent`;
+        ``engine``, "compiled" or "sparse", that trained it. Infinite if nothing is left.
     """
     environment, networks = store.read_environment(run), list(stored_rounds(run))
     rows, per_entry, all_spent = [], environment.get("uses", {}), spent(run, networks)

@@ -31,25 +31,20 @@ class Learner:
 
     rule: supermasks.Rule
     trainer: Trainer
-    # What a step reads: by weight ``fixed/...``, the fixed values; ``counts``, the entries to keep, and ``words``, a
-    # part of the key of random draws, one for each weight.
+    # What a step reads: by weight ``fixed/...``, the fixed values; and ``counts``, the entries to keep of each.
     inputs: Mapping[str, Any]
 
-    def begin(
-        self, start: Arrays, counts: Mapping[str, int], words: tuple[int, ...], rng: np.random.Generator
-    ) -> dict[str, np.ndarray]:
+    def begin(self, start: Arrays, counts: Mapping[str, int], rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Assign what a step reads, and return every variable that the training of scores starts from.
 
         Args:
             start: Every variable, the fixed weights among them.
             counts: The number of entries to keep, by weight.
-            words: Seed words of random draws.
             rng: Draws the first scores.
         """
         for name in counts:
             self.inputs[f"fixed/{name}"].assign(start[name])
         self.inputs["counts"].assign(list(counts.values()))
-        self.inputs["words"].assign([randomness.seed_for(*words, place) for place in range(len(counts))])
         first = self.rule.first_scores
         drawn = {name: first(start[name].shape, count, rng) for name, count in counts.items()}
         return {**start, **{name: value.astype(start[name].dtype) for name, value in drawn.items()}}
@@ -89,7 +84,7 @@ def _made(prepared: Prepared, rule: supermasks.Rule) -> Learner:
         return tf.Variable(tf.constant(value, dtype), trainable=False)
 
     inputs = {f"fixed/{name}": variable(np.zeros(named[name].shape), named[name].dtype) for name in names}
-    inputs |= {key: variable(np.zeros(len(names)), tf.int32) for key in ("counts", "words")}
+    inputs["counts"] = variable(np.zeros(len(names)), tf.int32)
     _learning(model, rule, inputs)
     trainer = Trainer(model, prepared.data, settings, augment=experiment.data.augment, inputs=inputs)
     return Learner(rule, trainer, inputs)
@@ -106,34 +101,19 @@ def _compile(model: Any, settings: Train, example: Any) -> None:
 
 
 def _learning(model: Any, rule: supermasks.Rule, inputs: Mapping[str, Any]) -> None:
-    """Have a model compute with its fixed weights, under the masks that the values of its variables, the scores, give.
-
-    A step of training may draw masks; everything else computes with the masks that the scores would end with.
-    """
+    """Have a model compute with its fixed weights, under the masks that its variables, the scores, give."""
     import tensorflow as tf
 
-    step, training = tf.Variable(tf.constant(0), trainable=False), False
-    train_step, call, named = model.train_step, model.call, weights.variables(model)
+    named = weights.variables(model)
     names = [key.removeprefix("fixed/") for key in inputs if key.startswith("fixed/")]
 
     def seen(place: int, name: str, scores: Any) -> Any:
-        scores, key = tf.convert_to_tensor(scores), tf.stack([inputs["words"][place], step])
-        factor, slope = rule.factor(scores, inputs["counts"][place], key, training)
-        # The difference is zero, and gives the factor the slope for its derivative.
-        through = tf.stop_gradient(slope) * (scores - tf.stop_gradient(scores))
+        scores = tf.convert_to_tensor(scores)
+        factor = rule.factor(scores, inputs["counts"][place])
+        # The difference is zero, and lets the gradient go straight through.
+        through = scores - tf.stop_gradient(scores)
         return tf.convert_to_tensor(inputs[f"fixed/{name}"]) * (tf.stop_gradient(factor) + through)
 
     changes = [(name, named[name], partial(seen, place, name)) for place, name in enumerate(names)]
-
-    def learning_step(*arguments: Any, **named: Any) -> Any:
-        nonlocal training
-        training = True
-        try:
-            logs = train_step(*arguments, **named)
-        finally:
-            training = False
-        step.assign_add(1)
-        return logs
-
     # Not through Keras' __setattr__, which tracks every value.
-    vars(model).update(train_step=learning_step, call=seen_as(changes, _ASSIGNED)(call))
+    vars(model)["call"] = seen_as(changes, _ASSIGNED)(model.call)

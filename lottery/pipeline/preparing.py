@@ -426,16 +426,6 @@ def _balanced(labels: np.ndarray, positions: np.ndarray, num: int) -> np.ndarray
     return positions[np.argsort(turns, kind="stable")[:num]]
 
 
-def ends_of_epochs(prepared: Prepared) -> list[int]:
-    """Return the steps at which epochs end."""
-    settings = prepared.experiment.train
-    if not isinstance(prepared.data, Splits):
-        raise LotteryError("early_bird needs data of a known length, as arrays; a tf.data.Dataset has none.")
-    size = len(prepared.data.train)
-    num_epochs = settings.num_steps * settings.batch_size // size
-    return [-(-size * epoch // settings.batch_size) for epoch in range(1, num_epochs + 1)]
-
-
 def _notes_on_devices(model: Any, strategy: Any) -> list[str]:
     num = strategy.num_replicas_in_sync
     if num == 1:

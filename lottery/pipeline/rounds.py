@@ -1,6 +1,5 @@
 """The algorithm, train, prune, rewind and again; and the branches from its rounds."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,9 +22,6 @@ from lottery.training.checkpoints import Checkpointer, CheckpointInterval
 from lottery.training.trainer import Arrays, MetricsRow, Span, Trained, Trainer
 
 NetworkId = tuple[int, int, str]  # replicate, round, branch
-
-# The newest mask and the four before it: You et al. 2020, https://arxiv.org/abs/1909.11957, section 3.2.
-EARLY_MASKS, EARLY_DISTANCE = 5, 0.1
 
 
 @dataclass(frozen=True)
@@ -134,15 +130,11 @@ def train_branch(
 def matches_stored(training: Training, network: NetworkId, branch: branches.BranchFunction) -> bool:
     """Check if a stored branch has the masks, the start and the steps that a function gives now."""
 
-    def another_training(*rule: Any) -> branches.BranchStart:
-        raise _Enough
-
-    ticket = _stored_ticket(training, network)
-    ticket = dataclasses.replace(ticket, drawn_early=another_training, learned=another_training)
-    try:
-        chosen = branch(ticket)
-    except _Enough:  # nobody can tell without training again
+    known = branches.find(network[2])
+    if known and known.learns:  # nobody can tell without training again
         return True
+    ticket = _stored_ticket(training, network)
+    chosen = branch(ticket)
     _check_start(training, network, chosen)
     stored = StoredRound(training.path, *network)
     same_start = stored.began_with(chosen.start, chosen.held_in(ticket))
@@ -342,7 +334,6 @@ def _stored_ticket(training: Training, network: NetworkId) -> branches.StoredTic
         num_steps=experiment.train.num_steps,
         rng=branches.rng_for(experiment.run.seed, replicate, index, branch),
         fresh=fresh,
-        drawn_early=lambda: _drawn_early(training, network),
         initial=initial,
         spent=plan.steps_to(experiment.prune, index, experiment.rewind.step, experiment.train.num_steps),
         gradients=lambda step, state: training.dense_gradients(replicate, step, state),
@@ -385,48 +376,6 @@ def _check_start(training: Training, network: NetworkId, chosen: Any) -> None:
         )
 
 
-class _Enough(Exception):
-    """Ends a training early, with the start of the branch."""
-
-
-def _drawn_early(training: Training, network: NetworkId) -> branches.BranchStart:
-    """Draw the masks of a round from the dense network as soon as they settle; see `branches.early_bird`."""
-    experiment, (replicate, index, _) = training.prepared.experiment, network
-    initial = initial_state(training, replicate)
-    dense = masks.ones_like({name: initial[name] for name in training.prepared.trainer.masks})
-    seen: dict[str, np.ndarray] = {}  # by weight, its masks of the last epochs
-
-    def farthest() -> float:
-        *before, newest = [dict(zip(seen, each, strict=True)) for each in zip(*seen.values(), strict=True)]
-        return max(masks.distance(newest, other) for other in before)
-
-    def look(step: int, state: dict[str, np.ndarray]) -> None:
-        scores = _scores(training, replicate, index, state, dense)
-        kept = training.prepared.plan.masks(index, scores, dense)
-        for name, mask in kept.items():
-            seen[name] = np.stack([*seen.get(name, ()), mask][-EARLY_MASKS:])
-        if all(len(drawn) == EARLY_MASKS for drawn in seen.values()) and farthest() <= EARLY_DISTANCE:
-            initial_values = _start_state(training, replicate)
-            at_initial = mask_actions.at_initial(experiment.prune.held_at, initial_values, state, dense, state)
-            held_at = mask_actions.values(at_initial, initial_values)
-            last = experiment.train.num_steps
-            raise _Enough(branches.BranchStart(state, kept, step, last, step, held_at=held_at))
-
-    epochs = preparing.ends_of_epochs(training.prepared)
-    if len(epochs) < EARLY_MASKS:
-        raise LotteryError(f"early_bird: received {len(epochs)} epochs of training, allowed are {EARLY_MASKS} or more.")
-    watch = Watch({step: functools.partial(look, step) for step in epochs}, seen, "dense")
-    try:
-        train_network(training, network, initial, dense, watch=watch)
-    except _Enough as enough:
-        return enough.args[0]
-    store.clear_checkpoints(store.round_path(training.path, *network))
-    raise LotteryError(
-        f"No early-bird ticket for round {index} of replicate {replicate}: after {len(epochs)} epochs the last mask "
-        f"differs by up to {farthest():.3f} from the {EARLY_MASKS - 1} before it, allowed is {EARLY_DISTANCE}."
-    )
-
-
 def _learned(training: Training, network: NetworkId, ticket: Masks, rule: supermasks.Rule) -> branches.BranchStart:
     """Learn masks with as many entries of each weight as a ticket's, while the weights stay fixed.
 
@@ -438,7 +387,7 @@ def _learned(training: Training, network: NetworkId, ticket: Masks, rule: superm
     learner = mask_training.learner(training.prepared, rule)
     fixed = supermasks.fixed_weights(initial_state(training, replicate), counts)
     words = branches.words_for(experiment.run.seed, replicate, index, branch)
-    start = learner.begin(fixed, counts, words, randomness.generator(*words))
+    start = learner.begin(fixed, counts, randomness.generator(*words))
     watch = Watch({}, stage="scores", trainer=learner.trainer)
     trained = train_network(training, network, start, masks.ones_like(ticket), Span(), watch)
     # Statistics, of BatchNormalization, are those of the masks that were learned.

@@ -25,7 +25,6 @@ class StoredTicket:
     rng: np.random.Generator  # for this branch of this round and replicate alone
     # Draws every variable anew, as for another replicate; the signs of those where rounds start from signs.
     fresh: Callable[[], Weights]
-    drawn_early: Callable[[], "BranchStart"]  # trains the dense network and draws masks from it; see `early_bird`
     initial: Weights = field(default_factory=dict)  # every variable at step 0
     spent: int = 0  # steps of all trainings that led to the ticket, with its own
     gradients: dynamic.Gradients = dynamic.no_gradients
@@ -197,21 +196,6 @@ def untrained_rescaled(ticket: StoredTicket) -> BranchStart:
     return BranchStart(start, ticket.kept, ticket.step, ticket.step)
 
 
-def early_bird(ticket: StoredTicket) -> BranchStart:
-    """A mask from early training: drawn as soon as it hardly differs from those of the four epochs before.
-
-    After You et al. 2020, https://arxiv.org/abs/1909.11957, section 3. After each epoch the dense network is pruned to
-    this round's counts. Once the newest mask differs from each of the four before it in at most 0.1 of all entries, it
-    is the ticket, and trains on from the weights of that epoch.
-
-    This is the paper's rule for other masks. In the paper a mask is of channels: those with the largest scales of
-    BatchNorm in the whole network, which are trained with an L1 penalty of 1e-4. Here it is of weights, by the
-    criterion and scope of the run, without a penalty. Masks of density d cannot differ by more than 2 d: below 0.05 the
-    fifth is always drawn.
-    """
-    return ticket.drawn_early()
-
-
 def supermask(ticket: StoredTicket) -> BranchStart:
     """A mask that is learned by edge-popup while the weights stay fixed, with as many entries of each weight.
 
@@ -224,21 +208,6 @@ def supermask(ticket: StoredTicket) -> BranchStart:
     authors use SGD with momentum for a hundred epochs.) Then nothing more is trained.
     """
     return ticket.learned(supermasks.EDGE_POPUP)
-
-
-def supermask_bernoulli(ticket: StoredTicket) -> BranchStart:
-    """A mask that is learned as the chance of each entry, of as many entries of each weight, while these stay fixed.
-
-    Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 5. In each step of training an entry with score s is
-    kept with the chance p = 1 / (1 + exp(-s - b)), drawn anew, where b is such that the chances of a weight add up to
-    the number of entries that the ticket keeps. The gradient goes straight through the draw: for the loss L, and the
-    entry v that the network computes with, dL/ds = w * p * (1 - p) * dL/dv. The scores begin equal, and are trained for
-    all steps by Adam with a rate of 0.5 that falls to zero along a cosine. At last, and whenever the network is
-    evaluated, the entries of the highest scores are kept. The fixed weights, and all else, are those of `supermask`.
-    (In the paper there is no b, and the mask is drawn at last too, so training decides how dense it is; the authors use
-    SGD with a rate of 100 for two thousand epochs.)
-    """
-    return ticket.learned(supermasks.BERNOULLI)
 
 
 def transfer(ticket: StoredTicket) -> BranchStart:
@@ -378,16 +347,6 @@ BRANCHES: dict[str, Branch] = {
         starts_from="the ticket's start weights, each layer's multiplied by its entries over those that are kept",
         refused_held="its factor makes up for entries at zero, and here masked entries are held at other values",
     ),
-    "early_bird": Branch(
-        early_bird,
-        kind="other",
-        needs_ticket=False,
-        starts="initial",
-        needs_model=("masks", "start weights"),
-        starts_from="the dense network at the epoch that draws the mask",
-        past="up to that epoch",
-        refused={"trained": _UNDONE},
-    ),
     "random_mask_erk": Branch(
         random_mask_erk, _WHICH_KEPT, needs_ticket=False, refused={"trained": _DEAD}, of_entries=True
     ),
@@ -406,20 +365,17 @@ BRANCHES: dict[str, Branch] = {
         )
         for function in (gradual, gradual_long, set, set_long, rigl, rigl_long)
     },
-    **{
-        function.__name__: Branch(
-            function,
-            kind="alternative",
-            learns=rule,
-            starts="initial",  # its scores; nothing is trained after them
-            needs_ticket=False,
-            needs_model=("masks",),
-            starts_from="the signs of the dense network's initial weights, all of one size in a layer, which stay",
-            past="not at all",
-            refused_held="it prunes to zero, and here masked entries are held at other values",
-        )
-        for function, rule in ((supermask, supermasks.EDGE_POPUP), (supermask_bernoulli, supermasks.BERNOULLI))
-    },
+    "supermask": Branch(
+        supermask,
+        kind="alternative",
+        learns=supermasks.EDGE_POPUP,
+        starts="initial",  # its scores; nothing is trained after them
+        needs_ticket=False,
+        needs_model=("masks",),
+        starts_from="the signs of the dense network's initial weights, all of one size in a layer, which stay",
+        past="not at all",
+        refused_held="it prunes to zero, and here masked entries are held at other values",
+    ),
     "transfer": Branch(transfer, kind="other", other_data=True),
 }
 

@@ -11,11 +11,9 @@ from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
 from lottery.pruning import ranking
 
-# In a graph, from the scores of a weight, the number of entries to keep, a key of two int32 and True while training:
-# the factor that each entry is multiplied with, and its derivative by the score.
-Factor = Callable[[Any, Any, Any, bool], tuple[Any, Any]]
-
-NEWTON_STEPS = 6
+# In a graph, from the scores of a weight and the number of entries to keep: the factor that each entry is multiplied
+# with. The gradient goes straight through it.
+Factor = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -95,39 +93,10 @@ def highest(scores: Any, count: Any) -> Any:
     return tf.reshape((keys > lowest) | (equal & (place >= begin)), scores.shape)
 
 
-def _of_highest(scores: Any, count: Any, key: Any, training: bool) -> tuple[Any, Any]:
+def _of_highest(scores: Any, count: Any) -> Any:
     import tensorflow as tf
 
-    return tf.cast(highest(scores, count), scores.dtype), tf.ones_like(scores)
-
-
-def _drawn(scores: Any, count: Any, key: Any, training: bool) -> tuple[Any, Any]:
-    import tensorflow as tf
-
-    if not training:
-        return _of_highest(scores, count, key, training)
-    chance = tf.sigmoid(scores + tf.stop_gradient(_shift(scores, count)))
-    # TensorFlow would choose the algorithm by device if none were named.
-    drawn = tf.random.stateless_uniform(scores.shape, key, dtype=scores.dtype, alg="philox") < chance
-    return tf.cast(drawn, scores.dtype), chance * (1 - chance)
-
-
-def _shift(scores: Any, count: Any) -> Any:
-    """Find what to add to scores so that their chances add up to a count, within one in a hundred.
-
-    Newton's method, in bounded steps, from where the entries that would be kept have chances of more than one half.
-    """
-    import tensorflow as tf
-
-    def improve(step: Any, shift: Any) -> Any:
-        chance = tf.sigmoid(scores + shift)
-        lacking = tf.cast(count, scores.dtype) - tf.reduce_sum(chance)
-        slope = tf.reduce_sum(chance * (1 - chance)) + tf.cast(1e-3, scores.dtype)
-        return step + 1, shift + tf.clip_by_value(lacking / slope, -2, 2)
-
-    kept = tf.where(highest(scores, count), scores, tf.cast(np.inf, scores.dtype))
-    first = tf.constant(0), -tf.reduce_min(kept)
-    return tf.while_loop(lambda step, _: step < NEWTON_STEPS, improve, first)[1]
+    return tf.cast(highest(scores, count), scores.dtype)
 
 
 def _uniform(shape: tuple[int, ...], count: int, rng: np.random.Generator) -> np.ndarray:
@@ -136,12 +105,4 @@ def _uniform(shape: tuple[int, ...], count: int, rng: np.random.Generator) -> np
     return rng.uniform(-bound, bound, shape).astype(np.float32)
 
 
-def _of_density(shape: tuple[int, ...], count: int, rng: np.random.Generator) -> np.ndarray:
-    """Begin with the scores at which each entry is drawn with the density as its chance."""
-    size = int(np.prod(shape))
-    odds = (count + 0.5) / (size - count + 0.5)  # finite for a weight that is whole, or of which nothing is left
-    return np.full(shape, np.log(odds), np.float32)
-
-
 EDGE_POPUP = Rule("edge-popup", _of_highest, _uniform, "adam", 1.2e-3)
-BERNOULLI = Rule("Bernoulli", _drawn, _of_density, "adam", 0.5)

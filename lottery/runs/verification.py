@@ -307,15 +307,14 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Rec
     initial, counts = store.read_start(stored.run, stored.replicate), masks.num_kept(ticket.masks)
     fixed = {each: supermasks.fixed_weights(initial, counts)[each] for each in counts} if known.learns else {}
     learned = replace(like_the_ticket, start={**stored.weights, **fixed})
-    needs_model = lambda: fresh or stored.weights, lambda: like_the_ticket
     settings, rewind = experiment.prune, experiment.rewind
     spent = plan.steps_to(settings, stored.round, rewind.step, experiment.train.num_steps)
     steps = (steps[0], experiment.train.num_steps) if known.kind == "alternative" else steps
     units = store.read_environment(stored.run).get("units", ())
     shuffled = plan.of_weights(settings, ticket.masks, units).shuffled(ticket.masks)
     of = branches.StoredTicket(
-        ticket.masks, ticket.start, *steps, rng, *needs_model, initial, spent, learned=lambda rule: learned,
-        at_initial=ticket.at_initial, held_at=ticket.held_at, shuffled=shuffled,
+        ticket.masks, ticket.start, *steps, rng, lambda: fresh or stored.weights, initial, spent,
+        learned=lambda rule: learned, at_initial=ticket.at_initial, held_at=ticket.held_at, shuffled=shuffled,
     )  # fmt: skip
     made = known.function(of)
     held_at = made.held_in(of)

@@ -14,7 +14,6 @@ from lottery.errors import LotteryError
 from lottery.pipeline.preparing import Ingredients
 from lottery.pruning import branches
 from lottery.runs import store, verification
-from lottery.runs.stored import stored_rounds
 from lottery.settings import GIVEN
 from lottery.statistics import tables, verdicts
 from lottery.training.trainer import Span
@@ -336,54 +335,6 @@ def test_transfer_trains_the_ticket_on_other_data(single):
         and stored["data_sha256"] != store.read_environment(single.path)["data_sha256"]
     )
     assert stored["early_stop_test_loss"] != ticket["early_stop_test_loss"]
-
-
-def test_early_bird(tmp_path):
-    """The mask is drawn at the first epoch at which it differs by at most a tenth from each of the four before it."""
-    longer = {"train": {"num_steps": 200}, "run": {"num_replicates": 1}, "prune": {"num_rounds": 1, "rate": 0.5}}
-    run = go(tmp_path, longer)
-    done = lottery.branch(run.path, "early_bird", [1], model=build, data=arrays(), on_event=quietly)
-    assert is_right(done) == []
-    stored = record(folder_of(run, 1, 1, "early_bird"))
-    drawn_at = stored["first_step"]
-    per_epoch = 160 / 16
-    assert drawn_at % per_epoch == 0 and 5 * per_epoch <= drawn_at < 200 and stored["last_step"] == 200
-
-    prepared = lottery.pipeline.preparing.prepare(done.experiment, Ingredients(build, arrays()))
-    initial = state(run.path / "replicate-1", "initial")
-    ones = masks.ones_like({name: initial[name] for name in prepared.trainer.masks})
-    drawn = {}
-
-    def draw(step):
-        def look(trained):
-            scores = {name: np.abs(trained[name]) for name in ones}
-            drawn[step] = lottery.pruning.keep_highest(scores, ones, 0.5)
-
-        return look
-
-    epochs = [int(per_epoch * epoch) for epoch in range(1, 21)]
-    words = (0, 1, randomness.BATCHES)
-    prepared.trainer.train(initial, ones, words, watch={step: draw(step) for step in epochs})
-    farthest = {
-        end: max(masks.distance(drawn[end], drawn[before]) for before in epochs[place - 4 : place])
-        for place, end in enumerate(epochs)
-        if place >= 4
-    }
-    assert drawn_at == min(end for end, distance in farthest.items() if distance <= 0.1)
-    kept = files.read_masks(folder_of(run, 1, 1, "early_bird") / "masks.safetensors")
-    assert masks.distance(kept, drawn[drawn_at]) == 0
-
-
-def test_no_early_bird_is_said_and_nothing_is_stored(single, tmp_path):
-    fast = {"train": {"num_steps": 60, "learning_rate": 3.0}, "run": {"num_replicates": 1}}
-    run, said = go(tmp_path, fast), []
-    with pytest.raises(LotteryError, match=r"No early-bird ticket for round 1 of replicate 1: after 6 epochs"):
-        lottery.branch(run.path, "early_bird", [1, 2], model=build, data=arrays(), on_event=said.append)
-    notes = [event.text for event in said if hasattr(event, "text")]
-    assert len(notes) == 2 and "round 2" in notes[1], "the other rounds are tried all the same"
-    assert all(stored.branch == store.TICKET for stored in stored_rounds(run.path))
-    with pytest.raises(LotteryError, match="received 4 epochs of training, allowed are 5 or more"):
-        lottery.branch(single.path, "early_bird", [1], model=build, data=arrays(), on_event=quietly)
 
 
 def test_fine_tuning_keeps_the_last_rate_of_any_schedule(tmp_path):

@@ -20,7 +20,7 @@ from tests.conftest import contents, quietly, toy_arrays
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
-NAMES = ["supermask", "supermask_bernoulli"]
+NAMES = ["supermask"]
 TABLES = {
     "name": "learned",
     "data": {"validation": 40},
@@ -63,7 +63,7 @@ def trained(traced_once, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def branched(trained, tmp_path_factory):
-    """The run with both branches from both rounds; tests only read it."""
+    """The run with the branch from both rounds; tests only read it."""
     path = shutil.copytree(trained.path, tmp_path_factory.mktemp("branched") / trained.path.name)
     for name in NAMES:
         branch(path, name)
@@ -79,11 +79,9 @@ def of(path, name, replicate=1, index=2):
     return StoredRound(path, replicate, index, name)
 
 
-@pytest.mark.parametrize("rule", [supermasks.EDGE_POPUP, supermasks.BERNOULLI], ids=lambda rule: rule.name)
-def test_one_update_of_the_scores(rule):
+def test_one_update_of_the_scores():
     """Compared with NumPy: the forward pass, the gradient, and a step of plain SGD."""
     import keras
-    import tensorflow as tf
 
     def small():
         return keras.Sequential([keras.Input((6,)), keras.layers.Dense(7, "tanh"), keras.layers.Dense(3)])
@@ -96,30 +94,16 @@ def test_one_update_of_the_scores(rule):
     start = {name: rng.normal(size=value.shape).astype(np.float32) for name, value in
              preparing.initial_state(prepared, 1).items()}  # fmt: skip
     counts = {"dense/kernel": 20, "dense_1/kernel": 9}
-    learner = mask_training.learner(prepared, dataclasses.replace(rule, optimizer="sgd", learning_rate=rate))
-    first = learner.begin(start, counts, (3, 4), rng)
-    for name in counts:  # those of the Bernoulli rule are equal at first
-        first[name] = first[name] + rng.normal(size=first[name].shape).astype(np.float32) / 4
+    learner = mask_training.learner(
+        prepared, dataclasses.replace(supermasks.EDGE_POPUP, optimizer="sgd", learning_rate=rate)
+    )
+    first = learner.begin(start, counts, rng)
     dense = masks.ones_like({name: start[name] for name in counts})
     after = learner.trainer.train(first, dense, (8, 9)).weights
 
     (positions,) = randomness.batches(len(prepared.data.train), size, (8, 9))(1)
     batch, labels = np.float64(prepared.data.train.x[positions]), prepared.data.train.y[positions]
-    factor, slope = {}, {}
-    for place, (name, count) in enumerate(counts.items()):
-        scores = np.float64(first[name])
-        if rule.name == "edge-popup":
-            lowest = np.sort(scores, axis=None)[-count]
-            factor[name], slope[name] = scores >= lowest, 1.0
-            continue
-        low, high = -50.0, 50.0
-        for _ in range(100):
-            middle = (low + high) / 2
-            low, high = (middle, high) if np.sum(1 / (1 + np.exp(-scores - middle))) < count else (low, middle)
-        chance = 1 / (1 + np.exp(-scores - low))
-        key = [randomness.seed_for(3, 4, place), 0]
-        drawn = tf.random.stateless_uniform(scores.shape, key, alg="philox").numpy()
-        factor[name], slope[name] = drawn < chance, chance * (1 - chance)
+    factor = {name: first[name] >= np.sort(first[name], axis=None)[-count] for name, count in counts.items()}
     one, two = (start[name] * factor[name] for name in counts)
     hidden = np.tanh(batch @ one + start["dense/bias"])
     logits = hidden @ two + start["dense_1/bias"]
@@ -130,7 +114,7 @@ def test_one_update_of_the_scores(rule):
         "dense_1/kernel": hidden.T @ error,
     }
     for name in counts:
-        expected = first[name] - rate * start[name] * slope[name] * gradient[name]
+        expected = first[name] - rate * start[name] * gradient[name]
         np.testing.assert_allclose(after[name], expected, rtol=1e-4, atol=2e-5)
         assert abs(after[name] - first[name]).max() > 0.01
     for name in ("dense/bias", "dense_1/bias"):
@@ -192,8 +176,7 @@ def test_stopped_in_the_middle_and_resumed(branched, trained, traced_once, tmp_p
         (file,) = path.rglob("checkpoint-scores.safetensors")
         record = json.loads(files.read_arrays(file)["record"].tobytes())
         assert 0 < record["standing"]["step"] < 40
-        if name == "supermask_bernoulli":
-            traced_once.clear()
+        traced_once.clear()
         branch(path, name)
     assert not list(path.rglob("checkpoint*"))
     assert contents(path) == contents(branched)
@@ -203,7 +186,7 @@ def test_verify_and_recompute(branched, tmp_path):
     run = lottery.load(branched)
     assert run.verify(recompute=True, model=build, data=arrays()) == []
     said = verification.not_repeated(branched)
-    assert [f"The masks of {name} were not made again, which needs the model." in said for name in NAMES] == [True] * 2
+    assert [f"The masks of {name} were not made again, which needs the model." in said for name in NAMES] == [True]
 
 
 def test_verify_finds_other_fixed_weights(branched, tmp_path, monkeypatch):
@@ -237,21 +220,20 @@ def test_models_of_tf_keras_are_refused(tmp_path):
         return tf_keras.Sequential([tf_keras.layers.Dense(3, input_shape=(6,))])
 
     data = toy_arrays(np.random.default_rng(3))
-    tables = config.merged(TABLES, {"run": {"controls": ["supermask_bernoulli"]}})
-    with pytest.raises(LotteryError, match="supermask_bernoulli learns masks of Keras 3 models alone, and the model"):
+    tables = config.merged(TABLES, {"run": {"controls": ["supermask"]}})
+    with pytest.raises(LotteryError, match="supermask learns masks of Keras 3 models alone, and the model"):
         lottery.run(tables, model=theirs, data=data, out=tmp_path, on_event=quietly)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["supermask", pytest.param("supermask_bernoulli", marks=pytest.mark.long)])
-def test_they_learn(tmp_path, name):
+def test_they_learn(tmp_path):
     """On the digits, sparse masks do far better than the ticket's and than random ones, of weights never trained."""
     tables = {
         "name": "digits",
         "data": {"name": "digits", "validation": 137},
         "train": {"num_steps": 200, "eval_every": 100, "batch_size": 32, "jit_compile": False},
         "prune": {"schedule": "explicit", "densities": [0.1]},
-        "run": {"num_replicates": 1, "controls": ["untrained", name], "control_rounds": [1]},
+        "run": {"num_replicates": 1, "controls": ["untrained", "supermask"], "control_rounds": [1]},
     }
     run = lottery.run(tables, out=tmp_path, on_event=quietly)
 
@@ -262,5 +244,5 @@ def test_they_learn(tmp_path, name):
 
     lottery.branch(run.path, random_untrained, [1], on_event=quietly)
     found = run.table().query("round == 1").set_index("branch")["final_test_accuracy"]
-    assert found[name] > 0.85, found
-    assert found[name] > found[["untrained", "random_untrained"]].max() + 0.2, found
+    assert found["supermask"] > 0.85, found
+    assert found["supermask"] > found[["untrained", "random_untrained"]].max() + 0.2, found

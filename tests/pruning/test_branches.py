@@ -24,7 +24,7 @@ def origin(seed=0, densities=(0.3, 0.6)):
     initial = {name: value + 1 for name, value in start.items()}
     dense = {name: rng.normal(size=SHAPES[name]) for name in PRUNABLE}
     return branches.StoredTicket(
-        kept, start, STEP, NUM_STEPS, np.random.default_rng(seed), lambda: dict(other), lambda: drawn, initial,
+        kept, start, STEP, NUM_STEPS, np.random.default_rng(seed), lambda: dict(other), initial,
         3 * NUM_STEPS, lambda step, state: dense, lambda rule: replace(drawn, start=initial, first_step=NUM_STEPS),
     )  # fmt: skip
 
@@ -67,9 +67,7 @@ KEEPS = {
     "signed_constant": (True, False, (STEP, NUM_STEPS)),
     "untrained": (True, True, (STEP, STEP)),
     "untrained_rescaled": (True, False, (STEP, STEP)),
-    "early_bird": (False, False, (20, NUM_STEPS)),
     "supermask": (False, False, (NUM_STEPS, NUM_STEPS)),
-    "supermask_bernoulli": (False, False, (NUM_STEPS, NUM_STEPS)),
     "transfer": (True, True, (STEP, NUM_STEPS)),
     "random_mask_erk": (False, True, (STEP, NUM_STEPS)),
     **dict.fromkeys(("gradual", "set", "rigl"), (False, False, (0, NUM_STEPS))),
@@ -93,7 +91,7 @@ def test_what_a_branch_keeps_and_what_it_changes(name):
             assert np.any(branch.start[weight][one.kept[weight]] != one.start[weight][one.kept[weight]]), weight
     if branches.BRANCHES[name].kind == "alternative":
         assert equal(branch.start, one.initial)
-    elif name not in ("random_reinit", "early_bird"):
+    elif name != "random_reinit":
         assert np.array_equal(branch.start["dense/bias"], one.start["dense/bias"]), "what is not pruned is the ticket's"
 
 

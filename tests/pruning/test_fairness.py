@@ -40,7 +40,6 @@ REFUSED = {
     ("reshuffled_init", "trained"),
     ("signed_constant", "signs"),
     ("signed_constant", "trained"),
-    ("early_bird", "trained"),
 }
 # What follows "so" if the ticket is better.
 SHOWS = {
@@ -82,7 +81,7 @@ SHOWS = {
     ("untrained_rescaled", "shuffled"): "training",
     ("untrained_rescaled", "trained"): "training after pruning",
 }
-NO_CLAIM = ("early_bird", "transfer")
+NO_CLAIM = ("transfer",)
 
 
 def build():
@@ -222,9 +221,6 @@ def test_each_branch_beside_each_ticket(runs, tmp_path, name, mode, step):
     elif name == "transfer":
         assert beside.past == "as the ticket's" and steps == (step, NUM_STEPS)
         assert mask_kept and same_start
-    else:
-        assert name == "early_bird" and beside.past == "up to that epoch"
-        assert 0 < steps[0] < steps[1] == NUM_STEPS and steps[0] % 4 == 0
     assert verification_of(run, branch.branch) == []
 
 

@@ -44,36 +44,6 @@ def test_the_graph_keeps_the_same_entries_as_ranking(highest, kind):
         assert np.array_equal(~ranking.lowest(values.reshape(-1), SIZE - count), expected)
 
 
-@pytest.mark.parametrize("spread", [0.01, 1.0, 30.0])
-def test_the_chances_of_a_weight_add_up_to_its_count(spread):
-    import tensorflow as tf
-
-    values = (np.random.default_rng(1).normal(size=5000) * spread - 3).astype(np.float32)
-    for count in (25, 500, 4000):
-        shift = supermasks._shift(tf.constant(values), tf.constant(count)).numpy()
-        assert np.sum(1 / (1 + np.exp(-np.float64(values) - shift))) == pytest.approx(count, rel=0.01)
-
-
-def test_draws_keep_each_entry_with_its_chance_and_differ_by_key():
-    import tensorflow as tf
-
-    values, count = scores("normal"), 60
-    factor = tf.function(lambda key: supermasks.BERNOULLI.factor(tf.constant(values), count, key, True))
-    drawn = [factor(tf.constant((9, step))) for step in range(300)]
-    factors = np.array([factor.numpy() for factor, _ in drawn])
-    shift = supermasks._shift(tf.constant(values), count).numpy()
-    chance = 1 / (1 + np.exp(-np.float64(values) - shift))
-    assert set(np.unique(factors)) == {0.0, 1.0}
-    deviation = np.sqrt(300 * chance * (1 - chance))
-    assert (abs(factors.sum(axis=0) - 300 * chance) < 5 * deviation).all()
-    assert factors.sum(axis=(1, 2, 3, 4)).mean() == pytest.approx(count, abs=2)
-    np.testing.assert_allclose(drawn[0][1].numpy(), chance * (1 - chance), rtol=1e-4)
-    again = factor(tf.constant((9, 0)))[0].numpy()
-    assert np.array_equal(again, factors[0]) and not np.array_equal(factors[0], factors[1])
-    evaluated = supermasks.BERNOULLI.factor(tf.constant(values), count, (9, 0), False)[0].numpy()
-    assert np.array_equal(evaluated == 1, supermasks.kept_by({"w": values}, {"w": count})["w"])
-
-
 def test_fixed_weights_let_a_layer_vary_as_much_as_with_all_entries():
     rng = np.random.default_rng(2)
     start = {"w": rng.normal(size=(400, 300)).astype(np.float32), "b": rng.normal(size=300).astype(np.float32)}
@@ -86,14 +56,9 @@ def test_fixed_weights_let_a_layer_vary_as_much_as_with_all_entries():
     assert np.std(x @ (fixed["w"] * kept["w"])) == pytest.approx(np.std(x @ start["w"]), rel=0.05)
 
 
-@pytest.mark.parametrize("rule", [supermasks.EDGE_POPUP, supermasks.BERNOULLI], ids=lambda rule: rule.name)
-def test_first_scores(rule):
+def test_first_scores():
     rng = np.random.default_rng(3)
     for count in (0, 30, SIZE):
-        first = rule.first_scores(SHAPE, count, rng)
+        first = supermasks.EDGE_POPUP.first_scores(SHAPE, count, rng)
         assert first.shape == SHAPE and first.dtype == np.float32 and np.isfinite(first).all()
-        if rule is supermasks.BERNOULLI:
-            assert np.unique(first).size == 1
-            assert 1 / (1 + np.exp(-float(first.flat[0]))) == pytest.approx(count / SIZE, abs=0.002)
-        else:
-            assert abs(first).max() <= 1 / 6 and abs(first).max() > 0.15  # nine places by four channels
+        assert abs(first).max() <= 1 / 6 and abs(first).max() > 0.15  # nine places by four channels

@@ -132,10 +132,9 @@ RUNS = {  # words of the command, or lines of Python
     "criteria": CRITERIA,
     "sweep": ("sweep", "grid.toml"),
     "branches": ("branch", "{digits}", "untrained", "--rounds", "3"),
-    "early bird": ("branch", "{digits}", "early_bird", "--rounds", "1"),
     "connectivity": ("analyze", "connectivity", "{late}", "--rounds", "0,2", "--replicate", "1"),
 }  # fmt: skip
-ADDED_TO = {"branches": "digits", "early bird": "digits", "connectivity": "late"}  # these write into a run before them
+ADDED_TO = {"branches": "digits", "connectivity": "late"}  # these write into a run before them
 
 
 def checksums(folder: Path) -> dict[str, str]:

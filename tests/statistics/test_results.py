@@ -142,10 +142,10 @@ def test_early_stop_steps_at_the_very_end_are_counted():
 
 
 def test_the_ticket_comes_first_in_a_summary_and_nan_is_not_an_error():
-    rows = pd.concat([made_up([[0.9, 0.8]]), made_up([[0.7, 0.6]], branch="early_bird")], ignore_index=True)
+    rows = pd.concat([made_up([[0.9, 0.8]]), made_up([[0.7, 0.6]], branch="untrained")], ignore_index=True)
     points = results.summary(rows)
     assert points[["branch", "round"]].to_numpy().tolist() == [
-        ["ticket", 0], ["ticket", 1], ["early_bird", 0], ["early_bird", 1],
+        ["ticket", 0], ["ticket", 1], ["untrained", 0], ["untrained", 1],
     ]  # fmt: skip
     assert (points["accuracy_low"] == -math.inf).all()
     unknown = rows.assign(early_stop_test_accuracy=math.nan, early_stop_test_loss=math.nan)

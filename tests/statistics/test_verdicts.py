@@ -542,7 +542,7 @@ def test_a_ticket_is_not_special_where_a_control_does_as_well(control, special, 
     head = headline(made_up(chains))
     assert ("not special, as random_mask does as well" in head.text) == (special == "no") == (head.tone == "open")
     # Another control that does worse does not help; branches that are no controls do not count.
-    more = {**chains, "random_reinit": [[None, 0.5]] * 4, "early_bird": [[None, 0.99]] * 4}
+    more = {**chains, "random_reinit": [[None, 0.5]] * 4, "transfer-digits": [[None, 0.99]] * 4}
     assert verdicts.judged(made_up(more))["special"].tolist() == [special]
 
 
