@@ -74,7 +74,7 @@ def branch(
         if not missing:
             on_event(progress.Note(f"All {len(networks)} branches {label} of {path} are complete."))
         if execution.tensorboard:
-            on_event = tensorboard.writer(path, experiment, on_event)
+            on_event = stack.enter_context(tensorboard.observing(path, experiment, on_event))
         digest, every = prepared.data.fingerprint, execution.checkpoint_every
         details = {"data_sha256": digest, "overrides": overrides} if transfers else None
         recipe = Recipe(path, prepared.experiment, num_threads, digest, ingredients, function, details, every)

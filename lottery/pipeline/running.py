@@ -42,7 +42,7 @@ def run(
         if store.is_complete(path, experiment):
             preparing.check_complete(path, experiment)
             if execution.tensorboard:  # it was killed after its last round, or run without
-                tensorboard.writer(path, experiment, on_event)
+                stack.enter_context(tensorboard.observing(path, experiment, on_event))
             on_event(progress.Note(f"{path} is complete."))
             return path
         prepared, num_threads, notes = preparing.open_run(stack, path, experiment, ingredients, prepared=prepared)
@@ -53,7 +53,7 @@ def run(
         for note in (*notes, *preparing.too_fine(prepared, tolerance), f"{path}: {size}."):
             on_event(progress.Note(note))
         if execution.tensorboard:
-            on_event = tensorboard.writer(path, experiment, on_event)
+            on_event = stack.enter_context(tensorboard.observing(path, experiment, on_event))
         digest, every = prepared.data.fingerprint, execution.checkpoint_every
         recipe = Recipe(path, experiment, num_threads, digest, ingredients, every=every)
         dispatch.carry_out({path: recipe}, tasks, execution, on_event, should_stop, {path: prepared})

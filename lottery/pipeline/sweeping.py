@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +119,12 @@ def sweep(
             f"{len(experiments)} experiments: {size}." if tasks else f"All {len(experiments)} experiments are complete."
         )
         on_event(progress.Note(size))
-        if execution.tensorboard:
-            on_event = _written(experiments, on_event)
-        dispatch.carry_out(recipes, tasks, execution, on_event, should_stop, copies=copies)
+        written = _written(experiments, on_event) if execution.tensorboard else contextlib.nullcontext(on_event)
+        with written as on_event_of_run:
+            dispatch.carry_out(recipes, tasks, execution, on_event_of_run, should_stop, copies=copies)
         if execution.tensorboard:  # copied networks had no events
-            _written({path: experiments[path] for path in {task.run for task in copies}}, on_event)
+            with _written({path: experiments[path] for path in {task.run for task in copies}}, on_event):
+                pass
     return list(experiments)
 
 
@@ -171,15 +172,20 @@ def _completed(
     return identity.located(out, prepared.experiment, prepared.observe)
 
 
-def _written(settings: Mapping[Path, config.Experiment], on_event: progress.OnEvent) -> progress.OnEvent:
+@contextlib.contextmanager
+def _written(settings: Mapping[Path, config.Experiment], on_event: progress.OnEvent) -> Iterator[progress.OnEvent]:
     """Write for TensorBoard, each event into its run."""
-    writers = {path: tensorboard.writer(path, experiment, on_event) for path, experiment in settings.items()}
+    with contextlib.ExitStack() as stack:
+        writers = {
+            path: stack.enter_context(tensorboard.observing(path, experiment, on_event))
+            for path, experiment in settings.items()
+        }
 
-    def write(event: progress.Event) -> None:
-        where = event.where if isinstance(event, progress.Done) else event
-        writers.get(getattr(where, "run", Path()), on_event)(event)
+        def write(event: progress.Event) -> None:
+            where = event.where if isinstance(event, progress.Done) else event
+            writers.get(getattr(where, "run", Path()), on_event)(event)
 
-    return write
+        yield write
 
 
 def _name(name: str, chosen: Mapping[str, Any]) -> str:

@@ -1,9 +1,12 @@
 """What TensorBoard is given: read back with its own reader, and compared with what is stored."""
 
+import errno
+import os
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -102,11 +105,17 @@ def expected_curves(folder, split):
     }
 
 
+def write(run):
+    """Write all that is stored and not shown yet, as a run that is complete does."""
+    with tensorboard.observing(run, store.read_experiment(run)):
+        pass
+
+
 def is_right(run, splits=("train", "validation"), read=scalars):
     """Every network and every round of a run, and no other, is in the events as it is stored."""
     table, begin = results.table(run), run / tensorboard.FOLDER
     written = {path.parent.relative_to(begin).as_posix() for path in begin.rglob("*tfevents*")}
-    wanted = {"."}
+    wanted = set()
     for (replicate, branch), rows in table.groupby(["replicate", "branch"]):
         wanted.add(f"replicate-{replicate}/rounds/{branch}")
         found = read(begin / f"replicate-{replicate}" / "rounds" / branch)
@@ -152,7 +161,7 @@ def test_a_run_that_was_interrupted_has_every_step_once(interrupted):
     is_right(run.path, ("train", "validation", "test"))
     is_right(run.path, ("train", "validation", "test"), as_the_fast_reader)
     # Somebody may be reading what was written.
-    assert len(between) == 1 + 1 + 4 + 3 and between == {name: checksum(run.path / name) for name in between}
+    assert len(between) == 1 + 4 + 3 and between == {name: checksum(run.path / name) for name in between}
     # It is added to only where something was missing.
     added = {path.relative_to(run.path).as_posix() for path in run.path.rglob("*tfevents*")} - between.keys()
     assert not [name for name in added if "round-00" in name or name.count("/") == 1]
@@ -178,34 +187,31 @@ def test_each_row_is_told_as_it_is_stored(interrupted):
 
 def test_the_hyper_parameters_tell_networks_apart(interrupted):
     run = interrupted[0]
-    begin, seen = run.path / tensorboard.FOLDER, set()
+    begin = run.path / tensorboard.FOLDER
     for row in run.table().itertuples():
         found = loaded(begin / f"replicate-{row.replicate}" / f"round-{row.round:02d}" / row.branch)
         content = found.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
         begun = metadata.parse_session_start_info_plugin_data(content)
-        seen.add(begun.group_name)
         values = begun.hparams
         assert values["density"].number_value == row.density and values["round"].number_value == row.round
         assert values["branch"].string_value == row.branch and values["replicate"].number_value == row.replicate
         assert values["train.num_steps"].number_value == 30 and values["data.name"].string_value == "digits"
         assert values["train.learning_rate"].string_value == "0.01"
         assert metadata.SESSION_END_INFO_TAG in found.PluginTagToContent("hparams")
-        named = set(values)
-    assert len(seen) == 5
-    content = loaded(begin).SummaryMetadata(metadata.EXPERIMENT_TAG).plugin_data.content
-    experiment = metadata.parse_experiment_plugin_data(content)
-    assert {one.name for one in experiment.hparam_infos} == named
-    assert {one.name.tag for one in experiment.metric_infos} == {f"trained/{name}" for name in OF_NETWORK}
+        content = found.SummaryMetadata(metadata.EXPERIMENT_TAG).plugin_data.content
+        experiment = metadata.parse_experiment_plugin_data(content)
+        assert {one.name for one in experiment.hparam_infos} == set(values)
+        assert {one.name.tag for one in experiment.metric_infos} == {f"trained/{name}" for name in OF_NETWORK}
 
 
 def test_a_finished_run_is_written_afterwards_and_once(small_run, tmp_path):
     copy = tmp_path / small_run.path.name
     shutil.copytree(small_run.path, copy, ignore=shutil.ignore_patterns(tensorboard.FOLDER))
-    tensorboard.write(copy)
+    write(copy)
     is_right(copy)
     before = {path: checksum(path) for path in copy.rglob("*tfevents*")}
-    tensorboard.write(copy)
-    assert len(before) == 8 * 3 + 2 + 1 and before == {path: checksum(path) for path in copy.rglob("*tfevents*")}
+    write(copy)
+    assert len(before) == 8 * 3 + 2 and before == {path: checksum(path) for path in copy.rglob("*tfevents*")}
     # Nothing but what is said says where it was made.
     host = socket.gethostname().encode()
     assert not [path for path in copy.rglob("*tfevents*") if host in path.name.encode() + path.read_bytes()]
@@ -219,31 +225,30 @@ def test_what_a_killed_writer_left_is_mended(small_run, tmp_path):
     (whole,) = (place / "round-03" / "ticket").glob("*tfevents*")
     whole.unlink()
     for name in ("rounds/ticket", "round-03/ticket/validation"):
-        (path,) = (place / name).glob("*tfevents*")
+        path = max((place / name).glob("*tfevents*"))
         path.write_bytes(path.read_bytes()[:-5])
     readers = kept_open(copy / tensorboard.FOLDER)
-    assert [[step for step, _ in read(place / "rounds/ticket")["rounds/density"]] for read in readers] == [
+    assert [[step for step, _ in read(place / "rounds/ticket")["rounds/seconds"]] for read in readers] == [
         [0, 1, 2]
     ] * 2
-    tensorboard.write(copy)
+    write(copy)
     for read in (scalars, as_the_fast_reader, *readers):
         is_right(copy, read=read)
 
 
 @settings(max_examples=15, deadline=None)
-@given(
-    st.lists(st.dictionaries(st.integers(0, 5), st.sampled_from([0.25, 0.5]), min_size=1), min_size=1, max_size=6),
-    st.booleans(),
-)
-@example([{1: 0.5, 3: 0.5}, {2: 0.25}, {0: 0.5, 1: 0.5}], True)
-def test_all_readers_drop_what_is_written_again(tmp_path_factory, written, alone):
-    """Rounds that come, change, or come late before others, in one session or in several."""
+@given(st.lists(st.dictionaries(st.integers(0, 5), st.sampled_from([0.25, 0.5]), min_size=1), min_size=1, max_size=6))
+@example([{1: 0.5, 3: 0.5}, {2: 0.25}, {0: 0.5, 1: 0.5}])
+def test_all_readers_drop_what_is_written_again(tmp_path_factory, small_run, written):
+    """Rounds that come, change, or come late before others."""
     place = tmp_path_factory.mktemp("events") / "of"
+    board = tensorboard._Board(small_run.path, small_run.experiment)
     readers, shown = kept_open(place.parent), {}
-    for number, values in enumerate(written, start=11):
+    for values in written:
         first = min(values)
-        events = [tensorboard._scalars({"x": values[step]}, step, 0.0) for step in sorted(values)]
-        tensorboard._append(place, "10" if alone else str(number), [tensorboard._purge(first), *events])
+        with board._writer(place, first) as writer:
+            for step in sorted(values):
+                writer.add_scalar("x", values[step], step)
         shown = {step: value for step, value in shown.items() if step < first} | values
         for read in (scalars, as_the_fast_reader, *readers):
             assert read(place) == {"x": sorted(shown.items())}
@@ -252,19 +257,29 @@ def test_all_readers_drop_what_is_written_again(tmp_path_factory, written, alone
 def test_a_network_may_begin_anew_in_the_same_session(small_run, tmp_path):
     place = tmp_path / tensorboard.FOLDER / "replicate-1" / "round-00" / "ticket"
     (tmp_path / "experiment.toml").write_bytes((small_run.path / "experiment.toml").read_bytes())
-    report, readers = tensorboard.writer(tmp_path, small_run.experiment), []
-    for steps in ((0, 10, 20), (0, 10)):
-        report(progress.Evaluated(Path(), 1, 0, "ticket", (0, "validation", 1.0, 0.5), True))
-        for read in readers:  # nothing of before is left
-            assert [step for step, _ in read(place / "validation")["steps/loss"]] == [0]
-            assert [step for step, _ in read(place / "train").get("steps/loss", [])] == []
-        for step in steps[1:]:
-            for split in ("train", "validation"):
-                report(progress.Evaluated(Path(), 1, 0, "ticket", (step, split, 1.0, 0.5), False))
-        readers = readers or kept_open(tmp_path / tensorboard.FOLDER)
-        for read in (scalars, as_the_fast_reader, *readers):
-            assert [step for step, _ in read(place / "validation")["steps/loss"]] == list(steps)
-            assert [step for step, _ in read(place / "train")["steps/loss"]] == list(steps[1:])
+    readers = []
+
+    def shows(validation, train, reading):
+        """Events are in their files a moment later; see `tensorboard.FLUSH`."""
+        for read in reading:
+            until = time.monotonic() + 20
+            while True:
+                found = [read(place / split).get("steps/loss", []) for split in ("validation", "train")]
+                found = [[step for step, _ in points] for points in found]
+                if found == [validation, train] or time.monotonic() > until:
+                    break
+                time.sleep(0.05)
+            assert found == [validation, train]
+
+    with tensorboard.observing(tmp_path, small_run.experiment) as report:
+        for steps in ([0, 10, 20], [0, 10]):
+            report(progress.Evaluated(Path(), 1, 0, "ticket", (0, "validation", 1.0, 0.5), True))
+            shows([0], [], readers)  # nothing of before is left
+            for step in steps[1:]:
+                for split in ("train", "validation"):
+                    report(progress.Evaluated(Path(), 1, 0, "ticket", (step, split, 1.0, 0.5), False))
+            readers = readers or kept_open(tmp_path / tensorboard.FOLDER)
+            shows(steps, steps[1:], (scalars, as_the_fast_reader, *readers))
 
 
 def test_a_branch_of_an_earlier_round_may_come_after_that_of_a_later_one(small_run, tmp_path):
@@ -273,17 +288,17 @@ def test_a_branch_of_an_earlier_round_may_come_after_that_of_a_later_one(small_r
     place = copy / tensorboard.FOLDER / "replicate-1" / "rounds" / "shuffled_mask"
     readers, steps = kept_open(copy / tensorboard.FOLDER), set()
     for session in ((3,), (1, 2), (0,)):
-        report = tensorboard.writer(copy, small_run.experiment)
-        for index in session:
-            ticket, folder = (store.round_path(copy, 1, index, one) for one in (store.TICKET, "shuffled_mask"))
-            shutil.copytree(ticket, folder, ignore=shutil.ignore_patterns("branch-*"))
-            record = store.read_record(ticket) | {"branch": "shuffled_mask"}
-            record["record_sha256"] = store._digest_of(record)
-            lottery.files.write_json(folder / "round.json", record)
-            report(progress.Done(None, record))
-            steps.add(index)
-            for read in (scalars, as_the_fast_reader, *readers):
-                assert [step for step, _ in read(place)["rounds/density"]] == sorted(steps)
+        with tensorboard.observing(copy, small_run.experiment) as report:
+            for index in session:
+                ticket, folder = (store.round_path(copy, 1, index, one) for one in (store.TICKET, "shuffled_mask"))
+                shutil.copytree(ticket, folder, ignore=shutil.ignore_patterns("branch-*"))
+                record = store.read_record(ticket) | {"branch": "shuffled_mask"}
+                record["record_sha256"] = store._digest_of(record)
+                lottery.files.write_json(folder / "round.json", record)
+                report(progress.Done(None, record))
+                steps.add(index)
+                for read in (scalars, as_the_fast_reader, *readers):
+                    assert [step for step, _ in read(place)["rounds/density"]] == sorted(steps)
 
 
 def test_a_run_that_is_complete_is_completed_for_tensorboard(interrupted, tmp_path):
@@ -309,7 +324,7 @@ def test_a_run_that_is_complete_is_completed_for_tensorboard(interrupted, tmp_pa
 def test_the_test_set_is_a_curve_only_where_it_is_measured_each_time(small_run, interrupted, tmp_path):
     is_right(small_run.path)
     shutil.copytree(interrupted[0].path, tmp_path / "run", ignore=shutil.ignore_patterns(tensorboard.FOLDER))
-    tensorboard.write(tmp_path / "run")
+    write(tmp_path / "run")
     is_right(tmp_path / "run", ("train", "validation", "test"))
     found = scalars(tmp_path / "run" / tensorboard.FOLDER / "replicate-1" / "round-00" / "ticket" / "test")
     assert [step for step, _ in found["steps/loss"]] == [0, 10, 20, 30]
@@ -329,7 +344,7 @@ def test_an_accuracy_that_is_not_measured_is_left_out(small_run, tmp_path):
     arrays = lottery.files.read_arrays(folder / "weights.safetensors")
     kept = lottery.files.read_masks(folder / "masks.safetensors")
     store.write_round(folder, kept, arrays, rows, {key: value for key, value in record.items() if "sha256" not in key})
-    tensorboard.write(tmp_path / "run")
+    write(tmp_path / "run")
     place = tmp_path / "run" / tensorboard.FOLDER / "replicate-1"
     assert scalars(place / "round-00" / "ticket" / "validation") == {"steps/loss": [(0, 1.5), (5, 0.5)]}
     assert [step for step, _ in scalars(place / "rounds" / "ticket")["rounds/final_test_accuracy"]] == [1, 2, 3]
@@ -341,14 +356,30 @@ def test_what_goes_wrong_is_one_note_and_the_run_goes_on(small_run, tmp_path):
     shutil.copytree(small_run.path, copy, ignore=shutil.ignore_patterns(tensorboard.FOLDER))
     (copy / tensorboard.FOLDER).write_text("in the way")
     told = []
-    report = tensorboard.writer(copy, small_run.experiment, told.append)
     record = store.read_record(store.round_path(copy, 1, 0))
     rest = [progress.Evaluated(Path(), 1, 0, "ticket", (0, "validation", 1.0, 0.5), True), progress.Done(None, record)]
-    for event in rest:
-        report(event)
+    with tensorboard.observing(copy, small_run.experiment, told.append) as report:
+        for event in rest:
+            report(event)
     assert [type(event) for event in told] == [progress.Note, progress.Evaluated, progress.Done] and told[1:] == rest
     assert "TensorBoard" in told[0].text and "cannot be written" in told[0].text and "\n" not in told[0].text
     assert (copy / tensorboard.FOLDER).read_text() == "in the way"
+
+
+def test_a_disk_that_fills_up_while_points_are_written_is_one_note(small_run, tmp_path, monkeypatch):
+    """tensorboardX writes in a thread, and training must not wait for one that has ended."""
+    (tmp_path / "experiment.toml").write_bytes((small_run.path / "experiment.toml").read_bytes())
+    told, full = [], errno.ENOSPC
+
+    def fail(content):
+        raise OSError(full, os.strerror(full))
+
+    monkeypatch.setattr(tensorboard._File, "write", lambda self, content: self._attempt(fail, content))
+    with tensorboard.observing(tmp_path, small_run.experiment, told.append) as report:
+        for step in range(3000):
+            report(progress.Evaluated(Path(), 1, 0, "ticket", (step, "validation", 1.0, 0.5), step == 0))
+    (note,) = [event for event in told if isinstance(event, progress.Note)]
+    assert "Nothing more is written for TensorBoard" in note.text and "the disk is full" in note.text
 
 
 def test_it_may_be_left_out(tmp_path):
@@ -365,7 +396,7 @@ def test_it_may_be_left_out(tmp_path):
 def test_writing_needs_no_tensorflow(small_run, tmp_path):
     shutil.copytree(small_run.path, tmp_path / "run", ignore=shutil.ignore_patterns("replicate-2", tensorboard.FOLDER))
     code = (
-        "import sys, pathlib; from lottery.pipeline import tensorboard; tensorboard.write(pathlib.Path(sys.argv[1]));"
+        "import sys, pathlib; from tests.pipeline.test_tensorboard import write; write(pathlib.Path(sys.argv[1]));"
         "assert not {'tensorflow', 'keras', 'tf_keras'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True)

@@ -361,8 +361,8 @@ def failing_displays(world: World, errors: Sequence[int] = (errno.ENOSPC, errno.
         while True:
             shutil.rmtree(run / "tensorboard", ignore_errors=True)
             events: list[progress.Event] = []
-            with failing.mounted():
-                tensorboard.writer(run, world.settings, events.append)  # as of a complete run
+            with failing.mounted(), tensorboard.observing(run, world.settings, events.append):
+                pass  # as of a complete run
             if failing.hit is None:
                 break
             (note,) = events
