@@ -196,8 +196,8 @@ class _Board:
 class _Disk:
     """Opens files for tensorboardX 2.6, which asks whoever is registered for the beginning of a path.
 
-    It would put the machine's name, which is private, into that of a file. And it writes in a thread, which an error ends
-    unheard: so errors wait here.
+    It would put the machine's name, which is private, into that of a file. And it writes in a thread, which an error
+    ends unheard: so errors wait here.
     """
 
     def __init__(self) -> None:
