@@ -31,8 +31,8 @@ from lottery.api import Run
 from lottery.cli import output
 from lottery.errors import unknown
 from lottery.formatting import ends, formatted, short
+from lottery.grids import Grid
 from lottery.statistics import intervals
-from lottery.statistics.tables import Grid
 
 RATE, ROUNDS = 0.2, (10, 13, 17)  # densities of 0.107, 0.055 and 0.023
 DATA: dict[str, dict[str, Any]] = {
@@ -127,7 +127,7 @@ def shown(lines: pd.DataFrame) -> Grid:
         f"Test accuracy at the early-stop step, over {num} replicates; − ticket: method − ticket, paired by replicate.",
         "Steps and multiply-adds: of all trainings that a network takes.",
     ]
-    return Grid(heads, rows, notes, ["95 % interval"])
+    return Grid(heads, rows, notes=notes, leave_out=["95 % interval"])
 
 
 def main(

@@ -169,14 +169,28 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read the tables of a TOML file, or raise a `LotteryError` that names it."""
+    """Read the tables of a TOML file, or raise a `LotteryError` that names it.
+
+    What sources state of the experiment, in its tables ``[[claim]]``, is left out: see `lottery.statistics.published`.
+    """
     try:
         with path.open("rb") as file:  # a pipe, too
-            return parsed(path, file.read(MOST_BYTES + 1))
+            tables = parsed(path, file.read(MOST_BYTES + 1))
     except FileNotFoundError:
         raise LotteryError(f"There is no experiment file {str(path)!r}.") from None
     except OSError as error:
         raise LotteryError(f"The experiment file {str(path)!r} cannot be read: {error.strerror or error}.") from None
+    tables.pop("claim", None)
+    return tables
+
+
+def shipped() -> dict[str, Path]:
+    """Find every experiment file that comes with the package, by its name without the ending; the default is first."""
+    package = Path(__file__).parent
+    # In a wheel they lie within the package, in a checkout beside it.
+    folder = next((each for each in (package, package.parent) if (each / "experiments").is_dir()), package)
+    found = [*sorted(package.glob("*.toml")), *sorted(folder.glob("experiments/*.toml"))]
+    return {path.stem: path for path in found}
 
 
 def parsed(path: Path, content: bytes) -> dict[str, Any]:

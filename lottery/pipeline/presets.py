@@ -17,12 +17,7 @@ SHAPES = {"mnist1d": (40,), "digits": (8, 8), "mnist": (28, 28), "fashion_mnist"
 
 def paths() -> dict[str, Path]:
     """Find every preset: its file by its name, which is the file's without the ending."""
-    package = Path(__file__).parents[1]
-    # In a wheel they lie within the package, in a checkout beside it.
-    folder = next((each for each in (package, package.parent) if (each / "experiments").is_dir()), package)
-    # The default, which lies beside the code, comes first.
-    found = [*sorted(package.glob("*.toml")), *sorted(folder.glob("experiments/*.toml"))]
-    return {path.stem: path for path in found}
+    return config.shipped()
 
 
 def named(name: str) -> Path:

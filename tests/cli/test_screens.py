@@ -98,7 +98,8 @@ def printed(folder, monkeypatch):
     """What a command prints in a terminal of a width, or on a pipe: standard output and error, lines of texts."""
     place, name, other = folder
     monkeypatch.chdir(place)
-    monkeypatch.setitem(published.PROTOCOLS, "small", published.PROTOCOLS["lenet-mnist"])
+    files = published.files()
+    monkeypatch.setattr(published, "files", lambda: files | {"small": files["lenet-mnist"]})
     # What trains or draws is tested elsewhere; here it is what is printed afterwards.
     monkeypatch.setattr("lottery.report.page.write", lambda runs, out, *_: out)
     monkeypatch.setattr("lottery.pipeline.branching.branch", lambda *_, **options: None)

@@ -11,7 +11,7 @@ import itertools
 import numpy as np
 import pandas as pd
 
-from lottery.statistics import aggregates, intervals
+from lottery.statistics import aggregates
 
 REPLICATES = (3, 5, 10)
 TASKS = (2, 5)
@@ -42,7 +42,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=500, help="sets of runs to simulate in each cell")
     options = parser.parse_args()
-    intervals.RESAMPLES = 999  # enough for a share of many intervals
+    aggregates.RESAMPLES = 999  # enough for a share of many intervals
     for num, tasks in itertools.product(REPLICATES, TASKS):
         print(f"{num:2} replicates, {tasks} tasks: {100 * simulated(num, tasks, options.draws):.1f} %", flush=True)
 

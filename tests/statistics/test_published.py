@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 import json
 import re
@@ -12,7 +11,7 @@ import pytest
 from lottery import config
 from lottery.errors import LotteryError
 from lottery.pipeline import presets
-from lottery.statistics import intervals, published, results, tables, verdicts
+from lottery.statistics import intervals, published, readings, results, tables, verdicts
 
 # Sizes and rates of every layer, from the table of the paper's networks.
 LENET = [(784 * 300, "1/5"), (300 * 100, "1/5"), (100 * 10, "1/10")]
@@ -38,7 +37,10 @@ GROUPS = {
 }
 DENSE = {"lenet-mnist": 0.9752, "resnet-20-cifar10": 0.9050}
 CONTROLS = {"random_reinit": 0.011, "random_mask": 0.03}
-ALL = [(name, claim.text) for name, protocol in published.PROTOCOLS.items() for claim in protocol.claims]
+FILES = published.files()
+PUBLISHED = {name: published.read(path) for name, path in FILES.items()}
+NUMBERS = {name: [claim for claim in found.claims if claim.what != "settings"] for name, found in PUBLISHED.items()}
+ALL = [(name, claim.text) for name, claims in NUMBERS.items() for claim in claims]
 
 
 def totals(groups, held, num_rounds=20):
@@ -143,9 +145,8 @@ def broken(text, rows):
 
 
 def line_of(name, text, rows):
-    protocol = published.PROTOCOLS[name]
-    (claim,) = [claim for claim in protocol.claims if claim.text == text]
-    (line,) = published.checked(rows, dataclasses.replace(protocol, claims=[claim]))
+    (claim,) = [claim for claim in NUMBERS[name] if claim.text == text]
+    (line,) = published.checked(rows, [claim])
     return line
 
 
@@ -154,8 +155,8 @@ def verdict(name, text, rows):
 
 
 def test_every_line_has_one_of_four_kinds_of_source_with_a_link():
-    for name, protocol in published.PROTOCOLS.items():
-        for line in published.checked(as_published(name), protocol):
+    for name, claims in NUMBERS.items():
+        for line in published.checked(as_published(name), claims):
             assert line["source"] in ("paper", "authors' code", "third party", "our own bound"), line
             assert len(line["reference"]) > 20 and line["stated"] and line["bound"]
             if line["link"].startswith("https://"):
@@ -164,26 +165,26 @@ def test_every_line_has_one_of_four_kinds_of_source_with_a_link():
                 path, _, part = line["link"].partition("#")
                 text = Path(published.__file__).parents[2].joinpath(path).read_text(encoding="utf-8")
                 assert f"## {part.replace('-', ' ')}" in text.lower()
-        for source, settings in ((protocol.source, protocol.settings), (protocol.code, protocol.of_code)):
-            assert not settings or published.SOURCES[source].kind in ("paper", "authors' code")
-    assert {source.kind for source in published.SOURCES.values()} == set(published.KINDS)
+        settings = [claim for claim in PUBLISHED[name].claims if claim.what == "settings"]
+        assert settings and all(claim.source in ("paper", "authors' code") for claim in settings)
+    assert {claim.source for found in PUBLISHED.values() for claim in found.claims} == set(published.KINDS)
 
 
 def test_the_docs_list_every_line_with_its_source():
     page = Path(published.__file__).parents[2].joinpath("docs", "experiments.md").read_text(encoding="utf-8")
-    for line in published.checked(as_published("lenet-mnist"), published.PROTOCOLS["lenet-mnist"]):
+    for line in published.checked(as_published("lenet-mnist"), NUMBERS["lenet-mnist"]):
         assert f"| {' | '.join(line[key] for key in ('claim', 'source', 'stated', 'bound'))} |" in page
 
 
 def test_what_a_third_party_measured_is_not_called_the_papers():
     kinds = {}
-    for line in published.checked(as_published("lenet-mnist"), published.PROTOCOLS["lenet-mnist"]):
+    for line in published.checked(as_published("lenet-mnist"), NUMBERS["lenet-mnist"]):
         kinds.setdefault(line["source"], []).append(line["stated"])
     assert kinds["third party"] == ["0.9752", "+0.0067", "+0.0209"]
     assert kinds["paper"] == [
         "over +0.003", "as dense", "up to +0.0035", "+0.005", "above, from 21.1 % on", "38 % earlier (1.61 times)", "2.51 times",
     ]  # fmt: skip
-    numbers = {claim.stated for protocol in published.PROTOCOLS.values() for claim in protocol.claims if published.SOURCES[claim.source].kind != "third party"}  # fmt: skip
+    numbers = {claim.stated for claims in NUMBERS.values() for claim in claims if claim.source != "third party"}
     assert not numbers & {"0.9752", "+0.0067", "+0.0209"}
 
 
@@ -194,9 +195,13 @@ def test_ladders_are_the_papers_and_come_out_of_the_layers():
         266200, 266200, 4300992, 2425024, 2261184, 270896, 20024000, 270896,
     ]  # fmt: skip
     for groups, held in GROUPS.values():
-        assert published.survivors([(size, float(Fraction(rate))) for size, rate in groups], 20, held) == totals(
-            groups, held
-        )
+        layers = [(size, float(Fraction(rate))) for size, rate in groups]
+        assert readings.ladder(layers, held, 20) == totals(groups, held)
+    for name, claims in NUMBERS.items():
+        for claim in claims:
+            if claim.what == "survivors":
+                kept = totals(*GROUPS[name])
+                assert claim.stated == f"{kept[0]:,} to {kept[claim.rounds[1]]:,}"
     # The densities at which the paper says what it found, of the rounds at which it is looked for.
     for name, index, left in [
         ("lenet-mnist", 7, 21.1), ("lenet-mnist", 9, 13.5), ("lenet-mnist", 15, 3.6), ("conv-2-cifar10", 14, 4.6),
@@ -207,9 +212,9 @@ def test_ladders_are_the_papers_and_come_out_of_the_layers():
         assert round(100 * kept[index] / kept[0], 1) == left
 
 
-@pytest.mark.parametrize("name", published.PROTOCOLS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_what_was_published_passes(name):
-    lines = published.checked(as_published(name), published.PROTOCOLS[name])
+    lines = published.checked(as_published(name), NUMBERS[name])
     assert [line["claim"] for line in lines if line["verdict"] != "pass"] == []
     assert len({line["claim"] for line in lines}) == len(lines) >= 1
     assert all(line["measured"] for line in lines)
@@ -244,7 +249,7 @@ def test_every_claim_but_a_count_cannot_tell_where_replicates_disagree_or_there_
 @pytest.mark.parametrize(("name", "text"), ALL)
 def test_every_claim_is_open_where_the_rows_are_not_there(name, text):
     rows = as_published(name)
-    none = published.checked(rows[:0], published.PROTOCOLS[name])
+    none = published.checked(rows[:0], NUMBERS[name])
     assert {line["verdict"] for line in none} == {"open"}
     assert all(line["measured"].startswith("not in this run: ") for line in none)
     begun = rows[(rows["branch"] == "ticket") & (rows["round"] < 5)]
@@ -259,7 +264,7 @@ def test_a_round_that_fails_fails_however_many_are_missing():
     assert verdict("lenet-mnist", text, begun) == "open"
     assert verdict("lenet-mnist", text, moved(begun, ACCURACY, -0.009, only=lambda rows: rows["round"] == 6)) == "fail"
     without = rows[rows["branch"] != "random_mask"]
-    lines = published.checked(without, published.PROTOCOLS["lenet-mnist"])
+    lines = published.checked(without, NUMBERS["lenet-mnist"])
     assert [line["measured"] for line in lines if line["verdict"] == "open"] == [
         "not in this run: round 15 of random_mask"
     ]
@@ -270,7 +275,7 @@ def test_several_rounds_fail_at_95_percent_for_all_of_them_together():
     rng, failed, apart = np.random.default_rng(5), 0, 0
     for _ in range(400):
         pairs = pd.DataFrame(rng.normal(0, 0.002, (5, 8)), columns=range(5, 13))
-        found = published._in_each(pairs, range(5, 13), 0.0, "ticket")
+        found = readings.in_each(pairs, range(5, 13), 0.0, "ticket")
         failed += found.verdict == "fail"
         apart += any(intervals.mean_interval(pairs[index].tolist())[2] < 0 for index in pairs)
     assert apart / 400 > 0.1  # one of them by itself
@@ -291,7 +296,7 @@ def test_a_range_is_tested_to_both_of_its_ends():
 
 def test_what_is_measured_is_said_with_its_interval():
     rows = as_published("lenet-mnist")
-    lines = {line["claim"]: line["measured"] for line in published.checked(rows, published.PROTOCOLS["lenet-mnist"])}
+    lines = {line["claim"]: line["measured"] for line in published.checked(rows, NUMBERS["lenet-mnist"])}
     assert lines["test accuracy, dense"] == "0.9756 (0.9751 to 0.9761)"
     mean, low, high = intervals.mean_interval(verdicts.paired(rows)[15].tolist())
     assert lines["round 15 (3.6 %): ticket − dense"] == f"{mean:+.4f} ({low:+.4f} to {high:+.4f})"
@@ -302,8 +307,7 @@ def test_what_is_measured_is_said_with_its_interval():
     )
     wrong = broken("survivors", rows)
     assert (
-        published.checked(wrong, published.PROTOCOLS["lenet-mnist"])[0]["measured"]
-        == "round 4: 109,282 and 109,283, not 109,282"
+        published.checked(wrong, NUMBERS["lenet-mnist"])[0]["measured"] == "round 4: 109,282 and 109,283, not 109,282"
     )
 
 
@@ -329,7 +333,7 @@ def test_a_step_that_is_only_a_lower_bound_does_not_decide_what_longer_training_
     rows = as_published(name)
 
     def judged(rows, num_steps):
-        lines = published.checked(rows, published.PROTOCOLS[name], num_steps)
+        lines = published.checked(rows, NUMBERS[name], num_steps)
         return next(line["verdict"] for line in lines if line["claim"] == text)
 
     last = int(rows[STEP].max())
@@ -349,7 +353,7 @@ def test_the_interval_of_a_ratio_holds_the_ratio_and_agrees_with_the_difference(
     for _ in range(400):
         ticket = rng.normal(2000, 150, 5)
         other = 1.5 * ticket + rng.normal(0, 200, 5)
-        low, high = published.fieller(other, ticket)
+        low, high = readings.fieller(other, ticket)
         held += low <= 1.5 <= high
         for end in (low, high):  # at an end, other − end x ticket just is not shown to differ from 0
             _, lower, upper = intervals.mean_interval((other - end * ticket).tolist())
@@ -367,41 +371,75 @@ def test_one_reading_of_the_residual_network_passes():
 
 
 def test_the_published_settings_are_an_experiments():
-    """Each protocol's own settings make an experiment that differs in nothing, and another value of each is said."""
-    for name, protocol in published.PROTOCOLS.items():
+    """Each source's own settings make an experiment that differs in nothing, and another value of each is said."""
+    for name, found in PUBLISHED.items():
         sections = {"name": name}
-        for key, value in (*protocol.settings.items(), *protocol.of_code.items()):
+        for key, (_, value) in published.stated(found).items():
             section, _, rest = key.partition(".")
             sections.setdefault(section, {})[rest] = value
         experiment = config.Experiment.model_validate(sections)
-        assert published.differing(experiment, protocol) == []
+        assert published.differing(experiment, found) == []
         read = config.Experiment.model_validate(sections | {"data": sections["data"] | {"path": "a.npz"}})
-        assert published.differing(read, protocol) == ["The data were read from 'a.npz'."]
-    protocol = published.PROTOCOLS["lenet-mnist"]
+        assert published.differing(read, found) == ["The data were read from 'a.npz'."]
+    found = PUBLISHED["lenet-mnist"]
     other = config.load(presets.named("lenet_mnist"), {"train": {"num_steps": 29_000}, "data": {"pixels": "unit"}})
-    assert published.differing(other, protocol) == [
+    assert published.differing(other, found) == [
         "Differs: train.num_steps is 29000, paper 50000.",
         "Differs: data.pixels is 'unit', authors' code 'unit_norm'.",
     ]
 
 
+def test_what_the_papers_state_of_settings():
+    """By hand: a value that somebody changes in a file is still what the paper states."""
+
+    def values(name, *keys):
+        return [published.stated(PUBLISHED[name])[key][1] for key in keys]
+
+    assert values("lenet-mnist", "train.num_steps", "train.batch_size", "train.learning_rate") == [50_000, 60, 1.2e-3]
+    assert values("lenet-mnist", "prune.iterative", "rewind.step", "data.validation") == [True, 0, 5000]
+    assert values("lenet-mnist-one-shot", "prune.iterative") == [False]
+    for number, num_steps, rate in ((2, 20_000, 2e-4), (4, 25_000, 3e-4), (6, 30_000, 3e-4)):
+        keys = ("train.num_steps", "train.learning_rate", "model.name")
+        assert values(f"conv-{number}-cifar10", *keys) == [num_steps, rate, f"conv_{number}"]
+    schedule = ("train.num_steps", "train.learning_rate", "train.warmup_steps", "train.drop_at")
+    assert values("resnet-20-cifar10", *schedule) == [30_000, 0.03, 20_000, (20_000, 25_000)]
+    assert values("vgg-19-cifar10", *schedule) == [112_480, 0.1, 10_000, (56_240, 84_360)]
+    names = "resnet-20-cifar10-lr-rewinding", "train.num_steps", "train.drop_at", "model.name"
+    assert values(*names) == [63_984, (31_992, 47_813), "resnet_56"]
+
+
 def test_the_experiments_that_ship_have_the_settings_of_their_papers():
-    found = {}
-    for path in presets.paths().values():
-        experiment = config.load(path)
-        if experiment.name in published.PROTOCOLS:
-            found[experiment.name] = published.differing(experiment, published.PROTOCOLS[experiment.name])
+    found = {name: published.differing(own.experiment, own) for name, own in PUBLISHED.items()}
     assert {name: differs for name, differs in found.items() if differs} == {
         "resnet-20-cifar10-lr-rewinding": ["Differs: model.name is 'resnet_20', authors' code 'resnet_56'."],
     }
-    assert set(found) == set(published.PROTOCOLS)
+    assert set(found) == set(GROUPS)
+
+
+def test_claims_are_no_part_of_an_experiment(tmp_path):
+    for path in FILES.values():
+        head, _, _ = path.read_text(encoding="utf-8").partition("[[claim]]")
+        (tmp_path / "without.toml").write_text(head, encoding="utf-8")
+        without, experiment = config.load(tmp_path / "without.toml"), config.load(path)
+        assert experiment == without and config.digest(experiment) == config.digest(without)
+        assert "claim" not in config.dump(experiment)
+
+
+def test_a_claim_that_cannot_be_read_is_a_sentence(tmp_path):
+    path = tmp_path / "mine.toml"
+    for claim in ('what = "accurcy"', 'what = "accuracy"\nround = "first"', 'what = "accuracy"\nrond = 1'):
+        path.write_text(f'name = "mine"\n[[claim]]\nsource = "paper"\nreference = ""\nlink = ""\n{claim}\n')
+        with pytest.raises(
+            LotteryError, match=r"A \[\[claim\]\] of .*mine.toml' cannot be read: its '(what|round|rond)'"
+        ):
+            published.read(path)
 
 
 def test_a_run_is_compared_by_its_name(small_run, tmp_path, monkeypatch):
-    with pytest.raises(LotteryError, match="received 'small', allowed is 'lenet-mnist'") as caught:
+    with pytest.raises(LotteryError, match="received 'small', allowed is 'conv-2-cifar10'") as caught:
         published.compare(small_run.path)
-    assert all(repr(name) in str(caught.value) for name in published.PROTOCOLS)
-    monkeypatch.setitem(published.PROTOCOLS, "small", published.PROTOCOLS["lenet-mnist"])
+    assert all(repr(name) in str(caught.value) for name in PUBLISHED)
+    monkeypatch.setattr(published, "files", lambda: FILES | {"small": FILES["lenet-mnist"]})
     lines, notes = published.compare(small_run.path)
     assert lines[0]["verdict"] == "fail" and "50,200" in lines[0]["measured"]
     assert notes[0].startswith("[1] our own bound: counted here") and notes[0].endswith("foundations/pruning.py")
@@ -423,15 +461,16 @@ def test_exit_statuses_and_rows(small_run, monkeypatch):
 
     done = check()
     assert isinstance(done.exception, LotteryError)  # which the command line prints, with status 2
-    protocol = published.PROTOCOLS["lenet-mnist"]
-    monkeypatch.setitem(published.PROTOCOLS, "small", protocol)
+    monkeypatch.setattr(published, "files", lambda: FILES | {"small": FILES["lenet-mnist"]})
     done = check()
     assert done.exit_code == 1 and re.search(r"survivors.* fail", done.output) and "Differs: " in done.output
     assert done.output.startswith("pass: the whole 95 % interval over replicates meets the bound")
     rows = json.loads(check("--json").output)
-    assert [row["claim"] for row in rows] == [claim.text for claim in protocol.claims]
+    assert [row["claim"] for row in rows] == [claim.text for claim in NUMBERS["lenet-mnist"]]
     assert set(rows[0]) == {"claim", "source", "stated", "bound", "measured", "verdict", "reference", "link"}
     assert check("--csv").output.splitlines()[0].startswith("claim,source,stated,bound,measured,verdict")
-    monkeypatch.setitem(published.PROTOCOLS, "small", published.Protocol("deep", {}, (), ("nothing",)))
+    settings = {"what": "settings", "source": "paper", "reference": "", "link": "", "leaves_open": ["nothing"]}
+    claims = [published.Claim.model_validate(settings)]
+    monkeypatch.setattr(published, "read", lambda path: published.Published(small_run.experiment, claims))
     done = check()
     assert done.exit_code == 0 and "The paper leaves open: nothing." in done.output
