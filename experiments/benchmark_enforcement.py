@@ -91,6 +91,7 @@ def measure_modes(data_file: Path | None, num_threads: int, repetitions: int, st
             trainers[mode] = trainer = stack.enter_context(contextlib.closing(Trainer(model, splits, TRAIN, enforced)))
             trainer.hold()
             trainer.set_masks(sparse)
+            trainer.loop.begin(sparse, SEED)
         contestants = {name: looping(trainer.loop) for name, trainer in trainers.items()}
         contestants["tfmot fit"] = tfmot_fitting(standardised(splits, steps))
         taken = measure_steps(contestants, repetitions, steps)["steps"]

@@ -191,8 +191,9 @@ def measure_engines(
         engines = {}
         for name, stored in found.items():
             engines[name], *_ = trainer(stored).engine(stored.masks, "sparse")
-            engines[name].take(stored.masks)
+            engines[name].begin(stored.masks, SEED)
         engines["compiled"] = trainer(next(iter(found.values()))).loop  # its time does not depend on the masks
+        engines["compiled"].begin({}, SEED)
         contestants = {name: looping(engine) for name, engine in engines.items()}
         if compared := found.get(f"{COMPARED:g}"):
             images, called = standardised(splits, steps), compiled(splits)
@@ -205,10 +206,10 @@ def measure_engines(
         evaluations: Samples = {}
         timed = timer(evaluations)
         for engine in engines.values():  # which compiles
-            engine.evaluations["validation"]()
+            engine.evaluate("validation")
         for _ in range(4 * repetitions):
             for name, engine in engines.items():
-                timed(name, lambda engine=engine: float(engine.evaluations["validation"]()["loss"]))
+                timed(name, lambda engine=engine: float(engine.evaluate("validation")["loss"]))
     return {
         "density": {name: stored.record["density"] for name, stored in found.items()},
         "round": {name: stored.round for name, stored in found.items()},
@@ -233,10 +234,10 @@ def _start(data_file: Path | None, threads: int, cache: Path) -> dict[str, float
     with contextlib.closing(Trainer(model, splits, TRAIN, enforcement.constraint)) as trainer:
         kept = random_masks(weights.read(model))
         engine, *_ = trainer.engine(kept, "sparse")
-        engine.take(kept)
+        engine.begin(kept, SEED)
         ready = time.perf_counter()
-        engine.steps(*engine.batches(SEED)(1))
-        engine.evaluations["validation"]()
+        engine.advance(1)
+        engine.evaluate("validation")
     return {"import": imported - began, "first step and evaluation": time.perf_counter() - ready}
 
 

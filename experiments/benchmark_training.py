@@ -52,9 +52,11 @@ from lottery.pruning import criteria, plan, ranking, rewinding
 from lottery.pruning.settings import Prune
 from lottery.runs import store
 from lottery.training import compiling
+from lottery.training.course import Span
+from lottery.training.engines import Engine
 from lottery.training.loop import Loop, example_batch, scaler
 from lottery.training.settings import Train
-from lottery.training.trainer import Span, Trainer
+from lottery.training.trainer import Trainer
 
 DENSITY = 0.2
 SEED = (0, 1, randomness.BATCHES)
@@ -111,6 +113,8 @@ def measure_training(data_file: Path | None, num_threads: int, repetitions: int,
     with contextlib.closing(Trainer(model, splits, TRAIN, enforcement.constraint)) as ours:
         ours.hold()
         ours.set_masks(sparse)
+        for trainer in bare, ours:
+            trainer.loop.begin(sparse, SEED)
         images, alone, called = standardised(splits, steps), compiled(splits), compiled(splits)
         contestants = {
             "bare": looping(bare.loop),
@@ -233,6 +237,7 @@ def measure_start(data_file: Path | None, num_threads: int) -> Samples:
     with contextlib.closing(trainer):
         trainer.hold()
         loop = trainer.loop
+        loop.begin({}, SEED)
         run = looping(loop)
         timed(f"first call: trace, XLA, {TRAIN.eval_every} steps", lambda: run(TRAIN.eval_every))
         timed(f"second call: {TRAIN.eval_every} steps", lambda: run(TRAIN.eval_every))
@@ -258,14 +263,13 @@ def measure_imports(repetitions: int) -> Samples:
     return samples
 
 
-def looping(loop: Loop) -> Contestant:
-    """Train in pieces of 100 steps, as between evaluations, and read the loss after each."""
-    batches = loop.batches(SEED)
+def looping(engine: Engine) -> Contestant:
+    """Train in pieces of 100 steps, as between evaluations, and read the loss after each; the engine has begun."""
 
     def run(num_steps: int) -> tuple[float, float]:
         began = time.perf_counter()
         for first in range(0, num_steps, TRAIN.eval_every):
-            float(loop.steps(*batches(min(TRAIN.eval_every, num_steps - first)))["loss"])
+            float(engine.advance(min(TRAIN.eval_every, num_steps - first))["loss"])
         seconds = time.perf_counter() - began
         return seconds, seconds
 

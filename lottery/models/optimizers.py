@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from lottery import masks, weights
+from lottery.masks import Masks
 from lottery.models.kerases import is_keras
 
 
@@ -80,6 +82,19 @@ def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
                 slot = value[index]
                 if hasattr(slot, "assign") and slot is not variable and tuple(slot.shape) == tuple(variable.shape):
                     yield slot
+
+
+def continue_under(model: Any, before: Masks, kept: Masks) -> None:
+    """Put a model that trains under masks under others: entries that are masked are zero, and so are their slots.
+
+    Entries that the masks before did not keep start at zero, with slots at zero.
+    """
+    weights.assign(model, masks.apply(weights.read_state(model), kept))
+    named = weights.variables(model)
+    for name, mask in kept.items():
+        stays = mask & before[name]
+        for slot in slots(model.optimizer, named[name]):
+            slot.assign(np.where(stays, slot.numpy(), np.zeros((), slot.numpy().dtype)))
 
 
 def restart_averages(model: Any) -> None:

@@ -23,7 +23,7 @@ from lottery.runs.siblings import ORDERS, PathPoint, Siblings
 from lottery.runs.stored import StoredRound
 from lottery.statistics.barriers import error_barrier
 from lottery.training.checkpoints import CheckpointInterval
-from lottery.training.trainer import Span
+from lottery.training.course import Span
 
 
 def connect(

@@ -14,8 +14,8 @@ from lottery.models.kerases import is_compiled
 from lottery.runs.siblings import PathPoint
 from lottery.statistics.barriers import error_barrier
 from lottery.training import mirrored
+from lottery.training.course import Arrays, accuracy_among
 from lottery.training.loop import Logs, Loop, evaluations_of, scaler
-from lottery.training.trainer import ACCURACIES, Arrays
 
 # BatchNormalization statistics are recomputed from at most this number of examples, in batches of this size.
 STATISTICS_EXAMPLES, STATISTICS_BATCH = 10_000, 1000
@@ -85,11 +85,11 @@ def path(
             recompute()
         for split, evaluate in evaluations.items():
             logs = evaluate()
-            named = [key for key in logs if key in ACCURACIES] or [key for key in logs if key.endswith("accuracy")]
-            if not named:
+            name = accuracy_among(logs)
+            if name is None:
                 reported = ", ".join(logs) or "nothing"
                 raise LotteryError(f"The model reports {reported}, but no accuracy, so no error can be measured.")
-            rows.append((float(alpha), split, float(logs.get("loss", math.nan)), 1 - float(logs[named[0]])))
+            rows.append((float(alpha), split, float(logs.get("loss", math.nan)), 1 - float(logs[name])))
     return rows
 
 

@@ -14,9 +14,10 @@ from lottery.pipeline import preparing
 from lottery.pipeline.preparing import Prepared
 from lottery.pruning import supermasks
 from lottery.training import compiling
+from lottery.training.course import Arrays
 from lottery.training.loop import example_batch
 from lottery.training.settings import Train
-from lottery.training.trainer import Arrays, Trainer
+from lottery.training.trainer import Trainer
 
 _ASSIGNED = "a learned mask is in its place there; leave this branch out"
 

@@ -25,9 +25,10 @@ from lottery.settings import COMPILED, GIVEN
 from lottery.sparse.reading import Chain, NoNumba
 from lottery.statistics import two_way
 from lottery.training import compiling, engines, mirrored, precision
+from lottery.training.course import Arrays, accuracy_among
 from lottery.training.loop import NUM_EXAMPLES, example_batch, scaler
 from lottery.training.settings import Train
-from lottery.training.trainer import Arrays, Trainer, accuracy_among
+from lottery.training.trainer import Trainer
 
 OF_RATES = ("rate", "rates", "final_density")  # keys of ``[prune]`` that a schedule as a function replaces
 

@@ -19,7 +19,8 @@ from lottery.pruning import branches, criteria, mask_actions, plan, rewinding, s
 from lottery.runs import store
 from lottery.runs.stored import StoredRound
 from lottery.training.checkpoints import Checkpointer, CheckpointInterval
-from lottery.training.trainer import Arrays, MetricsRow, Span, Trained, Trainer
+from lottery.training.course import Arrays, MetricsRow, Span, Trained
+from lottery.training.trainer import Trainer
 
 NetworkId = tuple[int, int, str]  # replicate, round, branch
 

@@ -16,9 +16,10 @@ Logs = Mapping[str, float]
 
 
 class Engine:
-    """A model in compressed form, which takes steps and evaluates; it stands where `training.loop.Loop` stands.
+    """A model in compressed form, an `engines.Engine` of `lottery.training`.
 
-    `take` reads the model's variables, after something has set them; `settle` writes them, before something reads them.
+    `begin` reads the model's variables, after something has set them; `finish` writes them, before something reads
+    them.
 
     Args:
         model: A compiled model, whose optimizer has its slots.
@@ -42,12 +43,13 @@ class Engine:
         # The sums of loss and accuracy since the last evaluation; a variable, for checkpoints keep those.
         self._sums = tf.Variable(tf.zeros(2, tf.float64), trainable=False)
         self.own = {"sparse/sums": self._sums}
-        self.evaluations: Mapping[str, Callable[[], Logs]] = {
-            part: lambda part=part: self._evaluated(part)[0] for part in ("validation", "test")
-        }
+        self._following: Callable[[int], np.ndarray] | None = None
 
-    def take(self, kept: Masks) -> None:
+    def begin(self, kept: Masks, seed: tuple[int, ...] | None = None, step: int = 0) -> None:
         """Read the weights, the optimizer's slots and its count of steps from the model, under masks."""
+        if seed is not None:
+            num_examples = len(self._splits["train"].x)
+            self._following = randomness.batches(num_examples, self._batch_size, seed, step)
         named, layers = weights.variables(self.model), self.chain.layers
         masks = [kept.get(layer.kernel, np.ones(named[layer.kernel].shape, bool)) for layer in layers]
         entries = [np.nonzero(mask.T)[::-1] for mask in masks]  # by output unit, as the rows of `kernels.Layout`
@@ -63,7 +65,7 @@ class Engine:
             self._state.append(np.concatenate(parts).astype(np.float32))
         self._step = int(self.model.optimizer.iterations.numpy())
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Write the weights, the optimizer's slots and its count of steps into the model."""
         for variables, packed in zip(self._variables(), self._state, strict=True):
             for variable, value in zip(variables, self._dense(packed), strict=True):
@@ -72,19 +74,26 @@ class Engine:
         self.model.optimizer.iterations.assign(self._step)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return every variable of the model by name, as `settle` would write it."""
+        """Return every variable of the model by name, as `finish` would write it."""
         layers = self.chain.layers
         names = [*(layer.kernel for layer in layers), *(layer.bias for layer in layers)]
         found = dict(zip(names, self._dense(self._state[0]), strict=True))
         return {name: found[name] for name in weights.variables(self.model)}
 
-    def batches(self, seed: tuple[int, ...], first_step: int = 0) -> Callable[..., tuple[Any, ...]]:
-        """Make the function from a number of steps to the arguments of `steps`; see `training.loop.Loop`."""
-        following = randomness.batches(len(self._splits["train"].x), self._batch_size, seed, first_step)
-        return lambda num_steps, before=0: (following(num_steps), before)
+    def evaluate(self, split: str) -> Logs:
+        """Return loss and accuracy over every example of a split."""
+        return self._evaluated(split)[0]
 
-    def steps(self, positions: np.ndarray, before: int) -> Logs:
-        """Take a step for each row of positions; return loss and accuracy over these and as many steps before."""
+    def change(self, before: Masks, kept: Masks) -> None:
+        """Continue under other masks: write the model, change it there, and read it again."""
+        self.finish()
+        optimizers.continue_under(self.model, before, kept)
+        self.begin(kept)
+
+    def advance(self, num_steps: int, before: int = 0) -> Logs:
+        """Take steps; return loss and accuracy over these and as many steps before."""
+        assert self._following is not None, "begin was called without a seed"
+        positions = self._following(num_steps)
         counts = np.arange(self._step + 1, self._step + len(positions) + 1)
         own, rates = self.model.optimizer, self._rates(counts - 1)
         decay = rates * np.float32(own.weight_decay or 0)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,6 +15,52 @@ from lottery.sparse import reading
 from lottery.sparse.reading import Chain, Obstacle
 from lottery.training import mirrored
 from lottery.training.settings import Train
+
+Logs = Mapping[str, Any]  # what a model reports: the loss, and the accuracy if it measures any
+
+
+class Engine(Protocol):
+    """The only door to optimizer steps: `loop.Loop`, or the sparse engine, whose cost falls with the density.
+
+    Attributes:
+        longest: The most steps that one call of `advance` may take.
+        own: Variables, besides the model's and those of a step's trace, that a checkpoint must keep.
+    """
+
+    longest: int
+    own: Mapping[str, Any]
+
+    def begin(self, kept: Masks, seed: tuple[int, ...] | None = None, step: int = 0) -> None:
+        """Take the model over as it is, under masks, before the batch that follows a step in the order of a seed.
+
+        Without a seed, the model is only evaluated.
+        """
+        ...
+
+    def advance(self, num_steps: int, before: int = 0) -> Logs:
+        """Take steps, and return loss and accuracy over these and as many steps before; 0 starts anew."""
+        ...
+
+    def evaluate(self, split: str) -> Logs:
+        """Return loss and accuracy over every example of the split ``"validation"`` or ``"test"``."""
+        ...
+
+    def classes(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return label and predicted class of each test example; None where the accuracy is not that of one class."""
+        ...
+
+    def change(self, before: Masks, kept: Masks) -> None:
+        """Continue under other masks: entries that they add start at zero, with slots of the optimizer at zero."""
+        ...
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return every variable of the model by name, as it would be after `finish`."""
+        ...
+
+    def finish(self) -> None:
+        """Let the model's variables be those after the last step."""
+        ...
+
 
 # With at most this share of its multiply-adds, a network trains faster on the sparse engine; docs/speed.md has the
 # measurement. A count, and never a timing, decides: the bits of a run must not depend on how busy a machine is.

@@ -11,6 +11,7 @@ from lottery import randomness, weights
 from lottery.data import Split, Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Masks
+from lottery.models import optimizers
 from lottery.models.kerases import is_keras
 from lottery.training import augmentation, compiling, mirrored
 from lottery.training.compiling import Examined
@@ -22,9 +23,7 @@ Classes = tuple[np.ndarray, np.ndarray]  # the label and the predicted class of 
 EVALUATION_BATCH = 1000
 NUM_EXAMPLES = 8  # in the batch on which a model is examined, unless the model fixes the size of its batches
 
-# The most steps, and about the seconds, of one call of the compiled steps. Between calls progress is shown,
-# NaN is noticed, checkpoints are written, and a run can be stopped.
-LONGEST_PIECE, PIECE_SECONDS = 250, 0.5
+LONGEST_CALL = 250  # steps of one call of the compiled steps
 
 # Layers that train faster with XLA on a CPU. A convolution takes 150 times as long with it, and dropout, whose random
 # numbers it draws slowly, ten times.
@@ -34,12 +33,12 @@ GAINS_FROM_XLA = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass
 class Loop:
-    """The compiled steps and evaluations of a model, whose variables are their state."""
+    """The compiled loop, an `engines.Engine`: steps and evaluations of a model, whose variables are their state."""
 
     model: Any
-    # The only door to an optimizer step: takes what `batches` returns, trains the model, returns its report.
+    # Takes what `batches` returns, trains the model, returns its report.
     steps: Any
     # From seed words and a first step to a function. That takes a number of steps, and how many steps before them the
     # report is to include, and returns the arguments of `steps`.
@@ -51,11 +50,27 @@ class Loop:
     jit_compile: bool
     own: Mapping[str, Any] = field(default_factory=dict)  # variables for checkpoints that no trace knows
 
-    def take(self, kept: Masks) -> None:
-        """Begin with the model's variables as they are; an engine with a state of its own reads them here."""
+    _following: Callable[..., tuple[Any, ...]] | None = None  # what `batches` has made for this training
 
-    def settle(self) -> None:
-        """Let the model's variables be those after the last step; an engine with a state of its own writes them."""
+    def begin(self, kept: Masks, seed: tuple[int, ...] | None = None, step: int = 0) -> None:
+        """Begin with the model's variables as they are, at the batch that follows a step."""
+        self._following = self.batches(seed, step) if seed is not None else None
+
+    def advance(self, num_steps: int, before: int = 0) -> Logs:
+        """Take steps, and return the model's report over these and as many steps before."""
+        assert self._following is not None, "begin was called without a seed"
+        return self.steps(*self._following(num_steps, before))
+
+    def evaluate(self, split: str) -> Logs:
+        """Return the model's report over every example of a split."""
+        return self.evaluations[split]()
+
+    def change(self, before: Masks, kept: Masks) -> None:
+        """Continue under other masks."""
+        optimizers.continue_under(self.model, before, kept)
+
+    def finish(self) -> None:
+        """Do nothing: the model's variables are those after the last step."""
 
     def state(self) -> dict[str, np.ndarray]:
         """Return every variable of the model by name."""
@@ -85,7 +100,7 @@ def compile_loop(
         raise LotteryError("train.jit_compile: a training step of this model calls Python, which XLA cannot compile.")
     gains = strategy is None and gains_from_xla(model) and not examined.calls_python
     jit = gains if settings.jit_compile == "auto" else bool(settings.jit_compile)
-    longest = min(LONGEST_PIECE, settings.eval_every, settings.num_steps)
+    longest = min(LONGEST_CALL, settings.eval_every, settings.num_steps)
 
     repeat = _repeater(model, examined.train_logs)
     # XLA cannot compile the iterator of a data set, so there each step is compiled by itself.

@@ -22,8 +22,9 @@ from lottery.pruning import allocation, branches, dynamic
 from lottery.runs import store, verification
 from lottery.runs.stored import StoredRound
 from lottery.training import compiling
+from lottery.training.course import Span
 from lottery.training.settings import Train
-from lottery.training.trainer import Span, Trainer
+from lottery.training.trainer import Trainer
 from tests.conftest import contents, quietly, toy_arrays
 from tests.training.test_checkpoints import result, trained_in_pieces
 

@@ -66,14 +66,11 @@ def both(model, splits, rng, num_steps, batch_size=32, density=0.3):
             weights.assign(model, start)
             for one, value in zip(variables, first, strict=True):
                 one.assign(value)
-            if train is not loop:
-                train.take(kept)
-            make = train.batches((1, 2, 3))
+            train.begin(kept, (1, 2, 3))
             pieces = [num_steps // 2, num_steps - num_steps // 2] if num_steps > 1 else [1]
-            logs = [train.steps(*make(num, num_steps - num if place else 0)) for place, num in enumerate(pieces)][-1]
-            tests = {name: float(value) for name, value in train.evaluations["test"]().items()}
-            if train is not loop:
-                train.settle()
+            logs = [train.advance(num, num_steps - num if place else 0) for place, num in enumerate(pieces)][-1]
+            tests = {name: float(value) for name, value in train.evaluate("test").items()}
+            train.finish()
             found.append((weights.read_state(model), {name: float(value) for name, value in logs.items()}, tests))
     assert not masks.leaks(found[1][0], kept)
     return found

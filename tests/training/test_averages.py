@@ -11,8 +11,9 @@ import tensorflow as tf
 from lottery import data, enforcement, interrupts, masks, randomness, weights
 from lottery.models import optimizers
 from lottery.training import checkpoints, compiling
+from lottery.training.course import Span
 from lottery.training.settings import Train
-from lottery.training.trainer import Span, Trainer
+from lottery.training.trainer import Trainer
 from tests.conftest import toy_arrays
 
 SETTINGS = Train(num_steps=50, batch_size=16, eval_every=20, jit_compile=False)

@@ -10,8 +10,9 @@ import pytest
 from lottery import data, files, interrupts, masks, weights
 from lottery.errors import LotteryError
 from lottery.training import checkpoints, compiling
+from lottery.training.course import Span
 from lottery.training.settings import Train
-from lottery.training.trainer import Span, Trainer
+from lottery.training.trainer import Trainer
 from tests.conftest import shared_trainer
 
 NUM_STEPS = 60

@@ -16,8 +16,9 @@ from lottery.errors import LotteryError
 from lottery.runs.stored import stored_rounds
 from lottery.sparse import kernels, reading
 from lottery.training import checkpoints, compiling, engines
+from lottery.training.course import Span
 from lottery.training.settings import Train
-from lottery.training.trainer import Span, Trainer
+from lottery.training.trainer import Trainer
 from tests.conftest import each_in_both, quietly, shared_trainer, toy_arrays
 from tests.training.test_checkpoints import result, stop_after
 

@@ -1,0 +1,346 @@
+"""The course of one training: begin, advance, evaluate, change, finish; over any `engines.Engine`."""
+
+import contextlib
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lottery import masks, weights
+from lottery.errors import LotteryError
+from lottery.masks import Change, Masks
+from lottery.models import optimizers
+from lottery.settings import ROUNDING
+from lottery.training import engines
+from lottery.training.checkpoints import Checkpointer, TrainingState
+from lottery.training.engines import Engine, Logs
+
+if TYPE_CHECKING:
+    from lottery.training.trainer import Trainer
+
+# Keras' names for plain accuracy; a model without any of these may report another metric whose name ends so.
+ACCURACIES = ("accuracy", "acc", "sparse_categorical_accuracy", "categorical_accuracy", "binary_accuracy")
+
+# About how long a call of an engine lasts. Between calls progress is shown, NaN is noticed, checkpoints are written,
+# and a run can be stopped. The bits do not depend on where steps are cut into calls.
+CALL_SECONDS = 0.5
+
+Arrays = Mapping[str, np.ndarray]  # by the name of a variable
+MetricsRow = tuple[int, str, float, float]  # step, split, loss, accuracy
+# Receives the step, the last validation accuracy, and a new row of metrics or None.
+OnStep = Callable[[int, float, MetricsRow | None], None]
+# By step, functions that are called with every variable after it.
+Watch = Mapping[int, Callable[[dict[str, np.ndarray]], None]]
+
+
+@dataclass(frozen=True)
+class Span:
+    """The part of a training that a network goes through, and how its masks change on the way.
+
+    A training that ends after ``train.num_steps`` goes through the learning rate's schedule more slowly, from its
+    beginning to its end.
+    """
+
+    first_step: int = 0  # the step that the start weights belong to; the batches are those that follow it
+    last_step: int | None = None  # ``train.num_steps`` if None; if it equals `first_step`, nothing is trained
+    schedule_step: int | None = None  # where the learning rate's schedule begins; `first_step` if None
+    changes: Mapping[int, Change] = field(default_factory=dict)  # by the step after which masks change
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained network."""
+
+    weights: dict[str, np.ndarray]  # every variable after the last step, by name
+    early_stop: dict[str, np.ndarray]  # every variable at the early-stop step
+    # For each test example its ``label``, and the class predicted at the ``early_stop`` step and at the ``final`` one;
+    # None where the accuracy is not that of one class for each example of an array.
+    predictions: dict[str, np.ndarray] | None
+    kept: Masks  # the masks after the last step
+    # By step; a training row is the mean since the row before, each batch as it was trained on.
+    metrics: list[MetricsRow]
+    # ``early_stop_step``, the first step of minimum validation loss; loss and accuracy of every split there and at last
+    summary: dict[str, float | int]
+    start_sha256: str  # fingerprint of the model's variables when training began, read back from the model
+    # ``engine`` that trained, ``engine_reason``, and for another than the compiled loop ``engine_difference``
+    engine: dict[str, Any]
+    # For each change of the masks: the step after which it was made, and how many entries are kept, pruned and grown.
+    changes: list[tuple[int, int, int, int]]
+    seconds: float  # evaluations included
+
+
+class Course:
+    """The training of one network; the arguments are those of `trainer.Trainer.train`."""
+
+    def __init__(
+        self,
+        trainer: "Trainer",
+        start: Arrays,
+        kept: Masks,
+        seed: tuple[int, ...],
+        span: Span,
+        watch: Watch,
+        on_step: OnStep,
+        checkpointer: Checkpointer | None,
+    ) -> None:
+        self.trainer, self.model = trainer, trainer.model
+        self.start, self.kept, self.seed, self.span = start, kept, seed, span
+        self.watch, self.on_step, self.checkpointer = watch, on_step, checkpointer
+        self.first = span.first_step
+        self.last = trainer.settings.num_steps if span.last_step is None else span.last_step
+        self.settings = trainer.settings.model_copy(update={"num_steps": self.last})
+        self.schedule_step = self.first if span.schedule_step is None else span.schedule_step
+        self.settled = max(span.changes, default=self.first)  # the early-stop step is found from here on
+        self.held_at = start if trainer.held else None
+        self.state = TrainingState(self.first, self.first)
+        self.began = time.perf_counter()
+
+    def run(self) -> Trained:
+        """Train the network, or go on from its checkpoint."""
+        self.begin()
+        with contextlib.closing(self.checkpointer) if self.checkpointer else contextlib.nullcontext():
+            while True:
+                if self.state.step == self.state.due:
+                    self.evaluate()
+                if self.state.step == self.last:
+                    break
+                self.advance()
+                self.change()
+                self.keep()
+        return self.finish()
+
+    def begin(self) -> None:
+        """Put the model at its start, choose the engine, and read the checkpoint if there is one."""
+        self.trainer.hold()
+        self.trainer.set_masks(self.kept, self.start)
+        self._put_at_start()
+        self.start_sha256 = weights.fingerprint(weights.read_state(self.model))
+        if self.span.changes:  # the sparse engine holds what is kept when it begins
+            self.engine: Engine = self.trainer.loop
+            self.chosen = ("compiled", "its masks change in training")
+        else:
+            self.engine, *chosen = self.trainer.engine(self.kept)
+            self.chosen = tuple(chosen)
+        if self.checkpointer:
+            self._read_checkpoint(self.checkpointer)
+        if self.state.step == self.first < self.last and self.engine is not self.trainer.loop:
+            self.state.difference = self._difference()
+        self.began -= self.state.seconds
+        self.engine.begin(self.kept, self.seed, self.state.step)
+
+    def advance(self) -> None:
+        """Take steps up to the next evaluation, watched step or change of masks, but for about `CALL_SECONDS`."""
+        state, trainer = self.state, self.trainer
+        evaluated = (state.due - 1) // self.settings.eval_every * self.settings.eval_every
+        before = state.step - max(self.first, evaluated)
+        until = min([state.due, *(step for step in (*self.watch, *self.span.changes) if step > state.step)])
+        most = int(CALL_SECONDS / trainer.seconds_per_step) if trainer.seconds_per_step else 1
+        num_steps = min(self.engine.longest, until - state.step, max(1, most))
+        called = time.perf_counter()
+        what = f"training loss between steps {state.step} and {state.step + num_steps}"
+        state.trained = finite(self.engine.advance(num_steps, before), what)
+        taken = (time.perf_counter() - called) / num_steps
+        trainer.seconds_per_step = taken if trainer.seconds_per_step else CALL_SECONDS  # the first call compiles
+        state.step += num_steps
+        if state.step in self.watch:
+            self.watch[state.step](self.engine.state())
+
+    def evaluate(self) -> None:
+        """Measure the validation split, remember the network if it is the best so far, and say what is due next."""
+        state = self.state
+        if state.step > self.first:
+            self._add(state.step, "train", state.trained)
+        with optimizers.finalized(self.model):
+            state.validation = self._measured("validation", state.step)
+            if self.settings.test_curve:
+                self._measured("test", state.step)
+            if state.validation[0] < state.lowest and state.step >= self.settled:
+                state.lowest, state.best = state.validation[0], self.engine.state()
+                state.summary = {"early_stop_step": state.step, **_named("early_stop_val", state.validation)}
+        self.on_step(state.step, state.validation[1], None)
+        following = state.step - state.step % self.settings.eval_every + self.settings.eval_every
+        state.due = min(following, self.last)
+
+    def change(self) -> None:
+        """Change the masks, if they change after this step."""
+        state, change = self.state, self.span.changes.get(self.state.step)
+        if change is None:
+            return
+        before, arrays = self.kept, self.engine.state()
+        changed = change.function(before, arrays)
+        masks.check(changed, arrays)
+        counts = masks.num_kept(changed)
+        if counts != change.num_kept:
+            raise LotteryError(f"The masks after step {state.step} keep {counts}, not {dict(change.num_kept)}.")
+        self.trainer.set_masks(changed)
+        self.engine.change(before, changed)
+        self.kept = state.kept = changed
+        num_kept = sum(counts.values())
+        grown = num_kept - sum(masks.num_kept(masks.intersection(before, changed)).values())
+        pruned = sum(masks.num_kept(before).values()) + grown - num_kept
+        state.changes.append((state.step, num_kept, pruned, grown))
+
+    def keep(self) -> None:
+        """Report the step, and write a checkpoint if it is due."""
+        self.on_step(self.state.step, self.state.validation[1], None)
+        self.state.seconds = time.perf_counter() - self.began
+        if self.checkpointer:
+            self.checkpointer.keep(self.state, self.engine.finish)
+
+    def finish(self) -> Trained:
+        """Check the trained network, measure it on the test set, and collect everything that is stored."""
+        state = self.state
+        self.engine.finish()
+        optimizers.finalize(self.model)
+        final = weights.read_state(self.model)
+        self._check(final)
+        stopped_at = int(state.summary["early_stop_step"])
+        test = {step: (loss, accuracy) for step, split, loss, accuracy in state.metrics if split == "test"}
+        if self.last not in test:
+            test[self.last] = self._measured("test", self.last)
+        if stopped_at not in test:
+            weights.assign(self.model, state.best)
+            self.engine.begin(self.kept)
+            test[stopped_at] = self._measured("test", stopped_at)
+        summary = {
+            **state.summary,
+            **_named("early_stop_test", test[stopped_at]),
+            **_named("final_train", state.trained),
+            **_named("final_val", state.validation),
+            **_named("final_test", test[self.last]),
+        }
+        # After everything that is evaluated, so that no metric depends on it.
+        predictions = self._predictions({"early_stop": state.best, "final": final}, summary)
+        engine: dict[str, Any] = dict(zip(("engine", "engine_reason"), self.chosen, strict=True))
+        if state.difference is not None:
+            engine["engine_difference"] = state.difference
+        return Trained(
+            weights=final,
+            early_stop=state.best,
+            predictions=predictions,
+            kept=self.kept,
+            metrics=sorted(state.metrics, key=lambda row: row[0]),
+            summary=summary,
+            start_sha256=self.start_sha256,
+            engine=engine,
+            changes=state.changes,
+            seconds=time.perf_counter() - self.began,
+        )
+
+    def _put_at_start(self) -> None:
+        """Assign the start weights under the masks, and a fresh optimizer."""
+        weights.assign(self.model, masks.apply(self.start, self.kept, self.held_at))
+        self.trainer.reset()
+        optimizers.restart_averages(self.model)
+        usual = self.trainer.settings.num_steps
+        pace = (usual, self.last) if self.last > usual else (1, 1)
+        self.trainer.assign_schedule_step([self.schedule_step, *pace])
+
+    def _read_checkpoint(self, checkpointer: Checkpointer) -> None:
+        """Go on from the checkpoint of this very training, if there is one."""
+        # Names must not count the models that a process has built.
+        own = {
+            f"{place:04d}/{re.sub(r'_[0-9]+', '', variable.name)}": variable
+            for place, (variable, _) in enumerate(self.trainer.touched())
+        }
+        known = self.settings.model_dump(mode="json", exclude={"engine"})  # which its own variables tell
+        parts = [self.start_sha256, weights.fingerprint(self.kept), known, self.seed, self.first, self.schedule_step]
+        parts += [sorted(self.watch)]
+        parts += [[step, change.num_kept] for step, change in sorted(self.span.changes.items())]
+        if self.trainer.inputs:
+            inputs = {name: variable.numpy() for name, variable in self.trainer.inputs.items()}
+            parts.append(weights.fingerprint(inputs))
+        self.state = checkpointer.begin(self.model, {**own, **self.engine.own}, parts, self.state)
+        for row in self.state.metrics:
+            self.on_step(row[0], self.state.validation[1], row)
+        if self.state.kept:
+            self.kept = {name: self.state.kept[name] for name in self.kept}  # a file has an order of its own
+            self.trainer.set_masks(self.kept)
+
+    def _difference(self) -> float:
+        """Take the first steps with the compiled loop and with the engine, and compare the weights.
+
+        Returns:
+            The largest difference of a weight; the model is at its start again.
+
+        Raises:
+            LotteryError: The difference is more than rounding.
+        """
+        compiled = self.trainer.loop
+        num_steps = min(engines.NUM_COMPARED, compiled.longest, self.last - self.first)
+        states = []
+        for engine, steps in (compiled, 0), (compiled, num_steps), (self.engine, num_steps):
+            self._put_at_start()
+            engine.begin(self.kept, self.seed, self.first)
+            if steps:
+                finite(engine.advance(steps), f"training loss of the first {steps} steps")
+            states.append(engine.state())
+        self._put_at_start()
+        return engines.difference(*states)
+
+    def _add(self, step: int, split: str, measured: tuple[float, float]) -> None:
+        row = (step, split, *measured)
+        self.state.metrics.append(row)
+        self.on_step(self.state.step, self.state.validation[1], row)
+
+    def _measured(self, split: str, step: int) -> tuple[float, float]:
+        measured = finite(self.engine.evaluate(split), f"{split} loss at step {step}")
+        self._add(step, split, measured)
+        return measured
+
+    def _check(self, final: Arrays) -> None:
+        """Raise `LotteryError` if a masked entry is not held, or a trained weight is not a finite number."""
+        leaks = masks.leaks(final, self.kept, self.held_at) | masks.leaks(self.state.best, self.kept, self.held_at)
+        for name in leaks:
+            what = "held" if self.trainer.held else "zero"
+            raise LotteryError(
+                f"{name} has masked entries that are not {what}: the model's train_step changes it without the "
+                "optimizer, whose constraints hold the masks."
+            )
+        # Whether the loss shows a NaN depends on the processor: the relu of some makes it a zero.
+        for name, variable in weights.variables(self.model).items():
+            if weights.is_trained(self.model, variable) and not np.isfinite(final[name]).all():
+                raise LotteryError(f"{name} has values that are not finite after training; try a lower learning rate.")
+
+    def _predictions(
+        self, states: Mapping[str, Arrays], summary: Mapping[str, float | int]
+    ) -> dict[str, np.ndarray] | None:
+        """Predict the class of each test example in two states; None if that does not give their accuracies."""
+        predictions: dict[str, np.ndarray] = {}
+        for name, state in states.items():
+            classes = self.trainer.classes(state, self.kept)
+            if classes is None:
+                return None
+            predictions["label"], predictions[name] = classes
+            accuracy = np.mean(classes[0] == classes[1])
+            if not abs(accuracy - summary[f"{name}_test_accuracy"]) <= ROUNDING:
+                return None
+        return predictions
+
+
+def finite(logs: Logs, what: str) -> tuple[float, float]:
+    """Get loss and accuracy from a model's report; the accuracy is NaN if the model measures none."""
+    if "loss" not in logs:
+        raise LotteryError(f"The model reports {', '.join(logs) or 'nothing'}, but no 'loss'; a loss is needed.")
+    loss = float(logs["loss"])
+    if not math.isfinite(loss):
+        raise LotteryError(f"The {what} is {loss}; try a lower learning rate.")
+    name = accuracy_among(logs)
+    return loss, float(logs[name]) if name else math.nan
+
+
+def accuracy_among(names: Iterable[str]) -> str | None:
+    """Find the name of the accuracy among those that a model reports; None if it measures none."""
+    names = list(names)
+    for name in names:
+        if name in ACCURACIES:
+            return name
+    return next((name for name in names if name.endswith("accuracy")), None)
+
+
+def _named(prefix: str, values: tuple[float, float]) -> dict[str, float | int]:
+    return {f"{prefix}_loss": values[0], f"{prefix}_accuracy": values[1]}
