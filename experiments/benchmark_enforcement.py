@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import typer
 from benchmark_training import (
+    SEED,
     TRAIN,
     DataFile,
     JsonFile,

@@ -12,7 +12,7 @@ from lottery.errors import LotteryError
 from lottery.pipeline import rounds
 from lottery.pruning import branches, ranking, schedules
 from lottery.runs import verification
-from lottery.training import loop, trainer
+from lottery.training import course, loop, trainer
 from tests import test_data, test_weights
 from tests.conftest import SMALL, quietly
 from tests.enforcement import test_auditing, test_modes
@@ -99,12 +99,12 @@ def drop_the_last_batch(patch):
 
 def choose_by_test(patch):
     """5: the best test accuracy is reported."""
-    original = trainer._named
+    original = course._named
 
     def named(prefix, values):
         return original(prefix, (values[0], 1.0) if prefix == "early_stop_test" else values)
 
-    patch.setattr(trainer, "_named", named)
+    patch.setattr(course, "_named", named)
 
 
 def mask_at_the_beginning_only(patch):

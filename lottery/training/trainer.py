@@ -182,7 +182,7 @@ class Trainer:
             callback.on_train_batch_end(index, logs)
 
     def touched(self) -> list[tuple[Any, np.ndarray]]:
-        """Return the variables that a step touches, with their first values; not the model's, the masks and the inputs."""
+        """Return what a step touches besides the model, the masks and the inputs: variables with their first values."""
         if not self._first_values:
             self.hold()
             own = [*self.model.variables, *self.masks.values(), *self.held.values(), *self.inputs.values()]
