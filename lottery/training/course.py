@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from lottery.settings import ROUNDING
 from lottery.training import engines
 from lottery.training.checkpoints import Checkpointer, TrainingState
 from lottery.training.engines import Engine, Logs
-
-if TYPE_CHECKING:
-    from lottery.training.trainer import Trainer
 
 # Keras' names for plain accuracy; a model without any of these may report another metric whose name ends so.
 ACCURACIES = ("accuracy", "acc", "sparse_categorical_accuracy", "categorical_accuracy", "binary_accuracy")
@@ -78,7 +75,7 @@ class Course:
 
     def __init__(
         self,
-        trainer: "Trainer",
+        trainer: Any,  # a `trainer.Trainer`, which imports this file
         start: Arrays,
         kept: Masks,
         seed: tuple[int, ...],

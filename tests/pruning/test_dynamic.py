@@ -249,7 +249,7 @@ def test_a_later_round_is_made_in_the_same_trace_and_killed_anywhere_it_gives_th
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr("lottery.training.loop.LONGEST_PIECE", 3)
+    monkeypatch.setattr("lottery.training.loop.LONGEST_CALL", 3)
     with monkeypatch.context() as patched:
         patched.setattr(preparing, "Trainer", Counting)
         lottery.run(tables(controls=["rigl"]), model=build, data=arrays(), out=tmp_path, on_event=quietly)
