@@ -97,7 +97,7 @@ def drawn(
 
 
 def caption(source: Table, kind: str = "accuracy", **options: Any) -> str:
-    """Write the text beside a figure: what it shows, of how many replicates, what bars or bands are, and numbers.
+    """Write the text beside a figure: what it shows, of how many replicates, and what bars or bands are.
 
     See `drawn` for arguments and errors. It draws nothing.
     """

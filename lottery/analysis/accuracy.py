@@ -106,25 +106,16 @@ def figure(
 def caption(
     rows: Table, interval: str = "range", full: bool = False, reference: bool = True, by: str = "density"
 ) -> str:
-    """Write the text beside `figure`, with the accuracies of the dense network and, of each branch, two."""
+    """Write the text beside `figure`."""
     measure = metric_of(rows)
-    chains, points = _branches(rows, measure.early_stop, interval)
+    _, points = _branches(rows, measure.early_stop, interval)
     _, label_of_x = _placed(rows, points, by)
-    known, form = points[points["mean"].notna()], ".4g" if measure.is_loss else ".4f"
-    dense = known[known["round"] == 0].to_dict("records")[: int(reference)]
-    numbers = [f"dense {captions.value(one, form)}" for one in dense]
-    for branch in chains:
-        own = known[(known["branch"] == branch) & ((known["round"] > 0) | (not reference))]
-        if len(own):
-            best = own["mean"].idxmin() if measure.is_loss else own["mean"].idxmax()
-            both = own.loc[best], own.loc[own["round"].idxmax()]
-            found = [f"{captions.value(one, form)} at density {one['density']:.3g}" for one in both]
-            numbers.append(f"{branch} {'lowest' if measure.is_loss else 'highest'} {found[0]}, sparsest {found[1]}")
+    has_dense = reference and (points["round"] == 0).any()
     sentences = [
         f"{measure.name.capitalize()} at the early-stop step against {label_of_x}.",
-        captions.replicates(points, _BOTH if dense else "bars", interval),
-        *captions.listed(numbers),
+        captions.replicates(points, _BOTH if has_dense else "bars", interval),
     ]
+    known = points[points["mean"].notna()]
     if len(_outside(known, measure, style.view(points, full or not reference, measure.is_loss))):
         edge, beyond = ("top", "above") if measure.is_loss else ("bottom", "below")
         sentences.append(f"Triangles at the {edge} edge stand for points {beyond} it.")
@@ -187,27 +178,15 @@ def early_stop(rows: Table, ax: Any = None, interval: str = "range", num_steps: 
 
 
 def early_stop_caption(rows: Table, interval: str = "range", num_steps: int | None = None) -> str:
-    """Write the text beside `early_stop`, with the first and the last step of each branch."""
-    chains, points = _steps(rows, interval, num_steps)
-    numbers = []
-    for branch in chains:
-        own = points[points["branch"] == branch]
-        found = [
-            f"{'≥ ' * one['bound']}{captions.value(one, ',.0f')} at density {one['density']:.3g}"
-            for one in own.iloc[[0, -1][: len(own)]].to_dict("records")
-        ]
-        numbers.append(f"{branch} {', '.join(found)}")
+    """Write the text beside `early_stop`."""
+    _, points = _steps(rows, interval, num_steps)
     sentences = [
         "Early-stop step, at which the validation loss is lowest, against density, the fraction of prunable weights"
         " that is kept.",
         captions.replicates(points, "bars", interval),
-        *captions.listed(numbers),
     ]
     if points["bound"].any():
-        last = num_steps or rows.attrs.get("num_steps")
-        sentences.append(
-            f"Open markers are lower bounds: in a replicate the loss is lowest at the last step, {last:,}."
-        )
+        sentences.append("Open markers are lower bounds: in a replicate the loss is lowest at the last step.")
     return " ".join(sentences)
 
 

@@ -125,19 +125,13 @@ def barrier_caption(
     steps: Iterable[int] | None = None,
     batch_norm: str | None = None,
 ) -> str:
-    """Write the text beside `barrier`, with the mean error barrier of each path."""
+    """Write the text beside `barrier`."""
     part = _chosen(points, split, rounds, steps, batch_norm)
     lines = style.spread(_at_all_points(part), ("round", "step", "split", "alpha"), "error")
-    numbers = []
-    for (index, step), path in barriers(part).groupby(["round", "step"]):
-        heights = path.groupby("split")["barrier"].mean().to_dict()
-        measured = ", ".join(f"{name} {heights[name]:.4f}" for name in sorted(heights))
-        numbers.append(f"round {index}, step {step}: {measured}")
     return " ".join([
         "Error on the straight line between two networks that were trained from the weights of the same step on two"
         " orders of the data.",
         captions.replicates(lines, "band"),
-        *captions.listed(["error barriers, the highest error − the mean of the two ends: " + numbers[0], *numbers[1:]]),
         *_remark(part),
     ])  # fmt: skip
 
@@ -177,22 +171,12 @@ def instability(barriers: Table, ax: Any = None, over: str = "density", batch_no
 
 
 def instability_caption(barriers: Table, over: str = "density", batch_norm: str | None = None) -> str:
-    """Write the text beside `instability`, with the first and the last test error barrier of each line."""
-    line, spread = _barriers_over(barriers, over, batch_norm)
-    tested = spread[spread["split"] == "test"]
-    numbers = []
-    for index in _sorted(tested, line):
-        own = tested[tested[line] == index].sort_values("round" if over == "density" else "step")
-        found = [
-            f"{captions.value(one)} at {over} {one[over]:.3g}"
-            for one in own.iloc[[0, -1][: len(own)]].to_dict("records")
-        ]
-        numbers.append(f"{line} {index} {', '.join(found)}")
+    """Write the text beside `instability`."""
+    _, spread = _barriers_over(barriers, over, batch_norm)
     return " ".join([
         f"Error barrier of the networks between two that share the weights of a step, against {over};"
-        f" below {100 * STABLE:g} % a pair is called stable.",
+        " below the dotted line a pair is called stable.",
         captions.replicates(spread, "bars"),
-        *captions.listed([f"test error: {numbers[0]}", *numbers[1:]] if numbers else []),
         *_remark(_selected(barriers, None, batch_norm)),
     ])  # fmt: skip
 

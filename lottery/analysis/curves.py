@@ -78,18 +78,14 @@ def caption(
     branch: str = store.TICKET,
     **detail: Unpack[Detail],
 ) -> str:
-    """Write the text beside `figure`, with the values at the last step."""
+    """Write the text beside `figure`."""
     drawn, points, together = _lines(curves, measure, split, rounds, branch, detail.get("most", _MOST))
     low, high = _settled(points)
-    last = points.groupby("round").tail(1).to_dict("records")
-    form = ".4f" if drawn == "accuracy" else ".4g"
-    of = "of the ticket" if branch == store.TICKET else f"of {branch}"
-    sentences = [
-        f"{split.capitalize()} {drawn} while training, {of}.",
-        *["No accuracy is measured."] * (drawn != measure),
-        captions.replicates(points, "band"),
-        *captions.listed(f"round {one['round']} ends at {captions.value(one, form)}" for one in last),
-    ]
+    of = "the ticket" if branch == store.TICKET else branch
+    sentences = [f"{split.capitalize()} {drawn} while training, of {of}."]
+    if drawn != measure:
+        sentences.append("No accuracy is measured.")
+    sentences.append(captions.replicates(points, "band"))
     if together > 1:
         sentences.append(f"Each point after step 0 is the mean of up to {together} evaluations.")
     if not detail.get("full") and ((points["low"] < low) | (points["high"] > high)).any():

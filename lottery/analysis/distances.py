@@ -82,17 +82,10 @@ def figure(table: Table, ax: Any = None, measure: str = "relative_distance") -> 
 
 
 def caption(table: Table, measure: str = "relative_distance") -> str:
-    """Write the text beside `figure`, with the values of all weights in the first and the last round."""
-    points = _points(table, measure)
-    ends = points[points["weight"] == ALL].iloc[[0, -1]].to_dict("records")
-    return " ".join([
-        f"How far training moves the surviving weights: {DISTANCES[measure]}, against density.",
-        captions.replicates(points, "bars"),
-        *captions.listed(
-            f"{'all weights' if not place else 'and'} {captions.value(one, '.3g')} at density {one['density']:.3g}"
-            for place, one in enumerate(ends)
-        ),
-    ])  # fmt: skip
+    """Write the text beside `figure`."""
+    points = _points(table, measure)  # refuses an unknown measure
+    what = f"How far training moves the surviving weights: {DISTANCES[measure]}, against density."
+    return f"{what} {captions.replicates(points, 'bars')}"
 
 
 def _points(table: Table, measure: str) -> Table:

@@ -160,19 +160,14 @@ def _add_bar(ax: Any, shown: Any, label: str, log: bool, unread: bool) -> None:
 
 
 def caption(table: Table, replicate: int = 1, rounds: Iterable[int] | None = None) -> str:
-    """Write the text beside `figure`, with the number of inputs that are not read in each round."""
-    part, images = _images(table, replicate, rounds)
-    kernel, channels = part["what"].iloc[0] == KERNEL, int(part["channel"].max()) + 1
-    of = "place of the kernel" if kernel else "input"
-    several = " Channels are side by side." if kernel else " Channels are summed."
-    first = next(iter(images.values()))
-    numbers = ", ".join(f"{(image == 0).sum():,} in round {index}" for index, image in images.items())
-    return " ".join([
-        f"Kept entries of {part['weight'].iloc[0]} at each {of}: the more, the darker; white: none."
-        + several * (channels > 1),
-        f"Replicate {replicate} (n = 1).",
-        f"Without a kept entry, of {first.size:,}: {numbers}.",
-    ])  # fmt: skip
+    """Write the text beside `figure`."""
+    part, _ = _images(table, replicate, rounds)
+    of, channels = ("place of the kernel", "side by side") if part["what"].iloc[0] == KERNEL else ("input", "summed")
+    sentences = [f"Kept entries of {part['weight'].iloc[0]} at each {of}: the more, the darker; white: none."]
+    if part["channel"].max() > 0:
+        sentences.append(f"Channels are {channels}.")
+    sentences.append(f"Replicate {replicate} (n = 1).")
+    return " ".join(sentences)
 
 
 _ZERO = 0.04  # width of the box for inputs that nothing reads, as a part of the colour bar

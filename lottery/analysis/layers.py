@@ -127,19 +127,14 @@ def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
 
 
 def caption(table: Table, branch: str = store.TICKET) -> str:
-    """Write the text beside `figure`, with the densities of the last round."""
+    """Write the text beside `figure`."""
     part = style.only(table, "branch", branch)
-    points, network = _points(part)
-    last = points[points["round"] == network.index[-1]].to_dict("records")
+    points, _ = _points(part)
+    of = "the ticket" if branch == store.TICKET else branch
     sentences = [
-        f"Density of each weight of {'the ticket' if branch == store.TICKET else branch} by round;"
-        " dashed: of the whole network.",
+        f"Density of each weight of {of} by round; dashed: of the whole network.",
         captions.replicates(points, "bars"),
-        *captions.listed([
-            f"round {network.index[-1]} keeps {network.iloc[-1]:.3g} of the network",
-            *(f"{captions.value(one, '.3g')} of {one['weight']}" for one in last),
-        ]),
-    ]  # fmt: skip
+    ]
     if part["collapsed"].any():
         sentences.append("Crosses mark rounds in which a replicate keeps nothing of a weight.")
     return " ".join(sentences)
@@ -188,19 +183,11 @@ def degrees_figure(
 def degrees_caption(
     table: Table, weight: str | None = None, side: str = "in", rounds: Iterable[int] | None = None
 ) -> str:
-    """Write the text beside `degrees_figure`, with the mean number of entries and the fraction of dead units."""
+    """Write the text beside `degrees_figure`."""
     lines, weight = _degrees_of(table, weight, side, rounds)
-    points, (entries, of) = _cumulative(lines), _SIDES[side]
-    numbers = []
-    for index, one in lines.groupby("round"):
-        mean = (one["degree"] * one["count"]).sum() / one["count"].sum()
-        (dead,) = points[(points["round"] == index) & (points["degree"] == 0)]["mean"]
-        numbers.append(f"round {index} has {mean:.3g} on average and {100 * dead:.3g} % without any")
-    return " ".join([
-        f"Fraction of the {of} of {weight} with at most so many kept entries that {entries}.",
-        captions.replicates(points, "band"),
-        *captions.listed(numbers),
-    ])  # fmt: skip
+    entries, of = _SIDES[side]
+    what = f"Fraction of the {of} of {weight} with at most so many kept entries that {entries}."
+    return f"{what} {captions.replicates(_cumulative(lines), 'band')}"
 
 
 # The entries of each side of a weight, and whose they are.

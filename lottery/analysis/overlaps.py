@@ -150,21 +150,17 @@ _TICKS = (-1, -0.1, -0.01, 0, 0.01, 0.1, 1)
 
 
 def caption(overlaps: Table, weight: str = ALL, matched: bool = False) -> str:
-    """Write the text beside `overlap`, with the means over pairs."""
-    part, value, random = _compared(overlaps, weight, matched)
+    """Write the text beside `overlap`."""
+    part, _, _ = _compared(overlaps, weight, matched)
     num = len({*part["one"], *part["other"]})
-    pairs = f"{len(part)} pairs" if len(part) > 1 else "the pair"
-    mean, low, high = part[value].mean(), part[value].min(), part[value].max()
-    ends = f" ({low:.3f} to {high:.3f})" if len(part) > 1 else ""
     of = "networks" if ":" in part["one"].iloc[0] else "replicates"
+    which = "all weights" if weight == ALL else weight
     after = ", after matching hidden units" if matched else ""
-    return " ".join([
+    return (
         f"Overlap (intersection over union) of the masks of n = {num} {of} at round {part['round'].iloc[0]},"
-        f" {'all weights' if weight == ALL else weight}{after};"
-        " in brackets chance, the overlap of random masks with as many entries.",
-        "The colour is overlap − chance; the diagonal has densities.",
-        f"Mean of {pairs}: {mean:.3f}{ends}, chance {part[random].mean():.3f}.",
-    ])  # fmt: skip
+        f" {which}{after}; in brackets chance, the overlap of random masks with as many entries."
+        " The colour is overlap − chance; the diagonal has densities."
+    )
 
 
 def _compared(overlaps: Table, weight: str, matched: bool) -> tuple[Table, str, str]:

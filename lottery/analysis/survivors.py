@@ -67,15 +67,9 @@ def figure(survivors: Table, ax: Any = None, weight: str | None = None, rounds: 
 
 
 def caption(survivors: Table, weight: str | None = None, rounds: Iterable[int] | None = None) -> str:
-    """Write the text beside `figure`, with the number of survivors in each round."""
+    """Write the text beside `figure`."""
     points, weight, _ = _points(survivors, weight, rounds)
-    part = style.of_rounds(style.only(survivors, "weight", weight), rounds)
-    counts = part.groupby(["round", "replicate"])["count"].sum().groupby("round").mean()
-    return " ".join([
-        f"Distribution of the start weights of {weight} that survive.",
-        captions.replicates(points, "band"),
-        *captions.listed(f"round {index} keeps {count:,.0f}" for index, count in counts.items()),
-    ])  # fmt: skip
+    return f"Distribution of the start weights of {weight} that survive. {captions.replicates(points, 'band')}"
 
 
 def _points(survivors: Table, weight: str | None, rounds: Iterable[int] | None) -> tuple[Table, str, float]:

@@ -182,7 +182,7 @@ def plot(
         str | None, typer.Option(help="Above the figure. By default the run's name, in paper style nothing.")
     ] = None,
     caption: Annotated[
-        bool, typer.Option("--caption", help="Print a LaTeX caption: n, what the bars are, and the numbers.")
+        bool, typer.Option("--caption", help="Print a LaTeX caption: what is shown, n, and what the bars are.")
     ] = False,
     replicate: Replicate = None,
     round: Round = None,

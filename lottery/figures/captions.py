@@ -1,7 +1,4 @@
-"""The text beside a figure, plain or for LaTeX: replicates, the meaning of bars and bands, and numbers."""
-
-from collections.abc import Iterable
-from typing import Any
+"""The text beside a figure, plain or for LaTeX: of how many replicates it is, and what bars and bands mean."""
 
 from lottery.statistics.results import Table
 
@@ -34,24 +31,7 @@ def replicates(points: Table, shape: str, interval: str = "range") -> str:
     return f"Means of n = {number} replicates, {shape}: {INTERVALS[interval]}."
 
 
-def value(row: Any, form: str = ".4f") -> str:
-    """Write a row of `style.spread` as its mean and, of several replicates, the ends of its bar, if they differ."""
-    mean, low, high = (_plain(row[name], form) for name in ("mean", "low", "high"))
-    return f"{mean} ({low} to {high})" if row["replicates"] > 1 and not mean == low == high else mean
-
-
-def listed(items: Iterable[str]) -> list[str]:
-    """Join items, which may contain commas, to a sentence; return it alone, or nothing if there are none."""
-    text = "; ".join(items)
-    return [f"{text[0].upper()}{text[1:]}."] if text else []
-
-
 def latex(text: str) -> str:
     r"""Write a text as a LaTeX ``\caption{...}``."""
     escaped = "".join(_LATEX.get(letter, letter) for letter in text)
     return "\\caption{" + escaped.replace(r" \%", r"\,\%").replace("n = ", "$n$ = ") + "}"
-
-
-def _plain(number: float, form: str) -> str:
-    text = format(number, form)
-    return text.lstrip("-") if float(text.replace(",", "")) == 0 else text.replace("-", "−")

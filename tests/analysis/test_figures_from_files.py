@@ -190,11 +190,6 @@ def _without_marks(patch, kind):
     patch.setattr(Axes, "plot", plot)
 
 
-def _numbers_of_another(patch, kind):
-    original = captions.value
-    patch.setattr(captions, "value", lambda row, *form: original({**row, "mean": row["mean"] + 0.01}, *form))
-
-
 def _another_count(patch, kind):
     original = captions.counted
     patch.setattr(captions, "counted", lambda points: (original(points)[0] + 1, f"{original(points)[0] + 1}"))
@@ -221,7 +216,6 @@ FAULTS = {
         "accuracy",
     ),
     "no marks for what falls": (_without_marks, "accuracy"),
-    "another number in the caption": (_numbers_of_another, "accuracy learning_curves layers distance instability"),
     "another n": (_another_count, "accuracy degrees barrier"),
     "no bound is open": (_reading(lambda table: setattr(table, "attrs", {}) or table), "early_stop"),
     "averages at the last step": (_at_the_last_step, "learning_curves"),
@@ -232,7 +226,7 @@ FAULTS = {
     "chance for the whole density": (_reading(_of_the_network), "overlap"),
     "another pair": (_reading(lambda table: table.assign(overlap=table["overlap"].shift(-1))), "overlap"),
     "relative to the end": (_from_where_it_ended, "distance"),
-    "above the first end": (_above_the_first_end, "barrier instability"),
+    "above the first end": (_above_the_first_end, "instability"),
     "short ticks": (_short_ticks, "accuracy"),
 }
 

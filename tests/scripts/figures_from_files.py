@@ -216,14 +216,6 @@ class Figure:
         right = any(rounded(one, template, values) for one in places)
         self.check(right, f"the caption {self.caption!r} does not say {template.format(*values)!r}")
 
-    def says_mean(self, template: str, values: Iterable[float], *others: float, form: str = ".4f", **how: Any) -> None:
-        """Look in the caption for a mean over replicates, in place of MEAN, with the ends of its bar if they differ."""
-        ((mean,), (low,), (high,)), (count,) = spread([values], **how)
-        said, given = f"{{:{form}}}", [mean]
-        if count > 1 and len({format(end + 0.0, form) for end in (mean, low, high)}) > 1:
-            said, given = f"{said} ({said} to {said})", [mean, low, high]
-        self.says(template.replace("MEAN", said), *given, *others)
-
     def label(self, artist: Any, template: str, *values: float) -> None:
         """Compare what the legend calls an artist."""
         self.labels.append(artist.get_label())
@@ -409,11 +401,6 @@ def look_at_accuracy(figure: Figure, files: Files, full: bool = False, interval:
         mean = figure.bars(container, x, values, branch, interval)
         below = mean < bottom
         any_below |= below.any()
-        pruned = [place for place, index in enumerate(rounds) if index and mean[place] == mean[place]]
-        if pruned:
-            best, last = max(pruned, key=lambda place: mean[place]), pruned[-1]
-            figure.says_mean(f"{branch} highest MEAN at density {{:.3g}}", values[best], x[best], interval=interval)
-            figure.says_mean("sparsest MEAN at density {:.3g}", values[last], x[last], interval=interval)
         if below.any():
             figure.label(container, branch + "\n(falls to {:.3g})", mean[below].min())
             figure.check(marks, f"{branch} has no marks below")
@@ -429,8 +416,6 @@ def look_at_accuracy(figure: Figure, files: Files, full: bool = False, interval:
             (dense_mean, dense_low, dense_high), counts = spread(values[:1], interval)
             (dense,) = among(ax.lines, "dense")
             figure.label(dense, "dense")
-            if any(counts[:1]):
-                figure.says_mean("dense MEAN", values[0], interval=interval)
             figure.line(dense, [0, 1], [dense_mean[0]] * 2, "dense")
             if counts[0] > 1:
                 (patch,) = ax.patches
@@ -479,11 +464,6 @@ def look_at_early_stop(figure: Figure, files: Files, interval: str = "range") ->
         mean = figure.bars(container, x, values, branch, interval)
         figure.inside(x, mean, branch)
         censored = np.array([last in some for some in values])
-        for place in (0, -1):
-            bound = "≥ " * bool(censored[place])
-            figure.says_mean(
-                f"{bound}MEAN at density {{:.3g}}", values[place], x[place], form=",.0f", interval=interval
-            )
         if censored.any():
             any_bound = True
             if not bounds:
@@ -494,7 +474,7 @@ def look_at_early_stop(figure: Figure, files: Files, interval: str = "range") ->
         figure.saw(*containers.pop().lines[0:1])
     figure.check(not containers and not bounds, "more is drawn than the files have")
     if any_bound:
-        figure.says("the last step, {:,.0f}", last)
+        figure.says("lowest at the last step")
     return figure.finish(interval=interval)
 
 
@@ -529,8 +509,6 @@ def look_at_learning_curves(
         by_step = np.array(values).T
         figure.line(line, steps[0], by_step.mean(axis=1), f"round {index}")
         figure.band(line, bands, steps[0], by_step, f"round {index}")
-        form = ".4f" if measure == "accuracy" else ".4g"
-        figure.says_mean(f"round {index} ends at MEAN", by_step[-1], form=form)
         figure.check(line.get_drawstyle() == "default", f"round {index} is drawn as steps")
         figure.inside(steps[0], [], f"round {index}")
         every.append(pd.DataFrame({"step": steps[0], "low": by_step.min(axis=1), "high": by_step.max(axis=1)}))
@@ -566,7 +544,6 @@ def look_at_layers(figure: Figure, files: Files, branch: str = "ticket") -> None
         figure.counts += [len(some) for some in values]
         figure.label(container, weight)
         figure.inside(x, mean, weight)
-        figure.says_mean(f"MEAN of {weight}", values[-1], form=".3g")
         gone = [index for index, some in zip(rounds, values, strict=True) if 0 in some]
         emptied |= bool(gone)
         figure.saw(cross)
@@ -576,7 +553,6 @@ def look_at_layers(figure: Figure, files: Files, branch: str = "ticket") -> None
         figure.label(containers[-1], "nothing is left")
         figure.saw(containers[-1].lines[0])
     figure.check(("Crosses" in figure.caption) == emptied, "crosses and the caption disagree")
-    figure.says("round {:d} keeps {:.3g} of the network", max(rounds), files.density(rounds[max(rounds)]))
     figure.finish()
 
 
@@ -606,7 +582,6 @@ def look_at_initial_weights(figure: Figure, files: Files, weight: str | None = N
         figure.check(line.get_drawstyle() == "steps-post", f"round {index} is not drawn as steps")
         figure.band(line, bands, edges, by_bin, f"round {index}", step=True)
         figure.inside(edges, mean, f"round {index}")
-        figure.says("round {:d} keeps {:,.0f}", index, statistics.fmean(starts[key].size for key in keys))
     figure.check(weight in ax.get_xlabel(), f"the axis says {ax.get_xlabel()!r}")
     figure.finish("band")
 
@@ -632,8 +607,6 @@ def look_at_degrees(figure: Figure, files: Files, weight: str | None = None, sid
         figure.same(f"round {index}", shown, fractions.mean(axis=1))
         figure.band(line, bands, range(most + 1), fractions, f"round {index}", step=True)
         figure.inside([], y, f"round {index}")
-        entries, dead = np.mean([degrees[key].mean() for key in keys]), 100 * fractions[0].mean()
-        figure.says("round {:d} has {:.3g} on average and {:.3g} % without any", index, entries, dead)
     fewest = min(int(some.min()) for some in degrees.values())
     figure.inside([fewest, most], [], "the fewest or the most")
     figure.check(ax.get_xlim()[0] >= 0.8 * fewest, "the axis starts far from the fewest")
@@ -684,9 +657,6 @@ def look_at_inputs(figure: Figure, files: Files, replicate: int = 1) -> None:
         figure.check(above, f"{what} stands above another image")
         figure.inside([left, right], [top, bottom], what)
     figure.saw(*ax.patches, *ax.lines)  # frames, and cuts between channels
-    for key, kept in zip(here, expected, strict=True):
-        figure.says("{:d} in round {:d}", (kept == 0).sum(), key[2])
-    figure.says(", of {:,.0f}:", expected[0].size)
     figure.says(f"{weight} at each ")
     figure.says("Replicate {:d} (n = 1)", replicate)
     figure.check(several in figure.caption and ("Channels" in figure.caption) == bool(several), "the channels")
@@ -700,7 +670,7 @@ def look_at_overlap(figure: Figure, files: Files, weight: str = "all") -> None:
     flat = [np.concatenate([files.kept(key)[name].ravel() for name in names]) for key in keys]
     sizes = [files.kept(keys[0])[name].size for name in names]
     (image,) = ax.images
-    cells, overlaps, chances = np.full((len(keys), len(keys)), np.nan), [], []
+    cells = np.full((len(keys), len(keys)), np.nan)
     texts = {tuple(map(int, text.get_position())): text for text in ax.texts}
     figure.check(len(texts) == len(ax.texts) == len(keys) ** 2, f"{len(texts)} texts for {len(keys)} masks")
     for one, other in itertools.product(range(len(keys)), repeat=2):
@@ -717,8 +687,6 @@ def look_at_overlap(figure: Figure, files: Files, weight: str = "all") -> None:
         chance = common / (flat[one].sum() + flat[other].sum() - common)
         figure.text(text.get_text(), "{:.3f}\n({:.3f})", overlap, chance)
         cells[one, other] = overlap - chance
-        overlaps.append(overlap)
-        chances.append(chance)
     figure.saw(image)
     figure.same("overlaps - chance", np.ma.filled(image.get_array(), np.nan), cells)
     figure.check(image.get_clim() == (-1, 1), "the colours have another scale")
@@ -728,13 +696,6 @@ def look_at_overlap(figure: Figure, files: Files, weight: str = "all") -> None:
         axis.set_ticks([])  # names, not numbers of an axis
     of = "all weights" if weight == "all" else weight
     figure.says(f"n = {{:d}} replicates at round {{:d}}, {of};", len(keys), index)
-    mean, chance = statistics.fmean(overlaps), statistics.fmean(chances)
-    if len(keys) > 2:
-        pairs = len(keys) * (len(keys) - 1) // 2
-        ends = (min(overlaps), max(overlaps))
-        figure.says("Mean of {:d} pairs: {:.3f} ({:.3f} to {:.3f}), chance {:.3f}", pairs, mean, *ends, chance)
-    else:
-        figure.says("Mean of the pair: {:.3f}, chance {:.3f}", mean, chance)
     figure.finish()
 
 
@@ -755,8 +716,6 @@ def look_at_distance(figure: Figure, files: Files, measure: str = "relative_dist
         mean = figure.bars(container, x, values, name)
         figure.label(container, "all weights" if name == "all" else name)
         figure.inside(x, mean, name)
-    for place, said in ((0, "all weights"), (-1, "; and")):
-        figure.says_mean(f"{said} MEAN at density {{:.3g}}", found["all"][place], x[place], form=".3g")
     figure.finish()
 
 
@@ -797,12 +756,10 @@ def look_at_barrier(figure: Figure, files: Files, split: str | None = None) -> N
         here = [step for step in steps if ((part["round"] == index) & (part["step"] == step)).any()]
         figure.check(len(paths) == len(here) * len(splits), f"round {index}: not every path is drawn")
         for step in here:
-            heights = []
             for which in splits:
                 line, errors = paths.pop(0), files.errors(index, step, which)
                 (name,) = among(ax.lines, f"step {step}, {which}")
                 figure.check(line.get_label() == name.get_label(), f"{index}, {step}, {which}: another's name")
-                heights.append(statistics.fmean(_barriers(errors)))
                 alphas = np.arange(len(errors[0])) / (len(errors[0]) - 1)
                 what = f"round {index}, step {step}, {which}"
                 figure.line(line, alphas, np.mean(errors, axis=0), what)
@@ -811,8 +768,6 @@ def look_at_barrier(figure: Figure, files: Files, split: str | None = None) -> N
                 figure.check(line.get_linestyle() == name.get_linestyle() == dash, f"{what}: the style of the other")
                 figure.check(line.get_color() == name.get_color(), f"{what}: the legend has another colour")
                 figure.inside(alphas, np.mean(errors, axis=0), what)
-            measured = ", ".join(f"{which} {{:.4f}}" for which in splits)
-            figure.says(f"round {{:d}}, step {{:d}}: {measured}", index, step, *heights)
     _check_remark(figure, files)
     figure.finish("band")
 
@@ -839,8 +794,6 @@ def look_at_instability(figure: Figure, files: Files, over: str = "density") -> 
         figure.inside(x, mean, f"{line} {value}, {split}")
         style = container.lines[0].get_linestyle()
         figure.check(style == ("-" if split == "test" else "--"), f"{line} {value}, {split}: the style of the other")
-        for place in (0, -1) if split == "test" else ():
-            figure.says_mean(f"MEAN at {over} {{:.3g}}", values[place], x[place])
     figure.check(not containers, "more is drawn than the files have")
     _check_remark(figure, files)
     return figure.finish()
