@@ -7,7 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from lottery import config, data, files
+from lottery import config, data, datasets, files
 from lottery.errors import LotteryError
 from lottery.pipeline import preparing
 from tests.conftest import toy_arrays
@@ -142,7 +142,7 @@ def generated(cache, monkeypatch):
         calls.append(os.getpid())
         return made_up()
 
-    monkeypatch.setattr(data, "_generate_mnist1d", generate)
+    monkeypatch.setattr(datasets, "_generate_mnist1d", generate)
     return calls
 
 
@@ -171,7 +171,7 @@ def test_mnist1d_is_generated_and_leaves_the_global_generators_alone(home, monke
         assert float(x.mean()) == pytest.approx(0, abs=1e-5) and float(x.std()) == pytest.approx(1, abs=1e-5)
     assert not {*map(bytes, loaded.test.x)} & {*map(bytes, loaded.train.x), *map(bytes, loaded.validation.x)}
     assert loaded.notes == ()  # the arrays are those of the digest in the code
-    assert [path.name for path in cache.iterdir()] == [f"lottery-mnist1d-{data.MNIST1D_SHA256[:8]}.npz"]
+    assert [path.name for path in cache.iterdir()] == [f"lottery-mnist1d-{datasets.MNIST1D_SHA256[:8]}.npz"]
 
 
 def test_the_training_examples_are_those_that_the_package_makes_by_default(home, monkeypatch):
@@ -182,7 +182,7 @@ def test_the_training_examples_are_those_that_the_package_makes_by_default(home,
     np.random.set_state(of_numpy)
     random.setstate(of_python)
     monkeypatch.setenv("KERAS_HOME", str(home))
-    ours = data.DATASETS["mnist1d"]()
+    ours = data.DATASETS["mnist1d"].load()
     np.testing.assert_allclose(ours["x_train"], np.concatenate([theirs["x"], theirs["x_test"]]), rtol=1e-6)
     np.testing.assert_array_equal(ours["y_train"], np.concatenate([theirs["y"], theirs["y_test"]]))
 
@@ -241,7 +241,7 @@ def test_without_a_cache_mnist1d_is_generated_each_time(why, generated, cache, m
 
 def load_again_and_again(home):
     """In a process of its own: what is loaded while another process removes, makes and replaces the same cache."""
-    os.environ["KERAS_HOME"], data._generate_mnist1d = str(home), made_up
+    os.environ["KERAS_HOME"], datasets._generate_mnist1d = str(home), made_up
     found = set()
     for _ in range(20):
         for file in home.glob("datasets/*.npz"):
@@ -260,7 +260,7 @@ def test_processes_may_make_the_cache_at_the_same_time(tmp_path):
 def test_arrays_that_round_otherwise_are_used_and_reported(generated):
     loaded = data.load(MNIST1D)
     (note,) = loaded.notes
-    assert "MNIST-1D as generated here differs" in note
+    assert "mnist1d as generated here differs" in note
     assert loaded.fingerprint == data.split(made_up(), MNIST1D).fingerprint  # which is recorded with the run
     experiment = config.load(None, {"train": {"jit_compile": False}})
     assert note in preparing.prepare(experiment).notes
@@ -308,7 +308,7 @@ def test_nothing_is_unpickled(tmp_path):
 def test_the_folder_of_data_sets_comes_before_a_download(tmp_path, monkeypatch):
     np.savez(tmp_path / "mnist.npz", **arrays())
     monkeypatch.setenv("LOTTERY_DATA", str(tmp_path))
-    monkeypatch.setitem(data.DATASETS, "mnist", lambda: pytest.fail("downloaded"))
+    monkeypatch.setitem(data.DATASETS, "mnist", datasets.Dataset(lambda: pytest.fail("downloaded")))
     assert len(data.load(data.Data(name="mnist", validation=20)).train) == 180
     other = tmp_path / "other.npz"
     np.savez(other, **arrays(x_test=np.ones((60, 6), np.float32)))

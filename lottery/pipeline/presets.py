@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from lottery import config, files
+from lottery.data import DATASETS
 from lottery.errors import LotteryError, unknown
 
 # Sizes of a smoke test, at most.
 NUM_STEPS, NUM_ROUNDS, NUM_REPLICATES, BATCH_SIZE = 4, 2, 2, 8
 NUM_TRAIN, NUM_TEST, VALIDATION, NUM_CLASSES = 60, 10, 10, 10
-SHAPES = {"mnist1d": (40,), "digits": (8, 8), "mnist": (28, 28), "fashion_mnist": (28, 28), "cifar10": (32, 32, 3)}
 
 
 def paths() -> dict[str, Path]:
@@ -66,8 +66,9 @@ def smoke_test(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.
     Its tables, named ``...-smoke``, have fewer rounds and replicates, smaller batches, and all that counts steps in
     proportion. Beside them come made-up data of the same shape: four arrays, as `lottery.run` takes them.
     """
-    if experiment.data.name not in SHAPES:
-        known = ", ".join(SHAPES)
+    dataset = DATASETS.get(experiment.data.name)
+    if dataset is None or not dataset.shape:
+        known = ", ".join(name for name, dataset in DATASETS.items() if dataset.shape)
         raise LotteryError(f"--smoke makes data for {known}; received data.name = {experiment.data.name!r}.")
     tables = experiment.model_dump(mode="json")
     train, prune, run = tables["train"], tables["prune"], tables["run"]
@@ -92,10 +93,10 @@ def smoke_test(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.
     run |= {"num_replicates": min(run["num_replicates"], NUM_REPLICATES), "control_rounds": []}
 
     # Images of one pattern for each class, under noise.
-    shape, rng = SHAPES[experiment.data.name], np.random.default_rng(0)
+    shape, rng = dataset.shape, np.random.default_rng(0)
     patterns = rng.integers(0, 256, (NUM_CLASSES, *shape))
     labels = np.arange(NUM_TRAIN + NUM_TEST) % NUM_CLASSES
     images = np.clip(patterns[labels] + rng.normal(0, 40, (len(labels), *shape)), 0, 255).astype(np.uint8)
-    if experiment.data.name == "mnist1d":  # the one whose inputs are not pixels
+    if not dataset.is_pixels:
         images = (images / 127.5 - 1).astype(np.float32)
     return tables, (images[:NUM_TRAIN], labels[:NUM_TRAIN], images[NUM_TRAIN:], labels[NUM_TRAIN:])

@@ -33,8 +33,8 @@ def model_of(experiment: config.Experiment, import_code: bool = False) -> Any:
     name, settings = experiment.model.name, experiment.data
     if not networks.is_built_in(name):
         build = networks.builder(name, import_code=import_code)
-    elif settings.name in presets.SHAPES and not settings.path:
-        build = networks.builder(name, presets.SHAPES[settings.name], presets.NUM_CLASSES)
+    elif settings.name in data.DATASETS and data.DATASETS[settings.name].shape and not settings.path:
+        build = networks.builder(name, data.DATASETS[settings.name].shape, presets.NUM_CLASSES)
     else:
         train = data.load(settings).train
         build = networks.builder(name, train.x.shape[1:], int(train.y.max()) + 1)

@@ -123,7 +123,7 @@ def examples(source: Path, provenance: Mapping[str, Any], path: str = "", num: i
     if not isinstance(about, dict):
         raise LotteryError("The ticket does not say which data it was found on.")
     settings = store.read_experiment(source).data if source.is_dir() else _local_settings(provenance, path)
-    if path and settings.name in (GIVEN, "npz"):
+    if path and (settings.name == GIVEN or data.DATASETS[settings.name].needs_path):
         loaded = data.split(data.read_npz(Path(path)), settings, where=path)
     else:
         loaded = data.load(settings.model_copy(update={"path": path}) if path else settings)
@@ -143,7 +143,8 @@ def _local_settings(provenance: Mapping[str, Any], path: str) -> data.Data:
     except (KeyError, TypeError, ValidationError):
         raise LotteryError("The ticket does not say how its data were split.") from None
     local = Path(os.environ.get("LOTTERY_DATA", "")) / f"{settings.name}.npz"
-    if not path and settings.name not in data.WITHOUT_DOWNLOAD and not local.is_file():
+    dataset = data.DATASETS.get(settings.name)
+    if not path and not local.is_file() and not (dataset and dataset.is_local):
         raise LotteryError(f"The data {settings.name!r} are not in the folder that LOTTERY_DATA names.")
     return settings.model_copy(update={"path": path})
 

@@ -66,7 +66,7 @@ class World:
         self.scratch, self.count = scratch, itertools.count()
         self.data = scratch / "data.npz"
         scratch.mkdir(parents=True, exist_ok=True)
-        np.savez(self.data, **data.DATASETS["digits"]())
+        np.savez(self.data, **data.DATASETS["digits"].load())
         tables = {
             "name": "faults", "data": {"name": "digits", "path": str(self.data), "validation": 137},
             "model": {"name": "lenet_300_100"},
