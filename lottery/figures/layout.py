@@ -1,5 +1,6 @@
 """The layout of figures: where the legend is, panels, and room for labels."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ def finish(
     named: Mapping[str, Any] | None = None,
     above: float | None = None,
 ) -> Any:
-    """Add a faint grid and the legend: inside the axes where it covers nothing, otherwise beside or above them.
+    """Add a faint grid, and the legend beside or above the axes.
 
     Args:
         ax: The axes.
@@ -93,63 +94,24 @@ def _glyph(shape: str) -> Any:
     return bars if shape == "bars" else (band, bars)
 
 
-_INSIDE = (
-    "upper right", "lower left", "lower right", "upper left", "lower center", "upper center", "center left",
-    "center right",
-)  # fmt: skip
-
-
 def _place(ax: Any, handles: Sequence[Any], labels: Sequence[str], above: float | None) -> None:
-    """Put the legend where it covers nothing that is drawn."""
+    """Put the legend beside the axes, or above them where it is wide; a constrained layout makes room for it."""
     from matplotlib.transforms import ScaledTranslation
 
     if not labels:
         return
     figure = ax.figure
     figure.draw_without_rendering()  # so that places are known
-    covered, frame = _drawn(ax), ax.get_window_extent()
     # Dashes show in long enough handles.
-    legend = ax.legend(handles, labels, frameon=False, handlelength=2.5, borderaxespad=0.6)
-    box = legend.get_window_extent()
-    if above is None and box.width < 0.9 * frame.width and box.height < 0.9 * frame.height:
-        for place in _INSIDE:
-            legend.set_loc(place)
-            around = legend.get_window_extent().padded(figure.dpi * style.thick(3) / 72)
-            if not any(_touches(path, filled, around) for path, filled in covered):
-                return
-    lines = sum(label.count("\n") + 1 for label in labels)
-    columns = -(-box.height // (0.95 * figure.bbox.height))
+    looks = {"frameon": False, "handlelength": 2.5, "borderaxespad": 0}
+    box = ax.legend(handles, labels, **looks).get_window_extent()
+    columns = math.ceil(box.height / (0.95 * figure.bbox.height))
     if above is None and columns * box.width < 0.38 * figure.bbox.width:
-        beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "ncols": int(columns)}
-    else:
-        columns = max(1, min(lines, int(frame.width // box.width)))
-        higher = ax.transAxes + ScaledTranslation(0, above or 0.05, figure.dpi_scale_trans)
-        beside = {"loc": "lower left", "bbox_to_anchor": (0, 1), "bbox_transform": higher, "ncols": columns}
-    ax.legend(handles, labels, frameon=False, handlelength=2.5, borderaxespad=0, **beside)
-
-
-def _drawn(ax: Any) -> list[tuple[Any, bool]]:
-    """List what is drawn on axes as paths in pixels, and if their inside is filled."""
-    import numpy as np
-    from matplotlib.cbook import STEP_LOOKUP_MAP
-    from matplotlib.path import Path
-
-    found = []
-    for line in ax.lines:
-        steps = STEP_LOOKUP_MAP[line.get_drawstyle()](*line.get_xydata().T)
-        found.append((line.get_transform().transform_path(Path(np.column_stack(steps))), False))
-    for some in ax.collections:
-        filled = bool(len(some.get_facecolor()))
-        found += [(some.get_transform().transform_path(path), filled) for path in some.get_paths()]
-    found += [(patch.get_transform().transform_path(patch.get_path()), True) for patch in ax.patches]
-    return found
-
-
-def _touches(path: Any, filled: bool, box: Any) -> bool:
-    import numpy as np
-
-    known = path.vertices[np.isfinite(path.vertices).all(axis=1)]
-    return bool(box.count_contains(known)) or (len(known) > 1 and path.intersects_bbox(box, filled))
+        ax.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.01, 1), ncols=columns, **looks)
+        return
+    columns = max(1, min(len(labels), int(ax.get_window_extent().width // box.width)))
+    higher = ax.transAxes + ScaledTranslation(0, above or 0.05, figure.dpi_scale_trans)
+    ax.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1), bbox_transform=higher, ncols=columns, **looks)
 
 
 def usual_height(width: float) -> float:
