@@ -186,7 +186,7 @@ def measure_round(trainer: Trainer, start: Mapping[str, np.ndarray], repetitions
 
     def prune() -> tuple[masks.Masks, dict[str, Any]]:
         planned = plan.of_weights(EXPERIMENT.prune, dense)
-        scores = criteria.CRITERIA["magnitude"](
+        scores = criteria.CRITERIA["magnitude"].score(
             planned.criterion_inputs(1, start, trained, dense, randomness.generator(0))
         )
         kept = planned.masks(1, scores, dense)

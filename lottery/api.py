@@ -15,7 +15,7 @@ from lottery.pipeline import branching, recomputing, running, sweeping
 from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.preparing import Ingredients
 from lottery.pruning.branches import BranchFunction
-from lottery.pruning.criteria import Criterion
+from lottery.pruning.criteria import ScoreFunction
 from lottery.pruning.schedules import Density
 from lottery.runs import store, verification
 from lottery.statistics import results, sentences, tables, verdicts
@@ -60,7 +60,7 @@ class Options(ExecutionOptions, total=False):
             code; False by default. A name in tables that you pass is imported in any case.
     """
 
-    criterion: Criterion | None
+    criterion: ScoreFunction | None
     schedule: Density | None
     enforcement: Enforcement | None
     import_code: bool

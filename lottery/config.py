@@ -18,8 +18,7 @@ from lottery.data import Data
 from lottery.enforcement import ENFORCEMENTS
 from lottery.errors import LotteryError, unknown
 from lottery.models.settings import Model
-from lottery.pruning import branches, mask_actions
-from lottery.pruning.criteria import NEEDS_NETWORK
+from lottery.pruning import branches, criteria, mask_actions
 from lottery.pruning.granularity import UNITS
 from lottery.pruning.settings import Prune, Rewind, implied_rounds
 from lottery.settings import MOST_REPLICATES, Natural, Section, is_given, one_of
@@ -70,7 +69,7 @@ class Experiment(Section):
             raise LotteryError(
                 f"run.control_rounds: received {late[0]}, allowed is at most prune.num_rounds, {self.prune.num_rounds}."
             )
-        scored_untrained = self.prune.criterion in NEEDS_NETWORK
+        scored_untrained = criteria.facts(self.prune.criterion).needs_network
         mask_actions.check(self.prune.held_at, self.rewind.mode, scored_untrained, self.run.enforcement)
         return self
 
@@ -259,7 +258,7 @@ def _check_fair(experiment: Experiment) -> None:
     for name in experiment.run.controls:
         head, granularity = "run.controls: leave out {name}, which", experiment.prune.granularity
         branches.check_fair(name, rewind.mode, rewind.step, head, held_at, granularity)
-    if criterion in NEEDS_NETWORK and rewind.mode != "weights":
+    if criteria.facts(criterion).needs_network and rewind.mode != "weights":
         raise LotteryError(
             f'rewind.mode: received "{rewind.mode}", allowed with prune.criterion = "{criterion}" is "weights": it '
             "scores the weights that training starts from, before any training."

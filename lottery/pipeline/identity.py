@@ -63,7 +63,7 @@ def of_enforcement(model: Any, enforce: Enforcement, example: Any) -> str:
 
 
 def of_criterion(
-    experiment: config.Experiment, criterion: criteria.Criterion, network: Callable[[], criteria.ScoredModel]
+    experiment: config.Experiment, criterion: criteria.ScoreFunction, network: Callable[[], criteria.ScoredModel]
 ) -> tuple[str, list[float]]:
     """Compute the digest of a criterion, and a number for each weight: its scores before the first and the last round.
 

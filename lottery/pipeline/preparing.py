@@ -18,7 +18,7 @@ from lottery.errors import LotteryError
 from lottery.models import networks, optimizers
 from lottery.models.kerases import evaluating, is_compiled, is_keras, keras_of
 from lottery.pipeline import environment, identity
-from lottery.pruning import branches, criteria, gradients, mask_actions, plan, schedules, synflow
+from lottery.pruning import branches, criteria, gradients, mask_actions, plan, schedules
 from lottery.pruning.plan import Plan
 from lottery.runs import store, verification
 from lottery.settings import COMPILED, GIVEN
@@ -39,7 +39,7 @@ class Ingredients:
 
     model: Callable[[], Any] | None = None
     data: Any = None
-    criterion: criteria.Criterion | None = None
+    criterion: criteria.ScoreFunction | None = None
     schedule: schedules.Density | None = None
     enforcement: Enforcement | None = None
     import_code: bool = False  # import the module of a network that the experiment names as "package.module:function"
@@ -59,7 +59,7 @@ class Prepared:
     data: Splits | Streams
     trainer: Trainer
     plan: Plan
-    criterion: criteria.Criterion
+    criterion: criteria.ScoreFunction
     notes: tuple[str, ...]  # sentences that a person should read
     # Observes the caller's model and functions: ``reported``, numbers that are the same on other machines but for
     # rounding, and ``example``, the types and shapes that they were observed on; empty without objects of the caller's.
@@ -188,7 +188,7 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
         why = "The model is made under a strategy of its own"
         raise LotteryError(f'{why}; leave it out, and set train.devices = "mirrored".')
     if isinstance(loaded, Splits):
-        scored = experiment.prune.num_examples if experiment.prune.criterion in criteria.NEEDS_NETWORK else None
+        scored = experiment.prune.num_examples if criteria.facts(experiment.prune.criterion).needs_network else None
         compiling.check_batches(built, loaded, experiment.train.batch_size, scored)
     inputs, schedule_step = example_batch(loaded, built)[0], compiling.step_variable()
     compiling.compile_model(built, experiment.train, inputs, schedule_step)
@@ -196,8 +196,8 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
         compiling.check_data(built, loaded, experiment.train.batch_size, inputs)
     planned = plan.of_weights(experiment.prune, weights.read(built), plan.units_of(experiment.prune, built))
     planned.check()
-    if experiment.prune.criterion == "synflow" and own_model:
-        synflow.check_inputs(built, inputs)
+    if own_model:
+        criteria.facts(experiment.prune.criterion).check_model(built, inputs)
     enforce = ingredients.enforcement or ENFORCEMENTS[experiment.run.enforcement]
     if experiment.run.enforcement == "reparameterization":  # it refuses some layers
         with enforce(built, masks.ones_like(weights.read(built))):
@@ -234,7 +234,7 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
         notes += _notes_on_devices(built, strategy)
     if experiment.train.precision != precision.FULL and own_model:
         notes += _notes_on_outputs(built, inputs)
-    criterion = ingredients.criterion or criteria.CRITERIA[experiment.prune.criterion]
+    criterion = ingredients.criterion or criteria.facts(experiment.prune.criterion).score
     return Prepared(experiment, build, loaded, trainer, planned, criterion, tuple(notes))
 
 

@@ -77,8 +77,8 @@ def train_chain(training: Training, replicate: int, last: int) -> None:
             at_initial = mask_actions.at_initial(experiment.prune.held_at, initial_values, scored, kept, before)
             held_at = mask_actions.values(at_initial, initial_values)
             thresholds, kept = training.prepared.plan.thresholds(scores, kept, pruned), pruned
-            number = criteria.DEFINITIONS.get(experiment.prune.criterion)
-            details = {"definition": number} if number else {}
+            definition = criteria.facts(experiment.prune.criterion).definition
+            details = {"definition": definition} if definition > 1 else {}
             rng = rewinding.rng_for(experiment.run.seed, replicate, index)
             start = rewinding.rewound(experiment.rewind.mode, initial_values, before, kept, rng, held_at)
             trained = train_network(training, network, start, kept, Span(k, None, schedule_step(experiment, index)))

@@ -9,12 +9,12 @@ import numpy as np
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
 from lottery.pruning import gradients, ranking
-from lottery.pruning.synflow import synaptic_flow
+from lottery.pruning.synflow import check_inputs, synaptic_flow
 
 
 @dataclass(frozen=True)
 class ScoredModel:
-    """A compiled Keras 3 or tf_keras model and a batch, for the criteria in `NEEDS_NETWORK`.
+    """A compiled Keras 3 or tf_keras model and a batch, for criteria that need the network.
 
     The model has the weights that training starts from, not masked or wrapped; a criterion leaves it unchanged.
     """
@@ -31,16 +31,16 @@ class CriterionInputs:
 
     initial: Weights  # at step 0
     trained: Weights  # at the end of the round before
-    kept: Masks  # of the round before; those of the dense network for the criteria in `NEEDS_NETWORK`
+    kept: Masks  # of the round before; those of the dense network for criteria that need the network
     rng: np.random.Generator  # a function of seed, replicate and round
     density: float  # that the round prunes to, over all prunable weights, in (0, 1]
     scope: str  # "layerwise" or "global": which weights will be ranked together
-    network: ScoredModel | None = None  # for the criteria in `NEEDS_NETWORK`
+    network: ScoredModel | None = None  # for criteria that need it
     targets: Mapping[tuple[str, ...], int] | None = None  # exact number to keep of each group that is ranked together
 
 
 # A function of what a round knows: scores by weight, of the weights' shapes, of which the highest are kept.
-Criterion = Callable[[CriterionInputs], dict[str, np.ndarray]]
+ScoreFunction = Callable[[CriterionInputs], dict[str, np.ndarray]]
 
 
 def magnitude(inputs: CriterionInputs) -> dict[str, np.ndarray]:
@@ -155,43 +155,67 @@ def synflow(inputs: CriterionInputs) -> dict[str, np.ndarray]:
     return {name: ranks[name] for name in inputs.trained}
 
 
+@dataclass(frozen=True)
+class Criterion:
+    """A criterion: its scores, and what the rest of the package needs to know of it.
+
+    Attributes:
+        score: Makes the scores, of which the highest are kept.
+        needs_network: It looks at the network itself, as it is before training. Each round's masks are then made from
+            the dense network, at once.
+        is_signed: Its scores may be negative.
+        ranks_entries: It ranks single entries in steps of its own, so that scores cannot be pooled in groups.
+        definition: How often it has been defined anew. Rounds record it, so that masks of two definitions are not
+            taken for one.
+        check_model: Raises `LotteryError` if a model and a batch of inputs are not what it can score.
+    """
+
+    score: ScoreFunction
+    needs_network: bool = False
+    is_signed: bool = False
+    ranks_entries: bool = False
+    definition: int = 1
+    check_model: Callable[[Any, Any], None] = lambda model, inputs: None
+
+
+_MAGNITUDE = Criterion(magnitude)
+
 # By the name in ``prune.criterion``.
 CRITERIA: dict[str, Criterion] = {
-    "magnitude": magnitude,
-    "large_final": magnitude,
-    "small_final": small_final,
-    "large_init": large_init,
-    "small_init": small_init,
-    "large_init_large_final": large_init_large_final,
-    "small_init_small_final": small_init_small_final,
-    "magnitude_increase": magnitude_increase,
-    "movement": movement,
-    "random": random,
-    "snip": snip,
-    "grasp": grasp,
-    "synflow": synflow,
+    "magnitude": _MAGNITUDE,
+    "large_final": _MAGNITUDE,
+    "small_final": Criterion(small_final, is_signed=True),
+    "large_init": Criterion(large_init),
+    "small_init": Criterion(small_init, is_signed=True),
+    "large_init_large_final": Criterion(large_init_large_final, definition=2),  # by equal percentiles
+    "small_init_small_final": Criterion(small_init_small_final, definition=2),
+    "magnitude_increase": Criterion(magnitude_increase, is_signed=True),
+    "movement": Criterion(movement),
+    "random": Criterion(random),
+    "snip": Criterion(snip, needs_network=True, definition=2),  # a batch balanced by class
+    "grasp": Criterion(grasp, needs_network=True, is_signed=True, definition=2),  # that batch, a temperature of 200
+    "synflow": Criterion(
+        synflow,
+        needs_network=True,
+        ranks_entries=True,
+        definition=2,  # from dense in each round
+        check_model=check_inputs,
+    ),
 }
 
-# The criteria that look at the network itself, as it is before training. Each round's masks are made from the dense
-# network, at once.
-NEEDS_NETWORK = frozenset({"snip", "grasp", "synflow"})
 
-# The criteria whose scores may be negative.
-SIGNED = frozenset({"small_final", "small_init", "magnitude_increase", "grasp"})
-
-# How often a criterion has been defined anew. Rounds record it, so that masks of two definitions are not taken for one.
-DEFINITIONS = {
-    "large_init_large_final": 2,  # by equal percentiles
-    "small_init_small_final": 2,
-    "snip": 2,  # a batch balanced by class
-    "grasp": 2,  # that batch, and a temperature of 200
-    "synflow": 2,  # from dense in each round
-}
+def facts(name: str) -> Criterion:
+    """Return the record of a criterion; of a function of the caller's, one without facts, whose scores are unknown."""
+    return CRITERIA.get(name) or Criterion(_of_the_caller)
 
 
 def is_current(name: str, record: Mapping[str, Any]) -> bool:
     """Return True if the masks of a pruned round, from its record, were made by a criterion's present definition."""
-    return record.get("definition", 1) == DEFINITIONS.get(name, 1)
+    return record.get("definition", 1) == facts(name).definition
+
+
+def _of_the_caller(inputs: CriterionInputs) -> dict[str, np.ndarray]:
+    raise LotteryError("The criterion of this run is a function that was passed to lottery.run; pass it again.")
 
 
 def _lower_rank(inputs: CriterionInputs, sign: int) -> dict[str, np.ndarray]:

@@ -211,7 +211,7 @@ def is_from_dense(settings: Prune) -> bool:
 
     Criteria that look at the network before training prune it once, to the density that is wanted.
     """
-    return settings.criterion in criteria.NEEDS_NETWORK
+    return criteria.facts(settings.criterion).needs_network
 
 
 def rounds_to(settings: Prune, number: int) -> list[int]:
@@ -231,4 +231,4 @@ def steps_to(settings: Prune, number: int, rewind_step: int, num_steps: int) -> 
 
 def is_repeatable(settings: Prune) -> bool:
     """Return True if scores can be computed again from stored weights, without a model and data."""
-    return settings.criterion not in (*criteria.NEEDS_NETWORK, GIVEN)
+    return settings.criterion != GIVEN and not criteria.facts(settings.criterion).needs_network

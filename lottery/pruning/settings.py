@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from lottery.errors import LotteryError
 from lottery.pruning import granularity
 from lottery.pruning.allocation import ALLOCATIONS
-from lottery.pruning.criteria import CRITERIA, SIGNED
+from lottery.pruning.criteria import CRITERIA, facts
 from lottery.pruning.granularity import GRANULARITIES, NORMS, Granularity
 from lottery.pruning.mask_actions import MASK_ACTIONS
 from lottery.pruning.ranking import GLOBAL, SCOPES
@@ -100,12 +100,12 @@ class Prune(Section):
     def _granularity_fits(self) -> "Prune":
         granularity.check(self.grouping)
         kind, what = self.grouping.kind, f'prune.granularity = "{self.granularity}"'
-        if self.norm == "l2" and self.criterion in SIGNED:
+        if self.norm == "l2" and facts(self.criterion).is_signed:
             raise LotteryError(
                 f'prune.norm = "l2" squares scores, and those of {self.criterion} have signs: use prune.norm = "l1".'
             )
-        if self.granularity != Granularity.name and self.criterion == "synflow":
-            raise LotteryError(f"{what} needs scores, and synflow ranks single entries in steps of its own.")
+        if self.granularity != Granularity.name and facts(self.criterion).ranks_entries:
+            raise LotteryError(f"{what} needs scores, and {self.criterion} ranks single entries in steps of its own.")
         if kind.of_convolutions is not None and self.allocation == "erk":
             raise LotteryError(f'prune.allocation = "erk" divides entries between kernels; leave it out with {what}.')
         if kind.takes == "n_of_m":

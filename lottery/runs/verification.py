@@ -276,7 +276,7 @@ def _wrong_round(
         rng = randomness.generator(experiment.run.seed, replicate, randomness.SCORES, index)
         scored = (before if settings.iterative else dense).weights
         inputs = planned.criterion_inputs(index, dense.start, scored, before.masks, rng)
-        scores = criteria.CRITERIA[settings.criterion](inputs)
+        scores = criteria.facts(settings.criterion).score(inputs)
         again = planned.masks(index, scores, before.masks)
         if any(np.any(again[name] != kept[name]) for name in kept):
             yield "The masks differ from those that pruning the round before gives."

@@ -12,9 +12,10 @@ from hypothesis.extra import numpy as hnp
 from lottery import masks, weights
 from lottery.errors import LotteryError
 from lottery.pruning import ranking
-from lottery.pruning.criteria import CRITERIA, NEEDS_NETWORK, CriterionInputs, ScoredModel
+from lottery.pruning.criteria import CRITERIA, CriterionInputs, ScoredModel
 
 LIBRARIES = ("keras", "tf_keras")
+NEEDS_NETWORK = {name for name, criterion in CRITERIA.items() if criterion.needs_network}
 WEIGHTS_ONLY = [name for name in CRITERIA if name not in NEEDS_NETWORK]
 
 
@@ -121,7 +122,7 @@ def test_every_criterion_keeps_the_contract(trained, name):
     values = masks.apply(values, kept)
     before = [copied(one) for one in (initial, values, kept)]
     x, found = net.x.copy(), everything_of(keras, net.model)
-    scores = CRITERIA[name](evidence(initial, values, kept, network=net))
+    scores = CRITERIA[name].score(evidence(initial, values, kept, network=net))
     assert list(scores) == list(values)
     for key, value in values.items():
         assert scores[key].shape == value.shape and scores[key].dtype.kind == "f"
@@ -133,7 +134,7 @@ def test_every_criterion_keeps_the_contract(trained, name):
     # Nothing that the process draws in between may matter.
     keras.utils.set_random_seed(99)
     tf.random.normal((3,))
-    assert_same(CRITERIA[name](evidence(initial, values, kept, network=net)), scores)
+    assert_same(CRITERIA[name].score(evidence(initial, values, kept, network=net)), scores)
     ranking.keep_highest(scores, kept, 0.2, "global")  # it can be ranked
 
 
@@ -143,7 +144,7 @@ def test_the_metrics_of_the_fixture_are_not_trivial(trained):
 
 
 def test_what_needs_a_network_is_a_criterion():
-    assert set(CRITERIA) >= NEEDS_NETWORK and CRITERIA["magnitude"] is CRITERIA["large_final"]
+    assert {"snip", "grasp", "synflow"} == NEEDS_NETWORK and CRITERIA["magnitude"] is CRITERIA["large_final"]
 
 
 BY_HAND = {
@@ -165,7 +166,7 @@ BY_HAND = {
 @pytest.mark.parametrize("name", BY_HAND)
 def test_weights_only_criteria_by_hand(name):
     initial, final = np.array([[0, 2, -3, 1, -4]], np.float32), np.array([[-1, 0, 2, 1, 4]], np.float32)
-    scores = CRITERIA[name](evidence({"w": initial, "b": final}, {"w": final}))  # more initial weights do no harm
+    scores = CRITERIA[name].score(evidence({"w": initial, "b": final}, {"w": final}))  # more initial weights do no harm
     assert list(scores) == ["w"] and scores["w"].tolist() == [BY_HAND[name]]
 
 
@@ -176,14 +177,14 @@ def test_every_criterion_of_weights_is_computed_by_hand():
 @pytest.mark.parametrize("name", WEIGHTS_ONLY)
 def test_half_precision_does_not_overflow(name):
     largest = np.full((2, 2), 65504, np.float16)
-    assert np.isfinite(CRITERIA[name](evidence({"w": -largest}, {"w": largest}))["w"]).all()
+    assert np.isfinite(CRITERIA[name].score(evidence({"w": -largest}, {"w": largest}))["w"]).all()
 
 
 def test_random_is_the_seeds_and_no_order_of_names():
     arrays = {"b": np.zeros((30, 40)), "a": np.zeros((50,))}
-    one, same = (CRITERIA["random"](evidence(arrays, arrays, seed=7)) for _ in range(2))
-    turned = CRITERIA["random"](evidence(arrays, {name: arrays[name] for name in ("a", "b")}, seed=7))
-    other = CRITERIA["random"](evidence(arrays, arrays, seed=8))
+    one, same = (CRITERIA["random"].score(evidence(arrays, arrays, seed=7)) for _ in range(2))
+    turned = CRITERIA["random"].score(evidence(arrays, {name: arrays[name] for name in ("a", "b")}, seed=7))
+    other = CRITERIA["random"].score(evidence(arrays, arrays, seed=8))
     assert_same(one, same)
     assert_same(one, {name: turned[name] for name in one})
     assert not np.any(one["b"] == other["b"])
@@ -210,7 +211,7 @@ LITERAL = {
 @pytest.mark.parametrize("name", LITERAL)
 def test_literal_numbers_of_a_linear_network(library, name):
     net = network(dense_chain(library, (2, 2, 1)), ONE_X, ONE_Y, values=LINEAR)
-    scores = CRITERIA[name](evidence(LINEAR, LINEAR, density=1.0, network=net))
+    scores = CRITERIA[name].score(evidence(LINEAR, LINEAR, density=1.0, network=net))
     for key, expected in zip(LINEAR, LITERAL[name], strict=True):
         np.testing.assert_allclose(scores[key], expected, rtol=1e-6)
 
@@ -241,8 +242,8 @@ def test_snip_and_grasp_are_their_formulas_in_numpy(library, rng):
     ahead, behind = (gradient_by_hand(w1 + s * g1, w2 + s * g2, x, y, 200) for s in (step, -step))
     np.testing.assert_allclose(h1, (ahead[0] - behind[0]) / (2 * step), rtol=1e-5)
     np.testing.assert_allclose(h2, (ahead[1] - behind[1]) / (2 * step), rtol=1e-5)
-    snip = CRITERIA["snip"](evidence(given, given, network=net))
-    grasp = CRITERIA["grasp"](evidence(given, given, network=net))
+    snip = CRITERIA["snip"].score(evidence(given, given, network=net))
+    grasp = CRITERIA["grasp"].score(evidence(given, given, network=net))
     for key, w, g, hg in zip(given, (w1, w2), gradient_by_hand(w1, w2, x, y), (h1, h2), strict=True):
         np.testing.assert_allclose(snip[key], np.abs(g * w), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(grasp[key], w * hg, rtol=1e-4, atol=1e-5 * abs(w * hg).max())
@@ -254,7 +255,7 @@ def test_what_grasp_prunes_is_what_the_gradients_norm_can_spare(rng):
     w1, w2 = rng.normal(size=(4, 3)), rng.normal(size=(3, 2))
     given = {"dense/kernel": w1.astype(np.float32), "dense_1/kernel": w2.astype(np.float32)}
     net = network(dense_chain("keras", (4, 3, 2)), x.astype(np.float32), y.astype(np.float32), values=given)
-    scores = CRITERIA["grasp"](evidence(given, given, network=net))["dense/kernel"]
+    scores = CRITERIA["grasp"].score(evidence(given, given, network=net))["dense/kernel"]
 
     def norm(w):
         return sum(float(np.sum(one**2)) for one in gradient_by_hand(w, w2, x, y, 200))
@@ -292,14 +293,16 @@ def test_grasp_divides_the_logits_before_a_softmax_and_leaves_out_regularisation
     for make, loss in ends:
         net = network(make, x, y, loss, start)
         outputs = np.asarray(net.model(x))
-        found.append(CRITERIA["grasp"](evidence(start, start, network=net)))
+        found.append(CRITERIA["grasp"].score(evidence(start, start, network=net)))
         np.testing.assert_array_equal(np.asarray(net.model(x)), outputs)  # its last layer is as before
     for other in found[1:]:
         for name, scores in found[0].items():
             np.testing.assert_allclose(other[name], scores, rtol=1e-3, atol=1e-4 * abs(scores).max())
     hidden = build(lambda layers: layers.Dense(3), lambda layers: layers.Softmax())
     with pytest.raises(LotteryError, match="are probabilities, and a temperature divides logits"):
-        CRITERIA["grasp"](evidence(start, start, network=network(hidden, x, y, "sparse_categorical_crossentropy")))
+        CRITERIA["grasp"].score(
+            evidence(start, start, network=network(hidden, x, y, "sparse_categorical_crossentropy"))
+        )
 
 
 def test_grasp_divides_every_output(rng):
@@ -315,7 +318,7 @@ def test_grasp_divides_every_output(rng):
     model.compile("sgd", ["mse", "mse"])
     start = weights.read(model)
     net = ScoredModel(model, x.astype(np.float32), [y.astype(np.float32) for y in ys], build)
-    scores = CRITERIA["grasp"](evidence(start, start, network=net))
+    scores = CRITERIA["grasp"].score(evidence(start, start, network=net))
     for (name, w), y in zip(start.items(), ys, strict=True):
         gradient = x.T @ (2 * (x @ w / 200 - y) / (y.size * 200))
         product = x.T @ (2 * (x @ gradient) / (y.size * 200**2))
@@ -326,11 +329,11 @@ def test_grasp_divides_every_output(rng):
 def test_masks_of_earlier_rounds_change_no_score_so_that_all_masks_are_nested(trained, name):
     _, initial, net = trained
     dense = masks.ones_like(initial)
-    scores = CRITERIA[name](evidence(initial, initial, network=net))
+    scores = CRITERIA[name].score(evidence(initial, initial, network=net))
     kept = dense
     for rate in (0.3, 0.5):
         zeroed = masks.apply(initial, kept)
-        again = CRITERIA[name](evidence(initial, zeroed, kept, seed=int(10 * rate), density=0.1, network=net))
+        again = CRITERIA[name].score(evidence(initial, zeroed, kept, seed=int(10 * rate), density=0.1, network=net))
         assert_same(again, scores)
         kept = ranking.keep_highest(again, kept, rate, "global")
     total = sum(masks.num_kept(kept).values())
@@ -353,7 +356,7 @@ def test_the_loss_is_that_of_training_with_its_regularisation_and_the_batchs_sta
     x, y = 3 + rng.normal(size=(6, 5)).astype(np.float32), rng.normal(size=(6, 2)).astype(np.float32)
     net = network(build, x, y)
     start = weights.read(net.model)
-    scores = CRITERIA["snip"](evidence(start, start, network=net))
+    scores = CRITERIA["snip"].score(evidence(start, start, network=net))
     w1, b1, gamma, beta, w2, b2 = (tf.Variable(one.numpy().astype(np.float64)) for one in net.model.trainable_variables)
     with tf.GradientTape() as tape:
         before = x @ w1 + b1
@@ -377,7 +380,7 @@ def test_dropout_takes_part_and_drops_the_same_each_time(library):
     found = []
     for seed in (1, 2):  # what the process is seeded with may not matter
         tf.random.set_seed(seed)
-        found.append(CRITERIA["snip"](evidence(start, start, network=net))["out/kernel"])
+        found.append(CRITERIA["snip"].score(evidence(start, start, network=net))["out/kernel"])
     np.testing.assert_array_equal(*found)
     assert 60 < np.count_nonzero(found[0]) < 140
     # The model was never called before, so its metrics are made on the way, and are as if it had not been.
@@ -392,7 +395,7 @@ def test_embeddings_have_gradients_too(library):
     net = network(build, np.array([[1, 1, 4]], np.int32), np.array([[1.0]], np.float32))
     start = weights.read(net.model)
     for name in ("snip", "grasp"):
-        scores = CRITERIA[name](evidence(start, start, network=net))
+        scores = CRITERIA[name].score(evidence(start, start, network=net))
         rows = np.any(scores["embedding/embeddings"] != 0, axis=1)
         assert rows.tolist() == [False, True, False, False, True]
 
@@ -421,7 +424,7 @@ def test_synflow_refuses_inputs_that_are_looked_up(library, kind):
         net = network(build, np.array([[1, 2, 4]], dtype), np.array([[1.0]], np.float32))
         start = weights.read(net.model)
         with pytest.raises(LotteryError, match="^SynFlow: the model .* looks its input up by whole numbers"):
-            CRITERIA["synflow"](evidence(start, start, network=net))
+            CRITERIA["synflow"].score(evidence(start, start, network=net))
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -438,7 +441,7 @@ def test_synflow_takes_whole_numbers_that_are_calculated_with(library):
 
         net = network(build, np.ones((1, 4), dtype), np.array([[1.0]], np.float32))
         start = weights.read(net.model)
-        found.append(CRITERIA["synflow"](evidence(start, start, network=net)))
+        found.append(CRITERIA["synflow"].score(evidence(start, start, network=net)))
     for name, ranks in found[0].items():
         np.testing.assert_array_equal(ranks, found[1][name])
 
@@ -490,7 +493,7 @@ def test_synflow_prunes_what_its_100_steps_prune(rng, library, scope, started):
     net, kernels, biases = chain(rng, library, (6, 7, 5, 3))
     kept = {name: rng.random(one.shape) < (0.7 if started else 2) for name, one in kernels.items()}
     density = 0.2
-    ranks = CRITERIA["synflow"](
+    ranks = CRITERIA["synflow"].score(
         evidence(kernels, masks.apply(kernels, kept), kept, density=density, scope=scope, network=net)
     )
     for name, mask in kept.items():
@@ -517,7 +520,7 @@ def test_synflow_breaks_ties_by_position():
     weights.assign(net.model, {name: np.ones_like(value) for name, value in weights.read(net.model).items()})
     start = weights.read(net.model)
     for scope in ranking.SCOPES:
-        ranks = CRITERIA["synflow"](evidence(start, start, density=4 / 18, scope=scope, network=net))
+        ranks = CRITERIA["synflow"].score(evidence(start, start, density=4 / 18, scope=scope, network=net))
         kernels = {name: np.ones((3, 3)) for name in start}
         counts, expected = steps_by_hand(kernels, [np.zeros(3)] * 2, masks.ones_like(start), 4 / 18, scope)[-1]
         assert_same(pruned_to(ranks, masks.ones_like(start), counts, scope), expected)
@@ -602,9 +605,9 @@ def test_synflow_keeps_a_path_where_magnitude_empties_a_layer(rng):
     dense = masks.ones_like(kernels)
     total = sum(one.size for one in kernels.values())
     for count in (len(kernels), 3 * len(kernels), total // 20):
-        by_magnitude = pruned_to(CRITERIA["magnitude"](evidence(kernels, kernels)), dense, [count], "global")
+        by_magnitude = pruned_to(CRITERIA["magnitude"].score(evidence(kernels, kernels)), dense, [count], "global")
         assert min(masks.num_kept(by_magnitude).values()) == 0
-        ranks = CRITERIA["synflow"](evidence(kernels, kernels, density=count / total, network=net))
+        ranks = CRITERIA["synflow"].score(evidence(kernels, kernels, density=count / total, network=net))
         kept = pruned_to(ranks, dense, [count], "global")
         assert min(masks.num_kept(kept).values()) > 0
         signal = np.ones(sizes[0])
@@ -630,7 +633,7 @@ def test_a_deep_network_that_overflows_single_precision(rng, library):
     scores = synflow.flow_through(net.model, net.build, net.x, list(kernels))(kept)
     for expected, score in zip(flow_by_hand(list(kernels.values()), biases), scores.values(), strict=True):
         np.testing.assert_allclose(score, expected, rtol=1e-10)
-    ranks = CRITERIA["synflow"](evidence(kernels, kernels, density=0.1, network=net))
+    ranks = CRITERIA["synflow"].score(evidence(kernels, kernels, density=0.1, network=net))
     size = depth * width**2
     assert np.array_equal(np.sort(np.concatenate([one.ravel() for one in ranks.values()])), np.arange(1, size + 1))
 
@@ -659,13 +662,15 @@ def test_a_softmax_at_the_end_is_left_out_of_the_flow(rng, library):
     nets = [network(build, x, y) for build in ends]
     start = weights.read(nets[0].model)
     first, *others = (
-        CRITERIA["synflow"](evidence(start, start, network=net)) for net in nets if not weights.assign(net.model, start)
+        CRITERIA["synflow"].score(evidence(start, start, network=net))
+        for net in nets
+        if not weights.assign(net.model, start)
     )
     for other in others:
         assert_same(first, other)
     hidden = network(with_end(lambda layers: layers.Dense(3), lambda layers: layers.Softmax()), x, y)
     with pytest.raises(LotteryError, match="are probabilities, whose sum is always 1"):
-        CRITERIA["synflow"](evidence(start, start, network=hidden))
+        CRITERIA["synflow"].score(evidence(start, start, network=hidden))
     assert keras.backend.floatx() == "float32"
 
 
@@ -681,7 +686,7 @@ def test_the_policy_is_as_before_also_if_the_copy_cannot_be_built(library):
 
     for builder, message in ((fail, "no more layers"), (dense_chain(library, (2, 3, 1)), "another architecture")):
         with pytest.raises(LotteryError, match=message):
-            CRITERIA["synflow"](evidence(start, start, network=replace(net, build=builder)))
+            CRITERIA["synflow"].score(evidence(start, start, network=replace(net, build=builder)))
         assert keras.mixed_precision.global_policy().name == "float32" and keras.backend.floatx() == "float32"
         assert keras.layers.Dense(1).dtype == "float32"
     assert seen == ["float64"]
@@ -694,43 +699,43 @@ def test_a_loss_that_cannot_be_evaluated_is_one_sentence(library, name):
     model = build()
     start = weights.read(model)
     with pytest.raises(LotteryError, match="loss"):  # not compiled
-        CRITERIA[name](evidence(start, start, network=ScoredModel(model, ONE_X, ONE_Y, build)))
+        CRITERIA[name].score(evidence(start, start, network=ScoredModel(model, ONE_X, ONE_Y, build)))
     model.compile("sgd")
     with pytest.raises(LotteryError, match="loss"):
-        CRITERIA[name](evidence(start, start, network=ScoredModel(model, ONE_X, ONE_Y, build)))
+        CRITERIA[name].score(evidence(start, start, network=ScoredModel(model, ONE_X, ONE_Y, build)))
     model.compile("sgd", "sparse_categorical_crossentropy")
     with pytest.raises(LotteryError, match="no loss that can be evaluated"):
-        CRITERIA[name](evidence(start, start, network=ScoredModel(model, ONE_X, np.zeros((3, 4, 5)), build)))
+        CRITERIA[name].score(evidence(start, start, network=ScoredModel(model, ONE_X, np.zeros((3, 4, 5)), build)))
     wrong = {name: np.full_like(value, np.inf) for name, value in start.items()}
     with pytest.raises(LotteryError, match="not a finite number"):
-        CRITERIA[name](evidence(start, start, network=network(build, ONE_X, ONE_Y, values=wrong)))
+        CRITERIA[name].score(evidence(start, start, network=network(build, ONE_X, ONE_Y, values=wrong)))
     with pytest.raises(LotteryError, match="did you mean 'dense/kernel'"):
-        CRITERIA[name](evidence(start, {"dense/kernl": FIRST}, network=network(build, ONE_X, ONE_Y)))
+        CRITERIA[name].score(evidence(start, {"dense/kernl": FIRST}, network=network(build, ONE_X, ONE_Y)))
 
 
 @pytest.mark.parametrize("name", sorted(NEEDS_NETWORK))
 def test_a_missing_network_is_refused(name):
     with pytest.raises(LotteryError, match=f"{name!r} needs the network: received CriterionInputs.network=None"):
-        CRITERIA[name](evidence(LINEAR, LINEAR))
+        CRITERIA[name].score(evidence(LINEAR, LINEAR))
 
 
 def test_what_synflow_refuses(rng):
     large, kernels, _ = chain(rng, "keras", (4,) * 11, use_bias=False)
     weights.assign(large.model, {name: one * np.float32(1e35) for name, one in kernels.items()})
     with pytest.raises(LotteryError, match="sum of the outputs of the model .* is inf"):
-        CRITERIA["synflow"](evidence(kernels, kernels, network=large))
+        CRITERIA["synflow"].score(evidence(kernels, kernels, network=large))
     net = network(dense_chain("keras", (2, 2, 1)), ONE_X, ONE_Y, values=LINEAR)
     for density in (0, 1.5, float("nan")):
         with pytest.raises(LotteryError, match=r"density: received .*, allowed is a fraction in \(0, 1\]"):
-            CRITERIA["synflow"](evidence(LINEAR, LINEAR, density=density, network=net))
+            CRITERIA["synflow"].score(evidence(LINEAR, LINEAR, density=density, network=net))
     with pytest.raises(LotteryError, match="scope: received 'local'"):
-        CRITERIA["synflow"](evidence(LINEAR, LINEAR, scope="local", network=net))
+        CRITERIA["synflow"].score(evidence(LINEAR, LINEAR, scope="local", network=net))
     weights.assign(net.model, {"dense_1/kernel": np.zeros((2, 1), np.float32)})
     with pytest.raises(LotteryError, match="nothing flows"):
-        CRITERIA["synflow"](evidence(LINEAR, LINEAR, network=net))
+        CRITERIA["synflow"].score(evidence(LINEAR, LINEAR, network=net))
     # A network that collapsed in an earlier round goes on, by position.
     kept = {"dense/kernel": np.ones((2, 2), bool), "dense_1/kernel": np.zeros((2, 1), bool)}
-    ranks = CRITERIA["synflow"](evidence(LINEAR, LINEAR, kept, network=net))
+    ranks = CRITERIA["synflow"].score(evidence(LINEAR, LINEAR, kept, network=net))
     assert ranks["dense/kernel"].tolist() == [[1, 2], [3, 4]] and not ranks["dense_1/kernel"].any()
 
 
@@ -739,7 +744,7 @@ def test_criteria_do_not_load_tensorflow():
         "import sys, numpy as np; from lottery.pruning import criteria\n"
         "w, m = {'w': np.ones(3)}, {'w': np.ones(3, bool)}\n"
         "e = criteria.CriterionInputs(w, w, m, np.random.default_rng(0), 0.5, 'global')\n"
-        "[criteria.CRITERIA[n](e) for n in criteria.CRITERIA if n not in criteria.NEEDS_NETWORK]\n"
+        "[criteria.CRITERIA[n].score(e) for n, c in criteria.CRITERIA.items() if not c.needs_network]\n"
         "assert not {'tensorflow', 'keras', 'tf_keras'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -84,7 +84,7 @@ def assert_same_masks(network, name, expected):
         count = clear_cut(expected, density)
         inputs = inputs_for(network, count)
         total = sum(mask.size for mask in inputs.kept.values())
-        kept = ranking.prune_counts(CRITERIA[name](inputs), inputs.kept, {tuple(inputs.kept): total - count})
+        kept = ranking.prune_counts(CRITERIA[name].score(inputs), inputs.kept, {tuple(inputs.kept): total - count})
         assert overlap(kept, highest(expected, count)) == 1, (name, density)
 
 
@@ -210,7 +210,7 @@ def test_synflow_on_lenet(lenet, density):
         return dict(zip(names, lenet_flow(masked), strict=True))
 
     inputs = inputs_for(lenet, count)
-    found = ranking.prune_counts(CRITERIA["synflow"](inputs), inputs.kept, {tuple(names): total - count})
+    found = ranking.prune_counts(CRITERIA["synflow"].score(inputs), inputs.kept, {tuple(names): total - count})
     assert overlap(found, synflow_by_hand(flow, total, count)) == 1
 
 
@@ -287,7 +287,7 @@ def test_synflow_on_resnet_20(resnet, density):
         return {name: np.abs(found[name].numpy() * absolute[name]) for name in names}
 
     inputs = inputs_for(resnet, count)
-    found = ranking.prune_counts(CRITERIA["synflow"](inputs), inputs.kept, {tuple(names): total - count})
+    found = ranking.prune_counts(CRITERIA["synflow"].score(inputs), inputs.kept, {tuple(names): total - count})
     assert overlap(found, synflow_by_hand(flow, total, count)) == 1
 
 
@@ -323,7 +323,7 @@ def test_large_init_large_final_cuts_both_at_the_same_percentile(network, name):
         }
         planned = plan.of_weights(settings, kept)
         inputs = planned.criterion_inputs(index, initial, trained, kept, rng)
-        found = planned.masks(index, CRITERIA[name](inputs), kept)
+        found = planned.masks(index, CRITERIA[name].score(inputs), kept)
         for key, before in kept.items():
             pair = (sign * np.abs(values[key][before]).astype(np.float64) for values in (initial, trained))
             expected, is_exact = by_equal_percentiles(*pair, np.count_nonzero(found[key]))
