@@ -12,7 +12,7 @@ from typing import Any, get_args
 from lottery import files
 from lottery.analysis import ANALYSES
 from lottery.errors import LotteryError, printable_all, unknown
-from lottery.figures import captions, layout
+from lottery.figures import captions, layout, sheets
 from lottery.figures import style as styles
 from lottery.figures.record import Analysis
 from lottery.runs import store
@@ -85,7 +85,7 @@ def drawn(
         raise LotteryError(f"--width: received {width:g}, allowed are {allowed}.")
     _check_options(kind, options)
     with rc_context(sheet.settings):
-        figure = styles.new_figure(width)
+        figure = sheets.new_figure(width)
         if title:
             figure.suptitle(title, fontsize="large")
         own = ANALYSES[kind].height
@@ -115,7 +115,7 @@ def latex_caption(source: Table, kind: str = "accuracy", **options: Any) -> str:
 def svg(source: Table, kind: str = "accuracy", title: str = "", **options: Any) -> str:
     """Draw a figure as one ``<svg>`` element for an HTML page; see `drawn` for arguments and errors."""
     figure = drawn(source, kind, title=title, **options)
-    return styles.as_svg(figure, ": ".join(filter(None, (title, kind.replace("_", " ")))))
+    return sheets.as_svg(figure, ": ".join(filter(None, (title, kind.replace("_", " ")))))
 
 
 def save(source: Table, path: str | Path, kind: str = "accuracy", style: str = "screen", **options: Any) -> Path:
@@ -133,7 +133,7 @@ def save(source: Table, path: str | Path, kind: str = "accuracy", style: str = "
         raise unknown("The ending of --out", ending, ("png", "svg", "pdf"))
     figure = drawn(source, kind, style, **options)
     try:
-        content = styles.saved(figure, ending, _sheet(style).dpi)
+        content = sheets.saved(figure, ending, _sheet(style).dpi)
     except (OSError, RuntimeError, ImportError) as error:  # some formats take a program, as pgf takes LaTeX
         why = printable_all(str(error).strip().partition("\n")[0])
         raise LotteryError(f"--out: this machine cannot write {ending} ({why}); use png, svg or pdf.") from None
@@ -158,11 +158,11 @@ def last_common_round(run: Path) -> int:
 _WIDEST = 40  # inches
 
 
-def _sheet(style: str) -> styles.Sheet:
+def _sheet(style: str) -> sheets.Sheet:
     """Return a style sheet by name."""
-    if style not in styles.SHEETS:
-        raise unknown("--style", style, styles.SHEETS)
-    return styles.SHEETS[style]
+    if style not in sheets.SHEETS:
+        raise unknown("--style", style, sheets.SHEETS)
+    return sheets.SHEETS[style]
 
 
 def _check_options(kind: str, options: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from scipy import stats
 
 from lottery import plots
 from lottery.errors import LotteryError
-from lottery.figures import captions, style
+from lottery.figures import captions, sheets, style
 from lottery.pruning.branches import BRANCHES
 from tests.statistics.test_results import made_up
 
@@ -154,7 +154,7 @@ def test_several_figures_fit_beside_each_other():
 
 def test_styles_set_letters_lines_and_width():
     rows = pd.concat([made_up([[0.9, 0.8]]), made_up([[0.9, 0.7]], "random_mask")], ignore_index=True)
-    sizes = {name: sheet.width for name, sheet in style.SHEETS.items()}
+    sizes = {name: sheet.width for name, sheet in sheets.SHEETS.items()}
     assert sizes == {"screen": 7.2, "paper": 5.5, "slides": 10}
     letters = {}
     for name, width in sizes.items():

@@ -411,7 +411,7 @@ def test_a_figure_in_a_format_that_needs_a_program_is_one_sentence(run, tmp_path
     def missing(*_, **__):
         raise FileNotFoundError(2, "xelatex not found")
 
-    monkeypatch.setattr("lottery.figures.style.saved", missing)
+    monkeypatch.setattr("lottery.figures.sheets.saved", missing)
     done = lottery_command("plot", run, "--out", tmp_path / "x.pgf")
     told = " ".join(done.stderr.split())
     assert done.returncode == 2 and "this machine cannot write pgf" in told and "use png, svg or pdf" in told

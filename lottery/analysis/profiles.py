@@ -7,7 +7,7 @@ import numpy as np
 
 from lottery import files
 from lottery.errors import LotteryError, unknown
-from lottery.figures import layout, style
+from lottery.figures import layout, sheets, style
 from lottery.statistics.results import Table
 
 ENDINGS = ("png", "svg", "pdf")
@@ -62,16 +62,16 @@ def save(found: Table, path: str | Path, title: str = "") -> Path:
     """Draw `figure` to a file, whose ending decides the format (png, svg, pdf), and return its path."""
     from matplotlib import rc_context
 
-    path, sheet = Path(path), style.SHEETS["screen"]
+    path, sheet = Path(path), sheets.SHEETS["screen"]
     ending = path.suffix.lstrip(".")
     if ending not in ENDINGS:
         raise unknown("The ending of --out", ending, ENDINGS)
     with rc_context(sheet.settings):
-        drawing = style.new_figure(sheet.width)
+        drawing = sheets.new_figure(sheet.width)
         if title:
             drawing.suptitle(title, fontsize="large")
         drawing.set_size_inches(sheet.width, layout.usual_height(sheet.width))
         figure(found, drawing.subplots())
         layout.fit(drawing)
-        files.write(path, style.saved(drawing, ending, sheet.dpi))
+        files.write(path, sheets.saved(drawing, ending, sheet.dpi))
     return path

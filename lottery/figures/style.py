@@ -1,11 +1,7 @@
-"""The style of figures: style sheets, colours, markers and lines, axes, files, and SVG for a page."""
+"""The style of figures: colours, markers and lines, the rows and means that they show, and axes."""
 
-import hashlib
-import io
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
-from xml.sax.saxutils import quoteattr
+from typing import Any
 
 from lottery.errors import LotteryError, unknown
 from lottery.figures.captions import INTERVALS
@@ -27,44 +23,6 @@ STYLES: tuple[BranchStyle, ...] = (
     ("#BF812D", "x", (0, (3, 1))), ("#41AB5D", "+", (0, (9, 1, 3, 1))),
 )  # fmt: skip
 
-
-class Sheet(NamedTuple):
-    """A style sheet: where a figure is shown decides its size."""
-
-    width: float  # inches
-    narrowest: float  # inches in which labels and legends leave room
-    dpi: int  # of a PNG
-    settings: dict[Any, Any]  # of Matplotlib
-
-
-_EVERY: dict[Any, Any] = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.fontsize": "small",
-    "axes.titlesize": "medium",
-}
-
-SHEETS: dict[str, Sheet] = {
-    "screen": Sheet(7.2, 4.5, 150, _EVERY),
-    # As wide as the text of most papers, in letters that are as large as theirs in a footnote. Both fonts come with
-    # Matplotlib, so that every machine draws the same.
-    "paper": Sheet(5.5, 3, 300, _EVERY | {
-        "font.family": ["STIXGeneral", "DejaVu Sans"], "font.size": 9, "axes.linewidth": 0.6, "lines.linewidth": 1.3,
-        "xtick.labelsize": 8, "ytick.labelsize": 8, "legend.fontsize": 8,
-        "xtick.major.width": 0.6, "ytick.major.width": 0.6, "xtick.minor.width": 0.4, "ytick.minor.width": 0.4,
-    }),
-    "slides": Sheet(10, 7, 150, _EVERY | {
-        "font.size": 17, "axes.linewidth": 1.3, "lines.linewidth": 3, "xtick.major.width": 1.3,
-        "ytick.major.width": 1.3, "xtick.major.size": 6, "ytick.major.size": 6,
-    }),
-}  # fmt: skip
-
-# Of every file: fonts are embedded as TrueType, which publishers ask for; texts of an SVG stay text; images that are
-# not merged stay small, with sharp pixels.
-_FILES: dict[Any, Any] = {
-    "pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "lottery",
-    "image.composite_image": False,
-}  # fmt: skip
 
 NO_ROUND = "no round is complete yet"
 MOST = 6  # rounds in one figure by default
@@ -290,56 +248,3 @@ def contrasting(color: Any) -> str:
     """Return black or white, the one that is readable on a colour (red, green, blue in [0, 1])."""
     red, green, blue = color[:3]
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
-
-
-def as_svg(figure: Any, label: str) -> str:
-    """Convert a figure to SVG for an HTML page: small, the same bits each time, with ids that no other figure has.
-
-    Returns:
-        One ``<svg>`` element without XML declaration, metadata and external links, with text as text in the page's
-        sans-serif font, and lengths in points to two decimals. A screen reader reads the label.
-    """
-    _, start, text = saved(figure, "svg").decode().partition("<svg")
-    text = re.sub(r'="([^"]*)"', lambda found: f'="{_rounded(found[1])}"', start + text)
-    text = re.sub(r">\s+<", "><", text).strip()
-    text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
-    text = re.sub(r"(?:'[^'\"]*', )+sans-serif", "sans-serif", text)
-    text = text.replace("xlink:href", "href").replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "")
-    names = dict.fromkeys(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
-    # Matplotlib's ids depend on a part of a figure only, so they are made to depend on all of it.
-    salt = "f" + hashlib.sha256((label + text).encode()).hexdigest()[:8]
-    ids = {name: f"{salt}-{place}" for place, name in enumerate(names)}
-    text = re.sub(r' id="([^"]*)"', lambda found: f' id="{ids[found[1]]}"' if found[1] in ids else "", text)
-    text = re.sub(r'(href="#|url\(#)([^")]+)', lambda found: found[1] + ids[found[2]], text)
-    return text.replace("<svg ", f'<svg role="img" aria-label={quoteattr(label)} ', 1)
-
-
-def new_figure(width: float) -> Any:
-    """Make an empty figure outside pyplot, whose files have TrueType fonts however they are saved."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    class Saved(Figure):
-        def savefig(self, *args: Any, **options: Any) -> None:
-            with rc_context(_FILES):
-                super().savefig(*args, **options)
-
-    figure = Saved(figsize=(width, width), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def saved(figure: Any, ending: str, dpi: int = SHEETS["screen"].dpi) -> bytes:
-    """Return the content of a figure's file (png, svg, pdf), the same bits each time: without the date."""
-    dated = {"svg": ("Date", "Creator", "Format", "Type"), "pdf": ("CreationDate",)}.get(ending, ())
-    file = io.BytesIO()
-    figure.savefig(file, format=ending, dpi=dpi, metadata=dict.fromkeys(dated) or None)
-    return file.getvalue()
-
-
-def _rounded(attribute: str) -> str:
-    if "base64" in attribute:
-        return attribute
-    short = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), attribute)
-    return " ".join(short.split())

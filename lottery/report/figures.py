@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lottery import plots
-from lottery.figures import style
+from lottery.figures import sheets, style
 from lottery.figures.record import Analysis, NothingToDraw
 from lottery.report.reported import ReportedRun
 from lottery.runs import store
@@ -65,7 +65,7 @@ def figure(table: Any, kind: str, **options: Any) -> Figure:
         ground.patch.set_visible(False)  # the page's own shows
     with_cells = any(ax.images for ax in drawing.axes)
     which = ", ".join(f"{name} {value}" for name, value in options.items() if type(value) in (str, int))
-    svg = _recolored(style.as_svg(drawing, ": ".join(filter(None, (kind.replace("_", " "), which)))), with_cells)
+    svg = _recolored(sheets.as_svg(drawing, ": ".join(filter(None, (kind.replace("_", " "), which)))), with_cells)
     return Figure(svg, plots.caption(table, kind, **options), panels(drawing))
 
 

@@ -18,7 +18,7 @@ from matplotlib.collections import FillBetweenPolyCollection
 from lottery import plots
 from lottery.analysis import connectivity, distances
 from lottery.errors import LotteryError
-from lottery.figures import captions, style
+from lottery.figures import captions, sheets, style
 from lottery.runs import store
 from tests.statistics.test_results import made_up
 
@@ -33,7 +33,7 @@ OWN_COUNTS = {"inputs": "Replicate 1 (n = 1).", "overlap": "the masks of n = 3 r
 def figures():
     """A figure of each kind, and its SVG."""
     drawn = {kind: plots.drawn(make(np.random.default_rng(12)), kind, title="a < b") for kind, make in TABLES.items()}
-    return {kind: (figure, style.as_svg(figure, "of & for")) for kind, figure in drawn.items()}
+    return {kind: (figure, sheets.as_svg(figure, "of & for")) for kind, figure in drawn.items()}
 
 
 def axes():
