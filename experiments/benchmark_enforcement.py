@@ -86,18 +86,19 @@ def measure_modes(data_file: Path | None, num_threads: int, repetitions: int, st
     with contextlib.ExitStack() as stack:
         for name, library in UNMASKED.items():
             trainers[name] = Trainer(compiled(splits, library), splits, TRAIN)
-        for mode, enforced in enforcement.ENFORCEMENTS.items():
-            model = compiled(splits, "tf_keras" if mode == "tfmot" else "keras")
+        for name, mode in enforcement.ENFORCEMENTS.items():
+            model = compiled(splits, "tf_keras" if mode.tf_keras_only else "keras")
             sparse = random_masks(weights.read(model))
-            trainers[mode] = trainer = stack.enter_context(contextlib.closing(Trainer(model, splits, TRAIN, enforced)))
+            trainer = stack.enter_context(contextlib.closing(Trainer(model, splits, TRAIN, mode.hold)))
+            trainers[name] = trainer
             trainer.hold()
             trainer.set_masks(sparse)
             trainer.loop.begin(sparse, SEED)
         contestants = {name: looping(trainer.loop) for name, trainer in trainers.items()}
         contestants["tfmot fit"] = tfmot_fitting(standardised(splits, steps))
         taken = measure_steps(contestants, repetitions, steps)["steps"]
-        for mode in enforcement.ENFORCEMENTS:
-            _check_held(mode, trainers[mode])
+        for name in enforcement.ENFORCEMENTS:
+            _check_held(name, trainers[name])
     return {"steps": taken, "xla": {name: trainer.loop.jit_compile for name, trainer in trainers.items()}}
 
 

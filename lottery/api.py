@@ -55,7 +55,7 @@ class Options(ExecutionOptions, total=False):
             inputs. It is tried before anything is trained.
         schedule: A function from a round to a density, which replaces every rate and density of ``[prune]``; see
             `lottery.pruning.schedules`. Its densities are stored, so resuming does not need it.
-        enforcement: A context manager function, as those in `lottery.enforcement.ENFORCEMENTS`.
+        enforcement: A context manager function, such as `lottery.enforcement.constraint`.
         import_code: Import the network that a file, or a stored run, names as ``package.module:function``, which runs
             code; False by default. A name in tables that you pass is imported in any case.
     """

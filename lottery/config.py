@@ -70,7 +70,9 @@ class Experiment(Section):
                 f"run.control_rounds: received {late[0]}, allowed is at most prune.num_rounds, {self.prune.num_rounds}."
             )
         scored_untrained = criteria.facts(self.prune.criterion).needs_network
-        mask_actions.check(self.prune.held_at, self.rewind.mode, scored_untrained, self.run.enforcement)
+        enforcement = ENFORCEMENTS.get(self.run.enforcement)  # none of a function, which may hold any value
+        zero_only = enforcement is not None and enforcement.zero_only
+        mask_actions.check(self.prune.held_at, self.rewind.mode, scored_untrained, zero_only)
         return self
 
 

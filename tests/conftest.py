@@ -134,7 +134,7 @@ def traced_once():
 
     keep_graphs()
     made, make_learner, of_model = {}, mask_training._made, identity.of_model
-    shareable = [enforcement.ENFORCEMENTS[name] for name in ("constraint", "gradient", "callback")]
+    shareable = [enforcement.ENFORCEMENTS[name].hold for name in ("constraint", "gradient", "callback")]
 
     def description(model, data, settings, enforce, augment):
         """What decides a trace, as text; None if it cannot be known."""

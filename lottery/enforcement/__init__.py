@@ -10,8 +10,10 @@ from lottery.enforcement.entries import HeldAt, mask_gradients, project
 from lottery.enforcement.modes import (
     ENFORCEMENTS,
     Enforcement,
+    Mode,
     callback,
     constraint,
+    given,
     gradient,
     mask_variables,
     pruning_wrappers,
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
     from lottery.enforcement.callbacks import EnforceMasks
 
 __all__ = [
-    "ENFORCEMENTS", "Audit", "AuditMasks", "EnforceMasks", "Enforcement", "HeldAt", "audit", "callback", "constraint",
-    "gradient", "mask_gradients", "mask_variables", "project", "pruning_wrappers", "reparameterization",
+    "ENFORCEMENTS", "Audit", "AuditMasks", "EnforceMasks", "Enforcement", "HeldAt", "Mode", "audit", "callback",
+    "constraint", "given", "gradient", "mask_gradients", "mask_variables", "project", "pruning_wrappers",
+    "reparameterization",
 ]  # fmt: skip
 
 

@@ -102,7 +102,7 @@ class EnforceMasks(FitCallback):
 
     Args:
         masks: Boolean arrays by weight, True where the entry is kept.
-        mode: A key of ``lottery.enforcement.ENFORCEMENTS``, or a function like its entries.
+        mode: A key of ``lottery.enforcement.ENFORCEMENTS``, or a context manager function like `constraint`.
         held_at: As for `constraint`; ``"present"`` means the values when the first epoch begins, so those that
             ``BackupAndRestore`` restores, if there are any.
     """
@@ -111,7 +111,7 @@ class EnforceMasks(FitCallback):
         super().__init__(masks, held_at)
         if not callable(mode) and not (isinstance(mode, str) and mode in ENFORCEMENTS):
             raise unknown("mode", mode, ENFORCEMENTS)
-        self._hold: Any = mode if callable(mode) else ENFORCEMENTS[mode]
+        self._hold: Any = mode if callable(mode) else ENFORCEMENTS[mode].hold
         self._inner: list[Any] = []
 
     def install(self, stack: contextlib.ExitStack, logs: Any) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from lottery.enforcement.patching import (
 from lottery.errors import LotteryError
 from lottery.models.kerases import is_keras, keras_of
 
-# A context manager function, as `constraint`: of a model, masks and held values; it yields callbacks for ``fit``.
+# A context manager function, as `constraint`: of a model, masks and held values. It yields callbacks for ``fit``.
 Enforcement = Callable[..., AbstractContextManager[list[Any]]]
 
 _HOLDING: dict[int, str] = {}  # variables of which entries are held now, by identity, with the mode that holds them
@@ -155,14 +156,33 @@ def pruning_wrappers(model: Any, masks: Mapping[str, Any], held_at: HeldAt = Non
         yield []
 
 
+@dataclass(frozen=True)
+class Mode:
+    """A mode of enforcement: what holds the entries, and where it can be used."""
+
+    hold: Enforcement
+    tf_keras_only: bool = False
+    zero_only: bool = False  # no other held values
+    on_several_devices: bool = True
+    refuses_layers: bool = False  # which ones shows at the beginning of its context
+    on_sparse_engine: bool = True  # the sparse engine trains the same network as the compiled loop in this mode
+
+
 # By the name in ``run.enforcement``.
-ENFORCEMENTS: dict[str, Enforcement] = {
-    "constraint": constraint,
-    "gradient": gradient,
-    "reparameterization": reparameterization,
-    "callback": callback,
-    "tfmot": pruning_wrappers,
+ENFORCEMENTS: dict[str, Mode] = {
+    "constraint": Mode(constraint),
+    "gradient": Mode(gradient),
+    "reparameterization": Mode(reparameterization, on_several_devices=False, refuses_layers=True),
+    "callback": Mode(callback),
+    "tfmot": Mode(
+        pruning_wrappers, tf_keras_only=True, zero_only=True, on_several_devices=False, on_sparse_engine=False
+    ),
 }
+
+
+def given(function: Enforcement) -> Mode:
+    """Make the mode of a caller's own function, which may do more to a training than hold masked entries."""
+    return Mode(function, on_sparse_engine=False)
 
 
 def mask_variables(masks: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from lottery import config, data, masks, randomness, weights
 from lottery.data import Splits, Streams
-from lottery.enforcement import ENFORCEMENTS, Enforcement, tfmot
+from lottery.enforcement import ENFORCEMENTS, Enforcement, given, tfmot
 from lottery.errors import LotteryError
 from lottery.models import networks, optimizers
 from lottery.models.kerases import evaluating, is_compiled, is_keras, keras_of
@@ -118,10 +118,12 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredient
     trained first, which shows that the function builds new layers each time. A function as criterion is called on three
     more, and a model that is mirrored on devices is observed on one more.
     """
-    mode = experiment.run.enforcement
-    if experiment.train.devices != "one" and mode in ("reparameterization", "tfmot"):
-        allowed = f'with train.devices = "{experiment.train.devices}" are "constraint", "gradient" and "callback"'
-        raise LotteryError(f'run.enforcement: received "{mode}", allowed {allowed}.')
+    allowed = [name for name, mode in ENFORCEMENTS.items() if mode.on_several_devices]
+    if experiment.train.devices != "one" and experiment.run.enforcement not in (*allowed, GIVEN):
+        raise LotteryError(
+            f'run.enforcement: received "{experiment.run.enforcement}", allowed with train.devices = '
+            f'"{experiment.train.devices}" are {", ".join(allowed)}.'
+        )
     with mirrored.scope(mirrored.strategy_for(experiment.train.devices)):
         prepared = _prepared(with_functions(experiment, ingredients), ingredients)
     for name in experiment.run.controls:
@@ -198,16 +200,16 @@ def _prepared(experiment: config.Experiment, ingredients: Ingredients) -> Prepar
     planned.check()
     if own_model:
         criteria.facts(experiment.prune.criterion).check_model(built, inputs)
-    enforce = ingredients.enforcement or ENFORCEMENTS[experiment.run.enforcement]
-    if experiment.run.enforcement == "reparameterization":  # it refuses some layers
-        with enforce(built, masks.ones_like(weights.read(built))):
+    mode = given(ingredients.enforcement) if ingredients.enforcement else ENFORCEMENTS[experiment.run.enforcement]
+    if mode.refuses_layers:
+        with mode.hold(built, masks.ones_like(weights.read(built))):
             pass
-    other, at_zero = experiment.run.enforcement in ("tfmot", GIVEN), mask_actions.is_zero(experiment.prune.held_at)
-    obstacle = f'run.enforcement is "{experiment.run.enforcement}"' if other else None
+    at_zero = mask_actions.is_zero(experiment.prune.held_at)
+    obstacle = None if mode.on_sparse_engine else f'run.enforcement is "{experiment.run.enforcement}"'
     obstacle = obstacle or (None if at_zero else f'prune.held_at is "{experiment.prune.held_at}"')
-    trainer = Trainer(built, loaded, experiment.train, enforce, schedule_step, experiment.data.augment, obstacle)
+    trainer = Trainer(built, loaded, experiment.train, mode.hold, schedule_step, experiment.data.augment, obstacle)
     if not at_zero:
-        _check_held_at(enforce)
+        _check_held_at(mode.hold)
         trainer.hold_at_start()
     # Everybody expects vectors to stay (biases, statistics, seeds); a tensor that stays is worth a line.
     skipped, variables = weights.unprunable(built).items(), weights.variables(built)
@@ -474,8 +476,8 @@ def _builder(experiment: config.Experiment, loaded: Splits | Streams, import_cod
         )
     if not networks.is_built_in(name):
         return networks.builder(name, import_code=import_code)
-    # tfmot holds masks in tf_keras models only.
-    library = "tf_keras" if experiment.run.enforcement == "tfmot" else "keras"
+    mode = ENFORCEMENTS.get(experiment.run.enforcement)
+    library = "tf_keras" if mode is not None and mode.tf_keras_only else "keras"
     if isinstance(loaded, Streams):
         raise LotteryError(
             f"model: a tf.data.Dataset does not state its number of classes, so {name!r} cannot be built; pass model=."

@@ -82,7 +82,7 @@ def sentence(name: str) -> str:
     )
 
 
-def check(name: str, mode: str, is_scored_untrained: bool, enforcement: str) -> None:
+def check(name: str, mode: str, is_scored_untrained: bool, zero_only: bool) -> None:
     """Raise `LotteryError` if masked entries cannot be held so in an experiment."""
     if is_zero(name):
         return
@@ -97,7 +97,5 @@ def check(name: str, mode: str, is_scored_untrained: bool, enforcement: str) -> 
             f'{received} with this prune.criterion are "zero" and "initial": it prunes before any training, which '
             "could move an entry toward zero."
         )
-    if enforcement == "tfmot":
-        raise LotteryError(
-            f'{received} with run.enforcement = "tfmot" is "zero": the wrappers of tfmot multiply by their masks.'
-        )
+    if zero_only:
+        raise LotteryError(f'{received} with this run.enforcement is "zero", the only value that it can hold.')

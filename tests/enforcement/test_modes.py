@@ -156,7 +156,7 @@ def test_masked_entries_are_held_after_every_update(mode, library, optimizer, rn
         # With slots that are not zero.
         model = traced_before(library, optimizer, "train_on_batch", dtype=dtype)
         assert all(np.any(value[~kept[name]]) for name, value in weights.read(model).items())
-        with enforcement.ENFORCEMENTS[mode](model, kept) as callbacks:
+        with enforcement.ENFORCEMENTS[mode].hold(model, kept) as callbacks:
             check_held(model, kept)
             start = weights.read(model)
             for step in range(6):
@@ -189,7 +189,7 @@ def test_fit_holds_them_and_the_model_is_left_as_it_was(mode, library, how, rng)
 
     look = looking(library, kept)  # when `fit` ends, all is put right in any case
     for auditors in [[]] if jit_compile else [[], [enforcement.AuditMasks(kept)]]:  # twice
-        with enforcement.ENFORCEMENTS[mode](model, kept) as callbacks:
+        with enforcement.ENFORCEMENTS[mode].hold(model, kept) as callbacks:
             fit(model, x, y, callbacks=[*callbacks, look, *auditors])
             check_held(model, kept)
         check_restored(model)
@@ -260,7 +260,7 @@ def test_after_an_exception_the_callback_holds_masks_until_it_is_closed(mode, li
     for _ in range(2):
         enforce.close()
         check_restored(model)
-    with enforcement.ENFORCEMENTS[mode](model, kept):  # nothing is held any more
+    with enforcement.ENFORCEMENTS[mode].hold(model, kept):  # nothing is held any more
         pass
 
 
@@ -349,7 +349,7 @@ def test_other_masks_can_be_assigned_without_another_trace(mode, library, rng):
     x, y = examples(rng)
     held = enforcement.mask_variables(first)
     model.train_on_batch(x, y)  # makes the metrics and slots
-    with enforcement.ENFORCEMENTS[mode](model, held) as callbacks:
+    with enforcement.ENFORCEMENTS[mode].hold(model, held) as callbacks:
 
         @tf.function
         def step():
@@ -424,10 +424,10 @@ def test_a_weight_that_is_masked_whole_is_frozen_and_costs_no_gradient(mode, lib
     held_at = None if mode == "tfmot" else "present"
     before = weights.read_state(model)
     x, y = examples(rng)
-    with enforcement.ENFORCEMENTS[mode](model, kept, held_at):
+    with enforcement.ENFORCEMENTS[mode].hold(model, kept, held_at):
         # One fewer: that of the inputs and their gradients.
         assert num_products(model, x, y) == num_products_alone(library) - 1
-    with enforcement.ENFORCEMENTS[mode](model, kept, held_at) as callbacks:
+    with enforcement.ENFORCEMENTS[mode].hold(model, kept, held_at) as callbacks:
         fit(model, x, y, callbacks=callbacks)
     after = weights.read_state(model)
     expected = np.zeros((6, 8), np.float32) if mode == "tfmot" else before["dense/kernel"]
@@ -450,7 +450,7 @@ def survivors(mode, library, optimizer, held=False):
     held_at = {"dense_1/kernel": 0.125} if held else None
     kept = random_masks(model)
     x, y = examples(rng)
-    with enforcement.ENFORCEMENTS[mode](model, kept, held_at) as callbacks:
+    with enforcement.ENFORCEMENTS[mode].hold(model, kept, held_at) as callbacks:
         fit(model, x, y, epochs=3, callbacks=callbacks)
     return weights.read_state(model)
 
@@ -527,7 +527,7 @@ def test_global_clipnorm_counts_the_gradients_of_masked_entries_only_where_they_
         model.compile(keras.optimizers.SGD(1.0, global_clipnorm=0.1), loss, jit_compile=False)
         x, y = examples(rng)
         kept = {"dense/kernel": rng.random((6, 3)) < 0.5}
-        with enforcement.ENFORCEMENTS[mode](model, kept):
+        with enforcement.ENFORCEMENTS[mode].hold(model, kept):
             before = weights.read_state(model)
             with tf.GradientTape() as tape:
                 loss = model.compute_loss(x, y, model(x))
@@ -552,7 +552,7 @@ def test_a_masked_gradient_that_is_not_finite_skips_the_step_only_where_it_is_se
     scaling = (library.optimizers if library.__name__ == "keras" else library.mixed_precision).LossScaleOptimizer
     model.compile(scaling(library.optimizers.SGD(0.1), initial_scale=64.0), "mae", jit_compile=False)
     kept = {"dense/kernel": np.array([[True], [False]])}
-    with enforcement.ENFORCEMENTS[mode](model, kept) as callbacks:
+    with enforcement.ENFORCEMENTS[mode].hold(model, kept) as callbacks:
         before = weights.read(model)["dense/kernel"]
         model.train_on_batch(np.array([[1.0, 3e38]], np.float32), np.array([5.0], np.float32))
         for one in callbacks:
@@ -568,7 +568,7 @@ def test_slots_of_masked_entries(mode, library, rng):
     model = network(library, "adam")
     kept = random_masks(model)
     x, y = examples(rng)
-    with enforcement.ENFORCEMENTS[mode](model, kept) as callbacks:
+    with enforcement.ENFORCEMENTS[mode].hold(model, kept) as callbacks:
         fit(model, x, y, callbacks=callbacks)
         slots = {one.num_nonzero_slots > 0 for one in enforcement.audit(model, kept).values()}
     assert slots == {mode in WHOLE}
@@ -603,7 +603,7 @@ def test_a_weight_that_is_masked_whole_counts_in_no_norm(library, rng):
     for mode in ("constraint", "gradient"):
         model = network(library, lambda library: library.optimizers.SGD(1.0, global_clipnorm=0.1))
         kept = {"dense/kernel": np.zeros((6, 8), bool)}
-        with enforcement.ENFORCEMENTS[mode](model, kept, "present"):
+        with enforcement.ENFORCEMENTS[mode].hold(model, kept, "present"):
             fit(model, x, y)
         states.append(weights.read_state(model))
     for name in states[0]:
@@ -620,7 +620,7 @@ def test_gradient_keeps_slots_of_masked_entries_at_zero(mode, library, optimizer
     kept = random_masks(model)
     fit(model, x, y)
     assert all(one.num_nonzero_slots for one in enforcement.audit(model, kept).values())
-    with enforcement.ENFORCEMENTS[mode](model, kept):
+    with enforcement.ENFORCEMENTS[mode].hold(model, kept):
         for _ in range(2):
             assert all(one.num_nonzero_slots == 0 for one in enforcement.audit(model, kept).values())
             fit(model, x, y)
@@ -651,7 +651,7 @@ def trained_by_hand(library, mode=None):
 
     if mode is None:
         enforcement.project(model, variables)
-    with enforcement.ENFORCEMENTS[mode](model, kept) if mode else contextlib.nullcontext([]) as callbacks:
+    with enforcement.ENFORCEMENTS[mode].hold(model, kept) if mode else contextlib.nullcontext([]) as callbacks:
         for index in range(5):
             step()
             for one in callbacks:
@@ -973,7 +973,7 @@ def test_a_saved_or_cloned_model_is_held_again_by_applying_masks_again(mode, lib
     x, y = examples(rng)
     model = network(library)
     kept = random_masks(model)
-    with enforcement.ENFORCEMENTS[mode](model, kept) as callbacks:
+    with enforcement.ENFORCEMENTS[mode].hold(model, kept) as callbacks:
         fit(model, x, y, callbacks=callbacks)
         model.save(tmp_path / "model.keras")
         cloned = library.models.clone_model(model)
@@ -994,7 +994,7 @@ def test_a_saved_or_cloned_model_is_held_again_by_applying_masks_again(mode, lib
 def test_the_model_is_restored_after_an_exception(mode, library):
     library = importlib.import_module(library)
     model = network(library)
-    with pytest.raises(ZeroDivisionError), enforcement.ENFORCEMENTS[mode](model, random_masks(model)):
+    with pytest.raises(ZeroDivisionError), enforcement.ENFORCEMENTS[mode].hold(model, random_masks(model)):
         raise ZeroDivisionError
     check_restored(model)
 
@@ -1023,7 +1023,7 @@ def test_wrong_masks_and_values_are_refused_before_anything_changes(mode, wrong,
 
     model = traced_before(keras)
     before = weights.read_state(model)
-    with pytest.raises(LotteryError, match=message), enforcement.ENFORCEMENTS[mode](model, wrong, held_at):
+    with pytest.raises(LotteryError, match=message), enforcement.ENFORCEMENTS[mode].hold(model, wrong, held_at):
         pass
     with pytest.raises(LotteryError, match=message):
         fit(model, np.ones((2, 6)), np.ones(2), callbacks=[enforcement.EnforceMasks(wrong, mode, held_at)])
@@ -1040,15 +1040,15 @@ def test_a_mode_inside_itself_or_another_is_refused(mode, library):
     kept = random_masks(model)
     for inner in (mode, "constraint"):
         with (
-            enforcement.ENFORCEMENTS[mode](model, kept),
+            enforcement.ENFORCEMENTS[mode].hold(model, kept),
             pytest.raises(LotteryError, match=f"'dense/kernel' is already held by '{mode}'"),
-            enforcement.ENFORCEMENTS[inner](model, kept),
+            enforcement.ENFORCEMENTS[inner].hold(model, kept),
         ):
             pass
         check_restored(model)
     if mode != "tfmot":  # other weights may be held otherwise
         with (
-            enforcement.ENFORCEMENTS[mode](model, {"dense/kernel": kept["dense/kernel"]}),
+            enforcement.ENFORCEMENTS[mode].hold(model, {"dense/kernel": kept["dense/kernel"]}),
             enforcement.constraint(model, {"dense_1/kernel": kept["dense_1/kernel"]}, "present"),
         ):
             pass
@@ -1072,7 +1072,7 @@ def test_what_the_model_is_not():
         pass
     unbuilt = keras.Sequential([keras.layers.Dense(3)])
     for mode in ("constraint", "reparameterization", "callback"):
-        with pytest.raises(LotteryError, match="not built"), enforcement.ENFORCEMENTS[mode](unbuilt, {}):
+        with pytest.raises(LotteryError, match="not built"), enforcement.ENFORCEMENTS[mode].hold(unbuilt, {}):
             pass
     uncompiled = networks.lenet_300_100((6,), 3)
     with pytest.raises(LotteryError, match="no optimizer"), enforcement.gradient(uncompiled, {}):
@@ -1093,11 +1093,11 @@ def test_what_the_model_is_not():
     for mode in ("constraint", "gradient", "reparameterization", "callback"):
         with (
             pytest.raises(LotteryError, match="allowed is a (Keras model|dict)"),
-            enforcement.ENFORCEMENTS[mode]({}, model),
+            enforcement.ENFORCEMENTS[mode].hold({}, model),
         ):
             pass
         with pytest.raises(LotteryError, match="the model is the first argument"):
-            enforcement.ENFORCEMENTS[mode](model, model).__enter__()
+            enforcement.ENFORCEMENTS[mode].hold(model, model).__enter__()
     with pytest.raises(LotteryError, match="which always agrees"):
         enforcement.audit(model, {}, "present")
     with pytest.raises(LotteryError, match="changes nothing"):
@@ -1123,7 +1123,7 @@ def test_what_is_abandoned_and_collected_computes_nothing(mode):
     gc.disable()
     gc.freeze()  # what is there already, and what other tests abandoned, is not looked at
     try:
-        context = enforcement.ENFORCEMENTS[mode](model, {"dense/kernel": np.eye(4, 3, dtype=bool)})
+        context = enforcement.ENFORCEMENTS[mode].hold(model, {"dense/kernel": np.eye(4, 3, dtype=bool)})
         context.__enter__()
         cycle, left = [context], weakref.ref(context)
         cycle.append(cycle)
@@ -1141,5 +1141,5 @@ def test_what_is_abandoned_and_collected_computes_nothing(mode):
         gc.unfreeze()
         gc.enable()
     assert not [node.name for node in nodes if "Variable" in node.op]
-    with enforcement.ENFORCEMENTS[mode](model, {"dense/kernel": np.eye(4, 3, dtype=bool)}):
+    with enforcement.ENFORCEMENTS[mode].hold(model, {"dense/kernel": np.eye(4, 3, dtype=bool)}):
         pass  # nothing is held any more

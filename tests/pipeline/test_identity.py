@@ -364,7 +364,7 @@ def with_enforcement(enforce):
 
 @contextlib.contextmanager
 def one_of_two(model, masks, which):
-    with enforcement.ENFORCEMENTS[which](model, masks) as callbacks:
+    with enforcement.ENFORCEMENTS[which].hold(model, masks) as callbacks:
         yield callbacks
 
 

@@ -301,7 +301,7 @@ def trainer(mode, library="keras"):
     splits = split(dict(zip(("x_train", "y_train", "x_test", "y_test"), arrays(), strict=True)), Data(validation=40))
     step = compiling.step_variable()
     compiling.compile_model(model, settings, splits.train.x[:4], step)
-    return Trainer(model, splits, settings, enforcement.ENFORCEMENTS[mode], step)
+    return Trainer(model, splits, settings, enforcement.ENFORCEMENTS[mode].hold, step)
 
 
 @functools.cache

@@ -36,7 +36,7 @@ def prepared(library, optimizer, mode="constraint"):
     splits = data.split(dict(zip(data.KEYS, arrays, strict=True)), data.Data(validation=44))
     model = made(library, optimizer)
     compiling.compile_model(model, SETTINGS, splits.train.x[:4])
-    return Trainer(model, splits, SETTINGS, enforcement.ENFORCEMENTS[mode]), splits
+    return Trainer(model, splits, SETTINGS, enforcement.ENFORCEMENTS[mode].hold), splits
 
 
 @functools.cache

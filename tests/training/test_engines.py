@@ -42,7 +42,7 @@ def trainer(library="keras", enforce="constraint", splits=None, **settings):
     splits = splits or data.given(toy_arrays(np.random.default_rng(1)), data.Data(name="given", validation=50))
     model, step = network(library), compiling.step_variable()
     compiling.compile_model(model, settings, splits.train.x[:8], step)
-    return Trainer(model, splits, settings, ENFORCEMENTS[enforce], step)
+    return Trainer(model, splits, settings, ENFORCEMENTS[enforce].hold, step)
 
 
 def masked(model, density=0.4, seed=0):
