@@ -5,6 +5,7 @@ They are defined as in Agarwal et al. 2021, https://arxiv.org/abs/2108.13264, an
 itself cannot be used here: rliable 1.2 needs arch < 8, and no such version can be imported beside pandas 3.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
@@ -68,14 +69,14 @@ def gathered(tables: Mapping[tuple[str, str], Table], densities: Iterable[float]
         if not 0 < at <= 1:
             raise LotteryError(f"--density: received {at:g}, allowed is above 0, up to 1.")
         for (method, task), rows in tables.items():
-            index = _nearest(rows, at, within, task)
+            number = _nearest(rows, at, within, task)
             tickets = rows[rows["branch"] == store.TICKET]
             dense = tickets[tickets["round"] == 0].set_index("replicate")[MEASURE]
-            there = (tickets if method else rows[~verdicts.transferred(rows)]).query("round == @index")
+            there = (tickets if method else rows[~verdicts.transferred(rows)]).query("round == @number")
             for line in there.to_dict("records"):
-                pair = line[MEASURE], dense.get(line["replicate"], math.nan)
-                place = line["replicate"], index, line["density"]
-                lines.append((at, method or line["branch"], task, *place, *pair, pair[0] - pair[1]))
+                accuracy, of_dense = line[MEASURE], dense.get(line["replicate"], math.nan)
+                place = method or line["branch"], task, line["replicate"], number, line["density"]
+                lines.append((at, *place, accuracy, of_dense, accuracy - of_dense))
     found = pd.DataFrame(lines, columns=list(SCORES)).dropna(subset="score")
     if found.empty:
         raise LotteryError("The models of these runs measure no accuracy, so there is nothing to aggregate.")
@@ -97,15 +98,17 @@ def summary(found: Table, confidence: float = 0.95) -> Table:
 
     lines = []
     for at, methods in _matrices(found):
-        (_, (_, first, _)), *_ = methods.items()
-        drawn, counts = _resampled(first.shape)
-        for place, (method, (score, accuracy, dense)) in enumerate(methods.items()):
-            whole = interquartile_mean(score[None])[0]
-            middle = whole, *_ends(interquartile_mean(_taken(score, drawn)), score, confidence)
-            over_dense = _improvement(accuracy, dense, counts, confidence)
-            first_over = _improvement(first, accuracy, counts, confidence) if place else (math.nan,) * 3
-            num, tasks = score.shape
-            lines.append((at, method, tasks, num, *middle, *over_dense, *first_over))
+        first, *_ = methods.values()
+        num, tasks = first.score.shape
+        drawn, counts = _resampled(first.score.shape)
+        for method, own in methods.items():
+            middle = interquartile_mean(own.score[None])[0]
+            ends = _ends(interquartile_mean(_taken(own.score, drawn)), own.score, confidence)
+            over_dense = _improvement(own.accuracy, own.dense, counts, confidence)
+            first_over = math.nan, math.nan, math.nan
+            if own is not first:
+                first_over = _improvement(first.accuracy, own.accuracy, counts, confidence)
+            lines.append((at, method, tasks, num, middle, *ends, *over_dense, *first_over))
     return pd.DataFrame(lines, columns=list(SUMMARY))
 
 
@@ -124,14 +127,14 @@ def profile(found: Table, thresholds: Sequence[float] = (), confidence: float = 
 
     lines = []
     for at, methods in _matrices(found):
-        every = np.unique([score for score, *_ in methods.values()])
-        taus = np.asarray(thresholds, float) if len(thresholds) else np.append(every[0] - np.ptp(every) / 50, every)
-        for method, (score, *_) in methods.items():
-            drawn, _ = _resampled(score.shape)
-            flat = np.sort(_taken(score, drawn).reshape(len(drawn), -1), axis=1)
-            for tau in taus:
-                ends = _ends((flat > tau).mean(axis=1), score, confidence)
-                lines.append((at, method, float(tau), float((score > tau).mean()), *ends))
+        every = np.unique([own.score for own in methods.values()])
+        below = every[0] - np.ptp(every) / 50
+        for method, own in methods.items():
+            drawn, _ = _resampled(own.score.shape)
+            flat = _taken(own.score, drawn).reshape(len(drawn), -1)
+            for threshold in thresholds if len(thresholds) else (below, *every):
+                ends = _ends((flat > threshold).mean(axis=1), own.score, confidence)
+                lines.append((at, method, float(threshold), float((own.score > threshold).mean()), *ends))
     return pd.DataFrame(lines, columns=list(PROFILE))
 
 
@@ -171,27 +174,28 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
     return flat[:, cut : flat.shape[1] - cut].mean(axis=1)
 
 
-def probability_of_improvement(one: np.ndarray, other: np.ndarray) -> float:
+def probability_of_improvement(values: np.ndarray, others: np.ndarray) -> float:
     """Compute how often a value is above another, over all pairs of replicates, the mean over tasks; half for a tie.
 
     Both arrays have a row for each replicate and a column for each task.
     """
-    return float(_wins(one, other).mean())
+    return float(_wins(values, others).mean())
 
 
-def _wins(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _wins(values: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Compare every two replicates on each task: 1 for a win, a half for a tie, 0 for a loss."""
-    difference = one[:, None, :] - other[None, :, :]
+    difference = values[:, None, :] - others[None, :, :]
     return np.where(abs(difference) <= intervals.SAME, 0.5, difference > 0)
 
 
 def _improvement(
-    one: np.ndarray, other: np.ndarray, counts: np.ndarray, confidence: float
+    values: np.ndarray, others: np.ndarray, counts: np.ndarray, confidence: float
 ) -> tuple[float, float, float]:
     """Compute the probability of improvement and the ends of its interval."""
-    num, tasks = one.shape
-    drawn = np.einsum("bit,ijt,bjt->b", counts, _wins(one, other), counts, optimize=True) / (num**2 * tasks)
-    return probability_of_improvement(one, other), *_ends(drawn, one, confidence)
+    wins = _wins(values, others)
+    # Over draws b, replicates i and j, tasks t: a pair counts as often as both are drawn.
+    drawn = np.einsum("bit,ijt,bjt->b", counts, wins, counts, optimize=True) / wins.size
+    return float(wins.mean()), *_ends(drawn, values, confidence)
 
 
 def _resampled(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -205,9 +209,9 @@ def _taken(values: np.ndarray, drawn: np.ndarray) -> np.ndarray:
     return np.take_along_axis(values[None], drawn, axis=1)
 
 
-def _ends(drawn: np.ndarray, of: np.ndarray, confidence: float) -> tuple[float, float]:
+def _ends(drawn: np.ndarray, values: np.ndarray, confidence: float) -> tuple[float, float]:
     """Return the ends of a percentile interval; infinite where there is one replicate, which cannot vary."""
-    if len(of) == 1:
+    if len(values) == 1:
         return -math.inf, math.inf
     low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
@@ -253,14 +257,12 @@ def _complete(part: Table) -> dict[str, list[int]]:
 
 def _common(tables: Mapping[tuple[str, str], Table], within: float) -> list[float]:
     """List the densities of the pruned rounds of the first run that every run has."""
-    (_, first), *others = tables.items()
-    densities = _densities(first)
-    found = [
-        at
-        for at in densities.values()
-        if at < 1
-        and all(min(abs(d / at - 1) for d in _densities(rows).values()) <= within + 1e-9 for _, rows in others)
-    ]
+    first, *others = (_densities(rows) for rows in tables.values())
+
+    def is_common(at: float) -> bool:
+        return all(min(abs(density / at - 1) for density in own.values()) <= within + 1e-9 for own in others)
+
+    found = [at for at in first.values() if at < 1 and is_common(at)]
     if not found:
         raise LotteryError(
             f"The runs have no density in common, within {100 * within:g} %; --within allows more, and --density names "
@@ -279,13 +281,13 @@ def _densities(rows: Table) -> dict[int, float]:
 def _nearest(rows: Table, at: float, within: float, task: str) -> int:
     """Find the round of a run whose density is nearest to another; raise `LotteryError` if none is near."""
     densities = _densities(rows)
-    index = min(densities, key=lambda one: abs(math.log(densities[one] / at)))
-    if abs(densities[index] / at - 1) > within + 1e-9:
+    number = min(densities, key=lambda number: abs(math.log(densities[number] / at)))
+    if abs(densities[number] / at - 1) > within + 1e-9:
         raise LotteryError(
             f"--density: received {at:g}, but {task} has no density within {100 * within:g} % of it; the nearest is "
-            f"{densities[index]:.4f}, and --within allows more."
+            f"{densities[number]:.4f}, and --within allows more."
         )
-    return index
+    return number
 
 
 def _divided(runs: Sequence[Path], by: str) -> dict[tuple[str, str], Path]:
@@ -304,9 +306,9 @@ def _divided(runs: Sequence[Path], by: str) -> dict[tuple[str, str], Path]:
         if cell in found:
             raise LotteryError(f"{str(found[cell])!r} and {str(run)!r} have the same data, model and {by}.")
         found[cell] = run
-    cells = [(method, task) for method in dict.fromkeys(one for one, _ in found) for task in tasks.values()]
-    for method, task in cells:
+    methods = dict.fromkeys(method for method, _ in found)
+    for method, task in itertools.product(methods, tasks.values()):
         if (method, task) not in found:
             why = "every value needs a run of each data set and model"
             raise LotteryError(f"--by {by}: {why}, and no run of {task} has {method}.")
-    return {cell: found[cell] for cell in cells}
+    return {cell: found[cell] for cell in itertools.product(methods, tasks.values())}

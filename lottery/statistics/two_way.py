@@ -6,9 +6,9 @@ interval here allows for both.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,12 +48,16 @@ def deviations(differences: np.ndarray) -> Deviations:
             ticket alone is right, -1 if the other network alone is, else 0.
     """
     num, examples = differences.shape
-    mean, rows, columns = differences.mean(), differences.mean(axis=1), differences.mean(axis=0)
-    seeds, every = examples * np.sum((rows - mean) ** 2), num * np.sum((columns - mean) ** 2)
+    mean = differences.mean()
+    seeds = examples * np.sum((differences.mean(axis=1) - mean) ** 2)
+    every = num * np.sum((differences.mean(axis=0) - mean) ** 2)
     rest = np.sum((differences - mean) ** 2) - seeds - every
     of_rest = rest / ((num - 1) * (examples - 1))
     of_examples = max(0.0, every / (examples - 1) - of_rest)
-    return Deviations(*(math.sqrt(part / (num * examples)) for part in (seeds / (num - 1), of_examples)))
+    return Deviations(
+        of_seeds=math.sqrt(seeds / (num - 1) / (num * examples)),
+        of_examples=math.sqrt(of_examples / (num * examples)),
+    )
 
 
 def interval(differences: np.ndarray, confidence: float = 0.95) -> tuple[float, float, float]:
@@ -99,34 +103,49 @@ def table(run: Path, tolerance: float = TOLERANCE, confidence: float = 0.95) -> 
     """
     import pandas as pd
 
-    networks, labels = _networks(run), None
-    lines: list[tuple[Any, ...]] = []
-    for stored in (one for of in networks.values() for one in of.values()):
-        labels = stored.predictions["label"] if labels is None else labels
-        if not np.array_equal(labels, stored.predictions["label"]):
-            raise LotteryError(f"{str(stored.folder)!r} was tested on other examples than the networks before it.")
-    rounds = sorted({index for branch, index in networks if branch == store.TICKET and index})
+    networks = _networks(run)
+    labels = _labels(networks)
+    rounds = sorted(round for branch, round in networks if branch == store.TICKET and round)
     others = [branch for branch in dict.fromkeys(branch for branch, _ in networks) if branch != store.TICKET]
-    for (measure, when), against, index in itertools.product(PREDICTIONS.items(), ["dense", *others], rounds):
-        place = (store.TICKET, 0) if against == "dense" else (against, index)
-        pair = networks[store.TICKET, index], networks.get(place, {})
-        replicates = [one for one in pair[0] if one in pair[1]]
+    lines = []
+    for (measure, when), against, round in itertools.product(PREDICTIONS.items(), ["dense", *others], rounds):
+        tickets = networks[store.TICKET, round]
+        rivals = networks.get((store.TICKET, 0) if against == "dense" else (against, round), {})
+        replicates = [number for number in tickets if number in rivals]
         if not replicates:
             continue
-        ticket, other = (np.array([of[one].predictions[when] == labels for one in replicates], float) for of in pair)
-        mean, *seeds = intervals.mean_interval((ticket - other).mean(axis=1).tolist(), confidence)
-        _, *both = interval(ticket - other, confidence)
-        ends = [(*one, _verdict(one, tolerance) if against == "dense" else "") for one in (seeds, both)]
-        density = networks[store.TICKET, index][replicates[0]].record["density"]
-        lines.append((measure, index, density, against, *ticket.shape, mean, *ends[0], *ends[1]))
+        right = [
+            np.array([of[number].predictions[when] == labels for number in replicates], float)
+            for of in (tickets, rivals)
+        ]
+        differences = right[0] - right[1]
+        mean, *seeds = intervals.mean_interval(differences.mean(axis=1).tolist(), confidence)
+        _, *both = interval(differences, confidence)
+        verdict = two_way_verdict = ""
+        if against == "dense":
+            verdict, two_way_verdict = _verdict(seeds, tolerance), _verdict(both, tolerance)
+        place = measure, round, tickets[replicates[0]].record["density"], against
+        lines.append((*place, *differences.shape, mean, *seeds, verdict, *both, two_way_verdict))
     return pd.DataFrame(lines, columns=list(COLUMNS))
+
+
+def _labels(networks: Mapping[tuple[str, int], Mapping[int, StoredRound]]) -> np.ndarray:
+    """Return the labels of the test examples, which must be the same for all networks."""
+    labels = None
+    for stored in itertools.chain.from_iterable(of.values() for of in networks.values()):
+        if labels is None:
+            labels = stored.predictions["label"]
+        elif not np.array_equal(labels, stored.predictions["label"]):
+            raise LotteryError(f"{str(stored.folder)!r} was tested on other examples than the networks before it.")
+    return np.zeros(0) if labels is None else labels
 
 
 def sentences(found: Table) -> list[str]:
     """Say for each measure of `table` which rounds are matching for other test examples too."""
     lines = []
     for measure, part in found[found["against"] == "dense"].groupby("measure", sort=False):
-        here, everywhere = (set(part[part[column] == MATCHING]["round"]) for column in ("verdict", "two_way_verdict"))
+        here = set(part[part["verdict"] == MATCHING]["round"])
+        everywhere = set(part[part["two_way_verdict"] == MATCHING]["round"])
         shown = f"{MATCHING} in {_rounds(everywhere)}" if everywhere else f"no round is shown to be {MATCHING}"
         alone = f"; for this test set alone also {_rounds(here - everywhere)}" if here - everywhere else ""
         lines.append(f"{WHEN[measure]}, for other seeds and other test examples: {shown}{alone}.")
@@ -153,8 +172,8 @@ def too_fine(tolerance: float | None, num: int) -> list[str]:
     ]
 
 
-def _rounds(indices: set[int]) -> str:
-    return f"round{'s' * (len(indices) > 1)} {ranges(indices)}"
+def _rounds(numbers: set[int]) -> str:
+    return f"{'rounds' if len(numbers) > 1 else 'round'} {ranges(numbers)}"
 
 
 def _networks(run: Path) -> dict[tuple[str, int], dict[int, StoredRound]]:
@@ -168,5 +187,7 @@ def _networks(run: Path) -> dict[tuple[str, int], dict[int, StoredRound]]:
 
 
 def _verdict(ends: Sequence[float], tolerance: float) -> str:
-    low, high = (end + tolerance + intervals.SAME for end in ends)
-    return MATCHING if low >= 0 else NOT_MATCHING if high < 0 else CANNOT_TELL
+    (low, high), bound = ends, -tolerance - intervals.SAME
+    if low >= bound:
+        return MATCHING
+    return NOT_MATCHING if high < bound else CANNOT_TELL
