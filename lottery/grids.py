@@ -1,6 +1,7 @@
 """A table of texts, which a terminal, a notebook and a page show alike."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -29,15 +30,26 @@ class Grid(NamedTuple):
         return [formatting.are_numbers(row[place] for row in self.rows) for place in range(len(self.heads))]
 
 
-def of_lines(lines: Sequence[Mapping[str, str]], **parts: Any) -> Grid:
-    """Make a table of lines with the same heads, without the columns that are empty in all of them.
+def of_rows(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, Callable[[Any], str]]], **parts: Any
+) -> Grid:
+    """Make a table of rows of values, without the columns that are empty in all of them.
 
     Args:
-        lines: One or more, each with a text for each head.
+        rows: One or more.
+        columns: By head, the key of the values, and what formats one. What is not known (None, NaN, an infinite end of
+            an interval) is empty.
         parts: Other fields of `Grid`.
     """
-    heads = [head for head in lines[0] if any(line[head] for line in lines)]
-    return Grid(heads, [[line[head] for head in heads] for line in lines], **parts)
+    lines = [[_text(row[key], format) for key, format in columns.values()] for row in rows]
+    places = [place for place in range(len(columns)) if any(line[place] for line in lines)]
+    heads = list(columns)
+    return Grid([heads[place] for place in places], [[line[place] for place in places] for line in lines], **parts)
+
+
+def _text(value: Any, format: Callable[[Any], str]) -> str:
+    is_known = value is not None and not (isinstance(value, float) and not math.isfinite(value))
+    return format(value) if is_known else ""
 
 
 def html(grid: Grid) -> str:

@@ -61,15 +61,8 @@ class Metric:
             return "" if math.isnan(gain) else _percent(-gain)
         return number(gain, "+.4f")
 
-    def ends(self, low: float, high: float) -> tuple[str, str]:
-        """Format the ends of an interval of gains as those of ticket − other; empty if they are not known."""
-        if not math.isfinite(low):
-            return "", ""
-        low, high = self.interval(low, high)
-        return self.difference(low), self.difference(high)
-
-    def interval(self, low: float, high: float) -> tuple[float, float]:
-        """Order the ends of an interval of gains as those of ticket − other."""
+    def interval(self, low: Any, high: Any) -> tuple[Any, Any]:
+        """Order the ends of an interval of gains, or their names, as those of ticket − other."""
         return (high, low) if self.is_loss else (low, high)
 
     def in_words(self, *gains: float) -> list[str]:

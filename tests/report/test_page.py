@@ -115,7 +115,7 @@ def test_the_rounds_are_those_of_the_table(page, small_run):
     """Recomputed by pandas in another way than `tables` does."""
     rows = outlined(page).rows
     heads = next(row for row in rows if "test accuracy" in row)
-    assert heads[:6] == ["round", "density", "kept", "test accuracy", "±", "vs dense"]
+    assert heads[:5] == ["round", "density", "test accuracy", "verdict", "vs dense"]
     tickets = small_run.table().query("branch == 'ticket'")
     dense = tickets[tickets["round"] == 0].set_index("replicate")["early_stop_test_accuracy"]
     for index, part in tickets.groupby("round"):
