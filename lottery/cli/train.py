@@ -218,7 +218,7 @@ def sweep(
 
 NamingBranches = options.listing(
     "Refused, because it would be no fair comparison, in runs of",
-    lambda: import_module("lottery.pruning.branches").refusals(),
+    lambda: import_module("lottery.pruning.fairness").refusals(),
     options.naming(lambda: import_module("lottery.pruning.branches").BRANCHES),
 )
 

@@ -15,7 +15,7 @@ from lottery.pipeline import dispatch, identity, preparing, tensorboard
 from lottery.pipeline import rounds as rounds_module
 from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.preparing import Ingredients, Prepared
-from lottery.pruning import branches
+from lottery.pruning import branches, fairness
 from lottery.runs import store
 from lottery.runs.stored import StoredRound
 
@@ -36,7 +36,7 @@ def branch(
         raise unknown("branch", kind, branches.BRANCHES)
     if isinstance(kind, str):
         rewind, prune = experiment.rewind, experiment.prune
-        branches.check_fair(kind, rewind.mode, rewind.step, held_at=prune.held_at, granularity=prune.granularity)
+        fairness.check_fair(kind, rewind.mode, rewind.step, held_at=prune.held_at, granularity=prune.granularity)
     function = branches.BRANCHES[kind].function if isinstance(kind, str) else kind
     name = _name(function)
     transfers = name in branches.BRANCHES and branches.BRANCHES[name].other_data

@@ -4,6 +4,7 @@ from lottery.pruning import (
     allocation,
     branches,
     criteria,
+    fairness,
     granularity,
     mask_actions,
     plan,
@@ -15,6 +16,6 @@ from lottery.pruning.granularity import Granularity
 from lottery.pruning.ranking import keep_highest, prune
 
 __all__ = [
-    "Granularity", "allocation", "branches", "criteria", "granularity", "keep_highest", "mask_actions", "plan", "prune",
-    "ranking", "rewinding", "schedules",
+    "Granularity", "allocation", "branches", "criteria", "fairness", "granularity", "keep_highest", "mask_actions",
+    "plan", "prune", "ranking", "rewinding", "schedules",
 ]  # fmt: skip

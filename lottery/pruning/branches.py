@@ -8,7 +8,6 @@ from typing import Any, Literal
 import numpy as np
 
 from lottery import masks, randomness
-from lottery.errors import LotteryError
 from lottery.masks import Change, Masks, Weights
 from lottery.pruning import allocation, dynamic, mask_actions, rewinding, supermasks
 from lottery.pruning.rewinding import Start
@@ -60,16 +59,6 @@ BranchFunction = Callable[[StoredTicket], BranchStart]
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What a branch is beside a ticket that starts from one kind of weights; see `rewinding.start_of`."""
-
-    starts_from: str
-    past: str  # for how long its start weights have been trained
-    takes_away: str  # part of the ticket; completes "so ... matters" in the verdict, or is empty to say nothing
-    refused: str  # why the two cannot be compared fairly, so that nothing is claimed of the ticket; or empty
-
-
-@dataclass(frozen=True)
 class Branch:
     """A branch with a name, and what the verdict, the configuration and the verification need to know of it.
 
@@ -78,7 +67,7 @@ class Branch:
     """
 
     function: BranchFunction
-    takes_away: str | Mapping[Start, str] = ""  # see `Comparison`
+    takes_away: str | Mapping[Start, str] = ""  # see `fairness.Comparison`
     # A control takes something away from the ticket, and is meant to do worse; an alternative is another way to a
     # network of its density. `run.controls` may name both.
     kind: Literal["control", "alternative", "other"] = "control"
@@ -95,16 +84,6 @@ class Branch:
     refused: Mapping[Start, str] = field(default_factory=dict)  # a start that is missing is fair
     refused_held: str = ""  # why it is refused beside tickets whose masked entries are not all held at zero; or empty
     of_entries: bool = False  # prunes entries one by one, whatever the ticket's granularity, so it lacks its structure
-
-    def beside(self, start: Start, step: int | str = "k", held_at: str = "zero") -> Comparison:
-        """Compare with a ticket that starts from one kind of weights, and holds masked entries as `held_at` says."""
-
-        def text(of: str | Mapping[Start, str]) -> str:
-            chosen = of if isinstance(of, str) else of.get(start, "")
-            return chosen.format(step=f"{step:,}" if isinstance(step, int) else step)
-
-        refused = text(self.refused) or ("" if mask_actions.is_zero(held_at) else self.refused_held)
-        return Comparison(text(self.starts_from), self.past, "" if refused else text(self.takes_away), refused)
 
 
 def random_reinit(ticket: StoredTicket) -> BranchStart:
@@ -383,47 +362,6 @@ BRANCHES: dict[str, Branch] = {
 def controls() -> list[str]:
     """List the branches that ``run.controls`` may name."""
     return [name for name, branch in BRANCHES.items() if branch.kind != "other"]
-
-
-def comparison(label: str, mode: str = "weights", step: int = 0, held_at: str = "zero") -> Comparison | None:
-    """Return what a stored branch shows beside the tickets of a rewinding mode; None for a function of the user's."""
-    known = find(label)
-    return known and known.beside(rewinding.start_of(mode, step), step, held_at)
-
-
-def check_fair(
-    name: str,
-    mode: str,
-    step: int = 0,
-    head: str = "{name}",
-    held_at: str = "zero",
-    granularity: str = "weight",
-) -> None:
-    """Raise `LotteryError` if a branch has no fair comparison with a run's tickets; `head` begins the message."""
-    if BRANCHES[name].of_entries and granularity != "weight":
-        raise LotteryError(
-            f'{head.format(name=name)} cannot be compared fairly under prune.granularity = "{granularity}": it keeps '
-            "as many entries in all, one by one, and the ticket keeps whole groups; use random_mask."
-        )
-    start = rewinding.start_of(mode, step)
-    if refused := BRANCHES[name].beside(start, step, held_at).refused:
-        of_mode = BRANCHES[name].beside(start, step).refused
-        where = f'rewind.mode = "{mode}"' if of_mode else f'prune.held_at = "{held_at}"'
-        raise LotteryError(f"{head.format(name=name)} cannot be compared fairly under {where}: {refused}.")
-
-
-def fair(mode: str, step: int = 0, held_at: str = "zero") -> list[str]:
-    """List the branches that can be compared fairly with the tickets of a rewinding mode."""
-    start = rewinding.start_of(mode, step)
-    return [name for name, branch in BRANCHES.items() if not branch.beside(start, step, held_at).refused]
-
-
-def refusals() -> list[tuple[str, str]]:
-    """List the settings with the branches that have no fair comparison there, as lines of a help text."""
-    ways = [(f"rewind.mode={mode}", fair(mode)) for mode in rewinding.REWINDS]
-    ways += [(f"prune.held_at={name}", fair("weights", held_at=name)) for name in mask_actions.MASK_ACTIONS]
-    refused = {way: [name for name in BRANCHES if name not in allowed] for way, allowed in ways}
-    return [(way, ", ".join(names)) for way, names in refused.items() if names]
 
 
 def find(label: str) -> Branch | None:

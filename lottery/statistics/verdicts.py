@@ -15,7 +15,7 @@ from typing import Any
 
 from lottery import config, grids
 from lottery.errors import unknown
-from lottery.pruning import branches
+from lottery.pruning import branches, fairness
 from lottery.runs import store
 from lottery.statistics import intervals, power
 from lottery.statistics.metric import ACCURACY, Metric, metric_of, scored
@@ -50,9 +50,9 @@ class Rule:
     metric: Metric = ACCURACY  # what tickets are compared by
     held_at: str = "zero"  # masked entries, which too decides what a control may show
 
-    def compared(self, branch: str) -> branches.Comparison | None:
+    def compared(self, branch: str) -> fairness.Comparison | None:
         """Return what a branch shows beside the tickets; None for a function of the user's."""
-        return branches.comparison(branch, self.mode, self.rewind_step, self.held_at)
+        return fairness.comparison(branch, self.mode, self.rewind_step, self.held_at)
 
     @property
     def level(self) -> float:

@@ -10,7 +10,7 @@ import lottery
 from lottery import config, files, masks, weights
 from lottery.analysis import costs
 from lottery.errors import LotteryError
-from lottery.pruning import branches
+from lottery.pruning import branches, fairness
 from lottery.runs import store, verification
 from lottery.runs.stored import StoredRound
 from lottery.training.checkpoints import CheckpointInterval
@@ -268,7 +268,7 @@ def test_branches_that_prune_to_zero_are_refused(runs, tmp_path):
         why = f'{name} cannot be compared fairly under prune.held_at = "initial": '
         with pytest.raises(LotteryError, match=why):
             run.branch(name, [2], model=build, data=arrays(), on_event=quietly)
-        assert name not in branches.fair("weights", held_at="initial") and name in branches.fair("weights")
+        assert name not in fairness.fair("weights", held_at="initial") and name in fairness.fair("weights")
     with pytest.raises(
         LotteryError, match="run.controls: leave out untrained_rescaled, which cannot be compared fairly"
     ):

@@ -18,7 +18,7 @@ from lottery.errors import LotteryError
 from lottery.pipeline import branching, preparing
 from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.preparing import Ingredients
-from lottery.pruning import allocation, branches, dynamic
+from lottery.pruning import allocation, branches, dynamic, fairness
 from lottery.runs import store, verification
 from lottery.runs.stored import StoredRound
 from lottery.training import compiling
@@ -407,7 +407,7 @@ def test_alternatives_are_no_controls():
     """They take nothing away from the ticket, so a verdict never calls it not special because they do as well."""
     alternatives = [name for name, branch in branches.BRANCHES.items() if branch.kind == "alternative"]
     assert set(alternatives) >= {*DYNAMIC, *LONG} and set(alternatives) <= set(branches.controls())
-    assert all(branches.comparison(name).takes_away == "" for name in alternatives)
+    assert all(fairness.comparison(name).takes_away == "" for name in alternatives)
 
 
 def test_gradual_densities_are_those_of_tfmots_polynomial_decay():

@@ -9,7 +9,7 @@ import pytest
 import lottery
 from lottery import config, files, masks, weights
 from lottery.errors import LotteryError
-from lottery.pruning import branches, rewinding
+from lottery.pruning import branches, fairness, rewinding
 from lottery.pruning.branches import BRANCHES
 from lottery.runs import verification
 from lottery.runs.stored import stored_rounds
@@ -111,12 +111,12 @@ def runs(traced_once, tmp_path_factory):
     """By mode and step, a run with every branch that can be compared with its tickets, from round 2."""
     made = {}
     for mode, step in (kind for kinds in KINDS.values() for kind in kinds):
-        controls = [name for name in branches.fair(mode, step) if BRANCHES[name].kind == "control"]
+        controls = [name for name in fairness.fair(mode, step) if BRANCHES[name].kind == "control"]
         out = tmp_path_factory.mktemp("fair")
         run = lottery.run(
             tables(mode, step, controls), model=build, data=arrays(), out=out, tensorboard=False, on_event=quietly
         )
-        for name in branches.fair(mode, step):
+        for name in fairness.fair(mode, step):
             if BRANCHES[name].kind == "other":
                 data = arrays(9) if BRANCHES[name].other_data else arrays()
                 lottery.branch(run.path, name, [2], model=build, data=data, tensorboard=False, on_event=quietly)
@@ -179,9 +179,9 @@ def test_what_a_ticket_starts_from_and_how_long_that_was_trained(runs, mode, ste
 def test_each_branch_beside_each_ticket(runs, tmp_path, name, mode, step):
     """Refused before anything is trained; or it starts from what it says, for the steps that it says."""
     start, run = start_of(mode, step), runs[mode, step]
-    beside = branches.comparison(name, mode, step)
+    beside = fairness.comparison(name, mode, step)
     if (name, start) in REFUSED:
-        assert beside.refused and not beside.takes_away and name not in branches.fair(mode, step)
+        assert beside.refused and not beside.takes_away and name not in fairness.fair(mode, step)
         why = rf'cannot be compared fairly under rewind\.mode = "{mode}": .*\.$'
         if BRANCHES[name].kind == "control":
             with pytest.raises(LotteryError, match=f"run.controls: leave out {name}, which {why}"):
@@ -192,7 +192,7 @@ def test_each_branch_beside_each_ticket(runs, tmp_path, name, mode, step):
         assert name not in {one.branch for one in stored_rounds(run.path)}
         return
     ticket, branch = stored(run), stored(run, name)
-    assert not beside.refused and name in branches.fair(mode, step)
+    assert not beside.refused and name in fairness.fair(mode, step)
     expected = SHOWS.get((name, start), "")
     assert beside.takes_away == (expected.replace("8", str(step)) if start != "initial" else expected)
     assert bool(expected) != (name in NO_CLAIM)
@@ -295,7 +295,7 @@ def test_what_the_verdict_says_of_each_branch(name, mode, step):
     beside = {row[grid.heads.index("ticket is")] for row in grid.rows}
     special = verdicts.judged(rows, rule)["special"].tolist()
     if (name, start) in REFUSED:
-        why = branches.comparison(name, mode, step).refused
+        why = fairness.comparison(name, mode, step).refused
         assert f"{name} is no fair comparison, and shows nothing about the ticket: {why}." in limits
         assert beside == {"not fair"} and grid.notes == [] and name not in head and special == [""]
     elif name in NO_CLAIM:
@@ -324,7 +324,7 @@ def test_the_command_lists_what_is_refused(lottery_command):
 
 def docs_rows():
     """The table of docs/experiments.md, from the records."""
-    cells = {name: [branch.beside(start) for start in rewinding.STARTS] for name, branch in BRANCHES.items()}
+    cells = {name: [fairness.beside(branch, start) for start in rewinding.STARTS] for name, branch in BRANCHES.items()}
     cells = {name: row for name, row in cells.items() if name in BESIDE}
     for name, row in cells.items():
         said = ["*refused*" if one.refused else one.takes_away or "nothing" for one in row]
@@ -338,5 +338,5 @@ def test_the_documentation_has_each_cell():
     one_line = " ".join(page.split())
     for branch in BRANCHES.values():
         for start in rewinding.STARTS:
-            if why := branch.beside(start).refused:
+            if why := fairness.beside(branch, start).refused:
                 assert why.partition(";")[0].replace('"', "") in one_line.replace("`", ""), why

@@ -1,0 +1,75 @@
+"""Which branches can be compared fairly with a run's tickets, and what a comparison shows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lottery.errors import LotteryError
+from lottery.pruning import mask_actions, rewinding
+from lottery.pruning.branches import BRANCHES, Branch, find
+from lottery.pruning.rewinding import Start
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a branch is beside a ticket that starts from one kind of weights; see `rewinding.start_of`."""
+
+    starts_from: str
+    past: str  # for how long its start weights have been trained
+    takes_away: str  # part of the ticket; completes "so ... matters" in the verdict, or is empty to say nothing
+    refused: str  # why the two cannot be compared fairly, so that nothing is claimed of the ticket; or empty
+
+
+def beside(branch: Branch, start: Start, step: int | str = "k", held_at: str = "zero") -> Comparison:
+    """Compare a branch with a ticket that starts from one kind of weights, and holds masked entries at `held_at`."""
+
+    def text(of: str | Mapping[Start, str]) -> str:
+        chosen = of if isinstance(of, str) else of.get(start, "")
+        return chosen.format(step=f"{step:,}" if isinstance(step, int) else step)
+
+    refused = text(branch.refused)
+    if not refused and not mask_actions.is_zero(held_at):
+        refused = branch.refused_held
+    takes_away = "" if refused else text(branch.takes_away)
+    return Comparison(text(branch.starts_from), branch.past, takes_away, refused)
+
+
+def comparison(label: str, mode: str = "weights", step: int = 0, held_at: str = "zero") -> Comparison | None:
+    """Return what a stored branch shows beside the tickets of a rewinding mode; None for a function of the user's."""
+    known = find(label)
+    return known and beside(known, rewinding.start_of(mode, step), step, held_at)
+
+
+def check_fair(
+    name: str,
+    mode: str,
+    step: int = 0,
+    head: str = "{name}",
+    held_at: str = "zero",
+    granularity: str = "weight",
+) -> None:
+    """Raise `LotteryError` if a branch has no fair comparison with a run's tickets; `head` begins the message."""
+    if BRANCHES[name].of_entries and granularity != "weight":
+        raise LotteryError(
+            f'{head.format(name=name)} cannot be compared fairly under prune.granularity = "{granularity}": it keeps '
+            "as many entries in all, one by one, and the ticket keeps whole groups; use random_mask."
+        )
+    start = rewinding.start_of(mode, step)
+    refused = beside(BRANCHES[name], start, step, held_at).refused
+    if refused:
+        of_mode = beside(BRANCHES[name], start, step).refused
+        where = f'rewind.mode = "{mode}"' if of_mode else f'prune.held_at = "{held_at}"'
+        raise LotteryError(f"{head.format(name=name)} cannot be compared fairly under {where}: {refused}.")
+
+
+def fair(mode: str, step: int = 0, held_at: str = "zero") -> list[str]:
+    """List the branches that can be compared fairly with the tickets of a rewinding mode."""
+    start = rewinding.start_of(mode, step)
+    return [name for name, branch in BRANCHES.items() if not beside(branch, start, step, held_at).refused]
+
+
+def refusals() -> list[tuple[str, str]]:
+    """List the settings with the branches that have no fair comparison there, as lines of a help text."""
+    ways = [(f"rewind.mode={mode}", fair(mode)) for mode in rewinding.REWINDS]
+    ways += [(f"prune.held_at={name}", fair("weights", held_at=name)) for name in mask_actions.MASK_ACTIONS]
+    refused = {way: [name for name in BRANCHES if name not in allowed] for way, allowed in ways}
+    return [(way, ", ".join(names)) for way, names in refused.items() if names]
