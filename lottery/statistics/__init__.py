@@ -14,14 +14,6 @@ from lottery.statistics import (
 )
 
 __all__ = [
-    "aggregates",
-    "comparison",
-    "intervals",
-    "metric",
-    "power",
-    "published",
-    "results",
-    "sentences",
-    "two_way",
+    "aggregates", "comparison", "intervals", "metric", "power", "published", "results", "sentences", "two_way",
     "verdicts",
-]
+]  # fmt: skip

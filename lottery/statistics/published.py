@@ -15,7 +15,8 @@ from lottery.errors import LotteryError, first_wrong, unknown
 from lottery.runs import store
 from lottery.settings import Section
 from lottery.statistics import readings, results
-from lottery.statistics.readings import CANNOT_TELL, FAIL, MISSING, OPEN, PASS, Reading
+from lottery.statistics.metric import ACCURACY
+from lottery.statistics.readings import CANNOT_TELL, FAIL, MISSING, OPEN, PASS, READINGS
 from lottery.statistics.verdicts import Table
 
 KINDS = ("paper", "authors' code", "third party", "our own bound")
@@ -64,25 +65,16 @@ class Claim(Section, strict=False):
             return "> 0"
         return f"≥ {self.at_least:.3g} times" if self.what == "early stop" else f"≥ {self.at_least:+g}"
 
-    def read(self, rows: Table) -> Reading:
-        """Look for the number in the rows of a run, with a column that says which early stops are ``censored``."""
-        column = f"{'final' if self.at == 'end' else self.at}_test_accuracy"
+    @property
+    def numbers(self) -> list[int]:
+        """The rounds that it is about."""
         first, last = self.rounds if self.round is None else (self.round, self.round)
-        rounds = range(first, last + 1)
-        least = self.at_least or readings.SOME
-        if self.what == "survivors":
-            return readings.survivors(rows, self.layers, self.held, last)
-        if self.what == "accuracy":
-            return readings.accuracy(rows, first, column, (self.value - self.within, self.value + self.within))
-        if self.what == "best difference":
-            return readings.best(rows, rounds, column, least)
-        if self.what == "difference":
-            if self.densities:
-                return readings.better_between(rows, self.densities, column, least)
-            return readings.better(rows, rounds, column, least, (self.of, self.than))
-        if self.densities:
-            return readings.sooner_between(rows, self.densities)
-        return readings.sooner(rows, first, self.at_least, self.than)
+        return list(range(first, last + 1))
+
+    @property
+    def column(self) -> str:
+        """The accuracies that it is about."""
+        return ACCURACY.final if self.at == "end" else ACCURACY.early_stop
 
 
 class Published(NamedTuple):
@@ -139,7 +131,7 @@ def checked(rows: Table, claims: Iterable[Claim], num_steps: float = math.inf) -
     for claim in claims:
         if claim.what == "settings":
             continue
-        found = claim.read(rows)
+        found = READINGS[claim.what](rows, claim)
         lines.append({
             "claim": claim.text, "source": claim.source, "stated": claim.stated, "bound": claim.bound,
             "measured": found.text, "verdict": found.verdict, "reference": claim.reference, "link": claim.link,

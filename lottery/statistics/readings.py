@@ -1,14 +1,17 @@
 """How a published number is looked for in the rows of a run: what is measured there, and the verdict on a bound."""
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lottery.formatting import ends, listed, ranges, replicates, signed
 from lottery.pruning.schedules import geometric
 from lottery.runs import store
 from lottery.statistics import intervals, verdicts
 from lottery.statistics.verdicts import LAST_PLACE, Table
+
+if TYPE_CHECKING:
+    from lottery.statistics.published import Claim
 
 PASS, FAIL, CANNOT_TELL, OPEN = "pass", "fail", "cannot tell", "open"
 MISSING = "not in this run"
@@ -42,97 +45,102 @@ def ladder(layers: Sequence[tuple[int, float]], held: int, num_rounds: int) -> l
     return [sum(kept) + held for kept in zip(*counts, strict=True)]
 
 
-def survivors(rows: Table, layers: Sequence[tuple[int, float]], held: int, num_rounds: int) -> Reading:
-    """Check the survivors of all rounds, at least 0 to `num_rounds`; see `ladder`."""
+def survivors(rows: Table, claim: "Claim") -> Reading:
+    """Check the survivors of all rounds, at least those of the claim; see `ladder`."""
     kept = rows[rows["branch"] == store.TICKET].groupby("round")["num_kept"].unique()
-    expected = ladder(layers, held, max([num_rounds, *kept.index]))
+    expected = ladder(claim.layers, claim.held, max([*claim.numbers, *kept.index]))
     for number, values in kept.items():
         if sorted(values) != [expected[number]]:
             counted = listed(f"{int(num):,}" for num in sorted(values))
             return Reading(f"round {number}: {counted}, not {expected[number]:,}", FAIL)
-    absent = [number for number in range(num_rounds + 1) if number not in kept]
+    absent = [number for number in claim.numbers if number not in kept]
     if absent:
         return _missing(store.TICKET, absent)
     return Reading(f"{expected[0]:,} to {expected[max(kept.index)]:,}, all equal", PASS)
 
 
-def accuracy(rows: Table, round: int, column: str, between: tuple[float, float]) -> Reading:
-    """Check that the mean accuracy of tickets in a round is between two numbers."""
-    values = _of(rows, store.TICKET, round)[column].dropna().tolist()
+def accuracy(rows: Table, claim: "Claim") -> Reading:
+    """Check that the mean accuracy of tickets in a round is near a number."""
+    values = _of(rows, store.TICKET, claim.numbers[0])[claim.column].dropna().tolist()
     if not values:
-        return _missing(store.TICKET, [round])
+        return _missing(store.TICKET, claim.numbers)
     mean, low, high = intervals.mean_interval(values, _CONFIDENCE)
     low, high = intervals.of_accuracy(low, high)
     text = _with_interval(f"{mean:.4f}", Mean(len(values), mean, low, high), ".4f")
-    return Reading(text, _judged(low, high, *between))
+    return Reading(text, _judged(low, high, claim.value - claim.within, claim.value + claim.within))
 
 
-def better(rows: Table, rounds: Sequence[int], column: str, least: float, pair: tuple[str, str]) -> Reading:
+def difference(rows: Table, claim: "Claim") -> Reading:
     """Check that the mean of ticket − dense, ticket − control or dense − control is at least so much in each round."""
-    of, than = pair
-    for branch in pair:
+    least = claim.at_least or SOME
+    if claim.densities:
+        return _between(verdicts.paired(rows, claim.column), rows, claim.densities, least)
+    for branch in (claim.of, claim.than):
         if branch not in {"dense", *rows["branch"]}:
-            return _missing(branch, rounds)
-    if of == "dense":
-        pairs = verdicts.paired(rows, column, than) - verdicts.paired(rows, column)
-    else:
-        pairs = verdicts.paired(rows, column, than)
-    return in_each(pairs, rounds, least, than if than != "dense" else store.TICKET)
+            return _missing(branch, claim.numbers)
+    pairs = verdicts.paired(rows, claim.column, claim.than)
+    if claim.of == "dense":
+        pairs = pairs - verdicts.paired(rows, claim.column)
+    return in_each(pairs, claim.numbers, least, claim.than if claim.than != "dense" else store.TICKET)
 
 
-def better_between(rows: Table, densities: tuple[float, float], column: str, least: float) -> Reading:
-    """Check that the mean of ticket − dense is at least so much at all densities between two.
+def best_difference(rows: Table, claim: "Claim") -> Reading:
+    """Check that the mean of ticket − dense is at least so much in some round, of all of them together."""
+    pairs, least = verdicts.paired(rows, claim.column), claim.at_least - LAST_PLACE
+    found = _summarised(pairs, list(pairs))
+    together = _summarised(pairs, list(pairs), 1 - (1 - _CONFIDENCE) / max(len(found), 1))
+    absent = [number for number in claim.numbers if number not in found]
+    passed = any(mean.low >= least for mean in together.values())
+    if not passed and (absent or not found):
+        return _missing(store.TICKET, absent)
+    number = max(found, key=lambda number: found[number].mean)
+    verdict = FAIL if all(mean.high < least for mean in found.values()) else CANNOT_TELL
+    text = _with_interval(signed(found[number].mean), found[number])
+    return Reading(f"{text} at the most (round {number})", PASS if passed else verdict)
 
-    It is open until the run has rounds within a fifth of both, and where one more round would be between them.
+
+def early_stop(rows: Table, claim: "Claim") -> Reading:
+    """Check that the mean early-stop step of dense, or of a control, is at least a multiple of that of the ticket.
+
+    Of densities, check that the ticket's is before that of dense.
     """
-    return _between(verdicts.paired(rows, column), rows, densities, least)
+    import pandas as pd
+
+    if claim.densities:
+        return _sooner_between(rows, claim.densities)
+    (number,) = claim.numbers
+    others = _of(rows, store.TICKET, 0) if claim.than == "dense" else _of(rows, claim.than, number)
+    tickets = _of(rows, store.TICKET, number)
+    steps = {"other": others.set_index("replicate")[STEP], "ticket": tickets.set_index("replicate")[STEP]}
+    both = pd.DataFrame(steps).dropna()
+    if both.empty:
+        return _missing(store.TICKET if claim.than == "dense" else claim.than, [number])
+    other, ticket = both["other"].to_numpy(float), both["ticket"].to_numpy(float)
+    # A ratio of means is at least `at_least` where other − it x ticket is at least 0: the interval of Fieller 1954.
+    _, low, high = intervals.mean_interval((other - claim.at_least * ticket).tolist(), _CONFIDENCE)
+    ratio = other.mean() / max(ticket.mean(), 1)
+    known = ends(*fieller(other, ticket), ".2f") if math.isfinite(low) else replicates(len(both))
+    text = f"{ratio:.2f} times ({known}; {ticket.mean():,.0f} and {other.mean():,.0f} steps)"
+    return _unless_censored(Reading(text, _judged(low, high, 0)), others, tickets)
 
 
-def sooner_between(rows: Table, densities: tuple[float, float]) -> Reading:
-    """Check the same of the mean early-stop step: that of tickets is to be before that of dense."""
+# By what a claim is about.
+READINGS: dict[str, Callable[[Table, "Claim"], Reading]] = {
+    "survivors": survivors,
+    "accuracy": accuracy,
+    "difference": difference,
+    "best difference": best_difference,
+    "early stop": early_stop,
+}
+
+
+def _sooner_between(rows: Table, densities: tuple[float, float]) -> Reading:
+    """Check that the mean early-stop step of tickets is before that of dense at all densities between two."""
     found = _between(-verdicts.paired(rows, STEP), rows, densities, SOME, "{:+,.0f} steps")
     low, high = densities
     tickets = rows[rows["branch"] == store.TICKET]
     inside = tickets["density"].between(low * _PRINTED, high / _PRINTED)
     return _unless_censored(found, tickets[tickets["round"] == 0], tickets[inside])
-
-
-def best(rows: Table, rounds: Sequence[int], column: str, least: float) -> Reading:
-    """Check that the mean of ticket − dense is at least so much in some round, of all of them together."""
-    pairs = verdicts.paired(rows, column)
-    found = _summarised(pairs, list(pairs))
-    together = _summarised(pairs, list(pairs), 1 - (1 - _CONFIDENCE) / max(len(found), 1))
-    absent = [number for number in rounds if number not in found]
-    passed = any(mean.low >= least - LAST_PLACE for mean in together.values())
-    if not passed and (absent or not found):
-        return _missing(store.TICKET, absent)
-    number = max(found, key=lambda number: found[number].mean)
-    verdict = CANNOT_TELL
-    if passed:
-        verdict = PASS
-    elif all(mean.high < least - LAST_PLACE for mean in found.values()):
-        verdict = FAIL
-    text = _with_interval(signed(found[number].mean), found[number])
-    return Reading(f"{text} at the most (round {number})", verdict)
-
-
-def sooner(rows: Table, round: int, times: float, than: str = "dense") -> Reading:
-    """Check that the mean early-stop step of dense, or of a control, is at least a multiple of that of the ticket."""
-    import pandas as pd
-
-    others = _of(rows, store.TICKET, 0) if than == "dense" else _of(rows, than, round)
-    tickets = _of(rows, store.TICKET, round)
-    steps = {"other": others.set_index("replicate")[STEP], "ticket": tickets.set_index("replicate")[STEP]}
-    both = pd.DataFrame(steps).dropna()
-    if both.empty:
-        return _missing(store.TICKET if than == "dense" else than, [round])
-    other, ticket = both["other"].to_numpy(float), both["ticket"].to_numpy(float)
-    # A ratio of means is at least `times` where other − times x ticket is at least 0: the interval of Fieller 1954.
-    _, low, high = intervals.mean_interval((other - times * ticket).tolist(), _CONFIDENCE)
-    ratio = other.mean() / max(ticket.mean(), 1)
-    known = ends(*fieller(other, ticket), ".2f") if math.isfinite(low) else replicates(len(both))
-    text = f"{ratio:.2f} times ({known}; {ticket.mean():,.0f} and {other.mean():,.0f} steps)"
-    return _unless_censored(Reading(text, _judged(low, high, 0)), others, tickets)
 
 
 def fieller(other: Any, ticket: Any) -> tuple[float, float]:
@@ -184,7 +192,10 @@ def in_each(
 
 
 def _between(pairs: Table, rows: Table, densities: tuple[float, float], least: float, form: str = "") -> Reading:
-    """Check paired differences at all densities between two, which the run must reach."""
+    """Check paired differences at all densities between two.
+
+    It is open until the run has rounds within a fifth of both, and where one more round would be between them.
+    """
     low, high = densities
     tickets = rows[(rows["branch"] == store.TICKET) & (rows["round"] > 0)]
     density = tickets.groupby("round")["density"].mean()

@@ -290,7 +290,7 @@ def _times(value: float) -> str:
 
 
 _COST_COLUMNS: Columns = {
-    "early stop vs dense": ("step_mean", _step),
+    "stop vs dense": ("step_mean", _step),
     "stop from": ("step_low", _step),
     "stop to": ("step_high", _step),
     "compression": ("compression", _times),
@@ -299,7 +299,7 @@ _COST_COLUMNS: Columns = {
     "speed-up": ("speedup", _times),
 }
 _KEY_OF_COSTS = {
-    "early stop vs dense": "ticket − dense of the early-stop steps, with its interval",
+    "stop vs dense": "ticket − dense of the early-stop steps, with its interval",
     "compression": "1 / density, of the prunable weights; with all parameters: biases and normalisation count too",
     "multiply-adds": "for one example, with prunable weights",
     "speed-up": "multiply-adds of the dense network over those of the ticket, which no hardware fully reaches",
