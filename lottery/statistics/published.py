@@ -6,75 +6,22 @@ They stand as ``[[claim]]`` tables in the experiment files that come with the pa
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from lottery import config
 from lottery.errors import LotteryError, first_wrong, unknown
 from lottery.runs import store
-from lottery.settings import Section
 from lottery.statistics import readings, results
-from lottery.statistics.metric import ACCURACY
+from lottery.statistics.claims import Claim
 from lottery.statistics.readings import CANNOT_TELL, FAIL, MISSING, OPEN, PASS, READINGS
 from lottery.statistics.verdicts import Table
-
-KINDS = ("paper", "authors' code", "third party", "our own bound")
 
 READING = (
     f"{PASS}: the whole 95 % interval over replicates meets the bound in brackets, which is ours; {FAIL}: none of it; "
     f"{CANNOT_TELL}: a part; {OPEN}: {MISSING}."
 )
-
-
-class Claim(Section, strict=False):
-    """What a source states of an experiment: its settings, or a number to look for in a run."""
-
-    what: Literal["settings", "survivors", "accuracy", "difference", "best difference", "early stop"]
-    source: Literal["paper", "authors' code", "third party", "our own bound"]
-    reference: str
-    link: str
-    # Of settings: keys whose values are those of the file, values that are others, and what the source does not say.
-    settings: tuple[str, ...] = ()
-    others: dict[str, Any] = Field(default_factory=dict)
-    leaves_open: tuple[str, ...] = ()
-    # Of a number: its name, what is stated there, and where in a run it is looked for.
-    text: str = ""
-    stated: str = ""
-    round: int | None = None
-    rounds: tuple[int, int] = (0, 0)  # the first and the last, if it is about several
-    densities: tuple[float, float] | None = None  # the smallest and the largest, in place of rounds
-    at: Literal["early_stop", "end"] = "early_stop"
-    of: str = store.TICKET  # of − than: a branch, or "dense"
-    than: str = "dense"
-    # What it must be. Of an early stop, that of `than` over that of the ticket.
-    at_least: float = 0.0  # 0 asks for more than 0, by any amount
-    value: float = 0.0
-    within: float = 0.0
-    layers: tuple[tuple[int, float], ...] = ()  # entries of each group that is ranked together, and its rate
-    held: int = 0  # entries that are never pruned
-
-    @property
-    def bound(self) -> str:
-        """What the run is asked for, which is ours."""
-        if self.what == "survivors":
-            return "exactly"
-        if self.what == "accuracy":
-            return f"± {self.within:g}"
-        if not self.at_least:
-            return "> 0"
-        return f"≥ {self.at_least:.3g} times" if self.what == "early stop" else f"≥ {self.at_least:+g}"
-
-    @property
-    def numbers(self) -> list[int]:
-        """The rounds that it is about."""
-        first, last = self.rounds if self.round is None else (self.round, self.round)
-        return list(range(first, last + 1))
-
-    @property
-    def column(self) -> str:
-        """The accuracies that it is about."""
-        return ACCURACY.final if self.at == "end" else ACCURACY.early_stop
 
 
 class Published(NamedTuple):
@@ -120,7 +67,7 @@ def compare(run: Path) -> tuple[list[dict[str, str]], list[str]]:
 def checked(rows: Table, claims: Iterable[Claim], num_steps: float = math.inf) -> list[dict[str, str]]:
     """Look for each number in the rows of `lottery.statistics.results.table`, of networks trained for so many steps.
 
-    A line has ``claim, source`` (one of `KINDS`)``, stated, bound, measured, verdict, reference, link``. The verdict is
+    A line has ``claim, source`` (one of `claims.KINDS`)``, stated, bound, measured, verdict, reference, link``. The verdict is
     "pass" where the whole 95 % interval over replicates meets the bound, "fail" where none of it does, "cannot tell"
     where a part does, and "open" where the run lacks rows. Of several rounds each must pass; a line fails if a round
     fails at 95 % for all of its rounds together. A mean early-stop step is only a lower bound where one of them is the
@@ -151,7 +98,7 @@ def references(lines: Iterable[Mapping[str, str]]) -> list[str]:
 
 
 def stated(published: Published) -> dict[str, tuple[str, Any]]:
-    """Gather by key who states a setting, one of `KINDS`, and its value there."""
+    """Gather by key who states a setting, one of `claims.KINDS`, and its value there."""
     tables = published.experiment.model_dump()
     found = {}
     for claim in published.claims:

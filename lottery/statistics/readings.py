@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lottery.formatting import ends, listed, ranges, replicates, signed
 from lottery.pruning.schedules import geometric
 from lottery.runs import store
 from lottery.statistics import intervals, verdicts
+from lottery.statistics.claims import Claim
 from lottery.statistics.verdicts import LAST_PLACE, Table
-
-if TYPE_CHECKING:
-    from lottery.statistics.published import Claim
 
 PASS, FAIL, CANNOT_TELL, OPEN = "pass", "fail", "cannot tell", "open"
 MISSING = "not in this run"
@@ -45,7 +43,7 @@ def ladder(layers: Sequence[tuple[int, float]], held: int, num_rounds: int) -> l
     return [sum(kept) + held for kept in zip(*counts, strict=True)]
 
 
-def survivors(rows: Table, claim: "Claim") -> Reading:
+def survivors(rows: Table, claim: Claim) -> Reading:
     """Check the survivors of all rounds, at least those of the claim; see `ladder`."""
     kept = rows[rows["branch"] == store.TICKET].groupby("round")["num_kept"].unique()
     expected = ladder(claim.layers, claim.held, max([*claim.numbers, *kept.index]))
@@ -59,7 +57,7 @@ def survivors(rows: Table, claim: "Claim") -> Reading:
     return Reading(f"{expected[0]:,} to {expected[max(kept.index)]:,}, all equal", PASS)
 
 
-def accuracy(rows: Table, claim: "Claim") -> Reading:
+def accuracy(rows: Table, claim: Claim) -> Reading:
     """Check that the mean accuracy of tickets in a round is near a number."""
     values = _of(rows, store.TICKET, claim.numbers[0])[claim.column].dropna().tolist()
     if not values:
@@ -70,7 +68,7 @@ def accuracy(rows: Table, claim: "Claim") -> Reading:
     return Reading(text, _judged(low, high, claim.value - claim.within, claim.value + claim.within))
 
 
-def difference(rows: Table, claim: "Claim") -> Reading:
+def difference(rows: Table, claim: Claim) -> Reading:
     """Check that the mean of ticket − dense, ticket − control or dense − control is at least so much in each round."""
     least = claim.at_least or SOME
     if claim.densities:
@@ -84,7 +82,7 @@ def difference(rows: Table, claim: "Claim") -> Reading:
     return in_each(pairs, claim.numbers, least, claim.than if claim.than != "dense" else store.TICKET)
 
 
-def best_difference(rows: Table, claim: "Claim") -> Reading:
+def best_difference(rows: Table, claim: Claim) -> Reading:
     """Check that the mean of ticket − dense is at least so much in some round, of all of them together."""
     pairs, least = verdicts.paired(rows, claim.column), claim.at_least - LAST_PLACE
     found = _summarised(pairs, list(pairs))
@@ -99,7 +97,7 @@ def best_difference(rows: Table, claim: "Claim") -> Reading:
     return Reading(f"{text} at the most (round {number})", PASS if passed else verdict)
 
 
-def early_stop(rows: Table, claim: "Claim") -> Reading:
+def early_stop(rows: Table, claim: Claim) -> Reading:
     """Check that the mean early-stop step of dense, or of a control, is at least a multiple of that of the ticket.
 
     Of densities, check that the ticket's is before that of dense.
@@ -125,7 +123,7 @@ def early_stop(rows: Table, claim: "Claim") -> Reading:
 
 
 # By what a claim is about.
-READINGS: dict[str, Callable[[Table, "Claim"], Reading]] = {
+READINGS: dict[str, Callable[[Table, Claim], Reading]] = {
     "survivors": survivors,
     "accuracy": accuracy,
     "difference": difference,

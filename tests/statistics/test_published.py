@@ -11,7 +11,7 @@ import pytest
 from lottery import config
 from lottery.errors import LotteryError
 from lottery.pipeline import presets
-from lottery.statistics import intervals, published, readings, results, tables, verdicts
+from lottery.statistics import claims, intervals, published, readings, results, tables, verdicts
 
 # Sizes and rates of every layer, from the table of the paper's networks.
 LENET = [(784 * 300, "1/5"), (300 * 100, "1/5"), (100 * 10, "1/10")]
@@ -40,7 +40,7 @@ CONTROLS = {"random_reinit": 0.011, "random_mask": 0.03}
 FILES = published.files()
 PUBLISHED = {name: published.read(path) for name, path in FILES.items()}
 NUMBERS = {name: [claim for claim in found.claims if claim.what != "settings"] for name, found in PUBLISHED.items()}
-ALL = [(name, claim.text) for name, claims in NUMBERS.items() for claim in claims]
+ALL = [(name, claim.text) for name, numbers in NUMBERS.items() for claim in numbers]
 
 
 def totals(groups, held, num_rounds=20):
@@ -155,8 +155,8 @@ def verdict(name, text, rows):
 
 
 def test_every_line_has_one_of_four_kinds_of_source_with_a_link():
-    for name, claims in NUMBERS.items():
-        for line in published.checked(as_published(name), claims):
+    for name, numbers in NUMBERS.items():
+        for line in published.checked(as_published(name), numbers):
             assert line["source"] in ("paper", "authors' code", "third party", "our own bound"), line
             assert len(line["reference"]) > 20 and line["stated"] and line["bound"]
             if line["link"].startswith("https://"):
@@ -167,7 +167,7 @@ def test_every_line_has_one_of_four_kinds_of_source_with_a_link():
                 assert f"## {part.replace('-', ' ')}" in text.lower()
         settings = [claim for claim in PUBLISHED[name].claims if claim.what == "settings"]
         assert settings and all(claim.source in ("paper", "authors' code") for claim in settings)
-    assert {claim.source for found in PUBLISHED.values() for claim in found.claims} == set(published.KINDS)
+    assert {claim.source for found in PUBLISHED.values() for claim in found.claims} == set(claims.KINDS)
 
 
 def test_the_docs_list_every_line_with_its_source():
@@ -184,7 +184,7 @@ def test_what_a_third_party_measured_is_not_called_the_papers():
     assert kinds["paper"] == [
         "over +0.003", "as dense", "up to +0.0035", "+0.005", "above, from 21.1 % on", "38 % earlier (1.61 times)", "2.51 times",
     ]  # fmt: skip
-    numbers = {claim.stated for claims in NUMBERS.values() for claim in claims if claim.source != "third party"}
+    numbers = {claim.stated for numbers in NUMBERS.values() for claim in numbers if claim.source != "third party"}
     assert not numbers & {"0.9752", "+0.0067", "+0.0209"}
 
 
@@ -197,8 +197,8 @@ def test_ladders_are_the_papers_and_come_out_of_the_layers():
     for groups, held in GROUPS.values():
         layers = [(size, float(Fraction(rate))) for size, rate in groups]
         assert readings.ladder(layers, held, 20) == totals(groups, held)
-    for name, claims in NUMBERS.items():
-        for claim in claims:
+    for name, numbers in NUMBERS.items():
+        for claim in numbers:
             if claim.what == "survivors":
                 kept = totals(*GROUPS[name])
                 assert claim.stated == f"{kept[0]:,} to {kept[claim.rounds[1]]:,}"
@@ -470,7 +470,7 @@ def test_exit_statuses_and_rows(small_run, monkeypatch):
     assert set(rows[0]) == {"claim", "source", "stated", "bound", "measured", "verdict", "reference", "link"}
     assert check("--csv").output.splitlines()[0].startswith("claim,source,stated,bound,measured,verdict")
     settings = {"what": "settings", "source": "paper", "reference": "", "link": "", "leaves_open": ["nothing"]}
-    claims = [published.Claim.model_validate(settings)]
-    monkeypatch.setattr(published, "read", lambda path: published.Published(small_run.experiment, claims))
+    stated = published.Published(small_run.experiment, [claims.Claim.model_validate(settings)])
+    monkeypatch.setattr(published, "read", lambda path: stated)
     done = check()
     assert done.exit_code == 0 and "The paper leaves open: nothing." in done.output
