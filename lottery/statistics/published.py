@@ -67,7 +67,7 @@ def compare(run: Path) -> tuple[list[dict[str, str]], list[str]]:
 def checked(rows: Table, claims: Iterable[Claim], num_steps: float = math.inf) -> list[dict[str, str]]:
     """Look for each number in the rows of `lottery.statistics.results.table`, of networks trained for so many steps.
 
-    A line has ``claim, source`` (one of `claims.KINDS`)``, stated, bound, measured, verdict, reference, link``. The verdict is
+    A line has ``claim, source, stated, bound, measured, verdict, reference, link``. The verdict is
     "pass" where the whole 95 % interval over replicates meets the bound, "fail" where none of it does, "cannot tell"
     where a part does, and "open" where the run lacks rows. Of several rounds each must pass; a line fails if a round
     fails at 95 % for all of its rounds together. A mean early-stop step is only a lower bound where one of them is the
