@@ -30,6 +30,7 @@ from rich.console import Console
 
 from lottery import config, weights
 from lottery.pipeline import environment, preparing, presets
+from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.training import checkpoints
 
 NETWORKS = {
@@ -67,17 +68,17 @@ def main(writes: Writes = 9, turns: Turns = 7, seconds: Seconds = 10, json_file:
         json_file.write_text(json.dumps(found))
 
 
-def _prepared(name: str, num_steps: int) -> preparing.Prepared:
+def _prepared(name: str, num_steps: int) -> Prepared:
     tables, data = presets.smoke_test(config.load(presets.named(name)))
     tables["train"] |= {"num_steps": num_steps, "batch_size": 60, "eval_every": num_steps, "drop_at": []}
     tables["train"]["warmup_steps"] = 0
     rng = np.random.default_rng(0)
     shape = data[0].shape[1:]
     x, y = rng.integers(0, 256, (5000, *shape)).astype(np.uint8), rng.integers(0, 10, 5000)
-    return preparing.prepare(config.load(tables), preparing.Ingredients(data=(x, y, x[:1000], y[:1000])))
+    return preparing.prepare(config.load(tables), Ingredients(data=(x, y, x[:1000], y[:1000])))
 
 
-def _train(prepared: preparing.Prepared, checkpointer: checkpoints.Checkpointer) -> float:
+def _train(prepared: Prepared, checkpointer: checkpoints.Checkpointer) -> float:
     """Time a training, in seconds."""
     start = weights.read_state(prepared.trainer.model)
     began = time.perf_counter()
@@ -85,7 +86,7 @@ def _train(prepared: preparing.Prepared, checkpointer: checkpoints.Checkpointer)
     return time.perf_counter() - began
 
 
-def timed_writing(prepared: preparing.Prepared) -> tuple[tuple[float, ...], int]:
+def timed_writing(prepared: Prepared) -> tuple[tuple[float, ...], int]:
     """Write a checkpoint after each step: medians of the seconds that training waits for one, until it is
     whole, and of the processor; and its size."""
     prepared.trainer.seconds_per_step = 1e9  # one step in each piece, so that there is a checkpoint after each
@@ -111,7 +112,7 @@ def _training(turns: int, seconds: float) -> list[float]:
     prepared = _prepared("lenet_mnist", 2000)
     with tempfile.TemporaryDirectory() as folder:
 
-        def taken(every: checkpoints.CheckpointInterval, prepared: preparing.Prepared) -> float:
+        def taken(every: checkpoints.CheckpointInterval, prepared: Prepared) -> float:
             file = Path(folder) / "checkpoint.safetensors"
             file.unlink(missing_ok=True)
             return _train(prepared, checkpoints.Checkpointer(file, every))

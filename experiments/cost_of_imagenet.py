@@ -24,6 +24,7 @@ from rich.console import Console
 
 from lottery import config, files, masks, weights
 from lottery.pipeline import environment, preparing
+from lottery.pipeline.prepared import Ingredients
 from lottery.pruning import plan
 
 IMAGES, VALIDATION, JPEG_BYTES, QUALITY = 1_281_167, 50_000, 110e3, 88
@@ -132,7 +133,7 @@ def _costs_of_a_network() -> dict[str, float]:
         "train": {"num_steps": 6, "batch_size": 2, "eval_every": 6, "learning_rate": 0.0},
     }
     tables["train"]["optimizer"] = {"name": "sgd", "momentum": 0.9}
-    prepared = preparing.prepare(config.load(tables), preparing.Ingredients(_resnet_50, (x, y, x[:8], y[:8])))
+    prepared = preparing.prepare(config.load(tables), Ingredients(_resnet_50, (x, y, x[:8], y[:8])))
     loop, ((waits, whole, processor), size) = prepared.trainer.loop, timed_writing(prepared)
     trained = weights.read(loop.model)
     kept = masks.ones_like(trained)

@@ -13,7 +13,7 @@ from lottery.errors import LotteryError
 from lottery.executors import ray
 from lottery.pipeline import branching, recomputing, running, sweeping
 from lottery.pipeline.dispatch import Execution
-from lottery.pipeline.preparing import Ingredients
+from lottery.pipeline.prepared import Ingredients
 from lottery.pruning.branches import BranchFunction
 from lottery.pruning.criteria import ScoreFunction
 from lottery.pruning.schedules import Density

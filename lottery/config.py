@@ -116,6 +116,12 @@ def validated(tables: Mapping[str, Any]) -> Experiment:
         raise _sentence(error) from None
 
 
+def with_values(experiment: Experiment, section: str, values: Mapping[str, Any]) -> Experiment:
+    """Copy an experiment with values in a section that are known to be right, and so are not validated."""
+    changed = getattr(experiment, section).model_copy(update=dict(values))
+    return experiment.model_copy(update={section: changed})
+
+
 def names_network(*passed: Any) -> bool:
     """Return True if the tables that a caller passed name the network themselves; a path leads to a file's tables."""
     tables = [flat(each) for each in passed if isinstance(each, Mapping)]

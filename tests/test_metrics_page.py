@@ -12,7 +12,7 @@ import pytest
 
 from lottery import files, plots
 from lottery.analysis import ANALYSES, connectivity, costs, curves, distances, inputs, layers, overlaps, survivors
-from lottery.pipeline import branching, rounds
+from lottery.pipeline import branch_training, branching, mask_training, network_training, rounds
 from lottery.pruning import branches
 from lottery.runs import siblings, store
 from lottery.runs.stored import StoredRound
@@ -104,13 +104,13 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
 
     kept = {"kernel": np.ones(3, bool)}
     origin = branches.StoredTicket(kept, {"kernel": np.ones(3)}, 5, 9, np.random.default_rng(0), dict, lambda: None)
-    monkeypatch.setattr(rounds, "_stored_ticket", lambda *_: origin)
-    monkeypatch.setattr(rounds, "_check_start", lambda *_: None)
-    monkeypatch.setattr(rounds, "train_network", lambda *_, **__: SimpleNamespace(changes=[]))
-    monkeypatch.setattr(rounds, "store_network", store_network)
+    monkeypatch.setattr(branch_training, "_stored_ticket", lambda *_: origin)
+    monkeypatch.setattr(branch_training, "_check_start", lambda *_: None)
+    monkeypatch.setattr(network_training, "train_network", lambda *_, **__: SimpleNamespace(changes=[]))
+    monkeypatch.setattr(network_training, "store_network", store_network)
     settings = SimpleNamespace(rewind=SimpleNamespace(step=5, mode="weights"), train=SimpleNamespace(num_steps=9))
-    training = SimpleNamespace(prepared=SimpleNamespace(experiment=settings))
-    rounds.train_branch(training, (1, 2, "untrained"), branches.untrained)
+    training = SimpleNamespace(experiment=settings)
+    branch_training.train_branch(training, store.NetworkId(1, 2, "untrained"), branches.untrained)
     of_branches = set(written) - set(documented("round.json", "key"))
     assert of_branches == {"control", "first_step", "last_step"}
 
@@ -118,10 +118,10 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
 
     literals = {
         "transfer": keys_written(branching.branch, "details"),
-        "learned masks": keys_written(rounds._learned, "details") - {"seconds"},
+        "learned masks": keys_written(mask_training.learned, "details") - {"seconds"},
         "siblings": keys_written(connecting._train, "about"),
-        "changes": keys_written(rounds.train_branch, "about") - of_branches,
-        "rewinding": keys_written(rounds.train_chain, "details"),
+        "changes": keys_written(branch_training.train_branch, "about") - of_branches,
+        "rewinding": keys_written(rounds.Chain, "details") - {"thresholds"},
         "engine": keys_written(trainer.Trainer.train, "engine") - set(documented("round.json", "key")),
     }
     assert all(literals.values())

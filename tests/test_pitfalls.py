@@ -9,7 +9,7 @@ import pytest
 from lottery import data, masks, randomness, weights
 from lottery.enforcement import entries, modes, patching
 from lottery.errors import LotteryError
-from lottery.pipeline import rounds
+from lottery.pipeline import network_training, rounds
 from lottery.pruning import branches, ranking, schedules
 from lottery.runs import verification
 from lottery.training import course, loop, trainer
@@ -129,7 +129,7 @@ def revive(patch):
 
 def resume_from_the_beginning(patch):
     """17: a run that is started again begins at round 0."""
-    patch.setattr(rounds, "_last", lambda path, replicate: None)
+    patch.setattr(rounds.Chain, "missing", lambda chain, last: range(last + 1))
 
 
 def seed_nothing(patch):
@@ -177,7 +177,7 @@ def begin_the_batches_anew(patch):
 
 def begin_the_schedule_anew(patch):
     """2: fine-tuning with the learning rate that training began with."""
-    patch.setattr(rounds, "schedule_step", lambda experiment, index: 0)
+    patch.setattr(network_training, "schedule_step", lambda experiment, index: 0)
 
 
 def keep_the_momentum(patch):

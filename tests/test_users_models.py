@@ -12,7 +12,8 @@ import lottery
 from lottery import config, data, weights
 from lottery.errors import LotteryError
 from lottery.models.kerases import reason
-from lottery.pipeline import preparing
+from lottery.pipeline import building, preparing
+from lottery.pipeline.prepared import Ingredients
 from lottery.runs import store
 from lottery.runs.stored import StoredRound
 from lottery.training.settings import Train
@@ -74,10 +75,10 @@ def test_the_first_function_that_imports_tf_keras_draws_from_the_seed_too(monkey
         calls.append("tf_keras" in sys.modules)
         return softmax_tf_keras()
 
-    wanted = weights.read(preparing.build_model(counted, 5))
+    wanted = weights.read(building.build_model(counted, 5))
     tf_keras.utils.set_random_seed(99)
     monkeypatch.delitem(sys.modules, "tf_keras")
-    found = weights.read(preparing.build_model(counted, 5))
+    found = weights.read(building.build_model(counted, 5))
     assert calls == [True, False, True]
     assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
 
@@ -609,7 +610,7 @@ def test_uint8_that_a_layer_multiplies_are_pixels(tmp_path):
 
 def prepared(model, data=ARRAYS, overrides=None, **ingredients):
     """What a run prepares before it trains; nothing is written."""
-    passed = preparing.Ingredients(model, data, **ingredients)
+    passed = Ingredients(model, data, **ingredients)
     return preparing.prepare(config.load(TINY, overrides), passed)
 
 
@@ -646,7 +647,7 @@ def test_weights_of_examples_count_in_the_loss():
 
     def trained(train):
         ready = prepared(build_dropout, (train, ones, ones))
-        start = preparing.initial_state(ready, 1)
+        start = building.initial_state(ready, 1)
         with contextlib.closing(ready.trainer):
             found = ready.trainer.train(start, {}, (1, 2, 3)).weights
         return [name for name in weights.read(ready.trainer.model) if not np.array_equal(found[name], start[name])]

@@ -219,10 +219,11 @@ def verify(
 def _recomputing(run: Path, data: str, import_code: bool) -> Iterator["verification.Recomputation"]:
     """Prepare what networks are evaluated again with, and show how far that is."""
     from lottery.data import read_npz
-    from lottery.pipeline import preparing, recomputing
+    from lottery.pipeline import recomputing
+    from lottery.pipeline.prepared import Ingredients
 
     arrays = tuple(read_npz(Path(data)).values()) if data else None
-    ingredients = preparing.Ingredients(data=arrays, import_code=import_code)
+    ingredients = Ingredients(data=arrays, import_code=import_code)
     with output.counting() as report, recomputing.opened(run, ingredients, report) as again:
         yield again
 

@@ -109,14 +109,15 @@ def connectivity(
     """
     from lottery.analysis import ANALYSES
     from lottery.analysis import connectivity as stored
-    from lottery.pipeline import connecting, dispatch, preparing
+    from lottery.pipeline import connecting, dispatch
     from lottery.pipeline.interpolation import Line
+    from lottery.pipeline.prepared import Ingredients
 
     often, line = options.every(checkpoint_every), Line(points, recompute)
     indices, starts = options.numbers("--rounds", rounds), options.numbers("--steps", steps)
     with options.stoppable() as should_stop:
         execution = dispatch.Execution(checkpoint_every=often, should_stop=should_stop)
-        trusted = preparing.Ingredients(import_code=import_code)
+        trusted = Ingredients(import_code=import_code)
         connecting.connect(run, indices, starts, replicate, line, trusted, execution)
     one = ANALYSES["connectivity"]
     barriers = one.table(run)

@@ -62,7 +62,8 @@ def run(
     run.num_replicates=1
     """
     from lottery import config, plots
-    from lottery.pipeline import dispatch, preparing, presets, running
+    from lottery.pipeline import dispatch, presets, running
+    from lottery.pipeline.prepared import Ingredients
     from lottery.runs import store
     from lottery.statistics import results
 
@@ -78,7 +79,7 @@ def run(
             source, data = presets.smoke_test(config.load(source, overriding))
             overriding = {}
         execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, should_stop=should_stop)
-        ingredients = preparing.Ingredients(data=data, import_code=import_code)
+        ingredients = Ingredients(data=data, import_code=import_code)
         path = running.run(source, overriding, ingredients, out, execution, tolerance)
     rows = results.table(path)
     output.summary(path, rows, tolerance)
@@ -245,14 +246,15 @@ def branch(
 ) -> None:
     """Train controls and other branches from stored rounds; the same command continues where it was stopped."""
     from lottery import config
-    from lottery.pipeline import branching, dispatch, preparing
+    from lottery.pipeline import branching, dispatch
+    from lottery.pipeline.prepared import Ingredients
     from lottery.statistics import results
 
     words, often = config.parse_overrides(overrides or []), options.every(checkpoint_every)
     working_on = options.workers_on(on, workers, address, task_cpus, task_gpus, task_memory)
     with options.stoppable() as should_stop:
         execution = dispatch.Execution(working_on, often, tensorboard=tensorboard, should_stop=should_stop)
-        indices, trusted = options.numbers("--rounds", rounds), preparing.Ingredients(import_code=import_code)
+        indices, trusted = options.numbers("--rounds", rounds), Ingredients(import_code=import_code)
         branching.branch(run, kind, indices, words, replicate, trusted, execution)
     output.summary(run, results.table(run), tolerance)
 

@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 from lottery import interrupts, progress
 from lottery.errors import LotteryError, StorageError
 from lottery.runs import store
+from lottery.runs.store import NetworkId
 
 LOSSES = 3  # in a row, of one network without progress in between, until it counts as failed
 
 
 class Task(NamedTuple):
-    """A network to train: the folder of its run; replicate, round and branch."""
+    """A network to train, and the folder of its run."""
 
     run: Path
-    network: tuple[int, int, str]
+    network: NetworkId
 
 
 # Makes the function that trains one network, from where to report events and where to see if it should stop.
@@ -44,9 +45,9 @@ class Executor:
 
 def needs(task: Task) -> list[Task]:
     """The network that must be stored before: of the previous round, or of the round that a branch starts from."""
-    replicate, index, branch = task.network
-    before = index - 1 if branch == store.TICKET else index
-    return [Task(task.run, (replicate, before, store.TICKET))] if before >= 0 else []
+    replicate, number, branch = task.network
+    before = number - 1 if branch == store.TICKET else number
+    return [Task(task.run, NetworkId(replicate, before))] if before >= 0 else []
 
 
 def by_priority(tasks: Sequence[Task]) -> list[Task]:

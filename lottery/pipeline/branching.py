@@ -11,12 +11,13 @@ from lottery import config, progress, weights
 from lottery.errors import LotteryError, unknown
 from lottery.executors.scheduler import Task
 from lottery.models import networks
-from lottery.pipeline import dispatch, identity, preparing, tensorboard
-from lottery.pipeline import rounds as rounds_module
+from lottery.pipeline import branch_training, checks, dispatch, identity, preparing, tensorboard
 from lottery.pipeline.dispatch import Execution, Recipe
-from lottery.pipeline.preparing import Ingredients, Prepared
+from lottery.pipeline.network_training import Training
+from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared
 from lottery.pruning import branches, fairness
 from lottery.runs import store
+from lottery.runs.store import NetworkId
 from lottery.runs.stored import StoredRound
 
 
@@ -26,7 +27,7 @@ def branch(
     rounds: Sequence[int] = (),
     overrides: Mapping[str, Any] | None = None,
     replicate: int | None = None,
-    ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
+    ingredients: Ingredients = NOTHING_PASSED,
     execution: Execution = Execution(),  # noqa: B008 (frozen)
 ) -> None:
     """Train branches from stored rounds, or find them complete; see `lottery.branch`."""
@@ -51,22 +52,22 @@ def branch(
             tables["data"] |= {"path": "", "fingerprint": ""} if "data" in overrides else {}
             other = config.validated(config.merged(tables, overrides))
         prepared, num_threads, _ = preparing.open_run(stack, path, experiment, ingredients, transfer=other)
-        preparing.check_learns(prepared, name)
+        checks.check_learns(prepared, name)
         if transfers and places:
             _check_fit(StoredRound(path, places[0][0], 0), prepared)
             for note in _compared(path, experiment, prepared, ingredients):
                 on_event(progress.Note(note))
         label = _label(name, overrides, prepared if transfers else None)
-        networks = [(*place, label) for place in places]
+        networks = [NetworkId(*place, label) for place in places]
         missing = [network for network in networks if not store.is_stored(path, *network)]
         for network in set(networks) - set(missing):
             record = store.read_record(store.round_path(path, *network))
             if transfers and record["data_sha256"] != prepared.data.fingerprint:
                 raise LotteryError(f"The stored branch {label} was trained on other data with the same name.")
         if name not in branches.BRANCHES:
-            training = rounds_module.Training(path, prepared, on_event)
+            training = Training(path, prepared, on_event)
             for network in (one for one in networks if one not in missing):
-                if not rounds_module.matches_stored(training, network, function):
+                if not branch_training.matches_stored(training, network, function):
                     raise LotteryError(
                         f"branch: another function called {name!r} made the branch of round {network[1]} of replicate "
                         f"{network[0]}; rename the function."

@@ -12,14 +12,14 @@ import numpy as np
 from lottery import config, files, masks, progress, weights
 from lottery.data import Streams
 from lottery.errors import LotteryError, unknown
-from lottery.pipeline import branching, interpolation, preparing
-from lottery.pipeline import rounds as rounds_module
+from lottery.pipeline import branching, interpolation, network_training, preparing
 from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.interpolation import Line
-from lottery.pipeline.preparing import Ingredients, Prepared
-from lottery.pipeline.rounds import NetworkId, Training, Watch
+from lottery.pipeline.network_training import Training, Watch
+from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.runs import sibling_checks, siblings, store
 from lottery.runs.siblings import ORDERS, PathPoint, Siblings
+from lottery.runs.store import NetworkId
 from lottery.runs.stored import StoredRound
 from lottery.statistics.barriers import error_barrier
 from lottery.training.checkpoints import CheckpointInterval
@@ -81,8 +81,10 @@ def connect(
             why = "The training data do not end within one training, so only the test error is measured."
             on_event(progress.Note(why))
         folder = siblings.folder(path)
-        on_event = progress.tallied(on_event, {(folder, *network): span for network, span in spans.items()})
-        on_event = rounds_module.while_there(path, on_event)
+        on_event = progress.tallied(
+            on_event, {(folder, key.replicate, key.round, key.branch): span for key, span in spans.items()}
+        )
+        on_event = network_training.while_there(path, on_event)
         every = execution.checkpoint_every or CheckpointInterval()
         training = Training(folder, prepared, on_event, every, should_stop)
         walk = functools.partial(interpolation.path, evaluations=evaluations, alphas=alphas, recompute=recompute)
@@ -165,10 +167,13 @@ def _spans(wanted: Sequence[Siblings]) -> dict[NetworkId, tuple[int, int]]:
     spans: dict[NetworkId, tuple[int, int]] = {}
     for own in _by_replicate(wanted):
         for step in _missing_steps(own)[-1:]:
-            spans[own[0].replicate, 0, f"to_step_{step}"] = 0, step
+            spans[NetworkId(own[0].replicate, 0, f"to_step_{step}")] = 0, step
     for pair in wanted:
         for order in pair.missing():
-            spans[pair.replicate, pair.round, pair.branch(order)] = pair.step, pair.experiment.train.num_steps
+            spans[NetworkId(pair.replicate, pair.round, pair.branch(order))] = (
+                pair.step,
+                pair.experiment.train.num_steps,
+            )
     return spans
 
 
@@ -183,12 +188,12 @@ def _store_states(training: Training, own: Sequence[Siblings]) -> None:
 
         return write
 
-    initial = rounds_module.initial_state(dataclasses.replace(training, path=own[0].run), replicate)
+    initial = network_training.initial_state(dataclasses.replace(training, path=own[0].run), replicate)
     dense = masks.ones_like({name: initial[name] for name in training.prepared.trainer.masks})
     # Of all steps, stored or not, so that a checkpoint is of the same training.
     watch = {pair.step: keep(pair.state_file) for pair in own if 0 < pair.step <= last}
-    network = replicate, 0, f"to_step_{last}"
-    trained = rounds_module.train_network(training, network, initial, dense, Span(0, last), Watch(watch))
+    network = NetworkId(replicate, 0, f"to_step_{last}")
+    trained = network_training.train_network(training, network, initial, dense, Span(0, last), Watch(watch))
     store.clear_checkpoints(store.round_path(training.path, *network))
     if _missing_steps(own):  # a state was removed that was stored before the checkpoint
         _store_states(training, own)
@@ -213,13 +218,13 @@ def _train(training: Training, pair: Siblings, order: int) -> None:
             raise LotteryError(
                 f"{str(folder)!r} started from other weights than those of step {step} of replicate {replicate}."
             )
-    kept, network = pair.pruned.masks, (replicate, pair.round, pair.branch(order))
+    kept, network = pair.pruned.masks, NetworkId(replicate, pair.round, pair.branch(order))
     start = masks.apply(pair.start(order, state), kept, pair.pruned.held_at)
     words = siblings.seed_words(settings, replicate, order)
     own = _with_noise(training, pair, order)
-    trained = rounds_module.train_network(own, network, start, kept, Span(step), words=words)
+    trained = network_training.train_network(own, network, start, kept, Span(step), words=words)
     about = {"order": order, "first_step": step, "last_step": settings.train.num_steps, "step_sha256": digest}
-    rounds_module.store_network(training, network, trained, {**about, "thresholds": dict.fromkeys(kept)})
+    network_training.store_network(training, network, trained, {**about, "thresholds": dict.fromkeys(kept)})
 
 
 def _with_noise(training: Training, pair: Siblings, order: int) -> Training:

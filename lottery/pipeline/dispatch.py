@@ -17,8 +17,10 @@ from lottery.errors import LotteryError
 from lottery.executors import processes, ray, scheduler
 from lottery.executors.scheduler import Task
 from lottery.models import multiply_adds
-from lottery.pipeline import environment, identity, rounds, shared_prefix
-from lottery.pipeline.preparing import Ingredients, Prepared, prepare
+from lottery.pipeline import branch_training, environment, identity, network_training, rounds, shared_prefix
+from lottery.pipeline.network_training import Training
+from lottery.pipeline.prepared import Ingredients, Prepared
+from lottery.pipeline.preparing import prepare
 from lottery.pruning import branches
 from lottery.runs import store
 from lottery.training.checkpoints import CheckpointInterval
@@ -77,10 +79,10 @@ class Worker:
     on_event: progress.OnEvent
     should_stop: interrupts.ShouldStop
     prepared: dict[Path, Prepared] = field(default_factory=dict)
-    _open: dict[Path, rounds.Training] = field(default_factory=dict)
+    _open: dict[Path, Training] = field(default_factory=dict)
 
     def train(self, task: Task) -> None:
-        """Train one network of a run, unless it is stored; see `rounds.train_network` for errors."""
+        """Train one network of a run, unless it is stored; see `network_training.train_network` for errors."""
         recipe, (replicate, index, label) = self.recipes[task.run], task.network
         store.check_there(recipe.path)
         if store.is_stored(recipe.path, *task.network):
@@ -90,14 +92,14 @@ class Worker:
             rounds.train_chain(training, replicate, index)
         else:
             branch = recipe.branch or branches.BRANCHES[label].function
-            rounds.train_branch(training, task.network, branch, recipe.details)
+            branch_training.train_branch(training, task.network, branch, recipe.details)
 
     def close(self) -> None:
         """Stop enforcing masks."""
         while self._open:
             self._open.popitem()[1].prepared.trainer.close()
 
-    def _training(self, recipe: Recipe, replicate: int) -> rounds.Training:
+    def _training(self, recipe: Recipe, replicate: int) -> Training:
         """Open a run for training; of several, the one that was used longest ago is closed."""
         training = self._open.pop(recipe.path, None)
         if training is None:
@@ -108,8 +110,9 @@ class Worker:
             environment.check_devices(recipe.path, prepared.trainer.model)
             for difference in environment.differences(store.read_environment(recipe.path)) if recipe.away else ():
                 self.on_event(progress.Note(f"{platform.node()} computes with {difference}, so bits may differ."))
-            on_event, every = rounds.while_there(recipe.path, self.on_event), recipe.every or CheckpointInterval()
-            training = rounds.Training(recipe.path, prepared, on_event, every, self.should_stop, recipe.states)
+            on_event = network_training.while_there(recipe.path, self.on_event)
+            every = recipe.every or CheckpointInterval()
+            training = Training(recipe.path, prepared, on_event, every, self.should_stop, recipe.states)
         self._open[recipe.path] = training
         return training
 
@@ -128,7 +131,10 @@ def carry_out(
         return
     copies, prepared = copies or {}, dict(prepared or {})
     trained = [task for task in tasks if task not in copies]
-    spans = {(run, *network): rounds.span(recipes[run].experiment, network) for run, network in trained}
+    spans = {}
+    for run, network in trained:
+        key = (run, network.replicate, network.round, network.branch)
+        spans[key] = network_training.steps_of(recipes[run].experiment, network)
     on_event = progress.tallied(on_event, spans)
     with contextlib.ExitStack() as stack:
         if isinstance(execution.workers, ray.Ray):
@@ -197,7 +203,7 @@ def _num_workers(
             model = next(iter(prepared.values())).trainer.model
             sizes = {name: math.prod(value.shape) for name, value in weights.prunable(model).items()}
             macs = multiply_adds.of_kept(sizes, multiply_adds.per_entry(model))
-            spans = [rounds.span(experiments[task.run], task.network) for task in tasks]
+            spans = [network_training.steps_of(experiments[task.run], task.network) for task in tasks]
             batch_size = next(iter(experiments.values())).train.batch_size
             if macs is not None:
                 step = SECONDS_OF_STEP + macs * batch_size * SECONDS_OF_MAC

@@ -172,7 +172,7 @@ def agreed(
         run: The run's folder.
         experiment: The stored experiment.
         now: The same, completed with what the caller's objects are now.
-        observe: Observes the caller's model; see `preparing.Prepared`.
+        observe: Observes the caller's model; see `Prepared`.
 
     Returns:
         Sentences that a person should read.

@@ -1,18 +1,22 @@
 """Learn masks: train scores in a compiled loop of their own, while the weights stay fixed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from lottery import randomness, weights
+from lottery import masks, randomness, weights
 from lottery.enforcement.patching import seen_as
+from lottery.masks import Masks
 from lottery.models.kerases import is_compiled, keras_of
-from lottery.pipeline import preparing
-from lottery.pipeline.preparing import Prepared
-from lottery.pruning import supermasks
+from lottery.pipeline import building, checks, network_training
+from lottery.pipeline.network_training import Training
+from lottery.pipeline.prepared import Prepared
+from lottery.pruning import branches, supermasks
+from lottery.pruning.branches import BranchStart
+from lottery.runs.store import NetworkId
 from lottery.training import compiling
 from lottery.training.course import Arrays
 from lottery.training.loop import example_batch
@@ -58,6 +62,27 @@ def learner(prepared: Prepared, rule: supermasks.Rule) -> Learner:
     return prepared.learners[rule.name]
 
 
+def learned(training: Training, network: NetworkId, ticket: Masks, rule: supermasks.Rule) -> BranchStart:
+    """Learn masks with as many entries of each weight as a ticket's, while the weights stay fixed.
+
+    See `branches.supermask`.
+    """
+    experiment, prepared = training.experiment, training.prepared
+    checks.check_learns(prepared, network.branch)
+    counts = masks.num_kept(ticket)
+    fixed = supermasks.fixed_weights(network_training.initial_state(training, network.replicate), counts)
+    words = branches.words_for(experiment.run.seed, *network)
+    of_scores = learner(prepared, rule)
+    start = of_scores.begin(fixed, counts, randomness.generator(*words))
+    learning = replace(training, prepared=replace(prepared, trainer=of_scores.trainer), stage="scores")
+    trained = network_training.train_network(learning, network, start, masks.ones_like(ticket))
+    # Statistics, of BatchNormalization, are those of the masks that were learned.
+    state = {**trained.weights, **{name: fixed[name] for name in counts}}
+    last = experiment.train.num_steps
+    details = {"mask_steps": last, "seconds": round(trained.seconds, 3)}  # what is left to do takes hardly any
+    return BranchStart(state, supermasks.kept_by(trained.weights, counts), last, last, details=details)
+
+
 def settings_of(settings: Train, rule: supermasks.Rule) -> Train:
     """Make the ``[train]`` settings of the scores: the run's, with the rule's optimizer and a cosine."""
     decay = {"name": "CosineDecay", "initial_learning_rate": rule.learning_rate, "decay_steps": settings.num_steps}
@@ -71,7 +96,7 @@ def _made(prepared: Prepared, rule: supermasks.Rule) -> Learner:
     experiment = prepared.experiment
     settings = settings_of(experiment.train, rule)
     # As the run's own model; the weights that are drawn play no part.
-    model = preparing.build_model(prepared.build, randomness.seed_for(experiment.run.seed, 0, randomness.SCORES))
+    model = building.build_model(prepared.build, randomness.seed_for(experiment.run.seed, 0, randomness.SCORES))
     names = list(weights.prunable(model))
     named = weights.variables(model)
     for name, own in named.items():

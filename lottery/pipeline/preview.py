@@ -8,7 +8,7 @@ from lottery import config, data, weights
 from lottery.errors import LotteryError
 from lottery.formatting import column, replicates
 from lottery.models import networks
-from lottery.pipeline import preparing, presets
+from lottery.pipeline import building, presets
 from lottery.pruning import granularity, plan
 from lottery.pruning.allocation import Shapes
 from lottery.runs import store
@@ -38,7 +38,7 @@ def model_of(experiment: config.Experiment, import_code: bool = False) -> Any:
     else:
         train = data.load(settings).train
         build = networks.builder(name, train.x.shape[1:], int(train.y.max()) + 1)
-    return preparing.build_model(build, 0)
+    return building.build_model(build, 0)
 
 
 def rounds(experiment: config.Experiment, pilot: Path | None = None, import_code: bool = False) -> Table:

@@ -13,8 +13,8 @@ import numpy as np
 from lottery import config, randomness, weights
 from lottery.data import Splits
 from lottery.errors import LotteryError
-from lottery.pipeline import environment, identity, preparing, rounds
-from lottery.pipeline.preparing import Ingredients, Prepared
+from lottery.pipeline import branch_training, building, environment, identity, preparing
+from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.pruning import branches
 from lottery.runs import siblings, store
 from lottery.runs.stored import StoredRound, stored_rounds
@@ -171,11 +171,11 @@ class _Recomputing:
         """Draw the variables of a branch anew, if this machine draws the initial weights of the run."""
         if not self._draws_the_same(stored.replicate):
             return None
-        return rounds.drawn_anew(self.prepared, stored.replicate, stored.round)
+        return branch_training.drawn_anew(self.prepared, stored.replicate, stored.round)
 
     def _draws_the_same(self, replicate: int) -> bool:
         if replicate not in self._same_initial:
-            drawn = preparing.initial_state(self.prepared, replicate)
+            drawn = building.initial_state(self.prepared, replicate)
             initial = store.read_start(self.run, replicate)
             self._same_initial[replicate] = weights.fingerprint(drawn) == weights.fingerprint(initial)
         return self._same_initial[replicate]

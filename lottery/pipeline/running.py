@@ -8,16 +8,17 @@ from typing import Any
 
 from lottery import config, formatting, progress
 from lottery.executors.scheduler import Task
-from lottery.pipeline import dispatch, environment, identity, preparing, tensorboard
+from lottery.pipeline import completion, dispatch, environment, identity, preparing, tensorboard
 from lottery.pipeline.dispatch import Execution, Recipe
-from lottery.pipeline.preparing import Ingredients
+from lottery.pipeline.notes import too_fine
+from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients
 from lottery.runs import store
 
 
 def run(
     source: str | Path | Mapping[str, Any] | None = None,
     overrides: Mapping[str, Any] | None = None,
-    ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
+    ingredients: Ingredients = NOTHING_PASSED,
     out: str | Path = "runs",
     execution: Execution = Execution(),  # noqa: B008 (frozen)
     tolerance: float | None = None,
@@ -28,7 +29,7 @@ def run(
     """
     own = ingredients.model is not None or ingredients.data is not None
     experiment = config.load({} if source is None and own else source, overrides)
-    experiment = preparing.with_functions(experiment, ingredients)
+    experiment = completion.with_functions(experiment, ingredients)
     with execution.started() as (on_event, should_stop), contextlib.ExitStack() as stack:
         prepared, path = None, store.run_path(out, experiment)
         if own or ingredients.are_observed(experiment):
@@ -50,7 +51,7 @@ def run(
         stored, num = store.progress(path, experiment)
         size = f"{num:,} networks of {formatting.replicates(experiment.run.num_replicates)}"
         size += f", of which {stored:,} {'are' if stored > 1 else 'is'} stored" if stored else ""
-        for note in (*notes, *preparing.too_fine(prepared, tolerance), f"{path}: {size}."):
+        for note in (*notes, *too_fine(prepared, tolerance), f"{path}: {size}."):
             on_event(progress.Note(note))
         if execution.tensorboard:
             on_event = stack.enter_context(tensorboard.observing(path, experiment, on_event))
@@ -63,4 +64,4 @@ def run(
 def wanted(path: Path, experiment: config.Experiment) -> list[Task]:
     """List every network of a run, stored or not, in the order of training."""
     replicates = range(1, experiment.run.num_replicates + 1)
-    return [Task(path, (number, *one)) for number in replicates for one in store.wanted(experiment)]
+    return [Task(path, store.NetworkId(number, *one)) for number in replicates for one in store.wanted(experiment)]

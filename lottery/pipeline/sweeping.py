@@ -13,7 +13,8 @@ from lottery.errors import LotteryError
 from lottery.models import networks
 from lottery.pipeline import dispatch, environment, identity, preparing, presets, running, shared_prefix, tensorboard
 from lottery.pipeline.dispatch import Execution, Recipe
-from lottery.pipeline.preparing import Ingredients
+from lottery.pipeline.notes import too_fine
+from lottery.pipeline.prepared import Ingredients
 from lottery.runs import store
 from lottery.statistics import results, verdicts
 from lottery.statistics.metric import metric_of
@@ -100,7 +101,7 @@ def sweep(
                 prepared, _, notes = preparing.open_run(stack, path, experiment, ingredients, num_threads)
                 for note in notes:
                     on_event(progress.Note(f"{path}: {note}"))
-                for note in {*preparing.too_fine(prepared, tolerance)} - warned:  # once for all that share the data
+                for note in {*too_fine(prepared, tolerance)} - warned:  # once for all that share the data
                     on_event(progress.Note(note))
                     warned.add(note)
             if signal := should_stop():

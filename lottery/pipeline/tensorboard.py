@@ -85,6 +85,8 @@ class _Board:
 
     def write_stored(self) -> None:
         """Write the networks that are stored and not shown yet."""
+        if not store.replicates(self.run, self.experiment):  # a new run, of which there is no table
+            return
         for _, rows in results.table(self.run).groupby(["replicate", "branch"], sort=False):
             records = [store.read_record(self._stored(row)) for row in rows.to_dict("records")]
             missing = [record for record in records if not _is_written(self._place(record))]

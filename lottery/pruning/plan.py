@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,15 @@ from lottery.settings import GIVEN
 Survivors = dict[tuple[str, ...], list[int]]
 # Draws masks at random.
 DrawMasks = Callable[[np.random.Generator], Masks]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a round is made from."""
+
+    scored: criteria.Weights  # every variable of the network whose weights are scored
+    masks: Masks  # those that the round prunes further
+    before: criteria.Weights  # every variable at the end of the round before
 
 
 class Plan:
@@ -204,6 +213,16 @@ def _schedule(settings: Prune) -> Schedule:
     if settings.densities:
         return schedules.explicit(settings.densities)
     return SCHEDULES[settings.schedule](settings.rate, settings.num_rounds, settings.final_density or None)
+
+
+def source(settings: Prune, before: Any, dense: Any) -> Source:
+    """Choose what a round is made from: the round before, or the dense network, each with its `masks` and `weights`.
+
+    Without iterations each round scores the dense network, and so prunes in one shot.
+    """
+    scored = before if settings.iterative else dense
+    pruned = dense if is_from_dense(settings) else before
+    return Source(scored.weights, pruned.masks, before.weights)
 
 
 def is_from_dense(settings: Prune) -> bool:

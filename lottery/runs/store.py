@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -28,6 +28,14 @@ MOST_METRICS = 100_000_000  # bytes of a curve
 METRICS = ("step", "split", "loss", "accuracy")
 CHANGES = ("step", "num_kept", "pruned", "grown")  # of a change of masks in training
 EARLY_STOP, PREDICTIONS = "early_stop.safetensors", "predictions.safetensors"  # not in runs of earlier versions
+
+
+class NetworkId(NamedTuple):
+    """Which network of a run: a round of a replicate, both counted, or a branch from it."""
+
+    replicate: int  # from 1
+    round: int
+    branch: str = TICKET
 
 
 def replicates(run: Path, experiment: config.Experiment) -> list[int]:
@@ -157,11 +165,11 @@ def opened(run: Path, experiment: config.Experiment) -> Iterator[None]:
             raise LotteryError(f"Another process is working on {str(run)!r}; wait for it, or stop it first.") from None
     try:
         _clear_leftovers(run)
-        if not (run / "experiment.toml").exists():
-            files.write(run / "experiment.toml", config.dump(experiment).encode())
-        stored = _read_stored(run / "experiment.toml")
-        if stored != experiment:
-            raise _edited(run / "experiment.toml", f" ({'; '.join(config.differences(stored, experiment))})")
+        file = run / "experiment.toml"
+        if not file.exists():
+            files.write(file, config.dump(experiment).encode())
+        elif (stored := _read_stored(file)) != experiment:
+            raise _edited(file, f" ({'; '.join(config.differences(stored, experiment))})")
         yield
         _clear_leftovers(run)  # of workers that were killed and replaced
     finally:

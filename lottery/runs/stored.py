@@ -113,9 +113,8 @@ class StoredRound:
         if mask_actions.is_zero(settings.held_at) or not self.round:
             return {}
         dense = self.before if self.round == 1 else StoredRound(self.run, self.replicate, 0)
-        scored = self.before if settings.iterative else dense
-        kept = dense.masks if plan.is_from_dense(settings) else self.before.masks
-        return mask_actions.at_initial(settings.held_at, self._initial, scored.weights, kept, self.before.weights)
+        source = plan.source(settings, self.before, dense)
+        return mask_actions.at_initial(settings.held_at, self._initial, source.scored, source.masks, source.before)
 
     @cached_property
     def held_at(self) -> dict[str, np.ndarray]:

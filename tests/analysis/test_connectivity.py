@@ -18,9 +18,10 @@ from lottery import config, files, masks, progress, weights
 from lottery.analysis import connectivity
 from lottery.data import Data
 from lottery.errors import LotteryError
-from lottery.pipeline import connecting, interpolation, preparing, rounds
+from lottery.pipeline import building, connecting, interpolation, network_training, preparing
 from lottery.pipeline.dispatch import Execution
-from lottery.pipeline.preparing import Ingredients, prepare
+from lottery.pipeline.prepared import Ingredients
+from lottery.pipeline.preparing import prepare
 from lottery.runs import sibling_checks, siblings, store
 from lottery.runs.siblings import Siblings
 from lottery.runs.stored import stored_rounds
@@ -170,7 +171,7 @@ def test_a_barrier_is_seen_where_there_is_one():
     prepared = prepare(config.load(DIGITS))
     model, (x, y) = prepared.trainer.model, (prepared.data.test.x, prepared.data.test.y)
     x = lottery.training.loop.scaler(prepared.data)(x).numpy()
-    states = [preparing.initial_state(prepared, replicate) for replicate in (1, 2)]
+    states = [building.initial_state(prepared, replicate) for replicate in (1, 2)]
     kept = masks.ones_like({name: states[0][name] for name in prepared.trainer.masks})
 
     def trained(start, number):
@@ -494,7 +495,7 @@ def test_the_second_sibling_has_other_dropout(connected):
         return keras.Sequential([keras.Input((6,)), Noise(), keras.layers.Dense(3)])
 
     prepared = prepare(config.load(TABLES, {"train": {"num_steps": 2}}), Ingredients(noisy, arrays()))
-    training, start = rounds.Training(None, prepared, quietly), weights.read_state(prepared.trainer.model)
+    training, start = network_training.Training(None, prepared, quietly), weights.read_state(prepared.trainer.model)
     kept, words = masks.ones_like({"dense/kernel": start["dense/kernel"]}), (1, 2)
 
     def trained(number):

@@ -14,7 +14,7 @@ import pytest
 import lottery
 from lottery import enforcement, progress, randomness, weights
 from lottery.errors import LotteryError
-from lottery.pipeline import preparing
+from lottery.pipeline import building
 from lottery.runs import store
 from tests.conftest import contents, toy_arrays
 
@@ -57,7 +57,7 @@ def test_two_workers_give_the_bits_of_one_and_a_failure_stops_nothing_else(tmp_p
         with enforcement.gradient(model, masks) as callbacks:
             yield callbacks
 
-    second = weights.read(preparing.build_model(build, randomness.seed_for(0, 2, randomness.INITIALISATION)))
+    second = weights.read(building.build_model(build, randomness.seed_for(0, 2, randomness.INITIALISATION)))
 
     def choosy(evidence):
         later = not evidence.kept["dense/kernel"].all()

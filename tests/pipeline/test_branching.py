@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import lottery
 from lottery import cli, config, files, masks, randomness
 from lottery.errors import LotteryError
-from lottery.pipeline.preparing import Ingredients
+from lottery.pipeline.prepared import Ingredients
 from lottery.pruning import branches
 from lottery.runs import store, verification
 from lottery.settings import GIVEN

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lottery
-from lottery import enforcement, progress
+from lottery import config, enforcement, progress
 from lottery.errors import LotteryError
 from lottery.runs import store
 from tests.conftest import quietly, toy_arrays
@@ -41,6 +41,24 @@ def arrays_of(path):
 
 def is_right(run):
     return run.verify() == []
+
+
+class FirstStep(BaseException):
+    """Ends a run before it trains."""
+
+
+@pytest.mark.parametrize(("passed", "num"), [({"enforcement": own}, 1), ({"schedule": halving}, 2)])
+def test_an_experiment_is_validated_once(tmp_path, monkeypatch, passed, num):
+    validated, tables = config.validated, []
+
+    def stop(event):
+        if isinstance(event, progress.Step):
+            raise FirstStep
+
+    monkeypatch.setattr(config, "validated", lambda table: tables.append(table) or validated(table))
+    with pytest.raises(FirstStep):
+        go(tmp_path, **passed, on_event=stop)
+    assert len(tables) == num  # the densities of a function are validated, too
 
 
 def test_both_give_the_bits_of_the_names_and_work_everywhere(tmp_path):

@@ -358,7 +358,7 @@ def test_siblings_hold_by_the_rule(tmp_path, iterative):
     settings["prune"]["iterative"] = iterative
     run = lottery.run(settings, model=build, data=arrays(), out=tmp_path, on_event=quietly)
     from lottery.pipeline import connecting
-    from lottery.pipeline.preparing import Ingredients
+    from lottery.pipeline.prepared import Ingredients
 
     connecting.connect(run.path, [2], [STEP, 10], ingredients=Ingredients(build, arrays()))
     assert run.verify() == []

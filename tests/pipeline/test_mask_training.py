@@ -10,8 +10,8 @@ import pytest
 import lottery
 from lottery import config, files, interrupts, masks, progress, randomness, weights
 from lottery.errors import LotteryError
-from lottery.pipeline import mask_training, preparing, rounds
-from lottery.pipeline.preparing import Ingredients
+from lottery.pipeline import branch_training, building, mask_training, network_training, preparing
+from lottery.pipeline.prepared import Ingredients
 from lottery.pruning import branches, supermasks
 from lottery.runs import store, verification
 from lottery.runs.stored import StoredRound
@@ -92,7 +92,7 @@ def test_one_update_of_the_scores():
     prepared = preparing.prepare(config.load(tables), Ingredients(small, (x, y, *test)))
     rng = np.random.default_rng(6)
     start = {name: rng.normal(size=value.shape).astype(np.float32) for name, value in
-             preparing.initial_state(prepared, 1).items()}  # fmt: skip
+             building.initial_state(prepared, 1).items()}  # fmt: skip
     counts = {"dense/kernel": 20, "dense_1/kernel": 9}
     learner = mask_training.learner(
         prepared, dataclasses.replace(supermasks.EDGE_POPUP, optimizer="sgd", learning_rate=rate)
@@ -145,8 +145,8 @@ def test_counts_and_what_is_left_alone(branched, name):
 def test_the_trainer_of_scores_computes_what_the_stored_network_computes(trained, tmp_path, name):
     path = shutil.copytree(trained.path, tmp_path / trained.path.name)
     prepared = preparing.prepare(store.read_experiment(path), Ingredients(build, arrays()))
-    training = rounds.Training(path, prepared, quietly)
-    rounds.train_branch(training, (1, 2, name), branches.BRANCHES[name].function)
+    training = network_training.Training(path, prepared, quietly)
+    branch_training.train_branch(training, store.NetworkId(1, 2, name), branches.BRANCHES[name].function)
     stored, learner = of(path, name), mask_training.learner(prepared, branches.BRANCHES[name].learns)
     x = prepared.data.test.x
     scored = np.asarray(learner.trainer.model(x, training=False))

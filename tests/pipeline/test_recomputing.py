@@ -11,8 +11,9 @@ from safetensors.numpy import save
 import lottery
 from lottery import files
 from lottery.errors import LotteryError
-from lottery.pipeline import connecting, preparing, recomputing
+from lottery.pipeline import building, connecting, recomputing
 from lottery.pipeline.dispatch import Execution
+from lottery.pipeline.prepared import Ingredients
 from lottery.runs import store, verification
 from lottery.runs.stored import stored_rounds
 from tests.conftest import quietly, toy_arrays
@@ -86,7 +87,7 @@ def found(run, **passed):
     """What is wrong, by network, without and with another computation."""
     plain = [sentence for _, wrong in verification.verify(run.path) for sentence in wrong]
     assert plain == [], "checksums and invariants were to hold"
-    with recomputing.opened(run.path, preparing.Ingredients(**passed)) as again:
+    with recomputing.opened(run.path, Ingredients(**passed)) as again:
         wrong = {name.partition(", ")[2]: each for name, each in verification.verify(run.path, again) if each}
     return wrong, again.notes
 
@@ -142,7 +143,7 @@ def test_forged_numbers_are_found_at_both_steps(copy, lottery_command):
 
 def test_a_run_of_an_earlier_version_on_another_machine(copy, monkeypatch):
     """Files that it lacks are named, and rounding may decide an example, but not five."""
-    monkeypatch.setattr(preparing, "initial_state", lambda prepared, replicate: {})
+    monkeypatch.setattr(building, "initial_state", lambda prepared, replicate: {})
     for stored in stored_rounds(copy.path):
         record = stored.record
         for name in (store.EARLY_STOP, store.PREDICTIONS):
@@ -163,12 +164,12 @@ def test_a_run_of_an_earlier_version_on_another_machine(copy, monkeypatch):
 
 
 def test_initial_weights_are_drawn_again(copy, monkeypatch):
-    drawn = preparing.initial_state
+    drawn = building.initial_state
 
     def others(prepared, replicate):
         return {name: value + 1 for name, value in drawn(prepared, replicate).items()}
 
-    monkeypatch.setattr(preparing, "initial_state", others)
+    monkeypatch.setattr(building, "initial_state", others)
     wrong, _ = found(copy)
     assert wrong == {"round 0": ["The initial weights differ from those that the seed gives."]}
 

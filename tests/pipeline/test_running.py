@@ -9,6 +9,7 @@ import lottery
 from lottery import config, enforcement, files, masks, progress, randomness, weights
 from lottery.errors import LotteryError
 from lottery.pipeline import dispatch, preparing, running
+from lottery.pipeline.prepared import Ingredients
 from lottery.runs import store, verification
 from lottery.runs.stored import StoredRound
 from lottery.training import trainer
@@ -189,7 +190,7 @@ def test_a_users_model_and_data(tmp_path):
     # The same again resumes; other data or another network is another run.
     assert lottery.run(experiment, model=build_dropout, data=arrays, out=tmp_path, on_event=quietly).path == run.path
     for data, same in ((arrays, True), ((arrays[0] + 1, *arrays[1:]), False)):
-        prepared = preparing.prepare(config.load(experiment), preparing.Ingredients(build_dropout, data))
+        prepared = preparing.prepare(config.load(experiment), Ingredients(build_dropout, data))
         assert (store.run_path(tmp_path, prepared.experiment) == run.path) == same
 
 
@@ -478,7 +479,7 @@ def build_three(metrics):
 )
 def test_a_tolerance_that_cannot_be_measured_is_reported_before_training(num_test, metrics, warned, tmp_path):
     arrays = toy_arrays(np.random.default_rng(3), num_test=num_test)
-    ingredients = preparing.Ingredients(model=lambda: build_three(metrics), data=arrays)
+    ingredients = Ingredients(model=lambda: build_three(metrics), data=arrays)
     tables = {"train": {"num_steps": 5, "batch_size": 20, "jit_compile": False}, "prune": {"num_rounds": 0}}
     events = []
     execution = dispatch.Execution(on_event=events.append)

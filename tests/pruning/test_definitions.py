@@ -9,7 +9,7 @@ import pytest
 
 from lottery import config, masks, weights
 from lottery.models import networks
-from lottery.pipeline import preparing
+from lottery.pipeline import building, preparing
 from lottery.pruning import criteria, plan, ranking
 from lottery.pruning.criteria import CRITERIA, CriterionInputs
 from lottery.pruning.settings import Prune
@@ -28,7 +28,7 @@ def lenet():
             "prune": {"criterion": "grasp", "scope": "global"},
         }
     )
-    return preparing.scoring_network(preparing.prepare(experiment), 1)
+    return building.scoring_network(preparing.prepare(experiment), 1)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_the_batch_has_as_many_examples_of_each_class(lenet):
 def test_examples_are_taken_from_the_classes_in_turns(labels, num, counts):
     rng = np.random.default_rng(1)
     order = rng.permutation(len(labels))
-    found = preparing._balanced(labels[order], order, num)
+    found = building.balanced(labels[order], order, num)
     classes = labels if labels.ndim == 1 else labels.argmax(axis=1)
     assert len(set(found)) == num and sorted(np.bincount(classes[found]), reverse=True) == counts
 
@@ -160,7 +160,7 @@ def test_examples_are_taken_from_the_classes_in_turns(labels, num, counts):
 def test_examples_without_classes_are_taken_in_order():
     order = np.random.default_rng(1).permutation(20)
     for labels in (np.random.default_rng(2).normal(size=20), np.zeros((20, 4, 4), int)):
-        assert preparing._balanced(labels[order], order, 7).tolist() == order[:7].tolist()
+        assert building.balanced(labels[order], order, 7).tolist() == order[:7].tolist()
 
 
 def test_grasp_on_lenet(lenet):

@@ -17,7 +17,7 @@ from lottery.data import Data, load, split
 from lottery.errors import LotteryError
 from lottery.pipeline import branching, preparing
 from lottery.pipeline.dispatch import Execution
-from lottery.pipeline.preparing import Ingredients
+from lottery.pipeline.prepared import Ingredients
 from lottery.pruning import allocation, branches, dynamic, fairness
 from lottery.runs import store, verification
 from lottery.runs.stored import StoredRound

@@ -27,7 +27,7 @@ import lottery
 from lottery import files, interrupts, progress, weights
 from lottery.errors import LotteryError
 from lottery.pipeline import connecting, dispatch, interpolation
-from lottery.pipeline.preparing import Ingredients
+from lottery.pipeline.prepared import Ingredients
 from lottery.runs import store
 from lottery.training.checkpoints import CheckpointInterval
 from tests.scripts import fuzz_runs

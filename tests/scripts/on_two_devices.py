@@ -14,8 +14,8 @@ import tf_keras
 import lottery
 from lottery import config, enforcement, files, interrupts, randomness, weights
 from lottery.errors import LotteryError
-from lottery.pipeline import preparing
-from lottery.pipeline.preparing import Ingredients
+from lottery.pipeline import building, preparing
+from lottery.pipeline.prepared import Ingredients
 from lottery.runs import store, verification
 from lottery.training import checkpoints, mirrored
 from tests.conftest import quietly, toy_arrays
@@ -267,7 +267,7 @@ def test_every_example_of_a_data_set_is_counted_once(library, sizes):
 
 
 def _check_counts(build, examples, logs):
-    model = preparing.build_model(build, randomness.seed_for(0, 0, randomness.INITIALISATION))
+    model = building.build_model(build, randomness.seed_for(0, 0, randomness.INITIALISATION))
     outputs = np.array(model(examples[0]), np.float64)
     assert float(logs["accuracy"]) == pytest.approx(np.mean(outputs.argmax(1) == examples[1]), abs=1e-6)
     exps = np.exp(outputs - outputs.max(1, keepdims=True))

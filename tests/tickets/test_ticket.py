@@ -613,7 +613,7 @@ def prepared(rewound, traced_once):
     """What the rounds were trained with, for training them again; in a trace of its own."""
     others = dict(traced_once)
     traced_once.clear()
-    made = lottery.pipeline.preparing.prepare(rewound.experiment, lottery.pipeline.preparing.Ingredients(build))
+    made = lottery.pipeline.preparing.prepare(rewound.experiment, lottery.pipeline.prepared.Ingredients(build))
     traced_once.clear()
     traced_once.update(others)
     with contextlib.closing(made.trainer):

@@ -11,7 +11,7 @@ import pytest
 from lottery import config, weights
 from lottery.errors import LotteryError
 from lottery.pipeline import preparing
-from lottery.pipeline.preparing import Ingredients
+from lottery.pipeline.prepared import Ingredients
 from lottery.training import mirrored
 from tests.conftest import toy_arrays
 

@@ -12,8 +12,8 @@ import lottery
 from lottery import config, enforcement, files, interrupts, weights
 from lottery.errors import LotteryError
 from lottery.models import networks
-from lottery.pipeline import preparing
-from lottery.pipeline.preparing import Ingredients
+from lottery.pipeline import building, preparing
+from lottery.pipeline.prepared import Ingredients
 from lottery.pruning import synflow
 from lottery.runs import verification
 from lottery.runs.stored import StoredRound
@@ -163,7 +163,7 @@ def test_synflow_is_in_double_precision_all_the_same(library):
         tables = {"prune": {"criterion": "synflow", "num_rounds": 1}, "train": {"precision": policy, "batch_size": 16}}
         given = toy_arrays(np.random.default_rng(3))
         one = preparing.prepare(config.load(tables | {"data": {"validation": 50}}), Ingredients(build, given))
-        network = preparing.scoring_network(one, 1)
+        network = building.scoring_network(one, 1)
         assert precision.policies(network.model) == {"float32"}
         kept = {name: np.ones(value.shape, bool) for name, value in weights.read(network.model).items()}
         scores.append(synflow.flow_through(network.model, network.build, network.x, list(kept))(kept))

@@ -1,0 +1,145 @@
+"""Branches from the rounds of a run: another start, other masks or other data beside a ticket."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lottery import masks, randomness, weights
+from lottery.errors import LotteryError
+from lottery.pipeline import building, mask_training, network_training
+from lottery.pipeline.network_training import Training
+from lottery.pipeline.prepared import Prepared
+from lottery.pruning import branches, plan, rewinding
+from lottery.pruning.branches import BranchFunction, BranchStart, StoredTicket
+from lottery.runs import store
+from lottery.runs.store import NetworkId
+from lottery.runs.stored import StoredRound
+from lottery.training.course import Span
+
+
+def train_branch(
+    training: Training, network: NetworkId, branch: BranchFunction, details: Mapping[str, Any] | None = None
+) -> None:
+    """Train a branch from a stored round, and add `details` to its record."""
+    ticket = _stored_ticket(training, network)
+    chosen = branch(ticket)
+    _check_start(training, network, chosen)
+    first, last, schedule_step = chosen.first_step, chosen.last_step, chosen.schedule_step
+    if schedule_step is None:
+        schedule_step = first
+        if first == training.experiment.rewind.step:  # it goes through the same part of the schedule as the ticket
+            schedule_step = network_training.schedule_step(training.experiment, network.round)
+    start = masks.apply(chosen.start, chosen.kept, chosen.held_in(ticket))
+    span = Span(first, last, schedule_step, chosen.changes)
+    trained = network_training.train_network(training, network, start, chosen.kept, span)
+    about = {"control": branch.__name__, "first_step": first, "last_step": last}
+    if trained.changes:
+        changes = [dict(zip(store.CHANGES, change, strict=True)) for change in trained.changes]
+        about |= {"mask_changes": changes, "kept_steps": branches.kept_steps(chosen)}
+    details = {**about, **chosen.details, "thresholds": dict.fromkeys(chosen.kept), **(details or {})}
+    network_training.store_network(training, network, trained, details)
+
+
+class _LearnsMasks(Exception):
+    """A branch wants masks to be learned, which takes a training."""
+
+
+def matches_stored(training: Training, network: NetworkId, branch: BranchFunction) -> bool:
+    """Return True if a stored branch has the masks, the start and the steps that a function gives now."""
+
+    def learned(rule: Any) -> BranchStart:
+        raise _LearnsMasks
+
+    ticket = dataclasses.replace(_stored_ticket(training, network), learned=learned)
+    try:
+        chosen = branch(ticket)
+    except _LearnsMasks:  # nobody can tell without training again
+        return True
+    _check_start(training, network, chosen)
+    stored = StoredRound(training.path, *network)
+    same_start = stored.began_with(chosen.start, chosen.held_in(ticket))
+    same_masks = all(np.array_equal(mask, stored.masks[name]) for name, mask in chosen.kept.items())
+    steps = (stored.record["first_step"], stored.record["last_step"])
+    return same_masks and same_start and steps == (chosen.first_step, chosen.last_step)
+
+
+def drawn_anew(prepared: Prepared, replicate: int, number: int) -> dict[str, np.ndarray]:
+    """Draw every variable at step 0 anew, for the branches of a round, and rewind to it; nothing is masked."""
+    experiment = prepared.experiment
+    words = (experiment.run.seed, replicate, randomness.BRANCH, number, randomness.INITIALISATION)
+    drawn = weights.read_state(building.build_model(prepared.build, randomness.seed_for(*words)))
+    rng = rewinding.rng_for(experiment.run.seed, replicate, number)
+    return rewinding.REWINDS[experiment.rewind.mode](drawn, drawn, prepared.plan.dense, rng)
+
+
+def _stored_ticket(training: Training, network: NetworkId) -> StoredTicket:
+    experiment, (replicate, number, branch) = training.experiment, network
+    stored = StoredRound(training.path, replicate, number)
+    # Refuses a model that is built with other weights than the run's.
+    initial = network_training.initial_state(training, replicate)
+
+    def fresh() -> dict[str, np.ndarray]:
+        drawn = drawn_anew(training.prepared, replicate, number)
+        building.check_drawn_anew(drawn, {name: initial[name] for name in training.prepared.plan.dense}, branch)
+        return drawn
+
+    return StoredTicket(
+        kept=stored.masks,
+        start=stored.start,
+        step=experiment.rewind.step if number else 0,
+        num_steps=experiment.train.num_steps,
+        rng=branches.rng_for(experiment.run.seed, replicate, number, branch),
+        fresh=fresh,
+        initial=initial,
+        spent=_steps_to(training, network),
+        gradients=lambda step, state: training.dense_gradients(replicate, step, state),
+        learned=lambda rule: mask_training.learned(training, network, stored.masks, rule),
+        at_initial=stored.at_initial,
+        held_at=stored.held_at,
+        shuffled=training.prepared.plan.shuffled(stored.masks),
+    )
+
+
+def _steps_to(training: Training, network: NetworkId) -> int:
+    """Count the steps of all trainings that lead to a round, with its own."""
+    experiment = training.experiment
+    return plan.steps_to(experiment.prune, network.round, experiment.rewind.step, experiment.train.num_steps)
+
+
+def _check_start(training: Training, network: NetworkId, chosen: Any) -> None:
+    """Raise `LotteryError` if what a function returns is no network that the branch can train."""
+    branch = network.branch
+    if not isinstance(chosen, BranchStart):
+        raise LotteryError(f"{branch}: received {type(chosen).__name__}, allowed is a branches.BranchStart.")
+    trainer = training.prepared.trainer
+    # A variable that is left out would stay as the network trained before has left it.
+    parts = ("start", chosen.start, weights.variables(trainer.model)), ("kept", chosen.kept, trainer.masks)
+    for part, received, wanted in parts:
+        if wrong := sorted(set(received) ^ set(wanted)):
+            what = "must have exactly the weights of the ticket"
+            raise LotteryError(f"{branch}: {part} {what}; see {wrong[0]!r}.")
+    masks.check(dict(chosen.kept), chosen.start)
+    _check_held(training, branch, chosen)
+    first, last, most = chosen.first_step, chosen.last_step, _steps_to(training, network)
+    if not 0 <= first <= last <= most:
+        raise LotteryError(f"{branch}: received the steps {first} to {last}, allowed are steps from 0 to {most}.")
+    if wrong := [step for step in chosen.changes if not first < step <= last]:
+        raise LotteryError(
+            f"{branch}: received a change of masks after step {wrong[0]}, allowed are {first + 1} to {last}."
+        )
+
+
+def _check_held(training: Training, branch: str, chosen: BranchStart) -> None:
+    """Raise `LotteryError` if the run does not hold masked entries as a branch needs it."""
+    holds_values, held_at = bool(training.prepared.trainer.held), chosen.held_at or {}
+    if held_at and not holds_values:
+        raise LotteryError(f'{branch}: received held_at in a run of prune.held_at = "zero"; leave it out.')
+    if chosen.changes and holds_values:
+        allowed = f'allowed in a run of prune.held_at = "{training.experiment.prune.held_at}" are none'
+        raise LotteryError(f"{branch}: received changes of masks, {allowed}: entries that grow start at zero.")
+    for name, value in held_at.items():
+        if name in chosen.kept and np.shape(value) != chosen.kept[name].shape:
+            shapes = f"has shape {np.shape(value)}, the weight has {chosen.kept[name].shape}"
+            raise LotteryError(f"{branch}: held_at of {name!r} {shapes}.")

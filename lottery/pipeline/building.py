@@ -1,0 +1,203 @@
+"""A model from a seed: with initial weights, for a criterion, or for the gradients of its loss."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lottery import config, randomness, weights
+from lottery.data import Splits, Streams
+from lottery.enforcement import ENFORCEMENTS
+from lottery.errors import LotteryError
+from lottery.models import networks
+from lottery.models.kerases import keras_of
+from lottery.pipeline.prepared import Ingredients, Prepared
+from lottery.pruning import criteria, gradients
+from lottery.settings import GIVEN
+from lottery.training import compiling, precision
+from lottery.training.course import Arrays
+from lottery.training.loop import example_batch, scaler
+
+
+def builder(experiment: config.Experiment, data: Splits | Streams, ingredients: Ingredients) -> Callable[[], Any]:
+    """Return the function that builds a run's model: the caller's, or that of a network's name and the data's shape."""
+    build = ingredients.model or _of_name(experiment, data, ingredients.import_code)
+    return precision.building(build, experiment.train.precision)
+
+
+def _of_name(experiment: config.Experiment, data: Splits | Streams, import_code: bool) -> Callable[[], Any]:
+    name = experiment.model.name
+    if name == GIVEN:
+        raise LotteryError(
+            'model.name = "given" stands for a function passed to lottery.run(..., model=...); pass it again, in '
+            "Python."
+        )
+    if not networks.is_built_in(name):
+        return networks.builder(name, import_code=import_code)
+    if isinstance(data, Streams):
+        raise LotteryError(
+            f"model: a tf.data.Dataset does not state its number of classes, so {name!r} cannot be built; pass model=."
+        )
+    mode = ENFORCEMENTS.get(experiment.run.enforcement)
+    library = "tf_keras" if mode is not None and mode.tf_keras_only else "keras"
+    return networks.builder(name, data.train.x.shape[1:], _num_classes(data.train.y), library)
+
+
+def _num_classes(labels: np.ndarray) -> int:
+    highest = int(labels.max()) if labels.dtype.kind == "i" and labels.ndim == 1 else 0
+    if not 0 < highest < max(len(labels), 1000) or labels.min() < 0:
+        raise LotteryError(
+            f"The training labels go from {labels.min()} to {labels.max()} in {len(labels)} examples; allowed is one "
+            "class for each example, counted from 0."
+        )
+    return highest + 1
+
+
+def initial_seed(experiment: config.Experiment, replicate: int) -> int:
+    """Return the seed of a replicate's initial weights."""
+    return randomness.seed_for(experiment.run.seed, replicate, randomness.INITIALISATION)
+
+
+def build_model(build: Callable[[], Any], seed: int) -> Any:
+    """Build a model with initial weights from a seed; raise `LotteryError` if that fails or it is no Keras model."""
+    if hasattr(build, "trainable_variables"):
+        raise LotteryError(
+            "model: received a model, allowed is a function that builds a new one each time it is called."
+        )
+    if not callable(build):
+        raise LotteryError(
+            f"model: received {type(build).__name__}, allowed is a function without arguments that builds a Keras "
+            'model; a network by name belongs in the experiment: {"model": {"name": "lenet_300_100"}}.'
+        )
+    model = _called(build, seed)
+    keras_of(model)
+    for name, variable in weights.variables(model).items():
+        if "bfloat16" in str(variable.dtype):
+            raise LotteryError(f"{name} is of type bfloat16, which NumPy cannot hold; use mixed_bfloat16 or float32.")
+    return model
+
+
+def _called(build: Callable[[], Any], seed: int) -> Any:
+    """Call the function that builds a model, with the seeds of both versions of Keras set."""
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    # tf_keras takes long to import, and few models need it.
+    is_seeded = "tf_keras" in sys.modules
+    if is_seeded:
+        import tf_keras
+
+        tf_keras.utils.set_random_seed(seed)  # it draws initial weights from a generator of its own
+    try:
+        model = build()
+    except LotteryError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        name = getattr(build, "__name__", "the model's function")
+        raise LotteryError(f"{name}() could not build the model: {type(error).__name__}: {error}") from error
+    if not is_seeded and "tf_keras" in sys.modules:  # this function was the first to import it, so it drew unseeded
+        return _called(build, seed)
+    return model
+
+
+def initial_state(prepared: Prepared, replicate: int) -> dict[str, np.ndarray]:
+    """Draw every variable of a replicate at step 0."""
+    if replicate not in prepared.initial:
+        model = build_model(prepared.build, initial_seed(prepared.experiment, replicate))
+        prepared.initial[replicate] = weights.read_state(model)
+    return prepared.initial[replicate]
+
+
+def drawn_twice(prepared: Prepared, replicate: int) -> Arrays:
+    """Draw a replicate's initial state by a second model, which must share no variable with the trainer's."""
+    model = build_model(prepared.build, initial_seed(prepared.experiment, replicate))
+    known = {id(variable) for variable in prepared.trainer.model.variables}
+    if any(id(variable) in known for variable in model.variables):
+        raise LotteryError("model: the function uses the same model or layers twice; it must build new ones each time.")
+    prepared.initial[replicate] = weights.read_state(model)
+    return prepared.initial[replicate]
+
+
+def check_drawn_anew(drawn: Arrays, before: Arrays, branch: str) -> None:
+    """Raise `LotteryError` if two sets of initial weights, from two seeds, are the same."""
+    if all(np.array_equal(drawn[name], before[name]) for name in before):
+        raise LotteryError(
+            f"The model is built with the same initial weights each time, so {branch} would be the ticket itself; "
+            "leave it out."
+        )
+
+
+def scoring_network(prepared: Prepared, replicate: int) -> criteria.ScoredModel:
+    """Make a network without enforcement, and a batch of the replicate's, for criteria that need the network.
+
+    The batch has as many examples of one label as of another, as far as there are so many; of a stream, it is the
+    beginning.
+    """
+    experiment, data = prepared.experiment, prepared.data
+    words = (experiment.run.seed, replicate, randomness.SCORES)
+    model = _without_masks(prepared, replicate)
+    if isinstance(data, Splits):
+        wanted = min(experiment.prune.num_examples, len(data.train))
+        (in_order,) = randomness.batches(len(data.train), len(data.train), words)(1)
+        positions = balanced(np.asarray(data.train.y)[in_order], in_order, wanted)
+        x, y = scaler(data)(data.train.x[positions]), data.train.y[positions]
+    else:
+        stream, num = data.train, experiment.prune.num_examples
+        x, y = _first_of(lambda: stream().unbatch().batch(num), randomness.seed_for(*words))
+    return criteria.ScoredModel(model, x, y, prepared.build)
+
+
+def balanced(labels: np.ndarray, positions: np.ndarray, num: int) -> np.ndarray:
+    """Choose positions in turns: the first of each label, then the second of each, until there are `num`."""
+    if labels.ndim > 2:  # a label for each pixel, say: no classes of examples
+        return positions[:num]
+    rows = labels.reshape(len(labels), -1)
+    _, classes = np.unique(rows, axis=0, return_inverse=True)
+    classes = classes.reshape(-1)
+    by_class = np.argsort(classes, kind="stable")
+    counts = np.bincount(classes)
+    turns = np.empty(len(labels), dtype=np.int64)
+    turns[by_class] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return positions[np.argsort(turns, kind="stable")[:num]]
+
+
+def dense_gradients(prepared: Prepared) -> Callable[[int, int, Arrays], dict[str, np.ndarray]]:
+    """Make a function from a replicate, a step and every variable there to gradients of the loss by prunable weight.
+
+    They are of the batch that follows the step, as it is stored, and of masked entries too: the network is built
+    without enforcement. Of a stream, the batch is the first with a seed from the step.
+    """
+    experiment, data = prepared.experiment, prepared.data
+    model = _without_masks(prepared, 0)
+    compute = gradients.loss_gradient(model, list(prepared.trainer.masks))
+    scaled: Any = scaler(data) if isinstance(data, Splits) else None
+
+    def gradients_at(replicate: int, step: int, state: Arrays) -> dict[str, np.ndarray]:
+        words = (experiment.run.seed, replicate, randomness.BATCHES)
+        if isinstance(data, Splits):
+            (positions,) = randomness.batches(len(data.train), experiment.train.batch_size, words, step)(1)
+            x, y = scaled(data.train.x[positions]), data.train.y[positions]
+        else:
+            x, y = _first_of(data.train, randomness.seed_for(*words, step))
+        weights.assign(model, state)
+        return compute(x, y)
+
+    return gradients_at
+
+
+def _without_masks(prepared: Prepared, replicate: int) -> Any:
+    """Build and compile a model in full precision, whose gradients would be zero in half where they are small."""
+    with precision.left_aside():
+        model = build_model(prepared.build, initial_seed(prepared.experiment, replicate))
+    compiling.compile_model(model, prepared.experiment.train, example_batch(prepared.data, model)[0])
+    return model
+
+
+def _first_of(dataset: Callable[[], Any], seed: int) -> tuple[Any, Any]:
+    """Return the inputs and labels of a data set's first batch, drawn with a seed; weights of examples are left out."""
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    x, y, *_ = next(iter(dataset()))
+    return x, y

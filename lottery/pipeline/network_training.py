@@ -1,0 +1,204 @@
+"""One network of a run: trained under its masks from its start weights, and stored with its record."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lottery import config, files, interrupts, masks, progress, randomness, weights
+from lottery.errors import LotteryError, StorageError
+from lottery.executors.scheduler import Task, named
+from lottery.masks import Masks
+from lottery.models.kerases import reason
+from lottery.pipeline import building
+from lottery.pipeline.prepared import Prepared
+from lottery.pruning import branches, plan
+from lottery.runs import store
+from lottery.runs.store import NetworkId
+from lottery.training.checkpoints import Checkpointer, CheckpointInterval
+from lottery.training.course import Arrays, MetricsRow, Span, Trained
+
+
+@dataclass(frozen=True)
+class Training:
+    """The training of a run's networks in this process."""
+
+    path: Path  # the run's folder
+    prepared: Prepared
+    on_event: progress.OnEvent
+    every: CheckpointInterval = field(default_factory=CheckpointInterval)
+    should_stop: interrupts.ShouldStop = interrupts.never
+    states: tuple[int, ...] = ()  # steps of the dense network at which other runs of a sweep need its state
+    stage: str = ""  # the name of a training that comes before a network's own, for a checkpoint of its own
+    # By replicate, every variable at step 0, once it is compared with the stored file.
+    initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+
+    @property
+    def experiment(self) -> config.Experiment:
+        """The experiment of the run."""
+        return self.prepared.experiment
+
+    @functools.cached_property
+    def dense_gradients(self) -> Callable[[int, int, Arrays], dict[str, np.ndarray]]:
+        """Of the dense network, traced once; see `building.dense_gradients`."""
+        return building.dense_gradients(self.prepared)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Functions that see a network while it trains."""
+
+    at: Mapping[int, Callable[[dict[str, np.ndarray]], None]]  # by step, called with every variable after it
+    memory: dict[str, np.ndarray] = field(default_factory=dict)  # arrays that they write, a part of every checkpoint
+
+
+def train_network(
+    training: Training,
+    network: NetworkId,
+    start: Arrays,
+    kept: Masks,
+    span: Span = Span(),  # noqa: B008 (frozen)
+    watch: Watch | None = None,
+    words: tuple[int, ...] | None = None,
+) -> Trained:
+    """Train one network from `start`, or resume; seed `words` of the batches' order are by default the replicate's.
+
+    Raises:
+        StorageError: A checkpoint cannot be written.
+        LotteryError: The network cannot be trained; the sentence names it.
+    """
+    experiment, watch = training.experiment, watch or Watch({})
+    last_step = experiment.train.num_steps if span.last_step is None else span.last_step
+    words = words or (experiment.run.seed, network.replicate, randomness.BATCHES)
+    num_rows = 0
+
+    def on_step(step: int, accuracy: float, row: MetricsRow | None) -> None:
+        nonlocal num_rows
+        if row is None:
+            training.on_event(_step(training, network, kept, step, accuracy, (span.first_step, last_step)))
+        else:
+            training.on_event(progress.Evaluated(training.path, *network, row, first=not num_rows))
+            num_rows += 1
+
+    def note(text: str) -> None:
+        training.on_event(progress.Note(text))
+
+    file = store.checkpoint_path(store.round_path(training.path, *network), training.stage)
+    checkpointer = Checkpointer(file, training.every, training.should_stop, note, watch.memory)
+    with _errors_that_name(Task(training.path, network)):
+        return training.prepared.trainer.train(start, kept, words, span, watch.at, on_step, checkpointer)
+
+
+def store_network(training: Training, network: NetworkId, trained: Trained, details: Mapping[str, Any]) -> None:
+    """Store a trained network with its record, and report it."""
+    kept, counts = trained.kept, masks.num_kept(trained.kept)
+    record = {
+        "replicate": network.replicate,
+        "branch": network.branch,
+        "round": network.round,
+        "density": masks.density(kept),
+        "num_kept": sum(counts.values()),
+        "num_weights": sum(mask.size for mask in kept.values()),
+        "kept": counts,
+        "collapsed": [name for name, count in counts.items() if not count],
+        **trained.summary,
+        "start_sha256": trained.start_sha256,
+        "jit_compile": training.prepared.trainer.loop.jit_compile,
+        **trained.engine,
+        "seconds": round(trained.seconds, 3),
+        **details,
+    }
+    folder = store.round_path(training.path, *network)
+    parts = (kept, trained.weights, trained.metrics, record, trained.early_stop, trained.predictions)
+    record = store.write_round(folder, *parts)
+    store.clear_checkpoints(folder)
+    first, last = steps_of(training.experiment, network)
+    where = _step(training, network, kept, last, record["final_val_accuracy"], (first, last))
+    training.on_event(progress.Done(where, record))
+
+
+def initial_state(training: Training, replicate: int) -> dict[str, np.ndarray]:
+    """Return every variable at step 0, which is stored before the first round, and compared with the file after."""
+    if replicate in training.initial:
+        return training.initial[replicate]
+    start, file = building.initial_state(training.prepared, replicate), store.start_path(training.path, replicate)
+    if not file.exists():
+        files.write(file, files.pack_arrays(start))
+    if weights.fingerprint(files.read_arrays(file)) != weights.fingerprint(start):
+        raise LotteryError(
+            f"The model's initial weights differ from those in {str(file)!r}, so this run cannot continue: the "
+            "file, the model, or the version of a library has changed."
+        )
+    training.initial[replicate] = start
+    return start
+
+
+def while_there(run: Path, on_event: progress.OnEvent) -> progress.OnEvent:
+    """Report events; raise `StorageError` once the run's folder is gone, for nothing must be stored in a new one."""
+
+    def checked(event: progress.Event) -> None:
+        store.check_there(run)
+        on_event(event)
+
+    return checked
+
+
+def schedule_step(experiment: config.Experiment, number: int) -> int:
+    """Return the step of its schedule at which the learning rate begins in a round."""
+    if not number:
+        return 0
+    # Fine-tuning keeps the last value of the rate.
+    return experiment.train.num_steps if experiment.rewind.mode == "fine_tune" else experiment.rewind.step
+
+
+def steps_of(experiment: config.Experiment, network: NetworkId) -> tuple[int, int]:
+    """Estimate the first and the last step of a network's training before its branch says them."""
+    branch = branches.find(network.branch)
+    rewind_step, last = experiment.rewind.step, experiment.train.num_steps
+    first = {"initial": 0, "rewind": rewind_step if network.round else 0, "end": last}
+    starts = branch.starts if branch else "rewind"
+    if branch and branch.is_long:
+        last = plan.steps_to(experiment.prune, network.round, rewind_step, last)
+    return first[starts], last
+
+
+@contextlib.contextmanager
+def _errors_that_name(task: Task) -> Iterator[None]:
+    """Name a network in the error that ends its training."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except StorageError:  # says itself that the disk is at fault
+        raise
+    except (LotteryError, MemoryError, tf.errors.OpError) as error:
+        why = str(error)
+        if isinstance(error, MemoryError):
+            why = f"There is not enough memory: {error}."
+        elif isinstance(error, tf.errors.OpError):
+            why = f"TensorFlow stopped: {reason(error)}."
+        stored = f"What was trained before is kept in {str(task.run)!r}."
+        raise LotteryError(f"{named(task)}: {why} {stored}") from error
+
+
+def _step(
+    training: Training, network: NetworkId, kept: Masks, step: int, accuracy: float, steps: tuple[int, int]
+) -> progress.Step:
+    experiment, (first_step, last_step) = training.experiment, steps
+    return progress.Step(
+        run=training.path,
+        replicate=network.replicate,
+        num_replicates=experiment.run.num_replicates,
+        round=network.round,
+        num_rounds=experiment.prune.num_rounds,
+        branch=network.branch,
+        density=masks.density(kept),
+        step=step,
+        first_step=first_step,
+        num_steps=last_step,
+        val_accuracy=accuracy,
+    )
