@@ -17,7 +17,7 @@ from lottery.pruning import branches
 from lottery.runs import siblings, store
 from lottery.runs.stored import StoredRound
 from lottery.statistics import aggregates, comparison, results, two_way, verdicts
-from lottery.training import trainer
+from lottery.training import course
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {name: (DOCS / name).read_text() for name in ("metrics.md", "files.md")}
@@ -122,7 +122,7 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
         "siblings": keys_written(connecting._train, "about"),
         "changes": keys_written(branch_training.train_branch, "about") - of_branches,
         "rewinding": keys_written(rounds.Chain, "details") - {"thresholds"},
-        "engine": keys_written(trainer.Trainer.train, "engine") - set(documented("round.json", "key")),
+        "engine": keys_written(course.Course.finish, "engine") - set(documented("round.json", "key")),
     }
     assert all(literals.values())
     assert set(documented("round.json", "key of some")) == of_branches.union(*literals.values())

@@ -214,7 +214,7 @@ class Course:
         predictions = self._predictions({"early_stop": state.best, "final": final}, summary)
         engine: dict[str, Any] = dict(zip(("engine", "engine_reason"), self.chosen, strict=True))
         if state.difference is not None:
-            engine["engine_difference"] = state.difference
+            engine |= {"engine_difference": state.difference}
         return Trained(
             weights=final,
             early_stop=state.best,

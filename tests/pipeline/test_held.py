@@ -299,7 +299,7 @@ def test_a_branch_of_the_users_own_may_hold_other_values(runs, tmp_path):
 @pytest.mark.parametrize(
     ("section", "why"),
     [
-        ({"run": {"enforcement": "tfmot"}}, 'with run.enforcement = "tfmot" is "zero"'),
+        ({"run": {"enforcement": "tfmot"}}, 'with this run.enforcement is "zero"'),
         ({"rewind": {"mode": "sign"}}, 'with rewind.mode = "sign" is "zero"'),
         ({"rewind": {"mode": "reshuffled"}}, 'with rewind.mode = "reshuffled" is "zero"'),
         ({"prune": {"criterion": "snip"}}, 'with this prune.criterion are "zero" and "initial"'),
