@@ -45,7 +45,7 @@ def portable(model: Any) -> dict[str, Any]:
 
     States of random layers are left out, and all variables of tfmot's wrappers but the weights that they wrap.
     """
-    wrappers = [layer for layer in model._flatten_layers() if inside(layer) is not layer]
+    wrappers = [layer for layer in all_layers(model) if inside(layer) is not layer]
     wrapped = {id(value) for layer in wrappers for value in inside(layer).variables}
     theirs = {id(value) for layer in wrappers for value in layer.variables} - wrapped
     named = variables(model).items()
@@ -97,8 +97,7 @@ def is_trained(model: Any, variable: Any) -> bool:
     if "float" not in str(variable.dtype):
         return False
     states = "_non_trainable_weights" if hasattr(model, "_non_trainable_weights") else "_non_trainable_variables"
-    layers = model._flatten_layers()
-    return not any(state is variable for layer in layers for state in getattr(layer, states, None) or ())
+    return not any(state is variable for layer in all_layers(model) for state in getattr(layer, states, None) or ())
 
 
 def read(model: Any, biases: bool = False) -> dict[str, np.ndarray]:
@@ -135,18 +134,29 @@ def assign(model: Any, values: Mapping[str, np.ndarray], only: Mapping[str, np.n
         targets[name].assign(value)
 
 
+def all_layers(model: Any) -> list[Any]:
+    """List a model and the layers in it, those within other layers too, in the order in which Keras tracks them."""
+    # `model.layers` stops at the first depth, and both libraries offer nothing else (Keras 3.15, tf_keras 2.21).
+    return list(model._flatten_layers())
+
+
+def children(layer: Any) -> list[Any]:
+    """List the layers that lie directly within a layer."""
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
 def inside(layer: Any) -> Any:
     """Return the layer inside a pruning wrapper of tfmot; any other layer is returned itself."""
     return layer.layer if type(layer).__name__ == "PruneLowMagnitude" and hasattr(layer, "layer") else layer
 
 
 def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> None:
-    children = list(layer._flatten_layers(include_self=False, recursive=False))
+    within = children(layer)
     if inside(layer) is not layer:
         # First and under the same prefix, so that its weights are named as without the wrapper.
         seen.add(id(inside(layer)))
         _collect(inside(layer), prefix, named, seen)
-    below = {id(value) for child in children for value in child.variables}
+    below = {id(value) for child in within for value in child.variables}
     for value in layer.variables:
         if id(value) not in below and id(value) not in seen:
             seen.add(id(value))
@@ -155,7 +165,7 @@ def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> 
                 own = "kernel"  # as in Keras 3
             named[_unique(prefix + own, named)] = value
     taken: Counter[str] = Counter()
-    for child in children:
+    for child in within:
         stem = plain_name(inside(child))
         name = f"{stem}_{taken[stem]}" if taken[stem] else stem
         taken[stem] += 1
@@ -196,7 +206,7 @@ def _reason(name: str, variable: Any) -> str | None:
 def _factors(model: Any) -> dict[int, str]:
     """Map variables that `_FACTORS` lists, by identity, to what they are; also those of classes derived from them."""
     found = {}
-    for layer in model._flatten_layers():
+    for layer in all_layers(model):
         for cls in type(layer).__mro__:
             own = cls.__module__.partition(".")[0] in ("keras", "tf_keras")
             attribute, what = _FACTORS.get(cls.__name__, ("", "")) if own else ("", "")
@@ -216,7 +226,7 @@ def _named_by_layers(model: Any) -> dict[int, bool]:
         seen.add(id(layer))
         # Only a method of the class is the user's: tfmot adds one to each built-in layer object that it wraps.
         if not hasattr(type(layer), "get_prunable_weights"):
-            waiting.extend(layer._flatten_layers(include_self=False, recursive=False))
+            waiting += children(layer)
             continue
         held, returned = {id(value) for value in layer.variables}, layer.get_prunable_weights()
         listed = isinstance(returned, list | tuple)

@@ -8,7 +8,7 @@ import numpy as np
 
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis, frame
-from lottery.models import kerases
+from lottery.models import graph
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 from lottery.statistics.results import Table
@@ -16,7 +16,7 @@ from lottery.statistics.results import Table
 COLUMNS = ("replicate", "round", "density", "weight", "what", "row", "column", "channel", "kept", "of")
 INPUT, KERNEL = "input", "kernel"
 # The effects of layers that leave the entries of an example in their order, up to the first weights.
-_IN_ORDER = (kerases.START, kerases.FLAT, kerases.ENTRYWISE, kerases.IDLE)
+_IN_ORDER = (graph.START, graph.FLAT, graph.ENTRYWISE, graph.IDLE)
 
 
 def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
@@ -60,15 +60,14 @@ def image_shape(architecture: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the shape of an example whose entries the first weights read in order; empty if it is unknown."""
     if "name" in architecture:
         return _whole(architecture.get("input_shape"))
-    described = (architecture.get("keras") or {}).get("config") or {}
     shapes: list[tuple[int, ...]] = []
-    for layer in described.get("layers") or []:
-        settings = layer.get("config") or {}
+    for layer in graph.described_layers(architecture):
+        settings = layer.settings
         if ("units" in settings or "filters" in settings) and settings.get("trainable", True):
             break
-        if kerases.EFFECTS.get(layer.get("class_name")) not in _IN_ORDER:
+        if layer.name not in graph.LAYERS or graph.LAYERS[layer.name].effect not in _IN_ORDER:
             return ()
-        if layer["class_name"] == "InputLayer":
+        if layer.name == "InputLayer":
             # Keras 3 and tf_keras have different names for it.
             whole = settings.get("batch_shape") or settings.get("batch_input_shape") or [None]
             shapes.append(_whole(whole[1:]))

@@ -8,7 +8,7 @@ import numpy as np
 
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
-from lottery.models.kerases import EFFECTS, WEIGHTED, obstacle
+from lottery.models import graph
 from lottery.runs import store
 
 # Which unit of the other network comes to each place, by the name of the weight that makes the units: all but the last.
@@ -32,11 +32,13 @@ def check_run(run: Path, names: Mapping[str, Any]) -> None:
     if described.get("class_name") != "Sequential":
         raise _no_chain(f"the model of {str(run)!r} is {described.get('class_name')}, allowed is Sequential")
     weighted = 0
-    for layer in described["config"]["layers"]:
-        kind, settings = layer["class_name"], layer.get("config") or {}
-        if why := obstacle(kind, settings, has_units=weighted > 0):
-            raise _no_chain(f"the model of {str(run)!r} has the layer {settings.get('name')!r} ({kind}){why}")
-        weighted += EFFECTS[kind] == WEIGHTED
+    for layer in graph.described_layers(architecture):
+        why = graph.obstacle(layer.name, layer.settings, has_units=weighted > 0)
+        if why:
+            name = layer.settings.get("name")
+            raise _no_chain(f"the model of {str(run)!r} has the layer {name!r} ({layer.name}){why}")
+        if graph.LAYERS[layer.name].effect == graph.WEIGHTED:
+            weighted += 1
     if weighted != len(names):
         raise _no_chain(f"{str(run)!r} has masks for {len(names)} weights, its model has {weighted} such layers")
 

@@ -22,7 +22,7 @@ from unittest import mock
 
 from lottery import weights
 from lottery.errors import TicketError, printable
-from lottery.models import networks, operations
+from lottery.models import graph, networks, operations
 from lottery.models.kerases import LIBRARIES, keras_of, reason
 
 # ``library``; and ``name``, ``input_shape``, ``num_classes`` of a built-in network; or ``keras``, the configuration of
@@ -181,22 +181,6 @@ def _short(text: object, most: int = _LONGEST) -> str:
 # The classes that a configuration may name, because they hold no code, read no files and make no more than their sizes
 # say. All others are refused, whatever Keras thinks of them: layers that hold code or read files (Lambda, TFSMLayer,
 # StringLookup, ...), functions, and classes of the file's author.
-_LAYERS = frozenset({
-    "Activation", "ActivityRegularization", "Add", "AdditiveAttention", "AlphaDropout", "Attention", "Average",
-    "BatchNormalization", "Bidirectional", "CenterCrop", "Concatenate", "Conv1DTranspose", "Conv2DTranspose",
-    "Conv3DTranspose", "Dense", "DepthwiseConv1D", "DepthwiseConv2D", "Dot", "Dropout", "ELU", "EinsumDense",
-    "Embedding", "Flatten", "GRU", "GRUCell", "GaussianDropout", "GaussianNoise", "GroupNormalization",
-    "GroupQueryAttention", "Identity", "InputLayer", "LSTM", "LSTMCell", "LayerNormalization", "LeakyReLU", "Masking",
-    "Maximum", "Minimum", "MultiHeadAttention", "Multiply", "Normalization", "PReLU", "Permute", "RMSNormalization",
-    "RNN", "RandomContrast", "RandomCrop", "RandomFlip", "RandomRotation", "RandomTranslation", "RandomZoom", "ReLU",
-    "RepeatVector", "Rescaling", "Reshape", "Resizing", "SeparableConv1D", "SeparableConv2D", "SimpleRNN",
-    "SimpleRNNCell", "Softmax", "SpectralNormalization", "StackedRNNCells", "Subtract", "ThresholdedReLU",
-    "TimeDistributed", "UnitNormalization",
-    *(f"{name}{rank}D" for rank in (1, 2, 3) for name in (
-        "AveragePooling", "Conv", "ConvLSTM", "Cropping", "GlobalAveragePooling", "GlobalMaxPooling", "MaxPooling",
-        "SpatialDropout", "UpSampling", "ZeroPadding",
-    )),
-})  # fmt: skip
 _INITIALIZERS = frozenset({
     "Constant", "GlorotNormal", "GlorotUniform", "HeNormal", "HeUniform", "Identity", "LecunNormal", "LecunUniform",
     "Ones", "Orthogonal", "OrthogonalInitializer", "RandomNormal", "RandomUniform", "TruncatedNormal",
@@ -205,7 +189,7 @@ _INITIALIZERS = frozenset({
 _ALLOWED: Mapping[str | None, frozenset[str]] = {
     "keras": frozenset({"Sequential", "DTypePolicy"}),
     "keras.mixed_precision": frozenset({"Policy"}),
-    "keras.layers": _LAYERS,
+    "keras.layers": frozenset(graph.LAYERS),
     "keras.initializers": _INITIALIZERS,
     "keras.regularizers": frozenset({"L1", "L2", "L1L2", "OrthogonalRegularizer"}),
     "keras.constraints": frozenset({"MaxNorm", "MinMaxNorm", "NonNeg", "UnitNorm"}),
@@ -216,12 +200,6 @@ _ALLOWED: Mapping[str | None, frozenset[str]] = {
 _NUMBERS = frozenset({
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32",
     "float64",
-})  # fmt: skip
-_ACTIVATIONS = frozenset({
-    "celu", "elu", "exponential", "gelu", "glu", "hard_shrink", "hard_sigmoid", "hard_silu", "hard_swish",
-    "hard_tanh", "leaky_relu", "linear", "log_sigmoid", "log_softmax", "mish", "relu", "relu6", "selu", "sigmoid",
-    "silu", "soft_shrink", "softmax", "softplus", "softsign", "sparse_plus", "sparse_sigmoid", "sparsemax",
-    "squareplus", "swish", "tanh", "tanh_shrink", "threshold",
 })  # fmt: skip
 _PARTS = ("layer", "layers", "backward_layer", "cell", "cells")  # by a name alone, Keras makes a layer of any class
 
@@ -236,7 +214,7 @@ def refused(value: Any, library: str, depth: int = 0) -> Iterator[str]:
         for key, part in value.items():
             if key == "power_iterations" and not (type(part) is int and 0 < part <= _MOST_ITERATIONS):
                 yield f"{part!r} power iterations"
-            if str(key).endswith("activation") and isinstance(part, str) and part not in _ACTIVATIONS:
+            if str(key).endswith("activation") and isinstance(part, str) and part not in graph.ACTIVATIONS:
                 yield f"the activation {part!r}"
             if key in _PARTS and str in map(type, part if isinstance(part, list) else [part]):
                 yield f"a layer by its name alone, as {key!r}"
@@ -309,7 +287,7 @@ def _num_calls(part: Any) -> int:
     if not isinstance(part, Mapping):
         return 0
     inside = sum(_num_calls(value) for key, value in part.items() if key != "inbound_nodes")
-    if "inbound_nodes" not in part and part.get("class_name") not in _LAYERS | {"Sequential", "Functional"}:
+    if "inbound_nodes" not in part and part.get("class_name") not in graph.LAYERS.keys() | {"Sequential", "Functional"}:
         return inside
     nodes = part.get("inbound_nodes")
     return (1 + inside) * max(1, len(nodes) if isinstance(nodes, list) else 1)
@@ -406,7 +384,7 @@ def _largest_output(model: Any) -> int:
     import tensorflow as tf
 
     largest, layers = 0, list(model._flatten_layers())
-    for layer in [*layers, *(one for graph in layers for one in getattr(graph, "operations", ()))]:
+    for layer in [*layers, *(one for inner in layers for one in getattr(inner, "operations", ()))]:
         for node in getattr(layer, "_inbound_nodes", ()):
             for shape in (tuple(one.shape) for one in tf.nest.flatten(node.output_tensors)):
                 steps = (shape[1] or 1) ** 2 if "Attention" in type(layer).__name__ and len(shape) > 2 else 0

@@ -1,64 +1,13 @@
-"""The library of a model, ``keras`` or ``tf_keras``, and facts about its own layers that more than one room needs."""
+"""The library of a model, ``keras`` or ``tf_keras``."""
 
 import contextlib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from lottery.errors import LotteryError
 
 LIBRARIES = ("keras", "tf_keras")
-
-# The effect of each layer on the units that pass through it, by the name of its class. Compaction and the matching of
-# units know these layers and refuse all others. (Other tables state other facts: what a stranger's file may name, how
-# often a weight is multiplied, what XLA has been measured to make faster.)
-#
-# WEIGHTED layers make units, ENTRYWISE ones act on each entry by itself, IDLE ones do nothing at inference, SPATIAL
-# ones act on each channel by itself, FLAT ones flatten an example, MIXING ones compute units from other units;
-# START marks layers that are known in front of the first weights only, where there are no units yet.
-WEIGHTED, ENTRYWISE, IDLE, SPATIAL = "weighted", "entrywise", "idle", "spatial"
-FLAT, MIXING, START = "flat", "mixing", "start"
-_NAMES = {
-    WEIGHTED: "Dense Conv1D Conv2D Conv3D",
-    ENTRYWISE: "Activation ReLU LeakyReLU ELU PReLU ThresholdedReLU BatchNormalization Rescaling",
-    IDLE: "Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianNoise GaussianDropout AlphaDropout "
-    "ActivityRegularization Identity",
-    SPATIAL: "MaxPooling1D MaxPooling2D MaxPooling3D AveragePooling1D AveragePooling2D AveragePooling3D "
-    "GlobalMaxPooling1D GlobalMaxPooling2D GlobalMaxPooling3D GlobalAveragePooling1D GlobalAveragePooling2D "
-    "GlobalAveragePooling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D Cropping1D Cropping2D Cropping3D",
-    FLAT: "Flatten",
-    MIXING: "Softmax",
-    START: "InputLayer Reshape Normalization",
-}
-EFFECTS = {name: effect for effect, names in _NAMES.items() for name in names.split()}
-
-
-def obstacle(layer: str, settings: Mapping[str, Any], has_units: bool) -> str:
-    """Say why a layer of this class and settings cannot be in a chain that treats its units alike; empty if it can."""
-    if layer not in EFFECTS:
-        return ", which is not known here"
-    if EFFECTS[layer] == START and has_units:
-        return " after the first weights"
-    if (groups := settings.get("groups", 1)) != 1:
-        return f" with {groups} groups, allowed is 1"
-    return " with channels first, allowed is channels_last" if settings.get("data_format") == "channels_first" else ""
-
-
-# Activations that act on each entry by itself, in Keras, tf_keras or tf.nn. Any other function may do anything.
-ENTRYWISE_ACTIVATIONS = (
-    "celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid", "hard_silu", "hard_tanh", "leaky_relu",
-    "linear", "log_sigmoid", "mish", "relu", "relu6", "selu", "sigmoid", "silu", "soft_shrink", "softplus", "softsign",
-    "sparse_plus", "sparse_sigmoid", "squareplus", "swish", "tanh", "tanh_shrink",
-)  # fmt: skip
-
-
-def is_entrywise(keras: Any, activation: Any) -> bool:
-    """Check if an activation, or None, is known to act on each entry by itself."""
-    import tensorflow as tf
-
-    functions = [getattr(module, name, None) for module in (keras.activations, tf.nn) for name in ENTRYWISE_ACTIVATIONS]
-    plain = type(activation).__name__ in ("ReLU", "LeakyReLU", "ELU") and not activation.variables
-    return activation is None or plain or any(activation is function for function in functions)
 
 
 def is_keras(thing: Any, libraries: Collection[str] = LIBRARIES) -> bool:

@@ -1,15 +1,12 @@
 """Which kernels make and read the units of a network, so that a unit can be taken out of all of them."""
 
-import graphlib
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from lottery import weights
 from lottery.errors import LotteryError
-from lottery.models.kerases import EFFECTS, MIXING, WEIGHTED, is_entrywise, is_keras, keras_of, obstacle
-
-# Layers that compute entry i from entry i of each input, so that their inputs share their units.
-_MERGING = ("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum")
+from lottery.models import graph
+from lottery.models.kerases import is_keras, keras_of
 
 
 class Units(TypedDict):
@@ -26,10 +23,11 @@ class Units(TypedDict):
 
 def kernels(model: Any) -> list[str]:
     """List the prunable kernels of Dense and convolutions, whose last axes are inputs and outputs."""
-    layers, names = keras_of(model).layers, {id(value): name for name, value in weights.prunable(model).items()}
-    kinds = tuple(getattr(layers, name) for name, effect in EFFECTS.items() if effect == WEIGHTED)
-    found = [layer for layer in model._flatten_layers() if isinstance(layer, kinds)]
-    return [names[id(value)] for layer in found for value in layer.weights[:1] if id(value) in names]
+    layers = keras_of(model).layers
+    kinds = tuple(getattr(layers, name) for name, facts in graph.LAYERS.items() if facts.effect == graph.WEIGHTED)
+    names = {id(variable): name for name, variable in weights.prunable(model).items()}
+    found = [layer.weights[0] for layer in weights.all_layers(model) if isinstance(layer, kinds) and layer.weights]
+    return [names[id(kernel)] for kernel in found if id(kernel) in names]
 
 
 @dataclass
@@ -52,122 +50,105 @@ def removable(model: Any, convolutions: bool) -> list[Units]:
     stay, and so do those that are added to the input of the network.
 
     Args:
-        model: A Keras 3 or tf_keras model of Dense, convolutions and the layers that `lottery.models.kerases.EFFECTS`
-            lists, in a chain or with additions.
+        model: A Keras 3 or tf_keras model of Dense, convolutions and the layers that `lottery.models.graph.LAYERS`
+            knows, in a chain or with additions.
         convolutions: List channels of convolutions, or else units of Dense layers.
 
     Raises:
         LotteryError: A layer is not known, or mixes the units of a hidden layer; the sentence names it.
     """
-    found, names = [], list(weights.variables(model))
-    for one in _sets(model):
-        if one.stays or not one.made_by or one.convolution != convolutions:
+    order = list(weights.variables(model)).index
+    found = []
+    for units in _Reading(model).sets():
+        if units.stays or not units.made_by or units.convolution != convolutions:
             continue
-        made_by, read_by = (sorted(kernels, key=names.index) for kernels in (one.made_by, one.read_by))
-        if one.mixed_by:
-            raise _unknown(model, f"the layer {one.mixed_by!r} mixes the units that {made_by[0]!r} makes")
-        found.append(Units(size=one.size, made_by=made_by, read_by=read_by))
-    return sorted(found, key=lambda units: names.index(units["made_by"][0]))
+        made_by = sorted(units.made_by, key=order)
+        if units.mixed_by:
+            raise _unknown(model, f"the layer {units.mixed_by!r} mixes the units that {made_by[0]!r} makes")
+        found.append(Units(size=units.size, made_by=made_by, read_by=sorted(units.read_by, key=order)))
+    return sorted(found, key=lambda units: order(units["made_by"][0]))
 
 
-def _sets(model: Any) -> list[_Set]:
-    """Read a network from its input to its output."""
-    import tensorflow as tf
+class _Reading:
+    """A network that is read from its input to its output, and the units of its tensors so far."""
 
-    keras = keras_of(model)
-    names = {id(value): name for name, value in weights.variables(model).items()}
-    prunable = weights.prunable(model)
-    if type(model).__name__ not in ("Sequential", "Functional") or not is_keras(type(model)):
-        raise _unknown(model, f"it is of a class of its own, {type(model).__name__}")
-    sets: dict[int, _Set] = {}  # by the identity of a tensor
-    used: set[int] = set()
-    for layer, inputs, outputs in _calls(model):
-        name = getattr(layer, "name", type(layer).__name__)
-        if id(layer) in used:
-            raise _unknown(model, f"the layer {name!r} is used more than once")
-        used.add(id(layer))
-        kind, parts = type(layer).__name__, [sets[id(one)] for one in inputs]
+    def __init__(self, model: Any) -> None:
+        if not graph.is_plain(model):
+            raise _unknown(model, f"it is of a class of its own, {type(model).__name__}")
+        self._model, self._keras = model, keras_of(model)
+        self._names = {id(variable): name for name, variable in weights.variables(model).items()}
+        self._prunable = weights.prunable(model)
+        self._sets: dict[int, _Set] = {}  # by the identity of a tensor
+
+    def sets(self) -> list[_Set]:
+        """Read all calls, and return the sets of units that the tensors have."""
+        import tensorflow as tf
+
+        used: set[int] = set()
+        for call in graph.calls(self._model):
+            if id(call.layer) in used:
+                raise _unknown(self._model, f"the layer {call.layer.name!r} is used more than once")
+            used.add(id(call.layer))
+            self._read(call)
+        for tensor in tf.nest.flatten(self._model.outputs):
+            self._sets[id(tensor)].stays = True
+        distinct = {id(units): units for units in self._sets.values()}
+        return list(distinct.values())
+
+    def _read(self, call: graph.LayerCall) -> None:
+        layer, kind = call.layer, type(call.layer).__name__
+        before = [self._sets[id(tensor)] for tensor in call.inputs]
         if kind == "InputLayer":
-            sets |= {id(one): _Set(tuple(one.shape)[-1] or 0, stays=True) for one in outputs}
-        elif kind in _MERGING and is_keras(type(layer)) and len(parts) > 1:
-            sets[id(outputs[0])] = _tied(model, name, sets, parts)
-        elif len(parts) != 1 or len(outputs) != 1:
-            raise _unknown(model, f"the layer {name!r} ({kind}) has {len(parts)} inputs and {len(outputs)} outputs")
+            for tensor in call.outputs:
+                self._sets[id(tensor)] = _Set(tuple(tensor.shape)[-1] or 0, stays=True)
+        elif len(before) > 1 and _is_merging(layer):
+            self._sets[id(call.outputs[0])] = self._tied(layer, before)
+        elif len(before) == 1 and len(call.outputs) == 1:
+            self._sets[id(call.outputs[0])] = self._after(layer, before[0])
         else:
-            before, effect = parts[0], _effect(model, keras, layer, bool(parts[0].made_by))
-            after = before
-            if effect == WEIGHTED:
-                kernel = names[id(layer.weights[0])]
-                before.read_by.append(kernel)
-                after = _Set(int(layer.weights[0].shape[-1]), kind != "Dense", [kernel])
-                if kernel not in prunable:
-                    before.stays = after.stays = True
-            if effect == MIXING or not is_entrywise(keras, getattr(layer, "activation", None)):
-                after.mixed_by = after.mixed_by or name
-            sets[id(outputs[0])] = after
-    for tensor in tf.nest.flatten(model.outputs):
-        sets[id(tensor)].stays = True
-    distinct = {id(one): one for one in sets.values()}
-    return list(distinct.values())
+            numbers = f"{len(before)} inputs and {len(call.outputs)} outputs"
+            raise _unknown(self._model, f"the layer {layer.name!r} ({kind}) has {numbers}")
+
+    def _after(self, layer: Any, before: _Set) -> _Set:
+        """Return the units behind a layer with one input: those in front of it, or those that it makes."""
+        name = graph.effect_name(layer)
+        why = graph.obstacle(name, graph.settings(layer), has_units=bool(before.made_by))
+        if why:
+            raise _unknown(self._model, f"it has the layer {layer.name!r} ({type(layer).__name__}){why}")
+        after = before
+        if graph.LAYERS[name].effect == graph.WEIGHTED:
+            kernel = self._names[id(layer.weights[0])]
+            before.read_by.append(kernel)
+            after = _Set(int(layer.weights[0].shape[-1]), convolution=name != "Dense", made_by=[kernel])
+            if kernel not in self._prunable:
+                before.stays = after.stays = True
+        if graph.mixes(layer, self._keras):
+            after.mixed_by = after.mixed_by or layer.name
+        return after
+
+    def _tied(self, layer: Any, parts: list[_Set]) -> _Set:
+        """Make one set of several, wherever they occur."""
+        first, *others = parts
+        for other in others:
+            if other is first:
+                continue
+            if other.size != first.size:
+                raise _unknown(self._model, f"the layer {layer.name!r} adds up {first.size} and {other.size} units")
+            first.convolution |= other.convolution
+            first.made_by += other.made_by
+            first.read_by += other.read_by
+            first.mixed_by = first.mixed_by or other.mixed_by
+            first.stays |= other.stays
+            for tensor, units in self._sets.items():
+                if units is other:
+                    self._sets[tensor] = first
+        return first
 
 
-def _calls(model: Any) -> list[tuple[Any, list[Any], list[Any]]]:
-    """List the calls of layers that lead to the outputs, each after those it needs: layer, inputs, outputs."""
-    import tensorflow as tf
-
-    nodes: dict[int, Any] = {}
-    needs: dict[int, list[int]] = {}
-    waiting = [_node(one) for one in tf.nest.flatten(model.outputs)]
-    while waiting:
-        layer, node = waiting.pop()
-        if id(node) not in nodes:
-            inputs = [] if type(layer).__name__ == "InputLayer" else tf.nest.flatten(node.input_tensors)
-            before = [_node(one) for one in inputs]
-            nodes[id(node)], needs[id(node)] = (layer, node), [id(other) for _, other in before]
-            waiting += before
-    calls = []
-    for key in graphlib.TopologicalSorter(needs).static_order():
-        layer, node = nodes[key]
-        inputs = tf.nest.flatten(node.input_tensors) if needs[key] else []
-        outputs = node.output_tensors if hasattr(node, "output_tensors") else node.outputs
-        calls.append((layer, inputs, tf.nest.flatten(outputs)))
-    return calls
-
-
-def _node(tensor: Any) -> tuple[Any, Any]:
-    layer, index = tensor._keras_history[:2]
-    return layer, layer._inbound_nodes[index]
-
-
-def _effect(model: Any, keras: Any, layer: Any, has_units: bool) -> str:
-    """Return the effect of a layer on its units, or raise if it is not known."""
-    name = type(layer).__name__
-    known = name if type(layer) is getattr(keras.layers, name, None) else ""
-    if known == "Reshape" and len(layer.target_shape) == 1:
-        known = "Flatten"
-    settings = {key: getattr(layer, key) for key in ("groups", "data_format") if hasattr(layer, key)}
-    if why := obstacle(known, settings, has_units):
-        raise _unknown(model, f"it has the layer {layer.name!r} ({name}){why}")
-    return EFFECTS[known]
-
-
-def _tied(model: Any, name: str, sets: dict[int, _Set], parts: list[_Set]) -> _Set:
-    """Make one set of several, wherever they occur."""
-    first, *others = parts
-    for other in others:
-        if other is first:
-            continue
-        if other.size != first.size:
-            raise _unknown(model, f"the layer {name!r} adds up {first.size} and {other.size} units")
-        first.convolution |= other.convolution
-        first.made_by += other.made_by
-        first.read_by += other.read_by
-        first.mixed_by = first.mixed_by or other.mixed_by
-        first.stays |= other.stays
-        for tensor, one in sets.items():
-            if one is other:
-                sets[tensor] = first
-    return first
+def _is_merging(layer: Any) -> bool:
+    """Check for a layer that adds its inputs or the like, or for an operation of the same name, such as ``a + b``."""
+    facts = graph.LAYERS.get(type(layer).__name__)
+    return facts is not None and facts.effect == graph.MERGING and is_keras(type(layer))
 
 
 def _unknown(model: Any, why: str) -> LotteryError:

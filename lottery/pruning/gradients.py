@@ -8,14 +8,12 @@ import numpy as np
 
 from lottery import weights
 from lottery.errors import LotteryError, unknown
+from lottery.models import graph
 from lottery.models.kerases import evaluating, is_keras, keras_of
 
 Scores = dict[str, np.ndarray]
 
 TEMPERATURE = 200.0  # of GraSP: pruner/GraSP.py of its authors, and the code released with Frankle et al. 2021
-
-# Activations whose outputs saturate or add up to one; what goes into them are the logits.
-SQUASHING = ("softmax", "log_softmax", "sigmoid")
 
 
 def connection_sensitivity(model: Any, x: Any, y: Any, names: Sequence[str]) -> Scores:
@@ -72,21 +70,6 @@ def loss_gradient(model: Any, names: Sequence[str]) -> Callable[[Any, Any], Scor
         return finite({name: np.array(value) for name, value in zip(names, found, strict=True)}, "The gradient")
 
     return gradient
-
-
-def last_layers(model: Any) -> Iterator[Any]:
-    """Find the layers that a model's outputs come from, in their order, as far as Keras knows them."""
-    for output in getattr(model, "outputs", None) or ():
-        layer = getattr(output, "_keras_history", (None,))[0]
-        if getattr(layer, "outputs", None) and layer is not model:
-            yield from last_layers(layer)
-        elif layer is not None:
-            yield layer
-
-
-def is_squashing(layer: Any) -> bool:
-    """Check if a layer ends in a softmax or sigmoid."""
-    return getattr(getattr(layer, "activation", None), "__name__", "") in SQUASHING
 
 
 def are_probabilities(output: np.ndarray, precision: float) -> bool:
@@ -185,9 +168,9 @@ def _softened(model: Any, temperature: float) -> Iterator[Callable[[Any], Any]]:
     """Divide what goes into a softmax or sigmoid at a model's end; the function yielded divides the other outputs."""
     import tensorflow as tf
 
-    layers = list(last_layers(model))
-    activations = [(layer, layer.activation) for layer in dict.fromkeys(layers) if is_squashing(layer)]
-    divided = [is_squashing(layer) for layer in layers]
+    layers = list(graph.last_layers(model))
+    activations = [(layer, layer.activation) for layer in dict.fromkeys(layers) if graph.is_squashing(layer)]
+    divided = [graph.is_squashing(layer) for layer in layers]
 
     def soften(outputs: Any) -> Any:
         flat = tf.nest.flatten(outputs)

@@ -9,6 +9,7 @@ import numpy as np
 from lottery import weights
 from lottery.errors import LotteryError
 from lottery.masks import Masks
+from lottery.models import graph
 from lottery.models.kerases import evaluating, keras_of, traced_call
 from lottery.pruning import gradients, ranking
 from lottery.pruning.gradients import Scores
@@ -99,8 +100,8 @@ def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[s
         trained = [name for name in floating if weights.is_trained(copy, variables[name])]
         absolute = floating | {name: np.abs(floating[name]) for name in trained}
         weights.assign(copy, absolute)
-        for layer in gradients.last_layers(copy):
-            if gradients.is_squashing(layer):  # the sum of such outputs has no useful gradient
+        for layer in graph.last_layers(copy):
+            if graph.is_squashing(layer):  # the sum of such outputs has no useful gradient
                 layer.activation = lambda value: value
         ones = tf.nest.map_structure(_ones, x)
         chosen = [variables[name] for name in names]

@@ -4,10 +4,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lottery import weights
-from lottery.models import optimizers
+from lottery.models import graph, optimizers
 from lottery.models.kerases import is_keras, keras_of
 
-RESHAPING = ("InputLayer", "Flatten", "Reshape")  # layers that leave the order of an example's numbers as it is
 ACTIVATION_LAYERS = ("Activation", "ReLU")
 # Settings of optimizers and of losses that the engine knows with these values only.
 OF_OPTIMIZERS = {
@@ -84,20 +83,20 @@ def read(model: Any) -> Chain:
 
 def layers(model: Any) -> list[Any]:
     """List the layers of a chain of dense layers; raise `Obstacle` if it branches, or has a layer of another kind."""
-    if type(model).__name__ not in ("Sequential", "Functional") or len(model.inputs) != 1 or len(model.outputs) != 1:
+    if not graph.is_plain(model) or len(model.inputs) != 1 or len(model.outputs) != 1:
         raise Obstacle("the model is no chain of layers")
-    before = model.inputs[0]
-    for layer in model.layers:
-        kind = type(layer).__name__
-        if kind not in ("Dense", *RESHAPING, *ACTIVATION_LAYERS) or not is_keras(type(layer)):
-            raise Obstacle(f"{weights.plain_name(layer)} is a layer of type {kind}")
-        if kind != "InputLayer":
-            if len(layer._inbound_nodes) != 1 or layer.input is not before:
-                raise Obstacle(f"{weights.plain_name(layer)} does not only follow the layer before it")
-            before = layer.output
-    if not any(type(layer).__name__ == "Dense" for layer in model.layers):
+    found: list[Any] = []
+    for call in graph.calls(model):
+        layer, name = call.layer, graph.class_name(call.layer)
+        reshapes = name in graph.LAYERS and graph.LAYERS[name].keeps_order
+        if name not in ("Dense", *ACTIVATION_LAYERS) and not reshapes:
+            raise Obstacle(f"{weights.plain_name(layer)} is a layer of type {type(layer).__name__}")
+        if len(call.inputs) > 1 or layer in found:
+            raise Obstacle(f"{weights.plain_name(layer)} does not only follow the layer before it")
+        found.append(layer)
+    if not any(type(layer).__name__ == "Dense" for layer in found):
         raise Obstacle("the model has no dense layer")
-    return list(model.layers)
+    return found
 
 
 def _dense(layer: Any, names: dict[int, str], kernels: Any) -> Layer:

@@ -15,7 +15,8 @@ import numpy as np
 from lottery import weights
 from lottery.errors import LotteryError
 from lottery.models import outputs
-from lottery.models.kerases import ENTRYWISE, FLAT, IDLE, SPATIAL, WEIGHTED, evaluating, keras_of, traced_call
+from lottery.models.graph import ENTRYWISE, FLAT, IDLE, SPATIAL, WEIGHTED
+from lottery.models.kerases import evaluating, keras_of, traced_call
 from lottery.tickets import chain
 from lottery.tickets.chain import Link
 

@@ -11,7 +11,7 @@ from lottery import randomness, weights
 from lottery.data import Split, Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.models import optimizers
+from lottery.models import graph, optimizers
 from lottery.models.kerases import is_keras
 from lottery.training import augmentation, compiling, mirrored
 from lottery.training.compiling import Examined
@@ -24,13 +24,6 @@ EVALUATION_BATCH = 1000
 NUM_EXAMPLES = 8  # in the batch on which a model is examined, unless the model fixes the size of its batches
 
 LONGEST_CALL = 250  # steps of one call of the compiled steps
-
-# Layers that train faster with XLA on a CPU. A convolution takes 150 times as long with it, and dropout, whose random
-# numbers it draws slowly, ten times.
-GAINS_FROM_XLA = {
-    "Sequential", "Functional", "InputLayer", "Flatten", "Reshape", "Dense", "Activation", "ReLU", "Softmax",
-    "BatchNormalization",
-}  # fmt: skip
 
 
 @dataclass
@@ -219,7 +212,7 @@ def gains_from_xla(model: Any) -> bool:
 
 def gains_on_cpu(model: Any) -> bool:
     """Return True if all layers of a model train faster with XLA on a CPU."""
-    return all(type(weights.inside(layer)).__name__ in GAINS_FROM_XLA for layer in model._flatten_layers())
+    return all(graph.gains_from_xla(weights.inside(layer)) for layer in model._flatten_layers())
 
 
 def _repeater(model: Any, names: tuple[str, ...]) -> Callable[..., Logs]:
