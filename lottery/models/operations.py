@@ -1,14 +1,13 @@
 """Operations in a functional model that a stranger's file may name: ``a + b``, slices, ``keras.ops``, TensorFlow's own.
 
-They hold no code and read no files. What a call of an operation makes is as large as its sizes say, and those are
-checked while the network is traced; here are the checks that come before.
+They hold no code and read no files.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# By module, operations of Keras 3. Those that take functions (Map, Scan, Cond, ...), that make tensors out of nothing
-# (Arange, Full, ...), or that loop over a number (Diff, Unstack, Vander, ...) are not among them.
+# By module, operations of Keras 3. Those that take functions (Map, Scan, Cond, ...) are not among them, and neither are
+# those that make tensors out of nothing (Arange, Full, ...) or loop over a number (Diff, Unstack, Vander, ...).
 _OF_KERAS = {
     "numpy": "Abs Absolute Add All Amax Amin Any Append Arccos Arccosh Arcsin Arcsinh Arctan Arctan2 Arctanh Argmax "
     "Argmin Argsort Average BroadcastTo Cbrt Ceil Clip Concatenate Copy Cos Cosh CountNonzero Cumprod Cumsum Deg2rad "
@@ -50,8 +49,6 @@ TENSORFLOW = frozenset(prefix + name for prefix, names in _OF_TENSORFLOW.items()
 _WRAPPERS = {"tf_keras.src.layers.core.tf_op_layer": frozenset({"TFOpLambda", "SlicingOpLambda"})}
 
 _MODULES = {"keras": KERAS, "tf_keras": _WRAPPERS}
-_LARGEST = 2**24  # whole number, such as a size or a place
-_MOST_PARTS = 1000  # each part of a split is a tensor
 
 
 def is_operation(part: Any) -> bool:
@@ -61,67 +58,10 @@ def is_operation(part: Any) -> bool:
 
 
 def refused(operation: Mapping[str, Any], library: str) -> Iterator[str]:
-    """Yield, in words, what the configuration of an operation names or holds and may not."""
+    """Yield, in words, the operation that a configuration names, if it may not."""
     module, name, config = (operation.get(key) for key in ("module", "class_name", "config"))
-    named = str(config.get("function")) if library == "tf_keras" and isinstance(config, Mapping) else name
-    calls = operation.get("inbound_nodes")
-    if name not in _MODULES[library].get(str(module), ()) or (library == "tf_keras" and named not in TENSORFLOW):
-        yield f"{named} of {module}"
-    elif not isinstance(calls, list) or not all(map(_takes_tensor, calls)):
-        yield f"{named} called on constants alone"  # it would be computed at once, however large it is
-    elif any(abs(number) > _LARGEST for number in _whole_numbers([config, calls])):
-        yield f"{named} with a whole number beyond {_LARGEST:,}"
-    elif any(number > _MOST_PARTS for number in _parts([config, calls])):
-        yield f"{named} into more than {_MOST_PARTS:,} parts"
-
-
-def _takes_tensor(call: Any) -> bool:
-    """Check if a call takes a tensor of the network, as either library writes it."""
-    if isinstance(call, Mapping):
-        return _has_tensor([call.get("args"), call.get("kwargs")])
-    return isinstance(call, list) and any(
-        _is_place(one) or (isinstance(one, list) and len(one) > 3 and _has_place(one[3])) for one in _entries(call)
-    )
-
-
-def _entries(call: list[Any]) -> list[Any]:
-    """List the inputs of a call in the older form, ``[layer, node, tensor, arguments]``, a single one or several."""
-    return [call] if call and isinstance(call[0], str) else call
-
-
-def _has_tensor(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        named = value.get("class_name")
-        return named == "__keras_tensor__" or (named is None and any(map(_has_tensor, value.values())))
-    return isinstance(value, list) and any(map(_has_tensor, value))
-
-
-def _has_place(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_has_place, value.values()))
-    return isinstance(value, list) and (_is_place(value) or any(map(_has_place, value)))
-
-
-def _is_place(value: Any) -> bool:
-    """Check for ``[layer, node, tensor]``, a tensor of the network; of a constant, the name is a special one."""
-    if not isinstance(value, list) or len(value) < 3 or value[0] == "_CONSTANT_VALUE":
-        return False
-    return isinstance(value[0], str) and type(value[1]) is type(value[2]) is int
-
-
-def _whole_numbers(value: Any) -> Iterator[int]:
-    if isinstance(value, int):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _whole_numbers(part)
-
-
-def _parts(value: Any) -> Iterator[int]:
-    if isinstance(value, Mapping):
-        yield from (
-            value[key] for key in ("indices_or_sections", "num_or_size_splits") if isinstance(value.get(key), int)
-        )
-    if isinstance(value, Mapping | list):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _parts(part)
+    is_known = name in _MODULES[library].get(str(module), ())
+    if library == "tf_keras" and isinstance(config, Mapping):
+        name = str(config.get("function"))
+    if not is_known or (library == "tf_keras" and name not in TENSORFLOW):
+        yield f"{name} of {module}"

@@ -27,12 +27,11 @@ import lottery
 from lottery import enforcement, files, masks, randomness, tickets, weights
 from lottery.enforcement import tfmot
 from lottery.errors import LotteryError, TicketError
-from lottery.models import architecture, networks, outputs
+from lottery.models import networks, outputs
 from lottery.tickets import from_run
 from lottery.training.course import Span
 from tests.conftest import quietly, subclassed, toy_arrays
 from tests.runs.test_verification import reseal
-from tests.scripts.fuzz_tickets import layer, sequential
 from tests.tickets.test_readers import read_ticket
 
 pytestmark = pytest.mark.usefixtures("traced_once")
@@ -537,51 +536,6 @@ def test_each_file_of_a_round_is_opened_once(small_run, monkeypatch, how):
         f"{ours}/masks.safetensors", f"{ours}/weights.safetensors", f"replicate-{replicate}/initial.safetensors"
     }  # fmt: skip
     assert sum(name.endswith("round.json") for name in read) == 8
-
-
-@pytest.mark.parametrize("library", ["keras", "tf_keras"])
-def test_a_network_is_built_without_drawing_its_weights(library, monkeypatch):
-    module = importlib.import_module(library)
-    layers = module.layers
-    drawn = {"kernel_initializer": "orthogonal", "bias_initializer": module.initializers.Constant(3.0)}
-    model = module.Sequential([layers.InputLayer((5,)), layers.Dense(4, **drawn), layers.Dense(3)])
-    kept = {name: np.ones(value.shape, bool) for name, value in weights.read(model).items()}
-    ticket = tickets.of(model, kept)
-    calls = []
-    for name in ("Orthogonal", "Constant", "GlorotUniform"):
-        kind = getattr(module.initializers, name)
-        draw = kind.__call__
-        monkeypatch.setattr(
-            kind, "__call__", lambda *given, draw=draw, **named: calls.append(1) or draw(*given, **named)
-        )
-    built = ticket.model()
-    assert not calls
-    for name, value in weights.read_state(model).items():
-        assert weights.read_state(built)[name].tobytes() == value.tobytes()
-    assert type(built.layers[-2].kernel_initializer).__name__.startswith("Orthogonal")  # as configured
-    other = module.Sequential([layers.InputLayer((5,)), layers.Dense(4, **drawn)])  # draws again
-    assert calls and np.all(weights.read_state(other)["dense/bias"] == 3)
-
-
-@pytest.mark.parametrize(
-    ("library", "name", "settings", "shape"),
-    [
-        ("keras", "RepeatVector", {"n": 10**8}, (4,)),
-        ("keras", "UpSampling2D", {"size": 8000}, (4, 4, 1)),
-        ("keras", "ZeroPadding2D", {"padding": 15_000}, (4, 4, 1)),
-        ("keras", "Resizing", {"height": 30_000, "width": 30_000}, (4, 4, 1)),
-        ("keras", "ReLU", {}, (15_000, 15_000, 1)),
-        ("tf_keras", "RepeatVector", {"n": 10**8}, (4,)),
-        ("tf_keras", "ZeroPadding2D", {"padding": 15_000}, (4, 4, 1)),
-    ],
-)
-def test_a_network_whose_outputs_would_fill_the_memory_is_refused(library, name, settings, shape):
-    key = "batch_shape" if library == "keras" else "batch_input_shape"
-    inputs = layer("InputLayer", **{key: [None, *shape], "dtype": "float32", "sparse": False, "name": "x"})
-    config = sequential(inputs, layer(name, name="it", **settings), layer("Dense", units=2, name="dense"))
-    with pytest.raises(TicketError, match=r"returns [\d,]+ numbers for an example, far more than it has weights"):
-        expected = {"dense/kernel": (shape[-1], 2), "dense/bias": (2,)}
-        architecture.check({"library": library, "keras": config}, expected)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import importlib
 import json
 import subprocess
 import sys
-import threading
 import time
 from importlib import metadata
 
@@ -165,9 +164,7 @@ def test_whole_files_of_a_known_network_build_it(name):
 def test_what_once_broke_a_promise_is_refused(name, watch):
     content = contents(name)
     outcome, seconds = fuzz_tickets.built(content, watch)
-    # A model is built without its initializers, so that one that cannot work does no harm.
-    harmless = name == "found-keras-constant-of-text"
-    assert outcome == ("a model" if harmless else "refused") and seconds < 300  # without end, if it were not refused
+    assert outcome == "refused" and seconds < 300  # without end, if it were not refused
     if not name.startswith(("found-keras-", "found-tf_keras-")):
         with pytest.raises(TicketError):
             unpacked(content)
@@ -219,7 +216,7 @@ def test_the_fuzzer_sees_what_is_wrong(monkeypatch):
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
-def test_a_forger_gets_no_code_no_file_and_no_memory(library):
+def test_a_forger_gets_no_code_and_no_file(library):
     said = []
     assert fuzz_tickets.forge_all(said.append, library) == 0, said
     assert f" a model ({library})" in said[-1]
@@ -245,46 +242,20 @@ def test_each_defence_is_needed(library, monkeypatch, watch):
             architecture.check(attacks(library)[name], expected)
         return str(caught.value)
 
-    named = ("lambda", "os.system", "vocabulary", "activation by path", "compiled", "long name", "nested deeper",
-             "one number for a billion", "composite", "registered name")  # fmt: skip
+    named = ("lambda", "os.system", "vocabulary", "activation by path", "compiled", "long name", "composite",
+             "registered name")  # fmt: skip
     for name in named:
         assert "which a ticket may not name" in why(name), name
     monkeypatch.setattr(architecture, "refused", lambda *_: ())
-    monkeypatch.setattr(architecture, "traced", lambda *_: pytest.fail("not refused before it is traced"))
+    monkeypatch.setattr(architecture, "_built", lambda *_: pytest.fail("not refused before it is built"))
     for name in named:
-        with pytest.raises(pytest.fail.Exception, match="before it is traced"):
+        with pytest.raises(pytest.fail.Exception, match="before it is built"):
             architecture.check(attacks(library)[name], expected)
 
 
-def test_variables_beside_the_network_are_counted(monkeypatch):
-    expected = {"dense/kernel": (4, 2), "dense/bias": (2,)}
-    for library in ("keras", "tf_keras"):
-        with pytest.raises(TicketError, match="it makes more variables than its network has"):
-            architecture.check(attacks(library)["aside"], expected)
-    monkeypatch.setattr(architecture, "_SPARE", 10**12)
-    architecture.check(attacks("keras")["aside"], expected)  # and would take 1.3 GB
-
-
-def test_networks_that_take_for_ever_are_refused_at_once(monkeypatch):
-    """Before Keras reads them; only the steps of an unrolled layer are known no sooner than its shapes."""
-    expected = {"dense/kernel": (4, 2), "dense/bias": (2,)}
-    for library, name, why in (
-        ("tf_keras", "loop", "the graph of 'a' has a loop"), ("keras", "twice as often", "calls far more layers"),
-        ("tf_keras", "twice as often", "calls far more layers"), ("keras", "power iterations", "1000000000 power it"),
-        ("keras", "unrolled", "unrolled for 100,000 steps"), ("tf_keras", "unrolled", "unrolled for 100,000 steps"),
-    ):  # fmt: skip
-        began = time.thread_time()
-        with monkeypatch.context() as patched:
-            if name != "unrolled":
-                patched.setattr(architecture, "traced", lambda *_: pytest.fail("not refused before it is traced"))
-            with pytest.raises(TicketError, match=why):
-                architecture.check(attacks(library)[name], expected)
-        assert time.thread_time() - began < 2
-
-
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
-def test_what_people_build_takes_few_calls(library):
-    """Shared layers, models in models, an unrolled layer: each is described, and built again."""
+def test_what_people_build_is_described_and_built_again(library):
+    """Shared layers, models in models, an unrolled layer."""
     keras = importlib.import_module(library)
     layers = keras.layers
     inner = keras.Sequential([layers.InputLayer((6,)), layers.Dense(6, "relu")], name="inner")
@@ -294,25 +265,11 @@ def test_what_people_build_takes_few_calls(library):
     both = layers.Concatenate()([middle(first), middle(second), middle(middle(first))])
     siamese = keras.Model([first, second], layers.Dense(2)(both))
     recurrent = keras.Sequential([layers.InputLayer((5, 3)), layers.LSTM(4, unroll=True), layers.Dense(2)])
-    deep = keras.Sequential([layers.InputLayer((6,)), *(layers.Dense(6, "relu") for _ in range(75))])
-    for model in (siamese, recurrent, deep):
+    for model in (siamese, recurrent):
         described = architecture.describe(model)
         assert "keras" in described, described
         shapes = {name: value.shape for name, value in weights.portable(model).items()}
         assert len(architecture.build(described, shapes).weights) == len(model.weights)
-
-
-def test_both_kerases_are_imported_by_the_thread_that_asks(monkeypatch):
-    """In any other than the thread that imported it, tf_keras saves a second ``.keras`` file as HDF5."""
-    imported, import_module = {}, importlib.import_module
-
-    def seen(name, *more):
-        imported.setdefault(name, threading.current_thread())
-        return import_module(name, *more)
-
-    monkeypatch.setattr(importlib, "import_module", seen)
-    architecture.check(attacks("keras")["nothing wrong"], {"dense/kernel": (4, 2), "dense/bias": (2,)})
-    assert imported["keras"] is imported["tf_keras"] is threading.current_thread()
 
 
 def test_numbers_of_a_normalization_that_are_all_there_are_let_in():
