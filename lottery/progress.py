@@ -66,7 +66,7 @@ Key = tuple[Path, int, int, str]  # run, replicate, round, branch
 BAR = 18  # characters of a bar
 APART = 0.1  # seconds between two drawings of the bars
 LEAST = 60  # characters of a line beside the name of a run
-ENOUGH = 2.0  # seconds of training before an estimate of the time that is left
+LEFT = 5  # characters of the time that is left, up to an hour
 
 
 def silent(event: Event) -> None:
@@ -121,81 +121,52 @@ def shown(console: Any = None) -> Iterator[OnEvent]:
             self.quiet = True
 
     console = console or Lasting(stderr=True)
-    lines = _Lines()
-
-    def print_line(event: Event) -> None:
-        width = formatting.columns(console.file)
-        line = lines.of(event, width) if isinstance(event, Done) else getattr(event, "text", "")
-        if line:
-            if not isinstance(event, Done):
-                line = formatting.wrapped(line, width)
-            with contextlib.suppress(OSError):  # a full disk is no reason to end the training
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
-
+    lines = _Lines(console)
     if not console.is_terminal or console.is_dumb_terminal:
-        yield print_line
+        yield lines.show
         return
 
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
 
     text = TextColumn("{task.description}", table_column=Column(no_wrap=True))
+    columns = (text, BarColumn(bar_width=BAR), TimeRemainingColumn(compact=True))
     # Nothing else may draw: a thread that refreshes the bars while a line is printed moves the cursor too far up, onto
     # the line before.
-    with Progress(text, BarColumn(bar_width=BAR), console=console, transient=True, auto_refresh=False) as display:
-        whole = display.add_task("starting TensorFlow", total=None)
-        bars: dict[Key, Any] = {}
-        pace, drawn, lock = Pace(), 0.0, threading.Lock()
-
-        def show(event: Event) -> None:
-            nonlocal drawn
-            with lock:
-                if isinstance(event, Step | Done):
-                    where = _where(event)
-                    key, room = _key(where), (formatting.columns(console.file) or 80) - BAR - 2
-                    if key not in bars:
-                        bars[key] = display.add_task("")
-                    if isinstance(event, Done):
-                        display.remove_task(bars.pop(key))
-                    else:
-                        taken, length = where.step - where.first_step, where.num_steps - where.first_step
-                        display.update(bars[key], description=_line(where, room), completed=taken, total=length)
-                    left = pace.left(where, time.monotonic())
-                    remaining = "" if left is None else f" · {formatting.duration(left)} left"
-                    display.update(whole, description=f"in all{remaining}", completed=where.done, total=where.total)
-                now = time.monotonic()
-                if not isinstance(event, Step) or now - drawn >= APART:
-                    display.refresh()
-                    drawn = now
-                if not isinstance(event, Step):
-                    print_line(event)
-
-        yield show
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as display:
+        yield _Bars(display, lines).show
 
 
-class Pace:
-    """An estimate of the time that is left, from the steps that were taken of late."""
+class _Bars:
+    """The bars of networks in training, and above them the lines of what is done."""
 
-    def __init__(self) -> None:
-        self._first: dict[Key, int] = {}  # the step at which each network was first seen
-        self._seen: list[tuple[float, int]] = []  # times, and steps of all networks until then
+    def __init__(self, display: Any, lines: "_Lines"):
+        self._display, self._lines = display, lines
+        self._whole = display.add_task("starting TensorFlow", total=None)
+        self._bars: dict[Key, Any] = {}
+        self._drawn, self._lock = 0.0, threading.Lock()
 
-    def left(self, where: Step, now: float) -> float | None:
-        """Estimate the seconds that are left; None as long as too little was seen."""
-        first = self._first.setdefault(_key(where), where.step)
-        # The first steps after a start or a resume wait for the compiler, so time is counted from when they are done.
-        if not self._seen and where.step <= first:
-            return None
-        self._seen.append((now, where.done))
-        begun = self._seen[0][0]
-        # The later half of the time: what was slow at the beginning does not count for long.
-        half = begun + (now - begun) / 2
-        while len(self._seen) > 2 and self._seen[2][0] <= half:
-            del self._seen[1]
-        then, before = self._seen[1] if self._seen[1:] and self._seen[1][0] <= half else self._seen[0]
-        if now - begun < ENOUGH or where.done <= before:
-            return None
-        return (now - then) / (where.done - before) * (where.total - where.done)
+    def show(self, event: Event) -> None:
+        with self._lock:
+            if isinstance(event, Step | Done):
+                where = _where(event)
+                self._display.update(self._whole, description="in all", completed=where.done, total=where.total)
+            if isinstance(event, Step):
+                self._update(event)
+            elif isinstance(event, Done) and _key(event.where) in self._bars:
+                self._display.remove_task(self._bars.pop(_key(event.where)))
+            now = time.monotonic()
+            if not isinstance(event, Step) or now - self._drawn >= APART:
+                self._display.refresh()
+                self._drawn = now
+            self._lines.show(event)
+
+    def _update(self, where: Step) -> None:
+        room = (formatting.columns(self._display.console.file) or 80) - BAR - LEFT - 4
+        if _key(where) not in self._bars:
+            self._bars[_key(where)] = self._display.add_task("")
+        taken, length = where.step - where.first_step, where.num_steps - where.first_step
+        self._display.update(self._bars[_key(where)], description=_line(where, room), completed=taken, total=length)
 
 
 class _Lines:
@@ -203,37 +174,61 @@ class _Lines:
 
     LEAVE_OUT = ("seconds", "early stop", "density", "test")
 
-    def __init__(self) -> None:
+    def __init__(self, console: Any):
+        self._console = console
         self._absent: list[str] = []
 
-    def of(self, event: Done, width: int | None) -> str:
-        where, record = event.where, event.record
-        accuracy = record["early_stop_test_accuracy"]
-        test = f"{accuracy:.4f}" if accuracy is not None else f"loss {record['early_stop_test_loss']:#.4g}"
-        parts = {
-            "replicate": f"replicate {where.replicate}/{where.num_replicates}",
-            "round": f"round {where.round:>{len(str(where.num_rounds))}}/{where.num_rounds}",
-            "branch": "" if where.branch == "ticket" else where.branch,
-            "density": f"density {where.density:.4f}",
-            "early stop": f"early stop {record['early_stop_step']:>{len(f'{where.num_steps:,}')},}",
-            "test": f"test {test}",
-            "seconds": formatting.duration(record["seconds"]),
-            "collapsed": f"nothing left of {', '.join(record['collapsed'])}" if record["collapsed"] else "",
-        }
-        waiting = [name for name in self.LEAVE_OUT if name not in self._absent]
-        # The name of one of several runs stays whole, on a line of its own where the rest would not fit beside it.
-        run = where.run.name if where.several else ""
-        apart = bool(run and width is not None and len(run) + 2 + LEAST > width)
-        begin = "  " if apart else f"{run}  " if run else ""
+    def show(self, event: Event) -> None:
+        width = formatting.columns(self._console.file)
+        if isinstance(event, Done):
+            line = self._fitted(event, width)
+        elif isinstance(event, Note):
+            line = formatting.wrapped(event.text, width)
+        else:
+            return
+        with contextlib.suppress(OSError):  # a full disk is no reason to end the training
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _fitted(self, event: Done, width: int | None) -> str:
+        parts, begin, above = _parts(event), "", ""
+        if event.where.several:
+            # The run's name stays whole, on a line of its own where the rest would not fit beside it.
+            run = event.where.run.name
+            begin = f"{run}  "
+            if width is not None and len(begin) + LEAST > width:
+                begin, above = "  ", f"{run}\n"
         while True:
             line = begin + "  ".join(part for name, part in parts.items() if part and name not in self._absent)
-            if width is None or len(line) <= width or not waiting:
-                return f"{run}\n{line}" if apart else line
-            self._absent.append(waiting.pop(0))
+            left = [name for name in self.LEAVE_OUT if name not in self._absent]
+            if width is None or len(line) <= width or not left:
+                return above + line
+            self._absent.append(left[0])
+
+
+def _parts(event: Done) -> dict[str, str]:
+    """Describe a stored network in parts, some of which may be empty."""
+    where, record = event.where, event.record
+    accuracy = record["early_stop_test_accuracy"]
+    test = f"loss {record['early_stop_test_loss']:#.4g}" if accuracy is None else f"{accuracy:.4f}"
+    collapsed = ", ".join(record["collapsed"])
+    return {
+        "replicate": f"replicate {where.replicate}/{where.num_replicates}",
+        "round": f"round {where.round:>{len(str(where.num_rounds))}}/{where.num_rounds}",
+        "branch": _branch(where),
+        "density": f"density {where.density:.4f}",
+        "early stop": f"early stop {record['early_stop_step']:>{len(f'{where.num_steps:,}')},}",
+        "test": f"test {test}",
+        "seconds": formatting.duration(record["seconds"]),
+        "collapsed": f"nothing left of {collapsed}" if collapsed else "",
+    }
 
 
 def _where(event: Step | Done) -> Step:
     return event.where if isinstance(event, Done) else event
+
+
+def _branch(where: Step) -> str:
+    return "" if where.branch == "ticket" else where.branch
 
 
 def _key(where: Step) -> Key:
@@ -246,7 +241,7 @@ def _line(where: Step, room: int) -> str:
         where.run.name if where.several else "",
         f"replicate {where.replicate}/{where.num_replicates}",
         f"round {where.round}/{where.num_rounds}",
-        "" if where.branch == "ticket" else where.branch,
+        _branch(where),
         f"step {where.step:,}/{where.num_steps:,}",
         f"validation {where.val_accuracy:.4f}" if where.val_accuracy == where.val_accuracy else "",
         f"density {where.density:.4f}",
