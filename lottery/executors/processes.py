@@ -1,158 +1,170 @@
-"""Networks trained in several processes of this machine."""
+"""Networks trained in several processes of this machine.
+
+Each process has a connection of its own to the one that started it. A queue of a ``multiprocessing`` manager would be
+less code, but its server is one more process, which goes on for ever when the process that started it is killed, and
+without which no worker can report. A connection ends with either of its processes, and the other one knows.
+"""
 
 import contextlib
 import logging
 import os
-import queue
 import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 from lottery import files, interrupts, progress
 from lottery.errors import LotteryError
-from lottery.executors.scheduler import Executor, Lost, MakeTrain, Task, packed, settle
+from lottery.executors.executor import Executor, Initializer, Job, Lost, Train, complete, pickled
 
 
-@contextlib.contextmanager
-def several(trainer: MakeTrain, num: int) -> Iterator[Executor]:
-    """Give an engine of several processes; if one dies, all do, until the next network. They end with this process."""
-    key = secrets.token_bytes(32)
-    files.temporary_folder()  # where the sockets are
-    with Listener(authkey=key) as listener:
-        pool = _Pool(listener, key, packed(trainer), num)
-        threading.Thread(target=pool.accept, daemon=True).start()
-        try:
-            yield Executor(pool.submit, pool.stop, lambda: pool.num, pool.fewer, pool.happened)
-        finally:
-            pool.close()
+class ProcessExecutor(Executor):
+    """Trains in several processes, which end with this one; if one dies, all do, until the next job."""
 
+    def __init__(self, initializer: Initializer, max_workers: int):
+        super().__init__()
+        self.max_workers = max_workers
+        self._initializer = pickled(initializer)
+        self._pool: Any = None  # of loky; another after a process has died
+        self._futures: dict[Job, Future] = {}
+        self._connections: list[Connection] = []
+        self._cancelled = self._closed = False
+        self._key = secrets.token_bytes(32)
+        files.temporary_folder()  # where the sockets are
+        self._listener = Listener(authkey=self._key)
+        threading.Thread(target=self._accept, daemon=True).start()
 
-@dataclass
-class _Pool:
-    """Processes, and a connection to each: events arrive over it, and when it ends, both processes know."""
+    def __enter__(self) -> "ProcessExecutor":
+        """Return the executor, which the end of the context shuts down."""
+        return self
 
-    listener: Listener
-    key: bytes
-    trainer: bytes
-    num: int
-    happened: queue.SimpleQueue = field(default_factory=queue.SimpleQueue)
-    futures: dict[Task, Future] = field(default_factory=dict)
-    connections: list[Connection] = field(default_factory=list)
-    executor: Any = None
-    stopping: bool = False
-    closed: bool = False
+    def __exit__(self, *error: object) -> None:
+        """Shut down, whatever has happened."""
+        self.shutdown()
 
-    def accept(self) -> None:
-        while not self.closed:
-            try:
-                connection = self.listener.accept()
-            except Exception:  # a process that was killed while it connected
-                time.sleep(0.01)
-                continue
-            self.connections.append(connection)
-            if self.stopping:
-                self.stop()
-            threading.Thread(target=self.read, args=(connection,), daemon=True).start()
+    def submit(self, job: Job) -> Future:
+        """Train a network in the next process that is free."""
+        from loky.process_executor import BrokenProcessPool
 
-    def read(self, connection: Connection) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                received = connection.recv()
-                if isinstance(received, Task):  # trained; all its events came before
-                    settle(self.futures.pop(received, None), True)
-                else:
-                    self.happened.put(received)
+        pool = self._pool = self._pool or self._started()
+        future = self._futures[job] = Future()
 
-    def submit(self, task: Task) -> Future:
-        import loky
-
-        executor = self.executor or self.start()
-        future: Future = Future()
-        self.futures[task] = future
-
-        def ended(inner: Future) -> None:
+        def end(inner: Future) -> None:
             error = inner.exception()
-            if isinstance(error, loky.process_executor.BrokenProcessPool):
-                if self.executor is executor:
-                    self.executor = None
+            if isinstance(error, BrokenProcessPool):
+                if self._pool is pool:
+                    self._pool = None
                 killed = " (killed, perhaps for lack of memory)" if "SIGKILL" in str(error) else ""
                 error = Lost(f"the process that trained it died{killed}")
             if error is not None or not inner.result():
-                settle(self.futures.pop(task, None), False, error)
+                self._complete(job, False, error)
 
         try:
-            executor.submit(_train, task).add_done_callback(ended)
-        except loky.process_executor.BrokenProcessPool:
-            self.executor = None
-            return self.submit(task)
+            pool.submit(_train, job).add_done_callback(end)
+        except BrokenProcessPool:
+            self._pool = None
+            return self.submit(job)
         return future
 
-    def start(self) -> Any:
+    def cancel(self) -> None:
+        """Ask every process to stop, those that connect later, too."""
+        self._cancelled = True
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.send("stop")
+
+    def reduce(self) -> bool:
+        """Train one network at a time: processes must not take each other down again."""
+        if self.max_workers == 1:
+            return False
+        self.max_workers = 1
+        return True
+
+    def shutdown(self) -> None:
+        """End all processes."""
+        self._closed = True
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, kill_workers=True)
+        with contextlib.suppress(Exception):
+            Client(self._listener.address, authkey=self._key).close()  # releases the thread that accepts
+        self._listener.close()
+        for connection in self._connections:
+            connection.close()
+
+    def _started(self) -> Any:
         import loky
 
-        # Without this a process takes all memory of a GPU.
-        growth = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-        # Opening the model and data of another run is no memory leak.
-        env = {"TF_FORCE_GPU_ALLOW_GROWTH": growth, "LOKY_MAX_MEMORY_LEAK_SIZE": "1e15"}
-        begin = (self.listener.address, self.key, self.trainer)
+        env = {
+            # Without this a process takes all memory of a GPU.
+            "TF_FORCE_GPU_ALLOW_GROWTH": os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "true"),
+            # Opening the model and data of another run is no memory leak.
+            "LOKY_MAX_MEMORY_LEAK_SIZE": "1e15",
+        }
+        begin = (self._listener.address, self._key, self._initializer)
         # loky's tracker, which is started here, would warn where it cleans up after killed processes.
         before = os.environ.get("PYTHONWARNINGS", "")
         os.environ["PYTHONWARNINGS"] = f"{before},ignore::UserWarning:loky.backend.resource_tracker".lstrip(",")
         try:
-            self.executor = loky.ProcessPoolExecutor(self.num, initializer=_begin, initargs=begin, env=env)
+            return loky.ProcessPoolExecutor(self.max_workers, initializer=_begin, initargs=begin, env=env)
         finally:
             os.environ["PYTHONWARNINGS"] = before
-        return self.executor
 
-    def stop(self) -> None:
-        self.stopping = True
-        for connection in self.connections:
-            with contextlib.suppress(OSError):
-                connection.send("stop")
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection = self._listener.accept()
+            except Exception:  # a process that was killed while it connected
+                time.sleep(0.01)
+                continue
+            self._connections.append(connection)
+            if self._cancelled:
+                self.cancel()
+            threading.Thread(target=self._read, args=(connection,), daemon=True).start()
 
-    def fewer(self) -> bool:
-        self.num, before = 1, self.num  # processes must not take each other down again
-        return before > 1
+    def _read(self, connection: Connection) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                received = connection.recv()
+                if isinstance(received, Job):  # trained; all its events came before
+                    self._complete(received, True)
+                else:
+                    self.happened.put(received)
 
-    def close(self) -> None:
-        self.closed = True
-        if self.executor is not None:
-            self.executor.shutdown(wait=True, kill_workers=True)
-        with contextlib.suppress(Exception):
-            Client(self.listener.address, authkey=self.key).close()  # releases the thread that accepts
-        for connection in self.connections:
-            connection.close()
+    def _complete(self, job: Job, trained: bool, error: BaseException | None = None) -> None:
+        future = self._futures.pop(job, None)
+        if future is not None:
+            complete(future, trained, error)
 
 
-@dataclass
+# In the processes.
+
+
 class _Worker:
-    """The state of one of the processes."""
+    """A process that trains: its connection to the one that started it, and whether it should stop."""
 
-    connection: Connection  # to the process that started it
-    train: Any = None
-    stopped: bool = False  # by that process, for good
-    signal: int = 0  # stops the network in training alone
+    def __init__(self, connection: Connection):
+        self.connection = connection
+        self.train: Train | None = None
+        self.cancelled = False  # by that process, for good
+        self.signal = 0  # stops the network in training alone
 
     def should_stop(self) -> int:
-        return signal.SIGTERM if self.stopped else self.signal
+        return signal.SIGTERM if self.cancelled else self.signal
 
     def listen(self) -> None:
         with contextlib.suppress(EOFError, OSError):
             while self.connection.recv():
-                self.stopped = True
+                self.cancelled = True
         os._exit(1)  # the process that started it is gone
 
 
 _WORKER: list[_Worker] = []
 
 
-def _begin(address: Any, key: bytes, trainer: bytes) -> None:
+def _begin(address: Any, key: bytes, initializer: bytes) -> None:
     import cloudpickle
 
     logging.getLogger("tensorflow").setLevel(logging.ERROR)  # it warns of retracing, for each run's model
@@ -169,14 +181,15 @@ def _begin(address: Any, key: bytes, trainer: bytes) -> None:
         worker.signal = number
 
     signal.signal(signal.SIGTERM, handle)
-    worker.train = cloudpickle.loads(trainer)(progress.throttled(worker.connection.send), worker.should_stop)
+    worker.train = cloudpickle.loads(initializer)(progress.throttled(worker.connection.send), worker.should_stop)
 
 
-def _train(task: Task) -> bool:
+def _train(job: Job) -> bool:
     """Train one network in this process; return False if it was stopped."""
-    worker = _WORKER[0]
+    (worker,) = _WORKER
+    assert worker.train is not None
     try:
-        worker.train(task)
+        worker.train(job)
     except interrupts.Stopped:
         worker.signal = 0  # a signal stops one network
         return False
@@ -184,5 +197,5 @@ def _train(task: Task) -> bool:
         raise
     except Exception as error:  # its class may not be picklable
         raise LotteryError(f"{type(error).__name__}: {error}") from None
-    worker.connection.send(task)
+    worker.connection.send(job)
     return True

@@ -24,12 +24,13 @@ from typing import Any, NamedTuple
 from lottery import interrupts, progress
 from lottery.errors import LotteryError, StorageError
 from lottery.executors import scheduler
-from lottery.executors.scheduler import Executor, Lost, MakeTrain, Task, packed, settle
+from lottery.executors.executor import Executor, Initializer, Job, Lost, complete, pickled
 from lottery.runs import store
 
 # Environment variables that decide what is computed, or where data are found: nodes get them from here.
 SETTINGS = ("TF_", "XLA_", "KERAS_", "LOTTERY_")
 PAUSE = 0.5  # seconds between two deliveries of a process, which also sees then whether it should stop
+QUIET = {"logging_level": logging.ERROR, "log_to_driver": False}
 PATIENCE = 90.0  # seconds until every node of a shared file system shows what another has stored
 
 
@@ -59,124 +60,126 @@ class Ray:
 
 @contextlib.contextmanager
 def joined(
-    asks: Ray, trainer: MakeTrain, num_threads: Mapping[Path, int], on_event: progress.OnEvent
+    asks: Ray, initializer: Initializer, num_threads: Mapping[Path, int], on_event: progress.OnEvent
 ) -> Iterator[Executor]:
-    """Give the engine of a cluster, on which a network is only `Lost`, whatever ends its process or its node."""
-    blob = packed(trainer)
+    """Give the executor of a cluster, on which a network is only `Lost`, whatever ends its process or its node."""
+    pickle = pickled(initializer)
     with _connected(asks, on_event) as ray:
         resources = {run: _resources(asks, threads) for run, threads in num_threads.items()}
         for wanted in resources.values():
             _check_room(ray, wanted, on_event)
-        tasks = _Tasks(ray, resources, ray.put(blob), _new_queue(ray), _new_queue(ray))
+        executor = _RayExecutor(ray, resources, pickle)
         try:
-            yield Executor(tasks.submit, tasks.stop, slots=lambda: None, happened=tasks)
+            yield executor
         finally:
-            tasks.close()
+            executor.shutdown()
 
 
 # In the process that started the run.
 
 
-class Job(NamedTuple):
+class Attempt(NamedTuple):
     """A network to train in one of Ray's processes."""
 
-    number: int  # of the attempt
-    task: Task
+    number: int
+    job: Job
     folder: Path  # of the run: the absolute path
     stamp: tuple[int, int]  # see `_stamp`
 
 
-@dataclass
-class _Tasks:
-    """Ray's tasks, and a queue that looks after them whenever the scheduler waits for something to happen."""
+class _RayExecutor(Executor):
+    """Submits Ray's tasks, and looks after them whenever the scheduler waits for something to happen."""
 
-    ray: Any
-    resources: Mapping[Path, Mapping[str, float]]  # that a network takes, by the folder of its run
-    trainer: Any  # in Ray's object store
-    events: Any  # Ray's queue of attempts' numbers and what happened in them
-    orders: Any  # Ray's queue that holds something as soon as all training should stop
-    key: str = field(default_factory=lambda: secrets.token_hex(8))
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-    attempts: dict[int, tuple[Any, Future]] = field(default_factory=dict)  # Ray's reference of each, and our future
-    begun: set[int] = field(default_factory=set)
-    happened: deque = field(default_factory=deque)
-    stopping: bool = False
-    gone: str = ""
+    max_workers = None
 
-    def submit(self, task: Task) -> Future:
+    def __init__(self, ray: Any, resources: Mapping[Path, Mapping[str, float]], initializer: bytes):
+        super().__init__()
+        self._ray, self._resources = ray, resources  # that a network takes, by the folder of its run
+        self._initializer = ray.put(initializer)
+        self._events = _new_queue(ray)  # numbers of attempts, and what happened in them
+        self._orders = _new_queue(ray)  # holds something as soon as all training should stop
+        self._key = secrets.token_hex(8)
+        self._numbers = itertools.count()
+        self._attempts: dict[int, tuple[Any, Future]] = {}  # Ray's reference of each, and our future
+        self._begun: set[int] = set()
+        self._cancelled = False
+        self._gone = ""
+
+    def submit(self, job: Job) -> Future:
+        """Train a network as soon as the cluster has room for it."""
         future: Future = Future()
-        wanted, folder, number = self.resources[task.run], task.run.absolute(), next(self.numbers)
         try:
-            if self.gone:
-                raise LotteryError(self.gone)
+            if self._gone:
+                raise LotteryError(self._gone)
+            wanted, folder = self._resources[job.run], job.run.absolute()
             options = {"num_cpus": wanted["CPU"], "num_gpus": wanted.get("GPU", 0), "max_retries": 0}
-            options |= {"memory": int(wanted["memory"])} if "memory" in wanted else {}
-            job = Job(number, task, folder, _stamp(folder))
+            if "memory" in wanted:
+                options["memory"] = int(wanted["memory"])
             # A process takes all memory of a GPU unless it is prevented.
             settings = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
             settings |= {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
-            remote = self.ray.remote(**options)(train)
-            ref = remote.remote(self.key, self.trainer, settings, self.events, self.orders, job)
-            self.attempts[number] = ref, future
+            attempt = Attempt(next(self._numbers), job, folder, _stamp(folder))
+            remote = self._ray.remote(**options)(train)
+            ref = remote.remote(self._key, self._initializer, settings, self._events, self._orders, attempt)
+            self._attempts[attempt.number] = ref, future
         except Exception as error:
-            settle(future, False, error)
+            complete(future, False, error)
         return future
 
-    def put(self, event: Any) -> None:
-        self.happened.append(event)
-
-    def get(self, timeout: float) -> Any:
-        if not self.happened:
+    def next(self, timeout: float) -> progress.Event | Future | None:
+        """Return what happened next on the cluster."""
+        if self.happened.empty():
             try:
                 self._look(timeout)
             except Exception as error:
-                self.gone = f"The Ray cluster is gone ({_last_line(error)}); everything that was trained is stored."
-                for _, future in self.attempts.values():
-                    settle(future, False, LotteryError(self.gone))
-                self.attempts.clear()
-        if not self.happened:
-            raise queue.Empty
-        return self.happened.popleft()
+                self._gone = f"The Ray cluster is gone ({_sentence(error)}); everything that was trained is stored."
+                for _, future in self._attempts.values():
+                    complete(future, False, LotteryError(self._gone))
+                self._attempts.clear()
+        return super().next(timeout=0)
+
+    def cancel(self) -> None:
+        """Ask every network in training to stop, and begin no other."""
+        self._cancelled = True
+        for number, (ref, _) in self._attempts.items():
+            if number not in self._begun:  # there may never be room for it
+                self._ray.cancel(ref)
+
+    def shutdown(self) -> None:
+        """End all processes."""
+        with contextlib.suppress(Exception):
+            for ref, _ in self._attempts.values():
+                self._ray.cancel(ref, force=True)
+        with contextlib.suppress(Exception):
+            self._events.shutdown(force=True)
+            self._orders.shutdown(force=True)  # now all processes end
 
     def _look(self, timeout: float) -> None:
-        if self.stopping and self.orders.empty():  # it is again if Ray had to start the queue again
-            self.orders.put(True)
-        numbers = {ref: number for number, (ref, _) in self.attempts.items()}
-        ended = self.ray.wait(list(numbers), timeout=timeout)[0] if numbers else []
+        if self._cancelled and self._orders.empty():  # it is again if Ray had to start the queue again
+            self._orders.put(True)
+        numbers = {ref: number for number, (ref, _) in self._attempts.items()}
+        ended = self._ray.wait(list(numbers), timeout=timeout)[0] if numbers else []
         # A task puts everything that happens before it ends, so events come first.
         with contextlib.suppress(queue.Empty):
-            for number, events in self.events.get_nowait_batch(self.events.qsize()):
-                if number in self.attempts:  # else Ray gave it up, and another attempt took its place
-                    self.begun.add(number)
-                    self.happened.extend(events)
+            for number, events in self._events.get_nowait_batch(self._events.qsize()):
+                if number in self._attempts:  # else Ray gave it up, and another attempt took its place
+                    self._begun.add(number)
+                    for event in events:
+                        self.happened.put(event)
         for ref in ended:
-            future = self.attempts.pop(numbers[ref])[1]
+            _, future = self._attempts.pop(numbers[ref])
             try:
-                settle(future, self.ray.get(ref))
+                complete(future, self._ray.get(ref))
             except Exception as error:
-                settle(future, False, _meaning(error))
-
-    def stop(self) -> None:
-        self.stopping = True
-        for number, (ref, _) in self.attempts.items():
-            if number not in self.begun:  # there may never be room for it
-                self.ray.cancel(ref)
-
-    def close(self) -> None:
-        with contextlib.suppress(Exception):
-            for ref, _ in self.attempts.values():
-                self.ray.cancel(ref, force=True)
-        with contextlib.suppress(Exception):
-            self.events.shutdown(force=True)
-            self.orders.shutdown(force=True)  # now all processes end
+                complete(future, False, _meaning(error))
 
 
 def _new_queue(ray: Any) -> Any:
     """A queue of Ray's beside this process; if its own process dies, Ray starts it again, empty."""
     from ray.util.queue import Queue
 
-    here = ray.get_runtime_context().get_node_id()
-    beside = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
+    node = ray.get_runtime_context().get_node_id()
+    beside = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
     options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": beside}
     return Queue(actor_options=options)
 
@@ -187,23 +190,20 @@ def _meaning(error: BaseException) -> BaseException | None:
 
     if isinstance(error, exceptions.RayTaskError):
         cause: Any = getattr(error, "cause", None)
+        if isinstance(cause, LotteryError):
+            return cause
         if not isinstance(cause, KeyboardInterrupt | exceptions.RayError):
-            return cause if isinstance(cause, LotteryError) else LotteryError(_last_line(error))
+            return LotteryError(str(error).strip().splitlines()[-1])
         error = cause
     if isinstance(error, KeyboardInterrupt | exceptions.TaskCancelledError):
         return None
-    if isinstance(error, exceptions.OutOfMemoryError):
-        return Lost("Ray ended the process that trained it, because its node ran out of memory")
-    if isinstance(error, exceptions.WorkerCrashedError):
-        return Lost("the process that trained it died")
-    if isinstance(error, exceptions.NodeDiedError):
-        return Lost("the node that trained it is gone")
-    return Lost(f"Ray lost it ({_last_line(error)})")
+    return Lost(_sentence(error))
 
 
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__).rstrip(".")
+def _sentence(error: BaseException) -> str:
+    """Return the first sentence of what Ray says."""
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return line.partition(". ")[0].rstrip(".")
 
 
 # In Ray's processes.
@@ -211,27 +211,27 @@ def _last_line(error: BaseException) -> str:
 
 @dataclass
 class _Worker:
-    """A process that trains networks, one after the other; `events` and `orders` are those of `_Tasks`."""
+    """A process that trains networks, one after the other; `events` and `orders` are those of `_RayExecutor`."""
 
     events: Any
     orders: Any
     train: Any = None
-    job: Any = None
-    stopped: bool = False
+    attempt: Any = None
+    cancelled: bool = False
     _waiting: deque = field(default_factory=deque)
     # One thread talks to Ray: so events stay in order, and the thread that trains never waits for Ray, which would give
     # its processor to another task in the meantime.
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
-    def carry_out(self, job: Job) -> bool:
+    def carry_out(self, attempt: Attempt) -> bool:
         """Train a network; return False if it was stopped, with a checkpoint."""
-        self.job = job
+        self.attempt = attempt
         self.deliver(first=True)
-        if self.stopped:
+        if self.cancelled:
             return False
-        _check_shared(job)
+        _check_shared(attempt)
         try:
-            self.train(job.task)
+            self.train(attempt.job)
         except interrupts.Stopped:
             return False
         finally:
@@ -239,10 +239,10 @@ class _Worker:
         return True
 
     def should_stop(self) -> int:
-        return signal.SIGTERM if self.stopped else 0
+        return signal.SIGTERM if self.cancelled else 0
 
     def collect(self, event: progress.Event) -> None:
-        run = self.job.task.run  # as the process names it that started the run
+        run = self.attempt.job.run  # as the process names it that started the run
         if isinstance(event, progress.Done):
             event = dataclasses.replace(event, where=dataclasses.replace(event.where, run=run))
         elif not isinstance(event, progress.Note):
@@ -255,8 +255,8 @@ class _Worker:
     def _deliver(self, first: bool) -> None:
         events = [self._waiting.popleft() for _ in range(len(self._waiting))]
         if events or first:
-            self.events.put((self.job.number, events))
-        self.stopped = self.stopped or not self.orders.empty()
+            self.events.put((self.attempt.number, events))
+        self.cancelled = self.cancelled or not self.orders.empty()
 
     def keep_delivering(self) -> None:
         """Deliver until nobody takes it; then nobody needs this process."""
@@ -270,7 +270,9 @@ class _Worker:
 _WORKERS: dict[str, _Worker] = {}
 
 
-def train(key: str, trainer: bytes, settings: Mapping[str, str], events: Any, orders: Any, job: Job) -> bool:
+def train(
+    key: str, initializer: bytes, settings: Mapping[str, str], events: Any, orders: Any, attempt: Attempt
+) -> bool:
     """Train a network in this process of Ray's, which keeps its model and data for the next network of the same key."""
     import cloudpickle
 
@@ -280,10 +282,10 @@ def train(key: str, trainer: bytes, settings: Mapping[str, str], events: Any, or
         for name, value in settings.items():
             os.environ.setdefault(name, value)
         worker = _Worker(events, orders)
-        worker.train = cloudpickle.loads(trainer)(progress.throttled(worker.collect), worker.should_stop)
+        worker.train = cloudpickle.loads(initializer)(progress.throttled(worker.collect), worker.should_stop)
         threading.Thread(target=worker.keep_delivering, daemon=True).start()
         _WORKERS[key] = worker
-    return _WORKERS[key].carry_out(job)
+    return _WORKERS[key].carry_out(attempt)
 
 
 def _stamp(run: Path) -> tuple[int, int]:
@@ -294,18 +296,18 @@ def _stamp(run: Path) -> tuple[int, int]:
     return 0, 0
 
 
-def _check_shared(job: Job) -> None:
+def _check_shared(attempt: Attempt) -> None:
     """Raise `StorageError` unless this node sees the run's folder, and in it all that the network is trained from."""
     until = time.monotonic() + PATIENCE
-    while _stamp(job.folder) == job.stamp:
-        if all(store.is_stored(job.folder, *need.network) for need in scheduler.needs(job.task)):
+    while _stamp(attempt.folder) == attempt.stamp:
+        if all(store.is_stored(attempt.folder, *need.network) for need in scheduler.needs(attempt.job)):
             return
         if time.monotonic() > until:
             break
         time.sleep(PAUSE)
     raise StorageError(
-        f"Node {platform.node()!r} does not see the run's folder {str(job.folder)!r}, which must be on storage that "
-        "all nodes of the cluster share, at the same path."
+        f"Node {platform.node()!r} does not see the run's folder {str(attempt.folder)!r}, which must be on storage "
+        "that all nodes of the cluster share, at the same path."
     )
 
 
@@ -314,14 +316,12 @@ def _check_shared(job: Job) -> None:
 
 @contextlib.contextmanager
 def _connected(asks: Ray, on_event: progress.OnEvent) -> Iterator[Any]:
-    import loky
     import ray
 
     if ray.is_initialized():
         on_event(progress.Note("Networks are trained on the Ray cluster that this process is already connected to."))
         yield ray
         return
-    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     named = asks.address or os.environ.get("RAY_ADDRESS", "")
     # The cluster that `ray start` started on this machine; not the private cluster of another run.
     noted = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
@@ -332,28 +332,9 @@ def _connected(asks: Ray, on_event: progress.OnEvent) -> Iterator[Any]:
     handler = signal.getsignal(signal.SIGTERM)
     try:
         if address and not unreachable:
-            try:
-                # A cluster that Ray finds by itself may ask for a token that Ray finds, too.
-                ray.init(address=named or None, **quiet)
-            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-                why = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-                raise LotteryError(
-                    f"The Ray cluster at {address!r} cannot be joined: {why}; if it requires a token, set "
-                    "RAY_AUTH_MODE=token here."
-                ) from error
-            cpus = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
-            size = f"{len(cpus)} node{'' if len(cpus) == 1 else 's'}, {sum(cpus):g} CPUs"
-            on_event(progress.Note(f"Joined the Ray cluster at {address}: {size}."))
+            _join(ray, named, address, on_event)
         else:
-            cores = loky.cpu_count()
-            os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a machine may be busy
-            try:
-                # Bound to this machine alone.
-                ray.init("local", num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
-            except Exception as error:
-                raise LotteryError(f"Ray could not be started on this machine: {str(error).strip()}") from error
-            where = f"There is no Ray cluster to join, so one was started on this machine, with {cores} CPUs"
-            on_event(progress.Note(f"{where}; it ends with this command."))
+            _start(ray, on_event)
     finally:  # Ray takes the signal for itself
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
@@ -361,6 +342,31 @@ def _connected(asks: Ray, on_event: progress.OnEvent) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _join(ray: Any, named: str, address: str, on_event: progress.OnEvent) -> None:
+    try:
+        # A cluster that Ray finds by itself may ask for a token that Ray finds, too.
+        ray.init(address=named or None, **QUIET)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise LotteryError(f"The Ray cluster at {address!r} cannot be joined: {_sentence(error)}.") from error
+    cpus = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
+    nodes = "1 node" if len(cpus) == 1 else f"{len(cpus)} nodes"
+    on_event(progress.Note(f"Joined the Ray cluster at {address}: {nodes}, {sum(cpus):g} CPUs."))
+
+
+def _start(ray: Any, on_event: progress.OnEvent) -> None:
+    import loky
+
+    cores = loky.cpu_count()
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a machine may be busy
+    try:
+        # Bound to this machine alone.
+        ray.init("local", num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **QUIET)
+    except Exception as error:
+        raise LotteryError(f"Ray could not be started on this machine: {str(error).strip()}") from error
+    where = f"There is no Ray cluster to join, so one was started on this machine, with {cores} CPUs"
+    on_event(progress.Note(f"{where}; it ends with this command."))
 
 
 def _unreachable(address: str) -> str:

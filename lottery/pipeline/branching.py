@@ -9,7 +9,7 @@ from typing import Any
 
 from lottery import config, progress, weights
 from lottery.errors import LotteryError, unknown
-from lottery.executors.scheduler import Task
+from lottery.executors.executor import Job
 from lottery.models import networks
 from lottery.pipeline import branch_training, checks, dispatch, identity, preparing, tensorboard
 from lottery.pipeline.dispatch import Execution, Recipe
@@ -79,8 +79,8 @@ def branch(
         digest, every = prepared.data.fingerprint, execution.checkpoint_every
         details = {"data_sha256": digest, "overrides": overrides} if transfers else None
         recipe = Recipe(path, prepared.experiment, num_threads, digest, ingredients, function, details, every)
-        tasks = [Task(path, network) for network in missing]
-        dispatch.carry_out({path: recipe}, tasks, execution, on_event, should_stop, {path: prepared})
+        jobs = [Job(path, network) for network in missing]
+        dispatch.carry_out({path: recipe}, jobs, execution, on_event, should_stop, {path: prepared})
 
 
 def chosen_rounds(

@@ -15,7 +15,7 @@ import loky
 from lottery import config, interrupts, progress, randomness, weights
 from lottery.errors import LotteryError
 from lottery.executors import processes, ray, scheduler
-from lottery.executors.scheduler import Task
+from lottery.executors.executor import Executor, Job, LocalExecutor
 from lottery.models import multiply_adds
 from lottery.pipeline import branch_training, environment, identity, network_training, rounds, shared_prefix
 from lottery.pipeline.network_training import Training
@@ -81,18 +81,18 @@ class Worker:
     prepared: dict[Path, Prepared] = field(default_factory=dict)
     _open: dict[Path, Training] = field(default_factory=dict)
 
-    def train(self, task: Task) -> None:
+    def train(self, job: Job) -> None:
         """Train one network of a run, unless it is stored; see `network_training.train_network` for errors."""
-        recipe, (replicate, index, label) = self.recipes[task.run], task.network
+        recipe, (replicate, index, label) = self.recipes[job.run], job.network
         store.check_there(recipe.path)
-        if store.is_stored(recipe.path, *task.network):
+        if store.is_stored(recipe.path, *job.network):
             return
         training = self._training(recipe, replicate)
         if label == store.TICKET:
             rounds.train_chain(training, replicate, index)
         else:
             branch = recipe.branch or branches.BRANCHES[label].function
-            branch_training.train_branch(training, task.network, branch, recipe.details)
+            branch_training.train_branch(training, job.network, branch, recipe.details)
 
     def close(self) -> None:
         """Stop enforcing masks."""
@@ -119,18 +119,18 @@ class Worker:
 
 def carry_out(
     recipes: Mapping[Path, Recipe],
-    tasks: Sequence[Task],
+    jobs: Sequence[Job],
     execution: Execution,
     on_event: progress.OnEvent,
     should_stop: interrupts.ShouldStop,
     prepared: Mapping[Path, Prepared] | None = None,
-    copies: Mapping[Task, Task] | None = None,
+    copies: Mapping[Job, Job] | None = None,
 ) -> None:
     """Train networks, by priority; copy those in `copies` from their originals. See `scheduler.launch` for errors."""
-    if not tasks:
+    if not jobs:
         return
     copies, prepared = copies or {}, dict(prepared or {})
-    trained = [task for task in tasks if task not in copies]
+    trained = [job for job in jobs if job not in copies]
     spans = {}
     for run, network in trained:
         key = (run, network.replicate, network.round, network.branch)
@@ -139,34 +139,30 @@ def carry_out(
     with contextlib.ExitStack() as stack:
         if isinstance(execution.workers, ray.Ray):
             threads = {run: recipe.num_threads for run, recipe in recipes.items()}
-            make = functools.partial(trainer, {run: _away(recipe) for run, recipe in recipes.items()})
-            engine = stack.enter_context(ray.joined(execution.workers, make, threads, on_event))
-            tasks = scheduler.by_priority(tasks)
-        elif (num := _num_workers(execution.workers, recipes, trained or tasks, on_event, prepared)) > 1:
-            engine = stack.enter_context(processes.several(functools.partial(trainer, recipes), num))
-            tasks = scheduler.by_priority(tasks)
+            begin = functools.partial(trainer, {run: _away(recipe) for run, recipe in recipes.items()})
+            executor = stack.enter_context(ray.joined(execution.workers, begin, threads, on_event))
+            jobs = scheduler.by_priority(jobs)
+        elif (num := _num_workers(execution.workers, recipes, trained or jobs, on_event, prepared)) > 1:
+            begin = functools.partial(trainer, recipes)
+            executor: Executor = stack.enter_context(processes.ProcessExecutor(begin, num))
+            jobs = scheduler.by_priority(jobs)
         else:
             worker = Worker(recipes, on_event, should_stop, prepared)
             stack.callback(worker.close)
-            engine = scheduler.here(worker.train)
-        if copies:
+            executor = LocalExecutor(worker.train)
 
-            def copy(task: Task) -> None:
-                original = copies[task]
-                shared_prefix.copy_network(task, original, recipes[task.run].experiment)
-                on_event(progress.Note(f"{scheduler.named(task)} of {task.run} is copied from {original.run}."))
+        def copy(job: Job) -> None:
+            original = copies[job]
+            shared_prefix.copy_network(job, original, recipes[job.run].experiment)
+            on_event(progress.Note(f"{job} of {job.run} is copied from {original.run}."))
 
-            copier, other = scheduler.here(copy), engine.submit
-            engine = dataclasses.replace(
-                engine, submit=lambda task: copier.submit(task) if task in copies else other(task)
-            )
-        scheduler.launch(tasks, engine, on_event, should_stop, {task: [original] for task, original in copies.items()})
+        scheduler.launch(jobs, executor, on_event, should_stop, copies, copy)
 
 
 def trainer(
     recipes: Mapping[Path, Recipe], on_event: progress.OnEvent, should_stop: interrupts.ShouldStop
-) -> Callable[[Task], None]:
-    """Make a function that trains one network in this process; see `scheduler.Trainer`."""
+) -> Callable[[Job], None]:
+    """Make a function that trains one network in this process; see `lottery.executors.executor.Initializer`."""
     return Worker(recipes, on_event, should_stop).train
 
 
@@ -189,7 +185,7 @@ def _prepared(recipe: Recipe, replicate: int) -> Prepared:
 def _num_workers(
     workers: int | None,
     recipes: Mapping[Path, Recipe],
-    tasks: Sequence[Task],
+    jobs: Sequence[Job],
     on_event: progress.OnEvent,
     prepared: Mapping[Path, Prepared],
 ) -> int:
@@ -203,7 +199,7 @@ def _num_workers(
             model = next(iter(prepared.values())).trainer.model
             sizes = {name: math.prod(value.shape) for name, value in weights.prunable(model).items()}
             macs = multiply_adds.of_kept(sizes, multiply_adds.per_entry(model))
-            spans = [network_training.steps_of(experiments[task.run], task.network) for task in tasks]
+            spans = [network_training.steps_of(experiments[job.run], job.network) for job in jobs]
             batch_size = next(iter(experiments.values())).train.batch_size
             if macs is not None:
                 step = SECONDS_OF_STEP + macs * batch_size * SECONDS_OF_MAC
@@ -213,7 +209,7 @@ def _num_workers(
         alone = shared or tf.config.list_physical_devices("GPU")
         workers = 1 if alone or seconds < WORTH else loky.cpu_count() // threads
         chosen = "; --workers says otherwise"
-    workers = max(1, min(workers, len(tasks)))
+    workers = max(1, min(workers, len(jobs)))
     if workers > 1:
         each = f"{workers} networks are trained at the same time, on {threads} thread{'s' if threads > 1 else ''} each"
         on_event(progress.Note(f"{each}, of {loky.cpu_count()} cores{chosen}."))

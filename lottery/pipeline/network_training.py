@@ -11,7 +11,7 @@ import numpy as np
 
 from lottery import config, files, interrupts, masks, progress, randomness, weights
 from lottery.errors import LotteryError, StorageError
-from lottery.executors.scheduler import Task, named
+from lottery.executors.executor import Job
 from lottery.masks import Masks
 from lottery.models.kerases import reason
 from lottery.pipeline import building
@@ -89,7 +89,7 @@ def train_network(
 
     file = store.checkpoint_path(store.round_path(training.path, *network), training.stage)
     checkpointer = Checkpointer(file, training.every, training.should_stop, note, watch.memory)
-    with _errors_that_name(Task(training.path, network)):
+    with _errors_that_name(Job(training.path, network)):
         return training.prepared.trainer.train(start, kept, words, span, watch.at, on_step, checkpointer)
 
 
@@ -167,7 +167,7 @@ def steps_of(experiment: config.Experiment, network: NetworkId) -> tuple[int, in
 
 
 @contextlib.contextmanager
-def _errors_that_name(task: Task) -> Iterator[None]:
+def _errors_that_name(job: Job) -> Iterator[None]:
     """Name a network in the error that ends its training."""
     import tensorflow as tf
 
@@ -181,8 +181,8 @@ def _errors_that_name(task: Task) -> Iterator[None]:
             why = f"There is not enough memory: {error}."
         elif isinstance(error, tf.errors.OpError):
             why = f"TensorFlow stopped: {reason(error)}."
-        stored = f"What was trained before is kept in {str(task.run)!r}."
-        raise LotteryError(f"{named(task)}: {why} {stored}") from error
+        stored = f"What was trained before is kept in {str(job.run)!r}."
+        raise LotteryError(f"{job}: {why} {stored}") from error
 
 
 def _step(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lottery import config, formatting, progress
-from lottery.executors.scheduler import Task
+from lottery.executors.executor import Job
 from lottery.pipeline import completion, dispatch, environment, identity, preparing, tensorboard
 from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.notes import too_fine
@@ -47,7 +47,7 @@ def run(
             on_event(progress.Note(f"{path} is complete."))
             return path
         prepared, num_threads, notes = preparing.open_run(stack, path, experiment, ingredients, prepared=prepared)
-        tasks = [task for task in wanted(path, experiment) if not store.is_stored(path, *task.network)]
+        jobs = [job for job in wanted(path, experiment) if not store.is_stored(path, *job.network)]
         stored, num = store.progress(path, experiment)
         size = f"{num:,} networks of {formatting.replicates(experiment.run.num_replicates)}"
         size += f", of which {stored:,} {'are' if stored > 1 else 'is'} stored" if stored else ""
@@ -57,11 +57,11 @@ def run(
             on_event = stack.enter_context(tensorboard.observing(path, experiment, on_event))
         digest, every = prepared.data.fingerprint, execution.checkpoint_every
         recipe = Recipe(path, experiment, num_threads, digest, ingredients, every=every)
-        dispatch.carry_out({path: recipe}, tasks, execution, on_event, should_stop, {path: prepared})
+        dispatch.carry_out({path: recipe}, jobs, execution, on_event, should_stop, {path: prepared})
     return path
 
 
-def wanted(path: Path, experiment: config.Experiment) -> list[Task]:
+def wanted(path: Path, experiment: config.Experiment) -> list[Job]:
     """List every network of a run, stored or not, in the order of training."""
     replicates = range(1, experiment.run.num_replicates + 1)
-    return [Task(path, store.NetworkId(number, *one)) for number in replicates for one in store.wanted(experiment)]
+    return [Job(path, store.NetworkId(number, *one)) for number in replicates for one in store.wanted(experiment)]

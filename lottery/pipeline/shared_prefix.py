@@ -7,7 +7,7 @@ from typing import Any
 
 from lottery import config, files
 from lottery.errors import LotteryError
-from lottery.executors.scheduler import Task
+from lottery.executors.executor import Job
 from lottery.runs import store
 from lottery.runs.stored import StoredRound
 from lottery.weights import fingerprint
@@ -33,52 +33,52 @@ def prefix(experiment: config.Experiment, environment: Mapping[str, Any], index:
     return json.dumps(decides, sort_keys=True)
 
 
-def same(networks: Sequence[Task], settings: Mapping[Path, config.Experiment]) -> dict[Task, Task]:
+def same(networks: Sequence[Job], settings: Mapping[Path, config.Experiment]) -> dict[Job, Job]:
     """Find the networks that need not be trained, each with its original, among all networks, stored or not."""
     environments = {run: store.read_environment(run) for run in settings}
-    same_as: dict[tuple[str, tuple[int, int, str]], list[Task]] = {}
+    same_as: dict[tuple[str, tuple[int, int, str]], list[Job]] = {}
     copies = {}
-    for task in sorted(networks, key=lambda one: not store.is_stored(one.run, *one.network)):
-        key = prefix(settings[task.run], environments[task.run], task.network[1]), task.network
+    for job in sorted(networks, key=lambda one: not store.is_stored(one.run, *one.network)):
+        key = prefix(settings[job.run], environments[job.run], job.network[1]), job.network
         before = same_as.setdefault(key, [])
-        useful = next((other for other in before if _has_state(task, other, settings)), None)
-        if useful and not store.is_stored(task.run, *task.network):
-            copies[task] = useful
+        useful = next((other for other in before if _has_state(job, other, settings)), None)
+        if useful and not store.is_stored(job.run, *job.network):
+            copies[job] = useful
         else:
-            before.append(task)
+            before.append(job)
     return copies
 
 
-def _has_state(task: Task, original: Task, settings: Mapping[Path, config.Experiment]) -> bool:
+def _has_state(job: Job, original: Job, settings: Mapping[Path, config.Experiment]) -> bool:
     """Check if the weights that a network's run rewinds to are, or will be, stored with the original."""
-    (replicate, index, _), step = task.network, settings[task.run].rewind.step
+    (replicate, index, _), step = job.network, settings[job.run].rewind.step
     if index or step in (0, settings[original.run].rewind.step) or not store.is_stored(original.run, *original.network):
         return True
     return store.state_path(original.run, replicate, step).exists()
 
 
-def states(copies: Mapping[Task, Task], settings: Mapping[Path, config.Experiment]) -> dict[Path, tuple[int, ...]]:
+def states(copies: Mapping[Job, Job], settings: Mapping[Path, config.Experiment]) -> dict[Path, tuple[int, ...]]:
     """List by run the steps of its dense networks that other runs rewind to."""
     wanted: dict[Path, set[int]] = {}
-    for task, original in copies.items():
-        step = settings[task.run].rewind.step
-        if not task.network[1] and step != settings[original.run].rewind.step:
+    for job, original in copies.items():
+        step = settings[job.run].rewind.step
+        if not job.network[1] and step != settings[original.run].rewind.step:
             wanted.setdefault(original.run, set()).add(step)
     return {run: tuple(sorted(steps - {0})) for run, steps in wanted.items()}
 
 
-def copy_network(task: Task, original: Task, experiment: config.Experiment) -> None:
+def copy_network(job: Job, original: Job, experiment: config.Experiment) -> None:
     """Copy a complete network into the run of another `experiment`, with the start weights of its replicate."""
-    store.check_there(task.run)
-    (replicate, index, _), step = task.network, experiment.rewind.step
-    network, target = StoredRound(original.run, *original.network), store.round_path(task.run, *task.network)
+    store.check_there(job.run)
+    (replicate, index, _), step = job.network, experiment.rewind.step
+    network, target = StoredRound(original.run, *original.network), store.round_path(job.run, *job.network)
     record = {key: value for key, value in network.record.items() if key not in ("format", "sha256", "record_sha256")}
     # Every file that the original has, whole, or nothing is stored.
     parts = network.masks, network.weights, network.metrics
     early_stop = network.early_stop if network.has(store.EARLY_STOP) else None
     predictions = network.predictions if network.has(store.PREDICTIONS) else None
     if not index:
-        files.write(store.start_path(task.run, replicate), files.read(store.start_path(original.run, replicate)))
+        files.write(store.start_path(job.run, replicate), files.read(store.start_path(original.run, replicate)))
         rewind_sha256 = record.pop("rewind_sha256", None)
         if step:
             own = store.read_experiment(original.run).rewind.step == step
@@ -88,6 +88,6 @@ def copy_network(task: Task, original: Task, experiment: config.Experiment) -> N
             if fingerprint(state) != recorded:
                 raise LotteryError(f"{str(late)!r} is damaged: its checksum differs from the record.")
             record["rewind_sha256"] = recorded
-            files.write(store.start_path(task.run, replicate, step), files.pack_arrays(state))
+            files.write(store.start_path(job.run, replicate, step), files.pack_arrays(state))
     store.write_round(target, *parts, record, early_stop, predictions)
     store.clear_checkpoints(target)

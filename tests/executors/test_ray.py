@@ -19,9 +19,9 @@ import lottery
 from lottery import config, files, progress
 from lottery.cli import options
 from lottery.errors import LotteryError, StorageError
-from lottery.executors import scheduler
-from lottery.executors.ray import Job, Ray, _check_room, _has_kinds, _meaning, _resources, _stamp, _Worker, joined
-from lottery.executors.scheduler import Task
+from lottery.executors import executor
+from lottery.executors.executor import Job
+from lottery.executors.ray import Attempt, Ray, _check_room, _has_kinds, _meaning, _resources, _stamp, _Worker, joined
 from lottery.pipeline import dispatch
 from lottery.runs import store
 from lottery.training import checkpoints
@@ -147,7 +147,7 @@ def test_a_cluster_that_nobody_answers_for_is_refused_in_seconds(tmp_path, monke
 
 def test_what_cannot_be_sent_is_refused_in_a_sentence():
     with pytest.raises(LotteryError, match="cannot be sent to another process"):
-        scheduler.packed(x for x in ())
+        executor.pickled(x for x in ())
 
 
 # The shared folder.
@@ -173,7 +173,7 @@ def step(run, at=0):
 def worker_of(train):
     """A worker with queues of its own."""
     worker = _Worker(Sent(), Sent())
-    worker.train = lambda task: train(worker, task)
+    worker.train = lambda job: train(worker, job)
     return worker
 
 
@@ -187,7 +187,7 @@ def folder_of(place, content=b"settings", rounds=1):
 def test_a_node_that_shares_the_folder_works_in_it_and_tells_in_the_runs_own_words(tmp_path):
     run = Path("runs/one")
 
-    def train(worker, task):
+    def train(worker, job):
         folder = tmp_path / run
         worker.collect(step(folder))
         worker.collect(progress.Evaluated(folder, 1, 1, "ticket", (0, "train", 1.0, 0.5), True))
@@ -195,7 +195,7 @@ def test_a_node_that_shares_the_folder_works_in_it_and_tells_in_the_runs_own_wor
         worker.collect(progress.Done(step(folder, 9), {}))
 
     folder, worker = folder_of(tmp_path / run), worker_of(train)
-    assert worker.carry_out(Job(7, Task(run, (1, 1, "ticket")), folder, _stamp(folder))) is True
+    assert worker.carry_out(Attempt(7, Job(run, (1, 1, "ticket")), folder, _stamp(folder))) is True
     assert worker.events.sent == [
         (7, []),  # it has begun
         (
@@ -226,12 +226,12 @@ def test_a_node_that_does_not_see_all_of_the_folder_is_refused_before_it_trains(
         folder_of(tmp_path / "node", there)
         os.utime(tmp_path / "node/environment.json", (stamp[0], stamp[0]))
     trained = []
-    worker = worker_of(lambda worker, task: trained.append(task))
+    worker = worker_of(lambda worker, job: trained.append(job))
     sentence = (
         f"^Node '.+' does not see the run's folder '{tmp_path / 'node'}', which must be on storage that all nodes"
     )
     with pytest.raises(StorageError, match=sentence):
-        worker.carry_out(Job(1, Task(Path("one"), network), tmp_path / "node", stamp))
+        worker.carry_out(Attempt(1, Job(Path("one"), network), tmp_path / "node", stamp))
     assert not trained
 
 
@@ -242,39 +242,39 @@ def test_a_folder_that_was_made_at_another_time_is_another_one(tmp_path):
 
 
 def test_what_happens_arrives_before_a_failure(tmp_path):
-    def train(worker, task):
+    def train(worker, job):
         worker.collect(progress.Note("Words."))
         raise LotteryError("Too small.")
 
     folder, worker = folder_of(tmp_path), worker_of(train)
     with pytest.raises(LotteryError, match=r"^Too small\."):
-        worker.carry_out(Job(1, Task(Path("one"), (1, 0, "ticket")), folder, _stamp(folder)))
+        worker.carry_out(Attempt(1, Job(Path("one"), (1, 0, "ticket")), folder, _stamp(folder)))
     assert worker.events.sent[-1] == (1, [progress.Note("Words.")])
 
 
 def test_a_worker_that_was_stopped_trains_no_more(tmp_path):
-    def train(worker, task):
+    def train(worker, job):
         worker.orders.put(True)
         worker.deliver()
         raise lottery.interrupts.Stopped(worker.should_stop())
 
     folder, worker = folder_of(tmp_path), worker_of(train)
-    job = Job(1, Task(Path("one"), (1, 0, "ticket")), folder, _stamp(folder))
+    attempt = Attempt(1, Job(Path("one"), (1, 0, "ticket")), folder, _stamp(folder))
     assert worker.should_stop() == 0
-    assert worker.carry_out(job) is False and worker.should_stop() == signal.SIGTERM
+    assert worker.carry_out(attempt) is False and worker.should_stop() == signal.SIGTERM
     worker.train = None
-    assert worker.carry_out(job) is False
+    assert worker.carry_out(attempt) is False
 
 
 def test_what_has_died_is_lost_and_what_has_failed_is_not():
     errors = pytest.importorskip("ray").exceptions
     for error in (errors.WorkerCrashedError(), errors.NodeDiedError("gone"), errors.OutOfMemoryError("full"),
                   errors.ObjectLostError("00" * 28, None, "")):  # fmt: skip
-        assert isinstance(_meaning(error), scheduler.Lost)
+        assert isinstance(_meaning(error), executor.Lost)
     failed = errors.RayTaskError("train", "...", LotteryError("The loss is not finite."))
     assert str(_meaning(failed)) == "The loss is not finite."
     assert _meaning(errors.TaskCancelledError()) is None
-    assert isinstance(_meaning(errors.RayTaskError("train", "", errors.WorkerCrashedError())), scheduler.Lost)
+    assert isinstance(_meaning(errors.RayTaskError("train", "", errors.WorkerCrashedError())), executor.Lost)
 
 
 def test_a_node_with_other_data_fails_and_one_with_another_processor_says_so(small_run, tmp_path):
@@ -285,11 +285,11 @@ def test_a_node_with_other_data_fails_and_one_with_another_processor_says_so(sma
     known = {key: value for key, value in recorded.items() if key != "record_sha256"}
     store.write_record(run / "environment.json", known | {"processor": "an abacus"})
     recipe = dispatch.Recipe(run, settings, recorded["num_threads"], data_sha256="0" * 64, away=True)
-    said, task = [], Task(Path("elsewhere"), (1, 3, "ticket"))
+    said, job = [], Job(Path("elsewhere"), (1, 3, "ticket"))
     with pytest.raises(LotteryError, match="The data, the model or the criterion on .* differ from those of"):
-        dispatch.trainer({task.run: recipe}, said.append, lottery.interrupts.never)(task)
+        dispatch.trainer({job.run: recipe}, said.append, lottery.interrupts.never)(job)
     recipe = dataclasses.replace(recipe, data_sha256=recorded["data_sha256"])
-    dispatch.trainer({task.run: recipe}, said.append, lottery.interrupts.never)(task)
+    dispatch.trainer({job.run: recipe}, said.append, lottery.interrupts.never)(job)
     (note,) = [one.text for one in said if isinstance(one, progress.Note)]
     assert "computes with another processor (an abacus; now " in note and "python" not in note
     assert checksum(run / "replicate-1/round-03/weights.safetensors") == checksum(

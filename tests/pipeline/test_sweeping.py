@@ -171,8 +171,8 @@ def test_a_damaged_original_is_not_copied(small_run, tmp_path):
     shutil.copytree(small_run.path, copy)
     path = copy / "replicate-1/round-00/weights.safetensors"
     files.write(path, path.read_bytes()[:-1])
-    task, original = (lottery.executors.scheduler.Task(run, (1, 0, "ticket")) for run in (tmp_path / "other", copy))
-    files.write(task.run / "experiment.toml", config.dump(small_run.experiment).encode())
+    job, original = (lottery.executors.executor.Job(run, (1, 0, "ticket")) for run in (tmp_path / "other", copy))
+    files.write(job.run / "experiment.toml", config.dump(small_run.experiment).encode())
     with pytest.raises(LotteryError, match="is damaged"):
-        shared_prefix.copy_network(task, original, small_run.experiment)
-    assert not store.is_stored(*task[:1], *task.network)
+        shared_prefix.copy_network(job, original, small_run.experiment)
+    assert not store.is_stored(*job[:1], *job.network)
