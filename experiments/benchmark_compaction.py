@@ -40,7 +40,7 @@ from lottery.pipeline import environment
 from lottery.runs import store
 from lottery.runs.stored import StoredRound
 from lottery.tickets import chain, compaction
-from lottery.training import loop
+from lottery.training import examples
 
 BATCHES = (1, 1000)
 DROPS_INPUTS = {"compacted": False, "inputs dropped": True}
@@ -68,7 +68,7 @@ def main(
     experiment = store.read_experiment(run)
     settings = experiment.data.model_copy(update={"path": str(data_file)} if data_file else {})
     splits = data.load(settings)
-    images = np.asarray(loop.scaler(splits)(splits.test.x))
+    images = np.asarray(examples.scaler(splits)(splits.test.x))
     console = Console(highlight=False, width=130)
     console.print(f"{run.name}, {experiment.model.name}, {len(images)} test images, {threads} thread(s).\n")
     rounds = [StoredRound(run, 1, index) for index in store.complete_rounds(run, 1)]

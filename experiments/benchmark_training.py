@@ -52,9 +52,10 @@ from lottery.pruning import criteria, plan, ranking, rewinding
 from lottery.pruning.settings import Prune
 from lottery.runs import store
 from lottery.training import compiling
-from lottery.training.course import Span
 from lottery.training.engines import Engine
-from lottery.training.loop import Loop, example_batch, scaler
+from lottery.training.examples import example_batch, scaler
+from lottery.training.loop import Loop
+from lottery.training.records import Span
 from lottery.training.settings import Train
 from lottery.training.trainer import Trainer
 

@@ -89,7 +89,7 @@ def drop_the_last_batch(patch):
         evaluate = original(*arguments)
 
         def without_the_last(x, y):
-            whole = max(1, len(x) // loop.EVALUATION_BATCH) * loop.EVALUATION_BATCH
+            whole = max(1, len(x) // evaluation.EVALUATION_BATCH) * evaluation.EVALUATION_BATCH
             return evaluate(x[:whole], y[:whole])
 
         return without_the_last

@@ -16,7 +16,7 @@ from lottery.pruning.branches import BranchFunction, BranchStart, StoredTicket
 from lottery.runs import store
 from lottery.runs.store import NetworkId
 from lottery.runs.stored import StoredRound
-from lottery.training.course import Span
+from lottery.training.records import Span
 
 
 def train_branch(

@@ -16,8 +16,8 @@ from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.pruning import criteria, gradients
 from lottery.settings import GIVEN
 from lottery.training import compiling, precision
-from lottery.training.course import Arrays
-from lottery.training.loop import example_batch, scaler
+from lottery.training.examples import example_batch, scaler
+from lottery.training.records import Arrays
 
 
 def builder(experiment: config.Experiment, data: Splits | Streams, ingredients: Ingredients) -> Callable[[], Any]:

@@ -11,7 +11,7 @@ from lottery.models.kerases import keras_of
 from lottery.pipeline.prepared import Prepared
 from lottery.pruning import branches, criteria
 from lottery.settings import GIVEN
-from lottery.training import compiling, mirrored
+from lottery.training import examples, mirrored
 
 
 def check_devices(experiment: config.Experiment) -> None:
@@ -37,7 +37,7 @@ def check_batches(experiment: config.Experiment, model: Any, data: Splits | Stre
         return
     needs_network = criteria.facts(experiment.prune.criterion).needs_network
     num_scored = experiment.prune.num_examples if needs_network else None
-    compiling.check_batches(model, data, experiment.train.batch_size, num_scored)
+    examples.check_batches(model, data, experiment.train.batch_size, num_scored)
 
 
 def check_layers(mode: Mode, model: Any) -> None:

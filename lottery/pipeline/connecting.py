@@ -23,7 +23,7 @@ from lottery.runs.store import NetworkId
 from lottery.runs.stored import StoredRound
 from lottery.statistics.barriers import error_barrier
 from lottery.training.checkpoints import CheckpointInterval
-from lottery.training.course import Span
+from lottery.training.records import Span
 
 
 def connect(

@@ -20,8 +20,8 @@ from lottery.models.kerases import evaluating
 from lottery.pipeline import environment
 from lottery.pruning import criteria, plan
 from lottery.runs import store
-from lottery.training import compiling, precision
-from lottery.training.compiling import Examined
+from lottery.training import examining, precision
+from lottery.training.examining import Examined
 from lottery.training.loop import gains_on_cpu
 
 # Relative, of what the first steps report on another machine or with other versions; and in half precision.
@@ -38,16 +38,16 @@ def of_model(model: Any, examined: Examined, example: Any) -> tuple[str, bool]:
     Returns:
         The digest, and True if it depends on such parts.
     """
-    steps = [examined.step, compiling.traced_test_step(model, example)]
+    steps = [examined.step, examining.traced_test_step(model, example)]
     if optimizers.finalizes(model):
-        steps.append(compiling.traced_end(model))
+        steps.append(examining.traced_end(model))
     opaque = any(fingerprint.is_opaque(step) for step in steps)
     digest = fingerprint.of_parts(
         fingerprint.of_variables(model),
         weights.fingerprint(weights.read_state(model)),
         gains_on_cpu(model),  # decides between compilers, which round differently
         [fingerprint.of_step(model, step) for step in steps],
-        [value.hex() for value in compiling.observe(examined, example)] if opaque else [],
+        [value.hex() for value in examining.observe(examined, example)] if opaque else [],
     )
     return digest, opaque
 
@@ -58,7 +58,7 @@ def of_enforcement(model: Any, enforce: Enforcement, example: Any) -> str:
 
     ones = masks.ones_like(weights.read(model))
     kept = {name: tf.Variable(tf.constant(mask), trainable=False) for name, mask in ones.items()}
-    step = compiling.traced_under(model, example, kept, enforce)
+    step = examining.traced_under(model, example, kept, enforce)
     return fingerprint.of_parts(fingerprint.of_step(model, step, kept))
 
 
@@ -219,7 +219,7 @@ def observed(examined: Examined, example: Any, opaque: bool, numbers: list[float
     import tensorflow as tf
 
     return {
-        "reported": [*compiling.observe(examined, example), *numbers],
+        "reported": [*examining.observe(examined, example), *numbers],
         "example": [[one.dtype.name, list(one.shape)] for one in tf.nest.flatten(example)],
         "opaque": opaque,
         "num_gpus": len(tf.config.list_physical_devices("GPU")),

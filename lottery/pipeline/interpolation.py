@@ -14,8 +14,10 @@ from lottery.models.kerases import is_compiled
 from lottery.runs.siblings import PathPoint
 from lottery.statistics.barriers import error_barrier
 from lottery.training import mirrored
-from lottery.training.course import Arrays, accuracy_among
-from lottery.training.loop import Logs, Loop, evaluations_of, scaler
+from lottery.training.evaluation import evaluations_of
+from lottery.training.examples import scaler
+from lottery.training.loop import Loop
+from lottery.training.records import Arrays, Logs, accuracy_among
 
 # BatchNormalization statistics are recomputed from at most this number of examples, in batches of this size.
 STATISTICS_EXAMPLES, STATISTICS_BATCH = 10_000, 1000

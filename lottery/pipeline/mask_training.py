@@ -18,8 +18,8 @@ from lottery.pruning import branches, supermasks
 from lottery.pruning.branches import BranchStart
 from lottery.runs.store import NetworkId
 from lottery.training import compiling
-from lottery.training.course import Arrays
-from lottery.training.loop import example_batch
+from lottery.training.examples import example_batch
+from lottery.training.records import Arrays
 from lottery.training.settings import Train
 from lottery.training.trainer import Trainer
 

@@ -20,7 +20,7 @@ from lottery.pruning import branches, plan
 from lottery.runs import store
 from lottery.runs.store import NetworkId
 from lottery.training.checkpoints import Checkpointer, CheckpointInterval
-from lottery.training.course import Arrays, MetricsRow, Span, Trained
+from lottery.training.records import Arrays, MetricsRow, Span, Trained
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.sparse.reading import Chain, NoNumba
 from lottery.statistics import two_way
 from lottery.training import engines, mirrored, precision
-from lottery.training.course import Arrays, accuracy_among
-from lottery.training.loop import example_batch
+from lottery.training.examples import example_batch
+from lottery.training.records import Arrays, accuracy_among
 
 
 def of(prepared: Prepared, ingredients: Ingredients) -> Iterator[str]:

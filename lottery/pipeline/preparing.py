@@ -15,8 +15,8 @@ from lottery.pipeline import building, checks, completion, environment, identity
 from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared
 from lottery.pruning import branches, criteria, mask_actions, plan
 from lottery.runs import store, verification
-from lottery.training import compiling, mirrored
-from lottery.training.loop import NUM_EXAMPLES, example_batch
+from lottery.training import compiling, examining, examples, mirrored, schedules
+from lottery.training.examples import NUM_EXAMPLES, example_batch
 from lottery.training.trainer import Trainer
 
 
@@ -119,16 +119,16 @@ def _as_the_model_reads(loaded: Splits | Streams, model: Any) -> Splits | Stream
     """Take images of whole numbers for what they are to a model that looks them up, as an Embedding does."""
     if not isinstance(loaded, Splits) or loaded.train.x.dtype != np.uint8:
         return loaded
-    probe = loaded.train.x[: compiling.fixed_batch(model) or NUM_EXAMPLES]
-    return data.as_integers(loaded) if compiling.reads_integers(model, probe) else loaded
+    probe = loaded.train.x[: examples.fixed_batch(model) or NUM_EXAMPLES]
+    return data.as_integers(loaded) if examples.reads_integers(model, probe) else loaded
 
 
 def _compiled(experiment: config.Experiment, model: Any, loaded: Splits | Streams) -> Any:
     """Compile a model, and return the variable that sets where its learning rate's schedule begins."""
-    inputs, schedule_step = example_batch(loaded, model)[0], compiling.step_variable()
+    inputs, schedule_step = example_batch(loaded, model)[0], schedules.step_variable()
     compiling.compile_model(model, experiment.train, inputs, schedule_step)
     if isinstance(loaded, Splits):
-        compiling.check_data(model, loaded, experiment.train.batch_size, inputs)
+        examples.check_data(model, loaded, experiment.train.batch_size, inputs)
     return schedule_step
 
 
@@ -155,8 +155,8 @@ def _with_fingerprints(prepared: Prepared, ingredients: Ingredients) -> Prepared
     example, examined = example_batch(prepared.data, model), prepared.trainer.loop.examined
     if mirrored.strategy_of(model) is not None:  # its steps have parts for each device
         model = building.build_model(prepared.build, building.initial_seed(experiment, 0))
-        compiling.compile_model(model, experiment.train, example[0], compiling.step_variable())
-        examined = compiling.examine(model, example)
+        compiling.compile_model(model, experiment.train, example[0], schedules.step_variable())
+        examined = examining.examine(model, example)
     digests, opaque, numbers = {}, False, []
     if ingredients.have_own_model(experiment):
         digests["model"], opaque = identity.of_model(model, examined, example)

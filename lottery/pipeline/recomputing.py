@@ -20,8 +20,8 @@ from lottery.runs import siblings, store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.runs.verification import Recomputation
 from lottery.settings import GIVEN, ROUNDING
-from lottery.training.loop import Classes
 from lottery.training.precision import FULL
+from lottery.training.records import Classes
 
 LOSS = 1e-5  # relative; Keras computes a loss in float32
 # The share of examples, and the relative difference of a loss, that rounding may decide on another machine.

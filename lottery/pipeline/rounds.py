@@ -16,7 +16,7 @@ from lottery.pruning.plan import Source
 from lottery.runs import store
 from lottery.runs.store import NetworkId
 from lottery.runs.stored import StoredRound
-from lottery.training.course import Arrays, Span, Trained
+from lottery.training.records import Arrays, Span, Trained
 
 
 def train_chain(training: Training, replicate: int, last: int) -> None:

@@ -1,73 +1,31 @@
 """The course of one training: begin, advance, evaluate, change, finish; over any `engines.Engine`."""
 
 import contextlib
-import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from lottery import masks, weights
 from lottery.errors import LotteryError
-from lottery.masks import Change, Masks
+from lottery.masks import Masks
 from lottery.models import optimizers
 from lottery.settings import ROUNDING
 from lottery.training import engines
 from lottery.training.checkpoints import Checkpointer, TrainingState
-from lottery.training.engines import Engine, Logs
-
-# Keras' names for plain accuracy; a model without any of these may report another metric whose name ends so.
-ACCURACIES = ("accuracy", "acc", "sparse_categorical_accuracy", "categorical_accuracy", "binary_accuracy")
+from lottery.training.engines import Engine
+from lottery.training.records import Arrays, MetricsRow, Span, Trained, loss_and_accuracy
 
 # About how long a call of an engine lasts. Between calls progress is shown, NaN is noticed, checkpoints are written,
 # and a run can be stopped. The bits do not depend on where steps are cut into calls.
 CALL_SECONDS = 0.5
 
-Arrays = Mapping[str, np.ndarray]  # by the name of a variable
-MetricsRow = tuple[int, str, float, float]  # step, split, loss, accuracy
 # Receives the step, the last validation accuracy, and a new row of metrics or None.
 OnStep = Callable[[int, float, MetricsRow | None], None]
 # By step, functions that are called with every variable after it.
 Watch = Mapping[int, Callable[[dict[str, np.ndarray]], None]]
-
-
-@dataclass(frozen=True)
-class Span:
-    """The part of a training that a network goes through, and how its masks change on the way.
-
-    A training that ends after ``train.num_steps`` goes through the learning rate's schedule more slowly, from its
-    beginning to its end.
-    """
-
-    first_step: int = 0  # the step that the start weights belong to; the batches are those that follow it
-    last_step: int | None = None  # ``train.num_steps`` if None; if it equals `first_step`, nothing is trained
-    schedule_step: int | None = None  # where the learning rate's schedule begins; `first_step` if None
-    changes: Mapping[int, Change] = field(default_factory=dict)  # by the step after which masks change
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A trained network."""
-
-    weights: dict[str, np.ndarray]  # every variable after the last step, by name
-    early_stop: dict[str, np.ndarray]  # every variable at the early-stop step
-    # For each test example its ``label``, and the class predicted at the ``early_stop`` step and at the ``final`` one;
-    # None where the accuracy is not that of one class for each example of an array.
-    predictions: dict[str, np.ndarray] | None
-    kept: Masks  # the masks after the last step
-    # By step; a training row is the mean since the row before, each batch as it was trained on.
-    metrics: list[MetricsRow]
-    # ``early_stop_step``, the first step of minimum validation loss; loss and accuracy of every split there and at last
-    summary: dict[str, float | int]
-    start_sha256: str  # fingerprint of the model's variables when training began, read back from the model
-    # ``engine`` that trained, ``engine_reason``, and for another than the compiled loop ``engine_difference``
-    engine: dict[str, Any]
-    # For each change of the masks: the step after which it was made, and how many entries are kept, pruned and grown.
-    changes: list[tuple[int, int, int, int]]
-    seconds: float  # evaluations included
 
 
 class Course:
@@ -139,7 +97,7 @@ class Course:
         num_steps = min(self.engine.longest, until - state.step, max(1, most))
         called = time.perf_counter()
         what = f"training loss between steps {state.step} and {state.step + num_steps}"
-        state.trained = finite(self.engine.advance(num_steps, before), what)
+        state.trained = loss_and_accuracy(self.engine.advance(num_steps, before), what)
         taken = (time.perf_counter() - called) / num_steps
         trainer.seconds_per_step = taken if trainer.seconds_per_step else CALL_SECONDS  # the first call compiles
         state.step += num_steps
@@ -274,7 +232,7 @@ class Course:
             self._put_at_start()
             engine.begin(self.kept, self.seed, self.first)
             if steps:
-                finite(engine.advance(steps), f"training loss of the first {steps} steps")
+                loss_and_accuracy(engine.advance(steps), f"training loss of the first {steps} steps")
             states.append(engine.state())
         self._put_at_start()
         return engines.difference(*states)
@@ -285,7 +243,7 @@ class Course:
         self.on_step(self.state.step, self.state.validation[1], row)
 
     def _measured(self, split: str, step: int) -> tuple[float, float]:
-        measured = finite(self.engine.evaluate(split), f"{split} loss at step {step}")
+        measured = loss_and_accuracy(self.engine.evaluate(split), f"{split} loss at step {step}")
         self._add(step, split, measured)
         return measured
 
@@ -317,26 +275,6 @@ class Course:
             if not abs(accuracy - summary[f"{name}_test_accuracy"]) <= ROUNDING:
                 return None
         return predictions
-
-
-def finite(logs: Logs, what: str) -> tuple[float, float]:
-    """Get loss and accuracy from a model's report; the accuracy is NaN if the model measures none."""
-    if "loss" not in logs:
-        raise LotteryError(f"The model reports {', '.join(logs) or 'nothing'}, but no 'loss'; a loss is needed.")
-    loss = float(logs["loss"])
-    if not math.isfinite(loss):
-        raise LotteryError(f"The {what} is {loss}; try a lower learning rate.")
-    name = accuracy_among(logs)
-    return loss, float(logs[name]) if name else math.nan
-
-
-def accuracy_among(names: Iterable[str]) -> str | None:
-    """Find the name of the accuracy among those that a model reports; None if it measures none."""
-    names = list(names)
-    for name in names:
-        if name in ACCURACIES:
-            return name
-    return next((name for name in names if name.endswith("accuracy")), None)
 
 
 def _named(prefix: str, values: tuple[float, float]) -> dict[str, float | int]:

@@ -14,9 +14,8 @@ from lottery.masks import Masks
 from lottery.sparse import reading
 from lottery.sparse.reading import Chain, Obstacle
 from lottery.training import mirrored
+from lottery.training.records import Arrays, Classes, Logs
 from lottery.training.settings import Train
-
-Logs = Mapping[str, Any]  # what a model reports: the loss, and the accuracy if it measures any
 
 
 class Engine(Protocol):
@@ -45,7 +44,7 @@ class Engine(Protocol):
         """Return loss and accuracy over every example of the split ``"validation"`` or ``"test"``."""
         ...
 
-    def classes(self) -> tuple[np.ndarray, np.ndarray] | None:
+    def classes(self) -> Classes | None:
         """Return label and predicted class of each test example; None where the accuracy is not that of one class."""
         ...
 
@@ -85,45 +84,56 @@ def read(
     Raises:
         LotteryError: ``train.engine`` is "sparse", and cannot be.
     """
-    import tensorflow as tf
-
     if settings.engine == "compiled":
         return Obstacle('train.engine is "compiled"')
     try:
-        if settings.engine == "auto" and tf.config.list_physical_devices("GPU"):
-            raise Obstacle("the compiled loop trains on a GPU")
-        if obstacle or mirrored.strategy_of(model) is not None:
-            raise Obstacle(obstacle or "the model is mirrored on devices")
-        if augment or not isinstance(data, Splits):
-            raise Obstacle("the data are augmented" if augment else "the data are a tf.data.Dataset")
-        sizes = [math.prod(one.kernel.shape) for one in reading.layers(model) if type(one).__name__ == "Dense"]
-        work = sum(sizes) * settings.batch_size * settings.num_steps
-        if settings.engine == "auto" and work < LEAST_WORK:
-            raise Obstacle(f"a training of {work:,} multiply-adds is too short to gain, {LEAST_WORK:,} are enough")
-        chain = reading.read(model)
-        _check_data(chain, data, model.output_shape[-1])
-        return chain
+        if obstacle:
+            raise Obstacle(obstacle)
+        return _chain(model, data, settings, augment)
     except Obstacle as why:
         if settings.engine == "sparse":
             raise LotteryError(f'train.engine: received "sparse", allowed are "auto" and "compiled": {why}.') from why
         return why
 
 
+def _chain(model: Any, data: Splits | Streams, settings: Train, augment: Collection[str]) -> Chain:
+    """Read the chain that the sparse engine trains; raise `Obstacle` if it cannot, or would not gain."""
+    import tensorflow as tf
+
+    is_free = settings.engine == "auto"  # to leave the network to the compiled loop
+    if is_free and tf.config.list_physical_devices("GPU"):
+        raise Obstacle("the compiled loop trains on a GPU")
+    if mirrored.strategy_of(model) is not None:
+        raise Obstacle("the model is mirrored on devices")
+    if augment:
+        raise Obstacle("the data are augmented")
+    if not isinstance(data, Splits):
+        raise Obstacle("the data are a tf.data.Dataset")
+    sizes = [math.prod(layer.kernel.shape) for layer in reading.layers(model) if type(layer).__name__ == "Dense"]
+    work = sum(sizes) * settings.batch_size * settings.num_steps
+    if is_free and work < LEAST_WORK:
+        raise Obstacle(f"a training of {work:,} multiply-adds is too short to gain, {LEAST_WORK:,} are enough")
+    chain = reading.read(model)
+    _check_data(chain, data, model.output_shape[-1])
+    return chain
+
+
 def _check_data(chain: Chain, data: Splits, num_outputs: int) -> None:
     """Raise `Obstacle` if the sparse engine cannot train a chain on these arrays."""
     of_classes = chain.loss == "sparse_categorical_crossentropy"
-    for split in data.train, data.validation, data.test:
+    num_targets = 1 if of_classes else num_outputs
+    for split in (data.train, data.validation, data.test):
         x, y = split.x, split.y.reshape(len(split.y), -1)
         if x.dtype not in (np.uint8, np.float32, np.float64) or y.dtype.kind not in "biuf":
             raise Obstacle(f"the examples are of type {x.dtype}, their targets of type {y.dtype}")
-        if y.shape[1] != (1 if of_classes else num_outputs):
+        if y.shape[1] != num_targets:
             raise Obstacle(f"an example has {y.shape[1]} targets, and the network {num_outputs} outputs")
         if of_classes and (y.min() < 0 or y.max() >= num_outputs):
             raise Obstacle(f"labels go from {y.min()} to {y.max()}, and the network has {num_outputs} outputs")
 
 
 def choose(chain: Chain | Obstacle, settings: Train, model: Any, kept: Masks) -> tuple[str, str]:
-    """Choose the engine for a network with these masks, and say why."""
+    """Choose the engine for a network with these masks; return its name and the reason."""
     if isinstance(chain, Obstacle):
         return "compiled", str(chain)
     if settings.engine == "sparse":
@@ -131,11 +141,11 @@ def choose(chain: Chain | Obstacle, settings: Train, model: Any, kept: Masks) ->
     named = weights.variables(model)
     sizes = {layer.kernel: math.prod(named[layer.kernel].shape) for layer in chain.layers}
     left = sum(int(kept[name].sum()) if name in kept else size for name, size in sizes.items())
-    share = left / sum(sizes.values())
-    what = f"{left:,} of {sum(sizes.values()):,} multiply-adds are left"
-    if share <= LARGEST_SHARE:
-        return "sparse", f"{what}, not more than {LARGEST_SHARE:.0%}"
-    return "compiled", f"{what}, more than {LARGEST_SHARE:.0%}"
+    total = sum(sizes.values())
+    counted = f"{left:,} of {total:,} multiply-adds are left"
+    if left / total <= LARGEST_SHARE:
+        return "sparse", f"{counted}, not more than {LARGEST_SHARE:.0%}"
+    return "compiled", f"{counted}, more than {LARGEST_SHARE:.0%}"
 
 
 def sparse(model: Any, chain: Chain, data: Any, settings: Train, longest: int) -> Any:
@@ -145,9 +155,7 @@ def sparse(model: Any, chain: Chain, data: Any, settings: Train, longest: int) -
     return Engine(model, chain, data, settings.batch_size, longest)
 
 
-def difference(
-    start: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], received: Mapping[str, np.ndarray]
-) -> float:
+def difference(start: Arrays, expected: Arrays, received: Arrays) -> float:
     """Compute the largest difference of a weight, where the compiled loop and the sparse engine end.
 
     Raises:
@@ -158,12 +166,13 @@ def difference(
     for name, value in expected.items():
         if not np.isfinite(value).all():
             raise LotteryError("The weights are not finite after the first steps; try a lower learning rate.")
-        apart, way = (abs(np.float64(value) - other[name]) for other in (received, start))
+        apart = abs(np.float64(value) - received[name])
+        way = abs(np.float64(value) - start[name])
         moved = (apart > 0) | (way > 0)
         if not moved.any():
             continue
         median, of_way = np.median(apart[moved]), np.median(way[moved])
-        if not median <= LARGEST_DIFFERENCE * of_way:
+        if not median <= LARGEST_DIFFERENCE * of_way:  # of NaN, too
             raise LotteryError(
                 f"The sparse engine does not agree with the compiled loop: after {NUM_COMPARED} steps, the weights of "
                 f"{name} have gone {of_way:.2g} and are {median:.2g} apart (medians). Please report this model, and "

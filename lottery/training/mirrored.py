@@ -8,9 +8,8 @@ import numpy as np
 
 from lottery import randomness, weights
 from lottery.errors import LotteryError
+from lottery.training.records import Logs
 from lottery.weights import components
-
-Logs = Mapping[str, Any]
 
 
 def strategy_for(name: str) -> Any:
@@ -70,15 +69,16 @@ def run(model: Any, step: Callable[[Any], Logs], batch: Any, names: tuple[str, .
         return step(batch)
     import tensorflow as tf
 
-    num, first_part = strategy.num_replicas_in_sync, tf.nest.flatten(batch)[0]
+    num = strategy.num_replicas_in_sync
+    first_part = tf.nest.flatten(batch)[0]
     size = tf.shape(first_part)[0] if first_part.shape[0] is None else first_part.shape[0]
 
     def on_one_device() -> Logs:
         place = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
         first, end = place * size // num, (place + 1) * size // num
-        logs = step(tf.nest.map_structure(lambda one: one[first:end], batch))
-        part = tf.cast((end - first) / size, tf.float32)
-        return {name: tf.cast(logs[name], tf.float32) * part for name in names}
+        logs = step(tf.nest.map_structure(lambda part: part[first:end], batch))
+        share = tf.cast((end - first) / size, tf.float32)
+        return {name: tf.cast(logs[name], tf.float32) * share for name in names}
 
     logs = strategy.run(on_one_device)
     return {name: tf.add_n(strategy.experimental_local_results(value)) for name, value in logs.items()}
@@ -104,7 +104,8 @@ def batches(model: Any, dataset: Iterable[Any]) -> Iterator[Any]:
     """List the batches of a data set; one with fewer examples than devices is added to the one before it."""
     import tensorflow as tf
 
-    num, waiting = num_devices(model), None
+    num = num_devices(model)
+    waiting = None
     for batch in dataset:
         if waiting is not None and tf.nest.flatten(batch)[0].shape[0] < num:
             batch = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), waiting, batch)
@@ -115,7 +116,7 @@ def batches(model: Any, dataset: Iterable[Any]) -> Iterator[Any]:
         yield waiting
 
 
-def settle(model: Any) -> None:
+def average_statistics(model: Any) -> None:
     """Give every device the mean of the moving statistics that each has measured.
 
     The mean over shares is that over whole batches, except for a variance, which each device takes around the mean of
@@ -123,14 +124,15 @@ def settle(model: Any) -> None:
     """
     import tensorflow as tf
 
-    trained = {id(one) for one in model.trainable_variables}
+    trained = {id(variable) for variable in model.trainable_variables}
     for variable in model.variables:
         parts = components(variable)
+        # A variable of Keras 3.15 has its tf.Variable in `_value`, and no public way to its aggregation.
         adds_up = getattr(getattr(variable, "_value", variable), "aggregation", None) == tf.VariableAggregation.SUM
         if len(parts) > 1 and parts[0].dtype.is_floating and id(variable) not in trained and not adds_up:
-            mean = tf.add_n([one.read_value() for one in parts]) / len(parts)
-            for one in parts:
-                one.assign(mean)
+            mean = tf.add_n([part.read_value() for part in parts]) / len(parts)
+            for part in parts:
+                part.assign(mean)
 
 
 def skip_together(model: Any) -> None:
@@ -148,7 +150,7 @@ def skip_together(model: Any) -> None:
         wrong = tf.cast(tf.logical_not(check(gradients)), tf.float32)
         return tf.equal(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, wrong), 0.0)
 
-    # Past Keras' __setattr__, which keeps track of what is assigned.
+    # Past the __setattr__ of Keras 3.15, which keeps track of what is assigned.
     vars(model.optimizer)["check_finite"] = on_all
 
 
@@ -156,10 +158,10 @@ def draw_apart(model: Any) -> None:
     """Let each device draw its own random numbers: Keras 3 gives all the same state, and so the same dropout."""
     for name, variable in weights.variables(model).items():
         if weights.is_random_state(name):
-            for place, one in enumerate(components(variable)[1:], 1):
-                value = np.array(one.numpy())
+            for place, part in enumerate(components(variable)[1:], 1):
+                value = np.array(part.numpy())
                 value.flat[0] = randomness.seed_for(*(abs(int(word)) for word in value.flat), place)
-                one.assign(value)
+                part.assign(value)
 
 
 def differing(model: Any, state: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -167,9 +169,11 @@ def differing(model: Any, state: Mapping[str, np.ndarray]) -> dict[str, Any]:
     found = {}
     for name, variable in weights.variables(model).items():
         parts = components(variable)
-        for place, one in enumerate(parts if len(parts) > 1 else ()):
-            if np.array(one.numpy()).tobytes() != state[name].tobytes():
-                found[f"{place}/{name}"] = one
+        if len(parts) == 1:
+            continue
+        for place, part in enumerate(parts):
+            if np.array(part.numpy()).tobytes() != state[name].tobytes():
+                found[f"{place}/{name}"] = part
     return found
 
 

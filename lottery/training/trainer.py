@@ -11,10 +11,11 @@ from lottery import masks, weights
 from lottery.data import Splits, Streams
 from lottery.masks import Masks
 from lottery.sparse.reading import Obstacle
-from lottery.training import compiling, engines, mirrored
+from lottery.training import engines, mirrored, schedules
 from lottery.training.checkpoints import Checkpointer
-from lottery.training.course import Arrays, Course, OnStep, Span, Trained, Watch, finite
-from lottery.training.loop import Classes, Loop, compile_loop
+from lottery.training.course import Course, OnStep, Watch
+from lottery.training.loop import Loop, compile_loop
+from lottery.training.records import Arrays, Classes, Span, Trained, loss_and_accuracy
 from lottery.training.settings import Train
 
 
@@ -28,7 +29,7 @@ class Trainer:
     Args:
         model: A compiled Keras 3 or tf_keras model; its own ``train_step`` and ``test_step`` run.
         data: Arrays stay in memory as they are, and become floats batch by batch.
-        enforce: One of ``lottery.enforcement.ENFORCEMENTS``, or a function like them. None holds nothing.
+        enforce: A context manager function, such as `lottery.enforcement.constraint`. None holds nothing.
         schedule_step: The variable that the model was compiled with, if any; see `compiling.compile_model`.
         augment: Augmentation of training images: ``"crop"``, ``"flip"``.
         obstacle: What keeps the model from the sparse engine, besides what can be read from the model and the data.
@@ -60,7 +61,7 @@ class Trainer:
         self.chain = engines.read(model, data, settings, augment, obstacle)
         self._sparse: Any = None
         self.seconds_per_step: float | None = None  # in the last call of the compiled steps
-        self._schedule_step = compiling.step_variable() if schedule_step is None else schedule_step
+        self._schedule_step = schedules.step_variable() if schedule_step is None else schedule_step
         self._enforce, self._held, self._is_held = enforce, contextlib.ExitStack(), False
         self._callbacks: list[Any] = []
         self._first_values: list[tuple[Any, np.ndarray]] = []
@@ -120,10 +121,10 @@ class Trainer:
 
     def evaluated(self, state: Arrays, kept: Masks, split: str, engine: str | None = None) -> tuple[float, float]:
         """Compute loss and accuracy of a state of the model over every example of a split."""
-        return finite(self._at(state, kept, engine).evaluate(split), f"{split} loss")
+        return loss_and_accuracy(self._at(state, kept, engine).evaluate(split), f"{split} loss")
 
     def classes(self, state: Arrays, kept: Masks, engine: str | None = None) -> Classes | None:
-        """Predict the class of each test example; see `loop.classifier`."""
+        """Predict the class of each test example; see `evaluation.classifier`."""
         return self._at(state, kept, engine).classes()
 
     def _at(self, state: Arrays, kept: Masks, engine: str | None) -> Any:

@@ -170,7 +170,7 @@ def test_a_barrier_is_seen_where_there_is_one():
     """Two networks from other initial weights lie in other basins; two from the same ones, here, in one."""
     prepared = prepare(config.load(DIGITS))
     model, (x, y) = prepared.trainer.model, (prepared.data.test.x, prepared.data.test.y)
-    x = lottery.training.loop.scaler(prepared.data)(x).numpy()
+    x = lottery.training.examples.scaler(prepared.data)(x).numpy()
     states = [building.initial_state(prepared, replicate) for replicate in (1, 2)]
     kept = masks.ones_like({name: states[0][name] for name in prepared.trainer.masks})
 

@@ -16,7 +16,7 @@ from lottery.pruning import branches
 from lottery.runs import store, verification
 from lottery.settings import GIVEN
 from lottery.statistics import tables, verdicts
-from lottery.training.course import Span
+from lottery.training.records import Span
 from tests.conftest import checksum, quietly, toy_arrays
 
 pytestmark = pytest.mark.usefixtures("traced_once")

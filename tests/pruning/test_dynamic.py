@@ -21,8 +21,8 @@ from lottery.pipeline.prepared import Ingredients
 from lottery.pruning import allocation, branches, dynamic, fairness
 from lottery.runs import store, verification
 from lottery.runs.stored import StoredRound
-from lottery.training import compiling
-from lottery.training.course import Span
+from lottery.training import compiling, schedules
+from lottery.training.records import Span
 from lottery.training.settings import Train
 from lottery.training.trainer import Trainer
 from tests.conftest import contents, quietly, toy_arrays
@@ -299,7 +299,7 @@ def trainer(mode, library="keras"):
         optimizer={"name": "sgd", "momentum": 0.9}, jit_compile=False,
     )  # fmt: skip
     splits = split(dict(zip(("x_train", "y_train", "x_test", "y_test"), arrays(), strict=True)), Data(validation=40))
-    step = compiling.step_variable()
+    step = schedules.step_variable()
     compiling.compile_model(model, settings, splits.train.x[:4], step)
     return Trainer(model, splits, settings, enforcement.ENFORCEMENTS[mode].hold, step)
 
@@ -394,8 +394,8 @@ def test_a_long_training_goes_through_the_schedule_more_slowly():
     """Twice as many steps: the rate at step t is that of step t // 2, to the last."""
     import keras
 
-    place = compiling.step_variable()
-    rate = compiling.schedule(keras, 0.8, 4, (6, 8), 0.5, place, last_step=11)
+    place = schedules.step_variable()
+    rate = schedules.schedule(keras, 0.8, 4, (6, 8), 0.5, place, last_step=11)
     short = [float(rate(step)) for step in range(12)]
     place.assign([0, 12, 24])
     assert [float(rate(step)) for step in range(24)] == [value for value in short for _ in range(2)]

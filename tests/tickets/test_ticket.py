@@ -29,7 +29,7 @@ from lottery.enforcement import tfmot
 from lottery.errors import LotteryError, TicketError
 from lottery.models import networks, outputs
 from lottery.tickets import from_run
-from lottery.training.course import Span
+from lottery.training.records import Span
 from tests.conftest import quietly, subclassed, toy_arrays
 from tests.runs.test_verification import reseal
 from tests.tickets.test_readers import read_ticket

@@ -11,7 +11,7 @@ import tensorflow as tf
 from lottery import data, enforcement, interrupts, masks, randomness, weights
 from lottery.models import optimizers
 from lottery.training import checkpoints, compiling
-from lottery.training.course import Span
+from lottery.training.records import Span
 from lottery.training.settings import Train
 from lottery.training.trainer import Trainer
 from tests.conftest import toy_arrays

@@ -9,8 +9,8 @@ import pytest
 
 from lottery import data, files, interrupts, masks, weights
 from lottery.errors import LotteryError
-from lottery.training import checkpoints, compiling
-from lottery.training.course import Span
+from lottery.training import checkpoints, compiling, schedules
+from lottery.training.records import Span
 from lottery.training.settings import Train
 from lottery.training.trainer import Trainer
 from tests.conftest import shared_trainer
@@ -51,7 +51,7 @@ def compiled(settings=SETTINGS, library="keras", own_step=False):
     )
     module.utils.set_random_seed(5)
     model = restless(module, own_step)
-    schedule_step = compiling.step_variable()
+    schedule_step = schedules.step_variable()
     compiling.compile_model(model, settings, splits.train.x[:4].astype("float32"), schedule_step)
     augment = ("crop", "flip") if library == "keras" else ()
     return Trainer(model, splits, settings, None, schedule_step, augment)

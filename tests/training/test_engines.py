@@ -15,8 +15,8 @@ from lottery.enforcement import ENFORCEMENTS
 from lottery.errors import LotteryError
 from lottery.runs.stored import stored_rounds
 from lottery.sparse import kernels, reading
-from lottery.training import checkpoints, compiling, engines
-from lottery.training.course import Span
+from lottery.training import checkpoints, compiling, engines, schedules
+from lottery.training.records import Span
 from lottery.training.settings import Train
 from lottery.training.trainer import Trainer
 from tests.conftest import each_in_both, quietly, shared_trainer, toy_arrays
@@ -40,7 +40,7 @@ def network(library="keras", settings=None, **compiled):
 def trainer(library="keras", enforce="constraint", splits=None, **settings):
     settings = Train(**SETTINGS | {"engine": "sparse"} | settings)
     splits = splits or data.given(toy_arrays(np.random.default_rng(1)), data.Data(name="given", validation=50))
-    model, step = network(library), compiling.step_variable()
+    model, step = network(library), schedules.step_variable()
     compiling.compile_model(model, settings, splits.train.x[:8], step)
     return Trainer(model, splits, settings, ENFORCEMENTS[enforce].hold, step)
 

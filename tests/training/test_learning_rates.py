@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lottery.errors import LotteryError
-from lottery.training import compiling
+from lottery.training import schedules
 
 both = pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
 
@@ -41,7 +41,7 @@ def made(library, first_step=None, **arguments):
     rate = arguments.pop("learning_rate")
     if isinstance(rate, tuple):
         rate = getattr(library.optimizers.schedules, rate[0])(*rate[1:])
-    return compiling.schedule(library, rate, **arguments, first_step=first_step)
+    return schedules.schedule(library, rate, **arguments, first_step=first_step)
 
 
 def one_weight(library, optimizer):
@@ -132,7 +132,7 @@ def test_keras_own_fit_takes_it(library):
 def test_a_number_that_never_changes_stays_a_number(library):
     for rate in (0.1, 1, 0.0):
         for quiet in ({}, {"warmup_steps": 1}, {"first_step": tf.Variable(7, dtype=tf.int64)}, {"drop_factor": 0.5}):
-            assert compiling.schedule(library, rate, **quiet) is rate
+            assert schedules.schedule(library, rate, **quiet) is rate
 
 
 @both
@@ -142,7 +142,7 @@ def test_what_is_no_learning_rate_is_refused(library):
         with pytest.raises(
             LotteryError, match=rf"allowed is a number or a LearningRateSchedule of {library.__name__}\."
         ):
-            compiling.schedule(library, wrong, warmup_steps=3)
+            schedules.schedule(library, wrong, warmup_steps=3)
 
 
 @both
@@ -187,7 +187,7 @@ def test_any_rate_is_the_product_of_its_factors(base, warmup, drops, factor, fir
         expected *= (at + 1) / warmup
     for drop in drops:
         expected *= factor if at >= drop else 1
-    rate = compiling.schedule(keras, base, warmup, drops, factor, tf.Variable(first, dtype=tf.int64))
+    rate = schedules.schedule(keras, base, warmup, drops, factor, tf.Variable(first, dtype=tf.int64))
     assert float(rate(step) if callable(rate) else rate) == pytest.approx(expected, rel=1e-5)
 
 
@@ -195,8 +195,8 @@ def test_any_rate_is_the_product_of_its_factors(base, warmup, drops, factor, fir
 def test_after_the_last_step_the_rate_stays(library):
     cosine = library.optimizers.schedules.CosineDecay(1.0, 10)
     for rate in (
-        compiling.schedule(library, 0.5, 0, (3, 12), 0.1, None, 9),
-        compiling.schedule(library, cosine, last_step=9),
+        schedules.schedule(library, 0.5, 0, (3, 12), 0.1, None, 9),
+        schedules.schedule(library, cosine, last_step=9),
     ):
         values = [float(rate(step)) for step in range(20)]
         assert values[9:] == [values[9]] * 11 and values[9] > 0 and values[0] > values[9]

@@ -5,7 +5,7 @@ import tensorflow as tf
 from lottery import data, randomness, weights
 from lottery.errors import LotteryError
 from lottery.models import networks
-from lottery.training import compiling, loop
+from lottery.training import compiling, examples, loop
 from lottery.training.settings import Train
 from lottery.training.trainer import Trainer
 from tests.conftest import toy_arrays
@@ -21,7 +21,7 @@ def prepared(build=None, settings=SETTINGS, num_test=617):
     keras.utils.set_random_seed(5)
     model = build(keras) if build else networks.lenet_300_100((6,), 3)
     compiling.compile_model(model, settings, splits.train.x[:4])
-    compiling.check_data(model, splits, settings.batch_size, splits.train.x[:4])
+    examples.check_data(model, splits, settings.batch_size, splits.train.x[:4])
     return Trainer(model, splits, settings), splits
 
 
@@ -254,8 +254,8 @@ def test_pixels_stay_bytes_in_memory_and_are_scaled_in_the_graph(pixels, rng):
         data.Data(validation=20, pixels=pixels),
     )
     model = networks.lenet_300_100((5, 5), 3)
-    scaled = loop.scaler(splits)
-    compiling.compile_model(model, SETTINGS, loop.example_batch(splits)[0])
+    scaled = examples.scaler(splits)
+    compiling.compile_model(model, SETTINGS, examples.example_batch(splits)[0])
     compiled = loop.compile_loop(model, splits, SETTINGS)
     np.testing.assert_allclose(scaled(x[:9]), splits.scaled(x[:9]), rtol=1e-6)
     expected = model.evaluate(splits.scaled(splits.test.x), splits.test.y, verbose=0)

@@ -1,0 +1,128 @@
+"""Evaluate a model over every example of a split, and predict classes, in compiled steps."""
+
+import functools
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+
+from lottery.data import Splits, Streams
+from lottery.models.kerases import is_keras
+from lottery.training import mirrored
+from lottery.training.examining import Examined
+from lottery.training.examples import fixed_batch, scaler
+from lottery.training.records import Classes, Logs
+from lottery.training.repeating import repeater
+
+EVALUATION_BATCH = 1000
+
+
+def evaluations_of(
+    model: Any, data: Splits | Streams, splits: Collection[str], examined: Examined
+) -> dict[str, Callable[[], Logs]]:
+    """Make a function for each split, which may be ``"train"``: it returns what a model reports over every example."""
+    import tensorflow as tf
+
+    if isinstance(data, Streams):
+        return {split: _of_stream(model, getattr(data, split), examined.test_logs) for split in splits}
+    evaluate = _of_arrays(model, scaler(data), examined.test_logs)
+    evaluations = {}
+    for name in splits:
+        split = getattr(data, name)
+        evaluations[name] = functools.partial(evaluate, tf.constant(split.x), tf.constant(split.y))
+    return evaluations
+
+
+def classifier(model: Any, data: Splits | Streams, examined: Examined) -> Callable[[], Classes | None]:
+    """Make a function that returns the class that a model predicts for each test example: its highest output.
+
+    The function returns None where a model's accuracy is not that of one class for each example of an array: for a
+    ``tf.data.Dataset``, for labels that are not whole numbers from 0, for outputs other than a row for each example, on
+    several devices, and for a model with a ``test_step`` of its own.
+    """
+    import tensorflow as tf
+
+    has_own_step = examined.test_logs or not is_keras(type(model).test_step)
+    if isinstance(data, Streams) or has_own_step or mirrored.strategy_of(model) is not None:
+        return lambda: None
+    x, y, scaled = data.test.x, data.test.y, scaler(data)
+    if y.dtype.kind != "i" or y.size != len(y) or y.min() < 0:
+        return lambda: None
+    size = fixed_batch(model) or min(EVALUATION_BATCH, len(y))
+    forward = tf.function(lambda inputs: model(scaled(inputs), training=False), autograph=False)
+
+    def classes() -> Classes | None:
+        predicted, num_classes = np.zeros(len(y), np.int64), 0
+        for first in range(0, len(y), size):
+            first = min(first, len(y) - size)  # the last batch may overlap: batches of one size need one trace
+            outputs = forward(tf.constant(x[first : first + size]))
+            if not tf.is_tensor(outputs) or outputs.ndim != 2 or outputs.shape[1] < 2:
+                return None
+            predicted[first : first + size] = tf.argmax(outputs, axis=1).numpy()
+            num_classes = outputs.shape[1]
+        kind = np.min_scalar_type(max(num_classes - 1, int(y.max())))
+        return y.reshape(-1).astype(kind), predicted.astype(kind)
+
+    return classes
+
+
+def _of_arrays(model: Any, scaled: Callable[[Any], Any], own: tuple[str, ...]) -> Callable[[Any, Any], Logs]:
+    """Make a function of examples and labels; splits of one size share a trace.
+
+    Args:
+        own: What the model's own ``test_step`` reports; empty if it reports metrics.
+    """
+    import tensorflow as tf
+
+    fixed, num_devices, repeat = fixed_batch(model), mirrored.num_devices(model), repeater(model, own)
+
+    @tf.function(autograph=False)
+    def evaluate(x: Any, y: Any) -> Logs:
+        num_examples = x.shape[0]
+        size = fixed or min(EVALUATION_BATCH, num_examples)
+        num_whole, rest = divmod(num_examples, size)
+        if 0 < rest < num_devices:  # each device needs at least one example
+            num_whole, rest = num_whole - 1, rest + size
+
+        def test(index: Any) -> Logs:
+            first = index * size
+            inputs, labels = (tf.ensure_shape(part[first : first + size], (size, *part.shape[1:])) for part in (x, y))
+            return mirrored.run(model, model.test_step, (scaled(inputs), labels), own)
+
+        logs = repeat(test, num_whole, 0)
+        if not rest:
+            return logs
+        # The examples left over count as much as the others: metrics count examples, own reports are weighted by them.
+        in_whole = num_whole * size
+        last = mirrored.run(model, model.test_step, (scaled(x[in_whole:]), y[in_whole:]), own)
+        if not own:
+            return model.get_metrics_result()
+        before = {name: logs[name] * in_whole if num_whole else 0.0 for name in own}
+        return {name: (before[name] + tf.cast(last[name], tf.float32) * rest) / num_examples for name in own}
+
+    return evaluate
+
+
+def _of_stream(model: Any, make: Callable[[], Any], own: tuple[str, ...]) -> Callable[[], Logs]:
+    """Make a function that evaluates a model on a data set; arguments as for `_of_arrays`."""
+    import tensorflow as tf
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def test_step(batch: Any) -> Logs:
+        return mirrored.run(model, model.test_step, batch, own)
+
+    def evaluate() -> Logs:
+        model.reset_metrics()
+        dataset: Any = make()
+        sums, num_examples = dict.fromkeys(own, 0.0), 0
+        for batch in mirrored.batches(model, dataset):
+            logs = test_step(batch)
+            size = int(tf.nest.flatten(batch)[0].shape[0])  # a ragged tensor has no length
+            num_examples += size
+            for name in own:
+                sums[name] += size * float(logs[name])
+        if not own:
+            return model.get_metrics_result()
+        return {name: total / num_examples for name, total in sums.items()}
+
+    return evaluate

@@ -1,0 +1,146 @@
+"""What a model takes: examples as numbers, in batches of a size that it knows, with labels that it has outputs for."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lottery.data import Splits, Streams
+from lottery.errors import LotteryError
+from lottery.models.kerases import evaluating, traced_call
+
+NUM_EXAMPLES = 8  # in the batch on which a model is examined, unless the model fixes the size of its batches
+
+
+def scaler(data: Splits) -> Callable[[Any], Any]:
+    """Make a function from stored examples to the network's input, for arrays and in a graph."""
+    import tensorflow as tf
+
+    if data.train.x.dtype != np.uint8:
+        return tf.convert_to_tensor
+    mean, deviation = tf.constant(data.mean), tf.constant(data.standard_deviation)
+
+    def standardized(x: Any) -> Any:
+        return (tf.cast(x, tf.float32) - mean) / deviation
+
+    def of_unit_norm(x: Any) -> Any:
+        values = standardized(x)
+        # An image that is zero everywhere stays so.
+        return tf.math.divide_no_nan(values, tf.norm(values, axis=list(range(1, values.shape.rank)), keepdims=True))
+
+    return of_unit_norm if data.unit_norm else standardized
+
+
+def example_batch(data: Splits | Streams, model: Any = None) -> tuple[Any, Any]:
+    """Return a few inputs, as the network gets them, and their labels."""
+    import tensorflow as tf
+
+    if isinstance(data, Streams):
+        return next(iter(data.train()))
+    num = fixed_batch(model) or NUM_EXAMPLES
+    return scaler(data)(data.train.x[:num]), tf.convert_to_tensor(data.train.y[:num])
+
+
+def reads_integers(model: Any, inputs: np.ndarray) -> bool:
+    """Check if a model takes its inputs, a few examples, as whole numbers, as an Embedding does: they are no pixels."""
+    import tensorflow as tf
+
+    with fitting(model):
+        called = traced_call(model, tf.TensorSpec(inputs.shape, tf.float32))
+    waiting = [called.inputs[0]]
+    while waiting:
+        for operation in waiting.pop().consumers():
+            if operation.type == "Cast" and operation.outputs[0].dtype.is_integer:
+                return True
+            if operation.type in ("Cast", "Identity"):
+                waiting.append(operation.outputs[0])
+    return False
+
+
+def fixed_batch(model: Any) -> int | None:
+    """Return the number of examples that each batch of a model must have; None if it takes others too.
+
+    Many layers take any number, whatever the shape of the model's input says, so another number is tried.
+    """
+    import tensorflow as tf
+
+    inputs = getattr(model, "inputs", None) or []
+    if len(inputs) != 1 or not len(inputs[0].shape) or inputs[0].shape[0] is None:
+        return None
+    size, *shape = inputs[0].shape
+    try:
+        traced_call(model, tf.TensorSpec((size + 1, *shape), inputs[0].dtype))
+    except Exception:  # a user's layers may raise anything
+        return size
+    return None
+
+
+def check_batches(model: Any, data: Splits, batch_size: int, num_scored: int | None = None) -> None:
+    """Raise `LotteryError` if the data cannot be cut into batches of the size that a model fixes.
+
+    `num_scored` is the number of examples in the batch of a criterion that needs one.
+    """
+    size = fixed_batch(model)
+    if size is None:
+        return
+    # Private in Keras 3.15 and in tf_keras 2.21: layers in layers are listed by nothing else.
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False):
+            raise LotteryError(
+                f"The layer {layer.name!r} is stateful: it goes on from one batch to the next, but the examples of "
+                "batches are drawn at random; build it with stateful=False."
+            )
+    for key, received in {"train.batch_size": batch_size, "prune.num_examples": num_scored}.items():
+        if received not in (size, None):
+            raise LotteryError(
+                f"{key}: received {received}, but the model takes batches of {size} examples alone; set it to {size}, "
+                "or build the model without a batch size."
+            )
+    for part, split in {"validation": data.validation, "test": data.test}.items():
+        if len(split) % size:
+            raise LotteryError(
+                f"The model takes batches of {size} examples alone, but there are {len(split)} {part} examples; "
+                f"allowed is a multiple of {size}, or a model without a batch size."
+            )
+
+
+def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
+    """Raise `LotteryError` if a batch is larger than the data, or a label is no class of the model."""
+    if batch_size > len(data.train):
+        raise LotteryError(
+            f"train.batch_size: received {batch_size}, allowed is at most the {len(data.train)} examples that are left "
+            "for training."
+        )
+    if _loss_name(model) not in ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"):
+        return
+    with fitting(model):
+        outputs = model(example, training=False)
+    if not hasattr(outputs, "shape"):  # a dict or a list, which the loss takes apart
+        return
+    *positions, num_classes = outputs.shape[1:]
+    for part, split in {"training": data.train, "validation": data.validation, "test": data.test}.items():
+        if split.y.dtype.kind != "i" or split.y.shape[1:] not in (tuple(positions), (*positions, 1)):
+            raise LotteryError(
+                f"The {part} labels have type {split.y.dtype} and shape {split.y.shape[1:]} for an example, allowed is "
+                f"one whole number, the class, for each output of shape {tuple(positions)}."
+            )
+        # TensorFlow would turn a label that is no class into NaN, or into nothing at all.
+        lowest, highest = int(split.y.min()), int(split.y.max())
+        if highest >= num_classes or (lowest < 0 and getattr(model.loss, "ignore_class", None) != lowest):
+            raise LotteryError(
+                f"The {part} labels go {f'up to {highest}' if lowest >= 0 else f'down to {lowest}'}, allowed are 0 to "
+                f"{num_classes - 1}: the model has {num_classes} outputs."
+            )
+
+
+def fitting(model: Any) -> contextlib.AbstractContextManager[None]:
+    """Say of any error within that the model does not fit the data."""
+    return evaluating(f"The model {model.name!r} cannot be trained on the data")
+
+
+def _loss_name(model: Any) -> str:
+    loss = model.loss
+    if isinstance(loss, (list, tuple)) and len(loss) == 1:
+        loss = loss[0]
+    return loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)

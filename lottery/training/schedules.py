@@ -1,0 +1,135 @@
+"""Learning rates that change from step to step: Keras' own schedules, and warm-up and drops around any of them."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from lottery.errors import LotteryError, unknown
+
+
+def schedule(
+    keras: Any,
+    learning_rate: Any,
+    warmup_steps: int = 0,
+    drop_at: Sequence[int] = (),
+    drop_factor: float = 0.1,
+    first_step: Any = None,
+    last_step: int | None = None,
+) -> Any:
+    """Make a learning rate with warm-up and drops, counted from a step that may be set later.
+
+    At step t, the optimizer's own count from 0 plus `first_step`, the rate is
+    ``rate(t) * min(1, (t + 1) / warmup_steps) * drop_factor ** d(t)``, where d(t) is the number of `drop_at` that are
+    at most t; after `last_step` it stays. The first factor is the gradual warm-up of Goyal et al. 2017,
+    https://arxiv.org/abs/1706.02677, section 2.2, which Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, need
+    for VGG-19 and ResNet-18; 0 steps of warm-up are none. A number that never changes is returned as it is.
+
+    Args:
+        keras: The optimizer's module, ``keras`` or ``tf_keras``.
+        learning_rate: A number, or a ``LearningRateSchedule`` of that module.
+        first_step: An int64 ``tf.Variable``, or None for 0. Retraining from step k sets it to k: the rate resumes
+            there, while a fresh optimizer counts from 0, as Adam's bias correction needs. A trace reads the new value.
+            That of `step_variable` also holds two numbers of steps, and t counts as many of the first as the optimizer
+            counts of the second.
+    """
+    is_number = isinstance(learning_rate, (int, float)) and not isinstance(learning_rate, bool)
+    if not is_number and not is_schedule(keras, learning_rate):
+        raise LotteryError(
+            f"learning_rate: received {learning_rate!r}, allowed is a number or a LearningRateSchedule of "
+            f"{keras.__name__}."
+        )
+    if is_number and warmup_steps <= 1 and not drop_at:
+        return learning_rate
+    shape = {"warmup_steps": warmup_steps, "drop_at": list(drop_at), "drop_factor": drop_factor, "last_step": last_step}
+    return _class_of(keras)(learning_rate, first_step, **shape)
+
+
+def step_variable() -> Any:
+    """Make a variable for where a learning rate's schedule begins, and its pace; see `schedule`.
+
+    A trace reads it anew each time.
+    """
+    import tensorflow as tf
+
+    return tf.Variable(tf.constant([0, 1, 1], tf.int64), trainable=False)
+
+
+def is_schedule(keras: Any, learning_rate: Any) -> bool:
+    """Check if a learning rate is a schedule of a library."""
+    return isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+
+
+def from_table(keras: Any, table: Mapping[str, Any]) -> Any:
+    """Make a schedule of a library from a table with the name of its class and its arguments."""
+    schedules = keras.optimizers.schedules
+    base = schedules.LearningRateSchedule
+    # The module also has functions, which import by name.
+    known = {
+        name: value
+        for name, value in vars(schedules).items()
+        if isinstance(value, type) and issubclass(value, base) and value is not base
+    }
+    arguments = dict(table)
+    name = arguments.pop("name")
+    if name not in known:
+        raise unknown("train.learning_rate", name, known)
+    return known[name](**arguments)
+
+
+@cache
+def _class_of(keras: Any) -> Any:
+    """Make the class of schedules: an optimizer takes only those that derive from its own library's."""
+    schedules = keras.optimizers.schedules
+
+    # Registered, so that a saved model can be loaded where such a schedule was made before; elsewhere `compile=False`.
+    @keras.saving.register_keras_serializable(package="lottery", name="WarmupAndDrops")
+    class WarmupAndDrops(schedules.LearningRateSchedule):
+        def __init__(self, learning_rate: Any, first_step: Any, **shape: Any) -> None:
+            super().__init__()
+            self.learning_rate = learning_rate
+            self.first_step = 0 if first_step is None else first_step
+            self.shape = shape
+
+        def __call__(self, step: Any) -> Any:
+            import tensorflow as tf
+
+            at = self._place(tf.cast(tf.convert_to_tensor(step), tf.int64))
+            if callable(self.learning_rate):
+                rate: Any = self.learning_rate(at)
+            else:
+                rate = tf.constant(self.learning_rate, tf.float32)
+            warmup_steps, drop_at = self.shape["warmup_steps"], self.shape["drop_at"]
+            if warmup_steps > 1:
+                rate *= tf.minimum(tf.cast(1, rate.dtype), tf.cast(at + 1, rate.dtype) / warmup_steps)
+            if drop_at:
+                # Powers from a table are rounded once.
+                powers = [self.shape["drop_factor"] ** num_drops for num_drops in range(len(drop_at) + 1)]
+                passed = tf.reduce_sum(tf.cast(at >= tf.constant(drop_at, tf.int64), tf.int32))
+                rate *= tf.gather(tf.constant(powers, rate.dtype), passed)
+            return rate
+
+        def _place(self, count: Any) -> Any:
+            """Return the step of the schedule at an optimizer's count, an int64."""
+            import tensorflow as tf
+
+            first_step = tf.cast(self.first_step, tf.int64)
+            if first_step.shape.rank:  # of `step_variable`
+                count = count * first_step[1] // first_step[2]
+                first_step = first_step[0]
+            at = count + first_step
+            if self.shape["last_step"] is None:
+                return at
+            return tf.minimum(at, tf.constant(self.shape["last_step"], tf.int64))
+
+        def get_config(self) -> dict[str, Any]:
+            rate = schedules.serialize(self.learning_rate) if callable(self.learning_rate) else self.learning_rate
+            return {"learning_rate": rate, "first_step": int(np.ravel(self.first_step)[0]), **self.shape}
+
+        @classmethod
+        def from_config(cls, config: dict[str, Any]) -> Any:
+            rate = config["learning_rate"]
+            return cls(**config | {"learning_rate": schedules.deserialize(rate) if isinstance(rate, dict) else rate})
+
+    return WarmupAndDrops
