@@ -22,9 +22,9 @@ There are three files, from Keras to the processor:
 
 Masks need no enforcement here: an entry that is masked does not exist, and is zero whenever the model is written.
 
-What it promises of bits: on one machine, a network gets the same bits however its steps are divided among calls, wherever
-it is stopped and resumed, and whatever else was trained before. The engine uses one thread, so their number plays no
-part. Sums are always added in the same order, and a product and its sum are rounded once. They are not the bits of the
-compiled loop, which adds in another order: both engines take the first steps of a network, and the largest difference of
-a weight is stored.
+What it promises of bits: on one machine, a network gets the same bits however its steps are divided among calls,
+wherever it is stopped and resumed, and whatever else was trained before. The engine uses one thread, so their number
+plays no part. Sums are always added in the same order, and a product and its sum are rounded once. They are not the
+bits of the compiled loop, which adds in another order: both engines take the first steps of a network, and the largest
+difference of a weight is stored.
 """

@@ -74,12 +74,11 @@ class Course:
         self.trainer.set_masks(self.kept, self.start)
         self._put_at_start()
         self.start_sha256 = weights.fingerprint(weights.read_state(self.model))
-        if self.span.changes:  # the sparse engine holds what is kept when it begins
+        if self.span.changes:  # nothing has shown yet that the sparse engine would gain by those
             self.engine: Engine = self.trainer.loop
             self.chosen = ("compiled", "its masks change in training")
         else:
-            self.engine, *chosen = self.trainer.engine(self.kept)
-            self.chosen = tuple(chosen)
+            self.engine, *self.chosen = self.trainer.engine(self.kept)
         if self.checkpointer:
             self._read_checkpoint(self.checkpointer)
         if self.state.step == self.first < self.last and self.engine is not self.trainer.loop:
@@ -92,7 +91,8 @@ class Course:
         state, trainer = self.state, self.trainer
         evaluated = (state.due - 1) // self.settings.eval_every * self.settings.eval_every
         before = state.step - max(self.first, evaluated)
-        until = min([state.due, *(step for step in (*self.watch, *self.span.changes) if step > state.step)])
+        later = [step for step in (*self.watch, *self.span.changes) if step > state.step]
+        until = min([state.due, *later])
         most = int(CALL_SECONDS / trainer.seconds_per_step) if trainer.seconds_per_step else 1
         num_steps = min(self.engine.longest, until - state.step, max(1, most))
         called = time.perf_counter()
@@ -170,7 +170,8 @@ class Course:
         }
         # After everything that is evaluated, so that no metric depends on it.
         predictions = self._predictions({"early_stop": state.best, "final": final}, summary)
-        engine: dict[str, Any] = dict(zip(("engine", "engine_reason"), self.chosen, strict=True))
+        name, reason = self.chosen
+        engine: dict[str, Any] = {"engine": name, "engine_reason": reason}
         if state.difference is not None:
             engine |= {"engine_difference": state.difference}
         return Trained(
@@ -202,9 +203,15 @@ class Course:
             f"{place:04d}/{re.sub(r'_[0-9]+', '', variable.name)}": variable
             for place, (variable, _) in enumerate(self.trainer.touched())
         }
-        known = self.settings.model_dump(mode="json", exclude={"engine"})  # which its own variables tell
-        parts = [self.start_sha256, weights.fingerprint(self.kept), known, self.seed, self.first, self.schedule_step]
-        parts += [sorted(self.watch)]
+        parts: list[Any] = [
+            self.start_sha256,
+            weights.fingerprint(self.kept),
+            self.settings.model_dump(mode="json", exclude={"engine"}),  # which its own variables tell
+            self.seed,
+            self.first,
+            self.schedule_step,
+            sorted(self.watch),
+        ]
         parts += [[step, change.num_kept] for step, change in sorted(self.span.changes.items())]
         if self.trainer.inputs:
             inputs = {name: variable.numpy() for name, variable in self.trainer.inputs.items()}
