@@ -19,7 +19,7 @@ from lottery.pipeline.prepared import Prepared
 from lottery.pruning import branches, plan
 from lottery.runs import store
 from lottery.runs.store import NetworkId
-from lottery.training.checkpoints import CheckpointInterval, Checkpointer
+from lottery.training.checkpoints import Checkpointer, CheckpointInterval
 from lottery.training.records import Arrays, MetricsRow, Span, Trained
 
 
