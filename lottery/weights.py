@@ -45,11 +45,13 @@ def portable(model: Any) -> dict[str, Any]:
 
     States of random layers are left out, and all variables of tfmot's wrappers but the weights that they wrap.
     """
-    wrappers = [layer for layer in all_layers(model) if inside(layer) is not layer]
-    wrapped = {id(value) for layer in wrappers for value in inside(layer).variables}
-    theirs = {id(value) for layer in wrappers for value in layer.variables} - wrapped
+    of_wrappers: set[int] = set()
+    for layer in all_layers(model):
+        if inside(layer) is not layer:
+            wrapped = {id(variable) for variable in inside(layer).variables}
+            of_wrappers |= {id(variable) for variable in layer.variables} - wrapped
     named = variables(model).items()
-    return {name: value for name, value in named if not is_random_state(name) and id(value) not in theirs}
+    return {name: variable for name, variable in named if not is_random_state(name) and id(variable) not in of_wrappers}
 
 
 def prunable(model: Any, biases: bool = False) -> dict[str, Any]:
@@ -69,45 +71,46 @@ def prunable(model: Any, biases: bool = False) -> dict[str, Any]:
         LotteryError: The model is not built, or a layer names something other than its own variables.
     """
     without = unprunable(model, biases)
-    return {name: value for name, value in variables(model).items() if name not in without}
+    return {name: variable for name, variable in variables(model).items() if name not in without}
 
 
 def unprunable(model: Any, biases: bool = False) -> dict[str, str]:
     """Return the variables that cannot be pruned, by name, each with the reason; the others are `prunable`."""
-    targets, named, factors = variables(model), _named_by_layers(model), _factors(model)
+    named, factors = _named_by_layers(model), _factors(model)
     # A variable of tf_keras calls itself trainable even where its layer is frozen.
-    trained = {id(value) for value in model.trainable_variables}
-    reasons = {}
-    for name, value in targets.items():
-        if id(value) not in trained:
+    trained = {id(variable) for variable in model.trainable_variables}
+    reasons: dict[str, str] = {}
+    for name, variable in variables(model).items():
+        if id(variable) not in trained:
             reasons[name] = "not trainable"
-        elif "float" not in str(value.dtype):
+        elif "float" not in str(variable.dtype):
             reasons[name] = "not floating point"
-        elif id(value) in named:
-            reasons[name] = None if named[id(value)] else "not named by the layer's get_prunable_weights()"
-        elif id(value) in factors:
-            reasons[name] = factors[id(value)]
+        elif id(variable) in named:
+            reasons[name] = "" if named[id(variable)] else "not named by the layer's get_prunable_weights()"
         else:
-            reasons[name] = _reason(name, value)
-    return {name: reason for name, reason in reasons.items() if reason and not (biases and reason == _BIAS)}
+            reasons[name] = factors.get(id(variable)) or _reason(name, variable)
+    allowed = ("", _BIAS) if biases else ("",)
+    return {name: reason for name, reason in reasons.items() if reason not in allowed}
 
 
 def is_trained(model: Any, variable: Any) -> bool:
     """Return True if an optimizer updates the variable, or would if its layer were not frozen."""
     if "float" not in str(variable.dtype):
         return False
+    # The public lists also have the weights of frozen layers. Of tf_keras 2.21, or of Keras 3.15.
     states = "_non_trainable_weights" if hasattr(model, "_non_trainable_weights") else "_non_trainable_variables"
-    return not any(state is variable for layer in all_layers(model) for state in getattr(layer, states, None) or ())
+    never_trained = [state for layer in all_layers(model) for state in getattr(layer, states, None) or ()]
+    return not any(state is variable for state in never_trained)
 
 
 def read(model: Any, biases: bool = False) -> dict[str, np.ndarray]:
     """Copy the `prunable` weights to arrays, by name."""
-    return {name: _array(value) for name, value in prunable(model, biases).items()}
+    return {name: _array(variable) for name, variable in prunable(model, biases).items()}
 
 
 def read_state(model: Any) -> dict[str, np.ndarray]:
     """Copy every variable of the model to arrays, by name; `assign` restores them."""
-    return {name: _array(value) for name, value in variables(model).items()}
+    return {name: _array(variable) for name, variable in variables(model).items()}
 
 
 def assign(model: Any, values: Mapping[str, np.ndarray], only: Mapping[str, np.ndarray] | None = None) -> None:
@@ -125,8 +128,8 @@ def assign(model: Any, values: Mapping[str, np.ndarray], only: Mapping[str, np.n
         if name not in targets:
             raise unknown("The model has no weight of this name", name, targets)
         if tuple(np.shape(value)) != tuple(targets[name].shape):
-            shapes = f"has shape {tuple(np.shape(value))}, the model's has {tuple(targets[name].shape)}"
-            raise LotteryError(f"The value for {name!r} {shapes}.")
+            own = tuple(targets[name].shape)
+            raise LotteryError(f"The value for {name!r} has shape {tuple(np.shape(value))}, the model's has {own}.")
     masks_module.check(dict(only or {}), targets)
     for name, value in values.items():
         if only and name in only:
@@ -151,19 +154,17 @@ def inside(layer: Any) -> Any:
 
 
 def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> None:
+    """Add the variables of a layer and of those within it to `named`, and the identity of all of these to `seen`."""
     within = children(layer)
     if inside(layer) is not layer:
         # First and under the same prefix, so that its weights are named as without the wrapper.
         seen.add(id(inside(layer)))
         _collect(inside(layer), prefix, named, seen)
-    below = {id(value) for child in within for value in child.variables}
-    for value in layer.variables:
-        if id(value) not in below and id(value) not in seen:
-            seen.add(id(value))
-            own = value.name.split(":")[0].rsplit("/", 1)[-1]
-            if own == "depthwise_kernel" and type(layer).__name__ in ("DepthwiseConv1D", "DepthwiseConv2D"):
-                own = "kernel"  # as in Keras 3
-            named[_unique(prefix + own, named)] = value
+    below = {id(variable) for child in within for variable in child.variables}
+    for variable in layer.variables:
+        if id(variable) not in below and id(variable) not in seen:
+            seen.add(id(variable))
+            named[_unique(prefix + _own_name(variable, layer), named)] = variable
     taken: Counter[str] = Counter()
     for child in within:
         stem = plain_name(inside(child))
@@ -174,8 +175,16 @@ def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> 
             _collect(child, f"{prefix}{name}/", named, seen)
 
 
+def _own_name(variable: Any, layer: Any) -> str:
+    """Return a variable's name within its layer, in tf_keras as in Keras 3."""
+    own = variable.name.split(":")[0].rsplit("/", 1)[-1]
+    is_depthwise = type(layer).__name__ in ("DepthwiseConv1D", "DepthwiseConv2D")
+    return "kernel" if is_depthwise and own == "depthwise_kernel" else own
+
+
 def plain_name(layer: Any) -> str:
     """Return the layer's name without the number that Keras added."""
+    # As both libraries make a name of a class.
     snake = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", type(layer).__name__))
     snake = re.sub(r"([a-z])([A-Z])", r"\1_\2", snake).lower()
     # tf_keras calls functional models "model", and puts "private" before the name of a class that begins with "_";
@@ -193,14 +202,14 @@ def _unique(name: str, taken: Mapping[str, Any]) -> str:
     return unique
 
 
-def _reason(name: str, variable: Any) -> str | None:
-    """Return why a trainable, floating variable is not pruned, if its layer does not name its weights."""
+def _reason(name: str, variable: Any) -> str:
+    """Say why a trainable, floating variable is not pruned, if its layer does not name its weights; empty if it is."""
     own = re.sub(r"_\d+$", "", name.rsplit("/", 1)[-1])
     if own == "bias":
         return _BIAS
     if own in ("gamma", "beta"):
         return _SCALE
-    return "fewer than two dimensions" if len(variable.shape) < 2 else None
+    return "fewer than two dimensions" if len(variable.shape) < 2 else ""
 
 
 def _factors(model: Any) -> dict[int, str]:
@@ -208,10 +217,9 @@ def _factors(model: Any) -> dict[int, str]:
     found = {}
     for layer in all_layers(model):
         for cls in type(layer).__mro__:
-            own = cls.__module__.partition(".")[0] in ("keras", "tf_keras")
-            attribute, what = _FACTORS.get(cls.__name__, ("", "")) if own else ("", "")
-            if attribute and (value := getattr(layer, attribute, None)) is not None:
-                found[id(value)] = what
+            if cls.__name__ in _FACTORS and cls.__module__.partition(".")[0] in ("keras", "tf_keras"):
+                attribute, what = _FACTORS[cls.__name__]
+                found[id(getattr(layer, attribute, None))] = what
     return found
 
 
@@ -228,18 +236,25 @@ def _named_by_layers(model: Any) -> dict[int, bool]:
         if not hasattr(type(layer), "get_prunable_weights"):
             waiting += children(layer)
             continue
-        held, returned = {id(value) for value in layer.variables}, layer.get_prunable_weights()
-        listed = isinstance(returned, list | tuple)
-        wrong = [value for value in returned if id(value) not in held] if listed else [returned]
-        if wrong:
-            received = getattr(wrong[0], "name", wrong[0])
-            raise LotteryError(
-                f"get_prunable_weights() of the layer {layer.name!r}: received {received!r}, "
-                "allowed is a list of the layer's own variables."
-            )
-        chosen = {id(value) for value in returned}
-        named |= {each: each in chosen or named.get(each, False) for each in held}
+        chosen = {id(variable) for variable in _chosen(layer)}
+        for variable in layer.variables:
+            named[id(variable)] = id(variable) in chosen or named.get(id(variable), False)
     return named
+
+
+def _chosen(layer: Any) -> list[Any]:
+    """Return the weights that a layer names; raise if they are not a list of its own variables."""
+    returned, own = layer.get_prunable_weights(), {id(variable) for variable in layer.variables}
+    wrong = [returned]
+    if isinstance(returned, list | tuple):
+        wrong = [variable for variable in returned if id(variable) not in own]
+    if wrong:
+        received = getattr(wrong[0], "name", wrong[0])
+        raise LotteryError(
+            f"get_prunable_weights() of the layer {layer.name!r}: received {received!r}, allowed is a list of the "
+            "layer's own variables."
+        )
+    return list(returned)
 
 
 def _array(variable: Any) -> np.ndarray:
@@ -252,7 +267,7 @@ def components(variable: Any) -> list[Any]:
     import tensorflow as tf
 
     if not isinstance(variable, tf.distribute.DistributedValues):
-        # Keras 3 wraps a tf.Variable, and so does tf_keras in mixed precision.
+        # Keras 3 (3.15: `_value`) wraps a tf.Variable, and so does tf_keras (2.21: `_variable`) in mixed precision.
         variable = getattr(variable, "_variable", getattr(variable, "_value", variable))
     return list(variable.values) if isinstance(variable, tf.distribute.DistributedValues) else [variable]
 

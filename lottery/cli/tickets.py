@@ -227,7 +227,7 @@ def _exported(
     inputs, done, failed, built = _inputs(ticket, source, data), [], {}, {}
     trained = ticket.trained is not None and not start
     for form, path in paths.items():
-        library = "tf_keras" if form == "tfmot" else None  # the only library that tfmot wraps
+        library = exporting.EXPORTS[form].library
         print(f"Writing {path}", file=sys.stderr)
         try:
             if library not in built:

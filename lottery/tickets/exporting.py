@@ -60,7 +60,7 @@ def export(
         form: A key of `EXPORTS`. By default the path's suffix decides: ``.keras``, ``.tflite``, ``.onnx``, ``.npz``;
             without one, a SavedModel.
         inputs: Real examples as the network takes them, to compare on; ``"tflite_int8"`` also takes the ranges of its
-            integers from them. By default a few random inputs, if the model allows them.
+            integers from them. By default a few random inputs, if form and model allow them.
         held_at: The values of masked entries by weight, as `Ticket.held_at` has them; zero if missing.
 
     Raises:
@@ -69,43 +69,20 @@ def export(
             at most 1e-5 of the largest, in half precision what it rounds off, for ``"tflite_int8"``, which rounds, only
             finite; or the path cannot be written. Nothing has been written then.
     """
-    import tensorflow as tf
-
     path = Path(path)
     form = _form(path, form)
     how, state = EXPORTS[form], weights.read_state(model)
     held_at = {name: np.asarray(value, state[name].dtype) for name, value in (held_at or {}).items() if name in state}
     _check_ticket(model, masks, state, form, held_at)
-    if inputs is None:
-        if form == "tflite_int8":
-            raise LotteryError(
-                'The form "tflite_int8" needs inputs, real examples as the network takes them: '
-                "its integers are scaled to what the layers return on these."
-            )
-        with evaluating(f"Random inputs cannot be made for the model {model.name!r}, pass some"):
-            inputs = outputs.random_inputs(model)
-    inputs, size = _in_types(model, inputs), outputs.batch_size(model)
-    if stateful := [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]:
-        inputs = tf.nest.map_structure(lambda array: array[:size], inputs)  # each batch changes the outputs of the next
-    _forget(stateful)
-    with evaluating(f"The model {model.name!r} fails on the inputs"):
-        computed = outputs.evaluate(model, inputs, size, training=False)
-    _forget(stateful)
-    expected = outputs.comparable(computed, of=f"the model {model.name!r}")
+    inputs, expected = _computed(model, _examples(model, inputs, form))
     with files.replacing(path) as temporary:
         with _silent(f"The model {model.name!r} cannot be exported as {form!r}", path):
             how.write(model, masks, temporary, inputs)
         with _silent(f"What was exported as {form!r} does not work when it is opened again", path):
             again = how.opened(temporary, model)
-            exported = outputs.evaluate(again.outputs, inputs, size)
+            exported = outputs.evaluate(again.outputs, inputs, outputs.batch_size(model))
             difference = outputs.between(expected, exported)
-        tolerance = max(how.tolerance, *(_ROUNDING.get(layer.compute_dtype, 0) for layer in model._flatten_layers()))
-        if not (math.isfinite(difference) and difference <= tolerance):
-            allowed = f"at most {tolerance:g}" if math.isfinite(tolerance) else "any finite difference"
-            raise LotteryError(
-                f"The outputs of the exported {form!r} differ from those of the model {model.name!r} by "
-                f"{difference:.2g} of the largest, allowed is {allowed}, so nothing was written; export another form."
-            )
+        _check_difference(model, form, difference)
         checked = are_held(again, state, masks, held_at)
         num_bytes, num_gzipped = files.sizes(temporary)
     return Exported(path, form, num_bytes, num_gzipped, difference, _agreement(expected, exported), checked)
@@ -133,39 +110,87 @@ def _form(path: Path, form: str | None) -> str:
 
 
 def _check_ticket(model: Any, masks: Masks, state: dict[str, np.ndarray], form: str, held_at: Weights) -> None:
+    """Raise unless the masked entries of a model are held, and a form takes such a model."""
+    how = EXPORTS[form]
     masks_module.check(masks, state)
-    for name, count in masks_module.leaks(state, masks, held_at).items() if held_at else ():
+    leak = next(iter(masks_module.leaks(state, masks, held_at).items()), None)
+    if leak and held_at:
         raise LotteryError(
-            f"{count} masked entries of {name!r} are not at their held values in the model {model.name!r}; set them "
-            "with lottery.enforcement.project(model, masks, held_at)."
+            f"{leak[1]} masked entries of {leak[0]!r} are not at their held values in the model {model.name!r}; set "
+            "them with lottery.enforcement.project(model, masks, held_at)."
         )
-    if held_at and EXPORTS[form].zeros_only:
-        for name, count in masks_module.leaks(state, masks).items():
-            raise LotteryError(
-                f"The form {form!r} takes masked entries of zero only, and the ticket holds {count:,} of {name!r} at "
-                "other values; export another form."
-            )
-    for name, count in masks_module.leaks(state, masks).items() if not held_at else ():
+    if leak:
         raise LotteryError(
-            f"{count} masked entries of {name!r} are not zero in the model {model.name!r}; set them to zero with "
+            f"{leak[1]} masked entries of {leak[0]!r} are not zero in the model {model.name!r}; set them to zero with "
             "lottery.weights.assign(model, lottery.masks.apply(lottery.weights.read(model), masks))."
         )
-    if form != "tfmot" and tfmot.find(model):
+    other = next(iter(masks_module.leaks(state, masks).items()), None)
+    if other and how.zeros_only:
         raise LotteryError(
-            f"The model {model.name!r} is wrapped by tfmot, without which {form!r} cannot be loaded; "
-            'take the wrappers off with lottery.enforcement.tfmot.strip, or export the form "tfmot".'
+            f"The form {form!r} takes masked entries of zero only, and the ticket holds {other[1]:,} of {other[0]!r} "
+            "at other values; export another form."
         )
+    if tfmot.find(model) and not how.takes_wrappers:
+        others = " or ".join(repr(name) for name, other in EXPORTS.items() if other.takes_wrappers)
+        raise LotteryError(
+            f"The model {model.name!r} is wrapped by tfmot, without which {form!r} cannot be loaded; take the wrappers "
+            f"off with lottery.enforcement.tfmot.strip, or export the form {others}."
+        )
+    for what in how.single:
+        tensors = getattr(model, what, None)
+        if tensors is None or len(tensors) != 1:
+            number = "no fixed" if tensors is None else len(tensors)
+            raise LotteryError(
+                f"The model {model.name!r} has {number} {what}, and the form {form!r} takes Sequential and functional "
+                'models with one; use the form "saved_model".'
+            )
 
 
-def _in_types(model: Any, inputs: Any) -> Any:
-    """Convert inputs to the types that a model is built for: Keras does so itself, other libraries do not."""
+def _examples(model: Any, inputs: Any, form: str) -> Any:
+    """Return inputs, or random ones if there are none, in the types that a model is built for."""
     import tensorflow as tf
 
+    if inputs is None and EXPORTS[form].real_inputs:
+        raise LotteryError(
+            f"The form {form!r} needs inputs, real examples as the network takes them: {EXPORTS[form].real_inputs}."
+        )
+    if inputs is None:
+        with evaluating(f"Random inputs cannot be made for the model {model.name!r}, pass some"):
+            inputs = outputs.random_inputs(model)
     specs, arrays = getattr(model, "inputs", None) or (), tf.nest.flatten(inputs)
     if len(specs) != len(arrays):
         return inputs
+    # Keras converts them itself, other libraries do not.
     types = [tf.as_dtype(spec.dtype).as_numpy_dtype for spec in specs]
     return tf.nest.pack_sequence_as(inputs, list(map(np.asarray, arrays, types)))
+
+
+def _computed(model: Any, inputs: Any) -> tuple[Any, list[np.ndarray]]:
+    """Compute the outputs of a model; return the inputs that were used and the outputs."""
+    import tensorflow as tf
+
+    size = outputs.batch_size(model)
+    stateful = [layer for layer in weights.all_layers(model) if getattr(layer, "stateful", False)]
+    if stateful:
+        inputs = tf.nest.map_structure(lambda array: array[:size], inputs)  # each batch changes the outputs of the next
+    _forget(stateful)
+    with evaluating(f"The model {model.name!r} fails on the inputs"):
+        computed = outputs.evaluate(model, inputs, size, training=False)
+    _forget(stateful)
+    return inputs, outputs.comparable(computed, of=f"the model {model.name!r}")
+
+
+def _check_difference(model: Any, form: str, difference: float) -> None:
+    """Raise if the outputs of an exported file differ by more than its format, or half precision, rounds off."""
+    rounding = [_ROUNDING.get(layer.compute_dtype, 0) for layer in weights.all_layers(model)]
+    tolerance = max(EXPORTS[form].tolerance, *rounding)
+    if math.isfinite(difference) and difference <= tolerance:
+        return
+    allowed = f"at most {tolerance:g}" if math.isfinite(tolerance) else "any finite difference"
+    raise LotteryError(
+        f"The outputs of the exported {form!r} differ from those of the model {model.name!r} by {difference:.2g} of "
+        f"the largest, allowed is {allowed}, so nothing was written; export another form."
+    )
 
 
 def _forget(stateful: list[Any]) -> None:
@@ -178,9 +203,9 @@ def _forget(stateful: list[Any]) -> None:
 
 def _agreement(expected: list[np.ndarray], exported: list[np.ndarray]) -> float:
     same = np.ones(len(expected[0]), bool)
-    for one, other in zip(expected, exported, strict=True):
-        if one.ndim > 1:
-            same &= (one.argmax(-1) == other.argmax(-1)).reshape(len(same), -1).all(1)
+    for own, other in zip(expected, exported, strict=True):
+        if own.ndim > 1:
+            same &= (own.argmax(-1) == other.argmax(-1)).reshape(len(same), -1).all(1)
     return float(same.mean())
 
 

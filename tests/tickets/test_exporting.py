@@ -21,11 +21,11 @@ from lottery import enforcement, masks, weights
 from lottery.enforcement import tfmot
 from lottery.errors import LotteryError
 from lottery.pruning import ranking
-from lottery.tickets import exporting, formats
+from lottery.tickets import exporting, tflite
 from lottery.tickets.reopened import Opened, Stored, are_held
 
 LIBRARIES = ("keras", "tf_keras")
-FORMS = [form for form in exporting.EXPORTS if form != "tfmot"]
+FORMS = [form for form, how in exporting.EXPORTS.items() if not how.takes_wrappers]
 NEEDS_ONNX = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime", "tf2onnx")), reason="needs ONNX"
 )
@@ -222,11 +222,7 @@ def test_sparse_files_decode_to_the_weights(tmp_path, density, blocks):
     assert sparse.zeros_checked and plain.difference < 1e-6 and sparse.difference < 1e-6
     details = interpret(sparse.path).get_tensor_details()
     encoded = [one["sparsity_parameters"] for one in details if one["sparsity_parameters"]]
-    found = [
-        one.values
-        for one in formats.tflite_opened(sparse.path, model).tensors.values()
-        if one.values.shape == (50, 160)
-    ]
+    found = [one.values for one in tflite.opened(sparse.path, model).tensors.values() if one.values.shape == (50, 160)]
     assert any(np.array_equal(one, weights.read(model)["dense/kernel"].T) for one in found)
     if blocks is None:
         assert not encoded and abs(sparse.num_bytes - plain.num_bytes) < 100
@@ -250,7 +246,7 @@ def test_blocks_in_two_dimensions_are_decoded(rng):
         ],
     }
     values = np.concatenate([cut[row][places].ravel() for row, places in enumerate(rows)])
-    np.testing.assert_array_equal(formats.decoded(values, (6, 8), encoding), dense)
+    np.testing.assert_array_equal(tflite.decoded(values, (6, 8), encoding), dense)
 
 
 # Bugs planted in what is written: each must be found, and the old file must stay.
@@ -451,7 +447,7 @@ def test_models_of_several_inputs_and_outputs(tmp_path, library):
     for form in ("keras", "saved_model", "npz"):
         exported = exporting.export(model, kept, target(tmp_path, form), form)  # on random inputs
         assert exported.zeros_checked and exported.difference < 1e-6 and exported.agreement == 1
-    with pytest.raises(LotteryError, match="has 2 inputs, and TFLite is written for"):
+    with pytest.raises(LotteryError, match="has 2 inputs, and the form 'tflite' takes"):
         exporting.export(model, kept, tmp_path / "a.tflite")
 
 
