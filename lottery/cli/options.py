@@ -1,16 +1,18 @@
 """The arguments and options that commands share, and how their values are read."""
 
 import contextlib
+import functools
+import inspect
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from lottery import interrupts
 from lottery.cli import output
@@ -18,8 +20,11 @@ from lottery.errors import LotteryError, unknown
 
 if TYPE_CHECKING:
     from lottery.executors import ray
+    from lottery.pipeline import dispatch
     from lottery.training import checkpoints
 
+
+PLACES = PROCESSES, RAY = "processes", "ray"
 
 RunPath = Annotated[Path, typer.Argument(help="The run's folder.", metavar="RUN")]
 RunPaths = Annotated[list[Path], typer.Argument(help="A run's folder, or several.", metavar="RUN...")]
@@ -64,7 +69,7 @@ Workers = Annotated[
         help="Number of networks to train at the same time; by default as many as the cores allow, if it pays off.",
     ),
 ]
-On = Annotated[str | None, typer.Option(metavar="processes|ray", help="Where to train; by default on this machine.")]
+On = Annotated[str | None, typer.Option(metavar="|".join(PLACES), help="Where to train; by default on this machine.")]
 Address = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="Address of the Ray cluster; by default a local one, started if needed."),
@@ -100,74 +105,6 @@ DataPath = Annotated[
 ]
 
 
-class Command(TyperCommand):
-    """A command whose help shows what to type, without the types of Python."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """List the words of the usage line."""
-        return ["[OPTIONS]", *(one.metavar for one in self._arguments())]
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments and the options."""
-        shown = [one for one in self.get_params(ctx) if one.param_type_name == "option"]
-        options = [record for one in shown if (record := one.get_help_record(ctx))]
-        records = {
-            "Arguments": [(one.metavar, (one.get_help_record(ctx) or ("", ""))[1]) for one in self._arguments()],
-            "Options": [(re.sub(r"<(\w+)[^>]*>", _placeholder, words), text) for words, text in options],
-        }
-        for title, lines in records.items():
-            if lines:
-                with formatter.section(title):
-                    formatter.write_dl(lines)
-
-    def _arguments(self) -> list[Any]:
-        parameters: list[Any] = list(self.params)
-        return [one for one in parameters if one.param_type_name == "argument"]
-
-
-def _placeholder(found: re.Match[str]) -> str:
-    """Return what to type for an option of a Python type."""
-    return {"path": "FILE", "int": "NUMBER", "float": "NUMBER"}.get(found[1].lower(), "TEXT")
-
-
-class App(typer.Typer):
-    """An application of such commands, without Rich's boxes."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(
-            no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options
-        )
-
-    def command(self, name: str | None = None, *, cls: Any = Command, **options: Any) -> Any:
-        """Add a command."""
-        return super().command(name, cls=cls, **options)
-
-
-def naming(read: Callable[[], Iterable[str]]) -> type[Command]:
-    """Return a kind of command that puts names in place of ``{names}`` in its help texts, which are read only then."""
-
-    class Naming(Command):
-        def get_help(self, ctx: Any) -> str:
-            parameters: list[Any] = list(self.params)
-            for parameter in parameters:
-                if "{names}" in (parameter.help or ""):
-                    parameter.help = parameter.help.replace("{names}", ", ".join(read()))
-            return super().get_help(ctx)
-
-    return Naming
-
-
-def listing(title: str, read: Callable[[], Iterable[tuple[str, str]]], kind: type[Command] = Command) -> type[Command]:
-    """Return a kind of command that lists names and what they are below its options, and reads them only then."""
-
-    class Listing(kind):
-        def format_epilog(self, ctx: Any, formatter: Any) -> None:
-            with formatter.section(title):
-                formatter.write_dl(list(read()))
-
-    return Listing
-
-
 def numbers(option: str, words: str) -> list[int]:
     """Read the numbers in the value of an option, such as 7,15."""
     try:
@@ -197,18 +134,79 @@ def selected(rows: Any, replicate: int | None, round: int | None) -> Any:
     return rows
 
 
+@dataclass(frozen=True)
+class Training:
+    """How networks are trained: what the options say that `trains` adds to a command."""
+
+    workers: "int | ray.Ray | None"
+    checkpoint_every: "checkpoints.CheckpointInterval"
+    tensorboard: bool
+    import_code: bool
+
+    @contextlib.contextmanager
+    def execution(self) -> Iterator["dispatch.Execution"]:
+        """Give the execution, which signals stop; see `stoppable`."""
+        from lottery.pipeline import dispatch
+
+        with stoppable() as should_stop:
+            yield dispatch.Execution(
+                self.workers, self.checkpoint_every, tensorboard=self.tensorboard, should_stop=should_stop
+            )
+
+
+def _training(
+    workers: Workers = None,
+    on: On = None,
+    address: Address = None,
+    task_cpus: TaskCpus = None,
+    task_gpus: TaskGpus = None,
+    task_memory: TaskMemory = None,
+    checkpoint_every: CheckpointEvery = "60s",
+    tensorboard: Tensorboard = True,
+    import_code: ImportCode = False,
+) -> Training:
+    workers_or_ray = workers_on(on, workers, address, task_cpus, task_gpus, task_memory)
+    return Training(workers_or_ray, every(checkpoint_every), tensorboard, import_code)
+
+
+def trains(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of `Training` to a command, whose argument `training` they become."""
+    own, shared = inspect.signature(command).parameters, inspect.signature(_training).parameters
+    parameters = [*(own[name] for name in own if name != "training"), *shared.values()]
+
+    @functools.wraps(command)
+    def trained(**given: Any) -> None:
+        how = {name: given.pop(name) for name in shared}
+        command(**given, training=_training(**how))
+
+    trained.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] (typer reads it)
+    trained.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return trained
+
+
+def experiment_of(experiment: str | None, overrides: list[str] | None) -> tuple[Path | None, dict[str, Any]]:
+    """Find an experiment's file, None by default, and read overrides, the first of which may stand in its place."""
+    from lottery import config
+    from lottery.pipeline import presets
+
+    words = list(overrides or [])
+    if experiment is not None and "=" in experiment and not Path(experiment).exists():
+        words, experiment = [experiment, *words], None
+    return presets.find(experiment) if experiment else None, config.parse_overrides(words)
+
+
 def workers_on(
     on: str | None, workers: int | None, address: str | None, cpus: int | None, gpus: float | None, memory: str | None
 ) -> "int | ray.Ray | None":
     """Return the number of worker processes, or the Ray cluster, that the options ask for."""
-    if on in (None, "processes"):
+    if on not in (None, *PLACES):
+        raise unknown("--on", on, PLACES)
+    if on != RAY:
         of_ray = {"--address": address, "--task-cpus": cpus, "--task-gpus": gpus, "--task-memory": memory}
         for option, value in of_ray.items():
             if value is not None:
                 raise LotteryError(f"{option} goes with --on ray alone.")
         return workers
-    if on != "ray":
-        raise unknown("--on", on, ("processes", "ray"))
     if workers is not None:
         raise LotteryError("--workers is for processes of this machine; on Ray the cluster decides how many there are.")
     # Ray reports a node that died in a hundred lines on standard output; our own message takes one.

@@ -4,7 +4,6 @@ import contextlib
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -96,50 +95,6 @@ def grid(shown: "Grid", has_rows: bool = False) -> None:
     say(*(f"{name}: {text}." for name, text in shown.key.items() if name not in absent), *shown.notes)
 
 
-def summary(run: Path, rows: Any, tolerance: float | None, round: int | None = None) -> None:
-    """Print a run's verdict in a line, its tables, with a verdict for each round, and what limits the verdict.
-
-    The tables may be of one round alone; the verdict is of all.
-    """
-    from lottery.runs import store
-    from lottery.statistics import results, sentences, tables, verdicts
-
-    if rows.empty:
-        say(f"No round of {run} is complete yet.")
-        return
-    judgement = verdicts.of_run(run, rows, tolerance)
-    found = sentences.headline(judgement)
-    text = formatting.wrapped(found.text, formatting.columns(sys.stdout))
-    _console().print(text, style=f"bold {COLOURS[found.tone]}")
-    points = results.summary(rows, judgement.rule.last_step)
-    points = points if round is None else points[points["round"] == round]
-    shown = [
-        tables.rounds(judgement, points) if (points["branch"] == store.TICKET).any() else None,
-        tables.controls(judgement, _costs_beside_alternatives(run, points), round),
-        tables.transfers(rows, points),
-    ]
-    for part in shown:
-        if part:
-            print()
-            grid(part, has_rows=True)
-    print()
-    say(*results.collapsed(run), *sentences.limits(judgement))
-
-
-def two_way(found: Any, tolerance: float, sentences: Sequence[str]) -> None:
-    """Print ticket − dense with intervals over seeds and test examples, at both times, and what they show."""
-    from lottery.statistics import tables, two_way
-
-    key: Mapping[str, str] = {}
-    for measure, when in two_way.WHEN.items():
-        shown = tables.two_way(found, measure, tolerance)
-        print(f"{when}:")
-        table(shown.heads, shown.rows, shown.leave_out, has_rows=True, tones=shown.tones)
-        print()
-        key = shown.key
-    say(*(f"{name}: {text}." for name, text in key.items()), *sentences)
-
-
 def table(
     heads: Sequence[str],
     lines: Sequence[Sequence[str]],
@@ -171,7 +126,7 @@ def table(
             for place, cell in enumerate(line)
         ]
         printed.add_row(*(Text(line[place], COLOURS.get(tones.get(line[place], ""), "")) for place in widths))
-    _console().print(printed)
+    console().print(printed)
     if absent := [head for place, head in enumerate(heads) if place not in widths]:
         others = ", --json and --csv have" if has_rows else " has"
         say(f"Columns left out: {', '.join(absent)}; a wider terminal{others} them.")
@@ -217,36 +172,9 @@ def _folded(head: str, width: int) -> str:
     return "\n".join(textwrap.wrap(head, width, break_long_words=False, break_on_hyphens=False))
 
 
-def _console() -> Any:
+def console() -> Any:
     """Make a console that prints lines as they are, with colours where there are any."""
     from rich.console import Console
 
     # Widths are chosen here: Rich would break numbers.
     return Console(width=10_000, height=100, highlight=False, markup=False, emoji=False)
-
-
-def _costs_beside_alternatives(run: Path, points: Any) -> Any:
-    """Read what each network takes, if a branch is an alternative to the ticket, with a budget of its own."""
-    from lottery.analysis import costs
-    from lottery.pruning import branches
-
-    known = [branches.find(name) for name in set(points["branch"])]
-    return costs.table(run) if any(branch and branch.kind == "alternative" for branch in known) else None
-
-
-def compacted(found: Any) -> None:
-    """Print the sizes and times of a network before and after compaction."""
-    small = found.compacted
-    pairs = {f"units of {name}": pair for name, pair in small.units.items()}
-    pairs |= {"parameters": small.num_parameters, "multiply-adds": small.multiply_adds}
-    lines = [[name, f"{before:,}", f"{after:,}", f"{after / before:.4f}"] for name, (before, after) in pairs.items()]
-    for num, (before, after) in found.seconds.items():
-        times = [f"{1e3 * before:.3f}", f"{1e3 * after:.3f}", f"{after / before:.4f}"]
-        lines.append([f"ms for {num:,} example{'s' * (num > 1)}", *times])
-    table(["what", "before", "after", "ratio"], lines)
-    unread, taken = int(small.unread.sum()), small.inputs.size
-    dropped = ", not taken any more" if taken < small.unread.size else "; --drop-inputs leaves them out"
-    say(
-        f"Inputs that no weight reads: {unread:,} of {small.unread.size:,}{dropped if unread else ''}.",
-        f"Largest difference of outputs: {found.difference:.1g} of the largest. Times are medians on one thread.",
-    )

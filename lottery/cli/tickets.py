@@ -9,25 +9,27 @@ from typing import Annotated, Any
 import typer
 
 from lottery.cli import output
-from lottery.cli.options import App, At, Csv, DataPath, Density, Json, OneReplicate, OneRound, RunPath, Source, naming
-from lottery.errors import LotteryError, TicketError, printable, unknown
+from lottery.cli.commands import App, naming
+from lottery.cli.options import At, Csv, DataPath, Density, Json, OneReplicate, OneRound, RunPath, Source
+from lottery.errors import LotteryError, printable, unknown
 
-tickets = App(help="The tickets of a run, and ticket files.")
+app = App(help="The tickets of a run, and ticket files.")
 
 TICKET = "safetensors"
+EVERY = "all"  # formats, to one folder
 
 
 def _names() -> dict[str, str]:
     """The file that `--format all` writes for each format."""
     from lottery.tickets.exporting import EXPORTS
 
-    return {TICKET: "ticket.safetensors"} | {form: one.file for form, one in EXPORTS.items()}
+    return {TICKET: "ticket.safetensors"} | {name: form.file for name, form in EXPORTS.items()}
 
 
 NamingFormats = naming(_names)
 
 
-@tickets.command("ls", short_help="List a run's tickets.")
+@app.command("ls", short_help="List a run's tickets.")
 def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:
     """List a run's tickets, and which of them `best` and `smallest_matching` mean."""
     from lottery.formatting import number
@@ -45,7 +47,7 @@ def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None
     output.rows(found, as_json, as_csv)
 
 
-@tickets.command("show", short_help="Show what a ticket file holds.")
+@app.command("show", short_help="Show what a ticket file holds.")
 def tickets_show(
     file: Annotated[Path, typer.Argument(help="A ticket file.", metavar="FILE")],
     as_json: Annotated[bool, typer.Option("--json", help="Print everything in it as JSON.")] = False,
@@ -100,24 +102,25 @@ def export(
     ticket = _ticket(source, round, density, replicate, at)
     if saved := paths.get(TICKET):
         ticket.save(saved, trained=not start)
-    others = {one: path for one, path in paths.items() if one != TICKET}
+    others = {name: path for name, path in paths.items() if name != TICKET}
     done, failed = _exported(ticket, source, others, start, data) if others else ([], {})
-    if failed and form != "all":
+    if failed and form != EVERY:
         raise next(iter(failed.values()))
     if saved and not done:
         print(f"Written: {saved} ({saved.stat().st_size:,} bytes)")
         return
     lines = [["safetensors", str(saved), *(f"{size:,}" for size in files.sizes(saved)), "", ""]] if saved else []
-    for one in done:
-        sizes, close = [f"{one.num_bytes:,}", f"{one.num_gzipped:,}"], [f"{one.difference:.1g}", f"{one.agreement:.4f}"]
-        lines.append([one.form, str(one.path), *sizes, *close])
+    for exported in done:
+        sizes = [f"{exported.num_bytes:,}", f"{exported.num_gzipped:,}"]
+        compared = [f"{exported.difference:.1g}", f"{exported.agreement:.4f}"]
+        lines.append([exported.form, str(exported.path), *sizes, *compared])
     output.table(["format", "file", "bytes", "gzipped", "difference", "same class"], lines)
     output.say(
         "Each file was loaded again and compared. Difference: the largest of an output, relative to the largest "
         "output. Same class: the share of inputs with the same class. Masked entries are "
         f"{'zero' if ticket.held_at is None else 'at their held values'} in each file."
     )
-    if unseen := [one.form for one in done if not one.zeros_checked]:
+    if unseen := [exported.form for exported in done if not exported.zeros_checked]:
         what = "zeros" if ticket.held_at is None else "held values"
         output.say(f"But the {what} could not be checked in: {', '.join(unseen)}.")
     for form, error in failed.items():
@@ -160,7 +163,7 @@ def compact(
         environment.use_threads(1)  # times are measured on one thread
         inputs = _inputs(ticket, source, data)
         found = compaction.benchmark(ticket.model(trained=ticket.trained is not None), inputs, drop_inputs)
-        output.compacted(found)
+        _show_compacted(found)
         if out is not None:
             with files.readable_errors(out):
                 found.compacted.model.save(places[0])
@@ -168,29 +171,6 @@ def compact(
                     np.save(places[1], found.compacted.inputs)
     for what, path in zip(("Model", "Inputs that it takes, as positions in a flat example"), paths, strict=False):
         print(f"{what}: {path}")
-
-
-def verify(file: Path) -> None:
-    """Check a ticket file, and that its network can be built from it: `lottery verify FILE`."""
-    from lottery.models import architecture
-    from lottery.pipeline import environment
-    from lottery.tickets.ticket import load, shapes
-
-    try:
-        ticket = load(file)
-    except TicketError as error:
-        output.say(printable(error))
-        raise typer.Exit(1) from None
-    output.say(f"{ticket!r}: every checksum, size and count holds.")
-    environment.num_threads()  # imports TensorFlow without its start-up messages
-    try:
-        architecture.check(ticket.architecture, shapes(ticket.weights))
-    except TicketError as error:
-        output.say(printable(error))
-        if {"name", "keras"} & ticket.architecture.keys():
-            raise typer.Exit(1) from None
-    else:
-        output.say("Its network can be built, of Keras' own layers; nothing in the file is run.")
 
 
 def _ticket(source: Path, round: str | None, density: float | None, replicate: int, at: Any) -> Any:
@@ -241,13 +221,13 @@ def _exported(
 def _paths(out: Path, form: str) -> dict[str, Path]:
     """The file of each format, checked before anything is loaded."""
     names = _names()
-    if form and form not in (*names, "all"):
-        raise unknown("--format", form, (*names, "all"))
-    endings = {Path(name).suffix: one for one, name in reversed(names.items())}
-    if form == "all":
+    if form and form not in (*names, EVERY):
+        raise unknown("--format", form, (*names, EVERY))
+    endings = {Path(file).suffix: name for name, file in reversed(names.items())}
+    if form == EVERY:
         if out.exists() and not out.is_dir():
             raise LotteryError(f"--out: received the file {str(out)!r}, allowed is a folder for all formats.")
-        return {one: out / name for one, name in names.items()}
+        return {name: out / file for name, file in names.items()}
     if not form and out.suffix not in endings:
         allowed = ", ".join(sorted(filter(None, endings)))
         raise LotteryError(f"--out: received {str(out)!r}, allowed is a file that ends in {allowed}, or a folder.")
@@ -258,3 +238,21 @@ def _paths(out: Path, form: str) -> dict[str, Path]:
     if wanted and out.is_dir():
         raise LotteryError(f"--out: received the folder {str(out)!r}, allowed is a file.")
     return {form: out}
+
+
+def _show_compacted(found: Any) -> None:
+    """Print the sizes and times of a network before and after compaction."""
+    small = found.compacted
+    pairs = {f"units of {name}": pair for name, pair in small.units.items()}
+    pairs |= {"parameters": small.num_parameters, "multiply-adds": small.multiply_adds}
+    lines = [[name, f"{before:,}", f"{after:,}", f"{after / before:.4f}"] for name, (before, after) in pairs.items()]
+    for num, (before, after) in found.seconds.items():
+        times = [f"{1e3 * before:.3f}", f"{1e3 * after:.3f}", f"{after / before:.4f}"]
+        lines.append([f"ms for {num:,} example{'s' * (num > 1)}", *times])
+    output.table(["what", "before", "after", "ratio"], lines)
+    unread, taken = int(small.unread.sum()), small.inputs.size
+    dropped = ", not taken any more" if taken < small.unread.size else "; --drop-inputs leaves them out"
+    output.say(
+        f"Inputs that no weight reads: {unread:,} of {small.unread.size:,}{dropped if unread else ''}.",
+        f"Largest difference of outputs: {found.difference:.1g} of the largest. Times are medians on one thread.",
+    )

@@ -52,8 +52,8 @@ def test_a_run_from_nothing_and_again(lottery, tmp_path):
     assert "\x1b" not in done.stdout + done.stderr
     figure = Path(re.search(r"Figure: (.*)", done.stdout)[1])
     assert figure.read_bytes().startswith(b"\x89PNG")
-    assert re.search(r"2 +0\.6440 +27,690 +0\.\d{4} ± 0\.\d{4}", done.stdout)
-    assert "matches dense within 0.002" in done.stdout
+    assert re.search(r"2 +0\.6440 +0\.\d{4} .* 0\.\d{4} +27,690 ", done.stdout)
+    assert "2 replicates cannot tell" in done.stdout
     again = lottery(*words, cwd=tmp_path)
     assert again.stdout == done.stdout and "is complete" in again.stderr
     assert not [line for line in again.stderr.splitlines() if line.startswith("replicate ")]  # nothing is trained again
@@ -65,7 +65,7 @@ def test_controls_and_branches_from_the_command_line(lottery, tmp_path):
     done = lottery("run", *words, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     assert len([line for line in done.stderr.splitlines() if "random_mask" in line]) == 2
-    assert "Ticket − random_mask at density 0.6440 (round 2)" in done.stdout and "cannot tell" in done.stdout
+    assert re.search(r"random_mask +2 +0\.6440 +2 ", done.stdout) and "cannot tell" in done.stdout
     (path,) = tmp_path.iterdir()
     branched = lottery("branch", path, "random_reinit", "--rounds", "1", "--replicate", 2)
     assert branched.returncode == 0, branched.stderr

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from lottery import files
-from lottery.cli import output
+from lottery.cli import summaries
 from lottery.runs import store
 from lottery.statistics import results, sentences, verdicts
 
@@ -177,7 +177,7 @@ def test_a_run_says_its_verdict(small_run):
 
 
 def shown(small_run, capsys, rows, tolerance=0.002):
-    output.summary(small_run.path, rows, tolerance)
+    summaries.show(small_run.path, rows, tolerance)
     return capsys.readouterr().out
 
 

@@ -1,0 +1,77 @@
+"""What a command's help looks like: what to type, and names that are read only when the help is shown."""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+
+class Command(TyperCommand):
+    """A command whose help shows what to type, without the types of Python."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """List the words of the usage line."""
+        return ["[OPTIONS]", *(argument.metavar for argument in self._arguments())]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and the options."""
+        arguments, options = [], []
+        for argument in self._arguments():
+            _, text = argument.get_help_record(ctx) or ("", "")
+            arguments.append((argument.metavar, text))
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record and parameter.param_type_name == "option":
+                options.append((re.sub(r"<(\w+)[^>]*>", _placeholder, record[0]), record[1]))
+        for title, lines in (("Arguments", arguments), ("Options", options)):
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
+
+    def _arguments(self) -> list[Any]:
+        return [parameter for parameter in self.params if parameter.param_type_name == "argument"]
+
+
+def _placeholder(found: re.Match[str]) -> str:
+    """Return what to type for an option of a Python type."""
+    return {"path": "FILE", "int": "NUMBER", "float": "NUMBER"}.get(found[1].lower(), "TEXT")
+
+
+class App(typer.Typer):
+    """An application of such commands, without Rich's boxes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options
+        )
+
+    def command(self, name: str | None = None, *, cls: Any = Command, **options: Any) -> Any:
+        """Add a command."""
+        return super().command(name, cls=cls, **options)
+
+
+def naming(read: Callable[[], Iterable[str]]) -> type[Command]:
+    """Return a kind of command that puts names in place of ``{names}`` in its help texts, which are read only then."""
+
+    class Naming(Command):
+        def get_help(self, ctx: Any) -> str:
+            parameters: list[Any] = list(self.params)
+            for parameter in parameters:
+                if "{names}" in (parameter.help or ""):
+                    parameter.help = parameter.help.replace("{names}", ", ".join(read()))
+            return super().get_help(ctx)
+
+    return Naming
+
+
+def listing(title: str, read: Callable[[], Iterable[tuple[str, str]]], kind: type[Command] = Command) -> type[Command]:
+    """Return a kind of command that lists names and what they are below its options, and reads them only then."""
+
+    class Listing(kind):
+        def format_epilog(self, ctx: Any, formatter: Any) -> None:
+            with formatter.section(title):
+                formatter.write_dl(list(read()))
+
+    return Listing

@@ -1,0 +1,104 @@
+"""The commands that draw: plot and report."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lottery.cli import commands, options
+from lottery.cli.options import Replicate, Round, RunPath
+from lottery.errors import LotteryError
+
+
+def _kinds() -> list[tuple[str, str]]:
+    from lottery import plots
+
+    return [(name, kind.help) for name, kind in plots.kinds().items()]
+
+
+WithKinds = commands.listing("Kinds", _kinds)
+
+
+def plot(
+    run: RunPath,
+    kind: Annotated[str, typer.Option(help="The figure to draw, of the kinds below.")] = "accuracy",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file; png, svg or pdf. By default KIND.png in the run's folder, in paper style KIND.pdf."
+        ),
+    ] = None,
+    style: Annotated[
+        str, typer.Option(metavar="STYLE", help="The size of letters, lines and figure: screen, paper or slides.")
+    ] = "screen",
+    width: Annotated[
+        float | None,
+        typer.Option(metavar="INCHES", help="The width; by default 7.2 on the screen, 5.5 in a paper, 10 on slides."),
+    ] = None,
+    title: Annotated[
+        str | None, typer.Option(help="Above the figure. By default the run's name, in paper style nothing.")
+    ] = None,
+    caption: Annotated[
+        bool, typer.Option("--caption", help="Print a LaTeX caption: what is shown, n, and what the bars are.")
+    ] = False,
+    replicate: Replicate = None,
+    round: Round = None,
+    rounds: Annotated[str, typer.Option(help="For kinds that draw some rounds: these rounds, such as 0,7,15.")] = "",
+    weight: Annotated[str, typer.Option(help="For initial_weights, degrees and overlap: this weight.")] = "",
+    full: Annotated[bool, typer.Option("--full", help="For accuracy and learning_curves: the whole range.")] = False,
+    by: Annotated[
+        str,
+        typer.Option(
+            help="For accuracy: against density, or against cost: the computation of all trainings a network takes."
+        ),
+    ] = "",
+) -> None:
+    """Draw a figure of a run to a file, and print its path.
+
+    With --caption, the output is the LaTeX caption alone, and the path goes to the error stream.
+    Examples: lottery plot runs/NAME --kind inputs --rounds 0,7,15;
+    lottery plot runs/NAME --style paper --out accuracy.pdf --caption > caption.tex
+    """
+    import inspect
+
+    from lottery import plots
+    from lottery.runs import store
+
+    known = plots.options_of(kind)
+    wanted = {"rounds": options.numbers("--rounds", rounds), "weight": weight, "full": full, "by": by}
+    chosen: dict[str, Any] = {name: value for name, value in wanted.items() if value}
+    for name in chosen:
+        if name not in known:
+            fitting = ", ".join(other for other in plots.kinds() if name in plots.options_of(other))
+            raise LotteryError(f"--{name} does not go with the kind {kind!r}, but with {fitting}.")
+    readable = inspect.signature(plots.kinds()[kind].table).parameters
+    table = plots.read(run, kind, round=round, rounds=chosen.get("rounds") or (None if round is None else [round]))
+    table = options.selected(table, replicate, None if "round" in readable else round)
+    if "replicate" in known and replicate is not None:
+        chosen["replicate"] = replicate
+    text = plots.latex_caption(table, kind, **chosen) if caption else ""
+    if title is None:
+        title = "" if style == "paper" else store.read_experiment(run).name
+    out = out or run / f"{kind}.{'pdf' if style == 'paper' else 'png'}"
+    path = plots.save(table, out, kind, style, width=width, title=title, **chosen)
+    typer.echo(path, err=caption)
+    if caption:
+        print(text)
+
+
+def report(
+    runs: options.RunPaths,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page; .html. By default report.html in the first run's folder.", metavar="FILE"),
+    ] = None,
+    tolerance: options.Tolerance = None,
+    author: Annotated[str, typer.Option(help="Who made the runs, to be named on the page.")] = "",
+) -> None:
+    """Write one HTML page about a run, or about several side by side, that fetches nothing and can be mailed.
+
+    Example: lottery report runs/NAME --out page.html
+    """
+    from lottery.report import page
+
+    print(page.write(runs, out or runs[0] / "report.html", tolerance, author))
