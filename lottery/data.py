@@ -213,14 +213,14 @@ def _part(arrays: Mapping[str, Any], part: str, where: str) -> Split:
 def _check_alike(found: Mapping[str, Split], where: str) -> None:
     """Raise `LotteryError` unless the inputs of all parts have the shape and type of the training part."""
     train = found["train"].x
-    for part, split in found.items():
-        if train.shape[1:] != split.x.shape[1:]:
+    for part, other in found.items():
+        if train.shape[1:] != other.x.shape[1:]:
             raise LotteryError(
-                f"{where}: an example of x_train has shape {train.shape[1:]} and one of x_{part} {split.x.shape[1:]}."
+                f"{where}: an example of x_train has shape {train.shape[1:]} and one of x_{part} {other.x.shape[1:]}."
             )
-        if train.dtype != split.x.dtype:
+        if train.dtype != other.x.dtype:
             raise LotteryError(
-                f"{where}: x_train has type {train.dtype} and x_{part} {split.x.dtype}; make them equal."
+                f"{where}: x_train has type {train.dtype} and x_{part} {other.x.dtype}; make them the same."
             )
 
 

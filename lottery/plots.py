@@ -78,7 +78,7 @@ def drawn(
     """
     from matplotlib import rc_context
 
-    draw, sheet = _figure(kind), _sheet(style)
+    draw, sheet = _figure(kind), sheets.named(style)
     width = sheet.width if width is None else width
     if not sheet.narrowest <= width <= _WIDEST:
         allowed = f"{sheet.narrowest:g} to {_WIDEST} inches with the style {style!r}"
@@ -133,7 +133,7 @@ def save(source: Table, path: str | Path, kind: str = "accuracy", style: str = "
         raise unknown("The ending of --out", ending, ("png", "svg", "pdf"))
     figure = drawn(source, kind, style, **options)
     try:
-        content = sheets.saved(figure, ending, _sheet(style).dpi)
+        content = sheets.saved(figure, ending, sheets.named(style).dpi)
     except (OSError, RuntimeError, ImportError) as error:  # some formats take a program, as pgf takes LaTeX
         why = printable_all(str(error).strip().partition("\n")[0])
         raise LotteryError(f"--out: this machine cannot write {ending} ({why}); use png, svg or pdf.") from None
@@ -156,13 +156,6 @@ def last_common_round(run: Path) -> int:
 
 
 _WIDEST = 40  # inches
-
-
-def _sheet(style: str) -> sheets.Sheet:
-    """Return a style sheet by name."""
-    if style not in sheets.SHEETS:
-        raise unknown("--style", style, sheets.SHEETS)
-    return sheets.SHEETS[style]
 
 
 def _check_options(kind: str, options: dict[str, Any]) -> None:

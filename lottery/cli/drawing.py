@@ -62,7 +62,10 @@ def plot(
     import inspect
 
     from lottery import plots
+    from lottery.figures import sheets
     from lottery.runs import store
+
+    sheet = sheets.named(style)
 
     known = plots.options_of(kind)
     wanted = {"rounds": options.numbers("--rounds", rounds), "weight": weight, "full": full, "by": by}
@@ -78,8 +81,8 @@ def plot(
         chosen["replicate"] = replicate
     text = plots.latex_caption(table, kind, **chosen) if caption else ""
     if title is None:
-        title = "" if style == "paper" else store.read_experiment(run).name
-    out = out or run / f"{kind}.{'pdf' if style == 'paper' else 'png'}"
+        title = store.read_experiment(run).name if sheet.is_titled else ""
+    out = out or run / f"{kind}.{sheet.suffix}"
     path = plots.save(table, out, kind, style, width=width, title=title, **chosen)
     typer.echo(path, err=caption)
     if caption:

@@ -148,7 +148,7 @@ def fitted(
         word = longest(head.split())
         widths[place] = least[place] = max(longest(cells[place]), word, min(cell_len(head), 6))
         if head in PROSE:
-            least[place] = max(longest([one for cell in cells[place] for one in cell.split()]), word, PROSE[head])
+            least[place] = max(longest([part for cell in cells[place] for part in cell.split()]), word, PROSE[head])
             widths[place] = max(widths[place], least[place])
     if width is None:
         return widths

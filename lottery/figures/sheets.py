@@ -6,6 +6,8 @@ import re
 from typing import Any, NamedTuple
 from xml.sax.saxutils import quoteattr
 
+from lottery.errors import unknown
+
 
 class Sheet(NamedTuple):
     """A style sheet: where a figure is shown decides its size."""
@@ -14,6 +16,8 @@ class Sheet(NamedTuple):
     narrowest: float  # inches in which labels and legends leave room
     dpi: int  # of a PNG
     settings: dict[Any, Any]  # of Matplotlib
+    suffix: str = "png"  # of a file whose name nobody chose
+    is_titled: bool = True  # above the figure; a paper has a caption instead
 
 
 _EVERY: dict[Any, Any] = {
@@ -31,12 +35,20 @@ SHEETS: dict[str, Sheet] = {
         "font.family": ["STIXGeneral", "DejaVu Sans"], "font.size": 9, "axes.linewidth": 0.6, "lines.linewidth": 1.3,
         "xtick.labelsize": 8, "ytick.labelsize": 8, "legend.fontsize": 8,
         "xtick.major.width": 0.6, "ytick.major.width": 0.6, "xtick.minor.width": 0.4, "ytick.minor.width": 0.4,
-    }),
+    }, suffix="pdf", is_titled=False),
     "slides": Sheet(10, 7, 150, _EVERY | {
         "font.size": 17, "axes.linewidth": 1.3, "lines.linewidth": 3, "xtick.major.width": 1.3,
         "ytick.major.width": 1.3, "xtick.major.size": 6, "ytick.major.size": 6,
     }),
 }  # fmt: skip
+
+
+def named(style: str) -> Sheet:
+    """Return a style sheet by name."""
+    if style not in SHEETS:
+        raise unknown("--style", style, SHEETS)
+    return SHEETS[style]
+
 
 # Of every file: fonts are embedded as TrueType, which publishers ask for; texts of an SVG stay text; images that are
 # not merged stay small, with sharp pixels.
