@@ -35,11 +35,11 @@ from benchmark_training import print_table
 from rich.console import Console
 
 from lottery import config, data, masks, weights
-from lottery.models import kerases, networks, outputs
+from lottery.models import graph, networks, outputs
 from lottery.pipeline import environment
 from lottery.runs import store
 from lottery.runs.stored import StoredRound
-from lottery.tickets import chain, compaction
+from lottery.tickets import chain, compaction, timing
 from lottery.training import examples
 
 BATCHES = (1, 1000)
@@ -99,7 +99,7 @@ def measure(model: Any, images: np.ndarray, turns: int) -> dict[str, Any]:
     sizes, unread, before = {"masked": size(model)}, 0, classes(model, images)
     seconds = {clock: {batch: {} for batch in BATCHES} for clock in CLOCKS}
     for name, drop in DROPS_INPUTS.items():
-        found = {how: compaction.benchmark(model, images, drop, turns, clock) for how, clock in CLOCKS.items()}
+        found = {how: timing.benchmark(model, images, drop, turns, clock) for how, clock in CLOCKS.items()}
         for how, benchmark in found.items():
             for batch, pair in zip(BATCHES, benchmark.seconds.values(), strict=True):
                 seconds[how][batch][name] = pair
@@ -110,7 +110,7 @@ def measure(model: Any, images: np.ndarray, turns: int) -> dict[str, Any]:
     pair = {"masked": model, "empty": empty()}
     for (how, clock), batch in itertools.product(CLOCKS.items(), BATCHES):
         taken = {"masked": images[:batch], "empty": np.zeros((batch, 1), np.float32)}
-        times = compaction.latency(pair, taken, turns, clock)
+        times = timing.latency(pair, taken, turns, clock)
         seconds[how][batch]["empty"] = times["masked"], times["empty"]
     return {"unread": unread, "sizes": sizes, "seconds": seconds}
 
@@ -120,7 +120,7 @@ def size(model: Any) -> dict[str, Any]:
     links = chain.take_apart(model)
     return {
         "inputs": int(np.prod(links[0].before)),
-        "units": [link.after[-1] for link in links if link.effect == kerases.WEIGHTED],
+        "units": [link.after[-1] for link in links if link.effect == graph.WEIGHTED],
         "parameters": model.count_params(),
         "multiply-adds": compaction.multiply_adds(links),
         "bytes": file_size(model),

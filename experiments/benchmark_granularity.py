@@ -32,7 +32,7 @@ from lottery import config, weights
 from lottery.models import networks
 from lottery.pipeline import environment, presets
 from lottery.runs.stored import StoredRound
-from lottery.tickets import compaction
+from lottery.tickets import timing
 
 FRACTIONS = [0.5, 0.25, 0.125]
 BATCH = 32
@@ -82,7 +82,7 @@ def tickets(out: Path, preset: str, model: str, granularity: str) -> list[tuple[
 
 def measure(kept: float, record: Any, network: Any, images: np.ndarray, turns: int) -> dict[str, Any]:
     """Compact a ticket, and collect sizes and seconds as pairs of before and after."""
-    found = compaction.benchmark(network, images, num_turns=turns)
+    found = timing.benchmark(network, images, num_turns=turns)
     compacted = found.compacted
     return {
         "kept": kept,

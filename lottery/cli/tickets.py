@@ -147,7 +147,7 @@ def compact(
 
     from lottery import files
     from lottery.pipeline import environment
-    from lottery.tickets import compaction
+    from lottery.tickets import timing
 
     if out is not None and out.suffix != ".keras":
         raise LotteryError(f"--out: received {str(out)!r}, allowed is a file that ends in .keras.")
@@ -162,7 +162,7 @@ def compact(
         places = [stack.enter_context(files.replacing(path)) for path in paths]
         environment.use_threads(1)  # times are measured on one thread
         inputs = _inputs(ticket, source, data)
-        found = compaction.benchmark(ticket.model(trained=ticket.trained is not None), inputs, drop_inputs)
+        found = timing.benchmark(ticket.model(trained=ticket.trained is not None), inputs, drop_inputs)
         _show_compacted(found)
         if out is not None:
             with files.readable_errors(out):

@@ -52,10 +52,11 @@ def of_step(model: Any, step: Any, masks: Mapping[str, Any] | None = None) -> st
         step: Its step, traced on an example; not called yet.
         masks: The variables of its masks, by the name of the weight, where the step enforces them.
     """
-    metrics = [variable for metric in model.metrics for variable in metric.variables]
-    named = [*weights.variables(model).items(), *((f"metric {place}", one) for place, one in enumerate(metrics))]
-    named += [(f"mask of {name}", one) for name, one in (masks or {}).items()]
-    names = {id(one.handle): name for name, variable in named for one in weights.components(variable)}
+    of_metrics = [variable for metric in model.metrics for variable in metric.variables]
+    named = list(weights.variables(model).items())
+    named += [(f"metric {place}", variable) for place, variable in enumerate(of_metrics)]
+    named += [(f"mask of {name}", mask) for name, mask in (masks or {}).items()]
+    names = {id(part.handle): name for name, variable in named for part in weights.components(variable)}
     return _of_graph(step, names)
 
 
@@ -119,7 +120,7 @@ class _Functions:
     def of_nodes(self, nodes: Iterable[Any], leaves: Mapping[str, str]) -> dict[str, str]:
         """Compute a digest of each node from its operation and the digests of its inputs; `leaves` have one already."""
         by_name, digests = {node.name: node for node in nodes}, dict(leaves)
-        before = {name: [_source(one) for one in node.input] for name, node in by_name.items() if name not in leaves}
+        before = {name: map(_source, node.input) for name, node in by_name.items() if name not in leaves}
         for name in TopologicalSorter(before).static_order():
             if name not in digests:
                 digests[name] = self._of_node(by_name[name], digests)
@@ -133,9 +134,11 @@ class _Functions:
             for key in sorted(node.attr)
             if not key.startswith("_") and key not in _OF_A_PROCESS
         ]
-        inputs = [(digests[_source(one)], one.partition(":")[2]) for one in node.input if not one.startswith("^")]
-        before = {digests[_source(one)] for one in node.input if one.startswith("^")} - {""}
-        return _digest(node.op, attributes, sorted(inputs) if node.op in _ANY_ORDER else inputs, sorted(before))
+        inputs = [_input(text, digests) for text in node.input if not text.startswith("^")]
+        if node.op in _ANY_ORDER:
+            inputs.sort()
+        before = {digests[_source(text)] for text in node.input if text.startswith("^")} - {""}
+        return _digest(node.op, attributes, inputs, sorted(before))
 
     def _of_attribute(self, value: Any) -> Any:
         if value.HasField("func"):
@@ -151,11 +154,15 @@ class _Functions:
             nodes = self.of_nodes(
                 function.node_def, {argument.name: _digest("argument", place) for place, argument in arguments}
             )
-            results = (function.ret[result.name] for result in function.signature.output_arg)
-            outputs = [(nodes[_source(one)], one.partition(":")[2]) for one in results]
-            effects = {nodes[_source(one)] for one in function.control_ret.values()} - {""}
+            outputs = [_input(function.ret[result.name], nodes) for result in function.signature.output_arg]
+            effects = {nodes[_source(text)] for text in function.control_ret.values()} - {""}
             self._digests[name] = _digest(outputs, sorted(effects))
         return self._digests[name]
+
+
+def _input(text: str, digests: Mapping[str, str]) -> tuple[str, str]:
+    """Return the digest of the node that an input comes from, and which of its outputs it is."""
+    return digests[_source(text)], text.partition(":")[2]
 
 
 def _source(text: str) -> str:

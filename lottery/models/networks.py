@@ -88,12 +88,13 @@ def vgg(depth: int, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int
     least 16 x 16 pixels.
     """
     if depth not in VGG_CONVOLUTIONS:
-        raise unknown("vgg_N", depth, [str(one) for one in VGG_CONVOLUTIONS])
+        raise unknown("vgg_N", depth, list(map(str, VGG_CONVOLUTIONS)))
     keras = keras or importlib.import_module("keras")
     layers = keras.layers
     stack = _image(layers, f"vgg_{depth}", input_shape, 16)
     for index, (channels, num) in enumerate(zip(VGG_WIDTHS, VGG_CONVOLUTIONS[depth], strict=True)):
-        stack += [layers.MaxPooling2D()] if index else []
+        if index > 0:
+            stack.append(layers.MaxPooling2D())
         for _ in range(num):
             stack.append(layers.Conv2D(channels, 3, padding="same", use_bias=False, kernel_initializer=GLOROT))
             stack += [_normalisation(layers), layers.ReLU()]

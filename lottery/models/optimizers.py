@@ -1,6 +1,7 @@
 """The optimizers of a model: those inside another, and the moving averages of weights that training ends with."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,10 +37,11 @@ def learning_rate(model: Any) -> float | dict[str, Any]:
         return _rate(model.optimizer)
     model.optimizer.build(model.trainable_variables)  # a function may choose the optimizers
     rates: dict[str, Any] = {"name": "MultiOptimizer"}
-    for one in plain(model.optimizer):
-        kind = type(one).__name__
-        same = sum(key.rpartition("_")[0] == kind or key == kind for key in rates)
-        rates[f"{kind}_{same}" if same else kind] = _rate(one)
+    counts: Counter[str] = Counter()
+    for optimizer in plain(model.optimizer):
+        kind = type(optimizer).__name__
+        rates[f"{kind}_{counts[kind]}" if counts[kind] else kind] = _rate(optimizer)
+        counts[kind] += 1
     return rates
 
 
@@ -50,36 +52,43 @@ def _rate(optimizer: Any) -> float:
 
 def averages(model: Any) -> Iterator[tuple[Any, Any]]:
     """Iterate over the trained variables of a model with their moving averages, of an optimizer with ``use_ema``."""
-    for one in plain(getattr(model, "optimizer", None)):
-        kept = getattr(one, "_model_variables_moving_average", None) if getattr(one, "use_ema", False) else None
-        positions = position_by_variable(one)
-        for variable in model.trainable_variables if kept else ():
-            place = positions.get(one._var_key(variable))
+    for optimizer in plain(getattr(model, "optimizer", None)):
+        if not getattr(optimizer, "use_ema", False):
+            continue
+        # Only this private list leads to the averages (Keras 3.15, tf_keras 2.21).
+        kept = getattr(optimizer, "_model_variables_moving_average", None) or []
+        for variable in model.trainable_variables:
+            place = _position(optimizer, variable)
             if kept and place is not None and kept[place] is not None:
                 yield variable, kept[place]
 
 
 def position_by_variable(optimizer: Any) -> dict[Any, int]:
     """Return the place of each variable in an optimizer's lists of slots, by the optimizer's key of the variable."""
-    # Of Keras 3, or of tf_keras.
+    # Optimizers have no public way from a variable to its slots. Of Keras 3.15, or of tf_keras 2.21.
     return getattr(optimizer, "_trainable_variables_indices", None) or getattr(optimizer, "_index_dict", None) or {}
+
+
+def _position(optimizer: Any, variable: Any) -> int | None:
+    """Return the place of a variable in an optimizer's lists of slots; None if it has no slots there."""
+    positions = position_by_variable(optimizer)
+    return positions.get(optimizer._var_key(variable)) if positions else None
 
 
 def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
     """Iterate over an optimizer's slots of a variable's shape, so not over statistics of its rows and columns."""
-    for one in plain(optimizer):
-        for name in getattr(one, "get_slot_names", list)():  # a legacy optimizer of tf_keras
+    for inner in plain(optimizer):
+        for name in getattr(inner, "get_slot_names", list)():  # a legacy optimizer of tf_keras
             with contextlib.suppress(KeyError):  # not made yet
-                yield one.get_slot(variable, name)
-        positions = position_by_variable(one)
-        index = positions.get(one._var_key(variable)) if positions else None
-        if index is None:
+                yield inner.get_slot(variable, name)
+        place = _position(inner, variable)
+        if place is None:
             continue
-        known = getattr(one, "_trainable_variables", None) or []
-        for value in list(vars(one).values()):
+        variables = getattr(inner, "_trainable_variables", None) or []
+        for value in list(vars(inner).values()):
             # Keras keeps slots in lists by position, one for each variable that it was built with.
-            if isinstance(value, list) and value is not known and index < len(value):
-                slot = value[index]
+            if isinstance(value, list) and value is not variables and place < len(value):
+                slot = value[place]
                 if hasattr(slot, "assign") and slot is not variable and tuple(slot.shape) == tuple(variable.shape):
                     yield slot
 
@@ -105,10 +114,9 @@ def restart_averages(model: Any) -> None:
 
 def finalizes(model: Any) -> bool:
     """Check if ``fit`` ends by giving a model other weights than its last step: an optimizer's moving averages."""
-    optimizer = model.optimizer
-    for one in [optimizer, *plain(optimizer)]:
-        method = getattr(type(one), "finalize_variable_values", None)
-        if getattr(one, "use_ema", False) or (method is not None and not is_keras(method)):
+    for optimizer in [model.optimizer, *plain(model.optimizer)]:
+        method = getattr(type(optimizer), "finalize_variable_values", None)
+        if getattr(optimizer, "use_ema", False) or (method is not None and not is_keras(method)):
             return True
     return False
 

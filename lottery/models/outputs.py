@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from lottery import weights
 from lottery.errors import LotteryError
 from lottery.models.kerases import evaluating, keras_of
 
@@ -13,14 +14,17 @@ _BATCH = 256
 _LENGTH = 16  # of dimensions that a model leaves open
 
 
-def largest_difference(one: Any, other: Any, example: Any = None) -> float:
+def largest_difference(model: Any, other: Any, example: Any = None) -> float:
     """Compute how far two models are apart at inference, as `between`, on an example or on `random_inputs`."""
-    made = example is None
-    what = "random inputs, pass some that it takes as example" if made else "the example, pass inputs that it takes"
-    with evaluating(f"The model {one.name!r} fails on {what}"):
-        example = random_inputs(one) if made else example
-        outputs = [evaluate(model, example, batch_size(model), training=False) for model in (one, other)]
-    return between(*outputs, of=f"the model {one.name!r}")
+    what = "the example, pass inputs that it takes"
+    if example is None:
+        what = "random inputs, pass some that it takes as example"
+    with evaluating(f"The model {model.name!r} fails on {what}"):
+        if example is None:
+            example = random_inputs(model)
+        own = evaluate(model, example, batch_size(model), training=False)
+        others = evaluate(other, example, batch_size(other), training=False)
+    return between(own, others, of=f"the model {model.name!r}")
 
 
 def evaluate(function: Callable[..., Any], inputs: Any, size: int | None = None, **settings: Any) -> list[np.ndarray]:
@@ -30,7 +34,8 @@ def evaluate(function: Callable[..., Any], inputs: Any, size: int | None = None,
     """
     import tensorflow as tf
 
-    batches, total, step = [], len(tf.nest.flatten(inputs)[0]), size or _BATCH
+    batches = []
+    total, step = len(tf.nest.flatten(inputs)[0]), size or _BATCH
     for first in range(0, max(1, total), step):
         batch = tf.nest.map_structure(lambda array, at=first: filled(array[at : at + step], size), inputs)
         found = _arrays(function(batch, **settings))
@@ -104,9 +109,8 @@ def random_inputs(model: Any) -> Any:
     """Make a model's inputs, always the same: normal numbers, or indices for its Embeddings, a third of them 0."""
     import tensorflow as tf
 
-    keras = keras_of(model)
-    rng = np.random.default_rng(0)
-    sizes = [layer.input_dim for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
+    keras, rng = keras_of(model), np.random.default_rng(0)
+    sizes = [layer.input_dim for layer in weights.all_layers(model) if isinstance(layer, keras.layers.Embedding)]
 
     def make(spec: Any) -> Any:
         first, *rest = spec.shape

@@ -58,24 +58,26 @@ def read(model: Any) -> Chain:
     for step in ("train_step", "test_step", "call", "compute_loss"):
         if not is_keras(getattr(type(model), step)):
             raise Obstacle(f"the model has its own {step}")
-    in_order, names = layers(model), {id(one): name for name, one in weights.variables(model).items()}
+    in_order = layers(model)
     try:
         from lottery.sparse import kernels
     except ModuleNotFoundError as error:
         raise NoNumba("numba is not installed") from error
     except ImportError as error:
         raise NoNumba(f"numba cannot be imported ({error})") from error
+    names = {id(variable): name for name, variable in weights.variables(model).items()}
     found: list[Layer] = []
     for layer in in_order:
-        kind = type(layer).__name__
-        if kind == "Dense":
+        name = graph.class_name(layer)
+        if name == "Dense":
             found.append(_dense(layer, names, kernels))
-        elif kind in ACTIVATION_LAYERS:
+        elif name in ACTIVATION_LAYERS:
             if not found or found[-1].activation != "linear":
                 raise Obstacle(f"{weights.plain_name(layer)} follows no dense layer without an activation")
             if any(layer.get_config().get(key) for key in ("max_value", "negative_slope", "threshold")):
                 raise Obstacle(f"{weights.plain_name(layer)} has a slope, a threshold or a limit")
-            found[-1] = replace(found[-1], activation="relu" if kind == "ReLU" else _activation(layer, kernels))
+            activation = "relu" if name == "ReLU" else _activation(layer, kernels)
+            found[-1] = replace(found[-1], activation=activation)
     loss, last, threshold = _loss(model, found[-1].activation, kernels)
     found[-1] = replace(found[-1], activation=last)
     return Chain(tuple(found), loss, threshold, _has_accuracy(model, loss), _optimizer(model.optimizer, kernels))
@@ -100,23 +102,28 @@ def layers(model: Any) -> list[Any]:
 
 
 def _dense(layer: Any, names: dict[int, str], kernels: Any) -> Layer:
-    own, bias = layer.kernel_regularizer, names[id(layer.bias)] if layer.use_bias else None
+    own = layer.kernel_regularizer
     others = layer.kernel_constraint, layer.bias_constraint, layer.bias_regularizer, layer.activity_regularizer
-    is_known = own is None or (is_keras(type(own)) and type(own).__name__ in ("L1", "L2", "L1L2"))
-    for is_wrong, why in (
-        (
-            not layer.trainable or len(layer.variables) != 1 + layer.use_bias,
-            "is frozen, or has other variables",
-        ),
-        (len(layer.input.shape) != 2, f"takes inputs of {len(layer.input.shape) - 1} dimensions"),
-        (str(layer.compute_dtype) != "float32", f"computes in {layer.compute_dtype}"),
-        (any(one is not None for one in others), "has a constraint, or a regulariser of its bias or its outputs"),
-        (not is_known, f"has the regulariser {type(own).__name__}"),
-    ):
-        if is_wrong:
-            raise Obstacle(f"{weights.plain_name(layer)} {why}")
-    penalties = (float(getattr(own, key, 0.0)) for key in ("l1", "l2"))
-    return Layer(names[id(layer.kernel)], bias, _activation(layer, kernels), *penalties)
+    why = ""
+    if not layer.trainable or len(layer.variables) != 1 + layer.use_bias:
+        why = "is frozen, or has other variables"
+    elif len(layer.input.shape) != 2:
+        why = f"takes inputs of {len(layer.input.shape) - 1} dimensions"
+    elif str(layer.compute_dtype) != "float32":
+        why = f"computes in {layer.compute_dtype}"
+    elif any(part is not None for part in others):
+        why = "has a constraint, or a regulariser of its bias or its outputs"
+    elif own is not None and not (is_keras(type(own)) and type(own).__name__ in ("L1", "L2", "L1L2")):
+        why = f"has the regulariser {type(own).__name__}"
+    if why:
+        raise Obstacle(f"{weights.plain_name(layer)} {why}")
+    return Layer(
+        kernel=names[id(layer.kernel)],
+        bias=names[id(layer.bias)] if layer.use_bias else None,
+        activation=_activation(layer, kernels),
+        l1=float(getattr(own, "l1", 0.0)),
+        l2=float(getattr(own, "l2", 0.0)),
+    )
 
 
 def _activation(layer: Any, kernels: Any) -> str:
@@ -129,8 +136,10 @@ def _activation(layer: Any, kernels: Any) -> str:
 
 def _loss(model: Any, activation: str, kernels: Any) -> tuple[str, str, float]:
     """Name the loss, the last activation that is left to compute, and the threshold between two classes."""
-    own: Any = model.loss[0] if isinstance(model.loss, (list, tuple)) and len(model.loss) == 1 else model.loss
-    own = keras_of(model).losses.get(own) if isinstance(own, str) else own
+    compiled: Any = model.loss
+    own: Any = compiled[0] if isinstance(compiled, (list, tuple)) and len(compiled) == 1 else compiled
+    if isinstance(own, str):
+        own = keras_of(model).losses.get(own)
     settings = own.get_config() if hasattr(own, "get_config") else {}
     function = getattr(own, "fn", own)
     name = getattr(function, "__name__", type(own).__name__)
@@ -139,6 +148,8 @@ def _loss(model: Any, activation: str, kernels: Any) -> tuple[str, str, float]:
     for key, known in OF_LOSSES.items():
         if settings.get(key, known[0]) not in known:
             raise Obstacle(f"the loss has {key} {settings[key]}")
+    # What a model was compiled with is held by private parts: `_compile_loss` in Keras 3.15, with `_user_loss_weights`
+    # in both libraries, and `_compile_metrics` below.
     holder = getattr(model, "_compile_loss", None) or getattr(model, "compiled_loss", None)
     if getattr(holder, "_user_loss_weights", None) is not None:
         raise Obstacle("the loss has weights")
@@ -157,7 +168,7 @@ def _loss(model: Any, activation: str, kernels: Any) -> tuple[str, str, float]:
 def _has_accuracy(model: Any, loss: str) -> bool:
     """Return True if the model measures accuracy; raise `Obstacle` if it measures something else."""
     holder = getattr(model, "_compile_metrics", None) or getattr(model, "compiled_metrics", None)
-    names = [one.name for one in getattr(holder, "metrics", None) or [] if one is not None]
+    names = [metric.name for metric in getattr(holder, "metrics", None) or [] if metric is not None]
     names += [name for name in model.metrics_names if name not in ("loss", "compile_metrics")]
     of_several = loss.startswith("binary") and model.output_shape[-1] > 1
     if set(names) - {"accuracy", "acc"} or (names and (loss == "mean_squared_error" or of_several)):
@@ -172,6 +183,7 @@ def _optimizer(own: Any, kernels: Any) -> str:
     for key, value in OF_OPTIMIZERS.items():
         if getattr(own, key, value) != value:
             raise Obstacle(f"the optimizer has {key} {getattr(own, key)}")
+    # `exclude_from_weight_decay` keeps what it is given in these attributes (Keras 3.15, tf_keras 2.21).
     if any(getattr(own, f"_exclude_from_weight_decay{suffix}", None) for suffix in ("", "_pattern")):
         raise Obstacle("the optimizer leaves weights out of its decay")
     return name

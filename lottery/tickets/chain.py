@@ -1,5 +1,7 @@
 """A Keras network as one chain of layers, in order, with the effect of each layer on the units that pass through it."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +26,43 @@ class Link(NamedTuple):
     before: tuple[int, ...]  # the shape of one example; so is `after`
     after: tuple[int, ...]
     mixes: bool  # an output of the layer, or of the activation within it, may depend on other units at its place
+
+
+@dataclass
+class Segment:
+    """A layer with a kernel, which ends with zeros wherever nothing is needed, and those before the next such layer."""
+
+    link: Link
+    following: list[Link]
+    kernel: np.ndarray  # a working copy, of the full shape
+    bias: np.ndarray  # in double precision; zeros if the layer has none
+    kept: np.ndarray  # by unit, True if it stays
+
+    @property
+    def mixes(self) -> bool:
+        """True if units may depend on each other before they reach the next segment."""
+        return any(link.mixes for link in (self.link, *self.following))
+
+    def by_entry(self) -> np.ndarray:
+        """View the kernel as (positions in the window, entries at a position, units)."""
+        return self.kernel.reshape(-1, *self.kernel.shape[-2:])
+
+
+def segments(links: Sequence[Link]) -> tuple[list[Link], list[Segment]]:
+    """Divide a chain into the layers in front of its first weights, and a segment for each layer with weights."""
+    first: list[Link] = []
+    found: list[Segment] = []
+    for link in links:
+        if link.effect == WEIGHTED:
+            kernel, *biases = (np.array(value, order="C") for value in link.layer.get_weights())
+            num_units = kernel.shape[-1]
+            bias = biases[0].astype(np.float64) if biases else np.zeros(num_units)
+            found.append(Segment(link, [], kernel, bias, np.ones(num_units, dtype=bool)))
+        elif found:
+            found[-1].following.append(link)
+        else:
+            first.append(link)
+    return first, found
 
 
 def take_apart(model: Any) -> list[Link]:

@@ -66,13 +66,18 @@ def pack(contents: Contents) -> bytes:
     record is JSON, under ``ticket`` in the metadata. `TicketError` says which name or type cannot be written.
     """
     masks = contents.masks
+    for name, value in contents.weights.items():
+        _check_name(name)
+        if value.dtype.name not in _TYPES.values():
+            raise TicketError(f"{name} has the type {value.dtype}, allowed is one of {', '.join(_TYPES.values())}.")
     tensors = {f"mask/{name}": np.packbits(mask) for name, mask in masks.items()}
     for part, values in (("start", contents.weights), ("trained", contents.trained or {})):
         for name, value in values.items():
-            tensors[f"{part}/{name}"] = np.asarray(value[masks[name]] if name in masks else value, order="C")
+            kept = value[masks[name]] if name in masks else value
+            tensors[f"{part}/{name}"] = np.asarray(kept, order="C")
     with_held = bool(leaks(contents.weights, masks))
-    for name, mask in masks.items() if with_held else ():
-        tensors[f"held/{name}"] = contents.weights[name][~mask]
+    if with_held:
+        tensors |= {f"held/{name}": contents.weights[name][~mask] for name, mask in masks.items()}
     record: dict[str, Any] = {
         "format": WITH_HELD if with_held else FORMAT,
         "lottery": metadata.version("lottery"),
@@ -89,10 +94,6 @@ def pack(contents: Contents) -> bytes:
         record["record_sha256"] = _digest(record)
     except (ValueError, TypeError, RecursionError) as error:
         raise TicketError(f"The ticket's metrics, provenance or architecture is not plain data: {error}.") from None
-    for name, value in contents.weights.items():
-        _check_name(name)
-        if value.dtype.name not in _TYPES.values():
-            raise TicketError(f"{name} has the type {value.dtype}, allowed is one of {', '.join(_TYPES.values())}.")
     packed = format_arrays(tensors, {KEY: json.dumps(record)})
     unpack(packed, "what would be written")  # refuse to write what could not be read
     return packed
@@ -111,27 +112,31 @@ def unpack(content: bytes, where: str) -> Contents:
         raise TicketError(f"{where} is not a ticket file that can be trusted: {why}") from None
 
 
-def _checked_record(loaded: dict[str, Any]) -> _Record:
-    """Check the types of a record: first that nothing is too long, for pydantic would list each of a million errors."""
-    variables, sums = (loaded.get(key) for key in ("variables", "sha256"))
-    for num, most in ((variables, MOST_VARIABLES), (sums, 4 * MOST_VARIABLES)):
-        if isinstance(num, dict) and len(num) > most:
-            raise TicketError(f"it has more than {MOST_VARIABLES:,} variables.")
-    each = variables.values() if isinstance(variables, dict) else ()
-    for what, values, allowed in (("record", loaded, _Record), *(("variable", one, _Variable) for one in each)):
-        if not isinstance(values, dict):
-            continue
-        if (odd := next((name for name in values if name not in allowed.model_fields), None)) is not None:
-            raise TicketError(f"its {what} has {odd[:80]!r}, which no ticket has.")
-        if isinstance(shape := values.get("shape"), list) and len(shape) > MOST_DIMENSIONS:
-            raise TicketError(f"it has a variable of {len(shape):,} dimensions, allowed are {MOST_DIMENSIONS}.")
-    return _Record.model_validate(loaded)
-
-
 def _unpacked(content: bytes) -> Contents:
-    # Read by hand, for the library forgives what must not pass here.
+    header, loaded, size = _header(content)
+    record = _checked_record(loaded)
+    if _digest(loaded) != record.record_sha256:
+        raise TicketError("the checksum of its record is wrong.")
+    _check_tensors(record, header, size)
+    tensors = parse_arrays(content)
+    for name, value in tensors.items():
+        if hashlib.sha256(value.tobytes()).hexdigest() != record.sha256[name]:
+            raise TicketError(f"the checksum of {name} is wrong.")
+    masked = {name: variable.shape for name, variable in record.variables.items() if variable.masked}
+    masks = {name: _mask(name, shape, tensors) for name, shape in masked.items()}
+    if record.num_kept != sum(num_kept(masks).values()) or record.density != density(masks):
+        raise TicketError("its density does not agree with its masks.")
+    has_trained = any(name.startswith("trained/") for name in tensors)
+    about = {key: loaded[key] for key in ("architecture", "metrics", "provenance")}
+    trained = _whole("trained", record, masks, tensors) if has_trained else None
+    return Contents(masks, _whole("start", record, masks, tensors), trained, about)
+
+
+def _header(content: bytes) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """Read the list of tensors, the record, and the number of bytes of the tensors."""
+    # By hand, for the library forgives what must not pass here.
     length = int.from_bytes(content[:8], "little")
-    size = len(content) - 8 - length  # of the tensors
+    size = len(content) - 8 - length
     if len(content) < 8 or size < 0:
         raise TicketError("it ends before its header does, or has none.")
     if length > MOST_RECORD:
@@ -146,30 +151,41 @@ def _unpacked(content: bytes) -> Contents:
         raise TicketError(
             f"it has format {version}, and this version of lottery reads up to {WITH_HELD}; install a newer one."
         )
-    record = _checked_record(loaded)
-    if _digest(loaded) != record.record_sha256:
-        raise TicketError("the checksum of its record is wrong.")
-    _check_tensors(record, header, size)
-    tensors = parse_arrays(content)
-    for name, value in tensors.items():
-        if hashlib.sha256(value.tobytes()).hexdigest() != record.sha256[name]:
-            raise TicketError(f"the checksum of {name} is wrong.")
-    masks: Masks = {}
-    for name, variable in record.variables.items():
-        if variable.masked:
-            bits, num = np.unpackbits(tensors[f"mask/{name}"]), math.prod(variable.shape)
-            sizes = np.count_nonzero(bits), num - np.count_nonzero(bits)
-            parts = zip(("start", "held"), sizes, strict=True)
-            found = [(tensors[f"{part}/{name}"].size, size) for part, size in parts if f"{part}/{name}" in tensors]
-            if bits[num:].any() or any(own != size for own, size in found):
-                raise TicketError(f"the mask of {name} does not keep as many entries as the file has.")
-            masks[name] = bits[:num].astype(bool).reshape(variable.shape)
-    if record.num_kept != sum(num_kept(masks).values()) or record.density != density(masks):
-        raise TicketError("its density does not agree with its masks.")
-    has_trained = any(name.startswith("trained/") for name in tensors)
-    about = {key: loaded[key] for key in ("architecture", "metrics", "provenance")}
-    trained = _whole("trained", record, masks, tensors) if has_trained else None
-    return Contents(masks, _whole("start", record, masks, tensors), trained, about)
+    return header, loaded, size
+
+
+def _checked_record(loaded: dict[str, Any]) -> _Record:
+    """Check the types of a record: first that nothing is too long, for pydantic would list each of a million errors."""
+    for key, most in (("variables", MOST_VARIABLES), ("sha256", 4 * MOST_VARIABLES)):
+        if isinstance(loaded.get(key), dict) and len(loaded[key]) > most:
+            raise TicketError(f"it has more than {MOST_VARIABLES:,} variables.")
+    _check_keys("record", loaded, _Record)
+    variables = loaded.get("variables")
+    for variable in variables.values() if isinstance(variables, dict) else ():
+        if not isinstance(variable, dict):
+            continue
+        _check_keys("variable", variable, _Variable)
+        shape = variable.get("shape")
+        if isinstance(shape, list) and len(shape) > MOST_DIMENSIONS:
+            raise TicketError(f"it has a variable of {len(shape):,} dimensions, allowed are {MOST_DIMENSIONS}.")
+    return _Record.model_validate(loaded)
+
+
+def _check_keys(what: str, values: Mapping[str, Any], allowed: type[BaseModel]) -> None:
+    for name in values:
+        if name not in allowed.model_fields:
+            raise TicketError(f"its {what} has {name[:80]!r}, which no ticket has.")
+
+
+def _mask(name: str, shape: list[int], tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Unpack a mask, and check that it keeps as many entries as the file has."""
+    bits, num = np.unpackbits(tensors[f"mask/{name}"]), math.prod(shape)
+    kept = np.count_nonzero(bits)
+    held = tensors.get(f"held/{name}")
+    wrong = tensors[f"start/{name}"].size != kept or (held is not None and held.size != num - kept)
+    if bits[num:].any() or wrong:
+        raise TicketError(f"the mask of {name} does not keep as many entries as the file has.")
+    return bits[:num].astype(bool).reshape(shape)
 
 
 def _parsed(text: Any) -> dict[str, Any]:
@@ -197,10 +213,14 @@ def _check_tensors(record: _Record, header: Mapping[str, Any], size: int) -> Non
     """Check that the header lists exactly the tensors of the record with their sizes, before reading any."""
     if not any(variable.masked for variable in record.variables.values()):
         raise TicketError("it has no masks.")
-    parts = ("start", "trained") if any(name.startswith("trained/") for name in header) else ("start",)
+    parts = ["start"]
+    if any(name.startswith("trained/") for name in header):
+        parts.append("trained")
     of_masks = ("mask", "held") if record.format == WITH_HELD else ("mask",)
-    masked = [f"{part}/{name}" for name, variable in record.variables.items() if variable.masked for part in of_masks]
-    expected = {*masked, *(f"{part}/{name}" for part in parts for name in record.variables)}
+    expected = {f"{part}/{name}" for part in parts for name in record.variables}
+    for name, variable in record.variables.items():
+        if variable.masked:
+            expected |= {f"{part}/{name}" for part in of_masks}
     if set(header) != expected or set(record.sha256) != expected:
         raise TicketError("its tensors differ from those in its record.")
     total = 0
@@ -209,8 +229,8 @@ def _check_tensors(record: _Record, header: Mapping[str, Any], size: int) -> Non
         _check_name(own)
         shape, variable = entry["shape"], record.variables[own]
         # Before multiplying them: thousands of numbers of thousands of digits take minutes.
-        sizes = isinstance(shape, list) and all(type(length) is int and 0 <= length <= 2**40 for length in shape)
-        if not sizes or len(shape) > MOST_DIMENSIONS:
+        are_sizes = isinstance(shape, list) and all(type(length) is int and 0 <= length <= 2**40 for length in shape)
+        if not are_sizes or len(shape) > MOST_DIMENSIONS:
             raise TicketError(f"{name} has the shape {repr(shape)[:80]}, allowed are up to {MOST_DIMENSIONS} sizes.")
         dtype, num = _TYPES.get(entry["dtype"], ""), math.prod(variable.shape)
         if part == "mask":

@@ -15,7 +15,7 @@ from lottery.errors import LotteryError
 from lottery.models import networks, outputs
 from lottery.models.graph import ACTIVATIONS
 from lottery.pruning import ranking
-from lottery.tickets import compaction
+from lottery.tickets import compaction, rebuilding, timing
 
 LIBRARIES = ("keras", "tf_keras")
 TOLERANCE = 1e-5
@@ -234,7 +234,9 @@ def test_models_without_finite_outputs_are_refused(keras, monkeypatch):
             compaction.compact(model)
     assign(model, dense_1__bias=[1, np.nan])
     assert after(compaction.compact(model)) == [4, 2]
-    monkeypatch.setattr(compaction, "_set", lambda layer, values: layer.set_weights([*map(np.nan_to_num, values)]))
+    monkeypatch.setattr(
+        rebuilding, "set_values", lambda layer, values: layer.set_weights([*map(np.nan_to_num, values)])
+    )
     with pytest.raises(
         LotteryError, match="outputs of the compacted model differ from those of .* by inf of the largest"
     ):
@@ -605,7 +607,7 @@ def counted(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(compaction, "_compiled", compiled)
+    monkeypatch.setattr(timing, "_compiled", compiled)
     return lambda: now[0], called
 
 
@@ -618,7 +620,7 @@ def test_latency_is_that_of_a_call_and_models_take_turns(counted):
         for name, (size, _) in calls.items()
     }
     inputs = {name: np.ones((1, size)) for name, (size, _) in calls.items()}
-    seconds = compaction.latency(models, inputs, 4, clock)
+    seconds = timing.latency(models, inputs, 4, clock)
     assert seconds == pytest.approx({"long": 0.5, "short": 0.001, "other": 0.0025})
     # Each is tried out first. Then they take turns, of which one call is not measured.
     turns = ("long short other", "short other long", "other long short", "long short other")
@@ -641,10 +643,10 @@ def test_latency_calls_what_was_traced_once(keras):
         model.add(keras.layers.Dense(1))
     before = dict(ran)
     inputs = {"large": np.ones((64, 30), "float32"), "small": np.ones((64, 2))}
-    seconds = compaction.latency(pair, inputs, 2)
+    seconds = timing.latency(pair, inputs, 2)
     assert seconds.keys() == pair.keys() and min(seconds.values()) > 0
     assert {name: ran[name] - before[name] for name in pair} == {"large": 1, "small": 1}
-    assert compaction.latency({"one": pair["small"]}, inputs["small"], 1)["one"] > 0
+    assert timing.latency({"one": pair["small"]}, inputs["small"], 1)["one"] > 0
     for arguments, sentence in [
         ((pair, {"large": inputs["large"]}), "no inputs for 'small' among those by name: large"),
         ((pair, inputs, 0), "num_turns: received 0, allowed is 1 or more"),
@@ -653,31 +655,31 @@ def test_latency_calls_what_was_traced_once(keras):
         (({}, {}), "models: received none"),
     ]:
         with pytest.raises(LotteryError, match=sentence):
-            compaction.latency(*arguments)
+            timing.latency(*arguments)
 
 
 def test_a_benchmark_compacts_compares_and_times(keras, counted, monkeypatch):
     clock, _ = counted
     model = randomise(sequential(keras, (5, 6), keras.layers.Flatten(), *map(keras.layers.Dense, (8, 3))), 0.1)
     x = example(model, 1200)
-    found = compaction.benchmark(model, x, True, 3, clock)
+    found = timing.benchmark(model, x, True, 3, clock)
     assert found.compacted.inputs.size < 30 and found.compacted.units == compaction.compact(model).units
     assert found.difference < TOLERANCE
     assert found.seconds.keys() == {1, 1000}
     for num, pair in found.seconds.items():
         assert pair == pytest.approx([1e-4 * num * one for one in found.compacted.num_parameters])
-    few = compaction.benchmark(model, x[:7], num_turns=1, clock=clock)
+    few = timing.benchmark(model, x[:7], num_turns=1, clock=clock)
     assert few.seconds.keys() == {1, 7} and few.compacted.inputs.size == 30
-    unknown = compaction.benchmark(model, num_turns=1, clock=clock)
+    unknown = timing.benchmark(model, num_turns=1, clock=clock)
     assert unknown.seconds.keys() == {1, 1000} and unknown.difference < TOLERANCE
     with pytest.raises(LotteryError, match=r"shape \(6,\), allowed is \(5, 6\)"):
-        compaction.benchmark(model, x[:, 0])
+        timing.benchmark(model, x[:, 0])
     with pytest.raises(LotteryError, match="are empty, so there is nothing to compare"):
-        compaction.benchmark(model, x[:0])
+        timing.benchmark(model, x[:0])
     small = found.compacted.model
     small.set_weights([*small.get_weights()[:-1], small.get_weights()[-1] + [0, 1, 0]])
     monkeypatch.setattr(compaction, "compact", lambda *given: found.compacted)
-    apart = compaction.benchmark(model, x, True, 1, clock).difference
+    apart = timing.benchmark(model, x, True, 1, clock).difference
     assert apart == pytest.approx(difference(model, found.compacted, x)) and apart > 0.01
 
 
