@@ -71,8 +71,7 @@ def listening(notify: Callable[[int], None] | None = None, at_once: bool = False
         restore()
 
 
-_RESTORE: list[Callable[[], None]] = []
-
+_RESTORE: list[Callable[[], None]] = []  # what puts the handlers before each open `listening` back, outer ones first
 
 _FORKING = threading.local()
 

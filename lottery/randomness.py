@@ -12,7 +12,10 @@ import numpy as np
 # The purpose of a random number is part of its seed, so that no two purposes share a stream.
 INITIALISATION, BATCHES, AUGMENTATION, SCORES, BRANCH, SIBLINGS, REWIND = 1, 2, 3, 4, 5, 6, 7
 
-_OF_KERAS = ("global_random_seed", "global_seed_generator")  # its names of its global seed and generator
+# Names of modules in `sys.modules` that hold global generators; and what Keras 3.15 calls its seed and its generator.
+_TENSORFLOW, _KERAS = "tensorflow.python.eager.context", "keras.src.backend.common.global_state"
+_TF_KERAS = "tf_keras.src.backend"
+_OF_KERAS = ("global_random_seed", "global_seed_generator")
 
 
 def seed_for(*words: int) -> int:
@@ -43,33 +46,35 @@ def put_back() -> Iterator[None]:
 def _restoring_tensorflow() -> Callable[[], None]:
     """Remember what ``set_random_seed`` of Keras and of tf_keras will change, and return a function that restores it.
 
-    Neither they nor TensorFlow have a function that returns the state of their generators. A library that is imported
-    later gets no seed.
+    A library that is imported later gets no seed. Private names are read: neither Keras 3.15, tf_keras 2.21 nor
+    TensorFlow 2.21 have a function that returns the state of their generators.
     """
-
-    def modules() -> tuple[Any, Any, Any]:
-        names = "tensorflow.python.eager.context", "keras.src.backend.common.global_state", "tf_keras.src.backend"
-        tensorflow, keras, tf_keras = map(sys.modules.get, names)
-        return tensorflow and tensorflow.context(), keras, tf_keras
-
-    tensorflow, keras, tf_keras = modules()
-    seed, rng = (getattr(tensorflow, name, None) for name in ("_seed", "_rng"))  # none before its first operation
-    drawn = rng and rng.getstate()
+    context, keras, tf_keras = _libraries()
+    seed = getattr(context, "_seed", None)  # this and the generator are missing before TensorFlow's first operation
+    generator_of_context = getattr(context, "_rng", None)
+    drawn = generator_of_context.getstate() if generator_of_context else None
     of_keras = {name: keras.get_global_attribute(name) if keras else None for name in _OF_KERAS}
     of_tf_keras = getattr(tf_keras._SEED_GENERATOR, "generator", None) if tf_keras else None
 
     def restore() -> None:
-        tensorflow, keras, tf_keras = modules()
-        if tensorflow:
-            tensorflow._set_global_seed(seed)
+        context, keras, tf_keras = _libraries()  # some may have been imported since
+        if context:
+            context._set_global_seed(seed)
             if drawn:
-                tensorflow._rng.setstate(drawn)
-        for name, value in of_keras.items() if keras else ():
-            keras.set_global_attribute(name, value)
+                context._rng.setstate(drawn)
+        if keras:
+            for name, value in of_keras.items():
+                keras.set_global_attribute(name, value)
         if tf_keras:
             tf_keras._SEED_GENERATOR.generator = of_tf_keras
 
     return restore
+
+
+def _libraries() -> tuple[Any, Any, Any]:
+    """Return TensorFlow's context and the modules of both Kerases that hold generators; None if not imported."""
+    tensorflow: Any = sys.modules.get(_TENSORFLOW)
+    return tensorflow and tensorflow.context(), sys.modules.get(_KERAS), sys.modules.get(_TF_KERAS)
 
 
 def batches(

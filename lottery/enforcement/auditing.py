@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from lottery.enforcement.callbacks import FitCallback
-from lottery.enforcement.entries import PRESENT, Held, HeldAt, adapted, held, refuse_adapted, words
+from lottery.enforcement.entries import PRESENT, Held, HeldAt, adapted, computed, held, refuse_adapted, words
 from lottery.enforcement.patching import Method, replaced
 from lottery.errors import LotteryError
 from lottery.models import optimizers
@@ -51,7 +51,7 @@ def audit(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None, batch: A
     gradients, layers = {} if batch is None else _gradients(model, batch), adapted(model, entries)
     optimizer = getattr(model, "optimizer", None)
     return {
-        entry.name: _audited(entry, _computed(entry, layers.get(entry.name)), optimizer, gradients) for entry in entries
+        entry.name: _audited(entry, computed(entry, layers.get(entry.name)), optimizer, gradients) for entry in entries
     }
 
 
@@ -120,15 +120,9 @@ def _place(flat: Any, entry: Held) -> tuple[int, ...]:
     return tuple(int(axis) for axis in np.unravel_index(int(flat), tuple(entry.variable.shape)))
 
 
-def _computed(entry: Held, layer: Any) -> np.ndarray:
-    """Return the values that the network computes with: those of the variable, or, with LoRA, of its layer."""
-    if layer is None:
-        return np.asarray(entry.variable.numpy())
-    return np.asarray(layer.kernel if getattr(layer, "_kernel", None) is entry.variable else layer.embeddings)
-
-
 def _audited(entry: Held, value: np.ndarray, optimizer: Any, gradients: Mapping[int, np.ndarray]) -> Audit:
-    masked = ~np.asarray(entry.mask.numpy() if hasattr(entry.mask, "numpy") else entry.mask)
+    mask = entry.mask.numpy() if hasattr(entry.mask, "numpy") else entry.mask
+    masked = ~np.asarray(mask)
     should = np.broadcast_to(np.asarray(entry.value), masked.shape)
     off = np.where(masked, np.abs(value.astype(np.float64) - should.astype(value.dtype)), 0.0)
     off = np.where(np.isfinite(off), off, np.inf)
@@ -166,5 +160,6 @@ def _gradients(model: Any, batch: Any) -> dict[int, np.ndarray]:
 
 def _tensors(part: Any) -> Any:
     """Turn an array, or a dict or list of arrays, into tensors; a list of numbers is an array."""
-    arrays = all(hasattr(one, "shape") for one in tf.nest.flatten(part))
-    return tf.nest.map_structure(tf.convert_to_tensor, part) if arrays else tf.convert_to_tensor(part)
+    if all(hasattr(array, "shape") for array in tf.nest.flatten(part)):
+        return tf.nest.map_structure(tf.convert_to_tensor, part)
+    return tf.convert_to_tensor(part)

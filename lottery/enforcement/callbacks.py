@@ -15,7 +15,9 @@ from lottery.errors import LotteryError, unknown
 class FitCallback(keras.callbacks.Callback):
     """A callback of ``fit`` of both libraries that installs something in the model and removes it again."""
 
-    _supports_tf_logs = True  # tf_keras reads this, and the methods `_implements_...`
+    # tf_keras 2.21 reads this, and the methods `_implements_...` below, and then copies no logs from the device, and
+    # calls no hooks that do nothing. Keras 3.15 reads none of them.
+    _supports_tf_logs = True
 
     def __init__(self, masks: Mapping[str, Any], held_at: HeldAt = None) -> None:
         super().__init__()
@@ -111,12 +113,12 @@ class EnforceMasks(FitCallback):
         super().__init__(masks, held_at)
         if not callable(mode) and not (isinstance(mode, str) and mode in ENFORCEMENTS):
             raise unknown("mode", mode, ENFORCEMENTS)
-        self._hold: Any = mode if callable(mode) else ENFORCEMENTS[mode].hold
+        self._enforce: Any = mode if callable(mode) else ENFORCEMENTS[mode].hold
         self._inner: list[Any] = []
 
     def install(self, stack: contextlib.ExitStack, logs: Any) -> None:
         """Hold masked entries at their values from here on."""
-        self._inner = stack.enter_context(self._hold(self.model, self._masks, self._held_at))
+        self._inner = stack.enter_context(self._enforce(self.model, self._masks, self._held_at))
         for callback in self._inner:
             callback.set_model(self.model)
             callback.on_train_begin(logs)

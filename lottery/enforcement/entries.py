@@ -86,13 +86,23 @@ def check_kind(masks: Any, what: str = "masks") -> None:
 
 def adapted(model: Any, entries: Sequence["Held"]) -> dict[str, Any]:
     """Return by weight the layers of Keras 3 that add a product of LoRA to a weight before they compute with it."""
-    layers = [layer for layer in model._flatten_layers() if getattr(layer, "lora_enabled", False)]
-    return {
-        entry.name: layer
-        for entry in entries
-        for layer in layers
-        if any(getattr(layer, name, None) is entry.variable for name in ("_kernel", "_embeddings"))
-    }
+    layers = [layer for layer in weights.all_layers(model) if getattr(layer, "lora_enabled", False)]
+    return {entry.name: layer for entry in entries for layer in layers if _computed_by(layer, entry) is not None}
+
+
+def computed(entry: Held, layer: Any) -> np.ndarray:
+    """Return the values of a weight that a network computes with: with LoRA, those of its layer from `adapted`."""
+    return np.asarray(entry.variable.numpy() if layer is None else _computed_by(layer, entry))
+
+
+def _computed_by(layer: Any, entry: Held) -> Any:
+    """Return what a layer with LoRA computes in the place of a weight; None if it adapts another weight."""
+    # The public attributes are the weight plus a product of two others; the weight itself is private (Keras 3.15).
+    if getattr(layer, "_kernel", None) is entry.variable:
+        return layer.kernel
+    if getattr(layer, "_embeddings", None) is entry.variable:
+        return layer.embeddings
+    return None
 
 
 def refuse_adapted(model: Any, entries: Sequence["Held"]) -> None:
@@ -162,11 +172,7 @@ def clear_slots(optimizer: Any, entries: Sequence[Held]) -> None:
     """Set an optimizer's slots of masked entries to zero, and moving averages of them to the held values."""
     import tensorflow as tf
 
-    averages = {
-        id(average)
-        for one in optimizers.plain(optimizer)
-        for average in getattr(one, "_model_variables_moving_average", None) or []
-    }
+    averages = {id(average) for average in optimizers.all_averages(optimizer)}
     for entry in entries:
         for slot in optimizers.slots(optimizer, entry.variable):
             value = tf.convert_to_tensor(slot)
@@ -174,6 +180,7 @@ def clear_slots(optimizer: Any, entries: Sequence[Held]) -> None:
 
 
 def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at: HeldAt) -> dict[str, Any]:
+    """Return the held values by weight, checked: each is a number, an array, or a variable that can be assigned."""
     if held_at is None:
         return {}
     if isinstance(held_at, str):
@@ -192,11 +199,12 @@ def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at
             if value != PRESENT:
                 raise unknown("held_at", value, [PRESENT])
             value = np.array(targets[name].numpy())
-        shape, assignable = tuple(targets[name].shape), _is_assignable(value)
-        value = value if assignable else np.asarray(value)
+        shape, is_assignable = tuple(targets[name].shape), _is_assignable(value)
+        if not is_assignable:
+            value = np.asarray(value)
         if tuple(value.shape) not in ((), shape):
             raise LotteryError(f"held_at for {name!r} has shape {tuple(value.shape)}, the weight has {shape}.")
-        if not assignable and not _are_finite(np.broadcast_to(value, shape)[~masks[name]], targets[name]):
+        if not is_assignable and not _are_finite(np.broadcast_to(value, shape)[~masks[name]], targets[name]):
             raise LotteryError(f"held_at for {name!r} must be finite numbers of its type wherever the mask is False.")
         values[name] = value
     return values

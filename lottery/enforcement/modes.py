@@ -132,7 +132,7 @@ def callback(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
             on_train_begin=lambda logs: _refuse_several_steps(made.model),
             on_train_batch_end=lambda batch, logs=None: obey(),
         )
-        made._supports_tf_logs = True  # or tf_keras copies logs from the device for it
+        made._supports_tf_logs = True  # or tf_keras 2.21 copies logs from the device for it
         with unconstrained(entries):  # a norm would count masked entries, which the update has moved
             yield [made]
 
@@ -225,7 +225,7 @@ def _refuse_spectral(model: Any, masks: Mapping[str, Any]) -> None:
     check_kind(masks)
     named = weights.variables(model)
     masked_ids = {id(named[name]) for name in masks if name in named}
-    for layer in model._flatten_layers():
+    for layer in weights.all_layers(model):
         is_spectral = any(cls.__name__ == "SpectralNormalization" and is_keras(cls) for cls in type(layer).__mro__)
         if is_spectral and masked_ids & {id(variable) for variable in layer.variables}:
             raise LotteryError(
@@ -235,10 +235,11 @@ def _refuse_spectral(model: Any, masks: Mapping[str, Any]) -> None:
 
 
 def _refuse_several_steps(model: Any) -> None:
-    several: Any = getattr(model, "_steps_per_execution", None)  # of tf_keras, a variable
-    several = getattr(model, "steps_per_execution", 1) if several is None else several.numpy()
-    if several > 1:
+    # tf_keras 2.21 has a variable, and no public name for it; Keras 3.15 has a number.
+    in_variable: Any = getattr(model, "_steps_per_execution", None)
+    num_steps = getattr(model, "steps_per_execution", 1) if in_variable is None else in_variable.numpy()
+    if num_steps > 1:
         raise LotteryError(
-            f"The model is compiled with steps_per_execution={several}, and a callback cannot act between these "
+            f"The model is compiled with steps_per_execution={num_steps}, and a callback cannot act between these "
             'steps; compile the model with 1, or use another mode, such as "constraint".'
         )

@@ -119,8 +119,9 @@ def applying(
 
     def of_keras_3(apply: Method) -> Method:
         def changed(grads: Any, trainable_variables: Any = None, **arguments: Any) -> Any:
-            variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
-            return apply(*change(list(grads), list(variables)), **arguments)
+            if trainable_variables is None:  # Keras 3.15 then takes those that the optimizer was built with
+                trainable_variables = optimizer._trainable_variables
+            return apply(*change(list(grads), list(trainable_variables)), **arguments)
 
         return changed
 
@@ -131,8 +132,9 @@ def applying(
 
         return changed
 
-    which = ("apply", of_keras_3) if hasattr(optimizer, "apply") else ("apply_gradients", of_tf_keras)
-    return replaced(optimizer, *which)
+    if hasattr(optimizer, "apply"):
+        return replaced(optimizer, "apply", of_keras_3)
+    return replaced(optimizer, "apply_gradients", of_tf_keras)
 
 
 @contextlib.contextmanager
@@ -153,16 +155,18 @@ def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
         if optimizer is not None:
             if hasattr(optimizer, "build"):
                 optimizer.build(model.trainable_variables)  # built later, it would not know the frozen weights
-            inner = optimizers.plain(optimizer)
-            if any(getattr(one, "use_ema", False) for one in inner):  # Keras 3 may overwrite all weights with averages
+            updating = optimizers.plain(optimizer)
+            if any(getattr(inner, "use_ema", False) for inner in updating):
+                # Keras 3 may overwrite all weights with averages.
                 stack.enter_context(putting(optimizer, "apply", entries))
             # A MultiOptimizer refuses fewer gradients than it has variables; the optimizers in it do not.
-            for one in inner if optimizers.delegates(optimizer) else [optimizer]:
-                stack.enter_context(applying(one, without))
-        for inner in (inner for entry in entries for inner in weights.components(entry.variable)):
-            # A gradient tape reads this attribute, which has no setter.
-            stack.callback(setattr, inner, "_trainable", inner._trainable)
-            inner._trainable = False
+            for inner in updating if optimizers.delegates(optimizer) else [optimizer]:
+                stack.enter_context(applying(inner, without))
+        for entry in entries:
+            for part in weights.components(entry.variable):
+                # A gradient tape of TensorFlow 2.21 reads this attribute; `trainable` has no setter.
+                stack.callback(setattr, part, "_trainable", part._trainable)
+                part._trainable = False
         yield
 
 
@@ -182,7 +186,8 @@ def seen_as(changes: Sequence[tuple[str, Any, Method]], how: str) -> Iterator[No
         changes: Names, variables, and functions from a variable's value to the tensor.
         how: Why a layer must not assign such a variable, for the error.
     """
-    # A keras.StatelessScope would do the same for reading, and lose the updates and losses of layers.
+    # Whatever reads a variable of Keras 3.15 reads its `_value`. A keras.StatelessScope would do the same for reading,
+    # and lose the updates and losses of layers.
     before = [variable._value for _, variable, _ in changes]
     with contextlib.ExitStack() as stack:
         for (name, variable, compute), value in zip(changes, before, strict=True):
@@ -231,7 +236,7 @@ def _set_constraint(variable: Any, value: Callable[[Any], Any] | None) -> None:
     import keras
 
     if not isinstance(variable, keras.Variable):
-        # A tf.Variable, as in tf_keras, has no setter for its constraint.
+        # A tf.Variable of TensorFlow 2.21, as in tf_keras, has no setter for its constraint.
         for inner in weights.components(variable):
             inner._constraint = value
     elif value is None or isinstance(value, keras.constraints.Constraint):
@@ -248,7 +253,7 @@ def _set_constraint(variable: Any, value: Callable[[Any], Any] | None) -> None:
 
 
 def _rebuild(owner: Any, name: str, now: _Replaced) -> None:
-    # Not through Keras' __setattr__, which tracks every value.
+    # Not through the __setattr__ of Keras 3.15 and tf_keras 2.21, which tracks every value.
     attributes = vars(owner)
     attributes.pop(name, None)
     if now.own is not None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -43,7 +43,8 @@ def check_library(model: Any) -> None:
 
 def refuse_wrapped(model: Any) -> None:
     """Raise `LotteryError` if a model has wrappers, whose schedules would prune it beside an experiment's masks."""
-    if found := [wrapper.layer.name for wrapper in _wrappers(model)]:
+    found = [wrapper.layer.name for wrapper in _wrappers(model)]
+    if found:
         raise LotteryError(
             f"The layers {', '.join(found)} are wrapped by tfmot, whose wrappers prune by themselves; build the model "
             "without them, or strip it with tfmot.sparsity.keras.strip_pruning(model) before it is compiled."
@@ -54,21 +55,25 @@ def hosts(layers: Sequence[Any], entries: Sequence[Held]) -> tuple[dict[str, Any
     """Find by weight the first of `layers`, outer ones first, to wrap, or the reason why tfmot cannot prune it."""
     found, reasons = {}, {}
     pruned = {id(layer): _pruned(weights.inside(layer)) for layer in layers if layer.variables}
-    for one in entries:
-        around = [layer for layer in layers if any(value is one.variable for value in layer.variables)]
+    for entry in entries:
+        around = [layer for layer in layers if _has(layer.variables, entry)]
         known = [layer for layer in around if pruned[id(layer)] is not None]
-        taken = [layer for layer in known if any(value is one.variable for value in pruned[id(layer)] or ())]
-        if taken:
-            found[one.name] = taken[0]
+        willing = [layer for layer in known if _has(pruned[id(layer)] or (), entry)]
+        if willing:
+            found[entry.name] = willing[0]
         elif known:
             names = [value.name.split(":")[0].rsplit("/", 1)[-1] for value in pruned[id(known[-1])] or ()]
             only = f"only {' and '.join(names)}" if names else "nothing"
-            reasons[one.name] = f"of a {type(weights.inside(known[-1])).__name__} it prunes {only}"
+            reasons[entry.name] = f"of a {type(weights.inside(known[-1])).__name__} it prunes {only}"
         elif around:
-            reasons[one.name] = f"it does not know the layer {type(around[-1]).__name__}"
+            reasons[entry.name] = f"it does not know the layer {type(around[-1]).__name__}"
         else:
-            reasons[one.name] = "it cannot take apart a subclassed model"
+            reasons[entry.name] = "it cannot take apart a subclassed model"
     return found, reasons
+
+
+def _has(variables: Iterable[Any], entry: Held) -> bool:
+    return any(variable is entry.variable for variable in variables)
 
 
 def leaves(model: Any, masked: bool = False) -> dict[Any, bool]:
@@ -79,7 +84,10 @@ def leaves(model: Any, masked: bool = False) -> dict[Any, bool]:
     import tf_keras
 
     found: dict[Any, bool] = {}
-    for layer in model.layers if isinstance(model, tf_keras.Sequential) or model._is_graph_network else ():
+    # The layers of a subclassed model cannot be replaced; tf_keras 2.21 has no public name for a functional one.
+    if not (isinstance(model, tf_keras.Sequential) or model._is_graph_network):
+        return found
+    for layer in model.layers:
         if isinstance(layer, tf_keras.Model):
             inner = leaves(layer, masked or _has_mask(layer, "input_tensors"))
         else:
@@ -90,8 +98,10 @@ def leaves(model: Any, masked: bool = False) -> dict[Any, bool]:
 
 
 def _has_mask(layer: Any, which: str) -> bool:
+    """Check if Keras passes masks with the ``"input_tensors"`` or ``"output_tensors"`` of a layer's calls."""
     import tensorflow as tf
 
+    # tf_keras 2.21 lists the calls of a layer here, and puts a mask on the tensor that it belongs to.
     tensors = tf.nest.flatten([getattr(node, which) for node in layer._inbound_nodes])
     return any(getattr(tensor, "_keras_mask", None) is not None for tensor in tensors)
 
@@ -122,7 +132,7 @@ def with_layers(model: Any, new: dict[int, Any]) -> Any:
     import tf_keras
 
     def layer_of(layer: Any) -> Any:
-        if isinstance(layer, tf_keras.Model) and any(id(inner) in new for inner in layer._flatten_layers()):
+        if isinstance(layer, tf_keras.Model) and any(id(inner) in new for inner in weights.all_layers(layer)):
             new.setdefault(id(layer), with_layers(layer, new))  # once, since it may be shared
         return new.get(id(layer), layer)
 
@@ -171,7 +181,7 @@ def read_masks(model: Any) -> dict[str, np.ndarray]:
     Every wrapped weight has a mask, pruned or not. The weights may disagree: tfmot leaves pruned entries one update
     away from zero until the next forward pass.
     """
-    return {name: one.mask.numpy() != 0 for name, one in _found(model).items()}
+    return {name: wrapped.mask.numpy() != 0 for name, wrapped in _found(model).items()}
 
 
 def wrap(model: Any, masks: Mapping[str, Any]) -> Any:
@@ -196,18 +206,21 @@ def wrap(model: Any, masks: Mapping[str, Any]) -> Any:
     check_library(model)
     entries, found = held(model, masks), find(model)
     masked = leaves(model)
-    layers, reasons = hosts(list(masked), [one for one in entries if one.name not in found])
-    reasons |= {name: why for name, layer in layers.items() if (why := difference(layer, masked[layer]))}
+    layers, reasons = hosts(list(masked), [entry for entry in entries if entry.name not in found])
+    for name, layer in layers.items():
+        why = difference(layer, masked[layer])
+        if why:
+            reasons[name] = why
     refuse({name: why for name, why in reasons.items() if not np.all(masks[name])})
     chosen = {id(layer): layer for name, layer in layers.items() if name not in reasons}
     if chosen:
         model = with_layers(model, {key: _wrapper(layer) for key, layer in chosen.items()})
     silence(model)
     found = find(model)
-    kept = {id(one.variable): one.mask for one in entries}
-    for one in found.values():
-        if id(one.variable) in kept:
-            _assign(one.mask, kept[id(one.variable)])
+    kept = {id(entry.variable): entry.mask for entry in entries}
+    for wrapped in found.values():
+        if id(wrapped.variable) in kept:
+            _assign(wrapped.mask, kept[id(wrapped.variable)])
     _apply(found)
     return model
 
@@ -222,37 +235,39 @@ def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
     """
     check_library(model)
     entries, found = held(model, masks), find(model)
-    layers, reasons = hosts(list(model._flatten_layers()), [one for one in entries if one.name not in found])
+    layers, reasons = hosts(weights.all_layers(model), [entry for entry in entries if entry.name not in found])
     refuse({name: why for name, why in reasons.items() if hasattr(masks[name], "assign") or not np.all(masks[name])})
     with contextlib.ExitStack() as stack:
         stack.enter_context(undone(partial(restore, model, silence(model))))
         for layer in {id(layer): layer for layer in layers.values()}.values():
-            before = set(vars(layer))
+            had_method = "get_prunable_weights" in vars(layer)
             wrapper = _wrapper(layer)
-            if "get_prunable_weights" in set(vars(layer)) - before:
+            if not had_method and "get_prunable_weights" in vars(layer):  # tfmot has added it
                 stack.callback(delattr, layer, "get_prunable_weights")
             wrapper.build(None)
-            # If Keras casts variables to half precision, tfmot would assign rounded values.
+            # If tf_keras 2.21 casts variables to half precision, tfmot 0.8 would assign rounded values; the variable
+            # without the cast has no public name.
             wrapper.pruning_obj._pruning_vars = [
                 tuple(getattr(variable, "_variable", variable) for variable in triple)
                 for triple in wrapper.pruning_vars
             ]
             pruned = {id(variable): mask for variable, mask, _ in wrapper.pruning_vars}
-            own = [(pruned[id(one.variable)], one.mask) for one in entries if id(one.variable) in pruned]
+            own = [(pruned[id(entry.variable)], entry.mask) for entry in entries if id(entry.variable) in pruned]
             stack.enter_context(replaced(layer, "call", partial(_preceded, own, wrapper.pruning_obj.weight_mask_op)))
             for mask, value in own:
                 _assign(mask, value)
-        for name, one in found.items():
+        for name, wrapped in found.items():
             if name in masks:
-                stack.enter_context(undone(partial(one.mask.assign, one.mask.numpy())))
-                _assign(one.mask, masks[name])
-                stack.enter_context(replaced(one.wrapper, "call", partial(_preceded, [(one.mask, masks[name])], None)))
+                stack.enter_context(undone(partial(wrapped.mask.assign, wrapped.mask.numpy())))
+                _assign(wrapped.mask, masks[name])
+                following = partial(_preceded, [(wrapped.mask, masks[name])], None)
+                stack.enter_context(replaced(wrapped.wrapper, "call", following))
         yield
 
 
 def silence(model: Any) -> list[tuple[Any, Any, int]]:
     """Stop wrappers from recomputing masks and needing ``UpdatePruningStep``; return what `restore` needs of each."""
-    before = [(one, one.pruning_schedule, int(one.pruning_step.numpy())) for one in _wrappers(model)]
+    before = [(wrapper, wrapper.pruning_schedule, int(wrapper.pruning_step.numpy())) for wrapper in _wrappers(model)]
     for wrapper, _, step in before:
         _set_schedule(wrapper, _never())
         # A wrapper refuses to train from step -1, and one for m of n entries ignores schedules and updates at step 1.
@@ -285,7 +300,8 @@ def strip(model: Any, example: Any = None) -> Any:
     """
     found = _found(model)
     plain = with_layers(model, {id(wrapper): wrapper.layer for wrapper in _wrappers(model)})
-    if left := [wrapper.layer.name for wrapper in _wrappers(plain)]:
+    left = [wrapper.layer.name for wrapper in _wrappers(plain)]
+    if left:
         raise LotteryError(
             f"The wrappers of {', '.join(left)} lie inside a subclassed model or layer, which tfmot cannot take apart; "
             "use read_masks, and lottery.weights.assign on a model built without wrappers."
@@ -311,7 +327,7 @@ def _found(model: Any) -> dict[str, Wrapped]:
 
 
 def _wrappers(model: Any) -> list[Any]:
-    layers = {id(layer): layer for layer in model._flatten_layers() if weights.inside(layer) is not layer}
+    layers = {id(layer): layer for layer in weights.all_layers(model) if weights.inside(layer) is not layer}
     return [layer for layer in layers.values() if hasattr(layer, "pruning_vars")]
 
 
@@ -329,14 +345,14 @@ def _wrapper(layer: Any) -> Any:
 
 def _set_schedule(wrapper: Any, schedule: Any) -> None:
     wrapper.pruning_schedule = schedule
-    wrapper.pruning_obj._pruning_schedule = schedule
+    wrapper.pruning_obj._pruning_schedule = schedule  # a copy, which tfmot 0.8 asks while it trains
 
 
 def _apply(found: Mapping[str, Wrapped]) -> None:
-    for one in found.values():
-        value = one.variable.numpy()
+    for wrapped in found.values():
+        value = wrapped.variable.numpy()
         # A choice, not a product as in tfmot, which would make a negative weight negative zero.
-        one.variable.assign(np.where(one.mask.numpy() != 0, value, np.zeros((), value.dtype)))
+        wrapped.variable.assign(np.where(wrapped.mask.numpy() != 0, value, np.zeros((), value.dtype)))
 
 
 def _assign(variable: Any, mask: Any) -> None:

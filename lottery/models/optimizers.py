@@ -52,15 +52,43 @@ def _rate(optimizer: Any) -> float:
 
 def averages(model: Any) -> Iterator[tuple[Any, Any]]:
     """Iterate over the trained variables of a model with their moving averages, of an optimizer with ``use_ema``."""
-    for optimizer in plain(getattr(model, "optimizer", None)):
-        if not getattr(optimizer, "use_ema", False):
-            continue
-        # Only this private list leads to the averages (Keras 3.15, tf_keras 2.21).
-        kept = getattr(optimizer, "_model_variables_moving_average", None) or []
-        for variable in model.trainable_variables:
-            place = _position(optimizer, variable)
-            if kept and place is not None and kept[place] is not None:
-                yield variable, kept[place]
+    for inner in plain(getattr(model, "optimizer", None)):
+        by_position = _averages(inner) if getattr(inner, "use_ema", False) else []
+        positions = position_by_variable(inner)
+        for variable in model.trainable_variables if by_position else ():
+            place = positions.get(inner._var_key(variable))
+            if place is not None and by_position[place] is not None:
+                yield variable, by_position[place]
+
+
+def all_averages(optimizer: Any) -> list[Any]:
+    """List the variables of an optimizer that hold moving averages, used or not."""
+    return [average for inner in plain(optimizer) for average in _averages(inner)]
+
+
+def _averages(optimizer: Any) -> list[Any]:
+    # Keras 3.15 and tf_keras 2.21 keep them by position, as slots, and offer no public name.
+    return getattr(optimizer, "_model_variables_moving_average", None) or []
+
+
+def rate(optimizer: Any) -> Any:
+    """Return the learning rate of an optimizer that updates weights: a variable, or the schedule that computes it."""
+    # `learning_rate` is the number of now, even if there is a schedule (Keras 3.15, tf_keras 2.21).
+    return getattr(optimizer, "_learning_rate", None)
+
+
+def leaves_out_of_decay(optimizer: Any) -> bool:
+    """Check if an optimizer decays some weights and not others; see Keras' ``exclude_from_weight_decay``."""
+    # What that was called with: Keras 3.15 and tf_keras 2.21 have no other way to ask.
+    return any(getattr(optimizer, f"_exclude_from_weight_decay{suffix}", None) for suffix in ("", "_pattern"))
+
+
+def slot(optimizer: Any, name: str, variable: Any) -> Any:
+    """Return the slot of a variable in an optimizer's attribute, a list by position; None without either."""
+    by_position = getattr(optimizer, name, None)
+    if variable is None or not by_position:
+        return None
+    return by_position[position_by_variable(optimizer)[optimizer._var_key(variable)]]
 
 
 def position_by_variable(optimizer: Any) -> dict[Any, int]:

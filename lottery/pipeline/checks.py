@@ -3,7 +3,7 @@
 import inspect
 from typing import Any
 
-from lottery import config, masks, weights
+from lottery import config, formatting, masks, weights
 from lottery.data import Splits, Streams
 from lottery.enforcement import ENFORCEMENTS, Enforcement, Mode
 from lottery.errors import LotteryError
@@ -19,8 +19,10 @@ def check_devices(experiment: config.Experiment) -> None:
     devices, name = experiment.train.devices, experiment.run.enforcement
     allowed = [known for known, mode in ENFORCEMENTS.items() if mode.on_several_devices]
     if devices != "one" and name not in (*allowed, GIVEN):
-        names = ", ".join(map(repr, allowed))
-        raise LotteryError(f'run.enforcement: received "{name}", allowed with train.devices = "{devices}" are {names}.')
+        quoted = formatting.listed(f'"{known}"' for known in allowed)
+        raise LotteryError(
+            f'run.enforcement: received "{name}", allowed with train.devices = "{devices}" are {quoted}.'
+        )
 
 
 def check_strategy(experiment: config.Experiment, model: Any) -> None:

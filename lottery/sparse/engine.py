@@ -60,8 +60,10 @@ class Engine:
         sizes = [*(len(inputs) for inputs, _ in entries), *(mask.shape[1] for mask in masks)]
         self._ends, self._state = np.cumsum(sizes), []
         for variables in self._variables():
-            each = zip(variables, self._entries, sizes, strict=True)
-            parts = [np.zeros(size) if one is None else one.numpy()[where] for one, where, size in each]
+            parts = [
+                np.zeros(size) if variable is None else variable.numpy()[entries]
+                for variable, entries, size in zip(variables, self._entries, sizes, strict=True)
+            ]
             self._state.append(np.concatenate(parts).astype(np.float32))
         self._step = int(self.model.optimizer.iterations.numpy())
 
@@ -129,14 +131,10 @@ class Engine:
     def _variables(self) -> list[list[Any]]:
         """List the kernels and then the biases; then the optimizer's two slots of each. None stands for no variable."""
         named, optimizer, layers = weights.variables(self.model), self.model.optimizer, self.chain.layers
-        own = [*(named[layer.kernel] for layer in layers), *(layer.bias and named[layer.bias] for layer in layers)]
-        positions = optimizers.position_by_variable(optimizer)
-
-        def slot(name: str, variable: Any) -> Any:
-            slots = getattr(optimizer, name, None) if name and variable is not None else None
-            return slots[positions[optimizer._var_key(variable)]] if slots else None
-
-        return [own, *([slot(name, variable) for variable in own] for name in self._optimizer.slots)]
+        own = [named[layer.kernel] for layer in layers]
+        own += [None if layer.bias is None else named[layer.bias] for layer in layers]
+        slots = [[optimizers.slot(optimizer, name, variable) for variable in own] for name in self._optimizer.slots]
+        return [own, *slots]
 
     def _compressed(self, entries: list[Any], shapes: list[tuple[int, ...]]) -> kernels.Layout:
         layers, reads = self.chain.layers, np.unique(entries[0][0])
@@ -152,8 +150,8 @@ class Engine:
             reads=reads,
             mean=self._mean[reads],
             scale=self._scale[reads],
-            penalties=np.array([[one.l1, one.l2, one.bias is not None] for one in layers], np.float32),
-            activations=np.array([[*kernels.ACTIVATIONS].index(one.activation) for one in layers]),
+            penalties=np.array([[layer.l1, layer.l2, layer.bias is not None] for layer in layers], np.float32),
+            activations=np.array([[*kernels.ACTIVATIONS].index(layer.activation) for layer in layers]),
             loss=[*kernels.LOSSES].index(self.chain.loss),
             threshold=self.chain.threshold,
             update=[*kernels.OPTIMIZERS].index(self.chain.optimizer),
@@ -175,18 +173,19 @@ class Engine:
 
 def _scaling(data: Splits) -> tuple[np.ndarray, np.ndarray]:
     """Return what is taken off each feature of an example, and by what the rest is multiplied."""
-    of_pixels = (data.mean, data.standard_deviation) if data.train.x.dtype == np.uint8 else (0, 1)
+    mean, deviation = (data.mean, data.standard_deviation) if data.train.x.dtype == np.uint8 else (0, 1)
     shape = data.train.x.shape[1:]
-    mean, deviation = (np.broadcast_to(np.asarray(one, np.float32), shape).ravel() for one in of_pixels)
-    return mean, np.float32(1) / deviation
+    means = np.broadcast_to(np.asarray(mean, np.float32), shape).ravel()
+    deviations = np.broadcast_to(np.asarray(deviation, np.float32), shape).ravel()
+    return means, np.float32(1) / deviations
 
 
 def _rates(optimizer: Any) -> Callable[[np.ndarray], np.ndarray]:
     """Make the function from counts of steps to the learning rates there."""
     import tensorflow as tf
 
-    own = optimizer._learning_rate
-    if hasattr(own, "assign"):
-        return lambda steps: np.full(len(steps), np.float32(own.numpy()))
-    each = tf.function(lambda steps: tf.map_fn(lambda step: tf.cast(own(step), tf.float32), steps, tf.float32))
-    return lambda steps: each(tf.constant(steps, optimizer.iterations.dtype)).numpy()
+    rate = optimizers.rate(optimizer)
+    if hasattr(rate, "assign"):
+        return lambda steps: np.full(len(steps), np.float32(rate.numpy()))
+    of_steps = tf.function(lambda steps: tf.map_fn(lambda step: tf.cast(rate(step), tf.float32), steps, tf.float32))
+    return lambda steps: of_steps(tf.constant(steps, optimizer.iterations.dtype)).numpy()

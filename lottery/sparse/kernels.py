@@ -93,7 +93,8 @@ class _Rows:
         while width > 1:
             width //= 2
             picks = [ir.Constant(ir.VectorType(_INT, width), [*range(at, at + width)]) for at in (0, width)]
-            halves = [self.builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), one) for one in picks]
+            undefined = ir.Constant(vector.type, ir.Undefined)
+            halves = [self.builder.shuffle_vector(vector, undefined, pick) for pick in picks]
             vector = self.builder.fadd(*halves)
         return self.builder.extract_element(vector, _INT(0))
 
@@ -132,11 +133,11 @@ def _backward_row(
         rows, (begin, end, unit, on) = _Rows(context, builder, signature, arguments), arguments[5:]
         of_bias = cgutils.alloca_once_value(builder, ir.Constant(ir.FloatType(), 0.0))
         for lane, num in rows.blocks():
-            slopes = [builder.load(one, align=4) for one in rows.vectors(3, unit, lane, num)]
+            slopes = [builder.load(pointer, align=4) for pointer in rows.vectors(3, unit, lane, num)]
             total = functools.reduce(builder.fadd, slopes)
             builder.store(builder.fadd(builder.load(of_bias), rows.sum(total)), of_bias)
             for place, source in rows.weights(begin, end):
-                inputs = [builder.load(one, align=4) for one in rows.vectors(2, source, lane, num)]
+                inputs = [builder.load(pointer, align=4) for pointer in rows.vectors(2, source, lane, num)]
                 total = builder.fmul(slopes[0], inputs[0])
                 for slope, part in zip(slopes[1:], inputs[1:], strict=True):
                     total = rows.multiply_add(slope, part, total)
@@ -382,7 +383,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
 # --- Networks, steps and evaluations.
 
 _ACTIVATIONS, _LOSSES = tuple(ACTIVATIONS.values()), tuple(LOSSES.values())
-_UPDATES = tuple(one.update for one in OPTIMIZERS.values())
+_UPDATES = tuple(optimizer.update for optimizer in OPTIMIZERS.values())
 
 
 class Layout(NamedTuple):

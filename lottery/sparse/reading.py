@@ -183,7 +183,6 @@ def _optimizer(own: Any, kernels: Any) -> str:
     for key, value in OF_OPTIMIZERS.items():
         if getattr(own, key, value) != value:
             raise Obstacle(f"the optimizer has {key} {getattr(own, key)}")
-    # `exclude_from_weight_decay` keeps what it is given in these attributes (Keras 3.15, tf_keras 2.21).
-    if any(getattr(own, f"_exclude_from_weight_decay{suffix}", None) for suffix in ("", "_pattern")):
+    if optimizers.leaves_out_of_decay(own):
         raise Obstacle("the optimizer leaves weights out of its decay")
     return name

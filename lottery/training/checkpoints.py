@@ -60,34 +60,37 @@ class Checkpointer:
         The model is at its start weights; `own` are the other variables that a step touches, by name, whose types and
         shapes decide with `parts`, as JSON, which training it is.
         """
-        if should_stop := self.should_stop():
-            raise interrupts.Stopped(should_stop)
-        described = [f"{name} {one.dtype.name} {tuple(one.shape)}" for name, one in own.items()]
+        stop_signal = self.should_stop()
+        if stop_signal:
+            raise interrupts.Stopped(stop_signal)
+        described = [f"{name} {variable.dtype.name} {tuple(variable.shape)}" for name, variable in own.items()]
         self._identity = hashlib.sha256(json.dumps([described, parts], sort_keys=True).encode()).hexdigest()
         self._model, self._own = model, own
         state = self._read() or state
-        self._step, self._taken, self._before, self._lasted = state.step, time.monotonic(), time.monotonic(), 0.0
+        self._step = state.step  # of the last checkpoint
+        self._taken = self._before = time.monotonic()  # when that was, and when `keep` was last called
+        self._seconds_to_write = 0.0
         self._writer, self._writing = ThreadPoolExecutor(1), None
         return state
 
-    def keep(self, state: TrainingState, settle: Callable[[], None] = lambda: None) -> None:
+    def keep(self, state: TrainingState, before_reading: Callable[[], None] = lambda: None) -> None:
         """Write a checkpoint if it is due, or if a stop was requested; then raise `Stopped`.
 
         Args:
-            settle: Called before the variables are read.
+            before_reading: Called before the variables are read.
         """
-        now, every, should_stop = time.monotonic(), self.every, self.should_stop()
-        # Before the next chance, a piece as long as the last may pass, and the writing itself takes time.
-        whole = now + (now - self._before) + self._lasted
+        now, every, stop_signal = time.monotonic(), self.every, self.should_stop()
+        # Before the next chance, a call of the steps as long as the last may pass, and the writing itself takes time.
+        next_chance = now + (now - self._before) + self._seconds_to_write
         self._before = now
-        late = 0 < every.seconds <= whole - self._taken or 0 < every.steps <= state.step - self._step
-        if late or should_stop:
-            settle()
+        is_late = 0 < every.seconds <= next_chance - self._taken or 0 < every.steps <= state.step - self._step
+        if is_late or stop_signal:
+            before_reading()
             self._write(state)
             self._step, self._taken, self._before = state.step, now, time.monotonic()
-        if should_stop:
+        if stop_signal:
             self.close()
-            raise interrupts.Stopped(should_stop)
+            raise interrupts.Stopped(stop_signal)
 
     def close(self) -> None:
         """Wait until the last checkpoint is whole."""
@@ -97,17 +100,21 @@ class Checkpointer:
     def _wait(self) -> None:
         if self._writing:
             writing, self._writing = self._writing, None
-            self._lasted = writing.result()
+            self._seconds_to_write = writing.result()
 
     def _write(self, state: TrainingState) -> None:
         variables = weights.read_state(self._model)
-        apart = mirrored.differing(self._model, variables)
-        device, loop = ({name: np.array(one.numpy()) for name, one in each.items()} for each in (apart, self._own))
-        parts = {"model": variables, "device": device, "loop": loop, "best": state.best, "memory": self.memory}
-        parts["kept"] = state.kept
+        parts = {
+            "model": variables,
+            "device": _values(mirrored.differing(self._model, variables)),
+            "loop": _values(self._own),
+            "best": state.best,
+            "memory": self.memory,
+            "kept": state.kept,
+        }
         arrays = {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
-        known = {key: value for key, value in vars(state).items() if key not in ("best", "kept")}
-        record = {"format": FORMAT, "identity": self._identity, "standing": known}
+        numbers = {key: value for key, value in vars(state).items() if key not in ("best", "kept")}
+        record = {"format": FORMAT, "identity": self._identity, "standing": numbers}
         arrays["record"] = np.frombuffer(json.dumps(record).encode(), np.uint8)
         self._wait()  # or two threads would write one file
         self._writing = self._writer.submit(_store, self.file, arrays)
@@ -134,14 +141,20 @@ class Checkpointer:
         weights.assign(self._model, parts["model"])
         for name, value in parts["device"].items():
             mirrored.component(self._model, name).assign(value)
-        for name, one in self._own.items():
-            one.assign(parts["loop"][name])
+        for name, variable in self._own.items():
+            variable.assign(parts["loop"][name])
         self.memory.clear()
         self.memory |= parts["memory"]
-        known = record["standing"]
-        known |= {key: [tuple(row) for row in known[key]] for key in ("metrics", "changes")}
-        known |= {key: tuple(known[key]) for key in ("validation", "trained")}
-        return TrainingState(**known, best=parts["best"], kept=parts["kept"])
+        numbers = record["standing"]
+        for key in ("metrics", "changes"):  # JSON has no tuples
+            numbers[key] = [tuple(row) for row in numbers[key]]
+        for key in ("validation", "trained"):
+            numbers[key] = tuple(numbers[key])
+        return TrainingState(**numbers, best=parts["best"], kept=parts["kept"])
+
+
+def _values(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.array(variable.numpy()) for name, variable in variables.items()}
 
 
 def _store(file: Path, arrays: Mapping[str, np.ndarray]) -> float:

@@ -37,10 +37,9 @@ def _count_from(schedule_step: Any, model: Any, keras: Any, num_steps: int) -> N
     if optimizers.delegates(model.optimizer):
         model.optimizer.build(model.trainable_variables)  # before, it may not know the optimizers
     for inner in optimizers.plain(model.optimizer):
-        # Of an optimizer of Keras 3.15 and of tf_keras 2.21: `learning_rate` is the rate now, not the schedule.
-        rate = getattr(inner, "_learning_rate", None)
+        rate = optimizers.rate(inner)
         if schedule_step is not None and schedules.is_schedule(keras, rate):
-            inner._learning_rate = schedules.schedule(keras, rate, first_step=schedule_step, last_step=num_steps - 1)
+            inner.learning_rate = schedules.schedule(keras, rate, first_step=schedule_step, last_step=num_steps - 1)
 
 
 def _are_probabilities(outputs: Any) -> bool:

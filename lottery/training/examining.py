@@ -149,10 +149,8 @@ def _updates_alike(model: Any) -> bool:
     if optimizers.delegates(model.optimizer):
         return False
     (inner,) = optimizers.plain(model.optimizer)
-    # What `exclude_from_weight_decay` was called with; Keras 3.15 and tf_keras 2.21 have no other way to ask.
-    chosen = [getattr(inner, f"_exclude_from_weight_decay{suffix}", None) for suffix in ("", "_pattern")]
-    constrained = any(getattr(variable, "constraint", None) is not None for variable in model.trainable_variables)
-    return not (constrained or any(chosen) or type(inner).__name__ == "Muon")
+    is_constrained = any(getattr(variable, "constraint", None) is not None for variable in model.trainable_variables)
+    return not (is_constrained or optimizers.leaves_out_of_decay(inner) or type(inner).__name__ == "Muon")
 
 
 def _own_logs(logs: Any, metrics: set[str], step: str) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from lottery import weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.models.kerases import evaluating, traced_call
@@ -84,8 +85,7 @@ def check_batches(model: Any, data: Splits, batch_size: int, num_scored: int | N
     size = fixed_batch(model)
     if size is None:
         return
-    # Private in Keras 3.15 and in tf_keras 2.21: layers in layers are listed by nothing else.
-    for layer in model._flatten_layers():
+    for layer in weights.all_layers(model):
         if getattr(layer, "stateful", False):
             raise LotteryError(
                 f"The layer {layer.name!r} is stateful: it goes on from one batch to the next, but the examples of "

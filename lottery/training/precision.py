@@ -27,18 +27,18 @@ def building(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
         import tf_keras
 
         libraries = keras.mixed_precision, tf_keras.mixed_precision
-        before = [one.global_policy() for one in libraries]
+        before = [library.global_policy() for library in libraries]
         # SynFlow computes in double precision, whatever the policy.
-        if _ASIDE.get() or "float64" in {own.name for own in before}:
+        if _ASIDE.get() or "float64" in {global_policy.name for global_policy in before}:
             return build()
         try:
-            for one in libraries:
-                one.set_global_policy(policy)
+            for library in libraries:
+                library.set_global_policy(policy)
             model = build()
         finally:
-            for one, own in zip(libraries, before, strict=True):
-                one.set_global_policy(own)
-        if hasattr(model, "_flatten_layers") and policy not in policies(model):
+            for library, global_policy in zip(libraries, before, strict=True):
+                library.set_global_policy(global_policy)
+        if hasattr(model, "layers") and policy not in policies(model):
             raise LotteryError(
                 f'train.precision: received "{policy}", but the function that builds the model sets others: its '
                 f"layers have the policies {', '.join(sorted(policies(model)))}; leave train.precision out."
@@ -60,6 +60,9 @@ def left_aside() -> Iterator[None]:
 
 def policies(model: Any) -> set[str]:
     """Return the names of the policies of a model's layers with weights."""
-    layers = [weights.inside(layer) for layer in model._flatten_layers(include_self=False)]
-    found = [getattr(layer, "dtype_policy", None) for layer in layers if layer.weights]
-    return {str(policy and policy.name) for policy in found}
+    found = set()
+    for layer in weights.all_layers(model):
+        policy = getattr(weights.inside(layer), "dtype_policy", None)
+        if layer is not model and weights.inside(layer).weights:
+            found.add("None" if policy is None else policy.name)
+    return found

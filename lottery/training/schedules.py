@@ -81,6 +81,7 @@ def from_table(keras: Any, table: Mapping[str, Any]) -> Any:
 @cache
 def _class_of(keras: Any) -> Any:
     """Make the class of schedules: an optimizer takes only those that derive from its own library's."""
+    # Over fifty lines, since the class derives from one that is an argument.
     schedules = keras.optimizers.schedules
 
     # Registered, so that a saved model can be loaded where such a schedule was made before; elsewhere `compile=False`.
