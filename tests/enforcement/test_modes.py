@@ -8,10 +8,11 @@ import types
 import numpy as np
 import pytest
 
-from lottery import enforcement, masks, weights
+from lottery import config, enforcement, masks, weights
 from lottery.enforcement import tfmot
 from lottery.errors import LotteryError
 from lottery.models import networks
+from lottery.pipeline import preparing
 from tests.conftest import fit, toy_arrays
 
 LIBRARIES = ["keras", "tf_keras"]
@@ -1143,3 +1144,20 @@ def test_what_is_abandoned_and_collected_computes_nothing(mode):
     assert not [node.name for node in nodes if "Variable" in node.op]
     with enforcement.ENFORCEMENTS[mode].hold(model, {"dense/kernel": np.eye(4, 3, dtype=bool)}):
         pass  # nothing is held any more
+
+
+def test_a_mode_is_what_its_record_says(monkeypatch):
+    """Nothing asks for a mode by its name: a new one is an entry of the dict."""
+    new = enforcement.Mode(enforcement.constraint, zero_only=True, on_several_devices=False, on_sparse_engine=False)
+    monkeypatch.setitem(enforcement.ENFORCEMENTS, "newest", new)
+    tables = {
+        "run": {"enforcement": "newest"},
+        "data": {"name": "digits", "validation": 200},
+        "train": {"jit_compile": False},
+    }
+    with pytest.raises(LotteryError, match='"initial", allowed with this run.enforcement is "zero"'):
+        config.load(tables, {"prune": {"held_at": "initial"}})
+    several = config.load(tables, {"train": {"devices": "mirrored"}})
+    with pytest.raises(LotteryError, match='received "newest", allowed .* are "constraint", "gradient" and "callback"'):
+        preparing.prepare(several)
+    assert str(preparing.prepare(config.load(tables)).trainer.chain) == 'run.enforcement is "newest"'
