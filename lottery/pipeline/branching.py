@@ -1,17 +1,15 @@
 """Branches from the rounds of a run that is stored: more controls, another data set, a function of the caller's own."""
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lottery import config, progress, weights
+from lottery import config, weights
 from lottery.errors import LotteryError, unknown
 from lottery.executors.executor import Job
-from lottery.models import networks
-from lottery.pipeline import branch_training, checks, dispatch, identity, preparing, tensorboard
+from lottery.pipeline import branch_training, checks, dispatch, identity, preparing
 from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared
@@ -33,74 +31,100 @@ def branch(
     """Train branches from stored rounds, or find them complete; see `lottery.branch`."""
     path, overrides = Path(run), dict(overrides or {})
     experiment = store.read_experiment(path)
-    if isinstance(kind, str) and kind not in branches.BRANCHES:
-        raise unknown("branch", kind, branches.BRANCHES)
-    if isinstance(kind, str):
-        rewind, prune = experiment.rewind, experiment.prune
-        fairness.check_fair(kind, rewind.mode, rewind.step, held_at=prune.held_at, granularity=prune.granularity)
-    function = branches.BRANCHES[kind].function if isinstance(kind, str) else kind
+    function = _function(kind, experiment)
     name = _name(function)
-    transfers = name in branches.BRANCHES and branches.BRANCHES[name].other_data
+    known = branches.BRANCHES.get(name)
+    transfers = known is not None and known.other_data
     _check_overrides(overrides, transfers, ingredients.data is not None)
-    with execution.started() as (on_event, should_stop), contextlib.ExitStack() as stack:
+    with execution.started() as session:
         if transfers and rounds:
             rounds = [0, *rounds]  # the dense network on the other data, without which no accuracy there says much
         places = chosen_rounds(path, experiment, rounds, replicate, first=0 if transfers else 1)
-        other = None
-        if transfers:
-            tables = experiment.model_dump(mode="json")
-            tables["data"] |= {"path": "", "fingerprint": ""} if "data" in overrides else {}
-            other = config.validated(config.merged(tables, overrides))
-        prepared, num_threads, _ = preparing.open_run(stack, path, experiment, ingredients, transfer=other)
+        other = _with_other_data(experiment, overrides) if transfers else None
+        opened = preparing.open_run(session.stack, path, experiment, ingredients, transfer=other)
+        prepared = opened.prepared
         checks.check_learns(prepared, name)
         if transfers and places:
             _check_fit(StoredRound(path, places[0][0], 0), prepared)
-            for note in _compared(path, experiment, prepared, ingredients):
-                on_event(progress.Note(note))
+            session.note(*_compared(path, experiment, prepared, ingredients))
         label = _label(name, overrides, prepared if transfers else None)
         networks = [NetworkId(*place, label) for place in places]
         missing = [network for network in networks if not store.is_stored(path, *network)]
-        for network in set(networks) - set(missing):
-            record = store.read_record(store.round_path(path, *network))
-            if transfers and record["data_sha256"] != prepared.data.fingerprint:
-                raise LotteryError(f"The stored branch {label} was trained on other data with the same name.")
-        if name not in branches.BRANCHES:
-            training = Training(path, prepared, on_event)
-            for network in (one for one in networks if one not in missing):
-                if not branch_training.matches_stored(training, network, function):
-                    raise LotteryError(
-                        f"branch: another function called {name!r} made the branch of round {network[1]} of replicate "
-                        f"{network[0]}; rename the function."
-                    )
+        stored = [network for network in networks if network not in missing]
+        if transfers:
+            _check_same_data(path, stored, prepared)
+        if known is None:
+            _check_same_function(Training(path, prepared, session.on_event), stored, function)
         if not missing:
-            on_event(progress.Note(f"All {len(networks)} branches {label} of {path} are complete."))
-        if execution.tensorboard:
-            on_event = stack.enter_context(tensorboard.observing(path, experiment, on_event))
-        digest, every = prepared.data.fingerprint, execution.checkpoint_every
-        details = {"data_sha256": digest, "overrides": overrides} if transfers else None
-        recipe = Recipe(path, prepared.experiment, num_threads, digest, ingredients, function, details, every)
+            session.note(f"All {len(networks)} branches {label} of {path} are complete.")
+        data_sha256 = prepared.data.fingerprint
+        details = {"data_sha256": data_sha256, "overrides": overrides} if transfers else None
+        recipe = Recipe(
+            path=path,
+            experiment=prepared.experiment,
+            num_threads=opened.num_threads,
+            data_sha256=data_sha256,
+            ingredients=ingredients,
+            branch=function,
+            details=details,
+            every=execution.checkpoint_every,
+        )
         jobs = [Job(path, network) for network in missing]
-        dispatch.carry_out({path: recipe}, jobs, execution, on_event, should_stop, {path: prepared})
+        dispatch.carry_out({path: recipe}, jobs, session.writing({path: experiment}), {path: prepared})
 
 
 def chosen_rounds(
-    path: Path, settings: config.Experiment, rounds: Sequence[int], replicate: int | None, first: int = 0
+    path: Path, experiment: config.Experiment, rounds: Sequence[int], replicate: int | None, first: int = 0
 ) -> list[tuple[int, int]]:
     """List replicate and round of chosen rounds of a run, by default of every complete round from `first` on."""
     if not store.read_environment(path):
         raise LotteryError(f"No round of {str(path)!r} is complete yet.")
-    numbers = range(1, settings.run.num_replicates + 1)
-    if replicate is not None and replicate not in numbers:
-        raise LotteryError(f"replicate: received {replicate}, allowed is 1 to {len(numbers)}.")
+    replicates = range(1, experiment.run.num_replicates + 1)
+    if replicate is not None and replicate not in replicates:
+        raise LotteryError(f"replicate: received {replicate}, allowed is 1 to {len(replicates)}.")
     places = []
-    for number in numbers if replicate is None else [replicate]:
+    for number in replicates if replicate is None else [replicate]:
         complete = store.complete_rounds(path, number)
-        missing = [index for index in rounds if index not in complete]
-        if missing:
+        for wrong in [chosen for chosen in rounds if chosen not in complete]:
             stored = f"0 to {complete[-1]}" if complete else "none yet"
-            raise LotteryError(f"rounds: received {missing[0]}, stored of replicate {number} are {stored}.")
-        places += [(number, index) for index in dict.fromkeys(rounds or complete[first:])]
+            raise LotteryError(f"rounds: received {wrong}, stored of replicate {number} are {stored}.")
+        places += [(number, chosen) for chosen in dict.fromkeys(rounds or complete[first:])]
     return places
+
+
+def _function(kind: str | branches.BranchFunction, experiment: config.Experiment) -> branches.BranchFunction:
+    """Return the function of a branch; raise `LotteryError` if its name is not known, or not fair in this run."""
+    if not isinstance(kind, str):
+        return kind
+    if kind not in branches.BRANCHES:
+        raise unknown("branch", kind, branches.BRANCHES)
+    rewind, prune = experiment.rewind, experiment.prune
+    fairness.check_fair(kind, rewind.mode, rewind.step, held_at=prune.held_at, granularity=prune.granularity)
+    return branches.BRANCHES[kind].function
+
+
+def _with_other_data(experiment: config.Experiment, overrides: Mapping[str, Any]) -> config.Experiment:
+    """Make the experiment of a transfer: that of the run, with the other data and what `overrides` changes."""
+    tables = experiment.model_dump(mode="json")
+    if "data" in overrides:
+        tables["data"] |= {"path": "", "fingerprint": ""}
+    return config.validated(config.merged(tables, overrides))
+
+
+def _check_same_data(path: Path, stored: Sequence[NetworkId], prepared: Prepared) -> None:
+    for network in stored:
+        record = store.read_record(store.round_path(path, *network))
+        if record["data_sha256"] != prepared.data.fingerprint:
+            raise LotteryError(f"The stored branch {network.branch} was trained on other data with the same name.")
+
+
+def _check_same_function(training: Training, stored: Sequence[NetworkId], function: branches.BranchFunction) -> None:
+    for network in stored:
+        if not branch_training.matches_stored(training, network, function):
+            raise LotteryError(
+                f"branch: another function called {network.branch!r} made the branch of round {network.round} of "
+                f"replicate {network.replicate}; rename the function."
+            )
 
 
 def _name(function: branches.BranchFunction) -> str:
@@ -136,7 +160,7 @@ def _label(name: str, overrides: Mapping[str, Any], prepared: Prepared | None) -
 def _compared(path: Path, experiment: config.Experiment, prepared: Prepared, ingredients: Ingredients) -> Iterator[str]:
     """Raise `LotteryError` if a transfer has another model than its run; yield why they cannot be compared, if so."""
     now, wanted = prepared.experiment, experiment.model
-    if ingredients.model is None and networks.is_built_in(now.model.name) and now.model == wanted:
+    if not ingredients.have_own_model(now) and now.model == wanted:
         return
     if now.train != experiment.train:  # the optimiser is a part of a training step
         now = preparing.prepare(now.model_copy(update={"train": experiment.train}), ingredients).experiment
@@ -152,9 +176,9 @@ def _check_fit(dense: StoredRound, prepared: Prepared) -> None:
     """Raise `LotteryError` unless the network for the other data has the shapes of a stored one."""
     ticket = {name: value.shape for name, value in dense.weights.items()}
     other = {name: value.shape for name, value in weights.read_state(prepared.trainer.model).items()}
-    wrong = [name for name in (*ticket, *other) if ticket.get(name) != other.get(name)]
-    for name in wrong:
-        raise LotteryError(
-            f"The ticket does not fit the other data: {name} has shape {ticket.get(name)} in the ticket and "
-            f"{other.get(name)} in a network for them."
-        )
+    for name in (*ticket, *other):
+        if ticket.get(name) != other.get(name):
+            raise LotteryError(
+                f"The ticket does not fit the other data: {name} has shape {ticket.get(name)} in the ticket and "
+                f"{other.get(name)} in a network for them."
+            )

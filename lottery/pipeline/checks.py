@@ -16,18 +16,19 @@ from lottery.training import examples, mirrored
 
 def check_devices(experiment: config.Experiment) -> None:
     """Raise `LotteryError` if a network that is trained on several devices cannot be held as the experiment says."""
-    devices, name = experiment.train.devices, experiment.run.enforcement
+    name = experiment.run.enforcement
     allowed = [known for known, mode in ENFORCEMENTS.items() if mode.on_several_devices]
-    if devices != "one" and name not in (*allowed, GIVEN):
+    if experiment.train.on_several_devices and name not in (*allowed, GIVEN):
         quoted = formatting.listed(f'"{known}"' for known in allowed)
         raise LotteryError(
-            f'run.enforcement: received "{name}", allowed with train.devices = "{devices}" are {quoted}.'
+            f'run.enforcement: received "{name}", allowed with train.devices = "{experiment.train.devices}" are '
+            f"{quoted}."
         )
 
 
 def check_strategy(experiment: config.Experiment, model: Any) -> None:
     """Raise `LotteryError` if a caller has built the model under a strategy, for which the experiment has a value."""
-    if experiment.train.devices == "one" and mirrored.strategy_of(model) is not None:
+    if not experiment.train.on_several_devices and mirrored.strategy_of(model) is not None:
         why = "The model is made under a strategy of its own"
         raise LotteryError(f'{why}; leave it out, and set train.devices = "mirrored".')
 
@@ -64,9 +65,11 @@ def check_learns(prepared: Prepared, branch: str) -> None:
     known = branches.BRANCHES.get(branch)
     if known is None or not known.learns:
         return
-    model, devices = prepared.trainer.model, prepared.experiment.train.devices
+    model, settings = prepared.trainer.model, prepared.experiment.train
     if keras_of(model).__name__ == "tf_keras":
         why = f"the model {model.name!r} is a tf_keras model"
         raise LotteryError(f"{branch} learns masks of Keras 3 models alone, and {why}; leave it out.")
-    if devices != "one":
-        raise LotteryError(f'{branch} learns masks on one device, and train.devices is "{devices}"; leave it out.')
+    if settings.on_several_devices:
+        raise LotteryError(
+            f'{branch} learns masks on one device, and train.devices is "{settings.devices}"; leave it out.'
+        )

@@ -1,6 +1,5 @@
 """Linear mode connectivity: train siblings from a run's networks, and measure the error on the path between them."""
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -63,8 +62,9 @@ def connect(
     experiment = store.read_experiment(path)
     alphas = line.alphas  # too few points are refused before anything is prepared
     wanted = _wanted(path, experiment, rounds, steps, replicate)
-    with execution.started() as (on_event, should_stop), contextlib.ExitStack() as stack:
-        prepared = preparing.open_run(stack, path, experiment, ingredients)[0]
+    with execution.started() as session:
+        on_event, stack = session.on_event, session.stack
+        prepared = preparing.open_run(stack, path, experiment, ingredients).prepared
         stack.callback(prepared.trainer.close)
         prepared.trainer.hold()
         recompute = _recompute(prepared, line, on_event)
@@ -86,7 +86,7 @@ def connect(
         )
         on_event = network_training.while_there(path, on_event)
         every = execution.checkpoint_every or CheckpointInterval()
-        training = Training(folder, prepared, on_event, every, should_stop)
+        training = Training(folder, prepared, on_event, every, session.should_stop)
         walk = functools.partial(interpolation.path, evaluations=evaluations, alphas=alphas, recompute=recompute)
         for own in _by_replicate(wanted):
             if _missing_steps(own):

@@ -17,7 +17,15 @@ from lottery.errors import LotteryError
 from lottery.executors import processes, ray, scheduler
 from lottery.executors.executor import Executor, Job, LocalExecutor
 from lottery.models import multiply_adds
-from lottery.pipeline import branch_training, environment, identity, network_training, rounds, shared_prefix
+from lottery.pipeline import (
+    branch_training,
+    environment,
+    identity,
+    network_training,
+    rounds,
+    shared_prefix,
+    tensorboard,
+)
 from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.pipeline.preparing import prepare
@@ -43,7 +51,7 @@ class Execution:
     should_stop: interrupts.ShouldStop | None = None
 
     @contextlib.contextmanager
-    def started(self) -> Iterator[tuple[progress.OnEvent, interrupts.ShouldStop]]:
+    def started(self) -> Iterator["Session"]:
         """Check the workers, show progress and heed signals where the caller does not, and put global seeds back."""
         if isinstance(self.workers, ray.Ray):
             self.workers.check()
@@ -52,7 +60,41 @@ class Execution:
         with contextlib.ExitStack() as stack:
             stack.enter_context(randomness.put_back())
             on_event = self.on_event or stack.enter_context(progress.shown())
-            yield on_event, self.should_stop or stack.enter_context(interrupts.listening())
+            should_stop = self.should_stop or stack.enter_context(interrupts.listening())
+            yield Session(self, on_event, should_stop, stack)
+
+
+@dataclass(frozen=True)
+class Session:
+    """An execution that has begun."""
+
+    execution: Execution
+    on_event: progress.OnEvent
+    should_stop: interrupts.ShouldStop
+    stack: contextlib.ExitStack  # closed when the execution ends
+
+    def note(self, *sentences: str) -> None:
+        """Report sentences for the person who watches."""
+        for sentence in sentences:
+            self.on_event(progress.Note(sentence))
+
+    def writing(self, experiments: Mapping[Path, config.Experiment]) -> "Session":
+        """Also write for TensorBoard, each event into its run, if that is wanted."""
+        if not self.execution.tensorboard:
+            return self
+        observers = {
+            run: self.stack.enter_context(tensorboard.observing(run, experiment, self.on_event))
+            for run, experiment in experiments.items()
+        }
+
+        def observe(event: progress.Event) -> None:
+            place = event.where if isinstance(event, progress.Done) else event
+            observe_run = self.on_event
+            if not isinstance(place, progress.Note):
+                observe_run = observers.get(place.run, self.on_event)
+            observe_run(event)
+
+        return dataclasses.replace(self, on_event=observe)
 
 
 @dataclass(frozen=True)
@@ -83,16 +125,16 @@ class Worker:
 
     def train(self, job: Job) -> None:
         """Train one network of a run, unless it is stored; see `network_training.train_network` for errors."""
-        recipe, (replicate, index, label) = self.recipes[job.run], job.network
+        recipe, network = self.recipes[job.run], job.network
         store.check_there(recipe.path)
-        if store.is_stored(recipe.path, *job.network):
+        if store.is_stored(recipe.path, *network):
             return
-        training = self._training(recipe, replicate)
-        if label == store.TICKET:
-            rounds.train_chain(training, replicate, index)
+        training = self._training(recipe, network.replicate)
+        if network.branch == store.TICKET:
+            rounds.train_chain(training, network.replicate, network.round)
         else:
-            branch = recipe.branch or branches.BRANCHES[label].function
-            branch_training.train_branch(training, job.network, branch, recipe.details)
+            branch = recipe.branch or branches.BRANCHES[network.branch].function
+            branch_training.train_branch(training, network, branch, recipe.details)
 
     def close(self) -> None:
         """Stop enforcing masks."""
@@ -100,63 +142,81 @@ class Worker:
             self._open.popitem()[1].prepared.trainer.close()
 
     def _training(self, recipe: Recipe, replicate: int) -> Training:
-        """Open a run for training; of several, the one that was used longest ago is closed."""
-        training = self._open.pop(recipe.path, None)
-        if training is None:
-            while len(self._open) >= MOST_OPEN:
-                self._open.pop(next(iter(self._open))).prepared.trainer.close()
-            environment.use_threads(recipe.num_threads)
-            prepared = self.prepared.pop(recipe.path, None) or _prepared(recipe, replicate)
-            environment.check_devices(recipe.path, prepared.trainer.model)
-            for difference in environment.differences(store.read_environment(recipe.path)) if recipe.away else ():
-                self.on_event(progress.Note(f"{platform.node()} computes with {difference}, so bits may differ."))
-            on_event = network_training.while_there(recipe.path, self.on_event)
-            every = recipe.every or CheckpointInterval()
-            training = Training(recipe.path, prepared, on_event, every, self.should_stop, recipe.states)
+        """Return a run that is open for training; it becomes the last that the worker would close."""
+        training = self._open.pop(recipe.path, None) or self._opened(recipe, replicate)
         self._open[recipe.path] = training
         return training
+
+    def _opened(self, recipe: Recipe, replicate: int) -> Training:
+        """Open a run for training; of several, the one that was used longest ago is closed."""
+        while len(self._open) >= MOST_OPEN:
+            self._open.pop(next(iter(self._open))).prepared.trainer.close()
+        environment.use_threads(recipe.num_threads)
+        prepared = self.prepared.pop(recipe.path, None) or _prepared(recipe, replicate)
+        environment.check_devices(recipe.path, prepared.trainer.model)
+        if recipe.away:
+            for difference in environment.differences(store.read_environment(recipe.path)):
+                self.on_event(progress.Note(f"{platform.node()} computes with {difference}, so bits may differ."))
+        on_event = network_training.while_there(recipe.path, self.on_event)
+        every = recipe.every or CheckpointInterval()
+        return Training(recipe.path, prepared, on_event, every, self.should_stop, recipe.states)
 
 
 def carry_out(
     recipes: Mapping[Path, Recipe],
     jobs: Sequence[Job],
-    execution: Execution,
-    on_event: progress.OnEvent,
-    should_stop: interrupts.ShouldStop,
+    session: Session,
     prepared: Mapping[Path, Prepared] | None = None,
     copies: Mapping[Job, Job] | None = None,
 ) -> None:
     """Train networks, by priority; copy those in `copies` from their originals. See `scheduler.launch` for errors."""
     if not jobs:
         return
-    copies, prepared = copies or {}, dict(prepared or {})
-    trained = [job for job in jobs if job not in copies]
-    spans = {}
-    for run, network in trained:
-        key = (run, network.replicate, network.round, network.branch)
-        spans[key] = network_training.steps_of(recipes[run].experiment, network)
-    on_event = progress.tallied(on_event, spans)
+    copies = copies or {}
+    to_train = [job for job in jobs if job not in copies]
+    on_event = progress.tallied(session.on_event, _steps(recipes, to_train))
+    session = dataclasses.replace(session, on_event=on_event)
+
+    def copy(job: Job) -> None:
+        original = copies[job]
+        shared_prefix.copy_network(job, original, recipes[job.run].experiment)
+        session.note(f"{job} of {job.run} is copied from {original.run}.")
+
     with contextlib.ExitStack() as stack:
-        if isinstance(execution.workers, ray.Ray):
-            threads = {run: recipe.num_threads for run, recipe in recipes.items()}
-            begin = functools.partial(trainer, {run: _away(recipe) for run, recipe in recipes.items()})
-            executor = stack.enter_context(ray.joined(execution.workers, begin, threads, on_event))
+        executor = _executor(stack, recipes, to_train or list(jobs), session, dict(prepared or {}))
+        if executor.max_workers != 1:  # one after the other they are trained in the order in which they are listed
             jobs = scheduler.by_priority(jobs)
-        elif (num := _num_workers(execution.workers, recipes, trained or jobs, on_event, prepared)) > 1:
-            begin = functools.partial(trainer, recipes)
-            executor: Executor = stack.enter_context(processes.ProcessExecutor(begin, num))
-            jobs = scheduler.by_priority(jobs)
-        else:
-            worker = Worker(recipes, on_event, should_stop, prepared)
-            stack.callback(worker.close)
-            executor = LocalExecutor(worker.train)
+        scheduler.launch(jobs, executor, on_event, session.should_stop, copies, copy)
 
-        def copy(job: Job) -> None:
-            original = copies[job]
-            shared_prefix.copy_network(job, original, recipes[job.run].experiment)
-            on_event(progress.Note(f"{job} of {job.run} is copied from {original.run}."))
 
-        scheduler.launch(jobs, executor, on_event, should_stop, copies, copy)
+def _executor(
+    stack: contextlib.ExitStack,
+    recipes: Mapping[Path, Recipe],
+    jobs: Sequence[Job],
+    session: Session,
+    prepared: dict[Path, Prepared],
+) -> Executor:
+    """Choose where networks are trained: on a cluster, in several processes, or in this one."""
+    workers = session.execution.workers
+    if isinstance(workers, ray.Ray):
+        threads = {run: recipe.num_threads for run, recipe in recipes.items()}
+        begin = functools.partial(trainer, {run: _away(recipe) for run, recipe in recipes.items()})
+        return stack.enter_context(ray.joined(workers, begin, threads, session.on_event))
+    num = _num_workers(workers, recipes, jobs, session, prepared)
+    if num > 1:
+        return stack.enter_context(processes.ProcessExecutor(functools.partial(trainer, recipes), num))
+    worker = Worker(recipes, session.on_event, session.should_stop, prepared)
+    stack.callback(worker.close)
+    return LocalExecutor(worker.train)
+
+
+def _steps(recipes: Mapping[Path, Recipe], jobs: Sequence[Job]) -> dict[progress.Key, tuple[int, int]]:
+    """Estimate the first and the last step of networks."""
+    steps = {}
+    for run, network in jobs:
+        key = (run, network.replicate, network.round, network.branch)
+        steps[key] = network_training.steps_of(recipes[run].experiment, network)
+    return steps
 
 
 def trainer(
@@ -186,40 +246,48 @@ def _num_workers(
     workers: int | None,
     recipes: Mapping[Path, Recipe],
     jobs: Sequence[Job],
-    on_event: progress.OnEvent,
+    session: Session,
     prepared: Mapping[Path, Prepared],
 ) -> int:
     """Decide in how many processes to train on this machine, and report it if there are several."""
-    threads, chosen = max(recipe.num_threads for recipe in recipes.values()), ""
+    threads, cores = max(recipe.num_threads for recipe in recipes.values()), loky.cpu_count()
+    chosen = ""
     if workers is None:
-        import tensorflow as tf
-
-        experiments, seconds = {run: recipe.experiment for run, recipe in recipes.items()}, math.inf
-        if prepared:
-            model = next(iter(prepared.values())).trainer.model
-            sizes = {name: math.prod(value.shape) for name, value in weights.prunable(model).items()}
-            macs = multiply_adds.of_kept(sizes, multiply_adds.per_entry(model))
-            spans = [network_training.steps_of(experiments[job.run], job.network) for job in jobs]
-            batch_size = next(iter(experiments.values())).train.batch_size
-            if macs is not None:
-                step = SECONDS_OF_STEP + macs * batch_size * SECONDS_OF_MAC
-                seconds = step * sum(last - first for first, last in spans)
-        # Processes would have to share a GPU; under a strategy, each network has all devices.
-        shared = any(one.train.devices != "one" for one in experiments.values())
-        alone = shared or tf.config.list_physical_devices("GPU")
-        workers = 1 if alone or seconds < WORTH else loky.cpu_count() // threads
+        workers = 1 if _trains_best_alone(recipes, jobs, prepared) else cores // threads
         chosen = "; --workers says otherwise"
     workers = max(1, min(workers, len(jobs)))
     if workers > 1:
         each = f"{workers} networks are trained at the same time, on {threads} thread{'s' if threads > 1 else ''} each"
-        on_event(progress.Note(f"{each}, of {loky.cpu_count()} cores{chosen}."))
+        session.note(f"{each}, of {cores} cores{chosen}.")
     return workers
+
+
+def _trains_best_alone(recipes: Mapping[Path, Recipe], jobs: Sequence[Job], prepared: Mapping[Path, Prepared]) -> bool:
+    """Return True if one process has all devices, or would be done before others had started."""
+    import tensorflow as tf
+
+    # Processes would have to share a GPU; under a strategy, each network has all devices.
+    if any(recipe.experiment.train.on_several_devices for recipe in recipes.values()):
+        return True
+    if tf.config.list_physical_devices("GPU"):
+        return True
+    if not prepared:
+        return False
+    model = next(iter(prepared.values())).trainer.model
+    sizes = {name: math.prod(value.shape) for name, value in weights.prunable(model).items()}
+    macs = multiply_adds.of_kept(sizes, multiply_adds.per_entry(model))
+    if macs is None:
+        return False
+    batch_size = next(iter(recipes.values())).experiment.train.batch_size
+    seconds_of_step = SECONDS_OF_STEP + macs * batch_size * SECONDS_OF_MAC
+    num_steps = sum(last - first for first, last in _steps(recipes, jobs).values())
+    return seconds_of_step * num_steps < WORTH
 
 
 def _away(recipe: Recipe) -> Recipe:
     """Make a recipe for another machine, where relative paths begin elsewhere."""
     experiment = recipe.experiment
     if experiment.data.path:
-        data = experiment.data.model_copy(update={"path": str(Path(experiment.data.path).absolute())})
-        experiment = experiment.model_copy(update={"data": data})
+        path = str(Path(experiment.data.path).absolute())
+        experiment = config.with_values(experiment, "data", {"path": path})
     return dataclasses.replace(recipe, away=True, path=recipe.path.absolute(), experiment=experiment)

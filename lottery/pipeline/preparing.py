@@ -4,7 +4,7 @@ import contextlib
 import functools
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,14 @@ from lottery.training.examples import NUM_EXAMPLES, example_batch
 from lottery.training.trainer import Trainer
 
 
+class Opened(NamedTuple):
+    """A run that is open for writing."""
+
+    prepared: Prepared
+    num_threads: int
+    notes: list[str]  # sentences that a person should read
+
+
 def open_run(
     stack: contextlib.ExitStack,
     path: Path,
@@ -28,15 +36,12 @@ def open_run(
     num_threads: int = 0,
     prepared: Prepared | None = None,
     transfer: config.Experiment | None = None,
-) -> tuple[Prepared, int, list[str]]:
+) -> Opened:
     """Open a run until `stack` closes, or begin it; nothing is written before everything is seen to fit.
 
     Args:
         num_threads: The number of threads for a new run; 0 to choose.
         transfer: The experiment to prepare instead, with other data.
-
-    Returns:
-        Everything the run needs, its number of threads, and sentences that a person should read.
     """
     existed = path.exists()
     if existed:
@@ -46,13 +51,13 @@ def open_run(
     num_threads = environment.begin_threads(experiment, recorded)
     prepared = prepared or prepare(transfer or experiment, ingredients)
     if transfer:
-        return prepared, num_threads, []
+        return Opened(prepared, num_threads, [])
     if not existed:
         stack.enter_context(store.opened(path, experiment))
     observed = {} if store.read_environment(path) else prepared.observe()
     said = environment.record(path, experiment, prepared.trainer.model, prepared.data, num_threads, observed)
     said += identity.agreed(path, experiment, prepared.experiment, prepared.observe)
-    return replace(prepared, experiment=experiment), num_threads, [*prepared.notes, *said]
+    return Opened(replace(prepared, experiment=experiment), num_threads, [*prepared.notes, *said])
 
 
 def check_complete(path: Path, experiment: config.Experiment) -> None:

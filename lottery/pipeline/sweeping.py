@@ -1,18 +1,17 @@
 """A grid of experiments: networks that several of them share are trained once."""
 
-import contextlib
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lottery import config, interrupts, progress
+from lottery import config, interrupts
 from lottery.errors import LotteryError
 from lottery.models import networks
-from lottery.pipeline import dispatch, environment, identity, preparing, presets, running, shared_prefix, tensorboard
-from lottery.pipeline.dispatch import Execution, Recipe
+from lottery.pipeline import dispatch, environment, identity, preparing, presets, running, shared_prefix
+from lottery.pipeline.dispatch import Execution, Recipe, Session
 from lottery.pipeline.notes import too_fine
 from lottery.pipeline.prepared import Ingredients
 from lottery.runs import store
@@ -81,52 +80,75 @@ def sweep(
     A test set that cannot resolve `tolerance` is reported before training. For `import_code`, see
     `lottery.models.networks.builder`.
     """
-    found, warned, ingredients = points(source, overrides), set(), Ingredients(import_code=import_code)
-    with execution.started() as (on_event, should_stop), contextlib.ExitStack() as stack:
-        experiments: dict[Path, config.Experiment] = {}
+    found, ingredients = points(source, overrides), Ingredients(import_code=import_code)
+    with execution.started() as session:
+        experiments = {}
         for point in found:
             path, experiment, compared = _completed(out, point.settings, ingredients)
             experiments[path] = experiment
-            for note in compared:
-                on_event(progress.Note(note))
-        recorded = (store.read_environment(path).get("num_threads", 0) for path in experiments)
-        num_threads = next(filter(None, recorded), 0)  # all with as many as one that began before
-        for number, (path, experiment) in enumerate(experiments.items(), start=1):
-            if not (path / "environment.json").exists():
-                on_event(progress.Note(f"{path}: experiment {number} of {len(experiments)} is prepared."))
-            if store.is_complete(path, experiment):
-                stack.enter_context(store.opened(path, experiment))
-                preparing.check_complete(path, experiment)
-            else:
-                prepared, _, notes = preparing.open_run(stack, path, experiment, ingredients, num_threads)
-                for note in notes:
-                    on_event(progress.Note(f"{path}: {note}"))
-                for note in {*too_fine(prepared, tolerance)} - warned:  # once for all that share the data
-                    on_event(progress.Note(note))
-                    warned.add(note)
-            if signal := should_stop():
-                raise interrupts.Stopped(signal)
-        every = [task for path, experiment in experiments.items() for task in running.wanted(path, experiment)]
-        tasks = [task for task in every if not store.is_stored(task.run, *task.network)]
-        copies = shared_prefix.same(every, experiments)
-        states, recipes = shared_prefix.states(copies, experiments), {}
-        for path, experiment in experiments.items():
-            threads, digest = (store.read_environment(path)[key] for key in ("num_threads", "data_sha256"))
-            options = {"every": execution.checkpoint_every, "states": states.get(path, ())}
-            recipes[path] = Recipe(path, experiment, threads, digest, ingredients, **options)
-        shared = f"; {len(copies)} more are the same as one of these" if copies else ""
-        size = f"{len(tasks) - len(copies)} networks are to be trained{shared}"
-        size = (
-            f"{len(experiments)} experiments: {size}." if tasks else f"All {len(experiments)} experiments are complete."
-        )
-        on_event(progress.Note(size))
-        written = _written(experiments, on_event) if execution.tensorboard else contextlib.nullcontext(on_event)
-        with written as on_event_of_run:
-            dispatch.carry_out(recipes, tasks, execution, on_event_of_run, should_stop, copies=copies)
-        if execution.tensorboard:  # copied networks had no events
-            with _written({path: experiments[path] for path in {task.run for task in copies}}, on_event):
-                pass
+            session.note(*compared)
+        _open(experiments, ingredients, session, tolerance)
+        networks = [job for path, experiment in experiments.items() for job in running.wanted(path, experiment)]
+        missing = [job for job in networks if not store.is_stored(job.run, *job.network)]
+        copies = shared_prefix.same(networks, experiments)
+        states = shared_prefix.states(copies, experiments)
+        session.note(_size(len(experiments), len(missing), len(copies)))
+        recipes = {
+            path: _recipe(path, experiment, ingredients, session, states.get(path, ()))
+            for path, experiment in experiments.items()
+        }
+        dispatch.carry_out(recipes, missing, session.writing(experiments), copies=copies)
+        session.writing({job.run: experiments[job.run] for job in copies})  # copied networks had no events
     return list(experiments)
+
+
+def _open(
+    experiments: Mapping[Path, config.Experiment],
+    ingredients: Ingredients,
+    session: Session,
+    tolerance: float | None,
+) -> None:
+    """Open or begin every run of a sweep, so that whatever does not fit is said before anything is trained."""
+    recorded = [store.read_environment(path).get("num_threads", 0) for path in experiments]
+    num_threads = next(filter(None, recorded), 0)  # all with as many as one that began before
+    warned: set[str] = set()
+    for number, (path, experiment) in enumerate(experiments.items(), start=1):
+        if not (path / "environment.json").exists():
+            session.note(f"{path}: experiment {number} of {len(experiments)} is prepared.")
+        if store.is_complete(path, experiment):
+            session.stack.enter_context(store.opened(path, experiment))
+            preparing.check_complete(path, experiment)
+        else:
+            opened = preparing.open_run(session.stack, path, experiment, ingredients, num_threads)
+            session.note(*(f"{path}: {note}" for note in opened.notes))
+            warnings = {*too_fine(opened.prepared, tolerance)} - warned  # once for all that share the data
+            session.note(*warnings)
+            warned |= warnings
+        if signal := session.should_stop():
+            raise interrupts.Stopped(signal)
+
+
+def _recipe(
+    path: Path, experiment: config.Experiment, ingredients: Ingredients, session: Session, states: tuple[int, ...]
+) -> Recipe:
+    environment = store.read_environment(path)
+    return Recipe(
+        path=path,
+        experiment=experiment,
+        num_threads=environment["num_threads"],
+        data_sha256=environment["data_sha256"],
+        ingredients=ingredients,
+        every=session.execution.checkpoint_every,
+        states=states,
+    )
+
+
+def _size(num_experiments: int, num_missing: int, num_copies: int) -> str:
+    """Say how many networks a sweep trains, and how many it copies."""
+    if not num_missing:
+        return f"All {num_experiments} experiments are complete."
+    shared = f"; {num_copies} more are the same as one of these" if num_copies else ""
+    return f"{num_experiments} experiments: {num_missing - num_copies} networks are to be trained{shared}."
 
 
 def table(runs: Sequence[Path], found: Sequence[Point], tolerance: float | None = None) -> Any:
@@ -171,22 +193,6 @@ def _completed(
     environment.begin_threads(experiment)
     prepared = preparing.prepare(experiment, ingredients)
     return identity.located(out, prepared.experiment, prepared.observe)
-
-
-@contextlib.contextmanager
-def _written(settings: Mapping[Path, config.Experiment], on_event: progress.OnEvent) -> Iterator[progress.OnEvent]:
-    """Write for TensorBoard, each event into its run."""
-    with contextlib.ExitStack() as stack:
-        writers = {
-            path: stack.enter_context(tensorboard.observing(path, experiment, on_event))
-            for path, experiment in settings.items()
-        }
-
-        def write(event: progress.Event) -> None:
-            where = event.where if isinstance(event, progress.Done) else event
-            writers.get(getattr(where, "run", Path()), on_event)(event)
-
-        yield write
 
 
 def _name(name: str, chosen: Mapping[str, Any]) -> str:

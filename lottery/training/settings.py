@@ -32,6 +32,11 @@ class Train(Section):
     precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = "float32"
     devices: Literal["one", "mirrored"] = "one"
 
+    @property
+    def on_several_devices(self) -> bool:
+        """True if each network is trained on all devices of a kind."""
+        return self.devices != "one"
+
     @field_validator("optimizer")
     @classmethod
     def _known(cls, optimizer: str | dict[str, Any]) -> str | dict[str, Any]:
