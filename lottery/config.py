@@ -18,7 +18,7 @@ from lottery.data import Data
 from lottery.enforcement import ENFORCEMENTS
 from lottery.errors import LotteryError, unknown
 from lottery.models.settings import Model
-from lottery.pruning import branches, criteria, fairness, mask_actions
+from lottery.pruning import branches, criteria, fairness, mask_actions, rewinding
 from lottery.pruning.granularity import UNITS
 from lottery.pruning.settings import Prune, Rewind, implied_rounds
 from lottery.settings import MOST_REPLICATES, Natural, Section, is_given, one_of
@@ -266,7 +266,7 @@ def _check_fair(experiment: Experiment) -> None:
     for name in experiment.run.controls:
         head, granularity = "run.controls: leave out {name}, which", experiment.prune.granularity
         fairness.check_fair(name, rewind.mode, rewind.step, head, held_at, granularity)
-    if criteria.facts(criterion).needs_network and rewind.mode != "weights":
+    if criteria.facts(criterion).needs_network and rewinding.REWINDS[rewind.mode].start is not None:
         raise LotteryError(
             f'rewind.mode: received "{rewind.mode}", allowed with prune.criterion = "{criterion}" is "weights": it '
             "scores the weights that training starts from, before any training."

@@ -71,7 +71,7 @@ def drawn_anew(prepared: Prepared, replicate: int, number: int) -> dict[str, np.
     words = (experiment.run.seed, replicate, randomness.BRANCH, number, randomness.INITIALISATION)
     drawn = weights.read_state(building.build_model(prepared.build, randomness.seed_for(*words)))
     rng = rewinding.rng_for(experiment.run.seed, replicate, number)
-    return rewinding.REWINDS[experiment.rewind.mode](drawn, drawn, prepared.plan.dense, rng)
+    return rewinding.REWINDS[experiment.rewind.mode].set_back(drawn, drawn, prepared.plan.dense, rng)
 
 
 def _stored_ticket(training: Training, network: NetworkId) -> StoredTicket:

@@ -16,6 +16,7 @@ from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.interpolation import Line
 from lottery.pipeline.network_training import Training, Watch
 from lottery.pipeline.prepared import Ingredients, Prepared
+from lottery.pruning import rewinding
 from lottery.runs import sibling_checks, siblings, store
 from lottery.runs.siblings import ORDERS, PathPoint, Siblings
 from lottery.runs.store import NetworkId
@@ -103,8 +104,10 @@ def _wanted(
     run: Path, experiment: config.Experiment, rounds: Sequence[int], steps: Sequence[int], replicate: int | None
 ) -> list[Siblings]:
     """List the siblings to connect, or refuse rounds and steps that a run does not have."""
-    if experiment.rewind.mode != "weights":
-        raise unknown("rewind.mode of a run whose networks are to be connected", experiment.rewind.mode, ["weights"])
+    mode = experiment.rewind.mode
+    allowed = [name for name, known in rewinding.REWINDS.items() if known.start is None]
+    if mode not in allowed:
+        raise unknown("rewind.mode of a run whose networks are to be connected", mode, allowed)
     for step in steps:
         if not 0 <= step < experiment.train.num_steps:
             raise LotteryError(f"steps: received {step}, allowed are 0 to {experiment.train.num_steps - 1}.")

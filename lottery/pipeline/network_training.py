@@ -16,7 +16,7 @@ from lottery.masks import Masks
 from lottery.models.kerases import reason
 from lottery.pipeline import building
 from lottery.pipeline.prepared import Prepared
-from lottery.pruning import branches, plan
+from lottery.pruning import branches, plan, rewinding
 from lottery.runs import store
 from lottery.runs.store import NetworkId
 from lottery.training.checkpoints import Checkpointer, CheckpointInterval
@@ -149,10 +149,8 @@ def while_there(run: Path, on_event: progress.OnEvent) -> progress.OnEvent:
 
 def schedule_step(experiment: config.Experiment, number: int) -> int:
     """Return the step of its schedule at which the learning rate begins in a round."""
-    if not number:
-        return 0
-    # Fine-tuning keeps the last value of the rate.
-    return experiment.train.num_steps if experiment.rewind.mode == "fine_tune" else experiment.rewind.step
+    rewind = experiment.rewind
+    return rewinding.schedule_step(rewind.mode, rewind.step, experiment.train.num_steps, number)
 
 
 def steps_of(experiment: config.Experiment, network: NetworkId) -> tuple[int, int]:

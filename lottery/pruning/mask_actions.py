@@ -10,6 +10,7 @@ import numpy as np
 from lottery import masks
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
+from lottery.pruning import rewinding
 
 # From the initial values of a weight and its values after the training that decides which entries to prune: True where
 # an entry that is pruned now is held at its initial value, False where it is held at zero.
@@ -33,9 +34,6 @@ def toward_zero(initial: np.ndarray, trained: np.ndarray) -> np.ndarray:
 
 # By the name in ``prune.held_at``.
 MASK_ACTIONS: dict[str, MaskAction] = {"zero": zero, "initial": initial_value, "toward_zero": toward_zero}
-
-# Modes of rewinding in which an entry has one initial value: the other modes start from values that no entry had.
-REWIND_MODES = ("weights", "learning_rate", "fine_tune")
 
 
 def is_zero(name: str) -> bool:
@@ -87,7 +85,7 @@ def check(name: str, mode: str, is_scored_untrained: bool, zero_only: bool) -> N
     if is_zero(name):
         return
     received = f'prune.held_at: received "{name}", allowed'
-    if mode not in REWIND_MODES:
+    if not rewinding.REWINDS[mode].has_initial_values:
         raise LotteryError(
             f'{received} with rewind.mode = "{mode}" is "zero": its rounds start from values that no entry had at the '
             "rewind step."

@@ -66,7 +66,7 @@ class Plan:
 
     def check(self) -> None:
         """Raise `LotteryError` if a round would prune nothing, or leave nothing of a group of weights."""
-        may_rest = _schedule(self.settings).in_one_round
+        may_rest = schedule_of(self.settings).in_one_round
         for number in range(1, self.settings.num_rounds + 1):
             emptied = [names for names, kept in self.survivors.items() if kept[number] == 0]
             stalled = all(kept[number] == kept[number - 1] for kept in self.survivors.values())
@@ -199,7 +199,7 @@ def _survivors(settings: Prune, groups: Groups) -> Survivors:
         for name in fixed.keys() & rates.keys():  # a rate of zero, which keeps a weight whole
             fixed[name] = [fixed[name][0]] * len(fixed[name])
         return {(name,): counts for name, counts in fixed.items()}
-    schedule = _schedule(settings)
+    schedule = schedule_of(settings)
     if allocate := allocation.ALLOCATIONS[settings.allocation]:
         return by_allocation(groups.shapes, schedule, settings.num_rounds, allocate)
     exceptions = {name: SCHEDULES[settings.schedule](rate, settings.num_rounds) for name, rate in rates.items()}
@@ -208,7 +208,7 @@ def _survivors(settings: Prune, groups: Groups) -> Survivors:
     return by_schedule(groups.shapes, schedule, settings.num_rounds, settings.scope, exceptions)
 
 
-def _schedule(settings: Prune) -> Schedule:
+def schedule_of(settings: Prune) -> Schedule:
     """Make the schedule of an experiment; densities stand for a function of the caller's, too."""
     if settings.densities:
         return schedules.explicit(settings.densities)
@@ -223,6 +223,12 @@ def source(settings: Prune, before: Any, dense: Any) -> Source:
     scored = before if settings.iterative else dense
     pruned = dense if is_from_dense(settings) else before
     return Source(scored.weights, pruned.masks, before.weights)
+
+
+def is_open_ended(settings: Prune) -> bool:
+    """Return True if a round is the same however many rounds follow: their densities, or a rate, say what it prunes."""
+    by_rate = schedule_of(settings).rate is not None and not settings.n_of_m
+    return by_rate or bool(settings.densities)
 
 
 def is_from_dense(settings: Prune) -> bool:

@@ -1,6 +1,7 @@
 """Rewinding: the values that the weights have when a round starts to train."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -55,27 +56,49 @@ def to_shuffled(start: Weights, trained: Weights, kept: Masks, rng: np.random.Ge
     return shuffled
 
 
-# By the name in ``rewind.mode``.
-REWINDS: dict[str, Rewind] = {
-    "weights": to_start,
-    "learning_rate": to_trained,
-    "fine_tune": to_trained,
-    "sign": to_signs,
-    "reshuffled": to_shuffled,
-}
-
-
 # What a ticket starts from: weights at step 0, weights at a later step, the signs of either, either with survivors
 # shuffled, or trained weights.
 Start = Literal["initial", "late", "signs", "shuffled", "trained"]
 STARTS: tuple[Start, ...] = get_args(Start)
 
 
+@dataclass(frozen=True)
+class RewindMode:
+    """A way to rewind, and what others need to know of it.
+
+    Attributes:
+        set_back: Makes the values that a round starts from.
+        start: What these are; None for the weights at the rewind step.
+        has_initial_values: An entry has one value at the rewind step, which it starts from or has started from.
+        keeps_rate: The learning rate stays where training ended, in place of going back to the rewind step.
+    """
+
+    set_back: Rewind
+    start: Start | None = None
+    has_initial_values: bool = True
+    keeps_rate: bool = False
+
+
+# By the name in ``rewind.mode``.
+REWINDS: dict[str, RewindMode] = {
+    "weights": RewindMode(to_start),
+    "learning_rate": RewindMode(to_trained, "trained"),
+    "fine_tune": RewindMode(to_trained, "trained", keeps_rate=True),
+    "sign": RewindMode(to_signs, "signs", has_initial_values=False),
+    "reshuffled": RewindMode(to_shuffled, "shuffled", has_initial_values=False),
+}
+
+
 def start_of(mode: str, step: int = 0) -> Start:
     """Return what pruned rounds start from in a rewinding mode, with a rewind step."""
-    rewind = REWINDS[mode]
-    kinds: dict[Rewind, Start] = {to_trained: "trained", to_signs: "signs", to_shuffled: "shuffled"}
-    return kinds.get(rewind, "late" if step else "initial")
+    return REWINDS[mode].start or ("late" if step else "initial")
+
+
+def schedule_step(mode: str, step: int, num_steps: int, number: int) -> int:
+    """Return the step of its schedule at which the learning rate begins in a round."""
+    if not number:
+        return 0
+    return num_steps if REWINDS[mode].keeps_rate else step
 
 
 def steps_before(mode: str, step: int, num_steps: int, index: int) -> int:
@@ -97,4 +120,4 @@ def rewound(
     mode: str, start: Weights, trained: Weights, kept: Masks, rng: np.random.Generator, held_at: Weights | None = None
 ) -> dict[str, np.ndarray]:
     """Make the variables that a round starts from, every masked entry at its held value, or at zero without any."""
-    return masks.apply(REWINDS[mode](start, trained, kept, rng), kept, held_at)
+    return masks.apply(REWINDS[mode].set_back(start, trained, kept, rng), kept, held_at)

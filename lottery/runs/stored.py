@@ -95,7 +95,7 @@ class StoredRound:
             raise LotteryError(f"{str(self.folder)!r} is a branch; the weights that it started from are not stored.")
         if not self.round:
             return store.read_start(self.run, self.replicate)
-        set_back, seed = rewinding.REWINDS[self._experiment.rewind.mode], self._experiment.run.seed
+        set_back, seed = rewinding.REWINDS[self._experiment.rewind.mode].set_back, self._experiment.run.seed
         trained = self.before.weights if set_back is rewinding.to_trained else {}
         return set_back(self._initial, trained, self.masks, rewinding.rng_for(seed, self.replicate, self.round))
 
