@@ -53,17 +53,16 @@ def branch(
         stored = [network for network in networks if network not in missing]
         if transfers:
             _check_same_data(path, stored, prepared)
-        if known is None:
+        elif known is None:
             _check_same_function(Training(path, prepared, session.on_event), stored, function)
         if not missing:
             session.note(f"All {len(networks)} branches {label} of {path} are complete.")
-        data_sha256 = prepared.data.fingerprint
-        details = {"data_sha256": data_sha256, "overrides": overrides} if transfers else None
+        details = {"data_sha256": prepared.data.fingerprint, "overrides": overrides} if transfers else None
         recipe = Recipe(
             path=path,
             experiment=prepared.experiment,
             num_threads=opened.num_threads,
-            data_sha256=data_sha256,
+            data_sha256=prepared.data.fingerprint,
             ingredients=ingredients,
             branch=function,
             details=details,

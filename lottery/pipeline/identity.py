@@ -79,9 +79,9 @@ def of_criterion(
     if not settings.num_rounds:
         return "", []
 
-    def scores(index: int) -> dict[str, np.ndarray]:
+    def scores(number: int) -> dict[str, np.ndarray]:
         made = network()
-        rng = randomness.generator(seed, 0, randomness.SCORES, index)
+        rng = randomness.generator(seed, 0, randomness.SCORES, number)
         initial = weights.read(made.model)
         planned = plan.of_weights(settings, initial, plan.units_of(settings, made.model))
         trained = {
@@ -89,14 +89,14 @@ def of_criterion(
             for name, value in initial.items()
         }
         kept = masks.ones_like(initial)
-        if index > 1:
+        if number > 1:
             drawn = {name: rng.random(value.shape) for name, value in initial.items()}
-            kept = planned.masks(index - 1, drawn, kept)
-        inputs = planned.criterion_inputs(index, initial, masks.apply(trained, kept), kept, rng, made)
+            kept = planned.masks(number - 1, drawn, kept)
+        inputs = planned.criterion_inputs(number, initial, masks.apply(trained, kept), kept, rng, made)
         with evaluating("prune.criterion: the function cannot score the weights"):
             found = criterion(inputs)
             _check_scores(found, kept)
-            planned.masks(index, found, kept)
+            planned.masks(number, found, kept)
         return {name: np.where(mask, found[name], 0) for name, mask in kept.items()}  # of survivors alone
 
     first = scores(1)
@@ -106,8 +106,8 @@ def of_criterion(
             "draw random numbers from inputs.rng."
         )
     found = [first, *([scores(settings.num_rounds)] if settings.num_rounds > 1 else [])]
-    numbers = [float(np.mean(np.abs(value), dtype=np.float64)) for one in found for value in one.values()]
-    return fingerprint.of_parts([fingerprint.of_scores(one) for one in found]), numbers
+    numbers = [float(np.mean(np.abs(value), dtype=np.float64)) for by_weight in found for value in by_weight.values()]
+    return fingerprint.of_parts([fingerprint.of_scores(by_weight) for by_weight in found]), numbers
 
 
 def _check_scores(found: Any, kept: masks.Masks) -> None:
@@ -220,7 +220,7 @@ def observed(examined: Examined, example: Any, opaque: bool, numbers: list[float
 
     return {
         "reported": [*examining.observe(examined, example), *numbers],
-        "example": [[one.dtype.name, list(one.shape)] for one in tf.nest.flatten(example)],
+        "example": [[part.dtype.name, list(part.shape)] for part in tf.nest.flatten(example)],
         "opaque": opaque,
         "num_gpus": len(tf.config.list_physical_devices("GPU")),
     }
