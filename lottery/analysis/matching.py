@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lottery.errors import LotteryError
-from lottery.masks import Masks, Weights
+from lottery.masks import Weights
 from lottery.models import graph
 from lottery.runs import store
 
@@ -43,10 +43,8 @@ def check_run(run: Path, names: Mapping[str, Any]) -> None:
         raise _no_chain(f"{str(run)!r} has masks for {len(names)} weights, its model has {weighted} such layers")
 
 
-def matched(
-    one: Masks, other: Masks, weights_one: Weights | None = None, weights_other: Weights | None = None, seed: int = 0
-) -> tuple[Masks, Permutations]:
-    """Reorder the hidden units of the other network to agree most with those of the first.
+def matched(first: Weights, second: Weights, seed: int = 0) -> tuple[dict[str, np.ndarray], Permutations]:
+    """Reorder the hidden units of the second network to agree most with those of the first.
 
     Weight matching of Ainsworth, Hayase & Srinivasa 2022, "Git Re-Basin", https://arxiv.org/abs/2209.04836,
     algorithm 1, on masks: the units of one hidden layer after another, in random order, are assigned so that the
@@ -55,41 +53,36 @@ def matched(
     incoming entries alone, and takes the better end: not always the best, but what both keep never becomes fewer.
 
     Args:
-        one, other: Masks of a chain, in the order of its layers: the last axis of each are its units, the axis before
-            it its inputs, which are the units before, or (flattened, channels last) several places of each.
-        weights_one, weights_other: The weights of both networks, to match the masked weights instead, so that their
-            inner product is as large as possible.
+        first, second: Masks of a chain, in the order of its layers: the last axis of each are its units, the axis
+            before it its inputs, which are the units before, or (flattened, channels last) several places of each. Or
+            masked weights, whose inner product is then as large as possible.
         seed: Of the random order.
 
     Returns:
-        The other's masks, reordered, and the permutations.
+        The second's masks or weights, reordered, and the permutations.
 
     Raises:
         LotteryError: The masks are not those of one chain.
     """
-    shapes = {name: mask.shape for name, mask in one.items()}
-    if shapes != {name: mask.shape for name, mask in other.items()} or list(one) != list(other):
-        raise LotteryError(f"Only masks of the same network can be matched, received {list(one)} and {list(other)}.")
-    if (weights_one is None) != (weights_other is None):
-        raise LotteryError("matching: received the weights of one network, allowed are those of both or of neither.")
-    mine = _blocks(one if weights_one is None else {name: weights_one[name] * one[name] for name in one})
-    theirs = _blocks(other if weights_other is None else {name: weights_other[name] * other[name] for name in other})
+    shapes = [[(name, np.shape(value)) for name, value in arrays.items()] for arrays in (first, second)]
+    if shapes[0] != shapes[1]:
+        raise LotteryError(f"Only masks of the same network can be matched, received {list(first)} and {list(second)}.")
+    mine, theirs = _blocks(first), _blocks(second)
     as_they_are = [np.arange(block.shape[-1]) for block in mine[:-1]]
     forward: list[np.ndarray] = []
     for layer in range(len(as_they_are)):
         forward.append(_assigned(_incoming(mine, theirs, forward, layer)))
     ends = [_improved(mine, theirs, start, seed) for start in (as_they_are, forward)]
-    permutations = dict(zip(one, max(ends, key=lambda end: end[0])[1], strict=False))
-    return permuted(other, permutations), permutations
+    _, orders = max(ends, key=lambda end: end[0])
+    permutations = dict(zip(first, orders, strict=False))  # all but the last
+    return permuted(second, permutations), permutations
 
 
 def permuted(arrays: Weights, permutations: Permutations) -> dict[str, np.ndarray]:
     """Reorder the hidden units in all weights or masks of a chain: the units of each, and the inputs of the next."""
-    orders, blocks = list(permutations.values()), enumerate(_blocks(arrays, None))
-    return {
-        name: _ordered(block, orders, layer).reshape(np.shape(value))
-        for (name, value), (layer, block) in zip(arrays.items(), blocks, strict=True)
-    }
+    orders, blocks = list(permutations.values()), _blocks(arrays, None)
+    reordered = [_ordered(block, orders, layer) for layer, block in enumerate(blocks)]
+    return {name: block.reshape(np.shape(arrays[name])) for name, block in zip(arrays, reordered, strict=True)}
 
 
 def _blocks(arrays: Weights, kind: Any = np.float32) -> list[np.ndarray]:
@@ -108,7 +101,8 @@ def _blocks(arrays: Weights, kind: Any = np.float32) -> list[np.ndarray]:
 
 
 def _ordered(block: np.ndarray, orders: list[np.ndarray], layer: int) -> np.ndarray:
-    block = block[:, orders[layer - 1]] if layer else block
+    if layer > 0:
+        block = block[:, orders[layer - 1]]
     return block[..., orders[layer]] if layer < len(orders) else block
 
 
@@ -140,15 +134,18 @@ def _improved(
         for layer in random.permutation(len(orders)):
             agreement = _incoming(mine, theirs, orders, layer) + _outgoing(mine, theirs, orders, layer)
             order = _assigned(agreement)
-            places = np.arange(len(order))
-            now, before = (float(agreement[places, each].sum(dtype=np.float64)) for each in (order, orders[layer]))
+            now, before = _total(agreement, order), _total(agreement, orders[layer])
             # Rounding is no gain: of masks these are whole numbers, of weights they are not.
             if now > before + 1e-6 * abs(before):
                 orders[layer], gained = order, True
         if not gained:
             break
     reordered = (_ordered(block, orders, layer) for layer, block in enumerate(theirs))
-    return sum(float(np.vdot(one, block)) for one, block in zip(mine, reordered, strict=True)), orders
+    return sum(float(np.vdot(own, block)) for own, block in zip(mine, reordered, strict=True)), orders
+
+
+def _total(agreement: np.ndarray, order: np.ndarray) -> float:
+    return float(agreement[np.arange(len(order)), order].sum(dtype=np.float64))
 
 
 def _no_chain(why: str) -> LotteryError:

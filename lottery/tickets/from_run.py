@@ -19,7 +19,12 @@ from lottery.statistics import intervals, results, verdicts
 from lottery.statistics.metric import metric_of
 from lottery.tickets.ticket_file import Contents
 
-CHOICES = ("best", "smallest_matching")
+# What a round may be called, and why a run may have none.
+_WITHOUT = {
+    "best": "The run has no pruned round with a validation accuracy, so none is the best.",
+    "smallest_matching": f"No pruned round of the run matches dense within {verdicts.TOLERANCE:g}.",
+}
+CHOICES = tuple(_WITHOUT)
 STEPS = ("end", "early_stop")  # of trained weights
 NUM_EXAMPLES = 1000
 
@@ -37,9 +42,9 @@ def contents(
         raise TicketError(str(unknown("at", at, STEPS)))
     networks = list(stored_rounds(run, branches=False))
     rows = results.rows_of(networks)
-    index = pick(rows, round, density, replicate)
+    number = pick(rows, round, density, replicate)
     by_place = {(stored.replicate, stored.round): stored for stored in networks}
-    stored, dense = by_place[replicate, index], by_place[replicate, 0]
+    stored, dense = by_place[replicate, number], by_place[replicate, 0]
     environment = store.read_environment(run)
     about = {
         "architecture": environment["architecture"],
@@ -49,14 +54,15 @@ def contents(
     # In the order of the masks, which files of arrays do not keep. Another process draws its own random states.
     names = [*stored.masks, *sorted(set(stored.weights) - set(stored.masks))]
     names = [name for name in names if not weights.is_random_state(name)]
+    before = stored.masked_start
     after = stored.weights if at == "end" else stored.early_stop
-    states = stored.masked_start, after
-    if lacking := set(names) - set(states[0]).intersection(*states):
+    lacking = [name for name in sorted(names) if name not in before or name not in after]
+    if lacking:
         raise TicketError(
-            f"{str(stored.folder)!r} is damaged: {sorted(lacking)[0]} is not a variable of its start and of all its "
-            "trained weights."
+            f"{str(stored.folder)!r} is damaged: {lacking[0]} is not a variable of its start and of all its trained "
+            "weights."
         )
-    start, trained = ({name: state[name] for name in names} for state in states)
+    start, trained = ({name: state[name] for name in names} for state in (before, after))
     return Contents(stored.masks, start, trained, about)
 
 
@@ -77,16 +83,16 @@ def pick(rows: verdicts.Table, round: int | str | None = None, density: float | 
     if density is not None:
         if isinstance(density, bool) or not isinstance(density, Real) or not 0 < float(density) <= 1:
             raise TicketError(f"density: received {density!r}, allowed is a fraction in (0, 1].")
-        return min(stored, key=lambda index: (abs(math.log(stored[index] / density)), index))
+        return min(stored, key=lambda number: (abs(math.log(stored[number] / density)), number))
     if round is None:
-        allowed = f"a round ({span}, {' or '.join(map(repr, CHOICES))}) or a density"
-        raise TicketError(f"A run has many tickets: pass {allowed}.")
+        raise TicketError(
+            f"A run has many tickets: pass a round ({span}, {' or '.join(map(repr, CHOICES))}) or a density."
+        )
     if round in CHOICES:
-        if (index := _chosen(rows)[str(round)]) is not None:
-            return index
-        if round == "best":
-            raise TicketError("The run has no pruned round with a validation accuracy, so none is the best.")
-        raise TicketError(f"No pruned round of the run matches dense within {verdicts.TOLERANCE:g}.")
+        chosen = _chosen(rows)[str(round)]
+        if chosen is None:
+            raise TicketError(_WITHOUT[str(round)])
+        return chosen
     if isinstance(round, str):
         raise TicketError(str(unknown("round", round, [*CHOICES, *map(str, stored)])))
     # NumPy's whole numbers too, as columns of the table hold them.
@@ -102,14 +108,16 @@ def listed(run: Path) -> verdicts.Table:
     if the model measures no accuracy, ``vs_dense`` (ticket − dense), and ``choice``: which of `CHOICES` mean the round.
     """
     rows = results.rows_of(stored_rounds(run, branches=False))
-    measure = metric_of(rows)
-    dense = rows[rows["round"] == 0].set_index("replicate")[measure.early_stop]
-    pruned, chosen, head = rows[rows["round"] > 0], _chosen(rows), f"test_{measure.what}"
-    return pruned.assign(
-        **{head: pruned[measure.early_stop]},
-        vs_dense=pruned[measure.early_stop] - pruned["replicate"].map(dense),
-        choice=[", ".join(word for word in CHOICES if chosen[word] == index) for index in pruned["round"]],
-    )[["replicate", "round", "density", "num_kept", head, "vs_dense", "choice"]]
+    metric, chosen = metric_of(rows), _chosen(rows)
+    dense = rows[rows["round"] == 0].set_index("replicate")[metric.early_stop]
+    pruned = rows[rows["round"] > 0]
+    head = f"test_{metric.what}"
+    table = pruned.assign(
+        **{head: pruned[metric.early_stop]},
+        vs_dense=pruned[metric.early_stop] - pruned["replicate"].map(dense),
+        choice=[", ".join(word for word in CHOICES if chosen[word] == number) for number in pruned["round"]],
+    )
+    return table[["replicate", "round", "density", "num_kept", head, "vs_dense", "choice"]]
 
 
 def examples(source: Path, provenance: Mapping[str, Any], path: str = "", num: int = NUM_EXAMPLES) -> np.ndarray:
@@ -154,27 +162,29 @@ def _chosen(rows: verdicts.Table) -> dict[str, int | None]:
     tickets = rows[rows["branch"] == store.TICKET]
     counts = tickets.groupby("round")["replicate"].nunique()
     tickets = tickets[tickets["round"].isin(counts[counts == tickets["replicate"].nunique()].index)]
-    measure = metric_of(tickets)
-    means = tickets[tickets["round"] > 0].groupby("round")[f"early_stop_val_{measure.what}"].mean().dropna()
-    matching = verdicts.smallest_matching(tickets) if len(means) else None
-    best = means.min() if measure.is_loss else means.max()
+    metric = metric_of(tickets)
+    means = tickets[tickets["round"] > 0].groupby("round")[f"early_stop_val_{metric.what}"].mean().dropna()
+    if means.empty:
+        return dict.fromkeys(CHOICES)
+    matching = verdicts.smallest_matching(tickets)
+    best = means.min() if metric.is_loss else means.max()
     return {
-        "best": None if means.empty else int(means[means == best].index.max()),  # the sparsest of equals
+        "best": int(means[means == best].index.max()),  # the sparsest of equals
         "smallest_matching": matching["round"] if matching else None,
     }
 
 
 def _metrics(rows: verdicts.Table, record: dict[str, Any], dense: dict[str, Any]) -> dict[str, Any]:
     """Gather what was measured of the network, of the dense network of its replicate, and over all replicates."""
-    measure = metric_of(rows)
-    values = rows[rows["round"] == record["round"]][measure.early_stop].dropna()
-    measured, unit = values.tolist(), measure.unit(values)
-    over: dict[str, Any] = {"count": len(measured)}
-    if measured:
-        over[measure.early_stop] = _interval(*intervals.mean_interval(measured, unit=unit))
-    pruned = verdicts.differences(rows) if record["round"] else rows[:0]
-    for line in pruned[pruned["round"] == record["round"]].to_dict("records"):
-        over["vs_dense"] = _interval(line["mean"], line["low"], line["high"])
+    metric = metric_of(rows)
+    values = rows[rows["round"] == record["round"]][metric.early_stop].dropna()
+    over: dict[str, Any] = {"count": len(values)}
+    if len(values):
+        over[metric.early_stop] = _interval(*intervals.mean_interval(values.tolist(), unit=metric.unit(values)))
+    if record["round"] > 0:
+        differences = verdicts.differences(rows)
+        for line in differences[differences["round"] == record["round"]].to_dict("records"):
+            over["vs_dense"] = _interval(line["mean"], line["low"], line["high"])
     own, whole = ({name: known[name] for name in _MEASURES} for known in (record, dense))
     return {**own, "dense": whole, "replicates": over}
 

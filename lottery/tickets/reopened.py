@@ -45,7 +45,8 @@ def are_held(opened: Opened, weights: Weights, masks: Masks, held_at: Weights) -
         if mask.all():
             continue
         if not opened.named:
-            leaks = _leaks(opened, weights[name], mask | True if name in held_at else mask)
+            kept = np.ones_like(mask) if name in held_at else mask
+            leaks = _leaks(opened, weights[name], kept)
         elif name in opened.tensors and opened.tensors[name].values.shape == mask.shape:
             leaks = masks_module.leaks({name: opened.tensors[name].values}, {name: mask}, held_at).get(name, 0)
         else:
@@ -82,12 +83,12 @@ def _arrangements(shape: tuple[int, ...], wanted: tuple[int, ...]) -> Iterator[C
         return tuple(size for size in sizes if size != 1)
 
     short = without_ones(*shape)
-    merged = {without_ones(*wanted): None}  # a dict, because a set would try them in a random order
+    merged = [without_ones(*wanted)]
     if len(wanted) > 2:
-        merged |= {without_ones(*wanted[:-2], math.prod(wanted[-2:])): None}
-        merged |= {without_ones(wanted[0], math.prod(wanted[1:])): None}
-        merged |= {without_ones(math.prod(wanted[:-1]), wanted[-1]): None}
-    for sizes in merged:
+        merged.append(without_ones(*wanted[:-2], math.prod(wanted[-2:])))
+        merged.append(without_ones(wanted[0], math.prod(wanted[1:])))
+        merged.append(without_ones(math.prod(wanted[:-1]), wanted[-1]))
+    for sizes in dict.fromkeys(merged):
         if sorted(sizes) != sorted(short):
             continue
         for order in permutations(range(len(short))):

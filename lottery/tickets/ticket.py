@@ -147,41 +147,44 @@ class Ticket:
 
     def facts(self) -> dict[str, str]:
         """Describe the ticket for a person: its size, its network, where it comes from and how well it does."""
-        of, about = self.provenance, self.architecture
-        data = of.get("data")
-        data = data if isinstance(data, dict) else {}
-        measure, value = self._measured()
-        found = {
-            "density": f"{self.density:.4f}, {self.num_kept:,} weights kept",
-            "held at": self._held(),
-            "network": f"{about.get('name') or about.get('class') or OWN_LAYERS}, of {about.get('library')}",
-            "weights": f"at the start, and trained{self._step()}" if self.trained is not None else "at the start",
-            "from": of.get("run") and f"{of['run']}, replicate {of.get('replicate')}, round {of.get('round')}",
-            "rewound to": "rewind_step" in of and f"step {of['rewind_step']} ({of.get('rewind_mode')})",
-            "data": data.get("name") and f"{data['name']}, digest {data.get('digest')}",
-            measure.name: value and f"{value} at the early-stop step",
-        }
-        return {name: printable(text) for name, text in found.items() if text}
-
-    def _measured(self) -> tuple[Metric, str]:
-        """Name what says how good its network is, and its value; the value is empty if the ticket does not hold it."""
-        for measure in (ACCURACY, LOSS):
-            if isinstance(value := self.metrics.get(measure.early_stop), float):
-                return measure, measure.value(value)
-        return ACCURACY, ""
-
-    def _held(self) -> str:
-        """Name what masked entries are held at, if that is not zero."""
+        found = {"density": f"{self.density:.4f}, {self.num_kept:,} weights kept"}
         others = sum(masks.leaks(self.weights, self.masks).values())
-        num = sum(mask.size for mask in self.masks.values()) - self.num_kept
-        return f"values of their own: {others:,} of {num:,} masked weights, the others at zero" if others else ""
+        if others:
+            num = sum(mask.size for mask in self.masks.values()) - self.num_kept
+            found["held at"] = f"values of their own: {others:,} of {num:,} masked weights, the others at zero"
+        about = self.architecture
+        network = about.get("name") or about.get("class") or OWN_LAYERS
+        found["network"] = f"{network}, of {about.get('library')}"
+        found["weights"] = "at the start"
+        if self.trained is not None:
+            found["weights"] += f", and trained{self._step()}"
+        of = self.provenance
+        if of.get("run"):
+            found["from"] = f"{of['run']}, replicate {of.get('replicate')}, round {of.get('round')}"
+        if "rewind_step" in of:
+            found["rewound to"] = f"step {of['rewind_step']} ({of.get('rewind_mode')})"
+        data = of.get("data")
+        if isinstance(data, dict) and data.get("name"):
+            found["data"] = f"{data['name']}, digest {data.get('digest')}"
+        for measure, value in self._measured():
+            found[measure.name] = f"{value} at the early-stop step"
+        return {name: printable(text) for name, text in found.items()}
+
+    def _measured(self) -> list[tuple[Metric, str]]:
+        """Name what says how good its network is, and its value; nothing if the ticket does not hold it."""
+        for measure in (ACCURACY, LOSS):
+            value = self.metrics.get(measure.early_stop)
+            if isinstance(value, float):
+                return [(measure, measure.value(value))]
+        return []
 
     def _step(self) -> str:
         """Name the step of the trained weights, if the ticket says it."""
         at, step = (self.provenance.get(key) for key in ("trained_at", "trained_step"))
         if not isinstance(step, int):
             return ""
-        return f" to step {step:,}, the {'early-stop step' if at == 'early_stop' else 'end'}"
+        what = "early-stop step" if at == "early_stop" else "end"
+        return f" to step {step:,}, the {what}"
 
     def layers(self) -> grids.Grid:
         """List the weights with their shapes, entries that are kept, and densities."""
@@ -197,14 +200,12 @@ class Ticket:
         return f"<p>{facts}</p>{grids.html(self.layers())}"
 
     def __repr__(self) -> str:
-        of, more = self.provenance, [f"density {self.density:.4f} ({self.num_kept:,} weights kept)"]
+        of, parts = self.provenance, [f"density {self.density:.4f} ({self.num_kept:,} weights kept)"]
         if "run" in of:
-            more.append(f"round {of.get('round')} of {of['run']}, replicate {of.get('replicate')}")
-        measure, value = self._measured()
-        if value:
-            more.append(f"{measure.name} {value}")
-        more.append("start and trained weights" if self.trained is not None else "start weights")
-        return printable(f"<Ticket: {', '.join(more)}>")
+            parts.append(f"round {of.get('round')} of {of['run']}, replicate {of.get('replicate')}")
+        parts += [f"{measure.name} {value}" for measure, value in self._measured()]
+        parts.append("start and trained weights" if self.trained is not None else "start weights")
+        return printable(f"<Ticket: {', '.join(parts)}>")
 
 
 def load(
@@ -268,25 +269,36 @@ def of(
     """
     keras_of(model)
     if not kept:
-        raise TicketError("A ticket without masks: received {}, allowed is a mask for one weight or more.")
+        raise TicketError("kept: received no masks, allowed is a mask for one weight or more.")
     named = weights.portable(model)
     start = {name: value for name, value in weights.read_state(model).items() if name in named}
     masks.check(dict(kept), start)
     own = {name: np.array(kept[name]) for name in start if name in kept}
     holds = [] if held_at is None else entries.held(model, own, held_at)
-    values = {one.name: np.broadcast_to(one.value, one.mask.shape) for one in holds}
+    values = {entry.name: np.broadcast_to(entry.value, entry.mask.shape) for entry in holds}
     after = None
     if trained is not None:
         after = {name: np.array(value) for name, value in trained.items() if name in named}
-        if shapes(after) != shapes(start):
-            differing = architecture.differing(shapes(after), shapes(start))
-            raise TicketError(f"The trained weights are not of the model. {differing}")
-        for name, value in after.items():
-            if value.dtype != start[name].dtype:
-                raise TicketError(f"The trained {name!r} is {value.dtype}, the model's is {start[name].dtype}.")
+        _check_trained(after, start)
         after = masks.apply(after, own, values)
-    about = copy.deepcopy((dict(metrics or {}), dict(provenance or {})))
-    return Ticket(own, masks.apply(start, own, values), after, architecture.describe(model), *about)
+    return Ticket(
+        masks=own,
+        weights=masks.apply(start, own, values),
+        trained=after,
+        architecture=architecture.describe(model),
+        metrics=copy.deepcopy(dict(metrics or {})),
+        provenance=copy.deepcopy(dict(provenance or {})),
+    )
+
+
+def _check_trained(trained: Mapping[str, np.ndarray], start: Mapping[str, np.ndarray]) -> None:
+    """Raise unless trained weights have the names, shapes and types of those at the start."""
+    if shapes(trained) != shapes(start):
+        differing = architecture.differing(shapes(trained), shapes(start))
+        raise TicketError(f"The trained weights are not of the model. {differing}")
+    for name, value in trained.items():
+        if value.dtype != start[name].dtype:
+            raise TicketError(f"The trained {name!r} is {value.dtype}, the model's is {start[name].dtype}.")
 
 
 def shapes(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -296,7 +308,7 @@ def shapes(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _assign(model: Any, values: Mapping[str, np.ndarray]) -> None:
     weights.assign(model, values)
-    for layer in model._flatten_layers():
+    for layer in weights.all_layers(model):
         if isinstance(layer, keras_of(model).layers.Normalization):
             # The layer computes with constants made of its variables, and so do functions traced before.
             layer.finalize_state()

@@ -781,7 +781,7 @@ def test_masks_and_trained_weights_that_do_not_fit_are_refused(small):
             ones | {"dense_2/kernel": np.ones((8, 3), bool)}, error=LotteryError)  # fmt: skip
     refused("must be a boolean array", tickets.of, model, {"dense/kernel": np.ones((6, 8))}, error=LotteryError)
     refused(r"shape \(8, 6\)", tickets.of, model, {"dense/kernel": np.ones((8, 6), bool)}, error=LotteryError)
-    refused("without masks", tickets.of, model, {})
+    refused("kept: received no masks", tickets.of, model, {})
     refused("NoneType, allowed is a Keras model", tickets.of, None, ones, error=LotteryError)
     refused(r"Only the model has: dense/bias \(8,\)", tickets.of, model, ones,
             trained={name: one for name, one in state.items() if name != "dense/bias"})  # fmt: skip
