@@ -15,7 +15,7 @@ from lottery.models.kerases import keras_of
 from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.pruning import criteria, gradients
 from lottery.settings import GIVEN
-from lottery.training import compiling, precision
+from lottery.training import compiling
 from lottery.training.examples import example_batch, scaler
 from lottery.training.records import Arrays
 
@@ -23,7 +23,7 @@ from lottery.training.records import Arrays
 def builder(experiment: config.Experiment, data: Splits | Streams, ingredients: Ingredients) -> Callable[[], Any]:
     """Return the function that builds a run's model: the caller's, or that of a network's name and the data's shape."""
     build = ingredients.model or _of_name(experiment, data, ingredients.import_code)
-    return precision.building(build, experiment.train.precision)
+    return compiling.in_precision(build, experiment.train.precision)
 
 
 def _of_name(experiment: config.Experiment, data: Splits | Streams, import_code: bool) -> Callable[[], Any]:
@@ -188,7 +188,7 @@ def dense_gradients(prepared: Prepared) -> Callable[[int, int, Arrays], dict[str
 
 def _without_masks(prepared: Prepared, replicate: int) -> Any:
     """Build and compile a model in full precision, whose gradients would be zero in half where they are small."""
-    with precision.left_aside():
+    with compiling.in_full_precision():
         model = build_model(prepared.build, initial_seed(prepared.experiment, replicate))
     compiling.compile_model(model, prepared.experiment.train, example_batch(prepared.data, model)[0])
     return model

@@ -15,13 +15,13 @@ import numpy as np
 from lottery import config, masks, randomness, weights
 from lottery.enforcement import Enforcement
 from lottery.errors import LotteryError
-from lottery.models import fingerprint, optimizers
+from lottery.models import fingerprint
 from lottery.models.kerases import evaluating
 from lottery.pipeline import environment
 from lottery.pruning import criteria, plan
 from lottery.runs import store
-from lottery.training import examining, precision
-from lottery.training.examining import Examined
+from lottery.training import compiling
+from lottery.training.compiling import Examined
 from lottery.training.loop import gains_on_cpu
 
 # Relative, of what the first steps report on another machine or with other versions; and in half precision.
@@ -38,16 +38,14 @@ def of_model(model: Any, examined: Examined, example: Any) -> tuple[str, bool]:
     Returns:
         The digest, and True if it depends on such parts.
     """
-    steps = [examined.step, examining.traced_test_step(model, example)]
-    if optimizers.finalizes(model):
-        steps.append(examining.traced_end(model))
+    steps = [examined.step, *compiling.traced_evaluation(model, example)]
     opaque = any(fingerprint.is_opaque(step) for step in steps)
     digest = fingerprint.of_parts(
         fingerprint.of_variables(model),
         weights.fingerprint(weights.read_state(model)),
         gains_on_cpu(model),  # decides between compilers, which round differently
         [fingerprint.of_step(model, step) for step in steps],
-        [value.hex() for value in examining.observe(examined, example)] if opaque else [],
+        [value.hex() for value in compiling.observe(examined, example)] if opaque else [],
     )
     return digest, opaque
 
@@ -58,7 +56,7 @@ def of_enforcement(model: Any, enforce: Enforcement, example: Any) -> str:
 
     ones = masks.ones_like(weights.read(model))
     kept = {name: tf.Variable(tf.constant(mask), trainable=False) for name, mask in ones.items()}
-    step = examining.traced_under(model, example, kept, enforce)
+    step = compiling.traced_under(model, example, kept, enforce)
     return fingerprint.of_parts(fingerprint.of_step(model, step, kept))
 
 
@@ -219,7 +217,7 @@ def observed(examined: Examined, example: Any, opaque: bool, numbers: list[float
     import tensorflow as tf
 
     return {
-        "reported": [*examining.observe(examined, example), *numbers],
+        "reported": [*compiling.observe(examined, example), *numbers],
         "example": [[part.dtype.name, list(part.shape)] for part in tf.nest.flatten(example)],
         "opaque": opaque,
         "num_gpus": len(tf.config.list_physical_devices("GPU")),
@@ -251,7 +249,7 @@ def _agree(experiment: config.Experiment, recorded: dict[str, Any], now: dict[st
 
 
 def _rounding(experiment: config.Experiment) -> float:
-    return ROUNDING if experiment.train.precision == precision.FULL else ROUNDING_IN_HALF
+    return ROUNDING if experiment.train.in_full_precision else ROUNDING_IN_HALF
 
 
 def _compared(run: Path, experiment: config.Experiment, elsewhere: str) -> str:

@@ -208,7 +208,7 @@ def evaluations(loop: Loop, data: Splits | Streams, most: int) -> dict[str, Call
     """
     found = {"test": loop.evaluations["test"]}
     if isinstance(data, Splits) or _is_finite(data.train(), most):
-        found = {**evaluations_of(loop.model, data, ("train",), loop.examined), **found}
+        found = {**evaluations_of(loop.model, data, ("train",), loop.examined.test_logs), **found}
     return found
 
 

@@ -12,7 +12,7 @@ from lottery.models.kerases import is_keras
 from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.sparse.reading import Chain, NoNumba
 from lottery.statistics import two_way
-from lottery.training import engines, mirrored, precision
+from lottery.training import engines, mirrored
 from lottery.training.examples import example_batch
 from lottery.training.records import Arrays, accuracy_among
 
@@ -33,7 +33,7 @@ def of(prepared: Prepared, ingredients: Ingredients) -> Iterator[str]:
         )
     yield from _on_engine(prepared.trainer.chain)
     yield from _on_devices(model)
-    if has_own_model and experiment.train.precision != precision.FULL:
+    if has_own_model and not experiment.train.in_full_precision:
         yield from _on_outputs(model, example_batch(prepared.data, model)[0])
 
 

@@ -15,7 +15,7 @@ from lottery.pipeline import building, checks, completion, environment, identity
 from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared
 from lottery.pruning import branches, criteria, mask_actions, plan
 from lottery.runs import store, verification
-from lottery.training import compiling, examining, examples, mirrored, schedules
+from lottery.training import compiling, examples, mirrored, schedules
 from lottery.training.examples import NUM_EXAMPLES, example_batch
 from lottery.training.trainer import Trainer
 
@@ -161,7 +161,7 @@ def _with_fingerprints(prepared: Prepared, ingredients: Ingredients) -> Prepared
     if mirrored.strategy_of(model) is not None:  # its steps have parts for each device
         model = building.build_model(prepared.build, building.initial_seed(experiment, 0))
         compiling.compile_model(model, experiment.train, example[0], schedules.step_variable())
-        examined = examining.examine(model, example)
+        examined = compiling.examine(model, example)
     digests, opaque, numbers = {}, False, []
     if ingredients.have_own_model(experiment):
         digests["model"], opaque = identity.of_model(model, examined, example)

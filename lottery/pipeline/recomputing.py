@@ -20,7 +20,6 @@ from lottery.runs import siblings, store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.runs.verification import Recomputation
 from lottery.settings import GIVEN, ROUNDING
-from lottery.training.precision import FULL
 from lottery.training.records import Classes
 
 LOSS = 1e-5  # relative; Keras computes a loss in float32
@@ -110,7 +109,7 @@ class _Recomputing:
         """Return the share of examples, and the relative difference of a loss, that rounding may decide here."""
         if not self.elsewhere:
             return 0.0
-        return ELSEWHERE if self.prepared.experiment.train.precision == FULL else ELSEWHERE_IN_HALF
+        return ELSEWHERE if self.prepared.experiment.train.in_full_precision else ELSEWHERE_IN_HALF
 
     def evaluated(self, stored: StoredRound) -> Iterator[str]:
         """Evaluate a network again, and yield a sentence for everything that differs from its record."""

@@ -1,5 +1,6 @@
 """What the sparse engine reads from a compiled Keras model, or why it cannot train it."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +33,7 @@ class Layer:
     """A dense layer, with the names of its variables."""
 
     kernel: str
+    size: int  # of the kernel
     bias: str | None
     activation: str
     l1: float
@@ -119,6 +121,7 @@ def _dense(layer: Any, names: dict[int, str], kernels: Any) -> Layer:
         raise Obstacle(f"{weights.plain_name(layer)} {why}")
     return Layer(
         kernel=names[id(layer.kernel)],
+        size=math.prod(layer.kernel.shape),
         bias=names[id(layer.bias)] if layer.use_bias else None,
         activation=_activation(layer, kernels),
         l1=float(getattr(own, "l1", 0.0)),

@@ -16,6 +16,7 @@ from lottery.errors import LotteryError
 from lottery.training import mirrored
 
 FORMAT = 1
+PARTS = ("model", "device", "loop", "best", "memory", "kept")  # of a checkpoint, each of arrays by name
 
 
 @dataclass
@@ -57,8 +58,10 @@ class Checkpointer:
     def begin(self, model: Any, own: Mapping[str, Any], parts: Sequence[Any], state: TrainingState) -> TrainingState:
         """Return the state to train from: the checkpoint's if it is of this very training, or else `state`.
 
-        The model is at its start weights; `own` are the other variables that a step touches, by name, whose types and
-        shapes decide with `parts`, as JSON, which training it is.
+        Args:
+            model: At its start weights; those of a checkpoint are assigned.
+            own: The other variables that a step touches, by name.
+            parts: JSON that decides, with types and shapes of `own`, which training it is.
         """
         stop_signal = self.should_stop()
         if stop_signal:
@@ -76,10 +79,10 @@ class Checkpointer:
     def keep(self, state: TrainingState, before_reading: Callable[[], None] = lambda: None) -> None:
         """Write a checkpoint if it is due, or if a stop was requested; then raise `Stopped`.
 
-        Args:
-            before_reading: Called before the variables are read.
+        `before_reading` is called before the variables are read.
         """
-        now, every, stop_signal = time.monotonic(), self.every, self.should_stop()
+        every, stop_signal = self.every, self.should_stop()
+        now = time.monotonic()
         # Before the next chance, a call of the steps as long as the last may pass, and the writing itself takes time.
         next_chance = now + (now - self._before) + self._seconds_to_write
         self._before = now
@@ -103,17 +106,23 @@ class Checkpointer:
             self._seconds_to_write = writing.result()
 
     def _write(self, state: TrainingState) -> None:
+        # The copies are made here, in between two steps; only the file is written in the thread.
         variables = weights.read_state(self._model)
+        on_devices = {
+            name: value
+            for name, value in _values(mirrored.by_device(self._model)).items()
+            if value.tobytes() != variables[name.partition("/")[2]].tobytes()
+        }
         parts = {
             "model": variables,
-            "device": _values(mirrored.differing(self._model, variables)),
+            "device": on_devices,
             "loop": _values(self._own),
             "best": state.best,
             "memory": self.memory,
             "kept": state.kept,
         }
         arrays = {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
-        numbers = {key: value for key, value in vars(state).items() if key not in ("best", "kept")}
+        numbers = {key: value for key, value in vars(state).items() if key not in PARTS}
         record = {"format": FORMAT, "identity": self._identity, "standing": numbers}
         arrays["record"] = np.frombuffer(json.dumps(record).encode(), np.uint8)
         self._wait()  # or two threads would write one file
@@ -133,17 +142,18 @@ class Checkpointer:
         except LotteryError as error:
             self.note(f"{error} The network trains from its beginning.")
             return None
-        names = "model", "device", "loop", "best", "memory", "kept"
-        parts: dict[str, dict[str, np.ndarray]] = {name: {} for name in names}
+        parts: dict[str, dict[str, np.ndarray]] = {name: {} for name in PARTS}
         for key, value in arrays.items():
             part, _, name = key.partition("/")
             parts[part][name] = value
         weights.assign(self._model, parts["model"])
+        by_device = mirrored.by_device(self._model)
+        # After the model, whose values go to all devices: these are the few that differ from device to device.
         for name, value in parts["device"].items():
-            mirrored.component(self._model, name).assign(value)
+            by_device[name].assign(value)
         for name, variable in self._own.items():
             variable.assign(parts["loop"][name])
-        self.memory.clear()
+        self.memory.clear()  # the caller holds this very dict
         self.memory |= parts["memory"]
         numbers = record["standing"]
         for key in ("metrics", "changes"):  # JSON has no tuples

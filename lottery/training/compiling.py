@@ -1,17 +1,86 @@
-"""Compile a model for training: its optimizer and its loss."""
+"""Make a model ready for training: build it in a precision, compile it, and see what its own steps report and draw."""
 
-from collections.abc import Mapping
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from lottery import randomness, weights
 from lottery.errors import LotteryError
 from lottery.models import optimizers
-from lottery.models.kerases import is_compiled, keras_of, reason
+from lottery.models.kerases import evaluating, is_compiled, is_keras, keras_of
 from lottery.settings import COMPILED
-from lottery.training import schedules
+from lottery.training import mirrored, schedules
 from lottery.training.examples import fitting
 from lottery.training.settings import Train
+
+PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}  # operations that call Python, which XLA cannot compile
+
+# Operations that keep their random state in the kernel, where nothing can reset it (TensorFlow 2.21).
+UNREPEATABLE = {
+    "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal", "ParameterizedTruncatedNormal",
+    "RandomGamma", "RandomPoissonV2", "RandomShuffle", "Multinomial",
+}  # fmt: skip
+
+NUM_OBSERVED = 8  # steps
+
+_IN_FULL: contextvars.ContextVar[bool] = contextvars.ContextVar("in_full", default=False)
+
+
+def in_precision(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
+    """Make a function that builds the same model under a policy of Keras, in Keras 3 and in tf_keras.
+
+    For ``"float32"`` this is the function itself. The new one raises `LotteryError` if no layer gets the policy.
+    """
+    if policy == "float32" or hasattr(build, "trainable_variables"):  # a model, which `build_model` refuses
+        return build
+
+    @functools.wraps(build)
+    def built() -> Any:
+        import keras
+        import tf_keras
+
+        libraries = keras.mixed_precision, tf_keras.mixed_precision
+        before = [library.global_policy() for library in libraries]
+        # SynFlow computes in double precision, whatever the policy.
+        if _IN_FULL.get() or "float64" in {global_policy.name for global_policy in before}:
+            return build()
+        try:
+            for library in libraries:
+                library.set_global_policy(policy)
+            model = build()
+        finally:
+            for library, global_policy in zip(libraries, before, strict=True):
+                library.set_global_policy(global_policy)
+        if hasattr(model, "layers") and policy not in policies(model):
+            raise LotteryError(
+                f'train.precision: received "{policy}", but the function that builds the model sets others: its '
+                f"layers have the policies {', '.join(sorted(policies(model)))}; leave train.precision out."
+            )
+        return model
+
+    return built
+
+
+@contextlib.contextmanager
+def in_full_precision() -> Iterator[None]:
+    """Build in the precision of the function itself inside this context: small numbers are zero in half precision."""
+    token = _IN_FULL.set(True)
+    try:
+        yield
+    finally:
+        _IN_FULL.reset(token)
+
+
+def policies(model: Any) -> set[str]:
+    """Return the names of the policies of a model's layers with weights."""
+    layers = [weights.inside(layer) for layer in weights.all_layers(model) if layer is not model]
+    found = [getattr(layer, "dtype_policy", None) for layer in layers if layer.weights]
+    return {"None" if policy is None else policy.name for policy in found}
 
 
 def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any = None) -> None:
@@ -22,24 +91,20 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
     """
     keras = keras_of(model)
     if is_compiled(model):
-        _count_from(schedule_step, model, keras, settings.num_steps)
+        if optimizers.delegates(model.optimizer):
+            model.optimizer.build(model.trainable_variables)  # before, it may not know the optimizers
+        for inner in optimizers.plain(model.optimizer):
+            rate = optimizers.rate(inner)
+            if schedule_step is not None and schedules.is_schedule(keras, rate):
+                last_step = settings.num_steps - 1
+                inner.learning_rate = schedules.schedule(keras, rate, first_step=schedule_step, last_step=last_step)
         return
     if settings.optimizer == COMPILED:
         raise LotteryError('train.optimizer = "compiled" needs a compiled model; this model is not compiled.')
-    with fitting(model):
+    with fitting(model.name):
         outputs = model(example, training=False)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=not _are_probabilities(outputs))
     model.compile(optimizer=optimizer(keras, settings, schedule_step), loss=loss, metrics=["accuracy"])
-
-
-def _count_from(schedule_step: Any, model: Any, keras: Any, num_steps: int) -> None:
-    """Let the learning rates of a compiled model begin at the step in a variable, if there is one."""
-    if optimizers.delegates(model.optimizer):
-        model.optimizer.build(model.trainable_variables)  # before, it may not know the optimizers
-    for inner in optimizers.plain(model.optimizer):
-        rate = optimizers.rate(inner)
-        if schedule_step is not None and schedules.is_schedule(keras, rate):
-            inner.learning_rate = schedules.schedule(keras, rate, first_step=schedule_step, last_step=num_steps - 1)
 
 
 def _are_probabilities(outputs: Any) -> bool:
@@ -68,7 +133,7 @@ def optimizer(keras: Any, settings: Train, schedule_step: Any = None) -> Any:
     """Make the Keras optimizer of an experiment, or raise `LotteryError` if Keras refuses an argument."""
     table = {"name": settings.optimizer} if isinstance(settings.optimizer, str) else dict(settings.optimizer)
     name = table.pop("name")
-    try:
+    with evaluating(f"train.optimizer {name!r} or its learning rate cannot be made"):
         rate = settings.learning_rate
         if isinstance(rate, dict):
             rate = schedules.from_table(keras, rate)
@@ -81,10 +146,137 @@ def optimizer(keras: Any, settings: Train, schedule_step: Any = None) -> Any:
             first_step=schedule_step,
             last_step=settings.num_steps - 1,
         )
-        # By class: keras.optimizers.get does not know all of them.
+        # By class: keras.optimizers.get does not know all of them (Keras 3.15).
         classes = {key.lower(): value for key, value in vars(keras.optimizers).items() if isinstance(value, type)}
         return classes[name](learning_rate=rate, **table)
-    except LotteryError:
-        raise
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise LotteryError(f"train.optimizer {name!r} or its learning rate cannot be made: {reason(error)}") from None
+
+
+@dataclass(frozen=True)
+class Examined:
+    """Facts about a model's own steps."""
+
+    # Names that ``train_step`` and ``test_step`` report; empty if they report the model's metrics, as Keras' own do.
+    train_logs: tuple[str, ...]
+    test_logs: tuple[str, ...]
+    unrepeatable: tuple[str, ...]  # operations that draw random numbers which a resumed run cannot repeat
+    calls_python: bool  # in a training step
+    step: Any  # ``train_step`` on the example, traced; it may update one weight only
+    variables: tuple[Any, ...]  # of that step, kept alive: Keras drops its global generator with each new seed
+
+
+def examine(model: Any, example: tuple[Any, Any]) -> Examined:
+    """See what a compiled model's own steps report and draw, without taking one for training."""
+    import tensorflow as tf
+
+    with fitting(model.name), mirrored.scope(mirrored.strategy_of(model)):
+        # Both create variables, metrics and slots. Created later, while the loop is traced, they would not be reset.
+        test_logs = mirrored.on_each(model, model.test_step, example)
+        model.optimizer.build(model.trainable_variables)
+        train = tf.function(lambda batch: mirrored.on_each(model, model.train_step, batch), autograph=False)
+        with _updating_one_weight(model):
+            traced = train.get_concrete_function(example)
+        metrics = set(model.get_metrics_result())
+    graph = traced.graph.as_graph_def()
+    operations = {node.op for node in graph.node}
+    for function in graph.library.function:
+        operations |= {node.op for node in function.node_def}
+    return Examined(
+        train_logs=_own_logs(traced.structured_outputs, metrics, "train_step"),
+        test_logs=_own_logs(test_logs, metrics, "test_step"),
+        unrepeatable=tuple(sorted(operations & UNREPEATABLE)),
+        calls_python=not PYTHON.isdisjoint(operations),
+        step=traced,
+        variables=tuple(traced.graph.variables),
+    )
+
+
+def traced_evaluation(model: Any, example: tuple[Any, Any]) -> list[Any]:
+    """Trace a compiled model's ``test_step`` on an example, and what gives it the weights that training ends with.
+
+    The second is left out where training ends with the weights of its last step; see `optimizers.finalize`.
+    """
+    import tensorflow as tf
+
+    with fitting(model.name):
+        traced = [tf.function(model.test_step, autograph=False).get_concrete_function(example)]
+    if optimizers.finalizes(model):
+        with evaluating("The optimizer's finalize_variable_values cannot be traced"):
+            end = tf.function(lambda: optimizers.finalize(model), autograph=False)
+            traced.append(end.get_concrete_function())
+    return traced
+
+
+def traced_under(
+    model: Any, example: tuple[Any, Any], masks: Any, enforce: Callable[..., contextlib.AbstractContextManager[Any]]
+) -> Any:
+    """Trace a compiled model's ``train_step`` on an example while an enforcement holds masks."""
+    import tensorflow as tf
+
+    with fitting(model.name), enforce(model, masks) as callbacks:
+
+        def step(batch: Any) -> Any:
+            logs = model.train_step(batch)
+            for callback in callbacks:
+                callback.on_train_batch_end(tf.constant(0), logs)
+            return logs
+
+        return tf.function(step, autograph=False).get_concrete_function(example)
+
+
+def observe(examined: Examined, example: tuple[Any, Any]) -> list[float]:
+    """Take a few of the examined steps on the example, and return what they report; then put every variable back."""
+    import keras
+
+    before = [np.array(variable.numpy()) for variable in examined.variables]
+    reported = []
+    with randomness.put_back():
+        keras.utils.set_random_seed(0)  # a step may call Python, and draw there
+        try:
+            for _ in range(NUM_OBSERVED):
+                logs = examined.step(example)
+                values = [np.mean(np.asarray(logs[name], np.float64)) for name in logs]
+                # JSON has no infinity and no NaN.
+                reported += [float(value) if np.isfinite(value) else -1.0 for value in values]
+        finally:
+            for variable, value in zip(examined.variables, before, strict=True):
+                variable.assign(value)
+    return reported
+
+
+@contextlib.contextmanager
+def _updating_one_weight(model: Any) -> Iterator[None]:
+    """Have Keras' own training step update one weight, for a while, if each weight would be updated alike."""
+    # The loop traces the step once more, and most of a trace is the updates. Those of Keras' own optimizers are the
+    # same for each weight, but for constraints, for weights without decay, and for optimizers that choose by weight.
+    optimizer = model.optimizer
+    updates_alike = (
+        is_keras(type(model).train_step)
+        and is_keras(type(optimizer))
+        and "apply_gradients" not in vars(optimizer)
+        and not optimizers.delegates(optimizer)
+        and all(getattr(variable, "constraint", None) is None for variable in model.trainable_variables)
+        and not any(optimizers.leaves_out_of_decay(inner) for inner in optimizers.plain(optimizer))
+        and not any(type(inner).__name__ == "Muon" for inner in optimizers.plain(optimizer))
+    )
+    if not updates_alike:
+        yield
+        return
+    apply = optimizer.apply_gradients
+
+    def apply_first(grads_and_vars: Any, *arguments: Any, **named: Any) -> Any:
+        pairs = list(grads_and_vars)
+        with_gradient = [pair for pair in pairs if pair[0] is not None]
+        return apply(with_gradient[:1] or pairs, *arguments, **named)
+
+    # Past the __setattr__ of Keras 3.15 and tf_keras 2.21, which keeps track of what is assigned.
+    vars(optimizer)["apply_gradients"] = apply_first
+    try:
+        yield
+    finally:
+        del vars(optimizer)["apply_gradients"]
+
+
+def _own_logs(logs: Any, metrics: set[str], step: str) -> tuple[str, ...]:
+    if not isinstance(logs, dict):
+        raise LotteryError(f"The model's {step} returns {type(logs).__name__}, allowed is a dict of what it reports.")
+    return () if set(logs) == metrics else tuple(logs)

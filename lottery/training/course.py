@@ -4,6 +4,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,29 +29,27 @@ OnStep = Callable[[int, float, MetricsRow | None], None]
 Watch = Mapping[int, Callable[[dict[str, np.ndarray]], None]]
 
 
+@dataclass
 class Course:
     """The training of one network; the arguments are those of `trainer.Trainer.train`."""
 
-    def __init__(
-        self,
-        trainer: Any,  # a `trainer.Trainer`, which imports this file
-        start: Arrays,
-        kept: Masks,
-        seed: tuple[int, ...],
-        span: Span,
-        watch: Watch,
-        on_step: OnStep,
-        checkpointer: Checkpointer | None,
-    ) -> None:
-        self.trainer, self.model = trainer, trainer.model
-        self.start, self.kept, self.seed, self.span = start, kept, seed, span
-        self.watch, self.on_step, self.checkpointer = watch, on_step, checkpointer
+    trainer: Any  # a `trainer.Trainer`, which imports this file
+    start: Arrays
+    kept: Masks
+    seed: tuple[int, ...]
+    span: Span
+    watch: Watch
+    on_step: OnStep
+    checkpointer: Checkpointer | None
+
+    def __post_init__(self) -> None:
+        span, self.model, settings = self.span, self.trainer.model, self.trainer.settings
         self.first = span.first_step
-        self.last = trainer.settings.num_steps if span.last_step is None else span.last_step
-        self.settings = trainer.settings.model_copy(update={"num_steps": self.last})
+        self.last = settings.num_steps if span.last_step is None else span.last_step
+        self.settings = settings.model_copy(update={"num_steps": self.last})
         self.schedule_step = self.first if span.schedule_step is None else span.schedule_step
         self.settled = max(span.changes, default=self.first)  # the early-stop step is found from here on
-        self.held_at = start if trainer.held else None
+        self.held_at = self.start if self.trainer.held else None
         self.state = TrainingState(self.first, self.first)
         self.began = time.perf_counter()
 
@@ -82,7 +81,7 @@ class Course:
         if self.checkpointer:
             self._read_checkpoint(self.checkpointer)
         if self.state.step == self.first < self.last and self.engine is not self.trainer.loop:
-            self.state.difference = self._difference()
+            self.state.difference = self._difference()  # before the engine begins: both take their first steps here
         self.began -= self.state.seconds
         self.engine.begin(self.kept, self.seed, self.state.step)
 
@@ -91,8 +90,7 @@ class Course:
         state, trainer = self.state, self.trainer
         evaluated = (state.due - 1) // self.settings.eval_every * self.settings.eval_every
         before = state.step - max(self.first, evaluated)
-        later = [step for step in (*self.watch, *self.span.changes) if step > state.step]
-        until = min([state.due, *later])
+        until = min([state.due, *(step for step in (*self.watch, *self.span.changes) if step > state.step)])
         most = int(CALL_SECONDS / trainer.seconds_per_step) if trainer.seconds_per_step else 1
         num_steps = min(self.engine.longest, until - state.step, max(1, most))
         called = time.perf_counter()
@@ -117,8 +115,8 @@ class Course:
                 state.lowest, state.best = state.validation[0], self.engine.state()
                 state.summary = {"early_stop_step": state.step, **_named("early_stop_val", state.validation)}
         self.on_step(state.step, state.validation[1], None)
-        following = state.step - state.step % self.settings.eval_every + self.settings.eval_every
-        state.due = min(following, self.last)
+        every = self.settings.eval_every
+        state.due = min((state.step // every + 1) * every, self.last)
 
     def change(self) -> None:
         """Change the masks, if they change after this step."""
@@ -157,7 +155,7 @@ class Course:
         test = {step: (loss, accuracy) for step, split, loss, accuracy in state.metrics if split == "test"}
         if self.last not in test:
             test[self.last] = self._measured("test", self.last)
-        if stopped_at not in test:
+        if stopped_at not in test:  # last, since it leaves the model at other weights
             weights.assign(self.model, state.best)
             self.engine.begin(self.kept)
             test[stopped_at] = self._measured("test", stopped_at)
@@ -170,8 +168,7 @@ class Course:
         }
         # After everything that is evaluated, so that no metric depends on it.
         predictions = self._predictions({"early_stop": state.best, "final": final}, summary)
-        name, reason = self.chosen
-        engine: dict[str, Any] = {"engine": name, "engine_reason": reason}
+        engine: dict[str, Any] = {"engine": self.chosen[0], "engine_reason": self.chosen[1]}
         if state.difference is not None:
             engine |= {"engine_difference": state.difference}
         return Trained(
@@ -191,14 +188,14 @@ class Course:
         """Assign the start weights under the masks, and a fresh optimizer."""
         weights.assign(self.model, masks.apply(self.start, self.kept, self.held_at))
         self.trainer.reset()
-        optimizers.restart_averages(self.model)
+        optimizers.restart_averages(self.model)  # after the reset, which gives them the values of the first network
         usual = self.trainer.settings.num_steps
         pace = (usual, self.last) if self.last > usual else (1, 1)
-        self.trainer.assign_schedule_step([self.schedule_step, *pace])
+        self.trainer.schedule_step.assign([self.schedule_step, *pace])
 
     def _read_checkpoint(self, checkpointer: Checkpointer) -> None:
         """Go on from the checkpoint of this very training, if there is one."""
-        # Names must not count the models that a process has built.
+        # Keras numbers the variables of all models of a process (3.15); another process may have built more.
         own = {
             f"{place:04d}/{re.sub(r'_[0-9]+', '', variable.name)}": variable
             for place, (variable, _) in enumerate(self.trainer.touched())
@@ -226,11 +223,7 @@ class Course:
     def _difference(self) -> float:
         """Take the first steps with the compiled loop and with the engine, and compare the weights.
 
-        Returns:
-            The largest difference of a weight; the model is at its start again.
-
-        Raises:
-            LotteryError: The difference is more than rounding.
+        The model is at its start again; for what is returned and raised, see `engines.difference`.
         """
         compiled = self.trainer.loop
         num_steps = min(engines.NUM_COMPARED, compiled.longest, self.last - self.first)
@@ -279,7 +272,7 @@ class Course:
                 return None
             predictions["label"], predictions[name] = classes
             accuracy = np.mean(classes[0] == classes[1])
-            if not abs(accuracy - summary[f"{name}_test_accuracy"]) <= ROUNDING:
+            if not abs(accuracy - summary[f"{name}_test_accuracy"]) <= ROUNDING:  # of NaN, too
                 return None
         return predictions
 

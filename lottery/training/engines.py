@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lottery import weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Masks
@@ -34,7 +33,6 @@ class Engine(Protocol):
 
         Without a seed, the model is only evaluated.
         """
-        ...
 
     def advance(self, num_steps: int, before: int = 0) -> Logs:
         """Take steps, and return loss and accuracy over these and as many steps before; 0 starts anew."""
@@ -46,11 +44,9 @@ class Engine(Protocol):
 
     def classes(self) -> Classes | None:
         """Return label and predicted class of each test example; None where the accuracy is not that of one class."""
-        ...
 
     def change(self, before: Masks, kept: Masks) -> None:
         """Continue under other masks: entries that they add start at zero, with slots of the optimizer at zero."""
-        ...
 
     def state(self) -> dict[str, np.ndarray]:
         """Return every variable of the model by name, as it would be after `finish`."""
@@ -58,7 +54,6 @@ class Engine(Protocol):
 
     def finish(self) -> None:
         """Let the model's variables be those after the last step."""
-        ...
 
 
 # With at most this share of its multiply-adds, a network trains faster on the sparse engine; docs/speed.md has the
@@ -76,7 +71,7 @@ NUM_COMPARED, LARGEST_DIFFERENCE = 10, 0.01
 def read(
     model: Any, data: Splits | Streams, settings: Train, augment: Collection[str], obstacle: str | None
 ) -> Chain | Obstacle:
-    """Return what the sparse engine trains, or why it does not; the model is not enforced yet.
+    """Return what the sparse engine trains, or why it does not, or would not gain; the model is not enforced yet.
 
     Args:
         obstacle: What else keeps the model from the sparse engine.
@@ -84,38 +79,33 @@ def read(
     Raises:
         LotteryError: ``train.engine`` is "sparse", and cannot be.
     """
+    import tensorflow as tf
+
     if settings.engine == "compiled":
         return Obstacle('train.engine is "compiled"')
+    is_free = settings.engine == "auto"  # to leave the network to the compiled loop
     try:
         if obstacle:
             raise Obstacle(obstacle)
-        return _chain(model, data, settings, augment)
+        if is_free and tf.config.list_physical_devices("GPU"):
+            raise Obstacle("the compiled loop trains on a GPU")
+        if mirrored.strategy_of(model) is not None:
+            raise Obstacle("the model is mirrored on devices")
+        if augment:
+            raise Obstacle("the data are augmented")
+        if not isinstance(data, Splits):
+            raise Obstacle("the data are a tf.data.Dataset")
+        dense = [layer for layer in reading.layers(model) if type(layer).__name__ == "Dense"]
+        work = sum(math.prod(layer.kernel.shape) for layer in dense) * settings.batch_size * settings.num_steps
+        if is_free and work < LEAST_WORK:
+            raise Obstacle(f"a training of {work:,} multiply-adds is too short to gain, {LEAST_WORK:,} are enough")
+        chain = reading.read(model)
+        _check_data(chain, data, model.output_shape[-1])
+        return chain
     except Obstacle as why:
-        if settings.engine == "sparse":
-            raise LotteryError(f'train.engine: received "sparse", allowed are "auto" and "compiled": {why}.') from why
-        return why
-
-
-def _chain(model: Any, data: Splits | Streams, settings: Train, augment: Collection[str]) -> Chain:
-    """Read the chain that the sparse engine trains; raise `Obstacle` if it cannot, or would not gain."""
-    import tensorflow as tf
-
-    is_free = settings.engine == "auto"  # to leave the network to the compiled loop
-    if is_free and tf.config.list_physical_devices("GPU"):
-        raise Obstacle("the compiled loop trains on a GPU")
-    if mirrored.strategy_of(model) is not None:
-        raise Obstacle("the model is mirrored on devices")
-    if augment:
-        raise Obstacle("the data are augmented")
-    if not isinstance(data, Splits):
-        raise Obstacle("the data are a tf.data.Dataset")
-    sizes = [math.prod(layer.kernel.shape) for layer in reading.layers(model) if type(layer).__name__ == "Dense"]
-    work = sum(sizes) * settings.batch_size * settings.num_steps
-    if is_free and work < LEAST_WORK:
-        raise Obstacle(f"a training of {work:,} multiply-adds is too short to gain, {LEAST_WORK:,} are enough")
-    chain = reading.read(model)
-    _check_data(chain, data, model.output_shape[-1])
-    return chain
+        if is_free:
+            return why
+        raise LotteryError(f'train.engine: received "sparse", allowed are "auto" and "compiled": {why}.') from why
 
 
 def _check_data(chain: Chain, data: Splits, num_outputs: int) -> None:
@@ -132,27 +122,18 @@ def _check_data(chain: Chain, data: Splits, num_outputs: int) -> None:
             raise Obstacle(f"labels go from {y.min()} to {y.max()}, and the network has {num_outputs} outputs")
 
 
-def choose(chain: Chain | Obstacle, settings: Train, model: Any, kept: Masks) -> tuple[str, str]:
+def choose(chain: Chain | Obstacle, settings: Train, kept: Masks) -> tuple[str, str]:
     """Choose the engine for a network with these masks; return its name and the reason."""
     if isinstance(chain, Obstacle):
         return "compiled", str(chain)
     if settings.engine == "sparse":
         return "sparse", 'train.engine is "sparse"'
-    named = weights.variables(model)
-    sizes = {layer.kernel: math.prod(named[layer.kernel].shape) for layer in chain.layers}
-    left = sum(int(kept[name].sum()) if name in kept else size for name, size in sizes.items())
-    total = sum(sizes.values())
+    left = sum(int(kept[layer.kernel].sum()) if layer.kernel in kept else layer.size for layer in chain.layers)
+    total = sum(layer.size for layer in chain.layers)
     counted = f"{left:,} of {total:,} multiply-adds are left"
     if left / total <= LARGEST_SHARE:
         return "sparse", f"{counted}, not more than {LARGEST_SHARE:.0%}"
     return "compiled", f"{counted}, more than {LARGEST_SHARE:.0%}"
-
-
-def sparse(model: Any, chain: Chain, data: Any, settings: Train, longest: int) -> Any:
-    """Make the sparse engine of a model; numba takes seconds to compile it, once on a machine."""
-    from lottery.sparse.engine import Engine
-
-    return Engine(model, chain, data, settings.batch_size, longest)
 
 
 def difference(start: Arrays, expected: Arrays, received: Arrays) -> float:

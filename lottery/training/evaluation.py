@@ -1,4 +1,4 @@
-"""Evaluate a model over every example of a split, and predict classes, in compiled steps."""
+"""Many steps of a model in one graph: repeated, over every example of a split, and to predict classes."""
 
 import functools
 from collections.abc import Callable, Collection
@@ -9,31 +9,72 @@ import numpy as np
 from lottery.data import Splits, Streams
 from lottery.models.kerases import is_keras
 from lottery.training import mirrored
-from lottery.training.examining import Examined
 from lottery.training.examples import fixed_batch, scaler
 from lottery.training.records import Classes, Logs
-from lottery.training.repeating import repeater
 
 EVALUATION_BATCH = 1000
 
 
-def evaluations_of(
-    model: Any, data: Splits | Streams, splits: Collection[str], examined: Examined
-) -> dict[str, Callable[[], Logs]]:
-    """Make a function for each split, which may be ``"train"``: it returns what a model reports over every example."""
+def repeater(model: Any, names: tuple[str, ...]) -> Callable[..., Logs]:
+    """Make a function that takes steps in the graph and returns the model's metrics, or the means of `names`.
+
+    Its arguments are a step as a function of its number, the number of steps, and how many steps `before` this call the
+    result includes; 0 starts anew.
+    """
     import tensorflow as tf
 
+    # Variables add up the steps' own reports, so that steps in one call or in several give the same bits.
+    sums = {name: tf.Variable(tf.constant(0.0), trainable=False) for name in names}
+
+    def start_anew() -> Any:
+        model.reset_metrics()
+        for total in sums.values():
+            total.assign(0.0)
+        return tf.constant(True)
+
+    def repeat(step: Callable[[Any], Logs], num_steps: Any, before: Any) -> Logs:
+        def body(index: Any) -> Any:
+            logs = step(index)
+            for name, total in sums.items():
+                total.assign_add(tf.cast(logs[name], tf.float32))
+            return index + 1
+
+        # Python's numbers are known when this is traced, and need neither a choice nor a loop.
+        if tf.is_tensor(before):
+            tf.cond(tf.equal(before, 0), start_anew, lambda: tf.constant(False))
+        else:
+            start_anew()
+        # One iteration at a time: each step reads the variables that the step before has written.
+        if tf.is_tensor(num_steps) or num_steps > 1:
+            tf.while_loop(lambda index: index < num_steps, body, [tf.constant(0)], parallel_iterations=1)
+        elif num_steps:
+            body(tf.constant(0))
+        if not sums:
+            return model.get_metrics_result()
+        return {name: total / tf.cast(before + num_steps, tf.float32) for name, total in sums.items()}
+
+    return repeat
+
+
+def evaluations_of(
+    model: Any, data: Splits | Streams, splits: Collection[str], own: tuple[str, ...]
+) -> dict[str, Callable[[], Logs]]:
+    """Make a function for each split, which may be ``"train"``: it returns what a model reports over every example.
+
+    `own` names what the model's own ``test_step`` reports; it is empty if that reports metrics.
+    """
+    import tensorflow as tf
+
+    chosen = {name: getattr(data, name) for name in splits}
     if isinstance(data, Streams):
-        return {split: _of_stream(model, getattr(data, split), examined.test_logs) for split in splits}
-    evaluate = _of_arrays(model, scaler(data), examined.test_logs)
-    evaluations = {}
-    for name in splits:
-        split = getattr(data, name)
-        evaluations[name] = functools.partial(evaluate, tf.constant(split.x), tf.constant(split.y))
-    return evaluations
+        return {name: _of_stream(model, make, own) for name, make in chosen.items()}
+    evaluate = _of_arrays(model, scaler(data), own)
+    return {
+        name: functools.partial(evaluate, tf.constant(split.x), tf.constant(split.y)) for name, split in chosen.items()
+    }
 
 
-def classifier(model: Any, data: Splits | Streams, examined: Examined) -> Callable[[], Classes | None]:
+def classifier(model: Any, data: Splits | Streams, own: tuple[str, ...]) -> Callable[[], Classes | None]:
     """Make a function that returns the class that a model predicts for each test example: its highest output.
 
     The function returns None where a model's accuracy is not that of one class for each example of an array: for a
@@ -42,7 +83,7 @@ def classifier(model: Any, data: Splits | Streams, examined: Examined) -> Callab
     """
     import tensorflow as tf
 
-    has_own_step = examined.test_logs or not is_keras(type(model).test_step)
+    has_own_step = own or not is_keras(type(model).test_step)
     if isinstance(data, Streams) or has_own_step or mirrored.strategy_of(model) is not None:
         return lambda: None
     x, y, scaled = data.test.x, data.test.y, scaler(data)
@@ -67,11 +108,7 @@ def classifier(model: Any, data: Splits | Streams, examined: Examined) -> Callab
 
 
 def _of_arrays(model: Any, scaled: Callable[[Any], Any], own: tuple[str, ...]) -> Callable[[Any, Any], Logs]:
-    """Make a function of examples and labels; splits of one size share a trace.
-
-    Args:
-        own: What the model's own ``test_step`` reports; empty if it reports metrics.
-    """
+    """Make a function of examples and labels; splits of one size share a trace."""
     import tensorflow as tf
 
     fixed, num_devices, repeat = fixed_batch(model), mirrored.num_devices(model), repeater(model, own)
@@ -104,7 +141,7 @@ def _of_arrays(model: Any, scaled: Callable[[Any], Any], own: tuple[str, ...]) -
 
 
 def _of_stream(model: Any, make: Callable[[], Any], own: tuple[str, ...]) -> Callable[[], Logs]:
-    """Make a function that evaluates a model on a data set; arguments as for `_of_arrays`."""
+    """Make a function that evaluates a model on a data set."""
     import tensorflow as tf
 
     @tf.function(reduce_retracing=True, autograph=False)

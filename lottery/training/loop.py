@@ -1,6 +1,6 @@
 """The compiled loop: Keras' own steps, many in one call of a compiled graph."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +11,8 @@ from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Masks
 from lottery.models import graph, optimizers
-from lottery.training import augmentation, examining, mirrored
-from lottery.training.evaluation import classifier, evaluations_of
-from lottery.training.examining import Examined
-from lottery.training.examples import example_batch, scaler
+from lottery.training import compiling, evaluation, examples, mirrored
 from lottery.training.records import Classes, Logs
-from lottery.training.repeating import repeater
 from lottery.training.settings import Train
 
 LONGEST_CALL = 250  # steps of one call of the compiled steps
@@ -27,14 +23,14 @@ Arguments = Callable[..., tuple[Any, ...]]
 
 @dataclass(eq=False)
 class Loop:
-    """The compiled steps and evaluations of a model, whose variables are their state; see `engines.Engine`."""
+    """The compiled steps and evaluations of a model, whose variables are their state: an `engines.Engine`."""
 
     model: Any
     steps: Any  # takes what `batches` returns, trains the model, returns its report
     batches: Callable[..., Arguments]  # from seed words and a first step
     evaluations: Mapping[str, Callable[[], Logs]]  # by split, the model's report over every example
     classes: Callable[[], Classes | None]  # of the test examples; see `evaluation.classifier`
-    examined: Examined
+    examined: compiling.Examined
     longest: int  # of one call of `steps`; a shorter call needs no other trace
     jit_compile: bool
     own: Mapping[str, Any] = field(default_factory=dict)  # variables for checkpoints that no trace knows
@@ -70,35 +66,40 @@ def compile_loop(
     data: Splits | Streams,
     settings: Train,
     augment: Collection[str] = (),
-    end_of_step: Callable[[Any, Logs], None] = lambda index, logs: None,
+    callbacks: Sequence[Any] = (),
 ) -> Loop:
     """Make the compiled training and evaluation of a model; arguments as for `trainer.Trainer`.
 
     Nothing is traced before the first step. Whatever enforces masks must be active by then: a constraint that is set
-    later is not in the trace. `end_of_step` is called in the graph after each step, with its number and its report.
+    later is not in the trace. The `on_train_batch_end` of `callbacks`, which are there by then, is part of each step.
     """
     import tensorflow as tf
 
-    if mirrored.strategy_of(model) is not None:
-        _check_mirrored(model, data, settings)
+    strategy = mirrored.strategy_of(model)
+    if strategy is not None:
+        mirrored.check(model, data, settings)
         mirrored.skip_together(model)
-    examined = examining.examine(model, example_batch(data, model))
-    uses_xla = _uses_xla(model, settings, examined)
+    examined = compiling.examine(model, examples.example_batch(data, model))
+    if settings.jit_compile is True and examined.calls_python:
+        raise LotteryError("train.jit_compile: a training step of this model calls Python, which XLA cannot compile.")
+    uses_xla = bool(settings.jit_compile)
+    if settings.jit_compile == "auto":
+        uses_xla = strategy is None and gains_from_xla(model) and not examined.calls_python
     longest = min(LONGEST_CALL, settings.eval_every, settings.num_steps)
     if isinstance(data, Splits):
         if augment:
-            augmentation.check(data.train.x.shape[1:])
-        train = _training(model, None, examined, end_of_step)
+            examples.check_images(data.train.x.shape[1:])
+        train = _training(model, None, examined.train_logs, callbacks)
         steps, batches = _steps_over_arrays(train, data, settings.batch_size, longest, uses_xla, augment)
     elif augment:
         raise LotteryError("data.augment: received a tf.data.Dataset, allowed are arrays; augment it in the data set.")
     else:
-        # XLA cannot compile the iterator of a data set, so there each step is compiled by itself.
+        # XLA cannot compile the iterator of a data set (TensorFlow 2.21), so there each step is compiled by itself.
         compiled = tf.function(model.train_step, jit_compile=True) if uses_xla else None
-        train = _training(model, compiled, examined, end_of_step)
+        train = _training(model, compiled, examined.train_logs, callbacks)
         steps, batches = _steps_over_stream(train, data.train)
-    evaluations = evaluations_of(model, data, ("validation", "test"), examined)
-    classes = classifier(model, data, examined)
+    evaluations = evaluation.evaluations_of(model, data, ("validation", "test"), examined.test_logs)
+    classes = evaluation.classifier(model, data, examined.test_logs)
     return Loop(model, steps, batches, evaluations, classes, examined, longest, uses_xla)
 
 
@@ -106,9 +107,8 @@ def gains_from_xla(model: Any) -> bool:
     """Return True if XLA makes a model's training faster: on an accelerator, or for dense layers on a CPU."""
     import tensorflow as tf
 
-    if tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"):
-        return True
-    return gains_on_cpu(model)
+    has_accelerator = tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU")
+    return bool(has_accelerator) or gains_on_cpu(model)
 
 
 def gains_on_cpu(model: Any) -> bool:
@@ -116,33 +116,25 @@ def gains_on_cpu(model: Any) -> bool:
     return all(graph.gains_from_xla(weights.inside(layer)) for layer in weights.all_layers(model))
 
 
-def _uses_xla(model: Any, settings: Train, examined: Examined) -> bool:
-    """Decide if training steps are compiled with XLA."""
-    if settings.jit_compile is True and examined.calls_python:
-        raise LotteryError("train.jit_compile: a training step of this model calls Python, which XLA cannot compile.")
-    if settings.jit_compile != "auto":
-        return bool(settings.jit_compile)
-    return mirrored.strategy_of(model) is None and gains_from_xla(model) and not examined.calls_python
-
-
-def _training(
-    model: Any, compiled: Any, examined: Examined, end_of_step: Callable[[Any, Logs], None]
-) -> Callable[..., Logs]:
+def _training(model: Any, compiled: Any, own: tuple[str, ...], callbacks: Sequence[Any]) -> Callable[..., Logs]:
     """Make the graph's function that takes steps: of a batch by its number, how many, and how many before them.
 
     `compiled` is the model's ``train_step`` if that is compiled already, or None.
     """
-    repeat = repeater(model, examined.train_logs)
+    repeat = evaluation.repeater(model, own)
 
     def train(batch: Callable[[Any], Any], num_steps: Any, before: Any) -> Logs:
         def take_step(index: Any) -> Logs:
             def on_share(share: Any) -> Logs:
+                # Looked up while this is traced: what enforces masks may have replaced it since.
                 logs = (compiled or model.train_step)(share)
-                end_of_step(index, logs)
+                for callback in callbacks:
+                    callback.on_train_batch_end(index, logs)
                 return logs
 
-            logs = mirrored.run(model, on_share, batch(index), examined.train_logs)
-            mirrored.average_statistics(model)
+            logs = mirrored.run(model, on_share, batch(index), own)
+            if mirrored.strategy_of(model) is not None:
+                mirrored.average_statistics(model)
             return logs
 
         return repeat(take_step, num_steps, before)
@@ -156,18 +148,18 @@ def _steps_over_arrays(
     """Make `Loop.steps` and `Loop.batches` for arrays, which stay in memory as they are."""
     import tensorflow as tf
 
-    scaled, split = scaler(data), data.train
+    scaled, split = examples.scaler(data), data.train
     x, y = tf.constant(split.x), tf.constant(split.y)
 
     @tf.function(jit_compile=uses_xla, autograph=False)
     def steps(positions: Any, num_steps: Any, before: Any, key: Any) -> Logs:
         def batch(index: Any) -> Any:
-            examples = tf.gather(positions, index)
-            images = tf.gather(x, examples)
+            chosen = tf.gather(positions, index)
+            images = tf.gather(x, chosen)
             if augment:
                 key_of_step = key + tf.stack([0, index])
-                images = augmentation.augmented(images, key_of_step, "crop" in augment, "flip" in augment)
-            return scaled(images), tf.gather(y, examples)
+                images = examples.augmented(images, key_of_step, "crop" in augment, "flip" in augment)
+            return scaled(images), tf.gather(y, chosen)
 
         return train(batch, num_steps, before)
 
@@ -205,19 +197,3 @@ def _steps_over_stream(train: Callable[..., Logs], make: Callable[[], Any]) -> t
         return lambda num_steps, before=0: (iterator, tf.constant(num_steps), tf.constant(before))
 
     return steps, batches
-
-
-def _check_mirrored(model: Any, data: Splits | Streams, settings: Train) -> None:
-    if settings.jit_compile is True:
-        raise LotteryError(
-            'train.jit_compile: received true, allowed with train.devices = "mirrored" is false or "auto": XLA '
-            "compiles for one device."
-        )
-    if isinstance(data, Splits):
-        mirrored.check_batches(model, settings.batch_size)
-        return
-    import tensorflow as tf
-
-    dataset: Any = data.train()
-    for part in tf.nest.flatten(dataset.element_spec):
-        mirrored.check_batches(model, part.shape[0], "data (batched with drop_remainder=True)")

@@ -1,15 +1,16 @@
 """Train a network on several devices with a distribution strategy: each device takes a share of every batch."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from lottery import randomness, weights
+from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.training.records import Logs
-from lottery.weights import components
+from lottery.training.settings import Train
 
 
 def strategy_for(name: str) -> Any:
@@ -47,15 +48,27 @@ def num_devices(model: Any) -> int:
     return 1 if strategy is None else strategy.num_replicas_in_sync
 
 
-def check_batches(model: Any, batch_size: int | None, key: str = "train.batch_size") -> None:
+def check(model: Any, data: Splits | Streams, settings: Train) -> None:
     """Raise `LotteryError` unless devices get equal shares of each batch, so that their gradients count alike."""
-    num = num_devices(model)
-    if batch_size is None or batch_size % num:
-        received = "batches of no known size" if batch_size is None else str(batch_size)
+    import tensorflow as tf
+
+    if settings.jit_compile is True:
         raise LotteryError(
-            f"{key}: received {received}, allowed is a multiple of {num}, the number of devices that "
-            'train.devices = "mirrored" trains on.'
+            'train.jit_compile: received true, allowed with train.devices = "mirrored" is false or "auto": XLA '
+            "compiles for one device."
         )
+    key, sizes = "train.batch_size", [settings.batch_size]
+    if isinstance(data, Streams):
+        dataset: Any = data.train()
+        key = "data (batched with drop_remainder=True)"
+        sizes = [part.shape[0] for part in tf.nest.flatten(dataset.element_spec)]
+    num = num_devices(model)
+    for size in sizes:
+        if size is None or size % num:
+            raise LotteryError(
+                f"{key}: received {'batches of no known size' if size is None else size}, allowed is a multiple of "
+                f'{num}, the number of devices that train.devices = "mirrored" trains on.'
+            )
 
 
 def run(model: Any, step: Callable[[Any], Logs], batch: Any, names: tuple[str, ...] = ()) -> Logs:
@@ -74,6 +87,8 @@ def run(model: Any, step: Callable[[Any], Logs], batch: Any, names: tuple[str, .
     size = tf.shape(first_part)[0] if first_part.shape[0] is None else first_part.shape[0]
 
     def on_one_device() -> Logs:
+        # A Python number while this is traced once for each device, so that a share's size is known where the batch's
+        # is.
         place = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
         first, end = place * size // num, (place + 1) * size // num
         logs = step(tf.nest.map_structure(lambda part: part[first:end], batch))
@@ -117,16 +132,14 @@ def batches(model: Any, dataset: Iterable[Any]) -> Iterator[Any]:
 
 
 def average_statistics(model: Any) -> None:
-    """Give every device the mean of the moving statistics that each has measured.
-
-    The mean over shares is that over whole batches, except for a variance, which each device takes around the mean of
-    its share. Counts, which add up over devices, stay.
-    """
+    """Give every device the mean of the moving statistics that each has measured."""
     import tensorflow as tf
 
+    # The mean over shares is that over whole batches, except for a variance, which each device takes around the mean of
+    # its share. Counts, which add up over devices, stay.
     trained = {id(variable) for variable in model.trainable_variables}
     for variable in model.variables:
-        parts = components(variable)
+        parts = weights.components(variable)
         # A variable of Keras 3.15 has its tf.Variable in `_value`, and no public way to its aggregation.
         adds_up = getattr(getattr(variable, "_value", variable), "aggregation", None) == tf.VariableAggregation.SUM
         if len(parts) > 1 and parts[0].dtype.is_floating and id(variable) not in trained and not adds_up:
@@ -136,48 +149,39 @@ def average_statistics(model: Any) -> None:
 
 
 def skip_together(model: Any) -> None:
-    """Let all devices skip a step if the gradients of one are not finite, in half precision.
-
-    Keras 3 checks its first device alone, before gradients are added up; an overflow on another would be NaN on all.
-    """
+    """Let all devices skip a step if the gradients of one are not finite, in half precision."""
     import tensorflow as tf
 
-    check = getattr(model.optimizer, "check_finite", None)  # of a LossScaleOptimizer
-    if check is None:
+    check_own = getattr(model.optimizer, "check_finite", None)  # of a LossScaleOptimizer
+    if check_own is None:
         return
 
-    def on_all(gradients: Any) -> Any:
-        wrong = tf.cast(tf.logical_not(check(gradients)), tf.float32)
+    # Keras 3.15 checks its first device alone, before gradients are added up; an overflow on another would be NaN on
+    # all.
+    def check_all(gradients: Any) -> Any:
+        wrong = tf.cast(tf.logical_not(check_own(gradients)), tf.float32)
         return tf.equal(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, wrong), 0.0)
 
     # Past the __setattr__ of Keras 3.15, which keeps track of what is assigned.
-    vars(model.optimizer)["check_finite"] = on_all
+    vars(model.optimizer)["check_finite"] = check_all
 
 
 def draw_apart(model: Any) -> None:
-    """Let each device draw its own random numbers: Keras 3 gives all the same state, and so the same dropout."""
-    for name, variable in weights.variables(model).items():
-        if weights.is_random_state(name):
-            for place, part in enumerate(components(variable)[1:], 1):
-                value = np.array(part.numpy())
-                value.flat[0] = randomness.seed_for(*(abs(int(word)) for word in value.flat), place)
-                part.assign(value)
+    """Let each device draw its own random numbers."""
+    # Keras 3.15 gives all devices the same state, and so the same dropout.
+    for name, part in by_device(model).items():
+        place, _, own = name.partition("/")
+        if place != "0" and weights.is_random_state(own):
+            value = np.array(part.numpy())
+            value.flat[0] = randomness.seed_for(*(abs(int(word)) for word in value.flat), int(place))
+            part.assign(value)
 
 
-def differing(model: Any, state: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the plain variables of devices whose values differ from a model's state, by name."""
+def by_device(model: Any) -> dict[str, Any]:
+    """Return the plain variables of the devices that a model is mirrored on, by the device's number and the name."""
     found = {}
     for name, variable in weights.variables(model).items():
-        parts = components(variable)
-        if len(parts) == 1:
-            continue
-        for place, part in enumerate(parts):
-            if np.array(part.numpy()).tobytes() != state[name].tobytes():
-                found[f"{place}/{name}"] = part
+        parts = weights.components(variable)
+        if len(parts) > 1:
+            found |= {f"{place}/{name}": part for place, part in enumerate(parts)}
     return found
-
-
-def component(model: Any, name: str) -> Any:
-    """Return the plain variable of a name from `differing`."""
-    place, _, own = name.partition("/")
-    return components(weights.variables(model)[own])[int(place)]

@@ -37,6 +37,11 @@ class Train(Section):
         """True if each network is trained on all devices of a kind."""
         return self.devices != "one"
 
+    @property
+    def in_full_precision(self) -> bool:
+        """True if networks compute in float32 throughout."""
+        return self.precision == "float32"
+
     @field_validator("optimizer")
     @classmethod
     def _known(cls, optimizer: str | dict[str, Any]) -> str | dict[str, Any]:

@@ -22,9 +22,9 @@ from lottery.training.settings import Train
 class Trainer:
     """A model with its data, its masks and its compiled loop, for all rounds, branches and replicates.
 
-    Masks are variables, so one trace serves every mask. They are enforced from the first call that needs it (`hold`)
-    until `close`. The attribute ``masks`` has a boolean variable for each prunable weight, True where an entry is kept.
-    Masked entries are held at zero, unless `hold_at_start` is called.
+    The attribute ``masks`` has a boolean variable for each prunable weight, True where an entry is kept. Masks are
+    enforced from the first call that needs it (`hold`) until `close`. Masked entries are held at zero, unless
+    `hold_at_start` is called.
 
     Args:
         model: A compiled Keras 3 or tf_keras model; its own ``train_step`` and ``test_step`` run.
@@ -51,19 +51,21 @@ class Trainer:
         import tensorflow as tf
 
         self.model, self.settings, self._data, self.inputs = model, settings, data, inputs or {}
+        # Variables, not constants, so that one trace serves every mask.
         self.masks: dict[str, Any] = {
             name: tf.Variable(tf.constant(mask), trainable=False, dtype=tf.bool)
             for name, mask in masks.ones_like(weights.read(model)).items()
         }
         self.held: dict[str, Any] = {}  # variables like ``masks``, of the values to hold masked entries at if not zero
-        self.loop: Loop = compile_loop(model, data, settings, augment, self._end_of_step)
+        self._callbacks: list[Any] = []  # of enforcement; the trace calls those that are here by then
+        self.loop: Loop = compile_loop(model, data, settings, augment, self._callbacks)
         # What the sparse engine trains, or why it cannot; and that engine, from the first network that it trains on.
         self.chain = engines.read(model, data, settings, augment, obstacle)
         self._sparse: Any = None
         self.seconds_per_step: float | None = None  # in the last call of the compiled steps
-        self._schedule_step = schedules.step_variable() if schedule_step is None else schedule_step
+        # Where in its schedule the learning rate begins, and how much more slowly it goes through it.
+        self.schedule_step = schedules.step_variable() if schedule_step is None else schedule_step
         self._enforce, self._held, self._is_held = enforce, contextlib.ExitStack(), False
-        self._callbacks: list[Any] = []
         self._first_values: list[tuple[Any, np.ndarray]] = []
 
     def hold_at_start(self) -> None:
@@ -78,7 +80,7 @@ class Trainer:
         """Enforce the masks from now on, until `close`."""
         if self._enforce is not None and not self._is_held:
             parts = (self.masks, self.held) if self.held else (self.masks,)
-            self._callbacks = self._held.enter_context(self._enforce(self.model, *parts))
+            self._callbacks[:] = self._held.enter_context(self._enforce(self.model, *parts))
             self._is_held = True
 
     def close(self) -> None:
@@ -94,29 +96,25 @@ class Trainer:
             if state is not None:
                 variable.assign(state[name])
 
-    def assign_schedule_step(self, value: list[int]) -> None:
-        """Say where in its schedule the learning rate begins, and how much more slowly it goes through it."""
-        self._schedule_step.assign(value)
-
     def reset(self) -> None:
-        """Put everything that a step touches, besides the model's variables and the masks, back to its first value.
-
-        The trace knows what that is: slots and iterations of all optimizers, metrics, and random generators, whoever
-        owns them. Each device draws its own random numbers.
-        """
+        """Put everything that a step touches, besides the model's variables and the masks, back to its first value."""
         for variable, value in self.touched():
             variable.assign(value)
-        mirrored.draw_apart(self.model)
+        if mirrored.strategy_of(self.model) is not None:
+            mirrored.draw_apart(self.model)
 
     def engine(self, kept: Masks, name: str | None = None) -> tuple[Any, str, str]:
         """Return the engine for a network with these masks, its name and the reason; `name` decides if it is given."""
-        chosen, reason = engines.choose(self.chain, self.settings, self.model, kept)
+        chosen, reason = engines.choose(self.chain, self.settings, kept)
         name = name or chosen
         if name == "compiled" or isinstance(self.chain, Obstacle):
             return self.loop, "compiled", reason
         if self._sparse is None:
+            from lottery.sparse.engine import Engine  # numba takes seconds to compile it, once on a machine
+
             self.touched()  # tracing makes the optimizer's slots
-            self._sparse = engines.sparse(self.model, self.chain, self._data, self.settings, self.loop.longest)
+            data: Any = self._data  # arrays, or there was no chain
+            self._sparse = Engine(self.model, self.chain, data, self.settings.batch_size, self.loop.longest)
         return self._sparse, name, reason
 
     def evaluated(self, state: Arrays, kept: Masks, split: str, engine: str | None = None) -> tuple[float, float]:
@@ -177,19 +175,17 @@ class Trainer:
         """
         return Course(self, start, kept, seed, span, watch or {}, on_step, checkpointer).run()
 
-    def _end_of_step(self, index: Any, logs: Any) -> None:
-        """Call the callbacks that enforcement needs, in the graph."""
-        for callback in self._callbacks:
-            callback.on_train_batch_end(index, logs)
-
     def touched(self) -> list[tuple[Any, np.ndarray]]:
-        """Return what a step touches besides the model, the masks and the inputs: variables with their first values."""
+        """Return what a step touches besides the model, the masks and the inputs: variables with their first values.
+
+        The trace knows them: slots and iterations of all optimizers, metrics and random generators, whoever owns them.
+        """
         if not self._first_values:
             self.hold()
             own = [*self.model.variables, *self.masks.values(), *self.held.values(), *self.inputs.values()]
             known = {id(inner) for variable in own for inner in weights.components(variable)}
             traced = self.loop.steps.get_concrete_function(*self.loop.batches((0,))(1)).graph
-            # A graph lists its variables in an order of chance, its captures in the order of the trace.
+            # TensorFlow 2.21 lists variables of a graph in an order of chance, captures in the order of the trace.
             place = {id(tensor): number for number, (tensor, _) in enumerate(traced.captures)}
             found = sorted(traced.variables, key=lambda variable: place[id(variable.handle)])
             self._first_values = [
