@@ -122,7 +122,7 @@ def shown(lines: pd.DataFrame) -> Grid:
         "steps",
         "multiply-adds",
     ]
-    num = int(lines["replicates"].min())
+    num = int(lines["replicates"].to_numpy().min())
     notes = [
         f"Test accuracy at the early-stop step, over {num} replicates; − ticket: method − ticket, paired by replicate.",
         "Steps and multiply-adds: of all trainings that a network takes.",

@@ -360,7 +360,7 @@ def data_words(data_file: Path | None, folder: Path) -> list[str]:
     """Return the values that make a command use MNIST, or random images."""
     if found := mnist_file(data_file):
         return [f"data.path={found.absolute()}"]
-    np.savez(folder / "random.npz", **random_images(10_000, 1000))
+    np.savez(folder / "random.npz", allow_pickle=False, **random_images(10_000, 1000))
     return ["data.name=npz", f"data.path={folder / 'random.npz'}"]
 
 
@@ -436,7 +436,7 @@ def print_agreement(console: Console, found: Mapping[str, Any], about: str) -> N
     pairs["mean"] = np.mean([*pairs.values()], axis=0)
     lines = []
     for name, values in pairs.items():
-        mean, low, high = intervals.mean_interval(values[:, 1] - values[:, 0])
+        mean, low, high = intervals.mean_interval(list(values[:, 1] - values[:, 0]))
         accuracies = [f"{100 * each:.2f}" for each in values.mean(0)]
         interval = f"{100 * low:+.2f}..{100 * high:+.2f}"
         lines.append([name, *accuracies, f"{100 * mean:+.2f}", interval, "yes" if low <= 0 <= high else "no"])

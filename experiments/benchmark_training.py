@@ -33,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
@@ -184,12 +184,11 @@ def measure_round(trainer: Trainer, start: Mapping[str, np.ndarray], repetitions
     rows = [(step, split, 0.1, 0.9) for step in range(0, 50_001, 100) for split in ("train", "validation")]
     samples: Samples = {}
     timed = timer(samples)
+    rng = randomness.generator(0)  # neither magnitude nor rewinding to weights draws anything
 
     def prune() -> tuple[masks.Masks, dict[str, Any]]:
         planned = plan.of_weights(EXPERIMENT.prune, dense)
-        scores = criteria.CRITERIA["magnitude"].score(
-            planned.criterion_inputs(1, start, trained, dense, randomness.generator(0))
-        )
+        scores = criteria.CRITERIA["magnitude"].score(planned.criterion_inputs(1, start, trained, dense, rng))
         kept = planned.masks(1, scores, dense)
         return kept, {"thresholds": ranking.thresholds(scores, dense, kept)}
 
@@ -199,7 +198,7 @@ def measure_round(trainer: Trainer, start: Mapping[str, np.ndarray], repetitions
     def in_parts(folder: Path) -> None:
         kept, record = timed("score, prune, thresholds", prune)
         timed("assign masks", lambda: trainer.set_masks(kept))
-        begin = timed("rewind", lambda: rewinding.rewound("weights", start, trained, kept))
+        begin = timed("rewind", lambda: rewinding.rewound("weights", start, trained, kept, rng))
         timed("assign weights", lambda: weights.assign(loop.model, begin))
         timed("reset optimiser", trainer.reset)
         timed("fingerprint", lambda: weights.fingerprint(weights.read_state(loop.model)))
@@ -322,7 +321,7 @@ def multiplication(model: Any, kept: masks.Masks) -> Any:
 def tfmot_fitting(images: tuple[np.ndarray, np.ndarray], density: float = DENSITY) -> Contestant:
     """Train with `fit` of tf_keras on tfmot's wrappers, which prune to a density, as in tfmot's guide."""
     import tf_keras
-    from tensorflow_model_optimization.sparsity import keras as tfmot
+    from tensorflow_model_optimization.sparsity import keras as tfmot  # type: ignore[reportMissingImports]
 
     schedule = tfmot.ConstantSparsity(1 - density, begin_step=0)
     wrapped = tfmot.prune_low_magnitude(networks.lenet_300_100(keras=tf_keras), schedule)
@@ -433,7 +432,7 @@ def print_goals(console: Console, heading: str, goals: list[tuple[str, float, st
     print_table(console, f"{heading}; goals", ["", "measured", "goal", ""], lines)
 
 
-def milliseconds(seconds: list[float]) -> list[str]:
+def milliseconds(seconds: Sequence[float]) -> list[str]:
     """Format the median and range of measurements, in milliseconds."""
     values = [1000 * value for value in seconds]
     digits = "{:.3f}" if statistics.median(values) < 10 else "{:.1f}"

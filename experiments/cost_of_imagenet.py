@@ -120,7 +120,12 @@ def _decoded_a_second(num: int = 60) -> float:
 def _resnet_50() -> Any:
     import keras
 
-    return keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=1000, include_top=True)
+    return keras.applications.ResNet50(
+        weights=None,  # type: ignore[arg-type]
+        input_shape=(32, 32, 3),
+        classes=1000,
+        include_top=True,
+    )
 
 
 def _costs_of_a_network() -> dict[str, float]:
