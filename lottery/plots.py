@@ -22,7 +22,7 @@ from lottery.statistics.results import Table
 
 def kinds() -> dict[str, Analysis]:
     """Return the kinds of figures by name: the analyses that have a figure."""
-    return {name: one for name, one in ANALYSES.items() if one.figure}
+    return {name: analysis for name, analysis in ANALYSES.items() if analysis.figure}
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

@@ -176,7 +176,7 @@ def _images(table: Table, replicate: int, rounds: Iterable[int] | None) -> tuple
     """Return the rows that are drawn, and an image for each round."""
     part = style.of_rounds(style.only(table, "replicate", replicate), rounds)
     kernel = part["what"].iloc[0] == KERNEL
-    return part, {index: _image(one, kernel) for index, one in part.groupby("round")}
+    return part, {index: _image(pixels, kernel) for index, pixels in part.groupby("round")}
 
 
 def _arranged(images: dict[int, np.ndarray], width: float) -> tuple[int, int, float, float]:

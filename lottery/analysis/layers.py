@@ -207,9 +207,9 @@ def _cumulative(lines: Table) -> Table:
 
     most = int(lines["degree"].max())
     chains = [
-        one.set_index("degree")["count"].reindex(range(most + 1), fill_value=0).cumsum().div(one["count"].sum())
+        line.set_index("degree")["count"].reindex(range(most + 1), fill_value=0).cumsum().div(line["count"].sum())
         .rename("fraction").reset_index().assign(replicate=replicate, round=index, density=density)
-        for (replicate, index, density), one in lines.groupby(["replicate", "round", "density"])
+        for (replicate, index, density), line in lines.groupby(["replicate", "round", "density"])
     ]  # fmt: skip
     return style.spread(pd.concat(chains), ("round", "degree"), "fraction")
 

@@ -26,27 +26,27 @@ ALL = "all"  # the row of all weights together
 NO_PAIR = "there are no two masks to compare"
 
 
-def iou(one: Masks | np.ndarray, other: Masks | np.ndarray) -> float:
+def iou(first: Masks | np.ndarray, other: Masks | np.ndarray) -> float:
     """Compute the overlap of two masks, or of several by name together: intersection over union, in [0, 1].
 
     It is NaN if neither keeps anything. Raises `LotteryError` if names or shapes differ.
     """
-    counts = _counts(one, other)
+    counts = _counts(first, other)
     return _ratio(sum(both for both, *_ in counts), counts)
 
 
-def chance(one: Masks | np.ndarray, other: Masks | np.ndarray) -> float:
+def chance(first: Masks | np.ndarray, other: Masks | np.ndarray) -> float:
     """Compute the overlap of two random masks that keep as many entries of each weight.
 
     With a and b kept of the n entries of a weight, random masks have a b / n in common on average. The value is
     E / (A + B - E), where E is the sum of those over the weights and A and B are all that is kept: the ratio of the
     expected intersection to the expected union, next to the expected ratio unless masks are tiny. Otherwise as `iou`.
     """
-    counts = _counts(one, other)
+    counts = _counts(first, other)
     return _ratio(sum(a * b / size for _, a, b, size in counts if size), counts)
 
 
-def matched_chance(one: Masks, other: Masks, num_draws: int = 3, seed: int = 0) -> dict[str, float]:
+def matched_chance(first: Masks, other: Masks, num_draws: int = 3, seed: int = 0) -> dict[str, float]:
     """Compute the overlap of random masks with as many entries in each weight, after matching their hidden units.
 
     Matching raises the overlap of random masks as well, so that `chance` is too low a value to compare with. Returns
@@ -54,8 +54,8 @@ def matched_chance(one: Masks, other: Masks, num_draws: int = 3, seed: int = 0) 
     """
     random, draws = np.random.default_rng(seed), []
     for _ in range(num_draws):
-        first, second = (_drawn(kept, random) for kept in (one, other))
-        draws.append(_by_weight(first, matching.matched(first, second)[0]))
+        mine, theirs = (_drawn(kept, random) for kept in (first, other))
+        draws.append(_by_weight(mine, matching.matched(mine, theirs)[0]))
     return {name: sum(draw[name] for draw in draws) / num_draws for name in draws[0]}
 
 
@@ -82,7 +82,7 @@ def table(runs: Path | str | Sequence[Path | str], round: int, matched: bool = F
     found = _tickets([Path(run) for run in ([runs] if isinstance(runs, (str, Path)) else runs)], round, matched)
     chances: dict[tuple[tuple[int, ...], ...], dict[str, float]] = {}
     rows = []
-    for (one, mine), (other, theirs) in itertools.combinations(found.items(), 2):
+    for (first, mine), (other, theirs) in itertools.combinations(found.items(), 2):
         after, expected = {}, {}
         if matched:
             after = _by_weight(mine, matching.matched(mine, theirs)[0])
@@ -92,7 +92,7 @@ def table(runs: Path | str | Sequence[Path | str], round: int, matched: bool = F
         for name in (ALL, *mine):
             pair = [kept if name == ALL else {name: kept[name]} for kept in (mine, theirs)]
             raised = (after.get(name, math.nan), expected.get(name, math.nan))
-            rows.append((one, other, round, *map(masks.density, pair), name, iou(*pair), chance(*pair), *raised))
+            rows.append((first, other, round, *map(masks.density, pair), name, iou(*pair), chance(*pair), *raised))
     return frame(rows, COLUMNS)
 
 
@@ -102,9 +102,9 @@ def pairs(found: Table) -> list[str]:
     These are ``"one run"``; ``"two runs, one replicate"``, which share their initial weights if the runs have one seed;
     or ``"two runs"``.
     """
-    one, other = (found[column].str.rpartition(":") for column in ("one", "other"))
-    two = np.where(one[2] == other[2], "two runs, one replicate", "two runs")
-    return np.where(one[0] == other[0], "one run", two).tolist()
+    first, other = (found[column].str.rpartition(":") for column in ("one", "other"))
+    two = np.where(first[2] == other[2], "two runs, one replicate", "two runs")
+    return np.where(first[0] == other[0], "one run", two).tolist()
 
 
 def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = False) -> Any:
@@ -120,10 +120,15 @@ def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = 
     place = {name: index for index, name in enumerate(names)}
     cells, texts = np.full((len(names), len(names)), np.nan), {}
     for row in part.to_dict("records"):
-        one, other = place[row["one"]], place[row["other"]]
-        texts[one, one], texts[other, other] = (f"density\n{row[f'density_{it}']:.3g}" for it in ("one", "other"))
-        for pair in ((one, other), (other, one)) if one != other else ():
-            cells[pair], texts[pair] = row[value] - row[random], f"{row[value]:.3f}\n({row[random]:.3f})"
+        for network in ("one", "other"):
+            on_diagonal = place[row[network]]
+            texts[on_diagonal, on_diagonal] = f"density\n{row[f'density_{network}']:.3g}"
+        first, other = place[row["one"]], place[row["other"]]
+        if first == other:
+            continue
+        for pair in ((first, other), (other, first)):
+            cells[pair] = row[value] - row[random]
+            texts[pair] = f"{row[value]:.3f}\n({row[random]:.3f})"
     ax = style.new_or(ax)
     scale = SymLogNorm(0.01, vmin=-1, vmax=1)
     shown = ax.imshow(np.ma.masked_invalid(cells), cmap="RdBu", norm=scale, interpolation="none", aspect="auto")
@@ -201,20 +206,20 @@ def _shapes(kept: Masks) -> dict[str, tuple[int, ...]]:
     return {name: mask.shape for name, mask in kept.items()}
 
 
-def _by_weight(one: Masks, other: Masks) -> dict[str, float]:
-    return {ALL: iou(one, other), **{name: iou(one[name], other[name]) for name in one}}
+def _by_weight(first: Masks, other: Masks) -> dict[str, float]:
+    return {ALL: iou(first, other), **{name: iou(first[name], other[name]) for name in first}}
 
 
-def _counts(one: Masks | np.ndarray, other: Masks | np.ndarray) -> list[tuple[int, int, int, int]]:
+def _counts(first: Masks | np.ndarray, other: Masks | np.ndarray) -> list[tuple[int, int, int, int]]:
     """Count, in each weight, the entries that both keep, that the first and the other keep, and that there are."""
-    mine, theirs = ({"mask": np.asarray(each)} if not isinstance(each, Mapping) else each for each in (one, other))
+    mine, theirs = ({"mask": np.asarray(each)} if not isinstance(each, Mapping) else each for each in (first, other))
     shapes = _shapes(mine), _shapes(theirs)
     if shapes[0] != shapes[1]:
         raise LotteryError(f"Only masks of the same network can be compared, received {shapes[0]} and {shapes[1]}.")
     masks.check(mine, mine)
     masks.check(theirs, theirs)
-    both, kept_one, kept_other = (masks.num_kept(each) for each in (masks.intersection(mine, theirs), mine, theirs))
-    return [(both[name], kept_one[name], kept_other[name], mask.size) for name, mask in mine.items()]
+    both, of_mine, of_theirs = map(masks.num_kept, (masks.intersection(mine, theirs), mine, theirs))
+    return [(both[name], of_mine[name], of_theirs[name], mask.size) for name, mask in mine.items()]
 
 
 def _ratio(common: float, counts: list[tuple[int, int, int, int]]) -> float:

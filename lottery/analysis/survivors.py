@@ -43,7 +43,7 @@ def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) ->
         low, high = ends[name] if ends[name][0] <= ends[name][1] else (0.0, 0.0)  # no entry of it survives anywhere
         counts, edges = np.histogram(values.astype(np.float64), num_bins, (low, high))
         bins = zip(edges[:-1], edges[1:], counts, strict=True)
-        rows += [(replicate, index, density, name, *one) for one in bins]
+        rows += [(replicate, index, density, name, low, high, count) for low, high, count in bins]
     return frame(rows, COLUMNS)
 
 

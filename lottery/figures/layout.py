@@ -136,5 +136,6 @@ def fit(figure: Any) -> None:
             box, text = label.get_window_extent(), label.get_text()
             out = box.x0 < 0 or box.y0 < 0 or box.x1 > figure.bbox.x1 or box.y1 > figure.bbox.y1
             if out and " " in text:
-                middle = min((one.start() for one in re.finditer(" ", text)), key=lambda at: abs(at - len(text) / 2))
+                spaces = [space.start() for space in re.finditer(" ", text)]
+                middle = min(spaces, key=lambda at: abs(at - len(text) / 2))
                 label.set_text(f"{text[:middle]}\n{text[middle + 1 :]}")

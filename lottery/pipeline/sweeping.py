@@ -60,8 +60,8 @@ def points(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] 
             sections.setdefault(section, {})[rest] = value
         settings = config.load(tables, sections)
         found.append(Point(chosen, settings.model_copy(update={"name": _name(settings.name, chosen)})))
-    for one, other in itertools.combinations(found, 2):
-        if one.settings == other.settings:
+    for point, other in itertools.combinations(found, 2):
+        if point.settings == other.settings:
             twice = ", ".join(f"{key} = {value!r}" for key, value in other.values.items())
             raise LotteryError(f"sweep: {twice} appears twice.")
     return found

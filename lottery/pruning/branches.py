@@ -372,7 +372,8 @@ def find(label: str) -> Branch | None:
 def kept_steps(start: BranchStart) -> dict[str, int]:
     """Sum up, over the steps of a training whose masks change, the entries that are kept of each weight."""
     before, at, total = masks.num_kept(start.kept), start.first_step, dict.fromkeys(start.kept, 0)
-    for step, counts in [*((step, one.num_kept) for step, one in sorted(start.changes.items())), (start.last_step, {})]:
+    changes = [(step, change.num_kept) for step, change in sorted(start.changes.items())]
+    for step, counts in [*changes, (start.last_step, {})]:
         total = {name: count + (step - at) * before[name] for name, count in total.items()}
         before, at = counts, step
     return total

@@ -237,5 +237,7 @@ def _lower_rank(inputs: CriterionInputs, sign: int) -> dict[str, np.ndarray]:
 
 def _network(inputs: CriterionInputs, criterion: str) -> ScoredModel:
     if inputs.network is None:
-        raise LotteryError(f"{criterion!r} needs the network: received CriterionInputs.network=None; pass a Network.")
+        raise LotteryError(
+            f"{criterion!r} needs the network: received CriterionInputs.network=None; pass a ScoredModel."
+        )
     return inputs.network

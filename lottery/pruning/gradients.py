@@ -143,7 +143,7 @@ def _loss(model: Any, x: Any, y: Any, training: bool, soften: Callable[[Any], An
         return model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=None)
     total = model.compute_loss(x=x, y=y, y_pred=soften(outputs), sample_weight=None)
     if model.losses and is_keras(type(model).compute_loss):  # which has added them
-        total -= tf.cast(tf.add_n([tf.reduce_sum(one) for one in model.losses]), total.dtype)
+        total -= tf.cast(tf.add_n([tf.reduce_sum(loss) for loss in model.losses]), total.dtype)
     return total
 
 
@@ -198,22 +198,23 @@ def _softened(model: Any, temperature: float) -> Iterator[Callable[[Any], Any]]:
 def _restored(model: Any) -> Iterator[None]:
     """Restore the variables, metrics and random states of a model on the way out."""
     held = weights.read_state(model)
-    metrics = [(one, np.array(one.numpy())) for metric in model.metrics for one in metric.variables]
+    metrics = [(variable, np.array(variable.numpy())) for metric in model.metrics for variable in metric.variables]
     # Layers of tf_keras may keep a counter or a generator that is not among their variables.
     random = [layer._random_generator for layer in model._flatten_layers() if hasattr(layer, "_random_generator")]
-    seeds = [(one, one._seed) for one in random if hasattr(one, "_seed")]
-    states = [(one._generator, one._generator.state.numpy()) for one in random if getattr(one, "_generator", None)]
+    seeds = [(generator, generator._seed) for generator in random if hasattr(generator, "_seed")]
+    inner = [generator._generator for generator in random if getattr(generator, "_generator", None)]
+    states = [(generator, generator.state.numpy()) for generator in inner]
     try:
         yield
     finally:
         weights.assign(model, held)
-        known = {id(one) for one, _ in metrics}
+        known = {id(variable) for variable, _ in metrics}
         for metric in model.metrics:
-            if any(id(one) not in known for one in metric.variables):
+            if any(id(variable) not in known for variable in metric.variables):
                 metric.reset_state()
-        for one, value in metrics:
-            one.assign(value)
-        for one, seed in seeds:
-            one._seed = seed
-        for one, state in states:
-            one.state.assign(state)
+        for variable, value in metrics:
+            variable.assign(value)
+        for generator, seed in seeds:
+            generator._seed = seed
+        for generator, state in states:
+            generator.state.assign(state)

@@ -100,12 +100,12 @@ def made_units(shapes: Shapes, how: Granularity, removable: Sequence[Units] = ()
     units: their scores are pooled, and a unit goes from all of them. Units of the output layer, and of layers of the
     other kind, stay.
     """
-    made_by = {one["made_by"][0]: tuple(one["made_by"]) for one in removable}
-    for one in removable:
-        fits = [shapes[name][-1] == one["size"] for name in one["made_by"] if name in shapes]
-        fits += [shapes[name][-2] % one["size"] == 0 for name in one["read_by"] if name in shapes]
-        if not all(fits) or len(fits) < len(one["made_by"]) + len(one["read_by"]):
-            raise LotteryError(f"The units of {one['made_by'][0]} do not fit the shapes of the weights.")
+    made_by = {unit["made_by"][0]: tuple(unit["made_by"]) for unit in removable}
+    for unit in removable:
+        fits = [shapes[name][-1] == unit["size"] for name in unit["made_by"] if name in shapes]
+        fits += [shapes[name][-2] % unit["size"] == 0 for name in unit["read_by"] if name in shapes]
+        if not all(fits) or len(fits) < len(unit["made_by"]) + len(unit["read_by"]):
+            raise LotteryError(f"The units of {unit['made_by'][0]} do not fit the shapes of the weights.")
 
     def members(name: str, arrays: Mapping[str, np.ndarray], fill: Any = 0) -> np.ndarray:
         kernels = [np.asarray(arrays[kernel]) for kernel in made_by[name]]
@@ -113,15 +113,15 @@ def made_units(shapes: Shapes, how: Granularity, removable: Sequence[Units] = ()
 
     def expand(alive: Masks) -> Masks:
         masks = {name: np.ones(shape, dtype=bool) for name, shape in shapes.items()}
-        for one in removable:
-            kept = alive[one["made_by"][0]]
-            for name in one["made_by"]:
+        for unit in removable:
+            kept = alive[unit["made_by"][0]]
+            for name in unit["made_by"]:
                 masks[name] &= kept
-            for name in one["read_by"]:
+            for name in unit["read_by"]:
                 masks[name] &= np.resize(kept, masks[name].shape[-2])[:, None]
         return masks
 
-    sizes = {one["made_by"][0]: (int(one["size"]),) for one in removable}
+    sizes = {unit["made_by"][0]: (int(unit["size"]),) for unit in removable}
     return _pooled(shapes, sizes, members, expand, how.norm)
 
 
@@ -281,7 +281,7 @@ GRANULARITIES: dict[str, Kind] = {
 }
 
 # Those that remove units of a layer, whose names the layers' kernels have.
-UNITS = tuple(name for name, one in GRANULARITIES.items() if one.of_convolutions is not None)
+UNITS = tuple(name for name, kind in GRANULARITIES.items() if kind.of_convolutions is not None)
 
 
 def grouped(how: Granularity, shapes: Shapes, removable: Sequence[Units] = ()) -> Groups:
@@ -334,17 +334,17 @@ def check(how: Granularity) -> None:
     for key, example in {"block": "[4, 4]", "n_of_m": "[2, 4]"}.items():
         value = getattr(how, key)
         if bool(value) != (key == kind.takes):
-            fitting = next(name for name, one in GRANULARITIES.items() if key == one.takes)
+            fitting = next(name for name, known in GRANULARITIES.items() if key == known.takes)
             raise LotteryError(
                 f'prune.{key} and prune.granularity = "{fitting}" go together: set both or neither, as in '
                 f"prune.{key} = {example}."
             )
-        if value and (len(value) != 2 or not all(type(one) is int and one > 0 for one in value)):
+        if value and (len(value) != 2 or not all(type(number) is int and number > 0 for number in value)):
             raise LotteryError(f"prune.{key}: received {list(value)}, allowed are two whole numbers from 1.")
     if how.n_of_m and how.n_of_m[0] >= how.n_of_m[1]:
         raise LotteryError(f"prune.n_of_m: received {list(how.n_of_m)}, allowed is [n, m] with n below m.")
     if how.norm != Granularity.norm and not kind.pools:
-        pooling = " or ".join(f'"{name}"' for name, one in GRANULARITIES.items() if one.pools)
+        pooling = " or ".join(f'"{name}"' for name, known in GRANULARITIES.items() if known.pools)
         raise LotteryError(
             f'prune.norm pools the scores of a group, so prune.granularity must be {pooling}; received "{how.name}".'
         )

@@ -23,7 +23,7 @@ def implied_rounds(values: Mapping[str, Any]) -> int | None:
     densities, n_of_m = values.get("densities"), values.get("n_of_m")
     if densities and isinstance(densities, list | tuple):
         return len(densities)
-    if isinstance(n_of_m, list | tuple) and len(n_of_m) == 2 and all(type(one) is int for one in n_of_m):
+    if isinstance(n_of_m, list | tuple) and len(n_of_m) == 2 and all(type(number) is int for number in n_of_m):
         return max(0, n_of_m[1] - n_of_m[0])
     return None
 

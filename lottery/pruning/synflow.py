@@ -109,7 +109,7 @@ def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[s
         traced: list[Any] = []  # the inputs in the graph
 
         def flow() -> tuple[Any, Any, Any]:
-            traced[:] = [tf.identity(one) for one in tf.nest.flatten(ones)]
+            traced[:] = [tf.identity(value) for value in tf.nest.flatten(ones)]
             inputs = tf.nest.pack_sequence_as(ones, traced)
             with tf.GradientTape() as tape:
                 outputs = [tf.cast(output, tf.float64) for output in tf.nest.flatten(copy(inputs, training=False))]
@@ -145,14 +145,14 @@ def check_inputs(model: Any, x: Any) -> None:
     """Raise `LotteryError` if a model looks its inputs up, of which `x` is an example; `synaptic_flow` does too."""
     import tensorflow as tf
 
-    specs = tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), x)
+    specs = tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), x)
     with evaluating(f"The model {model.name!r} cannot be called on its inputs"):
         called = traced_call(model, specs)
     _refuse_lookups(model, called.inputs[: len(tf.nest.flatten(x))])
 
 
 def _refuse_lookups(model: Any, tensors: Sequence[Any]) -> None:
-    if any(_is_looked_up(one) for one in tensors):
+    if any(_is_looked_up(tensor) for tensor in tensors):
         raise LotteryError(
             f"SynFlow: the model {model.name!r} looks its input up by whole numbers, as an Embedding does, so an input "
             "of ones is the second entry of a table, and all other entries would score zero; use another criterion, "
@@ -177,9 +177,8 @@ def _is_looked_up(tensor: Any) -> bool:
             continue
         seen.add(id(value))
         for operation in value.consumers():
-            kinds = {
-                "float" if one.dtype.is_floating else "whole" for one in operation.outputs if not one.dtype.is_bool
-            }
+            numbers = [output for output in operation.outputs if not output.dtype.is_bool]
+            kinds = {"float" if output.dtype.is_floating else "whole" for output in numbers}
             if operation.type in _MOVING or (value.dtype.is_integer and kinds == {"whole"}):
                 waiting += operation.outputs if operation.type not in _OF_SHAPES else []
             elif value.dtype.is_integer and "float" in kinds:

@@ -26,16 +26,16 @@ class Figure(NamedTuple):
     panels: list[dict[str, Any]]  # of `panels`
 
 
-def drawn(one: ReportedRun) -> tuple[dict[str, list[Figure]], dict[str, list[str]]]:
+def drawn(run: ReportedRun) -> tuple[dict[str, list[Figure]], dict[str, list[str]]]:
     """Draw every kind of figure of a run, by chapter; and collect sentences about those that cannot be drawn."""
     found: dict[str, list[Figure]] = {}
     missing: dict[str, list[str]] = {}
-    shown = [store.TICKET, *one.controls][: len(style.STYLES)]
-    if len(shown) <= len(one.controls):
-        missing["Accuracy"] = [f"The figures have room for {len(shown)} of {len(one.controls) + 1} branches."]
+    shown = [store.TICKET, *run.controls][: len(style.STYLES)]
+    if len(shown) <= len(run.controls):
+        missing["Accuracy"] = [f"The figures have room for {len(shown)} of {len(run.controls) + 1} branches."]
     for kind, analysis in plots.kinds().items():
         try:
-            own = _drawn(one, kind, analysis, shown)
+            own = _drawn(run, kind, analysis, shown)
         except NothingToDraw:
             own = []
         if not own and analysis.missing:
@@ -49,7 +49,7 @@ def together(runs: Sequence[ReportedRun]) -> Figure:
     import pandas as pd
 
     some = runs[: len(style.STYLES)]
-    tickets = [one.rows[one.rows["branch"] == store.TICKET].assign(branch=one.label) for one in some]
+    tickets = [run.rows[run.rows["branch"] == store.TICKET].assign(branch=run.label) for run in some]
     which = "all runs" if len(some) == len(runs) else f"the first {len(some)} runs"
     rows = pd.concat(tickets, ignore_index=True)
     drawing = figure(rows, "accuracy", reference=False)
@@ -91,9 +91,9 @@ def colors(figures: Iterable[Figure]) -> dict[str, str]:
     return {f"--c-{name}": _css(name) for name in used}
 
 
-def _drawn(one: ReportedRun, kind: str, analysis: Analysis, branches: Sequence[str]) -> list[Figure]:
+def _drawn(run: ReportedRun, kind: str, analysis: Analysis, branches: Sequence[str]) -> list[Figure]:
     """Draw a figure for each view of an analysis."""
-    table = one.table(kind)
+    table = run.table(kind)
     if "branch" in table:
         table = table[table["branch"].isin(branches)]
     views = analysis.views(table) if analysis.views else [{}]
@@ -101,7 +101,7 @@ def _drawn(one: ReportedRun, kind: str, analysis: Analysis, branches: Sequence[s
     for options in views:
         reading = {name: value for name, value in options.items() if name in readable}
         options = {name: value for name, value in options.items() if name in plots.options_of(kind)}
-        part = one.table(kind, **reading) if reading.keys() - options.keys() else table
+        part = run.table(kind, **reading) if reading.keys() - options.keys() else table
         found.append(figure(part, kind, **options))
     return found
 
@@ -146,7 +146,7 @@ def _lines(ax: Any) -> Iterator[tuple[str, Any, dict[float, tuple[float, float]]
         # In steps, a band has two pairs of ends at each place.
         some = ax.collections if line.get_drawstyle() == "default" else ()
         color = to_rgb(line.get_color())
-        bands = [_ends(one) for one in some if any(tuple(face[:3]) == color for face in one.get_facecolor())]
+        bands = [_ends(band) for band in some if any(tuple(face[:3]) == color for face in band.get_facecolor())]
         points = line.get_xydata()
         around = (ends for ends in bands if all(x in ends and ends[x][0] <= y <= ends[x][1] for x, y in points))
         yield line.get_label(), line, next(around, {})
