@@ -49,7 +49,7 @@ def compare(
     and of control − dense over all of them, and probabilities of improvement, with intervals.
     Example: lottery compare runs/mnist-* runs/cifar10-* --aggregate --density 0.2,0.05
     """
-    from lottery.statistics import aggregates, comparison, tables
+    from lottery.statistics import aggregates
 
     if within < 0:
         raise LotteryError(f"--within: received {within}, allowed is 0 or more.")
@@ -57,22 +57,30 @@ def compare(
         if rounds:
             raise LotteryError("--rounds does not go with --aggregate; --density does.")
         scores = aggregates.scores(runs, options.fractions("--density", density), by, within)
-        notes = [*aggregates.notes(scores), *([] if by else aggregates.dependent(runs))]
+        notes = aggregates.notes(scores)
+        if not by:
+            notes += aggregates.dependent(runs)
         _aggregate(scores, notes, out, (as_json, as_csv))
         return
     for option, value in (("--density", density), ("--by", by), ("--out", out)):
         if value:
             raise LotteryError(f"{option} goes with --aggregate alone.")
+    _compare(runs, options.numbers("--rounds", rounds), within, (as_json, as_csv))
+
+
+def _compare(runs: list[Path], chosen: list[int], within: float, as_rows: tuple[bool, bool]) -> None:
+    """Print the tickets of several runs beside those of the first, of chosen rounds or of all."""
+    from lottery.statistics import comparison, tables
+
     named = comparison.tables(runs)
     found = comparison.compared(named, within=within)
     others = comparison.left_out(named, found, within)
-    chosen = options.numbers("--rounds", rounds)
     missing = sorted(set(chosen) - set(found["round"]))
     if missing:
         raise LotteryError(f"--rounds: received {missing[0]}, the runs have {sorted(set(found['round']))} in common.")
     found = found[found["round"].isin(chosen)] if chosen else found
-    if as_json or as_csv:
-        output.rows(found, as_json, as_csv)
+    if any(as_rows):
+        output.rows(found, *as_rows)
         output.say(*others, file=sys.stderr)
     else:
         output.grid(tables.compared(found, next(iter(named))), has_rows=True)

@@ -59,25 +59,16 @@ def plot(
     Examples: lottery plot runs/NAME --kind inputs --rounds 0,7,15;
     lottery plot runs/NAME --style paper --out accuracy.pdf --caption > caption.tex
     """
-    import inspect
-
+    # Over fifty lines, since its options take thirty.
     from lottery import plots
     from lottery.figures import sheets
     from lottery.runs import store
 
     sheet = sheets.named(style)
-
-    known = plots.options_of(kind)
     wanted = {"rounds": options.numbers("--rounds", rounds), "weight": weight, "full": full, "by": by}
-    chosen: dict[str, Any] = {name: value for name, value in wanted.items() if value}
-    for name in chosen:
-        if name not in known:
-            fitting = ", ".join(other for other in plots.kinds() if name in plots.options_of(other))
-            raise LotteryError(f"--{name} does not go with the kind {kind!r}, but with {fitting}.")
-    readable = inspect.signature(plots.kinds()[kind].table).parameters
-    table = plots.read(run, kind, round=round, rounds=chosen.get("rounds") or (None if round is None else [round]))
-    table = options.selected(table, replicate, None if "round" in readable else round)
-    if "replicate" in known and replicate is not None:
+    chosen = _fitting(kind, {name: value for name, value in wanted.items() if value})
+    table = _read(run, kind, replicate, round, chosen.get("rounds"))
+    if "replicate" in plots.options_of(kind) and replicate is not None:
         chosen["replicate"] = replicate
     text = plots.latex_caption(table, kind, **chosen) if caption else ""
     if title is None:
@@ -87,6 +78,30 @@ def plot(
     typer.echo(path, err=caption)
     if caption:
         print(text)
+
+
+def _fitting(kind: str, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a kind of figure, or raise `LotteryError` and name the kinds that take an option."""
+    from lottery import plots
+
+    for name in chosen:
+        if name not in plots.options_of(kind):
+            fitting = ", ".join(other for other in plots.kinds() if name in plots.options_of(other))
+            raise LotteryError(f"--{name} does not go with the kind {kind!r}, but with {fitting}.")
+    return chosen
+
+
+def _read(run: Path, kind: str, replicate: int | None, round: int | None, rounds: list[int] | None) -> Any:
+    """Read what a kind of figure draws: some analyses read one round, of others a round's rows are chosen."""
+    import inspect
+
+    from lottery import plots
+
+    if not rounds and round is not None:
+        rounds = [round]
+    table = plots.read(run, kind, round=round, rounds=rounds or None)
+    reads_a_round = "round" in inspect.signature(plots.kinds()[kind].table).parameters
+    return options.selected(table, replicate, None if reads_a_round else round)
 
 
 def report(

@@ -1,12 +1,15 @@
 """The command plan: what an experiment would train, and how many replicates its verdicts need."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lottery.cli import options, output
 from lottery.errors import LotteryError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame as Table
 
 
 def plan(
@@ -40,8 +43,8 @@ def plan(
     Examples: lottery plan run.num_replicates=10; lottery plan lenet_mnist --difference 0.005 --std 0.003;
     lottery plan --from runs/NAME
     """
+    # Over fifty lines, since its options take thirty.
     from lottery import config
-    from lottery.formatting import number
     from lottery.pipeline import environment, preview
     from lottery.runs import store
     from lottery.statistics import results, verdicts
@@ -57,33 +60,44 @@ def plan(
         source = store.read_experiment(pilot).model_dump(mode="json")
     planned = config.load(source, overriding)
     environment.num_threads()  # imports TensorFlow without its start-up messages
-    compared_by = ACCURACY if pilot is None else metric_of(results.table(pilot))
-    rule = verdicts.rule_for(planned, tolerance, compared_by)
+    rule = verdicts.rule_for(planned, tolerance, ACCURACY if pilot is None else metric_of(results.table(pilot)))
     rows = preview.rounds(planned, pilot, import_code or config.names_network(overriding))
-    num_entries, asked = int(rows["num_kept"].iloc[0]), std is not None or pilot is not None
-    if asked:
-        if difference is None and pilot is None:
-            difference = 0.0
-        rows = preview.needed(rows, planned, rule, power, difference=difference, std=std, pilot=pilot)
+    notes = preview.sentences(planned, int(rows["num_kept"].iloc[0]))
+    if std is None and pilot is None:
+        notes.append("--std NUMBER or --from RUN also says how many replicates the verdicts need.")
+    else:
+        wanted = 0.0 if difference is None and pilot is None else difference
+        rows = preview.needed(rows, planned, rule, power, difference=wanted, std=std, pilot=pilot)
+        notes += _legend(power, wanted is None, planned.prune.num_rounds, rule.metric.is_loss)
     if as_json or as_csv:
         output.rows(rows, as_json, as_csv)
         return
+    output.rows(_as_texts(rows))
+    output.say(*notes)
+
+
+def _legend(power: float, of_the_run: bool, num_rounds: int, is_loss: bool) -> list[str]:
+    """Explain the columns of needed replicates; `of_the_run` says that the pilot gives the difference."""
+    true = "the run's difference" if of_the_run else "the difference"
+    sentences = [
+        f"Replicates: of a new run, to show with a power of {100 * power:g} % that a round is matching if {true} "
+        "is true; empty where more than 1,000 would not. For all rounds: to show it for all "
+        f"{num_rounds} rounds at once, whatever the others show.",
+        "Fix the number before, in run.num_replicates, and take a seed that no earlier run has (run.seed).",
+    ]
+    if is_loss:
+        sentences.append("Difference and std: of the test loss, as fractions of the loss of dense.")
+    return sentences
+
+
+def _as_texts(rows: "Table") -> "Table":
+    """Format the numbers of a plan; a number that is not known is an empty cell."""
+    from lottery.formatting import number
+
     shown = {"density": rows["density"].map("{:.4f}".format)}
-    for key in ("replicates", "for_all_rounds") if asked else ():
+    for key in rows.columns.intersection(["replicates", "for_all_rounds"]):
         shown[key] = rows[key].map("{:,.0f}".format, na_action="ignore").astype(object).fillna("")
-    for key in ("difference", "std") if asked else ():
-        shown[key] = rows[key].map(lambda value, signs="+.4f" if key == "difference" else ".4f": number(value, signs))
-    output.rows(rows.astype(object).assign(**shown))
-    output.say(*preview.sentences(planned, num_entries))
-    if asked:
-        true = "the run's difference" if difference is None else "the difference"
-        output.say(
-            f"Replicates: of a new run, to show with a power of {100 * power:g} % that a round is matching if {true} "
-            "is true; empty where more than 1,000 would not. For all rounds: to show it for all "
-            f"{planned.prune.num_rounds} rounds at once, whatever the others show.",
-            "Fix the number before, in run.num_replicates, and take a seed that no earlier run has (run.seed).",
-        )
-        if compared_by.is_loss:
-            output.say("Difference and std: of the test loss, as fractions of the loss of dense.")
-    else:
-        output.say("--std NUMBER or --from RUN also says how many replicates the verdicts need.")
+    if "difference" in rows:
+        shown["difference"] = rows["difference"].map(lambda value: number(value, "+.4f"))
+        shown["std"] = rows["std"].map(lambda value: number(value, ".4f"))
+    return rows.astype(object).assign(**shown)

@@ -209,18 +209,8 @@ def n_of_m(shapes: Shapes, how: Granularity, removable: Sequence[Units] = ()) ->
     equal entries where this prunes the earlier.
     """
     n, m = how.n_of_m
-    axes = {name: shape if len(shape) > 1 else (1, *shape) if shape else (1, 1) for name, shape in shapes.items()}
-
-    def grouped(name: str, array: np.ndarray, fill: Any) -> np.ndarray:
-        """Arrange entries as (other axes, groups, m, outputs)."""
-        *others, inputs, outputs = axes[name]
-        array = np.asarray(array).reshape(math.prod(others), inputs, outputs)
-        padded = np.pad(array, ((0, 0), (0, -inputs % m), (0, 0)), constant_values=fill)
-        return padded.reshape(math.prod(others), -1, m, outputs)
-
-    def ungrouped(name: str, array: np.ndarray) -> np.ndarray:
-        *others, inputs, outputs = axes[name]
-        return array.reshape(math.prod(others), -1, outputs)[:, :inputs].reshape(shapes[name])
+    consecutive = _Consecutive(shapes, m)
+    grouped, ungrouped = consecutive.grouped, consecutive.ungrouped
 
     def pool(scores: Scores, masks: Masks, is_mean: bool = False) -> Scores:
         """Rank entries within their groups, the highest last at -1, so that ranking all prunes as many of each."""
@@ -258,12 +248,39 @@ def n_of_m(shapes: Shapes, how: Granularity, removable: Sequence[Units] = ()) ->
         """Let the number kept of each m fall evenly from m to n."""
         found = {}
         rounds = [m - (m - n) * index // max(1, num_rounds) for index in range(num_rounds + 1)]
-        for name, (*others, inputs, outputs) in axes.items():
-            groups = math.prod(others) * outputs
-            found[name] = [groups * (inputs // m * kept + min(inputs % m, kept)) for kept in rounds]
+        for name in shapes:
+            others, inputs, outputs = consecutive.axes(name)
+            whole, rest = divmod(inputs, m)
+            found[name] = [others * outputs * (whole * kept + min(rest, kept)) for kept in rounds]
         return found
 
     return replace(entries(shapes, how), pool=pool, broken=broken, shuffled=shuffled, counts=counts)
+
+
+@dataclass(frozen=True)
+class _Consecutive:
+    """Arranges the entries of weights by every `m` consecutive inputs of an output, and back."""
+
+    shapes: Shapes
+    m: int
+
+    def axes(self, name: str) -> tuple[int, int, int]:
+        """Count the entries along all other axes, the inputs and the outputs."""
+        missing = 2 - len(self.shapes[name])  # axes: a vector has a single input
+        *others, inputs, outputs = *[1] * missing, *self.shapes[name]
+        return math.prod(others), inputs, outputs
+
+    def grouped(self, name: str, array: np.ndarray, fill: Any) -> np.ndarray:
+        """Arrange entries as (other axes, groups, m, outputs)."""
+        others, inputs, outputs = self.axes(name)
+        array = np.asarray(array).reshape(others, inputs, outputs)
+        padded = np.pad(array, ((0, 0), (0, -inputs % self.m), (0, 0)), constant_values=fill)
+        return padded.reshape(others, -1, self.m, outputs)
+
+    def ungrouped(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Arrange entries as the weight has them, without those that fill up the last group."""
+        others, inputs, outputs = self.axes(name)
+        return array.reshape(others, -1, outputs)[:, :inputs].reshape(self.shapes[name])
 
 
 def _check_numbers(name: str, values: np.ndarray) -> None:

@@ -83,42 +83,18 @@ def _joined(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndarra
 
 def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[str]) -> Callable[[Masks], Scores]:
     """Make a function from masks to SynFlow's scores |w * dR/dw| of the named weights; the model is read only once."""
-    import tensorflow as tf
-
     with (
         _in_float64(keras_of(model)),
         evaluating(f"SynFlow evaluates the model {model.name!r} in double precision, in which it cannot be"),
     ):
         copy = build()
-        variables, state = weights.variables(copy), weights.read_state(model)
-        shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
-        if shapes != {name: value.shape for name, value in state.items()}:
-            raise LotteryError(
-                f"The function that builds the model {model.name!r} built another architecture the second time."
-            )
-        floating = {name: value.astype(np.float64) for name, value in state.items() if "float" in str(value.dtype)}
-        trained = [name for name in floating if weights.is_trained(copy, variables[name])]
-        absolute = floating | {name: np.abs(floating[name]) for name in trained}
+        absolute = _absolute(model, copy)
         weights.assign(copy, absolute)
         for layer in graph.last_layers(copy):
             if graph.is_squashing(layer):  # the sum of such outputs has no useful gradient
                 layer.activation = lambda value: value
-        ones = tf.nest.map_structure(_ones, x)
-        chosen = [variables[name] for name in names]
-
-        traced: list[Any] = []  # the inputs in the graph
-
-        def flow() -> tuple[Any, Any, Any]:
-            traced[:] = [tf.identity(value) for value in tf.nest.flatten(ones)]
-            inputs = tf.nest.pack_sequence_as(ones, traced)
-            with tf.GradientTape() as tape:
-                outputs = [tf.cast(output, tf.float64) for output in tf.nest.flatten(copy(inputs, training=False))]
-                total = tf.add_n([tf.reduce_sum(output) for output in outputs])
-            return outputs, total, gradients.tensors(tape.gradient(total, chosen), chosen)
-
-        copy(ones, training=False)
-        evaluate = tf.function(flow, autograph=False).get_concrete_function()
-        _refuse_lookups(model, traced)
+        evaluate, inputs = _traced_flow(copy, x, names)
+        _refuse_lookups(model, inputs)
 
     def scores(masks: Masks) -> Scores:
         masked = {name: absolute[name] * masks[name] for name in names}
@@ -139,6 +115,39 @@ def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[s
         return gradients.finite(found, "SynFlow")
 
     return scores
+
+
+def _absolute(model: Any, copy: Any) -> dict[str, np.ndarray]:
+    """Read the variables of a model in double precision, of trained variables their absolute values."""
+    variables, state = weights.variables(copy), weights.read_state(model)
+    shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
+    if shapes != {name: value.shape for name, value in state.items()}:
+        raise LotteryError(
+            f"The function that builds the model {model.name!r} built another architecture the second time."
+        )
+    floating = {name: value.astype(np.float64) for name, value in state.items() if "float" in str(value.dtype)}
+    trained = [name for name in floating if weights.is_trained(copy, variables[name])]
+    return floating | {name: np.abs(floating[name]) for name in trained}
+
+
+def _traced_flow(copy: Any, x: Any, names: Sequence[str]) -> tuple[Any, list[Any]]:
+    """Trace outputs, their sum R and its gradients for inputs of ones; return the function and its inputs' tensors."""
+    import tensorflow as tf
+
+    ones, traced = tf.nest.map_structure(_ones, x), []
+    variables = weights.variables(copy)
+    chosen = [variables[name] for name in names]
+
+    def flow() -> tuple[Any, Any, Any]:
+        traced[:] = [tf.identity(value) for value in tf.nest.flatten(ones)]
+        inputs = tf.nest.pack_sequence_as(ones, traced)
+        with tf.GradientTape() as tape:
+            outputs = [tf.cast(output, tf.float64) for output in tf.nest.flatten(copy(inputs, training=False))]
+            total = tf.add_n([tf.reduce_sum(output) for output in outputs])
+        return outputs, total, gradients.tensors(tape.gradient(total, chosen), chosen)
+
+    copy(ones, training=False)  # Keras makes variables at the first call, which must not be inside the graph
+    return tf.function(flow, autograph=False).get_concrete_function(), traced
 
 
 def check_inputs(model: Any, x: Any) -> None:
