@@ -188,9 +188,10 @@ def dense_gradients(prepared: Prepared) -> Callable[[int, int, Arrays], dict[str
 
 def _without_masks(prepared: Prepared, replicate: int) -> Any:
     """Build and compile a model in full precision, whose gradients would be zero in half where they are small."""
-    with compiling.in_full_precision():
-        model = build_model(prepared.build, initial_seed(prepared.experiment, replicate))
-    compiling.compile_model(model, prepared.experiment.train, example_batch(prepared.data, model)[0])
+    settings = prepared.experiment.train
+    build = compiling.in_full_precision(prepared.build, settings)
+    model = build_model(build, initial_seed(prepared.experiment, replicate))
+    compiling.compile_model(model, settings, example_batch(prepared.data, model)[0])
     return model
 
 

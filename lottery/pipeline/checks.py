@@ -4,14 +4,13 @@ import inspect
 from typing import Any
 
 from lottery import config, formatting, masks, weights
-from lottery.data import Splits, Streams
 from lottery.enforcement import ENFORCEMENTS, Enforcement, Mode
 from lottery.errors import LotteryError
 from lottery.models.kerases import keras_of
 from lottery.pipeline.prepared import Prepared
-from lottery.pruning import branches, criteria
+from lottery.pruning import branches
 from lottery.settings import GIVEN
-from lottery.training import examples, mirrored
+from lottery.training import mirrored
 
 
 def check_devices(experiment: config.Experiment) -> None:
@@ -31,15 +30,6 @@ def check_strategy(experiment: config.Experiment, model: Any) -> None:
     if not experiment.train.on_several_devices and mirrored.strategy_of(model) is not None:
         why = "The model is made under a strategy of its own"
         raise LotteryError(f'{why}; leave it out, and set train.devices = "mirrored".')
-
-
-def check_batches(experiment: config.Experiment, model: Any, data: Splits | Streams) -> None:
-    """Raise `LotteryError` if arrays cannot be cut into the batches that a model takes."""
-    if not isinstance(data, Splits):
-        return
-    needs_network = criteria.facts(experiment.prune.criterion).needs_network
-    num_scored = experiment.prune.num_examples if needs_network else None
-    examples.check_batches(model, data, experiment.train.batch_size, num_scored)
 
 
 def check_layers(mode: Mode, model: Any) -> None:

@@ -100,7 +100,6 @@ def _with_trainer(experiment: config.Experiment, ingredients: Ingredients) -> Pr
     if ingredients.data is not None:
         experiment = completion.with_data(experiment, loaded)
     checks.check_strategy(experiment, model)
-    checks.check_batches(experiment, model, loaded)
     schedule_step = _compiled(experiment, model, loaded)
     planned = plan.of_weights(experiment.prune, weights.read(model), plan.units_of(experiment.prune, model))
     planned.check()
@@ -133,7 +132,9 @@ def _compiled(experiment: config.Experiment, model: Any, loaded: Splits | Stream
     inputs, schedule_step = example_batch(loaded, model)[0], schedules.step_variable()
     compiling.compile_model(model, experiment.train, inputs, schedule_step)
     if isinstance(loaded, Splits):
-        examples.check_data(model, loaded, experiment.train.batch_size, inputs)
+        needs_network = criteria.facts(experiment.prune.criterion).needs_network
+        num_scored = experiment.prune.num_examples if needs_network else None
+        examples.check_data(model, loaded, experiment.train.batch_size, inputs, num_scored)
     return schedule_step
 
 

@@ -20,7 +20,7 @@ from lottery.runs import siblings, store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.runs.verification import Recomputation
 from lottery.settings import GIVEN, ROUNDING
-from lottery.training.records import Classes
+from lottery.training.records import Classes, loss_and_accuracy
 
 LOSS = 1e-5  # relative; Keras computes a loss in float32
 # The share of examples, and the relative difference of a loss, that rounding may decide on another machine.
@@ -134,14 +134,14 @@ class _Recomputing:
                 "measured of them at the early-stop step was not computed again."
             )
         for when, state in states.items():
+            engine = prepared.trainer.at(state, stored.masks, stored.engine)
             for split, short in SPLITS.items():
-                found = prepared.trainer.evaluated(state, stored.masks, split, stored.engine)
+                found = loss_and_accuracy(engine.evaluate(split), f"{split} loss")
                 recorded = [record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")]
                 num = len(getattr(prepared.data, split)) if isinstance(prepared.data, Splits) else 0
                 yield from self._compared(f"{WHEN[when]} {split}", found, np.array(recorded, float), num)
             if stored.has(store.PREDICTIONS):
-                classes = prepared.trainer.classes(state, stored.masks, stored.engine)
-                yield from self._predicted(classes, stored, when)
+                yield from self._predicted(engine.classes(), stored, when)
 
     def _compared(self, what: str, found: tuple[float, float], recorded: np.ndarray, num: int) -> Iterator[str]:
         (loss, accuracy), (recorded_loss, recorded_accuracy) = found, recorded

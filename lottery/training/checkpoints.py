@@ -49,7 +49,7 @@ class CheckpointInterval:
 class Checkpointer:
     """Write checkpoints of a training in a thread, while training waits only for copies; resume from the last."""
 
-    file: Path  # a new checkpoint replaces the one before once it is whole
+    file: Path  # a new checkpoint replaces the last once it is whole
     every: CheckpointInterval = field(default_factory=CheckpointInterval)
     should_stop: interrupts.ShouldStop = interrupts.never  # after a request, one more is written and training ends
     note: Callable[[str], None] = lambda text: None  # receives a sentence about a checkpoint that cannot be used
@@ -82,7 +82,7 @@ class Checkpointer:
         `before_reading` is called before the variables are read.
         """
         every, stop_signal = self.every, self.should_stop()
-        now = time.monotonic()
+        now = time.monotonic()  # no other clock: a machine's date may be set while it trains
         # Before the next chance, a call of the steps as long as the last may pass, and the writing itself takes time.
         next_chance = now + (now - self._before) + self._seconds_to_write
         self._before = now
@@ -108,14 +108,9 @@ class Checkpointer:
     def _write(self, state: TrainingState) -> None:
         # The copies are made here, in between two steps; only the file is written in the thread.
         variables = weights.read_state(self._model)
-        on_devices = {
-            name: value
-            for name, value in _values(mirrored.by_device(self._model)).items()
-            if value.tobytes() != variables[name.partition("/")[2]].tobytes()
-        }
         parts = {
             "model": variables,
-            "device": on_devices,
+            "device": _values(mirrored.differing(self._model, variables)),
             "loop": _values(self._own),
             "best": state.best,
             "memory": self.memory,
@@ -147,10 +142,10 @@ class Checkpointer:
             part, _, name = key.partition("/")
             parts[part][name] = value
         weights.assign(self._model, parts["model"])
-        by_device = mirrored.by_device(self._model)
         # After the model, whose values go to all devices: these are the few that differ from device to device.
-        for name, value in parts["device"].items():
-            by_device[name].assign(value)
+        for place_and_name, value in parts["device"].items():
+            place, _, name = place_and_name.partition("/")
+            weights.components(weights.variables(self._model)[name])[int(place)].assign(value)
         for name, variable in self._own.items():
             variable.assign(parts["loop"][name])
         self.memory.clear()  # the caller holds this very dict

@@ -1,7 +1,6 @@
 """Make a model ready for training: build it in a precision, compile it, and see what its own steps report and draw."""
 
 import contextlib
-import contextvars
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,13 +27,11 @@ UNREPEATABLE = {
 
 NUM_OBSERVED = 8  # steps
 
-_IN_FULL: contextvars.ContextVar[bool] = contextvars.ContextVar("in_full", default=False)
-
 
 def in_precision(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
-    """Make a function that builds the same model under a policy of Keras, in Keras 3 and in tf_keras.
+    """Make a function that builds the same model under a policy of Keras 3 and of tf_keras; see `in_full_precision`.
 
-    For ``"float32"`` this is the function itself. The new one raises `LotteryError` if no layer gets the policy.
+    The new one raises `LotteryError` if no layer gets the policy.
     """
     if policy == "float32" or hasattr(build, "trainable_variables"):  # a model, which `build_model` refuses
         return build
@@ -44,17 +41,16 @@ def in_precision(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
         import keras
         import tf_keras
 
-        libraries = keras.mixed_precision, tf_keras.mixed_precision
-        before = [library.global_policy() for library in libraries]
+        before = {library: library.global_policy() for library in (keras.mixed_precision, tf_keras.mixed_precision)}
         # SynFlow computes in double precision, whatever the policy.
-        if _IN_FULL.get() or "float64" in {global_policy.name for global_policy in before}:
+        if "float64" in {global_policy.name for global_policy in before.values()}:
             return build()
         try:
-            for library in libraries:
+            for library in before:
                 library.set_global_policy(policy)
             model = build()
         finally:
-            for library, global_policy in zip(libraries, before, strict=True):
+            for library, global_policy in before.items():
                 library.set_global_policy(global_policy)
         if hasattr(model, "layers") and policy not in policies(model):
             raise LotteryError(
@@ -66,14 +62,10 @@ def in_precision(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
     return built
 
 
-@contextlib.contextmanager
-def in_full_precision() -> Iterator[None]:
-    """Build in the precision of the function itself inside this context: small numbers are zero in half precision."""
-    token = _IN_FULL.set(True)
-    try:
-        yield
-    finally:
-        _IN_FULL.reset(token)
+def in_full_precision(build: Callable[[], Any], settings: Train) -> Callable[[], Any]:
+    """Return the function that `in_precision` was given, in which small numbers are not yet zero."""
+    wrapped: Any = build
+    return build if settings.in_full_precision else wrapped.__wrapped__  # of `functools.wraps`
 
 
 def policies(model: Any) -> set[str]:
@@ -108,7 +100,7 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
 
 
 def _are_probabilities(outputs: Any) -> bool:
-    """Check if outputs are probabilities; raise `LotteryError` if no cross-entropy of classes can be of them."""
+    """Check if outputs are probabilities; raise `LotteryError` if they are of no classes."""
     if not hasattr(outputs, "shape"):
         received, otherwise = "several outputs", ""
         if len(outputs) == 1:
@@ -137,15 +129,8 @@ def optimizer(keras: Any, settings: Train, schedule_step: Any = None) -> Any:
         rate = settings.learning_rate
         if isinstance(rate, dict):
             rate = schedules.from_table(keras, rate)
-        rate = schedules.schedule(
-            keras,
-            rate,
-            warmup_steps=settings.warmup_steps,
-            drop_at=settings.drop_at,
-            drop_factor=settings.drop_factor,
-            first_step=schedule_step,
-            last_step=settings.num_steps - 1,
-        )
+        shape = settings.model_dump(include={"warmup_steps", "drop_at", "drop_factor"})
+        rate = schedules.schedule(keras, rate, first_step=schedule_step, last_step=settings.num_steps - 1, **shape)
         # By class: keras.optimizers.get does not know all of them (Keras 3.15).
         classes = {key.lower(): value for key, value in vars(keras.optimizers).items() if isinstance(value, type)}
         return classes[name](learning_rate=rate, **table)
@@ -177,9 +162,8 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
             traced = train.get_concrete_function(example)
         metrics = set(model.get_metrics_result())
     graph = traced.graph.as_graph_def()
-    operations = {node.op for node in graph.node}
-    for function in graph.library.function:
-        operations |= {node.op for node in function.node_def}
+    bodies = [graph.node, *(function.node_def for function in graph.library.function)]
+    operations = {node.op for body in bodies for node in body}
     return Examined(
         train_logs=_own_logs(traced.structured_outputs, metrics, "train_step"),
         test_logs=_own_logs(test_logs, metrics, "test_step"),
@@ -191,10 +175,7 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
 
 
 def traced_evaluation(model: Any, example: tuple[Any, Any]) -> list[Any]:
-    """Trace a compiled model's ``test_step`` on an example, and what gives it the weights that training ends with.
-
-    The second is left out where training ends with the weights of its last step; see `optimizers.finalize`.
-    """
+    """Trace ``test_step`` on an example, and what gives a model other weights at the end, if anything does."""
     import tensorflow as tf
 
     with fitting(model.name):
@@ -265,6 +246,7 @@ def _updating_one_weight(model: Any) -> Iterator[None]:
 
     def apply_first(grads_and_vars: Any, *arguments: Any, **named: Any) -> Any:
         pairs = list(grads_and_vars)
+        # Keras 3.15 and tf_keras 2.21 refuse gradients that are all None, and that of the first weight may be.
         with_gradient = [pair for pair in pairs if pair[0] is not None]
         return apply(with_gradient[:1] or pairs, *arguments, **named)
 

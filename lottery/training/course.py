@@ -267,7 +267,7 @@ class Course:
         """Predict the class of each test example in two states; None if that does not give their accuracies."""
         predictions: dict[str, np.ndarray] = {}
         for name, state in states.items():
-            classes = self.trainer.classes(state, self.kept)
+            classes = self.trainer.at(state, self.kept).classes()
             if classes is None:
                 return None
             predictions["label"], predictions[name] = classes

@@ -64,7 +64,7 @@ LARGEST_SHARE = 0.3
 LEAST_WORK = 2 * 10**9
 
 # The first steps of a network are taken by both engines. A sum in another order rounds differently, and an input within
-# rounding of a relu's corner sends some weights another way; but it does not move the median of any variable.
+# rounding of a relu's corner sends some weights another way. That does not move the median of any variable.
 NUM_COMPARED, LARGEST_DIFFERENCE = 10, 0.01
 
 
@@ -73,11 +73,7 @@ def read(
 ) -> Chain | Obstacle:
     """Return what the sparse engine trains, or why it does not, or would not gain; the model is not enforced yet.
 
-    Args:
-        obstacle: What else keeps the model from the sparse engine.
-
-    Raises:
-        LotteryError: ``train.engine`` is "sparse", and cannot be.
+    `obstacle` is what else keeps the model from it. If ``train.engine`` demands the engine, this is a `LotteryError`.
     """
     import tensorflow as tf
 
@@ -140,8 +136,8 @@ def difference(start: Arrays, expected: Arrays, received: Arrays) -> float:
     """Compute the largest difference of a weight, where the compiled loop and the sparse engine end.
 
     Raises:
-        LotteryError: The median difference of a variable, as a share of its median way from the start, is more than
-            rounding; or the training diverges.
+        LotteryError: The training diverges, or the median difference of a variable, as a share of its median way from
+            the start, is more than rounding.
     """
     largest = 0.0
     for name, value in expected.items():

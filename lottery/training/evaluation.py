@@ -77,9 +77,9 @@ def evaluations_of(
 def classifier(model: Any, data: Splits | Streams, own: tuple[str, ...]) -> Callable[[], Classes | None]:
     """Make a function that returns the class that a model predicts for each test example: its highest output.
 
-    The function returns None where a model's accuracy is not that of one class for each example of an array: for a
-    ``tf.data.Dataset``, for labels that are not whole numbers from 0, for outputs other than a row for each example, on
-    several devices, and for a model with a ``test_step`` of its own.
+    The function returns None where the accuracy is not that of one class for each example of an array: for a data set,
+    labels that are not whole numbers from 0, outputs other than a row for each example, several devices, and a
+    ``test_step`` of the model's own.
     """
     import tensorflow as tf
 

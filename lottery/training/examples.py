@@ -1,7 +1,7 @@
 """What a model takes: examples as numbers, augmented, in batches of a size it knows, with labels of its outputs."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,15 +24,14 @@ def scaler(data: Splits) -> Callable[[Any], Any]:
         return tf.convert_to_tensor
     mean, deviation = tf.constant(data.mean), tf.constant(data.standard_deviation)
 
-    def standardized(x: Any) -> Any:
-        return (tf.cast(x, tf.float32) - mean) / deviation
-
-    def of_unit_norm(x: Any) -> Any:
-        values = standardized(x)
+    def scaled(x: Any) -> Any:
+        values = (tf.cast(x, tf.float32) - mean) / deviation
+        if not data.unit_norm:
+            return values
         # An image that is zero everywhere stays so.
         return tf.math.divide_no_nan(values, tf.norm(values, axis=list(range(1, values.shape.rank)), keepdims=True))
 
-    return of_unit_norm if data.unit_norm else standardized
+    return scaled
 
 
 def example_batch(data: Splits | Streams, model: Any = None) -> tuple[Any, Any]:
@@ -55,13 +54,11 @@ def check_images(example_shape: tuple[int, ...]) -> None:
 
 
 def draws(key: Any, num_images: Any) -> tuple[Any, Any]:
-    """Draw row and column, from 0 to 8, of each image's crop in the padded image, and True to flip it.
-
-    All 162 outcomes are equally likely; the same key, a tensor of two int32, draws the same.
-    """
+    """Draw by a key, two int32, row and column (0 to 8) of each image's crop in the padded image, and True to flip."""
     import tensorflow as tf
 
-    # One number holds all three. TensorFlow would choose the algorithm by device if none were named.
+    # One number holds all three, so all 162 outcomes are equally likely. TensorFlow 2.21 would choose the algorithm by
+    # device if none were named.
     drawn = tf.random.stateless_uniform([num_images], key, 0, 2 * OFFSETS**2, tf.int32, alg="philox")
     row, rest = drawn // (2 * OFFSETS), tf.math.floormod(drawn, 2 * OFFSETS)
     return tf.stack([row, rest // 2], axis=1), tf.equal(tf.math.floormod(rest, 2), 1)
@@ -73,8 +70,8 @@ def augmented(images: Any, key: Any, crop: bool, flip: bool) -> Any:
     The augmentation of He et al. 2016, https://arxiv.org/abs/1512.03385, section 4.2, which most papers on CIFAR-10
     use. Raw pixels are padded with zeros, which is black, before they are standardised, as in torchvision and open_lth.
 
-    Images are of any type and of shape (images, height, width) or (images, height, width, channels), with height and
-    width known when the graph is made. The key is as for `draws`.
+    Images have shape (images, height, width) or (images, height, width, channels), with height and width known when the
+    graph is made. The key is as for `draws`.
     """
     import tensorflow as tf
 
@@ -130,36 +127,15 @@ def fixed_batch(model: Any) -> int | None:
     return None
 
 
-def check_batches(model: Any, data: Splits, batch_size: int, num_scored: int | None = None) -> None:
-    """Raise `LotteryError` if the data cannot be cut into batches of the size that a model fixes.
+def check_data(model: Any, data: Splits, batch_size: int, example: Any, num_scored: int | None = None) -> None:
+    """Raise `LotteryError` if data cannot be cut into the batches that a model takes, or a label is no class of it.
 
     `num_scored` is the number of examples in the batch of a criterion that needs one.
     """
     size = fixed_batch(model)
-    if size is None:
-        return
-    for layer in weights.all_layers(model):
-        if getattr(layer, "stateful", False):
-            raise LotteryError(
-                f"The layer {layer.name!r} is stateful: it goes on from one batch to the next, but the examples of "
-                "batches are drawn at random; build it with stateful=False."
-            )
-    for key, received in {"train.batch_size": batch_size, "prune.num_examples": num_scored}.items():
-        if received not in (size, None):
-            raise LotteryError(
-                f"{key}: received {received}, but the model takes batches of {size} examples alone; set it to {size}, "
-                "or build the model without a batch size."
-            )
-    for part, split in {"validation": data.validation, "test": data.test}.items():
-        if len(split) % size:
-            raise LotteryError(
-                f"The model takes batches of {size} examples alone, but there are {len(split)} {part} examples; "
-                f"allowed is a multiple of {size}, or a model without a batch size."
-            )
-
-
-def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
-    """Raise `LotteryError` if a batch is larger than the data, or a label is no class of the model."""
+    if size is not None:
+        stateful = [layer.name for layer in weights.all_layers(model) if getattr(layer, "stateful", False)]
+        _check_sizes(data, size, {"train.batch_size": batch_size, "prune.num_examples": num_scored}, stateful)
     if batch_size > len(data.train):
         raise LotteryError(
             f"train.batch_size: received {batch_size}, allowed is at most the {len(data.train)} examples that are left "
@@ -173,9 +149,32 @@ def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
         return
     with fitting(model.name):
         outputs = model(example, training=False)
-    if not hasattr(outputs, "shape"):  # a dict or a list, which the loss takes apart
-        return
-    *positions, num_classes = outputs.shape[1:]
+    if hasattr(outputs, "shape"):  # a dict or a list is taken apart by the loss
+        _check_labels(data, outputs.shape[1:], getattr(model.loss, "ignore_class", None))
+
+
+def _check_sizes(data: Splits, size: int, sizes: Mapping[str, int | None], stateful: Sequence[str]) -> None:
+    if stateful:
+        raise LotteryError(
+            f"The layer {stateful[0]!r} is stateful: it goes on from one batch to the next, but the examples of "
+            "batches are drawn at random; build it with stateful=False."
+        )
+    for key, received in sizes.items():
+        if received not in (size, None):
+            raise LotteryError(
+                f"{key}: received {received}, but the model takes batches of {size} examples alone; set it to {size}, "
+                "or build the model without a batch size."
+            )
+    for part, split in {"validation": data.validation, "test": data.test}.items():
+        if len(split) % size:
+            raise LotteryError(
+                f"The model takes batches of {size} examples alone, but there are {len(split)} {part} examples; "
+                f"allowed is a multiple of {size}, or a model without a batch size."
+            )
+
+
+def _check_labels(data: Splits, output_shape: tuple[int, ...], ignored: int | None) -> None:
+    *positions, num_classes = output_shape
     for part, split in {"training": data.train, "validation": data.validation, "test": data.test}.items():
         if split.y.dtype.kind != "i" or split.y.shape[1:] not in (tuple(positions), (*positions, 1)):
             raise LotteryError(
@@ -184,7 +183,7 @@ def check_data(model: Any, data: Splits, batch_size: int, example: Any) -> None:
             )
         # TensorFlow would turn a label that is no class into NaN, or into nothing at all.
         lowest, highest = int(split.y.min()), int(split.y.max())
-        if highest >= num_classes or (lowest < 0 and getattr(model.loss, "ignore_class", None) != lowest):
+        if highest >= num_classes or (lowest < 0 and ignored != lowest):
             raise LotteryError(
                 f"The {part} labels go {f'up to {highest}' if lowest >= 0 else f'down to {lowest}'}, allowed are 0 to "
                 f"{num_classes - 1}: the model has {num_classes} outputs."

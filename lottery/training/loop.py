@@ -62,11 +62,7 @@ class Loop:
 
 
 def compile_loop(
-    model: Any,
-    data: Splits | Streams,
-    settings: Train,
-    augment: Collection[str] = (),
-    callbacks: Sequence[Any] = (),
+    model: Any, data: Splits | Streams, settings: Train, augment: Collection[str] = (), callbacks: Sequence[Any] = ()
 ) -> Loop:
     """Make the compiled training and evaluation of a model; arguments as for `trainer.Trainer`.
 

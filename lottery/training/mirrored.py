@@ -1,7 +1,7 @@
 """Train a network on several devices with a distribution strategy: each device takes a share of every batch."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -87,8 +87,7 @@ def run(model: Any, step: Callable[[Any], Logs], batch: Any, names: tuple[str, .
     size = tf.shape(first_part)[0] if first_part.shape[0] is None else first_part.shape[0]
 
     def on_one_device() -> Logs:
-        # A Python number while this is traced once for each device, so that a share's size is known where the batch's
-        # is.
+        # A number while this is traced, once for each device: a share's size is known where the batch's is.
         place = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
         first, end = place * size // num, (place + 1) * size // num
         logs = step(tf.nest.map_structure(lambda part: part[first:end], batch))
@@ -156,8 +155,7 @@ def skip_together(model: Any) -> None:
     if check_own is None:
         return
 
-    # Keras 3.15 checks its first device alone, before gradients are added up; an overflow on another would be NaN on
-    # all.
+    # Keras 3.15 checks its first device alone, before gradients are added up: others might overflow, into NaN on all.
     def check_all(gradients: Any) -> Any:
         wrong = tf.cast(tf.logical_not(check_own(gradients)), tf.float32)
         return tf.equal(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, wrong), 0.0)
@@ -169,19 +167,20 @@ def skip_together(model: Any) -> None:
 def draw_apart(model: Any) -> None:
     """Let each device draw its own random numbers."""
     # Keras 3.15 gives all devices the same state, and so the same dropout.
-    for name, part in by_device(model).items():
-        place, _, own = name.partition("/")
-        if place != "0" and weights.is_random_state(own):
-            value = np.array(part.numpy())
-            value.flat[0] = randomness.seed_for(*(abs(int(word)) for word in value.flat), int(place))
-            part.assign(value)
+    for name, variable in weights.variables(model).items():
+        if weights.is_random_state(name):
+            for place, part in enumerate(weights.components(variable)[1:], 1):
+                value = np.array(part.numpy())
+                value.flat[0] = randomness.seed_for(*(abs(int(word)) for word in value.flat), place)
+                part.assign(value)
 
 
-def by_device(model: Any) -> dict[str, Any]:
-    """Return the plain variables of the devices that a model is mirrored on, by the device's number and the name."""
+def differing(model: Any, state: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the plain variables of devices whose values differ from a model's state, by place and name."""
     found = {}
     for name, variable in weights.variables(model).items():
         parts = weights.components(variable)
-        if len(parts) > 1:
-            found |= {f"{place}/{name}": part for place, part in enumerate(parts)}
+        if len(parts) > 1:  # a plain variable is what the state was read from
+            apart = [place for place, part in enumerate(parts) if part.numpy().tobytes() != state[name].tobytes()]
+            found |= {f"{place}/{name}": parts[place] for place in apart}
     return found

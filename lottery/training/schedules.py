@@ -27,12 +27,11 @@ def schedule(
     for VGG-19 and ResNet-18; 0 steps of warm-up are none. A number that never changes is returned as it is.
 
     Args:
-        keras: The optimizer's module, ``keras`` or ``tf_keras``.
+        keras: The module of the optimizer.
         learning_rate: A number, or a ``LearningRateSchedule`` of that module.
-        first_step: An int64 ``tf.Variable``, or None for 0. Retraining from step k sets it to k: the rate resumes
-            there, while a fresh optimizer counts from 0, as Adam's bias correction needs. A trace reads the new value.
-            That of `step_variable` also holds two numbers of steps, and t counts as many of the first as the optimizer
-            counts of the second.
+        first_step: None for 0, or an int64 ``tf.Variable``, which a trace reads anew: retraining from step k sets it to
+            k. The rate resumes there, while a fresh optimizer counts from 0, as Adam's bias correction needs. That of
+            `step_variable` also holds two numbers of steps: t counts the first while the optimizer counts the second.
     """
     is_number = isinstance(learning_rate, (int, float)) and not isinstance(learning_rate, bool)
     if not is_number and not is_schedule(keras, learning_rate):
@@ -47,10 +46,7 @@ def schedule(
 
 
 def step_variable() -> Any:
-    """Make a variable for where a learning rate's schedule begins, and its pace; see `schedule`.
-
-    A trace reads it anew each time.
-    """
+    """Make a variable for where a learning rate's schedule begins, and its pace; see `schedule`."""
     import tensorflow as tf
 
     return tf.Variable(tf.constant([0, 1, 1], tf.int64), trainable=False)
@@ -63,25 +59,20 @@ def is_schedule(keras: Any, learning_rate: Any) -> bool:
 
 def from_table(keras: Any, table: Mapping[str, Any]) -> Any:
     """Make a schedule of a library from a table with the name of its class and its arguments."""
-    schedules = keras.optimizers.schedules
-    base = schedules.LearningRateSchedule
-    # The module also has functions, which import by name.
-    known = {
-        name: value
-        for name, value in vars(schedules).items()
-        if isinstance(value, type) and issubclass(value, base) and value is not base
-    }
-    arguments = dict(table)
-    name = arguments.pop("name")
+    # By class: the module's functions import whatever a table names (Keras 3.15).
+    base = keras.optimizers.schedules.LearningRateSchedule
+    classes = [value for value in vars(keras.optimizers.schedules).values() if isinstance(value, type)]
+    known = {value.__name__: value for value in classes if issubclass(value, base) and value is not base}
+    name = table["name"]
     if name not in known:
         raise unknown("train.learning_rate", name, known)
-    return known[name](**arguments)
+    return known[name](**{key: value for key, value in table.items() if key != "name"})
 
 
 @cache
 def _class_of(keras: Any) -> Any:
-    """Make the class of schedules: an optimizer takes only those that derive from its own library's."""
-    # Over fifty lines, since the class derives from one that is an argument.
+    # An optimizer takes only schedules that derive from its own library's. Over fifty lines, since the class derives
+    # from one that is an argument.
     schedules = keras.optimizers.schedules
 
     # Registered, so that a saved model can be loaded where such a schedule was made before; elsewhere `compile=False`.
@@ -112,7 +103,6 @@ def _class_of(keras: Any) -> Any:
             return rate
 
         def _place(self, count: Any) -> Any:
-            """Return the step of the schedule at an optimizer's count, an int64."""
             import tensorflow as tf
 
             first_step = tf.cast(self.first_step, tf.int64)

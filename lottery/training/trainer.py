@@ -14,8 +14,9 @@ from lottery.sparse.reading import Obstacle
 from lottery.training import engines, mirrored, schedules
 from lottery.training.checkpoints import Checkpointer
 from lottery.training.course import Course, OnStep, Watch
+from lottery.training.engines import Engine
 from lottery.training.loop import Loop, compile_loop
-from lottery.training.records import Arrays, Classes, Span, Trained, loss_and_accuracy
+from lottery.training.records import Arrays, Span, Trained
 from lottery.training.settings import Train
 
 
@@ -33,8 +34,7 @@ class Trainer:
         schedule_step: The variable that the model was compiled with, if any; see `compiling.compile_model`.
         augment: Augmentation of training images: ``"crop"``, ``"flip"``.
         obstacle: What keeps the model from the sparse engine, besides what can be read from the model and the data.
-        inputs: Variables by name that a step reads besides the model's, and that the caller assigns before it trains a
-            network.
+        inputs: Variables by name that a step reads besides the model's, and that the caller assigns before a training.
     """
 
     def __init__(
@@ -103,30 +103,22 @@ class Trainer:
         if mirrored.strategy_of(self.model) is not None:
             mirrored.draw_apart(self.model)
 
-    def engine(self, kept: Masks, name: str | None = None) -> tuple[Any, str, str]:
+    def engine(self, kept: Masks, name: str | None = None) -> tuple[Engine, str, str]:
         """Return the engine for a network with these masks, its name and the reason; `name` decides if it is given."""
         chosen, reason = engines.choose(self.chain, self.settings, kept)
         name = name or chosen
         if name == "compiled" or isinstance(self.chain, Obstacle):
             return self.loop, "compiled", reason
         if self._sparse is None:
-            from lottery.sparse.engine import Engine  # numba takes seconds to compile it, once on a machine
+            from lottery.sparse import engine as sparse  # numba takes seconds to compile it, once on a machine
 
             self.touched()  # tracing makes the optimizer's slots
             data: Any = self._data  # arrays, or there was no chain
-            self._sparse = Engine(self.model, self.chain, data, self.settings.batch_size, self.loop.longest)
+            self._sparse = sparse.Engine(self.model, self.chain, data, self.settings.batch_size, self.loop.longest)
         return self._sparse, name, reason
 
-    def evaluated(self, state: Arrays, kept: Masks, split: str, engine: str | None = None) -> tuple[float, float]:
-        """Compute loss and accuracy of a state of the model over every example of a split."""
-        return loss_and_accuracy(self._at(state, kept, engine).evaluate(split), f"{split} loss")
-
-    def classes(self, state: Arrays, kept: Masks, engine: str | None = None) -> Classes | None:
-        """Predict the class of each test example; see `evaluation.classifier`."""
-        return self._at(state, kept, engine).classes()
-
-    def _at(self, state: Arrays, kept: Masks, engine: str | None) -> Any:
-        """Put the model into a state, and return the engine that continues from there."""
+    def at(self, state: Arrays, kept: Masks, engine: str | None = None) -> Engine:
+        """Put the model into a state under masks, and return the engine that evaluates it; see `engine`."""
         self.hold()
         self.set_masks(kept, state)
         weights.assign(self.model, state)
@@ -153,10 +145,8 @@ class Trainer:
     ) -> Trained:
         """Train a network under masks, with a fresh optimizer; masked entries start at zero, whatever `start` holds.
 
-        After `hold_at_start` they start, and stay, at the values of `start`.
-
-        With moving averages (``use_ema=True``) training ends with them, as Keras' ``fit`` does. An evaluation on the
-        way is of the averages too, since a training that stopped there would end with them.
+        After `hold_at_start` they start, and stay, at the values of `start`. With moving averages (``use_ema=True``)
+        training ends with them, as Keras' ``fit`` does, and each evaluation on the way is of them.
 
         A network whose masks change is the network under the last masks: the early-stop step is found among the steps
         from the last change on. Entries that a change adds start at zero, with slots of the optimizer at zero.

@@ -11,7 +11,7 @@ import tensorflow as tf
 from lottery import data, enforcement, interrupts, masks, randomness, weights
 from lottery.models import optimizers
 from lottery.training import checkpoints, compiling
-from lottery.training.records import Span
+from lottery.training.records import Span, loss_and_accuracy
 from lottery.training.settings import Train
 from lottery.training.trainer import Trainer
 from tests.conftest import toy_arrays
@@ -89,7 +89,7 @@ def test_training_ends_with_the_averages_as_fit_does(library, optimizer, rng):
     # What was measured is of the weights that are stored.
     for state, when in ((found.weights, "final"), (found.early_stop, "early_stop")):
         for split, short in (("validation", "val"), ("test", "test")):
-            measured = trainer.evaluated(state, kept, split)
+            measured = loss_and_accuracy(trainer.at(state, kept).evaluate(split), "loss")
             assert measured == (found.summary[f"{when}_{short}_loss"], found.summary[f"{when}_{short}_accuracy"])
     trainer.close()
 
