@@ -1,5 +1,7 @@
 """The functions that a user calls, `run`, `load`, `sweep` and `branch`, and the `Run` that they return."""
 
+from __future__ import annotations
+
 import contextlib
 import html
 from collections.abc import Callable, Mapping, Sequence
@@ -7,23 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
-from lottery import config, grids, interrupts, plots, progress
-from lottery.enforcement import Enforcement
+from lottery import config, grids, plots
 from lottery.errors import LotteryError
-from lottery.executors import ray
 from lottery.pipeline import branching, recomputing, running, sweeping
 from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.prepared import Ingredients
-from lottery.pruning.branches import BranchFunction
-from lottery.pruning.criteria import ScoreFunction
-from lottery.pruning.schedules import Density
 from lottery.runs import store, verification
 from lottery.statistics import results, sentences, tables, verdicts
-from lottery.statistics.verdicts import Table
-from lottery.training.checkpoints import CheckpointInterval
 
 if TYPE_CHECKING:
+    from lottery import interrupts, progress
+    from lottery.enforcement import Enforcement
+    from lottery.executors import ray
+    from lottery.grids import Table
+    from lottery.pruning.branches import BranchFunction
+    from lottery.pruning.criteria import ScoreFunction
+    from lottery.pruning.schedules import Density
     from lottery.tickets import Ticket
+    from lottery.training.checkpoints import CheckpointInterval
 
 __all__ = ["BranchOptions", "ExecutionOptions", "Options", "Run", "branch", "load", "run", "sweep"]
 
@@ -129,7 +132,7 @@ class Run:
         density: float | None = None,
         replicate: int = 1,
         at: Literal["end", "early_stop"] = "end",
-    ) -> "Ticket":
+    ) -> Ticket:
         """Load a ticket of this run; see `lottery.tickets.load`."""
         from lottery import tickets
 
@@ -165,7 +168,7 @@ class Run:
             networks = list(verification.verify(self.path, again))
         return [f"{name}: {sentence}" for name, wrong in networks for sentence in wrong]
 
-    def branch(self, kind: str | BranchFunction, rounds: Sequence[int] = (), **options: Any) -> "Run":
+    def branch(self, kind: str | BranchFunction, rounds: Sequence[int] = (), **options: Any) -> Run:
         """Train branches from stored rounds; see `lottery.branch`."""
         return branch(self.path, kind, rounds, **options)
 

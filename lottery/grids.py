@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 from lottery import formatting
 from lottery.errors import printable
 
+# A pandas data frame, which is slow to import and which type checkers take apart wrongly.
+Table = Any
+
 GOOD, OPEN, BAD = "good", "open", "bad"  # tones of a text
 
 # Of the tones, to be read on white and on black.

@@ -15,9 +15,8 @@ from lottery.errors import LotteryError, printable_all, unknown
 from lottery.figures import captions, layout, sheets
 from lottery.figures import style as styles
 from lottery.figures.record import Analysis
+from lottery.grids import Table
 from lottery.runs import store
-from lottery.statistics import results
-from lottery.statistics.results import Table
 
 
 def kinds() -> dict[str, Analysis]:
@@ -49,7 +48,7 @@ def read(run: Path, kind: str, **options: Any) -> Table:
     known = inspect.signature(table).parameters
     options = {name: value for name, value in options.items() if name in known and value is not None}
     if "rounds" in known and "rounds" not in options:
-        options["rounds"] = results.chosen(range(max(_last_rounds(run)) + 1), styles.MOST)
+        options["rounds"] = styles.chosen(range(max(_last_rounds(run)) + 1), styles.MOST)
     if "round" in known and "round" not in options:
         options["round"] = last_common_round(run)
     return table(run, **options)

@@ -7,12 +7,12 @@ from lottery.analysis import costs
 from lottery.errors import LotteryError, unknown
 from lottery.figures import captions, layout, style
 from lottery.figures.record import Analysis
+from lottery.grids import Table
 from lottery.pruning import branches
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 from lottery.statistics import results
 from lottery.statistics.metric import Metric, metric_of
-from lottery.statistics.results import Table
 
 
 def table(run: Path) -> Table:

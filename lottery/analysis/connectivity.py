@@ -11,11 +11,11 @@ import numpy as np
 from lottery.errors import unknown
 from lottery.figures import captions, layout, style
 from lottery.figures.record import Analysis, frame
+from lottery.grids import Table
 from lottery.runs import siblings, store
 from lottery.runs.siblings import RECOMPUTED, STORED
 from lottery.statistics import intervals
 from lottery.statistics.barriers import STABLE, error_barrier
-from lottery.statistics.results import Table
 
 PLACE = ("replicate", "round", "step", "density", "batch_norm")
 POINTS = (*PLACE, *siblings.PATH)

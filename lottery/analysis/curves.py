@@ -7,9 +7,9 @@ from typing import Any, TypedDict, Unpack
 from lottery.errors import unknown
 from lottery.figures import captions, layout, style
 from lottery.figures.record import Analysis, frame
+from lottery.grids import Table
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds
-from lottery.statistics.results import Table
 
 COLUMNS = ("replicate", "branch", "round", "density", *store.METRICS)
 

@@ -8,8 +8,8 @@ import numpy as np
 from lottery.errors import unknown
 from lottery.figures import captions, layout, style
 from lottery.figures.record import Analysis, frame
+from lottery.grids import Table
 from lottery.runs.stored import stored_rounds
-from lottery.statistics.results import Table
 
 COLUMNS = (
     "replicate", "branch", "round", "density", "weight", "start_norm", "distance", "relative_distance", "cosine",

@@ -8,9 +8,9 @@ import numpy as np
 
 from lottery.figures import captions, layout, style
 from lottery.figures.record import Analysis, frame
+from lottery.grids import Table
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds
-from lottery.statistics.results import Table
 
 COLUMNS = (
     "replicate", "branch", "round", "density", "weight", "size", "kept", "weight_density", "inputs", "units",

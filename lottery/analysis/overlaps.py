@@ -13,10 +13,9 @@ from lottery.analysis import matching
 from lottery.errors import LotteryError
 from lottery.figures import style
 from lottery.figures.record import Analysis, NothingToDraw, frame
+from lottery.grids import Table
 from lottery.masks import Masks
 from lottery.runs.stored import stored_rounds
-from lottery.statistics import results
-from lottery.statistics.results import Table
 
 COLUMNS = (
     "one", "other", "round", "density_one", "density_other", "weight", "overlap", "chance", "matched_overlap",
@@ -241,7 +240,7 @@ def _height(table: Table, width: float, **options: Any) -> float:
 
 def _views(table: Table) -> list[dict[str, int]]:
     """List a figure for each of at most three rounds, up to that of the table."""
-    return [{"round": index} for index in results.chosen(range(1, int(table["round"].iloc[0]) + 1), 3)]
+    return [{"round": index} for index in style.chosen(range(1, int(table["round"].iloc[0]) + 1), 3)]
 
 
 OVERLAP = Analysis(

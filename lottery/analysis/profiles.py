@@ -8,7 +8,7 @@ import numpy as np
 from lottery import files
 from lottery.errors import LotteryError, unknown
 from lottery.figures import layout, sheets, style
-from lottery.statistics.results import Table
+from lottery.grids import Table
 
 ENDINGS = ("png", "svg", "pdf")
 

@@ -1,15 +1,13 @@
 """The command plan: what an experiment would train, and how many replicates its verdicts need."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from lottery.cli import options, output
 from lottery.errors import LotteryError
-
-if TYPE_CHECKING:
-    from pandas import DataFrame as Table
+from lottery.grids import Table
 
 
 def plan(
@@ -90,7 +88,7 @@ def _legend(power: float, of_the_run: bool, num_rounds: int, is_loss: bool) -> l
     return sentences
 
 
-def _as_texts(rows: "Table") -> "Table":
+def _as_texts(rows: Table) -> Table:
     """Format the numbers of a plan; a number that is not known is an empty cell."""
     from lottery.formatting import number
 

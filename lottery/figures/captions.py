@@ -1,6 +1,6 @@
 """The text beside a figure, plain or for LaTeX: of how many replicates it is, and what bars and bands mean."""
 
-from lottery.statistics.results import Table
+from lottery.grids import Table
 
 # The bars and bands of a figure, by the name of their interval.
 INTERVALS = {"range": "lowest to highest", "t": "95 % t interval for the mean"}

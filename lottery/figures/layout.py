@@ -7,7 +7,7 @@ from typing import Any
 
 from lottery.figures import captions, style
 from lottery.figures.captions import INTERVALS
-from lottery.statistics.results import Table
+from lottery.grids import Table
 
 
 def finish(

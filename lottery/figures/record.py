@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lottery.errors import LotteryError
-from lottery.statistics.results import Table
+from lottery.grids import Table
 
 
 class NothingToDraw(LotteryError):

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from lottery.errors import LotteryError, unknown
 from lottery.figures.captions import INTERVALS
 from lottery.figures.record import NothingToDraw
-from lottery.statistics import intervals, results
-from lottery.statistics.results import Table
+from lottery.grids import Table
+from lottery.statistics import intervals
 
 BranchStyle = tuple[Any, str, Any]  # colour, marker, line
 
@@ -26,6 +28,13 @@ STYLES: tuple[BranchStyle, ...] = (
 
 NO_ROUND = "no round is complete yet"
 MOST = 6  # rounds in one figure by default
+
+
+def chosen(rounds: Iterable[int], most: int) -> list[int]:
+    """Choose rounds for a figure: at most so many, evenly apart, the first and the last among them."""
+    there = sorted(set(rounds))
+    places = np.linspace(0, len(there) - 1, min(most, len(there))).round().astype(int)
+    return [int(there[place]) for place in dict.fromkeys(places.tolist())]
 
 
 def in_order(num: int) -> list[BranchStyle]:
@@ -72,7 +81,7 @@ def only(table: Table, column: str, value: Any) -> Table:
 
 def of_rounds(table: Table, rounds: Iterable[int] | None, most: int = MOST, column: str = "round") -> Table:
     """Return the rows of some rounds, by default of at most `most`, evenly apart; raise `LotteryError` if any lacks."""
-    wanted = results.chosen(table[column], most) if rounds is None else list(rounds)
+    wanted = chosen(table[column], most) if rounds is None else list(rounds)
     for index in wanted:
         only(table, column, index)
     return table[table[column].isin(wanted)]
@@ -88,7 +97,7 @@ def of_weight(table: Table, weight: str | None) -> tuple[Table, str]:
 def each_weight(table: Table, most: int = 8) -> list[dict[str, str]]:
     """List the `views` of an analysis: a figure for each of at most `most` weights, with the first and the last."""
     names = list(dict.fromkeys(table["weight"]))
-    some = [names[place] for place in results.chosen(range(len(names)), most)]
+    some = [names[place] for place in chosen(range(len(names)), most)]
     return [{"weight": name} for name in some]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from lottery import config, data, weights
 from lottery.errors import LotteryError
 from lottery.formatting import column, replicates
+from lottery.grids import Table
 from lottery.models import networks
 from lottery.pipeline import building, presets
 from lottery.pruning import granularity, plan
@@ -15,7 +16,6 @@ from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 from lottery.statistics import metric, results, verdicts
 from lottery.statistics.power import num_needed
-from lottery.statistics.verdicts import Table
 
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 

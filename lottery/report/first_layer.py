@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 
 from lottery.analysis import inputs
+from lottery.figures import style
 from lottery.report.reported import ReportedRun
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds
-from lottery.statistics import results
 
 MOST = 150_000  # counts on a page, of at most four characters each
 
@@ -28,7 +28,7 @@ def frames(run: ReportedRun, most: int = MOST) -> dict[str, Any] | None:
     if (room := most // num_places) < 2:
         return None
     everything = int(lengths.sum()) <= room
-    rounds = range(int(lengths.max())) if everything else results.chosen(range(int(lengths.iloc[0])), room)
+    rounds = range(int(lengths.max())) if everything else style.chosen(range(int(lengths.iloc[0])), room)
     table = run.table("inputs", rounds=tuple(rounds))
     if not everything:
         table = table[table["replicate"] == lengths.index[0]]

@@ -8,12 +8,12 @@ from typing import Any
 from lottery import config
 from lottery.analysis import costs
 from lottery.errors import LotteryError
-from lottery.figures.style import MOST
+from lottery.figures import style
 from lottery.formatting import duration, number, plain
 from lottery.grids import BAD, GOOD, Grid
 from lottery.report.reported import ReportedRun
 from lottery.runs import store
-from lottery.statistics import comparison, published, results, tables, verdicts
+from lottery.statistics import comparison, published, tables, verdicts
 from lottery.statistics.barriers import STABLE
 
 # What a reader calls the entries of environment.json.
@@ -78,7 +78,7 @@ def by_weight(run: ReportedRun) -> Grid:
     """Describe the layers: a row for each weight in each of some rounds."""
     table = run.table("layers")
     table = table[table["branch"] == store.TICKET]
-    table = table[table["round"].isin(results.chosen(table["round"], MOST))]
+    table = table[table["round"].isin(style.chosen(table["round"], style.MOST))]
     columns = ["density", "weight_density", "kept", "size", "dead_inputs", "inputs", "dead_units", "units"]
     rows = []
     for name, part in table.groupby("weight", sort=False):

@@ -17,10 +17,11 @@ import numpy as np
 from lottery import config
 from lottery.errors import LotteryError, unknown
 from lottery.formatting import listed, ranges
+from lottery.grids import Table
 from lottery.runs import store
 from lottery.statistics import comparison, intervals, results, verdicts
 from lottery.statistics.comparison import WITHIN
-from lottery.statistics.verdicts import MEASURE, Table
+from lottery.statistics.verdicts import MEASURE
 
 SCORES = ("at", "method", "task", "replicate", "round", "density", "accuracy", "dense", "score")
 SUMMARY = (

@@ -8,10 +8,10 @@ from typing import Any
 
 from lottery.errors import LotteryError
 from lottery.formatting import ranges
+from lottery.grids import Table
 from lottery.runs import store
 from lottery.statistics import intervals, results, verdicts
 from lottery.statistics.metric import ACCURACY, Metric, metric_of
-from lottery.statistics.verdicts import Table
 
 COLUMNS = (
     "round", "density", "run", "replicates", "accuracy", "low", "high", "difference", "difference_low",

@@ -12,11 +12,11 @@ from pydantic import ValidationError
 
 from lottery import config
 from lottery.errors import LotteryError, first_wrong, unknown
+from lottery.grids import Table
 from lottery.runs import store
 from lottery.statistics import readings, results
 from lottery.statistics.claims import Claim
 from lottery.statistics.readings import CANNOT_TELL, FAIL, MISSING, OPEN, PASS, READINGS
-from lottery.statistics.verdicts import Table
 
 READING = (
     f"{PASS}: the whole 95 % interval over replicates meets the bound in brackets, which is ours; {FAIL}: none of it; "

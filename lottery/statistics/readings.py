@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from lottery.formatting import ends, listed, ranges, replicates, signed
+from lottery.grids import Table
 from lottery.pruning.schedules import geometric
 from lottery.runs import store
 from lottery.statistics import intervals, verdicts
 from lottery.statistics.claims import Claim
-from lottery.statistics.verdicts import LAST_PLACE, Table
+from lottery.statistics.verdicts import LAST_PLACE
 
 PASS, FAIL, CANNOT_TELL, OPEN = "pass", "fail", "cannot tell", "open"
 MISSING = "not in this run"

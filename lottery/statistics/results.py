@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from lottery.grids import Table
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.statistics import intervals, verdicts
 from lottery.statistics.metric import Metric, metric_of, scored
-from lottery.statistics.verdicts import Table
 
 COLUMNS = (
     "replicate", "branch", "round", "density", "num_kept", "early_stop_step", "early_stop_val_loss",
@@ -101,13 +101,6 @@ def transfers(rows: Table) -> dict[str, Table]:
         scores = scored(part.assign(branch=store.TICKET), metric)
         found[label] = verdicts.differences(scores, metric.early_stop)
     return found
-
-
-def chosen(rounds: Iterable[int], most: int) -> list[int]:
-    """Choose rounds for a figure: at most so many, evenly apart, the first and the last among them."""
-    there = sorted(set(rounds))
-    places = np.linspace(0, len(there) - 1, min(most, len(there))).round().astype(int)
-    return [int(there[place]) for place in dict.fromkeys(places.tolist())]
 
 
 def _ends(values: Any, metric: Metric) -> tuple[float, float]:

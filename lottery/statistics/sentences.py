@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lottery.formatting import listed, percent, replicates
-from lottery.grids import BAD, GOOD, OPEN
+from lottery.grids import BAD, GOOD, OPEN, Table
 from lottery.pruning import branches, mask_actions
 from lottery.statistics import verdicts
-from lottery.statistics.verdicts import CANNOT_TELL, MATCHING, NOT_MATCHING, WINNING, Judgement, Rule, Table
+from lottery.statistics.verdicts import CANNOT_TELL, MATCHING, NOT_MATCHING, WINNING, Judgement, Rule
 
 # The simulation of tests/scripts/simulate_verdicts.py gives the figures.
 ADDING = (

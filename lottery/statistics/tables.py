@@ -5,12 +5,12 @@ from typing import Any
 
 from lottery import formatting, grids
 from lottery.formatting import number, short
-from lottery.grids import BAD, GOOD, OPEN, Grid
+from lottery.grids import BAD, GOOD, OPEN, Grid, Table
 from lottery.runs import store
 from lottery.statistics import results, verdicts
 from lottery.statistics.metric import ACCURACY, LOSS, Metric, metric_of
 from lottery.statistics.published import numbered
-from lottery.statistics.verdicts import Judgement, Table
+from lottery.statistics.verdicts import Judgement
 
 Columns = dict[str, tuple[str, Callable[[Any], str]]]  # see `lottery.grids.of_rows`
 

@@ -14,11 +14,12 @@ import numpy as np
 
 from lottery.errors import LotteryError
 from lottery.formatting import ranges
+from lottery.grids import Table
 from lottery.pruning import branches
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.statistics import intervals
-from lottery.statistics.verdicts import AT_THE_END, CANNOT_TELL, MATCHING, MEASURE, NOT_MATCHING, TOLERANCE, Table
+from lottery.statistics.verdicts import AT_THE_END, CANNOT_TELL, MATCHING, MEASURE, NOT_MATCHING, TOLERANCE
 
 COLUMNS = (
     "measure", "round", "density", "against", "replicates", "examples", "mean", "low", "high", "verdict", "two_way_low",

@@ -15,13 +15,11 @@ from typing import Any
 
 from lottery import config, grids
 from lottery.errors import unknown
+from lottery.grids import Table
 from lottery.pruning import branches, fairness
 from lottery.runs import store
 from lottery.statistics import intervals, power
 from lottery.statistics.metric import ACCURACY, Metric, metric_of, scored
-
-# A pandas data frame, which is slow to import and which type checkers take apart wrongly.
-Table = Any
 
 TOLERANCE = ACCURACY.tolerance
 MEASURE = ACCURACY.early_stop

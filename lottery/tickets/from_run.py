@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from lottery import config, data, weights
 from lottery.errors import LotteryError, TicketError, unknown
+from lottery.grids import Table
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 from lottery.settings import GIVEN
@@ -66,7 +67,7 @@ def contents(
     return Contents(stored.masks, start, trained, about)
 
 
-def pick(rows: verdicts.Table, round: int | str | None = None, density: float | None = None, replicate: int = 1) -> int:
+def pick(rows: Table, round: int | str | None = None, density: float | None = None, replicate: int = 1) -> int:
     """Find the round that the arguments of `lottery.tickets.load` mean, from the table of the run.
 
     The density is the nearest in ratio. ``"best"`` is by the validation accuracy at the early-stop step, the sparsest
@@ -101,7 +102,7 @@ def pick(rows: verdicts.Table, round: int | str | None = None, density: float | 
     return int(round)
 
 
-def listed(run: Path) -> verdicts.Table:
+def listed(run: Path) -> Table:
     """List the tickets of a run in a data frame, a row for each replicate and pruned round.
 
     Its columns are ``replicate, round, density, num_kept``, ``test_accuracy`` at the early-stop step, or ``test_loss``
@@ -157,7 +158,7 @@ def _local_settings(provenance: Mapping[str, Any], path: str) -> data.Data:
     return settings.model_copy(update={"path": path})
 
 
-def _chosen(rows: verdicts.Table) -> dict[str, int | None]:
+def _chosen(rows: Table) -> dict[str, int | None]:
     """Find the round that each of `CHOICES` means, among those that all replicates have."""
     tickets = rows[rows["branch"] == store.TICKET]
     counts = tickets.groupby("round")["replicate"].nunique()
@@ -174,7 +175,7 @@ def _chosen(rows: verdicts.Table) -> dict[str, int | None]:
     }
 
 
-def _metrics(rows: verdicts.Table, record: dict[str, Any], dense: dict[str, Any]) -> dict[str, Any]:
+def _metrics(rows: Table, record: dict[str, Any], dense: dict[str, Any]) -> dict[str, Any]:
     """Gather what was measured of the network, of the dense network of its replicate, and over all replicates."""
     metric = metric_of(rows)
     values = rows[rows["round"] == record["round"]][metric.early_stop].dropna()

@@ -831,3 +831,11 @@ def test_the_axis_of_degrees_is_for_the_degrees_that_there_are(found, scale, low
     assert ax.get_xscale() == scale and ax.get_xlim() == pytest.approx((low, 1.1 * max(found)))
     ticks = [place for place in ax.xaxis.get_majorticklocs() if low <= place <= max(found)]
     assert len(ticks) >= 3 and all(place == round(place) for place in ticks)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "most", "expected"),
+    [(range(21), 6, [0, 4, 8, 12, 16, 20]), ([3, 1, 1], 6, [1, 3]), ([], 6, []), (range(5), 2, [0, 4])],
+)
+def test_chosen_rounds_are_evenly_apart(rounds, most, expected):
+    assert style.chosen(rounds, most) == expected

@@ -212,11 +212,3 @@ def test_what_is_shown_of_one_replicate_tells_nothing(small_run, capsys):
     assert "≥" not in out and "1 replicate cannot show" in out
     assert "No round of" in shown(small_run, capsys, made_up([]))
     assert "can be compared with dense" in shown(small_run, capsys, made_up([[0.9, 0.8]]).query("round == 1"))
-
-
-@pytest.mark.parametrize(
-    ("rounds", "most", "expected"),
-    [(range(21), 6, [0, 4, 8, 12, 16, 20]), ([3, 1, 1], 6, [1, 3]), ([], 6, []), (range(5), 2, [0, 4])],
-)
-def test_chosen_rounds_are_evenly_apart(rounds, most, expected):
-    assert results.chosen(rounds, most) == expected
