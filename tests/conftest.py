@@ -113,7 +113,7 @@ def pytest_sessionfinish():
 def xla_where_it_is_tested(request, monkeypatch):
     """Let `train.jit_compile = "auto"` mean no: XLA takes longer to compile than a test to train, and has its own tests."""
     if not request.node.get_closest_marker("xla"):
-        monkeypatch.setattr("lottery.training.loop.gains_from_xla", lambda model: False)
+        monkeypatch.setattr("lottery.training.loop.gains_on_cpu", lambda model: False)
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def traced_once():
         arrays = [getattr(split, key) for split in (data.train, data.validation, data.test) for key in "xy"]
         digest = hashlib.sha256(b"".join([repr((one.dtype, one.shape)).encode() + one.tobytes() for one in arrays]))
         scaled = data.mean, data.standard_deviation, data.unit_norm
-        xla = settings.jit_compile == "auto" and loop.gains_from_xla(model)
+        xla = settings.jit_compile == "auto" and loop.gains_on_cpu(model)
         return repr((text, digest.hexdigest(), scaled, settings, shareable.index(enforce), sorted(augment), xla))
 
     def trainer(model, data, settings, enforce, schedule_step, augment, obstacle):

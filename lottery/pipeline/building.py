@@ -23,6 +23,8 @@ from lottery.training.records import Arrays
 def builder(experiment: config.Experiment, data: Splits | Streams, ingredients: Ingredients) -> Callable[[], Any]:
     """Return the function that builds a run's model: the caller's, or that of a network's name and the data's shape."""
     build = ingredients.model or _of_name(experiment, data, ingredients.import_code)
+    if experiment.train.in_full_precision:
+        return build
     return compiling.in_precision(build, experiment.train.precision)
 
 

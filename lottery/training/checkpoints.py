@@ -120,7 +120,8 @@ class Checkpointer:
         numbers = {key: value for key, value in vars(state).items() if key not in PARTS}
         record = {"format": FORMAT, "identity": self._identity, "standing": numbers}
         arrays["record"] = np.frombuffer(json.dumps(record).encode(), np.uint8)
-        self._wait()  # or two threads would write one file
+        # Or two threads would write one file.
+        self._wait()
         self._writing = self._writer.submit(_store, self.file, arrays)
 
     def _read(self) -> TrainingState | None:
@@ -148,10 +149,12 @@ class Checkpointer:
             weights.components(weights.variables(self._model)[name])[int(place)].assign(value)
         for name, variable in self._own.items():
             variable.assign(parts["loop"][name])
-        self.memory.clear()  # the caller holds this very dict
+        # In place: the functions that watch the training hold this very dict.
+        self.memory.clear()
         self.memory |= parts["memory"]
         numbers = record["standing"]
-        for key in ("metrics", "changes"):  # JSON has no tuples
+        # JSON has no tuples.
+        for key in ("metrics", "changes"):
             numbers[key] = [tuple(row) for row in numbers[key]]
         for key in ("validation", "trained"):
             numbers[key] = tuple(numbers[key])

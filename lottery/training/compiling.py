@@ -33,7 +33,7 @@ def in_precision(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
 
     The new one raises `LotteryError` if no layer gets the policy.
     """
-    if policy == "float32" or hasattr(build, "trainable_variables"):  # a model, which `build_model` refuses
+    if hasattr(build, "trainable_variables"):  # a model, which `build_model` refuses
         return build
 
     @functools.wraps(build)

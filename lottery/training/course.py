@@ -72,22 +72,26 @@ class Course:
         self.trainer.hold()
         self.trainer.set_masks(self.kept, self.start)
         self._put_at_start()
+        # Read back from the model, so that it is of what training starts from, masked and in the variables' own types.
         self.start_sha256 = weights.fingerprint(weights.read_state(self.model))
-        if self.span.changes:  # nothing has shown yet that the sparse engine would gain by those
+        # Nothing has shown yet that the sparse engine gains where masks change: it packs its arrays anew each time.
+        if self.span.changes:
             self.engine: Engine = self.trainer.loop
             self.chosen = ("compiled", "its masks change in training")
         else:
             self.engine, *self.chosen = self.trainer.engine(self.kept)
         if self.checkpointer:
             self._read_checkpoint(self.checkpointer)
+        # Before the engine begins: to compare, both take their first steps with the model's variables.
         if self.state.step == self.first < self.last and self.engine is not self.trainer.loop:
-            self.state.difference = self._difference()  # before the engine begins: both take their first steps here
+            self.state.difference = self._difference()
         self.began -= self.state.seconds
         self.engine.begin(self.kept, self.seed, self.state.step)
 
     def advance(self) -> None:
         """Take steps up to the next evaluation, watched step or change of masks, but for about `CALL_SECONDS`."""
         state, trainer = self.state, self.trainer
+        # A training row is the mean over all steps since the last evaluation, in however many calls they are taken.
         evaluated = (state.due - 1) // self.settings.eval_every * self.settings.eval_every
         before = state.step - max(self.first, evaluated)
         until = min([state.due, *(step for step in (*self.watch, *self.span.changes) if step > state.step)])
@@ -97,7 +101,8 @@ class Course:
         what = f"training loss between steps {state.step} and {state.step + num_steps}"
         state.trained = loss_and_accuracy(self.engine.advance(num_steps, before), what)
         taken = (time.perf_counter() - called) / num_steps
-        trainer.seconds_per_step = taken if trainer.seconds_per_step else CALL_SECONDS  # the first call compiles
+        # The first call compiles, which says nothing about the next.
+        trainer.seconds_per_step = taken if trainer.seconds_per_step else CALL_SECONDS
         state.step += num_steps
         if state.step in self.watch:
             self.watch[state.step](self.engine.state())
@@ -107,6 +112,7 @@ class Course:
         state = self.state
         if state.step > self.first:
             self._add(state.step, "train", state.trained)
+        # Of the averages, if the optimizer has any: a training that stopped here would end with them.
         with optimizers.finalized(self.model):
             state.validation = self._measured("validation", state.step)
             if self.settings.test_curve:
@@ -155,7 +161,8 @@ class Course:
         test = {step: (loss, accuracy) for step, split, loss, accuracy in state.metrics if split == "test"}
         if self.last not in test:
             test[self.last] = self._measured("test", self.last)
-        if stopped_at not in test:  # last, since it leaves the model at other weights
+        # The last of both, since it leaves the model at other weights.
+        if stopped_at not in test:
             weights.assign(self.model, state.best)
             self.engine.begin(self.kept)
             test[stopped_at] = self._measured("test", stopped_at)
@@ -188,7 +195,8 @@ class Course:
         """Assign the start weights under the masks, and a fresh optimizer."""
         weights.assign(self.model, masks.apply(self.start, self.kept, self.held_at))
         self.trainer.reset()
-        optimizers.restart_averages(self.model)  # after the reset, which gives them the values of the first network
+        # After the reset, which has given the averages the values of the first network.
+        optimizers.restart_averages(self.model)
         usual = self.trainer.settings.num_steps
         pace = (usual, self.last) if self.last > usual else (1, 1)
         self.trainer.schedule_step.assign([self.schedule_step, *pace])
@@ -200,6 +208,7 @@ class Course:
             f"{place:04d}/{re.sub(r'_[0-9]+', '', variable.name)}": variable
             for place, (variable, _) in enumerate(self.trainer.touched())
         }
+        # What decides the bits of this training, besides the variables.
         parts: list[Any] = [
             self.start_sha256,
             weights.fingerprint(self.kept),

@@ -49,6 +49,7 @@ def repeater(model: Any, names: tuple[str, ...]) -> Callable[..., Logs]:
             tf.while_loop(lambda index: index < num_steps, body, [tf.constant(0)], parallel_iterations=1)
         elif num_steps:
             body(tf.constant(0))
+        # Metrics of Keras 3.15 and tf_keras 2.21, with the loss, add up in variables over all steps since the reset.
         if not sums:
             return model.get_metrics_result()
         return {name: total / tf.cast(before + num_steps, tf.float32) for name, total in sums.items()}
@@ -95,7 +96,8 @@ def classifier(model: Any, data: Splits | Streams, own: tuple[str, ...]) -> Call
     def classes() -> Classes | None:
         predicted, num_classes = np.zeros(len(y), np.int64), 0
         for first in range(0, len(y), size):
-            first = min(first, len(y) - size)  # the last batch may overlap: batches of one size need one trace
+            # The last batch may overlap the one before: batches of one size need one trace.
+            first = min(first, len(y) - size)
             outputs = forward(tf.constant(x[first : first + size]))
             if not tf.is_tensor(outputs) or outputs.ndim != 2 or outputs.shape[1] < 2:
                 return None
@@ -123,6 +125,7 @@ def _of_arrays(model: Any, scaled: Callable[[Any], Any], own: tuple[str, ...]) -
 
         def test(index: Any) -> Logs:
             first = index * size
+            # The graph does not know the length of a slice at a tensor, and a model may fix it.
             inputs, labels = (tf.ensure_shape(part[first : first + size], (size, *part.shape[1:])) for part in (x, y))
             return mirrored.run(model, model.test_step, (scaled(inputs), labels), own)
 
@@ -154,7 +157,8 @@ def _of_stream(model: Any, make: Callable[[], Any], own: tuple[str, ...]) -> Cal
         sums, num_examples = dict.fromkeys(own, 0.0), 0
         for batch in mirrored.batches(model, dataset):
             logs = test_step(batch)
-            size = int(tf.nest.flatten(batch)[0].shape[0])  # a ragged tensor has no length
+            # Not by `len`: a ragged tensor has none.
+            size = int(tf.nest.flatten(batch)[0].shape[0])
             num_examples += size
             for name in own:
                 sums[name] += size * float(logs[name])

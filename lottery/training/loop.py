@@ -80,7 +80,9 @@ def compile_loop(
         raise LotteryError("train.jit_compile: a training step of this model calls Python, which XLA cannot compile.")
     uses_xla = bool(settings.jit_compile)
     if settings.jit_compile == "auto":
-        uses_xla = strategy is None and gains_from_xla(model) and not examined.calls_python
+        has_accelerator = bool(tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
+        gains = has_accelerator or gains_on_cpu(model)
+        uses_xla = gains and strategy is None and not examined.calls_python
     longest = min(LONGEST_CALL, settings.eval_every, settings.num_steps)
     if isinstance(data, Splits):
         if augment:
@@ -97,14 +99,6 @@ def compile_loop(
     evaluations = evaluation.evaluations_of(model, data, ("validation", "test"), examined.test_logs)
     classes = evaluation.classifier(model, data, examined.test_logs)
     return Loop(model, steps, batches, evaluations, classes, examined, longest, uses_xla)
-
-
-def gains_from_xla(model: Any) -> bool:
-    """Return True if XLA makes a model's training faster: on an accelerator, or for dense layers on a CPU."""
-    import tensorflow as tf
-
-    has_accelerator = tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU")
-    return bool(has_accelerator) or gains_on_cpu(model)
 
 
 def gains_on_cpu(model: Any) -> bool:
@@ -189,6 +183,7 @@ def _steps_over_stream(train: Callable[..., Logs], make: Callable[[], Any]) -> t
     def batches(seed: tuple[int, ...], first_step: int = 0) -> Arguments:
         # A shuffle that has no seed uses TensorFlow's.
         keras.utils.set_random_seed(randomness.seed_for(*seed))
+        # A training that goes on from a checkpoint passes over the batches that it has had.
         iterator = iter(make().repeat().skip(first_step))
         return lambda num_steps, before=0: (iterator, tf.constant(num_steps), tf.constant(before))
 

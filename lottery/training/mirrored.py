@@ -33,6 +33,7 @@ def strategy_of(model: Any) -> Any:
     """Return the mirrored strategy that a model was made under, or None."""
     import tensorflow as tf
 
+    # Outside of a strategy's scope a model of Keras 3.15 or tf_keras 2.21 has TensorFlow's default strategy.
     strategy = model.distribute_strategy
     return strategy if isinstance(strategy, tf.distribute.MirroredStrategy) else None
 
@@ -107,7 +108,8 @@ def on_each(model: Any, step: Callable[[Any], Logs], batch: Any) -> Any:
 
     logger = tf.get_logger()
     before = logger.level
-    logger.setLevel("ERROR")  # outside a graph it warns that this is slow; one step is enough
+    # Outside a graph TensorFlow 2.21 warns that this is slow; for one step it does not matter.
+    logger.setLevel("ERROR")
     try:
         return strategy.run(step, args=(batch,))
     finally:
@@ -115,9 +117,10 @@ def on_each(model: Any, step: Callable[[Any], Logs], batch: Any) -> Any:
 
 
 def batches(model: Any, dataset: Iterable[Any]) -> Iterator[Any]:
-    """List the batches of a data set; one with fewer examples than devices is added to the one before it."""
+    """List the batches of a data set; one with fewer examples than devices is added to the batch before it."""
     import tensorflow as tf
 
+    # A device without an example has nothing to take a mean of.
     num = num_devices(model)
     waiting = None
     for batch in dataset:

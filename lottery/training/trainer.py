@@ -112,7 +112,8 @@ class Trainer:
         if self._sparse is None:
             from lottery.sparse import engine as sparse  # numba takes seconds to compile it, once on a machine
 
-            self.touched()  # tracing makes the optimizer's slots
+            # Tracing makes the slots of the optimizer, which the engine reads.
+            self.touched()
             data: Any = self._data  # arrays, or there was no chain
             self._sparse = sparse.Engine(self.model, self.chain, data, self.settings.batch_size, self.loop.longest)
         return self._sparse, name, reason
@@ -171,6 +172,7 @@ class Trainer:
         The trace knows them: slots and iterations of all optimizers, metrics and random generators, whoever owns them.
         """
         if not self._first_values:
+            # What enforces the masks must be in the trace, and so must its variables.
             self.hold()
             own = [*self.model.variables, *self.masks.values(), *self.held.values(), *self.inputs.values()]
             known = {id(inner) for variable in own for inner in weights.components(variable)}

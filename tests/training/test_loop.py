@@ -231,12 +231,12 @@ def test_xla_only_where_it_gains():
     import keras
 
     layers = keras.layers
-    assert loop.gains_from_xla(networks.lenet_300_100())
-    assert not loop.gains_from_xla(
+    assert loop.gains_on_cpu(networks.lenet_300_100())
+    assert not loop.gains_on_cpu(
         keras.Sequential([keras.Input((8, 8, 1)), layers.Conv2D(2, 3), layers.Flatten(), layers.Dense(2)])
     )
-    assert not loop.gains_from_xla(keras.Sequential([keras.Input((8, 2)), layers.LSTM(2)]))
-    assert not loop.gains_from_xla(random_network(keras))  # has dropout
+    assert not loop.gains_on_cpu(keras.Sequential([keras.Input((8, 2)), layers.LSTM(2)]))
+    assert not loop.gains_on_cpu(random_network(keras))  # has dropout
 
 
 def test_a_batch_larger_than_the_data_is_refused():
