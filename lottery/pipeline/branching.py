@@ -9,7 +9,7 @@ from typing import Any
 from lottery import config, weights
 from lottery.errors import LotteryError, unknown
 from lottery.executors.executor import Job
-from lottery.pipeline import branch_training, checks, dispatch, identity, preparing
+from lottery.pipeline import branch_training, dispatch, opening, preparing
 from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared
@@ -41,9 +41,9 @@ def branch(
             rounds = [0, *rounds]  # the dense network on the other data, without which no accuracy there says much
         places = chosen_rounds(path, experiment, rounds, replicate, first=0 if transfers else 1)
         other = _with_other_data(experiment, overrides) if transfers else None
-        opened = preparing.open_run(session.stack, path, experiment, ingredients, transfer=other)
+        opened = opening.open_run(session.stack, path, experiment, ingredients, transfer=other)
         prepared = opened.prepared
-        checks.check_learns(prepared, name)
+        prepared.check_learns(name)
         if transfers and places:
             _check_fit(StoredRound(path, places[0][0], 0), prepared)
             session.note(*_compared(path, experiment, prepared, ingredients))
@@ -165,7 +165,7 @@ def _compared(path: Path, experiment: config.Experiment, prepared: Prepared, ing
         now = preparing.prepare(now.model_copy(update={"train": experiment.train}), ingredients).experiment
     if now.model == wanted:
         return
-    why = identity.incomparable(path, prepared.observe)
+    why = opening.incomparable(path, prepared.observe)
     if not why:
         raise LotteryError(f"The model or a function differs from that of {str(path)!r}.")
     yield f"The model was not compared with that of {path}: {why}."

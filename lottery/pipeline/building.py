@@ -104,20 +104,15 @@ def _called(build: Callable[[], Any], seed: int) -> Any:
 
 
 def initial_state(prepared: Prepared, replicate: int) -> dict[str, np.ndarray]:
-    """Draw every variable of a replicate at step 0."""
+    """Draw every variable of a replicate at step 0, by a model that must share none with the trainer's."""
     if replicate not in prepared.initial:
         model = build_model(prepared.build, initial_seed(prepared.experiment, replicate))
+        known = {id(variable) for variable in prepared.trainer.model.variables}
+        if any(id(variable) in known for variable in model.variables):
+            raise LotteryError(
+                "model: the function uses the same model or layers twice; it must build new ones each time."
+            )
         prepared.initial[replicate] = weights.read_state(model)
-    return prepared.initial[replicate]
-
-
-def drawn_twice(prepared: Prepared, replicate: int) -> Arrays:
-    """Draw a replicate's initial state by a second model, which must share no variable with the trainer's."""
-    model = build_model(prepared.build, initial_seed(prepared.experiment, replicate))
-    known = {id(variable) for variable in prepared.trainer.model.variables}
-    if any(id(variable) in known for variable in model.variables):
-        raise LotteryError("model: the function uses the same model or layers twice; it must build new ones each time.")
-    prepared.initial[replicate] = weights.read_state(model)
     return prepared.initial[replicate]
 
 

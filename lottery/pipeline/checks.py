@@ -1,65 +1,135 @@
-"""Checks that model, data, masks and devices fit together, before anything is written or trained."""
+"""What keeps a run from training is refused, and what a person should know is said, before anything is written."""
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
-from lottery import config, formatting, masks, weights
-from lottery.enforcement import ENFORCEMENTS, Enforcement, Mode
+import numpy as np
+
+from lottery import config, formatting, weights
+from lottery.data import Splits
+from lottery.enforcement import ENFORCEMENTS, Mode, tfmot
 from lottery.errors import LotteryError
-from lottery.models.kerases import keras_of
-from lottery.pipeline.prepared import Prepared
-from lottery.pruning import branches
-from lottery.settings import GIVEN
-from lottery.training import mirrored
+from lottery.masks import Masks
+from lottery.models import networks
+from lottery.models.kerases import is_keras
+from lottery.pipeline.prepared import Ingredients, Prepared
+from lottery.sparse.reading import Chain, NoNumba
+from lottery.statistics import two_way
+from lottery.training import engines, mirrored
+from lottery.training.records import Arrays, accuracy_among
 
 
 def check_devices(experiment: config.Experiment) -> None:
     """Raise `LotteryError` if a network that is trained on several devices cannot be held as the experiment says."""
     name = experiment.run.enforcement
-    allowed = [known for known, mode in ENFORCEMENTS.items() if mode.on_several_devices]
-    if experiment.train.on_several_devices and name not in (*allowed, GIVEN):
-        quoted = formatting.listed(f'"{known}"' for known in allowed)
+    mode = ENFORCEMENTS.get(name)  # a function of the caller's says nothing of devices
+    if experiment.train.on_several_devices and mode is not None and not mode.on_several_devices:
+        allowed = (f'"{known}"' for known, mode in ENFORCEMENTS.items() if mode.on_several_devices)
         raise LotteryError(
             f'run.enforcement: received "{name}", allowed with train.devices = "{experiment.train.devices}" are '
-            f"{quoted}."
+            f"{formatting.listed(allowed)}."
         )
 
 
-def check_strategy(experiment: config.Experiment, model: Any) -> None:
-    """Raise `LotteryError` if a caller has built the model under a strategy, for which the experiment has a value."""
+def check_model(experiment: config.Experiment, model: Any) -> None:
+    """Raise `LotteryError` if a caller has built the model under a strategy, or with wrappers that prune it."""
+    tfmot.refuse_wrapped(model)
     if not experiment.train.on_several_devices and mirrored.strategy_of(model) is not None:
         why = "The model is made under a strategy of its own"
         raise LotteryError(f'{why}; leave it out, and set train.devices = "mirrored".')
 
 
-def check_layers(mode: Mode, model: Any) -> None:
-    """Raise `LotteryError` if a mode of enforcement refuses a layer of the model, by holding nothing for a moment."""
-    if mode.refuses_layers:
-        with mode.hold(model, masks.ones_like(weights.read(model))):
+def check_mode(mode: Mode, model: Any, dense: Masks, takes_values: bool) -> None:
+    """Raise `LotteryError` if a mode of enforcement refuses a layer, or takes no held values where it must."""
+    if mode.refuses_layers:  # as its context begins, so nothing is held in it for a moment
+        with mode.hold(model, dense):
             pass
+    if takes_values:
+        try:
+            inspect.signature(mode.hold).bind(None, {}, {})
+        except TypeError:
+            raise LotteryError(
+                "run.enforcement: the function takes no held values, which prune.held_at needs; give it a third "
+                "argument, as lottery.enforcement.constraint has."
+            ) from None
 
 
-def check_held_at(enforce: Enforcement) -> None:
-    """Raise `LotteryError` if a function of the caller's takes no held values."""
-    try:
-        inspect.signature(enforce).bind(None, {}, {})
-    except TypeError:
-        raise LotteryError(
-            "run.enforcement: the function takes no held values, which prune.held_at needs; give it a third argument, "
-            "as lottery.enforcement.constraint has."
-        ) from None
+def notes(prepared: Prepared, ingredients: Ingredients, inputs: Any) -> Iterator[str]:
+    """Say of a run what surprises, limits or slows it down; `inputs` are a few examples, as the model takes them."""
+    experiment, model, trainer = prepared.experiment, prepared.trainer.model, prepared.trainer
+    has_own_model = ingredients.have_own_model(experiment)
+    if has_own_model and ingredients.model is None:
+        module = experiment.model.name.partition(":")[0]
+        yield f"{experiment.model.name} is imported from {networks.module_file(module)}."
+    yield from getattr(prepared.data, "notes", ())
+    variables = weights.variables(model)
+    for name, why in weights.unprunable(model).items():
+        # Everybody expects vectors to stay: biases, statistics, seeds.
+        if len(variables[name].shape) > 1 and why != "a bias":
+            yield f"{name} is not pruned: {why}."
+    if unrepeatable := trainer.loop.examined.unrepeatable:
+        yield (
+            f"The model draws random numbers by {', '.join(unrepeatable)}, which nothing can restore: "
+            "stopped and resumed, the run will not give the same bits."
+        )
+    if isinstance(trainer.chain, Chain) and not engines.is_compiled():
+        yield "The sparse engine is compiled with the first sparse network: for some ten seconds, once on this machine."
+    if isinstance(trainer.chain, NoNumba):
+        yield (
+            f"Sparse networks train no faster than dense ones, because {trainer.chain}; pip install 'lottery[sparse]' "
+            "adds the sparse engine."
+        )
+    if strategy := mirrored.strategy_of(model):
+        yield from _on_devices(strategy, is_keras(type(model).train_step))
+    if has_own_model and not experiment.train.in_full_precision:
+        yield from _on_outputs(model(inputs, training=False))
 
 
-def check_learns(prepared: Prepared, branch: str) -> None:
-    """Raise `LotteryError` if a branch learns masks, which it cannot learn for the model of a run."""
-    known = branches.BRANCHES.get(branch)
-    if known is None or not known.learns:
+def notes_on_start(drawn: Arrays, before: Arrays, num_replicates: int) -> list[str]:
+    """Say which initial weights, from two seeds, are the same, as those of a pretrained model are."""
+    same = [name for name in before if np.array_equal(drawn[name], before[name])]
+    if same and len(same) < len(before):
+        return [
+            f"The model is built with the same initial values of {', '.join(same)} each time; random_reinit leaves "
+            "them as they are, and draws the others anew."
+        ]
+    if not same or num_replicates == 1:
+        return []
+    return [
+        "The model is built with the same initial weights each time, so the replicates differ only in the order of "
+        "the batches, and their spread says nothing about other initial weights."
+    ]
+
+
+def too_fine(prepared: Prepared, tolerance: float | None) -> list[str]:
+    """Warn if a tolerance of accuracy is finer than one test example. Of a stream the number of examples is unknown."""
+    model, test_logs = prepared.trainer.model, prepared.trainer.loop.examined.test_logs
+    measured = accuracy_among(test_logs or tuple(model.get_metrics_result()))
+    num = len(prepared.data.test) if measured and isinstance(prepared.data, Splits) else 0
+    return two_way.too_fine(tolerance, num)
+
+
+def _on_devices(strategy: Any, has_keras_step: bool) -> Iterator[str]:
+    num = strategy.num_replicas_in_sync
+    if num == 1:
+        yield "There is one device, so the network is trained on that one, and train.devices changes nothing else."
         return
-    model, settings = prepared.trainer.model, prepared.experiment.train
-    if keras_of(model).__name__ == "tf_keras":
-        why = f"the model {model.name!r} is a tf_keras model"
-        raise LotteryError(f"{branch} learns masks of Keras 3 models alone, and {why}; leave it out.")
-    if settings.on_several_devices:
-        raise LotteryError(
-            f'{branch} learns masks on one device, and train.devices is "{settings.devices}"; leave it out.'
+    devices = ", ".join(device.rpartition("device:")[2] for device in strategy.extended.worker_devices)
+    yield f"The network is mirrored on {num} devices: {devices}."
+    if not has_keras_step:
+        yield (
+            "The model has a train_step of its own, which each device calls with its share of a batch; the gradients "
+            f"are added up, so its loss must be divided by {num}, as Keras' own losses are."
+        )
+
+
+def _on_outputs(outputs: Any) -> Iterator[str]:
+    import tensorflow as tf
+
+    types = {output.dtype.name for output in tf.nest.flatten(outputs)}
+    for name in sorted(types - {"float32", "float64"}):
+        yield (
+            f"The outputs of the model are of type {name}, which rounds what the loss is computed from; give its last "
+            'layer dtype="float32".'
         )

@@ -11,7 +11,7 @@ import numpy as np
 from lottery import config, files, masks, progress, weights
 from lottery.data import Streams
 from lottery.errors import LotteryError, unknown
-from lottery.pipeline import branching, interpolation, network_training, preparing
+from lottery.pipeline import branching, interpolation, network_training, opening
 from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.interpolation import Line
 from lottery.pipeline.network_training import Training, Watch
@@ -65,7 +65,7 @@ def connect(
     wanted = _wanted(path, experiment, rounds, steps, replicate)
     with execution.started() as session:
         on_event, stack = session.on_event, session.stack
-        prepared = preparing.open_run(stack, path, experiment, ingredients).prepared
+        prepared = opening.open_run(stack, path, experiment, ingredients).prepared
         stack.callback(prepared.trainer.close)
         prepared.trainer.hold()
         recompute = _recompute(prepared, line, on_event)

@@ -20,8 +20,8 @@ from lottery.models import multiply_adds
 from lottery.pipeline import (
     branch_training,
     environment,
-    identity,
     network_training,
+    opening,
     rounds,
     shared_prefix,
     tensorboard,
@@ -232,7 +232,7 @@ def _prepared(recipe: Recipe, replicate: int) -> Prepared:
     try:
         if prepared.data.fingerprint != recipe.data_sha256:
             raise LotteryError("The data differ.")
-        identity.agreed(recipe.path, recipe.experiment, prepared.experiment, prepared.observe)
+        opening.agreed(recipe.path, recipe.experiment, prepared.experiment, prepared.observe)
     except LotteryError:
         where = f" on {platform.node()}" if recipe.away else ""
         raise LotteryError(

@@ -15,10 +15,10 @@ import loky
 import numpy as np
 
 from lottery import config, files, weights
-from lottery.data import Splits, Streams
+from lottery.data import Splits
 from lottery.errors import LotteryError
 from lottery.models import architecture, multiply_adds, networks
-from lottery.pruning import plan
+from lottery.pipeline.prepared import Prepared
 from lottery.runs import store
 from lottery.training import mirrored
 
@@ -98,15 +98,9 @@ def check_devices(run: Path, model: Any) -> None:
         )
 
 
-def record(
-    run: Path,
-    experiment: config.Experiment,
-    model: Any,
-    data: Splits | Streams,
-    num_threads: int,
-    observed: Mapping[str, Any],
-) -> list[str]:
+def record(run: Path, experiment: config.Experiment, prepared: Prepared, num_threads: int) -> list[str]:
     """Write ``environment.json``, or compare with it, and return sentences that a person should read."""
+    model, data = prepared.trainer.model, prepared.data
     scaling = None  # of inputs that are used as they are
     if isinstance(data, Splits) and data.train.x.dtype == np.uint8:
         scaling = {
@@ -137,9 +131,11 @@ def record(
         "architecture": architecture.describe(model, name),
         "not_pruned": weights.unprunable(model),
         "uses": multiply_adds.per_entry(model),
-        **({"units": units} if (units := plan.units_of(experiment.prune, model)) else {}),
-        **({"observed": observed} if observed else {}),
     }
+    if units := prepared.plan.units:
+        now["units"] = units
+    if observed := prepared.observe():
+        now["observed"] = observed
     store.write_record(run / "environment.json", now)
     return []
 

@@ -11,7 +11,7 @@ from lottery import masks, randomness, weights
 from lottery.enforcement.patching import seen_as
 from lottery.masks import Masks
 from lottery.models.kerases import is_compiled, keras_of
-from lottery.pipeline import building, checks, network_training
+from lottery.pipeline import building, network_training
 from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import Prepared
 from lottery.pruning import branches, supermasks
@@ -68,7 +68,7 @@ def learned(training: Training, network: NetworkId, ticket: Masks, rule: superma
     See `branches.supermask`.
     """
     experiment, prepared = training.experiment, training.prepared
-    checks.check_learns(prepared, network.branch)
+    prepared.check_learns(network.branch)
     counts = masks.num_kept(ticket)
     fixed = supermasks.fixed_weights(network_training.initial_state(training, network.replicate), counts)
     words = branches.words_for(experiment.run.seed, *network)

@@ -1,5 +1,9 @@
-"""What a run is made of: the objects that a caller passes, and everything that is made once to train its networks."""
+"""What a run is made of: objects that a caller passes, what they decide, and everything that is made once to train.
 
+What a caller's objects decide is written into the experiment, which so says all that makes a run what it is.
+"""
+
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,11 +13,18 @@ import numpy as np
 from lottery import config
 from lottery.data import Splits, Streams
 from lottery.enforcement import Enforcement
-from lottery.models import networks
+from lottery.errors import LotteryError
+from lottery.models import networks, optimizers
+from lottery.models.kerases import evaluating, is_compiled, keras_of
+from lottery.pruning import branches
 from lottery.pruning.criteria import ScoreFunction
 from lottery.pruning.plan import Plan
 from lottery.pruning.schedules import Density
+from lottery.settings import COMPILED, GIVEN
 from lottery.training.trainer import Trainer
+
+# Keys of ``[prune]`` that a schedule as a function replaces.
+OF_RATES = ("rate", "rates", "final_density")
 
 
 @dataclass(frozen=True)
@@ -49,10 +60,79 @@ class Prepared:
     trainer: Trainer
     plan: Plan
     criterion: ScoreFunction
-    notes: tuple[str, ...]  # sentences that a person should read
+    notes: tuple[str, ...] = ()  # sentences that a person should read
     # Observes the caller's model and functions: ``reported``, numbers that are the same on other machines but for
     # rounding, and ``example``, the types and shapes that they were observed on; empty without objects of the caller's.
     observe: Callable[[], dict[str, Any]] = dict
     # By replicate, every variable at step 0, where it is drawn already.
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     learners: dict[str, Any] = field(default_factory=dict)  # by rule, the trainers of scores; see `mask_training`
+
+    def check_learns(self, branch: str) -> None:
+        """Raise `LotteryError` if a branch learns masks, which it cannot learn for the model of this run."""
+        known = branches.BRANCHES.get(branch)
+        if known is None or not known.learns:
+            return
+        model, settings = self.trainer.model, self.experiment.train
+        if keras_of(model).__name__ == "tf_keras":
+            why = f"the model {model.name!r} is a tf_keras model"
+            raise LotteryError(f"{branch} learns masks of Keras 3 models alone, and {why}; leave it out.")
+        if settings.on_several_devices:
+            raise LotteryError(
+                f'{branch} learns masks on one device, and train.devices is "{settings.devices}"; leave it out.'
+            )
+
+
+def with_functions(experiment: config.Experiment, ingredients: Ingredients) -> config.Experiment:
+    """Write down which functions the caller passes, and the densities of a schedule."""
+    for section, key in ("prune", "criterion"), ("run", "enforcement"):
+        if getattr(ingredients, key) is not None:
+            experiment = config.with_values(experiment, section, {key: GIVEN})
+        elif getattr(getattr(experiment, section), key) == GIVEN:
+            raise LotteryError(
+                f'{section}.{key} = "given" stands for a function passed to lottery.run(..., {key}=...); pass it '
+                "again, in Python."
+            )
+    if ingredients.schedule is None or not experiment.prune.num_rounds:
+        return experiment
+    with evaluating("schedule: the function cannot give the densities"):
+        densities = [float(ingredients.schedule(number)) for number in range(1, experiment.prune.num_rounds + 1)]
+    if experiment.prune.schedule == GIVEN and [*experiment.prune.densities] == densities:  # they are written already
+        return experiment
+    tables = experiment.model_dump(exclude_unset=True)  # what a caller has set is not what has a default
+    prune = {key: value for key, value in tables.get("prune", {}).items() if key not in OF_RATES}
+    prune |= {"schedule": GIVEN, "densities": densities, "num_rounds": len(densities)}
+    # A function may return anything, so its densities have to fall, as those of a file. All other values that are
+    # written into an experiment are ours, or are checked where they come from, and are not validated again.
+    return config.validated(tables | {"prune": prune})
+
+
+def with_model(experiment: config.Experiment, model: Any, is_passed: bool) -> config.Experiment:
+    """Write down the caller's model, and that it comes compiled: then the experiment's optimizer is not used."""
+    if is_passed:
+        experiment = config.with_values(experiment, "model", {"name": GIVEN})
+    if not is_compiled(model):
+        return experiment
+    settings = experiment.train
+    own = {"optimizer", "learning_rate", "warmup_steps", "drop_at"} & settings.model_fields_set
+    if own and settings.optimizer != COMPILED:
+        raise LotteryError(
+            f"The model is compiled already, so train.{' and train.'.join(sorted(own))} cannot be set; leave it out, "
+            "or set it where you compile the model."
+        )
+    learning_rate = optimizers.learning_rate(model)
+    rates = learning_rate if isinstance(learning_rate, dict) else {"": learning_rate}  # of a MultiOptimizer, by name
+    for key, rate in rates.items():
+        if key != "name" and not 0 <= rate < math.inf:
+            raise LotteryError(
+                f"train.learning_rate: the model is compiled with {rate}, allowed is a number from 0, and finite."
+            )
+    return config.with_values(experiment, "train", {"optimizer": COMPILED, "learning_rate": learning_rate})
+
+
+def with_data(experiment: config.Experiment, data: Splits | Streams) -> config.Experiment:
+    """Write down the data that the caller passes."""
+    values: dict[str, Any] = {"name": GIVEN, "fingerprint": data.fingerprint}
+    if isinstance(data, Splits):
+        values["validation"] = len(data.validation)
+    return config.with_values(experiment, "data", values)

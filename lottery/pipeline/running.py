@@ -7,10 +7,10 @@ from typing import Any
 
 from lottery import config, formatting
 from lottery.executors.executor import Job
-from lottery.pipeline import completion, dispatch, environment, identity, preparing
+from lottery.pipeline import dispatch, environment, opening, preparing
+from lottery.pipeline.checks import too_fine
 from lottery.pipeline.dispatch import Execution, Recipe, Session
-from lottery.pipeline.notes import too_fine
-from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared
+from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared, with_functions
 from lottery.runs import store
 from lottery.runs.store import NetworkId
 
@@ -29,18 +29,18 @@ def run(
     """
     has_objects = ingredients.model is not None or ingredients.data is not None
     experiment = config.load({} if source is None and has_objects else source, overrides)
-    experiment = completion.with_functions(experiment, ingredients)
+    experiment = with_functions(experiment, ingredients)
     with execution.started() as session:
         prepared, path = None, store.run_path(out, experiment)
         if has_objects or ingredients.are_observed(experiment):
             prepared, path = _located(out, experiment, ingredients, session)
             experiment = prepared.experiment
         if store.is_complete(path, experiment):
-            preparing.check_complete(path, experiment)
+            opening.check_complete(path, experiment)
             session = session.writing({path: experiment})  # it was killed after its last round, or run without
             session.note(f"{path} is complete.")
             return path
-        opened = preparing.open_run(session.stack, path, experiment, ingredients, prepared=prepared)
+        opened = opening.open_run(session.stack, path, experiment, ingredients, prepared=prepared)
         jobs = [job for job in wanted(path, experiment) if not store.is_stored(path, *job.network)]
         session.note(*opened.notes, *too_fine(opened.prepared, tolerance), _size(path, experiment))
         session = session.writing({path: experiment})
@@ -68,7 +68,7 @@ def _located(
     """Prepare a run with objects of the caller's: they are a part of its experiment, and so decide its folder."""
     environment.begin_threads(experiment, environment.threads_of_like_runs(out, experiment))
     prepared = preparing.prepare(experiment, ingredients)
-    path, experiment, compared = identity.located(out, prepared.experiment, prepared.observe)
+    path, experiment, compared = opening.located(out, prepared.experiment, prepared.observe)
     session.note(*compared)
     return dataclasses.replace(prepared, experiment=experiment), path
 

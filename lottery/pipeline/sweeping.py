@@ -10,9 +10,9 @@ from typing import Any
 from lottery import config, interrupts
 from lottery.errors import LotteryError
 from lottery.models import networks
-from lottery.pipeline import dispatch, environment, identity, preparing, presets, running, shared_prefix
+from lottery.pipeline import dispatch, environment, opening, preparing, presets, running, shared_prefix
+from lottery.pipeline.checks import too_fine
 from lottery.pipeline.dispatch import Execution, Recipe, Session
-from lottery.pipeline.notes import too_fine
 from lottery.pipeline.prepared import Ingredients
 from lottery.runs import store
 from lottery.statistics import results, verdicts
@@ -117,9 +117,9 @@ def _open(
             session.note(f"{path}: experiment {number} of {len(experiments)} is prepared.")
         if store.is_complete(path, experiment):
             session.stack.enter_context(store.opened(path, experiment))
-            preparing.check_complete(path, experiment)
+            opening.check_complete(path, experiment)
         else:
-            opened = preparing.open_run(session.stack, path, experiment, ingredients, num_threads)
+            opened = opening.open_run(session.stack, path, experiment, ingredients, num_threads)
             session.note(*(f"{path}: {note}" for note in opened.notes))
             warnings = {*too_fine(opened.prepared, tolerance)} - warned  # once for all that share the data
             session.note(*warnings)
@@ -192,7 +192,7 @@ def _completed(
         return store.run_path(out, experiment), experiment, []
     environment.begin_threads(experiment)
     prepared = preparing.prepare(experiment, ingredients)
-    return identity.located(out, prepared.experiment, prepared.observe)
+    return opening.located(out, prepared.experiment, prepared.observe)
 
 
 def _name(name: str, chosen: Mapping[str, Any]) -> str:

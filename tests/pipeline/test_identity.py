@@ -18,8 +18,8 @@ import lottery
 from lottery import config, enforcement, progress
 from lottery.errors import LotteryError
 from lottery.models import fingerprint
-from lottery.pipeline import completion, preparing
-from lottery.pipeline.prepared import Ingredients
+from lottery.pipeline import preparing
+from lottery.pipeline.prepared import Ingredients, with_functions
 from lottery.runs import store
 from tests.conftest import quietly
 
@@ -48,7 +48,7 @@ def one_hot():
 
 def identity(ingredients, tables=TABLES):
     """The digest that decides the name of a run's folder."""
-    experiment = completion.with_functions(config.load(tables), ingredients)
+    experiment = with_functions(config.load(tables), ingredients)
     return config.digest(preparing.prepare(experiment, ingredients).experiment)
 
 

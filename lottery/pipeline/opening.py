@@ -1,0 +1,181 @@
+"""The folder of a run is found, opened for writing, and compared with what the caller passes again."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lottery import config, data
+from lottery.errors import LotteryError
+from lottery.pipeline import environment, preparing
+from lottery.pipeline.prepared import Ingredients, Prepared
+from lottery.runs import store, verification
+
+# Relative, of what the first steps report on another machine or with other versions; and in half precision.
+ROUNDING, ROUNDING_IN_HALF = 1e-5, 1e-2
+
+_DIGESTS = {"model": {"fingerprint"}, "prune": {"fingerprint"}, "run": {"fingerprint"}}
+
+Observe = Callable[[], dict[str, Any]]  # see `Prepared`
+
+
+class Opened(NamedTuple):
+    """A run that is open for writing."""
+
+    prepared: Prepared
+    num_threads: int
+    notes: list[str]  # sentences that a person should read
+
+
+def open_run(
+    stack: contextlib.ExitStack,
+    path: Path,
+    experiment: config.Experiment,
+    ingredients: Ingredients,
+    num_threads: int = 0,
+    prepared: Prepared | None = None,
+    transfer: config.Experiment | None = None,
+) -> Opened:
+    """Open a run until `stack` closes, or begin it; nothing is written before everything is seen to fit.
+
+    Args:
+        num_threads: The number of threads for a new run; 0 to choose.
+        transfer: The experiment to prepare instead, with other data.
+    """
+    existed = path.exists()
+    if existed:
+        stack.enter_context(store.opened(path, experiment))
+        verification.refuse_damaged(path, experiment)
+    recorded = store.read_environment(path).get("num_threads", num_threads)
+    # Before anything is computed: TensorFlow cannot change its number of threads after.
+    num_threads = environment.begin_threads(experiment, recorded)
+    prepared = prepared or preparing.prepare(transfer or experiment, ingredients)
+    if transfer:
+        return Opened(prepared, num_threads, [])
+    if not existed:
+        stack.enter_context(store.opened(path, experiment))
+    said = environment.record(path, experiment, prepared, num_threads)
+    said += agreed(path, experiment, prepared.experiment, prepared.observe)
+    return Opened(replace(prepared, experiment=experiment), num_threads, [*prepared.notes, *said])
+
+
+def check_complete(path: Path, experiment: config.Experiment) -> None:
+    """Raise `LotteryError` if a complete run is damaged, or the file of its data has changed."""
+    verification.refuse_damaged(path, experiment)
+    if experiment.data.path and Path(experiment.data.path).exists():
+        environment.check_data(path, data.load(experiment.data).fingerprint)
+
+
+def located(
+    out: str | Path, experiment: config.Experiment, observe: Observe
+) -> tuple[Path, config.Experiment, list[str]]:
+    """Find the run of an experiment with the caller's objects; with other versions it may have another digest.
+
+    Returns:
+        The run's folder, which may not exist yet; its experiment; and sentences that a person should read.
+    """
+    path, notes = store.run_path(out, experiment), []
+    if path.exists():
+        return path, experiment, []
+    for other in store.runs(out):
+        try:
+            like, recorded = store.read_experiment(other), store.read_environment(other)
+        except LotteryError:  # a damaged run is another matter
+            continue
+        if not recorded or not _are_alike(like, experiment):
+            continue
+        if not _is_observed(recorded):
+            notes.append(
+                f"{other} has the same settings, but an earlier version of lottery stored it, which did not observe "
+                "what models compute; this is a new run."
+            )
+        elif elsewhere := _elsewhere(recorded, observe()):
+            if said := _agreement(other, experiment, recorded, observe(), elsewhere):
+                return other, like, [said]
+            notes.append(
+                f"{other} has the same settings, but started with {elsewhere}, and what its model and functions "
+                "compute differs here; this is a new run."
+            )
+    return path, experiment, notes
+
+
+def agreed(run: Path, experiment: config.Experiment, now: config.Experiment, observe: Observe) -> list[str]:
+    """Compare the objects that a caller passes again with those of a stored run.
+
+    Args:
+        run: The run's folder.
+        experiment: The stored experiment.
+        now: The same, completed with what the caller's objects are now.
+        observe: Observes the caller's model.
+
+    Returns:
+        Sentences that a person should read.
+
+    Raises:
+        LotteryError: The model or a function is another.
+    """
+    if config.digest(now) == config.digest(experiment):
+        return []
+    why, recorded = "", store.read_environment(run)
+    if _are_alike(now, experiment):
+        if not _is_observed(recorded):
+            return [
+                "An earlier version of lottery stored this run, and did not observe what its model and functions "
+                "compute, so they cannot be compared."
+            ]
+        if elsewhere := _elsewhere(recorded, observe()):
+            if said := _agreement(run, experiment, recorded, observe(), elsewhere):
+                return [said]
+            why = f", or {elsewhere} makes it so"
+    raise LotteryError(f"The model or a function differs from that of {str(run)!r}{why}.")
+
+
+def incomparable(run: Path, observe: Observe) -> str:
+    """Say why a model cannot be compared with that of a run on other data; empty if it can."""
+    recorded = store.read_environment(run)
+    if not _is_observed(recorded):
+        return "an earlier version of lottery stored the run, and did not observe what its model computes"
+    if recorded["observed"]["example"] != observe()["example"]:
+        return "the other data have examples of another type or shape"
+    elsewhere = _elsewhere(recorded, observe())
+    return elsewhere and f"it started with {elsewhere}"
+
+
+def _are_alike(experiment: config.Experiment, other: config.Experiment) -> bool:
+    return experiment.model_dump(exclude=_DIGESTS) == other.model_dump(exclude=_DIGESTS)
+
+
+def _is_observed(recorded: dict[str, Any]) -> bool:
+    """Check if a record, which a stranger may have written, has what `identity.observed` returns."""
+    found = recorded.get("observed")
+    if not isinstance(found, dict) or not {"reported", "example", "opaque", "num_gpus"} <= set(found):
+        return False
+    numbers = found["reported"]
+    return isinstance(numbers, list) and all(type(value) in (int, float) for value in numbers)
+
+
+def _elsewhere(recorded: dict[str, Any], now: dict[str, Any]) -> str:
+    """Name what may make other operations or bits of the same model here; empty if nothing does."""
+    words = environment.differences(recorded)
+    if recorded["observed"]["num_gpus"] != now["num_gpus"]:
+        words.append("another number of GPUs")
+    if recorded["observed"]["opaque"] and recorded["num_threads"] != environment.num_threads():
+        words.append("another number of threads")
+    return " and ".join(words)
+
+
+def _agreement(
+    run: Path, experiment: config.Experiment, recorded: dict[str, Any], now: dict[str, Any], elsewhere: str
+) -> str:
+    """Say that what was observed is the same but for rounding; empty if it is not."""
+    before, after = recorded["observed"]["reported"], now["reported"]
+    rounding = ROUNDING if experiment.train.in_full_precision else ROUNDING_IN_HALF
+    if len(before) != len(after) or not np.allclose(before, after, rtol=rounding, atol=1e-7):
+        return ""
+    return (
+        f"{run} started with {elsewhere}, so what its model and functions compute was compared by the numbers of the "
+        f"first steps, to {100 * rounding:g} %."
+    )
