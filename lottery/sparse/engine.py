@@ -50,9 +50,11 @@ class Engine:
         if seed is not None:
             num_examples = len(self._splits["train"].x)
             self._following = randomness.batches(num_examples, self._batch_size, seed, step)
-        named, layers = weights.variables(self.model), self.chain.layers
+        layers = self.chain.layers
+        named = weights.variables(self.model)
         masks = [kept.get(layer.kernel, np.ones(named[layer.kernel].shape, bool)) for layer in layers]
-        entries = [np.nonzero(mask.T)[::-1] for mask in masks]  # by output unit, as the rows of `kernels.Layout`
+        # By output unit, as the rows of `kernels.Layout`.
+        entries = [np.nonzero(mask.T)[::-1] for mask in masks]
         self._network = self._compressed(entries, [mask.shape for mask in masks])
         # What of each variable is in the state: the kept entries of a kernel, and all of a bias.
         self._entries = [*entries, *(slice(None) for _ in masks)]
@@ -97,7 +99,8 @@ class Engine:
         assert self._following is not None, "begin was called without a seed"
         positions = self._following(num_steps)
         counts = np.arange(self._step + 1, self._step + len(positions) + 1)
-        own, rates = self.model.optimizer, self._rates(counts - 1)
+        own = self.model.optimizer
+        rates = self._rates(counts - 1)
         decay = rates * np.float32(own.weight_decay or 0)
         columns = [decay, *self._optimizer.numbers(own, rates, counts.astype(np.float32))]
         numbers = np.column_stack([np.broadcast_to(np.float32(column), len(positions)) for column in columns])
@@ -120,7 +123,7 @@ class Engine:
         return self._logs(*kernels.evaluate(self._network, examples, self._state[0], classes)), classes
 
     def _logs(self, loss: float, accuracy: float) -> Logs:
-        return {"loss": loss} | ({"accuracy": accuracy} if self.chain.has_accuracy else {})
+        return {"loss": loss, "accuracy": accuracy} if self.chain.has_accuracy else {"loss": loss}
 
     def _dense(self, packed: np.ndarray) -> list[np.ndarray]:
         values = [np.zeros(shape, np.float32) for shape in self._shapes]
@@ -137,7 +140,8 @@ class Engine:
         return [own, *slots]
 
     def _compressed(self, entries: list[Any], shapes: list[tuple[int, ...]]) -> kernels.Layout:
-        layers, reads = self.chain.layers, np.unique(entries[0][0])
+        layers = self.chain.layers
+        reads = np.unique(entries[0][0])
         first = np.cumsum([0, len(reads), *(units for _, units in shapes)])
         sources = [np.searchsorted(reads, entries[0][0]), *(inputs for inputs, _ in entries[1:])]
         counts = [
@@ -158,7 +162,9 @@ class Engine:
         )
 
     def _examples(self, split: Split, unit_norm: bool) -> kernels.Examples:
-        x, scale = split.x.reshape(len(split.x), -1), np.ones(len(split.x), np.float32)
+        x = split.x.reshape(len(split.x), -1)
+        scale = np.ones(len(split.x), np.float32)
+        # In parts: all pixels as floats would take four times the memory of the bytes.
         if x.dtype == np.uint8 and unit_norm:
             for start in range(0, len(x), 1000):
                 part = (x[start : start + 1000].astype(np.float32) - self._mean) * self._scale

@@ -51,7 +51,7 @@ class Checkpointer:
 
     file: Path  # a new checkpoint replaces the last once it is whole
     every: CheckpointInterval = field(default_factory=CheckpointInterval)
-    should_stop: interrupts.ShouldStop = interrupts.never  # after a request, one more is written and training ends
+    should_stop: interrupts.ShouldStop = interrupts.never  # after a request, a last checkpoint is written
     note: Callable[[str], None] = lambda text: None  # receives a sentence about a checkpoint that cannot be used
     memory: dict[str, np.ndarray] = field(default_factory=dict)  # of the functions that watch the training
 

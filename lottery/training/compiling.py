@@ -150,16 +150,13 @@ class Examined:
 
 
 def examine(model: Any, example: tuple[Any, Any]) -> Examined:
-    """See what a compiled model's own steps report and draw, without taking one for training."""
-    import tensorflow as tf
-
+    """See what a compiled model's own steps report and draw, by tracing them on an example."""
     with fitting(model.name), mirrored.scope(mirrored.strategy_of(model)):
         # Both create variables, metrics and slots. Created later, while the loop is traced, they would not be reset.
         test_logs = mirrored.on_each(model, model.test_step, example)
         model.optimizer.build(model.trainable_variables)
-        train = tf.function(lambda batch: mirrored.on_each(model, model.train_step, batch), autograph=False)
         with _updating_one_weight(model):
-            traced = train.get_concrete_function(example)
+            traced = _traced(lambda batch: mirrored.on_each(model, model.train_step, batch), example)
         metrics = set(model.get_metrics_result())
     graph = traced.graph.as_graph_def()
     bodies = [graph.node, *(function.node_def for function in graph.library.function)]
@@ -176,14 +173,11 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
 
 def traced_evaluation(model: Any, example: tuple[Any, Any]) -> list[Any]:
     """Trace ``test_step`` on an example, and what gives a model other weights at the end, if anything does."""
-    import tensorflow as tf
-
     with fitting(model.name):
-        traced = [tf.function(model.test_step, autograph=False).get_concrete_function(example)]
+        traced = [_traced(model.test_step, example)]
     if optimizers.finalizes(model):
         with evaluating("The optimizer's finalize_variable_values cannot be traced"):
-            end = tf.function(lambda: optimizers.finalize(model), autograph=False)
-            traced.append(end.get_concrete_function())
+            traced.append(_traced(lambda: optimizers.finalize(model)))
     return traced
 
 
@@ -201,7 +195,13 @@ def traced_under(
                 callback.on_train_batch_end(tf.constant(0), logs)
             return logs
 
-        return tf.function(step, autograph=False).get_concrete_function(example)
+        return _traced(step, example)
+
+
+def _traced(step: Callable[..., Any], *inputs: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.function(step, autograph=False).get_concrete_function(*inputs)
 
 
 def observe(examined: Examined, example: tuple[Any, Any]) -> list[float]:

@@ -43,7 +43,8 @@ class Course:
     checkpointer: Checkpointer | None
 
     def __post_init__(self) -> None:
-        span, self.model, settings = self.span, self.trainer.model, self.trainer.settings
+        span, settings = self.span, self.trainer.settings
+        self.model = self.trainer.model
         self.first = span.first_step
         self.last = settings.num_steps if span.last_step is None else span.last_step
         self.settings = settings.model_copy(update={"num_steps": self.last})
@@ -197,9 +198,11 @@ class Course:
         self.trainer.reset()
         # After the reset, which has given the averages the values of the first network.
         optimizers.restart_averages(self.model)
-        usual = self.trainer.settings.num_steps
-        pace = (usual, self.last) if self.last > usual else (1, 1)
-        self.trainer.schedule_step.assign([self.schedule_step, *pace])
+        if self.trainer.schedule_step is not None:
+            # A longer training goes through the schedule more slowly, from its beginning to its end.
+            usual = self.trainer.settings.num_steps
+            pace = (usual, self.last) if self.last > usual else (1, 1)
+            self.trainer.schedule_step.assign([self.schedule_step, *pace])
 
     def _read_checkpoint(self, checkpointer: Checkpointer) -> None:
         """Go on from the checkpoint of this very training, if there is one."""

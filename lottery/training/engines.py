@@ -29,10 +29,7 @@ class Engine(Protocol):
     own: Mapping[str, Any]
 
     def begin(self, kept: Masks, seed: tuple[int, ...] | None = None, step: int = 0) -> None:
-        """Take the model over as it is, under masks, before the batch that follows a step in the order of a seed.
-
-        Without a seed, the model is only evaluated.
-        """
+        """Take the model over as it is, under masks, at the batch after a step; without a seed, to evaluate it only."""
 
     def advance(self, num_steps: int, before: int = 0) -> Logs:
         """Take steps, and return loss and accuracy over these and as many steps before; 0 starts anew."""

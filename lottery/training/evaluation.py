@@ -96,7 +96,7 @@ def classifier(model: Any, data: Splits | Streams, own: tuple[str, ...]) -> Call
     def classes() -> Classes | None:
         predicted, num_classes = np.zeros(len(y), np.int64), 0
         for first in range(0, len(y), size):
-            # The last batch may overlap the one before: batches of one size need one trace.
+            # The last batch may overlap the batch before: batches of a single size need a single trace.
             first = min(first, len(y) - size)
             outputs = forward(tf.constant(x[first : first + size]))
             if not tf.is_tensor(outputs) or outputs.ndim != 2 or outputs.shape[1] < 2:

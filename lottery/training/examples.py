@@ -130,7 +130,7 @@ def fixed_batch(model: Any) -> int | None:
 def check_data(model: Any, data: Splits, batch_size: int, example: Any, num_scored: int | None = None) -> None:
     """Raise `LotteryError` if data cannot be cut into the batches that a model takes, or a label is no class of it.
 
-    `num_scored` is the number of examples in the batch of a criterion that needs one.
+    `num_scored` is the number of examples that a criterion looks at, if it looks at any.
     """
     size = fixed_batch(model)
     if size is not None:

@@ -107,16 +107,13 @@ def gains_on_cpu(model: Any) -> bool:
 
 
 def _training(model: Any, compiled: Any, own: tuple[str, ...], callbacks: Sequence[Any]) -> Callable[..., Logs]:
-    """Make the graph's function that takes steps: of a batch by its number, how many, and how many before them.
-
-    `compiled` is the model's ``train_step`` if that is compiled already, or None.
-    """
+    """Make the graph's function that takes steps: of a batch by its number, how many, and how many before them."""
     repeat = evaluation.repeater(model, own)
 
     def train(batch: Callable[[Any], Any], num_steps: Any, before: Any) -> Logs:
         def take_step(index: Any) -> Logs:
             def on_share(share: Any) -> Logs:
-                # Looked up while this is traced: what enforces masks may have replaced it since.
+                # If it is not compiled already, it is looked up here: what enforces masks may have replaced it since.
                 logs = (compiled or model.train_step)(share)
                 for callback in callbacks:
                     callback.on_train_batch_end(index, logs)
@@ -155,7 +152,8 @@ def _steps_over_arrays(
 
     def batches(seed: tuple[int, ...], first_step: int = 0) -> Arguments:
         following = randomness.batches(len(split), batch_size, seed, first_step)
-        step, word = first_step, randomness.seed_for(*seed[:-1], randomness.AUGMENTATION, 1)
+        word = randomness.seed_for(*seed[:-1], randomness.AUGMENTATION, 1)
+        step = first_step
 
         def arguments(num_steps: int, before: int = 0) -> tuple[Any, ...]:
             nonlocal step

@@ -117,7 +117,7 @@ def on_each(model: Any, step: Callable[[Any], Logs], batch: Any) -> Any:
 
 
 def batches(model: Any, dataset: Iterable[Any]) -> Iterator[Any]:
-    """List the batches of a data set; one with fewer examples than devices is added to the batch before it."""
+    """List the batches of a data set; a rest with fewer examples than devices is added to the batch before it."""
     import tensorflow as tf
 
     # A device without an example has nothing to take a mean of.
@@ -151,7 +151,7 @@ def average_statistics(model: Any) -> None:
 
 
 def skip_together(model: Any) -> None:
-    """Let all devices skip a step if the gradients of one are not finite, in half precision."""
+    """Let all devices skip a step if gradients are not finite on any of them, in half precision."""
     import tensorflow as tf
 
     check_own = getattr(model.optimizer, "check_finite", None)  # of a LossScaleOptimizer

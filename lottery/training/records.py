@@ -21,11 +21,7 @@ MetricsRow = tuple[int, str, float, float]  # step, split, loss, accuracy
 
 @dataclass(frozen=True)
 class Span:
-    """The part of a training that a network goes through, and how its masks change on the way.
-
-    A training that ends after ``train.num_steps`` goes through the learning rate's schedule more slowly, from its
-    beginning to its end.
-    """
+    """The part of a training that a network goes through, and how its masks change on the way."""
 
     first_step: int = 0  # the step that the start weights belong to; the batches are those that follow it
     last_step: int | None = None  # ``train.num_steps`` if None; if it equals `first_step`, nothing is trained
@@ -39,7 +35,7 @@ class Trained:
 
     weights: dict[str, np.ndarray]  # every variable after the last step, by name
     early_stop: dict[str, np.ndarray]  # every variable at the early-stop step
-    # For each test example its ``label``, and the class predicted at the ``early_stop`` step and at the ``final`` one;
+    # For each test example its ``label``, and the class predicted at the ``early_stop`` and the ``final`` step;
     # None where the accuracy is not that of one class for each example of an array.
     predictions: dict[str, np.ndarray] | None
     kept: Masks  # the masks after the last step
@@ -58,8 +54,7 @@ class Trained:
 def loss_and_accuracy(logs: Logs, what: str) -> tuple[float, float]:
     """Read loss and accuracy in a model's report; the accuracy is NaN if the model measures none.
 
-    Raises:
-        LotteryError: There is no loss, or it is not a finite number; `what` names it in the message.
+    `what` names the loss in the `LotteryError` if it is not a finite number.
     """
     if "loss" not in logs:
         raise LotteryError(f"The model reports {', '.join(logs) or 'nothing'}, but no 'loss'; a loss is needed.")
@@ -72,7 +67,5 @@ def loss_and_accuracy(logs: Logs, what: str) -> tuple[float, float]:
 
 def accuracy_among(names: Iterable[str]) -> str | None:
     """Find the name of the accuracy among those that a model reports; None if it measures none."""
-    names = list(names)
-    plain = [name for name in names if name in ACCURACIES]
-    others = [name for name in names if name.endswith("accuracy")]
-    return next(iter(plain + others), None)
+    names = [name for name in names if name in ACCURACIES or name.endswith("accuracy")]
+    return min(names, key=lambda name: name not in ACCURACIES, default=None)

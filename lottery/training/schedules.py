@@ -71,8 +71,8 @@ def from_table(keras: Any, table: Mapping[str, Any]) -> Any:
 
 @cache
 def _class_of(keras: Any) -> Any:
-    # An optimizer takes only schedules that derive from its own library's. Over fifty lines, since the class derives
-    # from one that is an argument.
+    # An optimizer takes only schedules of its own library (Keras 3.15, tf_keras 2.21). Over fifty lines: the class
+    # derives from what is an argument.
     schedules = keras.optimizers.schedules
 
     # Registered, so that a saved model can be loaded where such a schedule was made before; elsewhere `compile=False`.

@@ -10,8 +10,7 @@ import numpy as np
 from lottery import masks, weights
 from lottery.data import Splits, Streams
 from lottery.masks import Masks
-from lottery.sparse.reading import Obstacle
-from lottery.training import engines, mirrored, schedules
+from lottery.training import engines, mirrored
 from lottery.training.checkpoints import Checkpointer
 from lottery.training.course import Course, OnStep, Watch
 from lottery.training.engines import Engine
@@ -31,7 +30,8 @@ class Trainer:
         model: A compiled Keras 3 or tf_keras model; its own ``train_step`` and ``test_step`` run.
         data: Arrays stay in memory as they are, and become floats batch by batch.
         enforce: A context manager function, such as `lottery.enforcement.constraint`. None holds nothing.
-        schedule_step: The variable that the model was compiled with, if any; see `compiling.compile_model`.
+        schedule_step: The variable that the model was compiled with, if any: where in its schedule the learning rate
+            begins, and how much more slowly it goes through it.
         augment: Augmentation of training images: ``"crop"``, ``"flip"``.
         obstacle: What keeps the model from the sparse engine, besides what can be read from the model and the data.
         inputs: Variables by name that a step reads besides the model's, and that the caller assigns before a training.
@@ -48,14 +48,9 @@ class Trainer:
         obstacle: str | None = None,
         inputs: Mapping[str, Any] | None = None,
     ) -> None:
-        import tensorflow as tf
-
         self.model, self.settings, self._data, self.inputs = model, settings, data, inputs or {}
         # Variables, not constants, so that one trace serves every mask.
-        self.masks: dict[str, Any] = {
-            name: tf.Variable(tf.constant(mask), trainable=False, dtype=tf.bool)
-            for name, mask in masks.ones_like(weights.read(model)).items()
-        }
+        self.masks = _variables(masks.ones_like(weights.read(model)))
         self.held: dict[str, Any] = {}  # variables like ``masks``, of the values to hold masked entries at if not zero
         self._callbacks: list[Any] = []  # of enforcement; the trace calls those that are here by then
         self.loop: Loop = compile_loop(model, data, settings, augment, self._callbacks)
@@ -63,18 +58,14 @@ class Trainer:
         self.chain = engines.read(model, data, settings, augment, obstacle)
         self._sparse: Any = None
         self.seconds_per_step: float | None = None  # in the last call of the compiled steps
-        # Where in its schedule the learning rate begins, and how much more slowly it goes through it.
-        self.schedule_step = schedules.step_variable() if schedule_step is None else schedule_step
-        self._enforce, self._held, self._is_held = enforce, contextlib.ExitStack(), False
+        self.schedule_step = schedule_step
+        self._enforce, self._is_held = enforce, False
+        self._held = contextlib.ExitStack()
         self._first_values: list[tuple[Any, np.ndarray]] = []
 
     def hold_at_start(self) -> None:
         """Hold masked entries at the values that they start with, in place of zero; call it before anything is held."""
-        import tensorflow as tf
-
-        self.held = {
-            name: tf.Variable(tf.zeros_like(value), trainable=False) for name, value in weights.read(self.model).items()
-        }
+        self.held = _variables({name: np.zeros_like(value) for name, value in weights.read(self.model).items()})
 
     def hold(self) -> None:
         """Enforce the masks from now on, until `close`."""
@@ -107,7 +98,7 @@ class Trainer:
         """Return the engine for a network with these masks, its name and the reason; `name` decides if it is given."""
         chosen, reason = engines.choose(self.chain, self.settings, kept)
         name = name or chosen
-        if name == "compiled" or isinstance(self.chain, Obstacle):
+        if name == "compiled" or isinstance(self.chain, engines.Obstacle):
             return self.loop, "compiled", reason
         if self._sparse is None:
             from lottery.sparse import engine as sparse  # numba takes seconds to compile it, once on a machine
@@ -129,6 +120,7 @@ class Trainer:
 
     def redrawn(self, draw: Callable[[str, np.ndarray], np.ndarray]) -> "Trainer":
         """Make a trainer of the same model whose `reset` sets what `draw` makes of each variable's name and value."""
+        # Before the copy, or each of the two would enforce the masks.
         self.hold()
         other = copy.copy(self)
         other._first_values = [(variable, draw(variable.name, value)) for variable, value in self.touched()]
@@ -147,17 +139,14 @@ class Trainer:
         """Train a network under masks, with a fresh optimizer; masked entries start at zero, whatever `start` holds.
 
         After `hold_at_start` they start, and stay, at the values of `start`. With moving averages (``use_ema=True``)
-        training ends with them, as Keras' ``fit`` does, and each evaluation on the way is of them.
-
-        A network whose masks change is the network under the last masks: the early-stop step is found among the steps
-        from the last change on. Entries that a change adds start at zero, with slots of the optimizer at zero.
+        training ends with them, as Keras' ``fit`` does. The early-stop step is found from the last change of masks on.
 
         Args:
             seed: Words that decide the order of the batches.
-            watch: Functions by step, each called with every variable after that step. A training that resumes from a
-                checkpoint does not repeat earlier calls, so their results belong in `Checkpointer.memory` or on disk.
-            on_step: Called several times a second with the step and the last validation accuracy, and with each new row
-                of `Trained.metrics`. A training that resumes reports earlier rows again.
+            watch: Functions by step, each called with every variable after that step. A training that resumes does not
+                repeat earlier calls, so their results belong in `Checkpointer.memory` or on disk.
+            on_step: Called several times a second, and with each new row of `Trained.metrics`; when a training resumes,
+                with earlier rows again.
 
         Raises:
             LotteryError: The loss or a weight is not a finite number any more, a masked entry is not held, or a change
@@ -184,3 +173,9 @@ class Trainer:
                 (variable, np.array(variable.numpy())) for variable in found if id(variable) not in known
             ]
         return self._first_values
+
+
+def _variables(values: Arrays) -> dict[str, Any]:
+    import tensorflow as tf
+
+    return {name: tf.Variable(tf.constant(value), trainable=False) for name, value in values.items()}
