@@ -1,7 +1,7 @@
 """Branches from the rounds of a run: another start, other masks or other data beside a ticket."""
 
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,15 @@ def train_branch(
     training: Training, network: NetworkId, branch: BranchFunction, details: Mapping[str, Any] | None = None
 ) -> None:
     """Train a branch from a stored round, and add `details` to its record."""
-    ticket = _stored_ticket(training, network)
+    ticket, rewind = _stored_ticket(training, network), training.experiment.rewind
     chosen = branch(ticket)
-    _check_start(training, network, chosen)
+    _check_start(training, ticket, network.branch, chosen)
     first, last, schedule_step = chosen.first_step, chosen.last_step, chosen.schedule_step
     if schedule_step is None:
         schedule_step = first
-        if first == training.experiment.rewind.step:  # it goes through the same part of the schedule as the ticket
-            schedule_step = network_training.schedule_step(training.experiment, network.round)
+        if first == rewind.step:  # it goes through the same part of the schedule as the ticket
+            num_steps = training.experiment.train.num_steps
+            schedule_step = rewinding.schedule_step(rewind.mode, rewind.step, num_steps, network.round)
     start = masks.apply(chosen.start, chosen.kept, chosen.held_in(ticket))
     span = Span(first, last, schedule_step, chosen.changes)
     trained = network_training.train_network(training, network, start, chosen.kept, span)
@@ -52,12 +53,12 @@ def matches_stored(training: Training, network: NetworkId, branch: BranchFunctio
     def learned(rule: Any) -> BranchStart:
         raise _LearnsMasks
 
-    ticket = dataclasses.replace(_stored_ticket(training, network), learned=learned)
+    ticket = replace(_stored_ticket(training, network), learned=learned)
     try:
         chosen = branch(ticket)
     except _LearnsMasks:  # nobody can tell without training again
         return True
-    _check_start(training, network, chosen)
+    _check_start(training, ticket, network.branch, chosen)
     stored = StoredRound(training.path, *network)
     same_start = stored.began_with(chosen.start, chosen.held_in(ticket))
     same_masks = all(np.array_equal(mask, stored.masks[name]) for name, mask in chosen.kept.items())
@@ -93,7 +94,7 @@ def _stored_ticket(training: Training, network: NetworkId) -> StoredTicket:
         rng=branches.rng_for(experiment.run.seed, replicate, number, branch),
         fresh=fresh,
         initial=initial,
-        spent=_steps_to(training, network),
+        spent=plan.steps_to(experiment.prune, number, experiment.rewind.step, experiment.train.num_steps),
         gradients=lambda step, state: training.dense_gradients(replicate, step, state),
         learned=lambda rule: mask_training.learned(training, network, stored.masks, rule),
         at_initial=stored.at_initial,
@@ -102,15 +103,8 @@ def _stored_ticket(training: Training, network: NetworkId) -> StoredTicket:
     )
 
 
-def _steps_to(training: Training, network: NetworkId) -> int:
-    """Count the steps of all trainings that lead to a round, with its own."""
-    experiment = training.experiment
-    return plan.steps_to(experiment.prune, network.round, experiment.rewind.step, experiment.train.num_steps)
-
-
-def _check_start(training: Training, network: NetworkId, chosen: Any) -> None:
+def _check_start(training: Training, ticket: StoredTicket, branch: str, chosen: Any) -> None:
     """Raise `LotteryError` if what a function returns is no network that the branch can train."""
-    branch = network.branch
     if not isinstance(chosen, BranchStart):
         raise LotteryError(f"{branch}: received {type(chosen).__name__}, allowed is a branches.BranchStart.")
     trainer = training.prepared.trainer
@@ -121,25 +115,22 @@ def _check_start(training: Training, network: NetworkId, chosen: Any) -> None:
             what = "must have exactly the weights of the ticket"
             raise LotteryError(f"{branch}: {part} {what}; see {wrong[0]!r}.")
     masks.check(dict(chosen.kept), chosen.start)
-    _check_held(training, branch, chosen)
-    first, last, most = chosen.first_step, chosen.last_step, _steps_to(training, network)
-    if not 0 <= first <= last <= most:
-        raise LotteryError(f"{branch}: received the steps {first} to {last}, allowed are steps from 0 to {most}.")
-    if wrong := [step for step in chosen.changes if not first < step <= last]:
-        raise LotteryError(
-            f"{branch}: received a change of masks after step {wrong[0]}, allowed are {first + 1} to {last}."
-        )
-
-
-def _check_held(training: Training, branch: str, chosen: BranchStart) -> None:
-    """Raise `LotteryError` if the run does not hold masked entries as a branch needs it."""
-    holds_values, held_at = bool(training.prepared.trainer.held), chosen.held_at or {}
-    if held_at and not holds_values:
+    held_at = chosen.held_at or {}
+    if held_at and not trainer.held:
         raise LotteryError(f'{branch}: received held_at in a run of prune.held_at = "zero"; leave it out.')
-    if chosen.changes and holds_values:
+    if chosen.changes and trainer.held:
         allowed = f'allowed in a run of prune.held_at = "{training.experiment.prune.held_at}" are none'
         raise LotteryError(f"{branch}: received changes of masks, {allowed}: entries that grow start at zero.")
     for name, value in held_at.items():
         if name in chosen.kept and np.shape(value) != chosen.kept[name].shape:
             shapes = f"has shape {np.shape(value)}, the weight has {chosen.kept[name].shape}"
             raise LotteryError(f"{branch}: held_at of {name!r} {shapes}.")
+    first, last = chosen.first_step, chosen.last_step
+    if not 0 <= first <= last <= ticket.spent:
+        raise LotteryError(
+            f"{branch}: received the steps {first} to {last}, allowed are steps from 0 to {ticket.spent}."
+        )
+    if wrong := [step for step in chosen.changes if not first < step <= last]:
+        raise LotteryError(
+            f"{branch}: received a change of masks after step {wrong[0]}, allowed are {first + 1} to {last}."
+        )

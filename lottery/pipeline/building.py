@@ -61,6 +61,11 @@ def initial_seed(experiment: config.Experiment, replicate: int) -> int:
     return randomness.seed_for(experiment.run.seed, replicate, randomness.INITIALISATION)
 
 
+def words_of_batches(experiment: config.Experiment, replicate: int) -> tuple[int, int, int]:
+    """Return the seed words of the order of a replicate's batches."""
+    return experiment.run.seed, replicate, randomness.BATCHES
+
+
 def build_model(build: Callable[[], Any], seed: int) -> Any:
     """Build a model with initial weights from a seed; raise `LotteryError` if that fails or it is no Keras model."""
     if hasattr(build, "trainable_variables"):
@@ -171,7 +176,7 @@ def dense_gradients(prepared: Prepared) -> Callable[[int, int, Arrays], dict[str
     scaled: Any = scaler(data) if isinstance(data, Splits) else None
 
     def gradients_at(replicate: int, step: int, state: Arrays) -> dict[str, np.ndarray]:
-        words = (experiment.run.seed, replicate, randomness.BATCHES)
+        words = words_of_batches(experiment, replicate)
         if isinstance(data, Splits):
             (positions,) = randomness.batches(len(data.train), experiment.train.batch_size, words, step)(1)
             x, y = scaled(data.train.x[positions]), data.train.y[positions]

@@ -47,12 +47,12 @@ class Learner:
             counts: The number of entries to keep, by weight.
             rng: Draws the first scores.
         """
-        for name in counts:
-            self.inputs[f"fixed/{name}"].assign(start[name])
         self.inputs["counts"].assign(list(counts.values()))
-        first = self.rule.first_scores
-        drawn = {name: first(start[name].shape, count, rng) for name, count in counts.items()}
-        return {**start, **{name: value.astype(start[name].dtype) for name, value in drawn.items()}}
+        state = dict(start)
+        for name, count in counts.items():
+            self.inputs[f"fixed/{name}"].assign(start[name])
+            state[name] = self.rule.first_scores(start[name].shape, count, rng).astype(start[name].dtype)
+        return state
 
 
 def learner(prepared: Prepared, rule: supermasks.Rule) -> Learner:
@@ -83,22 +83,14 @@ def learned(training: Training, network: NetworkId, ticket: Masks, rule: superma
     return BranchStart(state, supermasks.kept_by(trained.weights, counts), last, last, details=details)
 
 
-def settings_of(settings: Train, rule: supermasks.Rule) -> Train:
-    """Make the ``[train]`` settings of the scores: the run's, with the rule's optimizer and a cosine."""
-    decay = {"name": "CosineDecay", "initial_learning_rate": rule.learning_rate, "decay_steps": settings.num_steps}
-    own = {"optimizer": rule.optimizer, "learning_rate": decay, "warmup_steps": 0, "drop_at": ()}
-    return settings.model_copy(update={**own, "test_curve": False, "engine": "compiled"})
-
-
 def _made(prepared: Prepared, rule: supermasks.Rule) -> Learner:
     import tensorflow as tf
 
-    experiment = prepared.experiment
-    settings = settings_of(experiment.train, rule)
+    settings = _settings_of(prepared.experiment.train, rule)
     # As the run's own model; the weights that are drawn play no part.
-    model = building.build_model(prepared.build, randomness.seed_for(experiment.run.seed, 0, randomness.SCORES))
-    names = list(weights.prunable(model))
-    named = weights.variables(model)
+    seed = randomness.seed_for(prepared.experiment.run.seed, 0, randomness.SCORES)
+    model = building.build_model(prepared.build, seed)
+    named, names = weights.variables(model), list(weights.prunable(model))
     for name, own in named.items():
         if name in names:  # of a score, a penalty or a norm would mean something else than of a weight
             own.regularizer, own.constraint = None, None
@@ -111,9 +103,27 @@ def _made(prepared: Prepared, rule: supermasks.Rule) -> Learner:
 
     inputs = {f"fixed/{name}": variable(np.zeros(named[name].shape), named[name].dtype) for name in names}
     inputs["counts"] = variable(np.zeros(len(names)), tf.int32)
-    _learning(model, rule, inputs)
-    trainer = Trainer(model, prepared.data, settings, augment=experiment.data.augment, inputs=inputs)
+
+    def seen(place: int, scores: Any) -> Any:
+        """Compute with a fixed weight, under the mask that its variable, the scores, gives."""
+        scores = tf.convert_to_tensor(scores)
+        factor = rule.factor(scores, inputs["counts"][place])
+        # The difference is zero, and lets the gradient go straight through.
+        through = scores - tf.stop_gradient(scores)
+        return tf.convert_to_tensor(inputs[f"fixed/{names[place]}"]) * (tf.stop_gradient(factor) + through)
+
+    changes = [(name, named[name], partial(seen, place)) for place, name in enumerate(names)]
+    # Not through Keras' __setattr__, which tracks every value.
+    vars(model)["call"] = seen_as(changes, _ASSIGNED)(model.call)
+    trainer = Trainer(model, prepared.data, settings, augment=prepared.experiment.data.augment, inputs=inputs)
     return Learner(rule, trainer, inputs)
+
+
+def _settings_of(settings: Train, rule: supermasks.Rule) -> Train:
+    """Make the ``[train]`` settings of the scores: the run's, with the rule's optimizer and a cosine."""
+    decay = {"name": "CosineDecay", "initial_learning_rate": rule.learning_rate, "decay_steps": settings.num_steps}
+    own = {"optimizer": rule.optimizer, "learning_rate": decay, "warmup_steps": 0, "drop_at": ()}
+    return settings.model_copy(update={**own, "test_curve": False, "engine": "compiled"})
 
 
 def _compile(model: Any, settings: Train, example: Any) -> None:
@@ -124,22 +134,3 @@ def _compile(model: Any, settings: Train, example: Any) -> None:
     made, own = compiling.optimizer(keras_of(model), settings), model.optimizer
     scales = type(own).__name__ == "LossScaleOptimizer"
     model.optimizer = type(own)(made) if scales else made
-
-
-def _learning(model: Any, rule: supermasks.Rule, inputs: Mapping[str, Any]) -> None:
-    """Have a model compute with its fixed weights, under the masks that its variables, the scores, give."""
-    import tensorflow as tf
-
-    named = weights.variables(model)
-    names = [key.removeprefix("fixed/") for key in inputs if key.startswith("fixed/")]
-
-    def seen(place: int, name: str, scores: Any) -> Any:
-        scores = tf.convert_to_tensor(scores)
-        factor = rule.factor(scores, inputs["counts"][place])
-        # The difference is zero, and lets the gradient go straight through.
-        through = scores - tf.stop_gradient(scores)
-        return tf.convert_to_tensor(inputs[f"fixed/{name}"]) * (tf.stop_gradient(factor) + through)
-
-    changes = [(name, named[name], partial(seen, place, name)) for place, name in enumerate(names)]
-    # Not through Keras' __setattr__, which tracks every value.
-    vars(model)["call"] = seen_as(changes, _ASSIGNED)(model.call)

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from lottery import config, files, interrupts, masks, progress, randomness, weights
+from lottery import config, files, interrupts, masks, progress, weights
 from lottery.errors import LotteryError, StorageError
 from lottery.executors.executor import Job
 from lottery.masks import Masks
 from lottery.models.kerases import reason
 from lottery.pipeline import building
 from lottery.pipeline.prepared import Prepared
-from lottery.pruning import branches, plan, rewinding
+from lottery.pruning import branches, plan
 from lottery.runs import store
 from lottery.runs.store import NetworkId
 from lottery.training.checkpoints import Checkpointer, CheckpointInterval
@@ -71,10 +71,9 @@ def train_network(
         StorageError: A checkpoint cannot be written.
         LotteryError: The network cannot be trained; the sentence names it.
     """
-    experiment, watch = training.experiment, watch or Watch({})
+    experiment, watch, num_rows = training.experiment, watch or Watch({}), 0
     last_step = experiment.train.num_steps if span.last_step is None else span.last_step
-    words = words or (experiment.run.seed, network.replicate, randomness.BATCHES)
-    num_rows = 0
+    words = words or building.words_of_batches(experiment, network.replicate)
 
     def on_step(step: int, accuracy: float, row: MetricsRow | None) -> None:
         nonlocal num_rows
@@ -84,11 +83,9 @@ def train_network(
             training.on_event(progress.Evaluated(training.path, *network, row, first=not num_rows))
             num_rows += 1
 
-    def note(text: str) -> None:
-        training.on_event(progress.Note(text))
-
     file = store.checkpoint_path(store.round_path(training.path, *network), training.stage)
-    checkpointer = Checkpointer(file, training.every, training.should_stop, note, watch.memory)
+    on_note = lambda text: training.on_event(progress.Note(text))  # noqa: E731
+    checkpointer = Checkpointer(file, training.every, training.should_stop, on_note, watch.memory)
     with _errors_that_name(Job(training.path, network)):
         return training.prepared.trainer.train(start, kept, words, span, watch.at, on_step, checkpointer)
 
@@ -145,12 +142,6 @@ def while_there(run: Path, on_event: progress.OnEvent) -> progress.OnEvent:
         on_event(event)
 
     return checked
-
-
-def schedule_step(experiment: config.Experiment, number: int) -> int:
-    """Return the step of its schedule at which the learning rate begins in a round."""
-    rewind = experiment.rewind
-    return rewinding.schedule_step(rewind.mode, rewind.step, experiment.train.num_steps, number)
 
 
 def steps_of(experiment: config.Experiment, network: NetworkId) -> tuple[int, int]:

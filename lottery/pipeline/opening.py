@@ -70,16 +70,19 @@ def check_complete(path: Path, experiment: config.Experiment) -> None:
 
 
 def located(
-    out: str | Path, experiment: config.Experiment, observe: Observe
-) -> tuple[Path, config.Experiment, list[str]]:
-    """Find the run of an experiment with the caller's objects; with other versions it may have another digest.
+    out: str | Path, experiment: config.Experiment, ingredients: Ingredients
+) -> tuple[Path, Prepared, list[str]]:
+    """Prepare a run with objects of the caller's, which are a part of its experiment, and so decide its folder.
 
     Returns:
-        The run's folder, which may not exist yet; its experiment; and sentences that a person should read.
+        The run's folder, which may not exist yet, and with other versions may have another digest; the run, prepared;
+        and sentences that a person should read.
     """
+    prepared = preparing.prepare(experiment, ingredients)
+    experiment, observe = prepared.experiment, prepared.observe
     path, notes = store.run_path(out, experiment), []
     if path.exists():
-        return path, experiment, []
+        return path, prepared, []
     for other in store.runs(out):
         try:
             like, recorded = store.read_experiment(other), store.read_environment(other)
@@ -94,12 +97,12 @@ def located(
             )
         elif elsewhere := _elsewhere(recorded, observe()):
             if said := _agreement(other, experiment, recorded, observe(), elsewhere):
-                return other, like, [said]
+                return other, replace(prepared, experiment=like), [said]
             notes.append(
                 f"{other} has the same settings, but started with {elsewhere}, and what its model and functions "
                 "compute differs here; this is a new run."
             )
-    return path, experiment, notes
+    return path, prepared, notes
 
 
 def agreed(run: Path, experiment: config.Experiment, now: config.Experiment, observe: Observe) -> list[str]:

@@ -1,7 +1,6 @@
 """The algorithm: train, prune, rewind, and train again."""
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -50,8 +49,18 @@ class Chain:
         self.training, self.replicate = training, replicate
         self.experiment = training.experiment
         self.initial = network_training.initial_state(training, replicate)
-        self._check_definition()
-        self._seen: dict[str, np.ndarray] = {}  # states of the dense network on its way, by step and name
+        # Steps of the dense network that this run, or others of a sweep, rewind to, and its states there.
+        self._steps = sorted({self.experiment.rewind.step, *training.states} - {0})
+        self._seen: dict[str, np.ndarray] = {}  # by step and name
+        run, criterion = training.path, self.experiment.prune.criterion
+        for number in range(1, self.experiment.run.num_replicates + 1):
+            if not store.is_stored(run, number, 1):
+                continue
+            if not criteria.is_current(criterion, store.read_record(store.round_path(run, number, 1))):
+                raise LotteryError(
+                    f"The rounds of {str(run)!r} were pruned by an earlier definition of {criterion}, so more would "
+                    "not belong to them; start a run of another name."
+                )
 
     def missing(self, last: int) -> range:
         """List the rounds that are not stored yet."""
@@ -65,33 +74,35 @@ class Chain:
 
     def scores(self, number: int, source: Source) -> dict[str, np.ndarray]:
         """Score the weights that a round is about to prune."""
-        network = None
+        prepared, network = self.training.prepared, None
         if not plan.is_repeatable(self.experiment.prune):
-            network = building.scoring_network(self.training.prepared, self.replicate)
-            weights.assign(network.model, self._state_at_rewind_step())
+            network = building.scoring_network(prepared, self.replicate)
+            weights.assign(network.model, self._rewind_state())
         rng = randomness.generator(self.experiment.run.seed, self.replicate, randomness.SCORES, number)
-        inputs = self.training.prepared.plan.criterion_inputs(
-            number, self.initial, source.scored, source.masks, rng, network
+        return prepared.criterion(
+            prepared.plan.criterion_inputs(number, self.initial, source.scored, source.masks, rng, network)
         )
-        return self.training.prepared.criterion(inputs)
 
     def rewound(self, number: int, source: Source, masks: Masks) -> dict[str, np.ndarray]:
         """Return the variables that a round starts from under its masks, every masked entry at its held value."""
         mode, held_at = self.experiment.rewind.mode, self.experiment.prune.held_at
-        start = self._state_at_rewind_step()
+        start = self._rewind_state()
         at_initial = mask_actions.at_initial(held_at, start, source.scored, source.masks, source.before)
         rng = rewinding.rng_for(self.experiment.run.seed, self.replicate, number)
-        held = mask_actions.values(at_initial, start)
-        return rewinding.rewound(mode, start, source.before, masks, rng, held)
+        return rewinding.rewound(mode, start, source.before, masks, rng, mask_actions.values(at_initial, start))
 
     def train(self, number: int, start: Arrays, masks: Masks) -> Trained:
         """Train the network of a round; of the dense one, states on the way are kept for `store`."""
-        span, watch = Span(), None
+
+        def keeping(step: int) -> Callable[[dict[str, np.ndarray]], None]:
+            return lambda state: self._seen.update({f"{step}/{name}": value for name, value in state.items()})
+
+        # What is kept is a part of every checkpoint: a training that resumes does not see earlier steps again.
+        span, watch = Span(), Watch({step: keeping(step) for step in self._steps}, self._seen)
         if number:
-            schedule_step = network_training.schedule_step(self.experiment, number)
-            span = Span(self.experiment.rewind.step, None, schedule_step)
-        else:
-            watch = Watch({step: functools.partial(self._keep, step) for step in self._steps()}, self._seen)
+            rewind, num_steps = self.experiment.rewind, self.experiment.train.num_steps
+            schedule_step = rewinding.schedule_step(rewind.mode, rewind.step, num_steps, number)
+            span, watch = Span(rewind.step, None, schedule_step), None
         network = NetworkId(self.replicate, number)
         return network_training.train_network(self.training, network, start, masks, span, watch)
 
@@ -99,48 +110,19 @@ class Chain:
         """Store the network of a round; before the dense one, its states at the steps that runs rewind to."""
         details: dict[str, Any] = {"thresholds": thresholds}
         definition = criteria.facts(self.experiment.prune.criterion).definition
-        if not number:
-            details |= self._store_states()
-        elif definition > 1:
+        if number and definition > 1:
             details |= {"definition": definition}
-        network_training.store_network(self.training, NetworkId(self.replicate, number), trained, details)
-
-    def _state_at_rewind_step(self) -> dict[str, np.ndarray]:
-        """Read every variable at the rewind step."""
-        step = self.experiment.rewind.step
-        return files.read_arrays(store.start_path(self.training.path, self.replicate, step))
-
-    def _steps(self) -> list[int]:
-        """List the steps of the dense network that this run, or others of a sweep, rewind to."""
-        return sorted({self.experiment.rewind.step, *self.training.states} - {0})
-
-    def _keep(self, step: int, state: dict[str, np.ndarray]) -> None:
-        self._seen.update({f"{step}/{name}": value for name, value in state.items()})
-
-    def _store_states(self) -> dict[str, str]:
-        """Store the states that were kept, and return what the record says of the one to rewind to."""
-        details = {}
-        for step in self._steps():
+        for step in () if number else self._steps:
             state = {name: self._seen[f"{step}/{name}"] for name in self.initial}
             sha256 = weights.fingerprint(state)
             if step == self.experiment.rewind.step:
-                details = {"rewind_sha256": sha256}
+                details |= {"rewind_sha256": sha256}
                 path = store.start_path(self.training.path, self.replicate, step)
                 files.write(path, files.pack_arrays(state))
             else:  # its checksum is in no record
                 path = store.state_path(self.training.path, self.replicate, step)
                 files.write(path, files.pack_arrays(state, {"sha256": sha256}))
-        return details
+        network_training.store_network(self.training, NetworkId(self.replicate, number), trained, details)
 
-    def _check_definition(self) -> None:
-        """Refuse to add rounds to those that were pruned by an earlier definition of the criterion."""
-        run, criterion = self.training.path, self.experiment.prune.criterion
-        for replicate in range(1, self.experiment.run.num_replicates + 1):
-            if not store.is_stored(run, replicate, 1):
-                continue
-            record = store.read_record(store.round_path(run, replicate, 1))
-            if not criteria.is_current(criterion, record):
-                raise LotteryError(
-                    f"The rounds of {str(run)!r} were pruned by an earlier definition of {criterion}, so more would "
-                    "not belong to them; start a run of another name."
-                )
+    def _rewind_state(self) -> dict[str, np.ndarray]:
+        return store.read_start(self.training.path, self.replicate, self.experiment.rewind.step)

@@ -1,16 +1,15 @@
 """An experiment from its file to its last round: new, resumed, or found complete."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lottery import config, formatting
 from lottery.executors.executor import Job
-from lottery.pipeline import dispatch, environment, opening, preparing
+from lottery.pipeline import dispatch, environment, opening
 from lottery.pipeline.checks import too_fine
-from lottery.pipeline.dispatch import Execution, Recipe, Session
-from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared, with_functions
+from lottery.pipeline.dispatch import Execution, Recipe
+from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, with_functions
 from lottery.runs import store
 from lottery.runs.store import NetworkId
 
@@ -33,7 +32,10 @@ def run(
     with execution.started() as session:
         prepared, path = None, store.run_path(out, experiment)
         if has_objects or ingredients.are_observed(experiment):
-            prepared, path = _located(out, experiment, ingredients, session)
+            # Threads come first: TensorFlow begins to compute when the model is built.
+            environment.begin_threads(experiment, environment.threads_of_like_runs(out, experiment))
+            path, prepared, compared = opening.located(out, experiment, ingredients)
+            session.note(*compared)
             experiment = prepared.experiment
         if store.is_complete(path, experiment):
             opening.check_complete(path, experiment)
@@ -60,17 +62,6 @@ def wanted(path: Path, experiment: config.Experiment) -> list[Job]:
     """List every network of a run, stored or not, in the order of training."""
     replicates = range(1, experiment.run.num_replicates + 1)
     return [Job(path, NetworkId(number, *place)) for number in replicates for place in store.wanted(experiment)]
-
-
-def _located(
-    out: str | Path, experiment: config.Experiment, ingredients: Ingredients, session: Session
-) -> tuple[Prepared, Path]:
-    """Prepare a run with objects of the caller's: they are a part of its experiment, and so decide its folder."""
-    environment.begin_threads(experiment, environment.threads_of_like_runs(out, experiment))
-    prepared = preparing.prepare(experiment, ingredients)
-    path, experiment, compared = opening.located(out, prepared.experiment, prepared.observe)
-    session.note(*compared)
-    return dataclasses.replace(prepared, experiment=experiment), path
 
 
 def _size(path: Path, experiment: config.Experiment) -> str:

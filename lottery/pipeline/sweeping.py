@@ -10,7 +10,7 @@ from typing import Any
 from lottery import config, interrupts
 from lottery.errors import LotteryError
 from lottery.models import networks
-from lottery.pipeline import dispatch, environment, opening, preparing, presets, running, shared_prefix
+from lottery.pipeline import dispatch, environment, opening, presets, running, shared_prefix
 from lottery.pipeline.checks import too_fine
 from lottery.pipeline.dispatch import Execution, Recipe, Session
 from lottery.pipeline.prepared import Ingredients
@@ -191,8 +191,8 @@ def _completed(
     if networks.is_built_in(experiment.model.name):
         return store.run_path(out, experiment), experiment, []
     environment.begin_threads(experiment)
-    prepared = preparing.prepare(experiment, ingredients)
-    return opening.located(out, prepared.experiment, prepared.observe)
+    path, prepared, notes = opening.located(out, experiment, ingredients)
+    return path, prepared.experiment, notes
 
 
 def _name(name: str, chosen: Mapping[str, Any]) -> str:
