@@ -9,8 +9,8 @@ import pytest
 from lottery import data, masks, randomness, weights
 from lottery.enforcement import entries, modes, patching
 from lottery.errors import LotteryError
-from lottery.pipeline import network_training, rounds
-from lottery.pruning import branches, ranking, schedules
+from lottery.pipeline import rounds
+from lottery.pruning import branches, ranking, rewinding, schedules
 from lottery.runs import verification
 from lottery.training import course, evaluation, trainer
 from tests import test_data, test_weights
@@ -177,7 +177,7 @@ def begin_the_batches_anew(patch):
 
 def begin_the_schedule_anew(patch):
     """2: fine-tuning with the learning rate that training began with."""
-    patch.setattr(network_training, "schedule_step", lambda experiment, index: 0)
+    patch.setattr(rewinding, "schedule_step", lambda *_: 0)
 
 
 def keep_the_momentum(patch):

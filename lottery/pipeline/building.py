@@ -77,34 +77,28 @@ def build_model(build: Callable[[], Any], seed: int) -> Any:
             f"model: received {type(build).__name__}, allowed is a function without arguments that builds a Keras "
             'model; a network by name belongs in the experiment: {"model": {"name": "lenet_300_100"}}.'
         )
-    model = _called(build, seed)
+    import keras
+
+    called = getattr(build, "__name__", "the model's function")
+    # tf_keras draws initial weights from a generator of its own. It takes long to import, and few models need it; a
+    # function that is the first to import it has drawn unseeded, and is called again.
+    is_seeded = False
+    while not is_seeded:
+        keras.utils.set_random_seed(seed)
+        tf_keras: Any = sys.modules.get("tf_keras")
+        if tf_keras is not None:
+            tf_keras.utils.set_random_seed(seed)
+        try:
+            model = build()
+        except LotteryError:
+            raise
+        except Exception as error:  # a user's function may raise anything
+            raise LotteryError(f"{called}() could not build the model: {type(error).__name__}: {error}") from error
+        is_seeded = tf_keras is not None or "tf_keras" not in sys.modules
     keras_of(model)
     for name, variable in weights.variables(model).items():
         if "bfloat16" in str(variable.dtype):
             raise LotteryError(f"{name} is of type bfloat16, which NumPy cannot hold; use mixed_bfloat16 or float32.")
-    return model
-
-
-def _called(build: Callable[[], Any], seed: int) -> Any:
-    """Call the function that builds a model, with the seeds of both versions of Keras set."""
-    import keras
-
-    keras.utils.set_random_seed(seed)
-    # tf_keras takes long to import, and few models need it.
-    is_seeded = "tf_keras" in sys.modules
-    if is_seeded:
-        import tf_keras
-
-        tf_keras.utils.set_random_seed(seed)  # it draws initial weights from a generator of its own
-    try:
-        model = build()
-    except LotteryError:
-        raise
-    except Exception as error:  # a user's function may raise anything
-        name = getattr(build, "__name__", "the model's function")
-        raise LotteryError(f"{name}() could not build the model: {type(error).__name__}: {error}") from error
-    if not is_seeded and "tf_keras" in sys.modules:  # this function was the first to import it, so it drew unseeded
-        return _called(build, seed)
     return model
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lottery import config, masks, randomness, weights
-from lottery.enforcement import Enforcement
+from lottery.enforcement import Enforcement, mask_variables
 from lottery.errors import LotteryError
 from lottery.models import fingerprint
 from lottery.models.kerases import evaluating
@@ -51,10 +51,8 @@ def identified(prepared: Prepared, ingredients: Ingredients) -> Prepared:
 def of_model(model: Any, examined: Examined, example: Any) -> tuple[str, bool]:
     """Compute the digest of a compiled model: variables, initial weights, a training step, an evaluation and the end.
 
-    Parts of a step that its graph does not show, calls of Python and tables, count by what the first steps report.
-
-    Returns:
-        The digest, and True if it depends on such parts.
+    Parts of a step that its graph does not show, calls of Python and tables, count by what the first steps report; it
+    is also returned if there are such parts.
     """
     steps = [examined.step, *compiling.traced_evaluation(model, example)]
     opaque = any(fingerprint.is_opaque(step) for step in steps)
@@ -70,10 +68,7 @@ def of_model(model: Any, examined: Examined, example: Any) -> tuple[str, bool]:
 
 def of_enforcement(model: Any, enforce: Enforcement, example: Any) -> str:
     """Compute the digest of an enforcement: a training step of the model under it."""
-    import tensorflow as tf
-
-    ones = masks.ones_like(weights.read(model))
-    kept = {name: tf.Variable(tf.constant(mask), trainable=False) for name, mask in ones.items()}
+    kept = mask_variables(masks.ones_like(weights.read(model)))
     step = compiling.traced_under(model, example, kept, enforce)
     return fingerprint.of_parts(fingerprint.of_step(model, step, kept))
 
@@ -81,10 +76,7 @@ def of_enforcement(model: Any, enforce: Enforcement, example: Any) -> str:
 def of_criterion(prepared: Prepared) -> tuple[str, list[float]]:
     """Compute the digest of a criterion, and a number for each weight: its scores before the first and the last round.
 
-    The weights are those of a network at step 0, moved by random numbers as training would move them.
-
-    Raises:
-        LotteryError: The scores do not fit the weights or are not finite, or differ when computed again.
+    Raises `LotteryError` if the scores do not fit the weights or are not finite, or differ when computed again.
     """
     last = prepared.experiment.prune.num_rounds
     if not last:
@@ -103,7 +95,7 @@ def of_criterion(prepared: Prepared) -> tuple[str, list[float]]:
 
 
 def _scores(prepared: Prepared, number: int) -> dict[str, np.ndarray]:
-    """Score weights by a caller's function before a round; of survivors alone."""
+    """Score the weights of a network at step 0, moved by random numbers as training would move them."""
     planned = prepared.plan
     # This sets the seeds of all generators, from which a function may draw.
     network = building.scoring_network(prepared, 0)
@@ -145,12 +137,7 @@ def _check_scores(found: Any, kept: masks.Masks) -> None:
 
 
 def observed(examined: Examined, example: Any, opaque: bool, numbers: list[float]) -> dict[str, Any]:
-    """Collect what ``environment.json`` records of a model and functions, as values that JSON holds.
-
-    Args:
-        opaque: As from `of_model`.
-        numbers: As from `of_criterion`.
-    """
+    """Collect what ``environment.json`` records of a model and of what `of_model` and `of_criterion` return."""
     import tensorflow as tf
 
     return {

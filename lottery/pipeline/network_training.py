@@ -84,7 +84,10 @@ def train_network(
             num_rows += 1
 
     file = store.checkpoint_path(store.round_path(training.path, *network), training.stage)
-    on_note = lambda text: training.on_event(progress.Note(text))  # noqa: E731
+
+    def on_note(text: str) -> None:
+        training.on_event(progress.Note(text))
+
     checkpointer = Checkpointer(file, training.every, training.should_stop, on_note, watch.memory)
     with _errors_that_name(Job(training.path, network)):
         return training.prepared.trainer.train(start, kept, words, span, watch.at, on_step, checkpointer)

@@ -106,19 +106,9 @@ def located(
 
 
 def agreed(run: Path, experiment: config.Experiment, now: config.Experiment, observe: Observe) -> list[str]:
-    """Compare the objects that a caller passes again with those of a stored run.
+    """Compare the objects that a caller passes again, as `now` and `observe` have them, with those of a stored run.
 
-    Args:
-        run: The run's folder.
-        experiment: The stored experiment.
-        now: The same, completed with what the caller's objects are now.
-        observe: Observes the caller's model.
-
-    Returns:
-        Sentences that a person should read.
-
-    Raises:
-        LotteryError: The model or a function is another.
+    Returns sentences that a person should read, or raises `LotteryError` if the model or a function is another.
     """
     if config.digest(now) == config.digest(experiment):
         return []
