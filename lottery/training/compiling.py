@@ -12,10 +12,9 @@ from lottery import randomness, weights
 from lottery.errors import LotteryError
 from lottery.models import optimizers
 from lottery.models.kerases import evaluating, is_compiled, is_keras, keras_of
-from lottery.settings import COMPILED
 from lottery.training import mirrored, schedules
 from lottery.training.examples import fitting
-from lottery.training.settings import Train
+from lottery.training.settings import COMPILED, Train
 
 PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}  # operations that call Python, which XLA cannot compile
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery.errors import LotteryError, unknown
+from lottery.errors import unknown
 
 
 def schedule(
@@ -33,13 +33,7 @@ def schedule(
             k. The rate resumes there, while a fresh optimizer counts from 0, as Adam's bias correction needs. That of
             `step_variable` also holds two numbers of steps: t counts the first while the optimizer counts the second.
     """
-    is_number = isinstance(learning_rate, (int, float)) and not isinstance(learning_rate, bool)
-    if not is_number and not is_schedule(keras, learning_rate):
-        raise LotteryError(
-            f"learning_rate: received {learning_rate!r}, allowed is a number or a LearningRateSchedule of "
-            f"{keras.__name__}."
-        )
-    if is_number and warmup_steps <= 1 and not drop_at:
+    if isinstance(learning_rate, (int, float)) and warmup_steps <= 1 and not drop_at:
         return learning_rate
     shape = {"warmup_steps": warmup_steps, "drop_at": list(drop_at), "drop_factor": drop_factor, "last_step": last_step}
     return _class_of(keras)(learning_rate, first_step, **shape)
