@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from lottery import config, grids, plots
 from lottery.errors import LotteryError
 from lottery.pipeline import branching, recomputing, running, sweeping
-from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.prepared import Ingredients
+from lottery.pipeline.session import Execution
 from lottery.runs import store, verification
 from lottery.statistics import results, sentences, tables, verdicts
 

@@ -101,14 +101,14 @@ def connectivity(
     """
     from lottery.analysis import ANALYSES
     from lottery.analysis import connectivity as stored
-    from lottery.pipeline import connecting, dispatch
+    from lottery.pipeline import connecting, session
     from lottery.pipeline.interpolation import Line
     from lottery.pipeline.prepared import Ingredients
 
     often, line = options.every(checkpoint_every), Line(points, recompute)
     chosen, starts = options.numbers("--rounds", rounds), options.numbers("--steps", steps)
     with options.stoppable() as should_stop:
-        execution = dispatch.Execution(checkpoint_every=often, should_stop=should_stop)
+        execution = session.Execution(checkpoint_every=often, should_stop=should_stop)
         trusted = Ingredients(import_code=import_code)
         connecting.connect(run, chosen, starts, replicate, line, trusted, execution)
     analysis = ANALYSES["connectivity"]

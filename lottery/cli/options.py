@@ -20,7 +20,7 @@ from lottery.errors import LotteryError, unknown
 
 if TYPE_CHECKING:
     from lottery.executors import ray
-    from lottery.pipeline import dispatch
+    from lottery.pipeline import session
     from lottery.training import checkpoints
 
 
@@ -144,12 +144,12 @@ class Training:
     import_code: bool
 
     @contextlib.contextmanager
-    def execution(self) -> Iterator["dispatch.Execution"]:
+    def execution(self) -> Iterator["session.Execution"]:
         """Give the execution, which signals stop; see `stoppable`."""
-        from lottery.pipeline import dispatch
+        from lottery.pipeline import session
 
         with stoppable() as should_stop:
-            yield dispatch.Execution(
+            yield session.Execution(
                 self.workers, self.checkpoint_every, tensorboard=self.tensorboard, should_stop=should_stop
             )
 

@@ -10,9 +10,10 @@ from lottery import config, weights
 from lottery.errors import LotteryError, unknown
 from lottery.executors.executor import Job
 from lottery.pipeline import branch_training, dispatch, opening, preparing
-from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared
+from lottery.pipeline.session import Execution
+from lottery.pipeline.worker import Recipe
 from lottery.pruning import branches, fairness
 from lottery.runs import store
 from lottery.runs.store import NetworkId

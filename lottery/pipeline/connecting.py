@@ -12,10 +12,10 @@ from lottery import config, files, masks, progress, weights
 from lottery.data import Streams
 from lottery.errors import LotteryError, unknown
 from lottery.pipeline import branching, interpolation, network_training, opening
-from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.interpolation import Line
 from lottery.pipeline.network_training import Training, Watch
 from lottery.pipeline.prepared import Ingredients, Prepared
+from lottery.pipeline.session import Execution
 from lottery.pruning import rewinding
 from lottery.runs import sibling_checks, siblings, store
 from lottery.runs.siblings import ORDERS, PathPoint, Siblings

@@ -8,8 +8,9 @@ from lottery import config, formatting
 from lottery.executors.executor import Job
 from lottery.pipeline import dispatch, environment, opening
 from lottery.pipeline.checks import too_fine
-from lottery.pipeline.dispatch import Execution, Recipe
 from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, with_functions
+from lottery.pipeline.session import Execution
+from lottery.pipeline.worker import Recipe
 from lottery.runs import store
 from lottery.runs.store import NetworkId
 

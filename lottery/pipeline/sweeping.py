@@ -12,8 +12,9 @@ from lottery.errors import LotteryError
 from lottery.models import networks
 from lottery.pipeline import dispatch, environment, opening, presets, running, shared_prefix
 from lottery.pipeline.checks import too_fine
-from lottery.pipeline.dispatch import Execution, Recipe, Session
 from lottery.pipeline.prepared import Ingredients
+from lottery.pipeline.session import Execution, Session
+from lottery.pipeline.worker import Recipe
 from lottery.runs import store
 from lottery.statistics import results, verdicts
 from lottery.statistics.metric import metric_of

@@ -19,9 +19,9 @@ from lottery.analysis import connectivity
 from lottery.data import Data
 from lottery.errors import LotteryError
 from lottery.pipeline import building, connecting, interpolation, network_training, preparing
-from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.preparing import prepare
+from lottery.pipeline.session import Execution
 from lottery.runs import sibling_checks, siblings, store
 from lottery.runs.siblings import Siblings
 from lottery.runs.stored import stored_rounds

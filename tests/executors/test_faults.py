@@ -31,10 +31,10 @@ def test_a_folder_that_is_deleted_stays_so(world):
 
 def test_data_that_change_while_a_run_is_trained_are_refused(world, monkeypatch):
     """As in a process that is started anew: what this one has prepared is not what a new one would load."""
-    from lottery.pipeline import dispatch
+    from lottery.pipeline import worker
 
     run, number = world.copy(world.partial), []
-    honest = dispatch.Worker.__init__
+    honest = worker.Worker.__init__
 
     def unprepared(self, recipes, report, should_stop, prepared):
         number.append(world.data.read_bytes())
@@ -44,7 +44,7 @@ def test_data_that_change_while_a_run_is_trained_are_refused(world, monkeypatch)
         honest(self, recipes, report, should_stop, {})
 
     with monkeypatch.context() as patched:
-        patched.setattr(dispatch.Worker, "__init__", unprepared)
+        patched.setattr(worker.Worker, "__init__", unprepared)
         assert "differ from those of" in world.refused(run)
     world.data.write_bytes(number[0])
     world.check_end(run)

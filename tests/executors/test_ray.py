@@ -22,7 +22,7 @@ from lottery.errors import LotteryError, StorageError
 from lottery.executors import executor
 from lottery.executors.executor import Job
 from lottery.executors.ray import Attempt, Ray, _check_room, _has_kinds, _meaning, _resources, _stamp, _Worker, joined
-from lottery.pipeline import dispatch
+from lottery.pipeline import worker
 from lottery.runs import store
 from lottery.training import checkpoints
 from tests.conftest import checksum, quietly, toy_arrays
@@ -284,12 +284,12 @@ def test_a_node_with_other_data_fails_and_one_with_another_processor_says_so(sma
     recorded = store.read_environment(run)
     known = {key: value for key, value in recorded.items() if key != "record_sha256"}
     store.write_record(run / "environment.json", known | {"processor": "an abacus"})
-    recipe = dispatch.Recipe(run, settings, recorded["num_threads"], data_sha256="0" * 64, away=True)
+    recipe = worker.Recipe(run, settings, recorded["num_threads"], data_sha256="0" * 64, away=True)
     said, job = [], Job(Path("elsewhere"), store.NetworkId(1, 3))
     with pytest.raises(LotteryError, match="The data, the model or the criterion on .* differ from those of"):
-        dispatch.trainer({job.run: recipe}, said.append, lottery.interrupts.never)(job)
+        worker.trainer({job.run: recipe}, said.append, lottery.interrupts.never)(job)
     recipe = dataclasses.replace(recipe, data_sha256=recorded["data_sha256"])
-    dispatch.trainer({job.run: recipe}, said.append, lottery.interrupts.never)(job)
+    worker.trainer({job.run: recipe}, said.append, lottery.interrupts.never)(job)
     (note,) = [one.text for one in said if isinstance(one, progress.Note)]
     assert "computes with another processor (an abacus; now " in note and "python" not in note
     assert checksum(run / "replicate-1/round-03/weights.safetensors") == checksum(

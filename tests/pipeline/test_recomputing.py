@@ -12,8 +12,8 @@ import lottery
 from lottery import files
 from lottery.errors import LotteryError
 from lottery.pipeline import building, connecting, recomputing
-from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.prepared import Ingredients
+from lottery.pipeline.session import Execution
 from lottery.runs import store, verification
 from lottery.runs.stored import stored_rounds
 from tests.conftest import quietly, toy_arrays

@@ -8,7 +8,7 @@ from rich.console import Console
 import lottery
 from lottery import config, enforcement, files, masks, progress, randomness, weights
 from lottery.errors import LotteryError
-from lottery.pipeline import dispatch, preparing, running
+from lottery.pipeline import preparing, running, session
 from lottery.pipeline.prepared import Ingredients
 from lottery.runs import store, verification
 from lottery.runs.stored import StoredRound
@@ -482,7 +482,7 @@ def test_a_tolerance_that_cannot_be_measured_is_reported_before_training(num_tes
     ingredients = Ingredients(model=lambda: build_three(metrics), data=arrays)
     tables = {"train": {"num_steps": 5, "batch_size": 20, "jit_compile": False}, "prune": {"num_rounds": 0}}
     events = []
-    execution = dispatch.Execution(on_event=events.append)
+    execution = session.Execution(on_event=events.append)
     running.run(tables | {"run": {"num_replicates": 1}}, {}, ingredients, tmp_path, execution, tolerance=0.002)
     first = next(index for index, event in enumerate(events) if not isinstance(event, progress.Note))
     notes = [event.text for event in events[:first] if "finer" in event.text]

@@ -16,8 +16,8 @@ from lottery import enforcement, files, interrupts, masks, randomness, weights
 from lottery.data import Data, load, split
 from lottery.errors import LotteryError
 from lottery.pipeline import branching, preparing
-from lottery.pipeline.dispatch import Execution
 from lottery.pipeline.prepared import Ingredients
+from lottery.pipeline.session import Execution
 from lottery.pruning import allocation, branches, dynamic, fairness
 from lottery.runs import store, verification
 from lottery.runs.stored import StoredRound

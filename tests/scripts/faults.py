@@ -36,7 +36,7 @@ import numpy as np
 import lottery
 from lottery import config, data, interrupts, progress
 from lottery.errors import LotteryError, StorageError
-from lottery.pipeline import connecting, dispatch, interpolation, preparing, tensorboard
+from lottery.pipeline import connecting, interpolation, preparing, session, tensorboard
 from lottery.runs import store, verification
 from lottery.training import checkpoints
 from tests.scripts import fuzz_runs
@@ -319,7 +319,7 @@ def failing_writes(world: World, errors: Sequence[int] = (errno.ENOSPC, errno.EI
         "branch": lambda run: lottery.branch(run, "untrained", [1], on_event=progress.silent, tensorboard=False),
         "connectivity": lambda run: connecting.connect(
             run, [1], line=interpolation.Line(3),
-            execution=dispatch.Execution(on_event=progress.silent, checkpoint_every=checkpoints.CheckpointInterval(0, 5)),
+            execution=session.Execution(on_event=progress.silent, checkpoint_every=checkpoints.CheckpointInterval(0, 5)),
         ),
     }  # fmt: skip
     whole = world.copy(world.whole)

@@ -26,7 +26,7 @@ import numpy as np
 import lottery
 from lottery import files, interrupts, progress, weights
 from lottery.errors import LotteryError
-from lottery.pipeline import connecting, dispatch, interpolation
+from lottery.pipeline import connecting, interpolation, session
 from lottery.pipeline.prepared import Ingredients
 from lottery.runs import store
 from lottery.training.checkpoints import CheckpointInterval
@@ -40,7 +40,7 @@ def made(folder):
     lottery.branch(run, "untrained", [2], model=fuzz_runs.network, data=data, on_event=progress.silent)
     connecting.connect(
         run, [1], steps=[10, 20], line=interpolation.Line(3), ingredients=Ingredients(model=fuzz_runs.network, data=data),
-        execution=dispatch.Execution(on_event=progress.silent),
+        execution=session.Execution(on_event=progress.silent),
     )  # fmt: skip
     assert fuzz_runs.called(["plot", str(run), "--out", str(run / "accuracy.png")])[0] == 0
     assert fuzz_runs.called(["report", str(run)])[0] == 0

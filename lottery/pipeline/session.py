@@ -1,0 +1,70 @@
+"""An execution: how networks are trained, who watches, and what is closed when it ends."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lottery import config, interrupts, progress, randomness
+from lottery.errors import LotteryError
+from lottery.executors import ray
+from lottery.pipeline import tensorboard
+from lottery.training.checkpoints import CheckpointInterval
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How networks are trained; see `lottery.api.ExecutionOptions`. None of it changes bits."""
+
+    workers: int | ray.Ray | None = 1
+    checkpoint_every: CheckpointInterval | None = None
+    on_event: progress.OnEvent | None = None
+    tensorboard: bool = True
+    should_stop: interrupts.ShouldStop | None = None
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator["Session"]:
+        """Check the workers, show progress and heed signals where the caller does not, and put global seeds back."""
+        if isinstance(self.workers, ray.Ray):
+            self.workers.check()
+        elif self.workers is not None and self.workers < 1:
+            raise LotteryError(f"workers: received {self.workers}, allowed is 1 or more.")
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(randomness.put_back())
+            on_event = self.on_event or stack.enter_context(progress.shown())
+            should_stop = self.should_stop or stack.enter_context(interrupts.listening())
+            yield Session(self, on_event, should_stop, stack)
+
+
+@dataclass(frozen=True)
+class Session:
+    """An execution that has begun."""
+
+    execution: Execution
+    on_event: progress.OnEvent
+    should_stop: interrupts.ShouldStop
+    stack: contextlib.ExitStack  # closed when the execution ends
+
+    def note(self, *sentences: str) -> None:
+        """Report sentences for the person who watches."""
+        for sentence in sentences:
+            self.on_event(progress.Note(sentence))
+
+    def writing(self, experiments: Mapping[Path, config.Experiment]) -> "Session":
+        """Also write for TensorBoard, each event into its run, if that is wanted."""
+        if not self.execution.tensorboard:
+            return self
+        observers = {
+            run: self.stack.enter_context(tensorboard.observing(run, experiment, self.on_event))
+            for run, experiment in experiments.items()
+        }
+
+        def observe(event: progress.Event) -> None:
+            place = event.where if isinstance(event, progress.Done) else event
+            observe_run = self.on_event
+            if not isinstance(place, progress.Note):
+                observe_run = observers.get(place.run, self.on_event)
+            observe_run(event)
+
+        return dataclasses.replace(self, on_event=observe)

@@ -1,0 +1,108 @@
+"""A process that trains networks of runs: made from plain data and the caller's functions, it may run elsewhere."""
+
+import dataclasses
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lottery import config, interrupts, progress
+from lottery.errors import LotteryError
+from lottery.executors.executor import Job
+from lottery.pipeline import branch_training, environment, network_training, opening, preparing, rounds
+from lottery.pipeline.network_training import Training
+from lottery.pipeline.prepared import Ingredients, Prepared
+from lottery.pruning import branches
+from lottery.runs import store
+from lottery.training.checkpoints import CheckpointInterval
+
+MOST_OPEN = 3
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything it takes to train networks of a run; no live object, so that another process can receive it."""
+
+    path: Path
+    experiment: config.Experiment  # for a transfer, the one with the other data
+    num_threads: int
+    data_sha256: str
+    ingredients: Ingredients = field(default_factory=Ingredients)
+    branch: branches.BranchFunction | None = None  # if it is not one of `branches.BRANCHES`
+    details: Mapping[str, Any] | None = None  # entries to add to the records of branches
+    every: CheckpointInterval | None = None
+    states: tuple[int, ...] = ()  # steps of the dense network at which other runs of a sweep need its state
+    away: bool = False  # versions and the processor may differ where it is trained
+
+
+@dataclass
+class Worker:
+    """A process that trains networks; it holds the models and data of the runs that it trained last."""
+
+    recipes: Mapping[Path, Recipe]  # by the folder of a run, as `prepared`
+    on_event: progress.OnEvent
+    should_stop: interrupts.ShouldStop
+    prepared: dict[Path, Prepared] = field(default_factory=dict)
+    _open: dict[Path, Training] = field(default_factory=dict)
+
+    def train(self, job: Job) -> None:
+        """Train one network of a run, unless it is stored; see `network_training.train_network` for errors."""
+        recipe, network = self.recipes[job.run], job.network
+        store.check_there(recipe.path)
+        if store.is_stored(recipe.path, *network):
+            return
+        training = self._training(recipe, network.replicate)
+        if network.branch == store.TICKET:
+            rounds.train_chain(training, network.replicate, network.round)
+        else:
+            branch = recipe.branch or branches.BRANCHES[network.branch].function
+            branch_training.train_branch(training, network, branch, recipe.details)
+
+    def close(self) -> None:
+        """Stop enforcing masks."""
+        while self._open:
+            self._open.popitem()[1].prepared.trainer.close()
+
+    def _training(self, recipe: Recipe, replicate: int) -> Training:
+        """Return a run that is open for training; it becomes the last that the worker would close."""
+        training = self._open.pop(recipe.path, None) or self._opened(recipe, replicate)
+        self._open[recipe.path] = training
+        return training
+
+    def _opened(self, recipe: Recipe, replicate: int) -> Training:
+        """Open a run for training; of several, the one that was used longest ago is closed."""
+        while len(self._open) >= MOST_OPEN:
+            self._open.pop(next(iter(self._open))).prepared.trainer.close()
+        environment.use_threads(recipe.num_threads)
+        prepared = self.prepared.pop(recipe.path, None) or _prepared(recipe, replicate)
+        environment.check_devices(recipe.path, prepared.trainer.model)
+        if recipe.away:
+            for difference in environment.differences(store.read_environment(recipe.path)):
+                self.on_event(progress.Note(f"{platform.node()} computes with {difference}, so bits may differ."))
+        on_event = network_training.while_there(recipe.path, self.on_event)
+        every = recipe.every or CheckpointInterval()
+        return Training(recipe.path, prepared, on_event, every, self.should_stop, recipe.states)
+
+
+def trainer(
+    recipes: Mapping[Path, Recipe], on_event: progress.OnEvent, should_stop: interrupts.ShouldStop
+) -> Callable[[Job], None]:
+    """Make a function that trains one network in this process; see `lottery.executors.executor.Initializer`."""
+    return Worker(recipes, on_event, should_stop).train
+
+
+def _prepared(recipe: Recipe, replicate: int) -> Prepared:
+    """Prepare a run again, and check that everything is what it was when the run began."""
+    prepared = preparing.prepare(recipe.experiment, recipe.ingredients, replicate)
+    try:
+        if prepared.data.fingerprint != recipe.data_sha256:
+            raise LotteryError("The data differ.")
+        opening.agreed(recipe.path, recipe.experiment, prepared.experiment, prepared.observe)
+    except LotteryError:
+        where = f" on {platform.node()}" if recipe.away else ""
+        raise LotteryError(
+            f"The data, the model or the criterion{where} differ from those of {str(recipe.path)!r}; restore "
+            "them, or start a new run."
+        ) from None
+    return dataclasses.replace(prepared, experiment=recipe.experiment)
