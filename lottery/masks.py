@@ -8,7 +8,9 @@ import numpy as np
 from lottery.errors import LotteryError, unknown
 
 Masks = dict[str, np.ndarray]  # boolean arrays by the name of a weight, True where the entry is kept
-Weights = Mapping[str, np.ndarray]  # arrays by the name of a weight
+Weights = Mapping[str, np.ndarray]  # arrays by the name of a weight, or of any variable
+Scores = Mapping[str, np.ndarray]  # numbers by the name of a weight, of its shape; the highest are kept
+Shapes = Mapping[str, tuple[int, ...]]  # by the name of a weight
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from lottery import config, randomness, weights
 from lottery.data import Splits, Streams
 from lottery.enforcement import ENFORCEMENTS
 from lottery.errors import LotteryError
+from lottery.masks import Weights
 from lottery.models import networks
 from lottery.models.kerases import keras_of
 from lottery.pipeline.prepared import Ingredients, Prepared
@@ -17,7 +18,6 @@ from lottery.pruning import criteria, gradients
 from lottery.settings import GIVEN
 from lottery.training import compiling
 from lottery.training.examples import example_batch, scaler
-from lottery.training.records import Arrays
 
 
 def builder(experiment: config.Experiment, data: Splits | Streams, ingredients: Ingredients) -> Callable[[], Any]:
@@ -115,7 +115,7 @@ def initial_state(prepared: Prepared, replicate: int) -> dict[str, np.ndarray]:
     return prepared.initial[replicate]
 
 
-def check_drawn_anew(drawn: Arrays, before: Arrays, branch: str) -> None:
+def check_drawn_anew(drawn: Weights, before: Weights, branch: str) -> None:
     """Raise `LotteryError` if two sets of initial weights, from two seeds, are the same."""
     if all(np.array_equal(drawn[name], before[name]) for name in before):
         raise LotteryError(
@@ -158,7 +158,7 @@ def balanced(labels: np.ndarray, positions: np.ndarray, num: int) -> np.ndarray:
     return positions[np.argsort(turns, kind="stable")[:num]]
 
 
-def dense_gradients(prepared: Prepared) -> Callable[[int, int, Arrays], dict[str, np.ndarray]]:
+def dense_gradients(prepared: Prepared) -> Callable[[int, int, Weights], dict[str, np.ndarray]]:
     """Make a function from a replicate, a step and every variable there to gradients of the loss by prunable weight.
 
     They are of the batch that follows the step, as it is stored, and of masked entries too: the network is built
@@ -169,7 +169,7 @@ def dense_gradients(prepared: Prepared) -> Callable[[int, int, Arrays], dict[str
     compute = gradients.loss_gradient(model, list(prepared.trainer.masks))
     scaled: Any = scaler(data) if isinstance(data, Splits) else None
 
-    def gradients_at(replicate: int, step: int, state: Arrays) -> dict[str, np.ndarray]:
+    def gradients_at(replicate: int, step: int, state: Weights) -> dict[str, np.ndarray]:
         words = words_of_batches(experiment, replicate)
         if isinstance(data, Splits):
             (positions,) = randomness.batches(len(data.train), experiment.train.batch_size, words, step)(1)

@@ -10,14 +10,14 @@ from lottery import config, formatting, weights
 from lottery.data import Splits
 from lottery.enforcement import ENFORCEMENTS, Mode, tfmot
 from lottery.errors import LotteryError
-from lottery.masks import Masks
+from lottery.masks import Masks, Weights
 from lottery.models import networks
 from lottery.models.kerases import is_keras
 from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.sparse.reading import Chain, NoNumba
 from lottery.statistics import two_way
 from lottery.training import engines, mirrored
-from lottery.training.records import Arrays, accuracy_among
+from lottery.training.records import accuracy_among
 
 
 def check_devices(experiment: config.Experiment) -> None:
@@ -86,7 +86,7 @@ def notes(prepared: Prepared, ingredients: Ingredients, inputs: Any) -> Iterator
         yield from _on_outputs(model(inputs, training=False))
 
 
-def notes_on_start(drawn: Arrays, before: Arrays, num_replicates: int) -> list[str]:
+def notes_on_start(drawn: Weights, before: Weights, num_replicates: int) -> list[str]:
     """Say which initial weights, from two seeds, are the same, as those of a pretrained model are."""
     same = [name for name in before if np.array_equal(drawn[name], before[name])]
     if same and len(same) < len(before):

@@ -10,6 +10,7 @@ import numpy as np
 from lottery import randomness, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
+from lottery.masks import Weights
 from lottery.models.kerases import is_compiled
 from lottery.runs.siblings import PathPoint
 from lottery.statistics.barriers import error_barrier
@@ -17,7 +18,7 @@ from lottery.training import mirrored
 from lottery.training.evaluation import evaluations_of
 from lottery.training.examples import scaler
 from lottery.training.loop import Loop
-from lottery.training.records import Arrays, Logs, accuracy_among
+from lottery.training.records import Logs, accuracy_among
 
 # BatchNormalization statistics are recomputed from at most this number of examples, in batches of this size.
 STATISTICS_EXAMPLES, STATISTICS_BATCH = 10_000, 1000
@@ -45,7 +46,7 @@ class Line:
         return np.linspace(0, 1, self.num_points)
 
 
-def between(first: Arrays, second: Arrays, alpha: float) -> dict[str, np.ndarray]:
+def between(first: Weights, second: Weights, alpha: float) -> dict[str, np.ndarray]:
     """Compute the network ``(1 - alpha) first + alpha second``, for alpha in [0, 1].
 
     It is computed in float64 and rounded to the type of each variable once. The ends are the networks themselves, bit
@@ -70,8 +71,8 @@ def between(first: Arrays, second: Arrays, alpha: float) -> dict[str, np.ndarray
 
 def path(
     model: Any,
-    first: Arrays,
-    second: Arrays,
+    first: Weights,
+    second: Weights,
     evaluations: Mapping[str, Callable[[], Logs]],
     alphas: Iterable[float],
     recompute: Callable[[], None] | None = None,

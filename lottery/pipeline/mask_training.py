@@ -9,7 +9,7 @@ import numpy as np
 
 from lottery import masks, randomness, weights
 from lottery.enforcement.patching import seen_as
-from lottery.masks import Masks
+from lottery.masks import Masks, Weights
 from lottery.models.kerases import is_compiled, keras_of
 from lottery.pipeline import building, network_training
 from lottery.pipeline.network_training import Training
@@ -19,7 +19,6 @@ from lottery.pruning.branches import BranchStart
 from lottery.runs.store import NetworkId
 from lottery.training import compiling
 from lottery.training.examples import example_batch
-from lottery.training.records import Arrays
 from lottery.training.settings import Train
 from lottery.training.trainer import Trainer
 
@@ -39,7 +38,7 @@ class Learner:
     # What a step reads: by weight ``fixed/...``, the fixed values; and ``counts``, the entries to keep of each.
     inputs: Mapping[str, Any]
 
-    def begin(self, start: Arrays, counts: Mapping[str, int], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def begin(self, start: Weights, counts: Mapping[str, int], rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Assign what a step reads, and return every variable that the training of scores starts from.
 
         Args:

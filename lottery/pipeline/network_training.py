@@ -12,7 +12,7 @@ import numpy as np
 from lottery import config, files, interrupts, masks, progress, weights
 from lottery.errors import LotteryError, StorageError
 from lottery.executors.executor import Job
-from lottery.masks import Masks
+from lottery.masks import Masks, Weights
 from lottery.models.kerases import reason
 from lottery.pipeline import building
 from lottery.pipeline.prepared import Prepared
@@ -20,7 +20,7 @@ from lottery.pruning import branches, plan
 from lottery.runs import store
 from lottery.runs.store import NetworkId
 from lottery.training.checkpoints import Checkpointer, CheckpointInterval
-from lottery.training.records import Arrays, MetricsRow, Span, Trained
+from lottery.training.records import MetricsRow, Span, Trained
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Training:
         return self.prepared.experiment
 
     @functools.cached_property
-    def dense_gradients(self) -> Callable[[int, int, Arrays], dict[str, np.ndarray]]:
+    def dense_gradients(self) -> Callable[[int, int, Weights], dict[str, np.ndarray]]:
         """Of the dense network, traced once; see `building.dense_gradients`."""
         return building.dense_gradients(self.prepared)
 
@@ -59,7 +59,7 @@ class Watch:
 def train_network(
     training: Training,
     network: NetworkId,
-    start: Arrays,
+    start: Weights,
     kept: Masks,
     span: Span = Span(),  # noqa: B008 (frozen)
     watch: Watch | None = None,

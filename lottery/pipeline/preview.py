@@ -8,10 +8,10 @@ from lottery import config, data, weights
 from lottery.errors import LotteryError
 from lottery.formatting import column, replicates
 from lottery.grids import Table
+from lottery.masks import Shapes
 from lottery.models import networks
 from lottery.pipeline import building, presets
 from lottery.pruning import granularity, plan
-from lottery.pruning.allocation import Shapes
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 from lottery.statistics import metric, results, verdicts

@@ -7,7 +7,7 @@ import numpy as np
 
 from lottery import files, randomness, weights
 from lottery.errors import LotteryError
-from lottery.masks import Masks
+from lottery.masks import Masks, Weights
 from lottery.pipeline import building, network_training
 from lottery.pipeline.network_training import Training, Watch
 from lottery.pruning import criteria, mask_actions, plan, rewinding
@@ -15,7 +15,7 @@ from lottery.pruning.plan import Source
 from lottery.runs import store
 from lottery.runs.store import NetworkId
 from lottery.runs.stored import StoredRound
-from lottery.training.records import Arrays, Span, Trained
+from lottery.training.records import Span, Trained
 
 
 def train_chain(training: Training, replicate: int, last: int) -> None:
@@ -91,7 +91,7 @@ class Chain:
         rng = rewinding.rng_for(self.experiment.run.seed, self.replicate, number)
         return rewinding.rewound(mode, start, source.before, masks, rng, mask_actions.values(at_initial, start))
 
-    def train(self, number: int, start: Arrays, masks: Masks) -> Trained:
+    def train(self, number: int, start: Weights, masks: Masks) -> Trained:
         """Train the network of a round; of the dense one, states on the way are kept for `store`."""
 
         def keeping(step: int) -> Callable[[dict[str, np.ndarray]], None]:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 
 from lottery.errors import LotteryError
+from lottery.masks import Shapes
 
-Shapes = Mapping[str, tuple[int, ...]]
 # A function of the weights' shapes and a density over all of them: a density for each weight.
 Allocation = Callable[[Shapes, float], dict[str, float]]
 

@@ -10,12 +10,9 @@ import numpy as np
 from lottery import masks as masks_module
 from lottery import weights
 from lottery.errors import LotteryError, unknown
-from lottery.masks import Masks
+from lottery.masks import Masks, Scores, Shapes
 from lottery.models import units
 from lottery.models.units import Units
-from lottery.pruning.allocation import Shapes
-
-Scores = Mapping[str, np.ndarray]
 
 
 def l1(values: np.ndarray, present: np.ndarray, is_mean: bool) -> np.ndarray:

@@ -9,12 +9,11 @@ import numpy as np
 
 from lottery import weights
 from lottery.errors import LotteryError
-from lottery.masks import Masks, num_kept
+from lottery.masks import Masks, Scores, Shapes, num_kept
 from lottery.models.units import Units
 from lottery.pruning import allocation, criteria, granularity, ranking, schedules
-from lottery.pruning.allocation import Allocation, Shapes
+from lottery.pruning.allocation import Allocation
 from lottery.pruning.granularity import Groups
-from lottery.pruning.ranking import Scores
 from lottery.pruning.schedules import SCHEDULES, Schedule
 from lottery.pruning.settings import Prune
 from lottery.settings import GIVEN

@@ -10,13 +10,12 @@ import numpy as np
 from lottery import masks as masks_module
 from lottery import weights
 from lottery.errors import LotteryError, unknown
-from lottery.masks import Masks
+from lottery.masks import Masks, Scores
 from lottery.pruning import granularity as granularities
 from lottery.pruning.granularity import Granularity
 from lottery.pruning.schedules import num_pruned
 
 T = TypeVar("T")
-Scores = Mapping[str, np.ndarray]
 LAYERWISE, GLOBAL = SCOPES = ("layerwise", "global")
 
 

@@ -11,13 +11,13 @@ import numpy as np
 
 from lottery import masks, weights
 from lottery.errors import LotteryError
-from lottery.masks import Masks
+from lottery.masks import Masks, Weights
 from lottery.models import optimizers
 from lottery.settings import ROUNDING
 from lottery.training import engines
 from lottery.training.checkpoints import Checkpointer, TrainingState
 from lottery.training.engines import Engine
-from lottery.training.records import Arrays, MetricsRow, Span, Trained, loss_and_accuracy
+from lottery.training.records import MetricsRow, Span, Trained, loss_and_accuracy
 
 # About how long a call of an engine lasts. Between calls progress is shown, NaN is noticed, checkpoints are written,
 # and a run can be stopped. The bits do not depend on where steps are cut into calls.
@@ -34,7 +34,7 @@ class Course:
     """The training of one network; the arguments are those of `trainer.Trainer.train`."""
 
     trainer: Any  # a `trainer.Trainer`, which imports this file
-    start: Arrays
+    start: Weights
     kept: Masks
     seed: tuple[int, ...]
     span: Span
@@ -259,7 +259,7 @@ class Course:
         self._add(step, split, measured)
         return measured
 
-    def _check(self, final: Arrays) -> None:
+    def _check(self, final: Weights) -> None:
         """Raise `LotteryError` if a masked entry is not held, or a trained weight is not a finite number."""
         leaks = masks.leaks(final, self.kept, self.held_at) | masks.leaks(self.state.best, self.kept, self.held_at)
         for name in leaks:
@@ -274,7 +274,7 @@ class Course:
                 raise LotteryError(f"{name} has values that are not finite after training; try a lower learning rate.")
 
     def _predictions(
-        self, states: Mapping[str, Arrays], summary: Mapping[str, float | int]
+        self, states: Mapping[str, Weights], summary: Mapping[str, float | int]
     ) -> dict[str, np.ndarray] | None:
         """Predict the class of each test example in two states; None if that does not give their accuracies."""
         predictions: dict[str, np.ndarray] = {}

@@ -9,11 +9,11 @@ import numpy as np
 
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
-from lottery.masks import Masks
+from lottery.masks import Masks, Weights
 from lottery.sparse import reading
 from lottery.sparse.reading import Chain, Obstacle
 from lottery.training import mirrored
-from lottery.training.records import Arrays, Classes, Logs
+from lottery.training.records import Classes, Logs
 from lottery.training.settings import Train
 
 
@@ -129,7 +129,7 @@ def choose(chain: Chain | Obstacle, settings: Train, kept: Masks) -> tuple[str, 
     return "compiled", f"{counted}, more than {LARGEST_SHARE:.0%}"
 
 
-def difference(start: Arrays, expected: Arrays, received: Arrays) -> float:
+def difference(start: Weights, expected: Weights, received: Weights) -> float:
     """Compute the largest difference of a weight, where the compiled loop and the sparse engine end.
 
     Raises:

@@ -9,13 +9,13 @@ import numpy as np
 
 from lottery import masks, weights
 from lottery.data import Splits, Streams
-from lottery.masks import Masks
+from lottery.masks import Masks, Weights
 from lottery.training import engines, mirrored
 from lottery.training.checkpoints import Checkpointer
 from lottery.training.course import Course, OnStep, Watch
 from lottery.training.engines import Engine
 from lottery.training.loop import Loop, compile_loop
-from lottery.training.records import Arrays, Span, Trained
+from lottery.training.records import Span, Trained
 from lottery.training.settings import Train
 
 
@@ -79,7 +79,7 @@ class Trainer:
         self._held.close()
         self._is_held = False
 
-    def set_masks(self, kept: Masks, state: Arrays | None = None) -> None:
+    def set_masks(self, kept: Masks, state: Weights | None = None) -> None:
         """Assign the masks, and the held values from a state; a weight that `kept` does not name is not pruned."""
         for name, variable in self.masks.items():
             variable.assign(kept[name] if name in kept else np.ones(variable.shape, bool))
@@ -109,7 +109,7 @@ class Trainer:
             self._sparse = sparse.Engine(self.model, self.chain, data, self.settings.batch_size, self.loop.longest)
         return self._sparse, name, reason
 
-    def at(self, state: Arrays, kept: Masks, engine: str | None = None) -> Engine:
+    def at(self, state: Weights, kept: Masks, engine: str | None = None) -> Engine:
         """Put the model into a state under masks, and return the engine that evaluates it; see `engine`."""
         self.hold()
         self.set_masks(kept, state)
@@ -128,7 +128,7 @@ class Trainer:
 
     def train(
         self,
-        start: Arrays,
+        start: Weights,
         kept: Masks,
         seed: tuple[int, ...],
         span: Span = Span(),  # noqa: B008 (frozen)
