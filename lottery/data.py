@@ -65,6 +65,10 @@ class Splits:
     fingerprint: str  # of every example and of the split
     notes: tuple[str, ...] = ()  # sentences that a person should read
 
+    def num_examples(self, part: str) -> int:
+        """Count the examples of a part, by its name in `PARTS`."""
+        return len(getattr(self, part))
+
     def scaled(self, x: np.ndarray) -> np.ndarray:
         """Scale stored examples to the network's input."""
         if x.dtype != np.uint8:

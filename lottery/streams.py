@@ -29,6 +29,10 @@ class Streams:
     test: Callable[[], Any]
     fingerprint: str  # of the first batches, since reading all of them would take as long as training
 
+    def num_examples(self, part: str) -> int:
+        """Return 0 for any part: its examples cannot be counted without reading them all."""
+        return 0
+
 
 def is_stream(part: Any) -> bool:
     """Check if an object is a ``tf.data.Dataset``, or a function that may make one."""

@@ -12,7 +12,7 @@ import pytest
 
 from lottery import files, plots
 from lottery.analysis import ANALYSES, connectivity, costs, curves, distances, inputs, layers, overlaps, survivors
-from lottery.pipeline import branch_training, branching, mask_training, network_training, rounds
+from lottery.pipeline import branch_training, branching, mask_training, network_training, rounds, sibling_training
 from lottery.pruning import branches
 from lottery.runs import siblings, store
 from lottery.runs.stored import StoredRound
@@ -114,12 +114,10 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
     of_branches = set(written) - set(documented("round.json", "key"))
     assert of_branches == {"control", "first_step", "last_step"}
 
-    from lottery.pipeline import connecting
-
     literals = {
         "transfer": keys_written(branching.branch, "details"),
         "learned masks": keys_written(mask_training.learned, "details") - {"seconds"},
-        "siblings": keys_written(connecting._train, "about"),
+        "siblings": keys_written(sibling_training._train, "about"),
         "changes": keys_written(branch_training.train_branch, "about") - of_branches,
         "rewinding": keys_written(rounds.Chain, "details") - {"thresholds"},
         "engine": keys_written(course.Course.finish, "engine") - set(documented("round.json", "key")),

@@ -45,6 +45,7 @@ def plan(
     from lottery import config
     from lottery.pipeline import environment, preview
     from lottery.runs import store
+    from lottery.statistics import pilot as pilots
     from lottery.statistics import results, verdicts
     from lottery.statistics.metric import ACCURACY, metric_of
 
@@ -65,7 +66,7 @@ def plan(
         notes.append("--std NUMBER or --from RUN also says how many replicates the verdicts need.")
     else:
         wanted = 0.0 if difference is None and pilot is None else difference
-        rows = preview.needed(rows, planned, rule, power, difference=wanted, std=std, pilot=pilot)
+        rows = pilots.needed(rows, planned, rule, power, difference=wanted, std=std, pilot=pilot)
         notes += _legend(power, wanted is None, planned.prune.num_rounds, rule.metric.is_loss)
     if as_json or as_csv:
         output.rows(rows, as_json, as_csv)

@@ -97,6 +97,7 @@ def sweep(
     """
     from lottery import config
     from lottery.pipeline import sweeping
+    from lottery.statistics import results
     from lottery.statistics.metric import ACCURACY, LOSS
 
     words = config.parse_overrides(overrides or [])
@@ -104,7 +105,7 @@ def sweep(
     found = sweeping.points(file, words)
     with training.execution() as execution:
         runs = sweeping.sweep(file, words, out, execution, tolerance, import_code)
-    rows = sweeping.table(runs, found, tolerance)
+    rows = results.of_sweep(zip(runs, (point.values for point in found), strict=True), tolerance)
     if not (as_json or as_csv):
         shown = {key: rows[key].map(str) for key in found[0].values}
         differences = rows["smallest_matching_difference"].astype(float)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lottery import config, weights
+from lottery import config
 from lottery.errors import LotteryError, unknown
 from lottery.executors.executor import Job
 from lottery.pipeline import branch_training, dispatch, opening, preparing
@@ -175,7 +175,7 @@ def _compared(path: Path, experiment: config.Experiment, prepared: Prepared, ing
 def _check_fit(dense: StoredRound, prepared: Prepared) -> None:
     """Raise `LotteryError` unless the network for the other data has the shapes of a stored one."""
     ticket = {name: value.shape for name, value in dense.weights.items()}
-    other = {name: value.shape for name, value in weights.read_state(prepared.trainer.model).items()}
+    other = {name: value.shape for name, value in prepared.trainer.loop.state().items()}
     for name in (*ticket, *other):
         if ticket.get(name) != other.get(name):
             raise LotteryError(

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from lottery import config, formatting, weights
-from lottery.data import Splits
 from lottery.enforcement import ENFORCEMENTS, Mode, tfmot
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
@@ -106,8 +105,7 @@ def too_fine(prepared: Prepared, tolerance: float | None) -> list[str]:
     """Warn if a tolerance of accuracy is finer than one test example. Of a stream the number of examples is unknown."""
     model, test_logs = prepared.trainer.model, prepared.trainer.loop.examined.test_logs
     measured = accuracy_among(test_logs or tuple(model.get_metrics_result()))
-    num = len(prepared.data.test) if measured and isinstance(prepared.data, Splits) else 0
-    return two_way.too_fine(tolerance, num)
+    return two_way.too_fine(tolerance, prepared.data.num_examples("test") if measured else 0)
 
 
 def _on_devices(strategy: Any, has_keras_step: bool) -> Iterator[str]:

@@ -130,6 +130,18 @@ def with_model(experiment: config.Experiment, model: Any, is_passed: bool) -> co
     return config.with_values(experiment, "train", {"optimizer": COMPILED, "learning_rate": learning_rate})
 
 
+def without_functions(experiment: config.Experiment) -> config.Experiment:
+    """Put names in place of functions that play no part in an evaluation, which takes place on one device."""
+    tables: dict[str, Any] = experiment.model_dump(exclude_unset=True)
+    run, prune = tables.get("run", {}), tables.get("prune", {})
+    tables["train"] = tables.get("train", {}) | {"devices": "one"}
+    if run.get("enforcement") == GIVEN:
+        tables["run"] = run | {"enforcement": "constraint", "fingerprint": ""}
+    if prune.get("criterion") == GIVEN:
+        tables["prune"] = prune | {"criterion": "magnitude", "fingerprint": ""}
+    return config.validated(tables)
+
+
 def with_data(experiment: config.Experiment, data: Splits | Streams) -> config.Experiment:
     """Write down the data that the caller passes."""
     values: dict[str, Any] = {"name": GIVEN, "fingerprint": data.fingerprint}

@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 
 from lottery import config, randomness, weights
-from lottery.data import Splits
 from lottery.errors import LotteryError
 from lottery.pipeline import branch_training, building, environment, opening, preparing
-from lottery.pipeline.prepared import Ingredients, Prepared
+from lottery.pipeline.prepared import Ingredients, Prepared, without_functions
 from lottery.pruning import branches
 from lottery.runs import siblings, store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.runs.verification import Recomputation
-from lottery.settings import GIVEN, ROUNDING
+from lottery.settings import ROUNDING
 from lottery.training.records import Classes, loss_and_accuracy
 
 LOSS = 1e-5  # relative; Keras computes a loss in float32
@@ -67,7 +66,7 @@ def opened(
         environment.use_threads(recorded["num_threads"])
     with contextlib.ExitStack() as stack:
         stack.enter_context(randomness.put_back())
-        prepared = preparing.prepare(_of_names(experiment), ingredients)
+        prepared = preparing.prepare(without_functions(experiment), ingredients)
         stack.callback(prepared.trainer.close)
         environment.check_data(run, prepared.data.fingerprint)
         if prepared.plan.units != list(recorded.get("units", ())):
@@ -138,7 +137,7 @@ class _Recomputing:
             for split, short in SPLITS.items():
                 found = loss_and_accuracy(engine.evaluate(split), f"{split} loss")
                 recorded = [record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")]
-                num = len(getattr(prepared.data, split)) if isinstance(prepared.data, Splits) else 0
+                num = prepared.data.num_examples(split)
                 yield from self._compared(f"{WHEN[when]} {split}", found, np.array(recorded, float), num)
             if stored.has(store.PREDICTIONS):
                 yield from self._predicted(engine.classes(), stored, when)
@@ -205,18 +204,6 @@ class _Recomputing:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-
-def _of_names(experiment: config.Experiment) -> config.Experiment:
-    """Put names in place of functions that play no part in an evaluation, which takes place on one device."""
-    tables: dict[str, Any] = experiment.model_dump(exclude_unset=True)
-    run, prune = tables.get("run", {}), tables.get("prune", {})
-    tables["train"] = tables.get("train", {}) | {"devices": "one"}
-    if run.get("enforcement") == GIVEN:
-        tables["run"] = run | {"enforcement": "constraint", "fingerprint": ""}
-    if prune.get("criterion") == GIVEN:
-        tables["prune"] = prune | {"criterion": "magnitude", "fingerprint": ""}
-    return config.validated(tables)
 
 
 def _elsewhere(recorded: dict[str, Any]) -> list[str]:

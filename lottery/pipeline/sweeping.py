@@ -3,21 +3,18 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lottery import config, interrupts
 from lottery.errors import LotteryError
-from lottery.models import networks
 from lottery.pipeline import dispatch, environment, opening, presets, running, shared_prefix
 from lottery.pipeline.checks import too_fine
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution, Session
 from lottery.pipeline.worker import Recipe
 from lottery.runs import store
-from lottery.statistics import results, verdicts
-from lottery.statistics.metric import metric_of
 
 # Keys that a grid may not change: each value would be another sweep.
 FIXED = ("sweep", "run.num_threads")
@@ -152,44 +149,11 @@ def _size(num_experiments: int, num_missing: int, num_copies: int) -> str:
     return f"{num_experiments} experiments: {num_missing - num_copies} networks are to be trained{shared}."
 
 
-def table(runs: Sequence[Path], found: Sequence[Point], tolerance: float | None = None) -> Any:
-    """Make a data frame with a row for each experiment of a sweep.
-
-    Args:
-        runs, found: The results of `sweep` and of `points`.
-        tolerance: What a matching ticket may lose; see `lottery.api.Run.verdict`.
-
-    Returns:
-        Columns: the keys of the grid; ``dense_accuracy``, the mean test accuracy of the dense networks at their
-        early-stop step, or ``dense_loss`` where no model measures accuracy; ``smallest_matching_density`` and
-        ``smallest_matching_difference``, density and difference from dense of the sparsest round whose tickets match
-        it, None if none does; ``run``, the folder.
-    """
-    import pandas as pd
-
-    rows = []
-    for run, point in zip(runs, found, strict=True):
-        stored = results.table(run)
-        tickets = stored[stored["branch"] == store.TICKET]
-        best = verdicts.smallest_matching(stored, tolerance) or {}
-        values = {
-            key: value if isinstance(value, str | int | float) else str(value) for key, value in point.values.items()
-        }
-        measure = metric_of(stored)
-        measured = {
-            f"dense_{measure.what}": tickets[tickets["round"] == 0][measure.early_stop].mean(),
-            "smallest_matching_density": best.get("density"),
-            "smallest_matching_difference": best.get("difference"),
-        }
-        rows.append({**values, **measured, "run": str(run)})
-    return pd.DataFrame(rows)
-
-
 def _completed(
     out: str | Path, experiment: config.Experiment, ingredients: Ingredients
 ) -> tuple[Path, config.Experiment, list[str]]:
     """Complete an experiment with what a model of the user's decides; return its folder, and sentences to read."""
-    if networks.is_built_in(experiment.model.name):
+    if not ingredients.have_own_model(experiment):
         return store.run_path(out, experiment), experiment, []
     environment.begin_threads(experiment)
     path, prepared, notes = opening.located(out, experiment, ingredients)

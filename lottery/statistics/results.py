@@ -1,6 +1,6 @@
 """One tidy table of a run, a row for each trained network, and its summary over replicates."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,38 @@ def transfers(rows: Table) -> dict[str, Table]:
         scores = scored(part.assign(branch=store.TICKET), metric)
         found[label] = verdicts.differences(scores, metric.early_stop)
     return found
+
+
+def of_sweep(runs: Iterable[tuple[Path, Mapping[str, Any]]], tolerance: float | None = None) -> Table:
+    """Make a data frame with a row for each run of a sweep.
+
+    Args:
+        runs: Each run's folder, with the values that the grid sets in it, by key such as ``prune.rate``.
+        tolerance: What a matching ticket may lose; see `lottery.api.Run.verdict`.
+
+    Returns:
+        Columns: the keys of the grid; ``dense_accuracy``, the mean test accuracy of the dense networks at their
+        early-stop step, or ``dense_loss`` where no model measures accuracy; ``smallest_matching_density`` and
+        ``smallest_matching_difference``, density and difference from dense of the sparsest round whose tickets match
+        it, None if none does; ``run``, the folder.
+    """
+    import pandas as pd
+
+    rows = []
+    for run, values in runs:
+        stored = table(run)
+        metric = metric_of(stored)
+        dense = stored[(stored["branch"] == store.TICKET) & (stored["round"] == 0)]
+        best = verdicts.smallest_matching(stored, tolerance) or {}
+        row: dict[str, Any] = {
+            key: value if isinstance(value, str | int | float) else str(value) for key, value in values.items()
+        }
+        row[f"dense_{metric.what}"] = dense[metric.early_stop].mean()
+        row["smallest_matching_density"] = best.get("density")
+        row["smallest_matching_difference"] = best.get("difference")
+        row["run"] = str(run)
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def _ends(values: Any, metric: Metric) -> tuple[float, float]:

@@ -175,7 +175,7 @@ class Trainer:
         return self._first_values
 
 
-def _variables(values: Arrays) -> dict[str, Any]:
+def _variables(values: Weights) -> dict[str, Any]:
     import tensorflow as tf
 
     return {name: tf.Variable(tf.constant(value), trainable=False) for name, value in values.items()}

@@ -18,7 +18,7 @@ from lottery import config, files, masks, progress, weights
 from lottery.analysis import connectivity
 from lottery.data import Data
 from lottery.errors import LotteryError
-from lottery.pipeline import building, connecting, interpolation, network_training, preparing
+from lottery.pipeline import building, connecting, interpolation, network_training, preparing, sibling_training
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.preparing import prepare
 from lottery.pipeline.session import Execution
@@ -499,7 +499,7 @@ def test_the_second_sibling_has_other_dropout(connected):
     kept, words = masks.ones_like({"dense/kernel": start["dense/kernel"]}), (1, 2)
 
     def trained(number):
-        own = connecting._with_noise(training, Siblings(None, prepared.experiment, 1, 0, 0), number)
+        own = sibling_training._with_noise(training, Siblings(None, prepared.experiment, 1, 0, 0), number)
         return own.prepared.trainer.train(start, kept, words).weights["dense/kernel"]
 
     one, other = trained(1), trained(2)  # with the same batches
@@ -550,7 +550,7 @@ def test_data_sets_in_one_order_are_refused_and_endless_ones_tested(tmp_path, mo
     train, test = (tf.data.Dataset.from_tensor_slices(part).batch(20) for part in ((x, y), (x_test, y_test)))
     prepared = prepare(config.load(TABLES), Ingredients(linear, (train, test, test)))
     with pytest.raises(LotteryError, match="come in the same order whatever the seed"):
-        connecting._check_orders(prepared)
+        sibling_training.check_orders(prepared)
     data = (lambda: train.unbatch().shuffle(200).batch(20), test, test)
     run = lottery.run({**TABLES, "run": {"num_replicates": 1}}, model=linear, data=data, out=tmp_path, on_event=quietly)
     said = []

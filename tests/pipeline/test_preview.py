@@ -7,7 +7,7 @@ from lottery import config
 from lottery.errors import LotteryError
 from lottery.pipeline import preview
 from lottery.runs import store
-from lottery.statistics import power, verdicts
+from lottery.statistics import pilot, power, verdicts
 
 
 def rows_of(done):
@@ -50,7 +50,7 @@ def test_a_plan_from_a_pilot(small_run, lottery_command):
         assert row["replicates"] == power.num_needed(line["mean"] + 0.1, line["std"], 2)
     done = lottery_command("plan", "--from", small_run.path, "--difference", "0.05")
     assert "8 networks, 4 for each of 2 replicates" in done.stdout and "run.seed" in done.stdout
-    rows = preview.needed(
+    rows = pilot.needed(
         preview.rounds(small_run.experiment, small_run.path), small_run.experiment, verdicts.Rule(), 0.8, std=0.01,
         difference=math.nan,
     )  # fmt: skip

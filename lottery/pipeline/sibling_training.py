@@ -1,0 +1,147 @@
+"""Siblings are trained from the dense network of a run at some step, which is trained again if it is not stored."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lottery import files, masks, progress, weights
+from lottery.data import Streams
+from lottery.errors import LotteryError
+from lottery.pipeline import network_training
+from lottery.pipeline.network_training import Training, Watch
+from lottery.pipeline.prepared import Prepared
+from lottery.runs import sibling_checks, siblings, store
+from lottery.runs.siblings import ORDERS, Siblings
+from lottery.runs.store import NetworkId
+from lottery.runs.stored import StoredRound
+from lottery.training.records import Span
+
+
+def trained(training: Training, wanted: Sequence[Siblings]) -> Iterator[Siblings]:
+    """Yield all siblings, each pair when both are stored; what is missing is trained.
+
+    Args:
+        training: Of the folder of siblings.
+        wanted: The pairs, those of a replicate one after the other.
+    """
+    for own in _by_replicate(wanted):
+        if _missing_steps(own):
+            _store_states(training, own)
+            check_networks(own)
+        for pair in own:
+            for order in pair.missing():
+                _train(training, pair, order)
+            yield pair
+
+
+def check_orders(prepared: Prepared) -> None:
+    """Refuse a data set whose order does not depend on the seed: its two siblings would be the same network."""
+    import tensorflow as tf
+
+    if not isinstance(prepared.data, Streams):
+        return
+    words = (siblings.seed_words(prepared.experiment, 1, order) for order in ORDERS)
+    first, second = (tf.nest.flatten(next(prepared.trainer.loop.batches(each)(1)[0])) for each in words)
+    if all(np.array_equal(np.array(mine), np.array(theirs)) for mine, theirs in zip(first, second, strict=True)):
+        raise LotteryError(
+            "The training data come in the same order whatever the seed, so two siblings would be the same network; "
+            "pass a function that builds and shuffles them."
+        )
+
+
+def check_networks(wanted: Sequence[Siblings]) -> None:
+    """Refuse stored siblings that are damaged or not of the round as it is now, once their state is stored."""
+    for pair in wanted:
+        for order in ORDERS if pair.state_file.exists() else ():
+            network = pair.network(order)
+            if network.run != pair.run and order not in pair.missing():
+                for why in sibling_checks.wrong_network(pair.run, pair.experiment, network.folder):
+                    raise LotteryError(f"{str(network.folder)!r}: {why} Delete it to train it again.")
+
+
+def _by_replicate(wanted: Sequence[Siblings]) -> list[list[Siblings]]:
+    return [list(group) for _, group in itertools.groupby(wanted, lambda pair: pair.replicate)]
+
+
+def _missing_steps(own: Sequence[Siblings]) -> list[int]:
+    """List the steps of a replicate's dense network that are not stored."""
+    return sorted({pair.step for pair in own if not pair.state_file.exists()})
+
+
+def spans_of(wanted: Sequence[Siblings]) -> dict[NetworkId, tuple[int, int]]:
+    """Give the first and last step of each network to train: dense networks up to the last missing step, siblings."""
+    spans: dict[NetworkId, tuple[int, int]] = {}
+    for own in _by_replicate(wanted):
+        for step in _missing_steps(own)[-1:]:
+            spans[NetworkId(own[0].replicate, 0, f"to_step_{step}")] = 0, step
+    for pair in wanted:
+        for order in pair.missing():
+            spans[NetworkId(pair.replicate, pair.round, pair.branch(order))] = (
+                pair.step,
+                pair.experiment.train.num_steps,
+            )
+    return spans
+
+
+def _store_states(training: Training, own: Sequence[Siblings]) -> None:
+    """Train the dense network of a replicate again, as far as the last step that is not stored."""
+    replicate, last = own[0].replicate, _missing_steps(own)[-1]
+
+    def keep(file: Path) -> Callable[[dict[str, np.ndarray]], None]:
+        def write(state: dict[str, np.ndarray]) -> None:
+            if not file.exists():
+                files.write(file, files.pack_arrays(state))
+
+        return write
+
+    initial = network_training.initial_state(dataclasses.replace(training, path=own[0].run), replicate)
+    dense = masks.ones_like({name: initial[name] for name in training.prepared.trainer.masks})
+    # Of all steps, stored or not, so that a checkpoint is of the same training.
+    watch = {pair.step: keep(pair.state_file) for pair in own if 0 < pair.step <= last}
+    network = NetworkId(replicate, 0, f"to_step_{last}")
+    trained = network_training.train_network(training, network, initial, dense, Span(0, last), Watch(watch))
+    store.clear_checkpoints(store.round_path(training.path, *network))
+    if _missing_steps(own):  # a state was removed that was stored before the checkpoint
+        _store_states(training, own)
+    before = {row[0]: row[2] for row in StoredRound(own[0].run, replicate, 0).metrics if row[1] == "validation"}
+    again = {row[0]: row[2] for row in trained.metrics if row[1] == "validation"}
+    if other := [step for step, loss in again.items() if before.get(step, loss) != loss]:
+        training.on_event(
+            progress.Note(
+                f"Replicate {replicate}: training the dense network again gave different bits (see the "
+                f"validation loss at step {other[0]}): the processor or a version differs."
+            )
+        )
+
+
+def _train(training: Training, pair: Siblings, order: int) -> None:
+    """Train and store a sibling."""
+    settings, replicate, step = pair.experiment, pair.replicate, pair.step
+    state = files.read_arrays(pair.state_file)
+    digest = weights.fingerprint(state)
+    for folder in siblings.networks_from(pair.run, replicate, step):
+        if store.read_record(folder)["step_sha256"] != digest:
+            raise LotteryError(
+                f"{str(folder)!r} started from other weights than those of step {step} of replicate {replicate}."
+            )
+    kept, network = pair.pruned.masks, NetworkId(replicate, pair.round, pair.branch(order))
+    start = masks.apply(pair.start(order, state), kept, pair.pruned.held_at)
+    words = siblings.seed_words(settings, replicate, order)
+    own = _with_noise(training, pair, order)
+    trained = network_training.train_network(own, network, start, kept, Span(step), words=words)
+    about = {"order": order, "first_step": step, "last_step": settings.train.num_steps, "step_sha256": digest}
+    network_training.store_network(training, network, trained, {**about, "thresholds": dict.fromkeys(kept)})
+
+
+def _with_noise(training: Training, pair: Siblings, order: int) -> Training:
+    """Draw the first states of generators that the model does not hold anew for the second order of the data."""
+    if order == 1:
+        return training
+    # Names count the models that a process has built, so they must not decide what is drawn.
+    trainer = training.prepared.trainer.redrawn(
+        lambda name, value: pair.redrawn(order, "", value) if siblings.is_generator(name) else value
+    )
+    return dataclasses.replace(training, prepared=dataclasses.replace(training.prepared, trainer=trainer))
