@@ -55,12 +55,14 @@ class Checkpointer:
     note: Callable[[str], None] = lambda text: None  # receives a sentence about a checkpoint that cannot be used
     memory: dict[str, np.ndarray] = field(default_factory=dict)  # of the functions that watch the training
 
-    def begin(self, model: Any, own: Mapping[str, Any], parts: Sequence[Any], state: TrainingState) -> TrainingState:
+    def begin(
+        self, variables: Mapping[str, Any], own: Mapping[str, Any], parts: Sequence[Any], state: TrainingState
+    ) -> TrainingState:
         """Return the state to train from: the checkpoint's if it is of this very training, or else `state`.
 
         Args:
-            model: At its start weights; those of a checkpoint are assigned.
-            own: The other variables that a step touches, by name.
+            variables: Those of the model by name, at their start values; those of a checkpoint are assigned.
+            own: The other variables that a step touches.
             parts: JSON that decides, with types and shapes of `own`, which training it is.
         """
         stop_signal = self.should_stop()
@@ -68,7 +70,7 @@ class Checkpointer:
             raise interrupts.Stopped(stop_signal)
         described = [f"{name} {variable.dtype.name} {tuple(variable.shape)}" for name, variable in own.items()]
         self._identity = hashlib.sha256(json.dumps([described, parts], sort_keys=True).encode()).hexdigest()
-        self._model, self._own = model, own
+        self._variables, self._own = variables, own
         state = self._read() or state
         self._step = state.step  # of the last checkpoint
         self._taken = self._before = time.monotonic()  # when that was, and when `keep` was last called
@@ -107,16 +109,16 @@ class Checkpointer:
 
     def _write(self, state: TrainingState) -> None:
         # The copies are made here, in between two steps; only the file is written in the thread.
-        variables = weights.read_state(self._model)
+        values = _values(self._variables)
         parts = {
-            "model": variables,
-            "device": _values(mirrored.differing(self._model, variables)),
+            "model": values,
+            "device": _values(mirrored.differing(self._variables, values)),
             "loop": _values(self._own),
             "best": state.best,
             "memory": self.memory,
             "kept": state.kept,
         }
-        arrays = {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
+        arrays = {f"{part}/{name}": value for part, found in parts.items() for name, value in found.items()}
         numbers = {key: value for key, value in vars(state).items() if key not in PARTS}
         record = {"format": FORMAT, "identity": self._identity, "standing": numbers}
         arrays["record"] = np.frombuffer(json.dumps(record).encode(), np.uint8)
@@ -142,13 +144,13 @@ class Checkpointer:
         for key, value in arrays.items():
             part, _, name = key.partition("/")
             parts[part][name] = value
-        weights.assign(self._model, parts["model"])
+        for part, variables in {"model": self._variables, "loop": self._own}.items():
+            for name, variable in variables.items():
+                variable.assign(parts[part][name])
         # After the model, whose values go to all devices: these are the few that differ from device to device.
         for place_and_name, value in parts["device"].items():
             place, _, name = place_and_name.partition("/")
-            weights.components(weights.variables(self._model)[name])[int(place)].assign(value)
-        for name, variable in self._own.items():
-            variable.assign(parts["loop"][name])
+            weights.components(self._variables[name])[int(place)].assign(value)
         # In place: the functions that watch the training hold this very dict.
         self.memory.clear()
         self.memory |= parts["memory"]

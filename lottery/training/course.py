@@ -225,7 +225,7 @@ class Course:
         if self.trainer.inputs:
             inputs = {name: variable.numpy() for name, variable in self.trainer.inputs.items()}
             parts.append(weights.fingerprint(inputs))
-        self.state = checkpointer.begin(self.model, {**own, **self.engine.own}, parts, self.state)
+        self.state = checkpointer.begin(weights.variables(self.model), {**own, **self.engine.own}, parts, self.state)
         for row in self.state.metrics:
             self.on_step(row[0], self.state.validation[1], row)
         if self.state.kept:

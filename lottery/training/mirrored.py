@@ -178,12 +178,12 @@ def draw_apart(model: Any) -> None:
                 part.assign(value)
 
 
-def differing(model: Any, state: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the plain variables of devices whose values differ from a model's state, by place and name."""
+def differing(variables: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the plain variables of devices that differ from the values of a model's variables, by place and name."""
     found = {}
-    for name, variable in weights.variables(model).items():
+    for name, variable in variables.items():
         parts = weights.components(variable)
-        if len(parts) > 1:  # a plain variable is what the state was read from
-            apart = [place for place, part in enumerate(parts) if part.numpy().tobytes() != state[name].tobytes()]
+        if len(parts) > 1:  # the values were read from a single part
+            apart = [place for place, part in enumerate(parts) if part.numpy().tobytes() != values[name].tobytes()]
             found |= {f"{place}/{name}": parts[place] for place in apart}
     return found

@@ -91,7 +91,7 @@ def test_the_keys_are_checked_and_are_nothing_at_their_defaults():
 def test_a_plain_model_is_left_alone():
     model = build()
     assert mirrored.strategy_of(model) is None and mirrored.num_devices(model) == 1
-    assert not mirrored.differing(model, weights.read_state(model))
+    assert not mirrored.differing(weights.variables(model), weights.read_state(model))
     assert all(len(weights.components(one)) == 1 for one in model.variables)
     batch = object()
     assert mirrored.run(model, lambda given: {"same": given is batch}, batch) == {"same": True}
