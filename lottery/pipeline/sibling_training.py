@@ -13,7 +13,7 @@ from lottery.errors import LotteryError
 from lottery.pipeline import network_training
 from lottery.pipeline.network_training import Training, Watch
 from lottery.pipeline.prepared import Prepared
-from lottery.runs import sibling_checks, siblings, store
+from lottery.runs import siblings, store
 from lottery.runs.siblings import ORDERS, Siblings
 from lottery.runs.store import NetworkId
 from lottery.runs.stored import StoredRound
@@ -58,7 +58,7 @@ def check_networks(wanted: Sequence[Siblings]) -> None:
         for order in ORDERS if pair.state_file.exists() else ():
             network = pair.network(order)
             if network.run != pair.run and order not in pair.missing():
-                for why in sibling_checks.wrong_network(pair.run, pair.experiment, network.folder):
+                for why in siblings.wrong_network(pair.run, pair.experiment, network.folder):
                     raise LotteryError(f"{str(network.folder)!r}: {why} Delete it to train it again.")
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from lottery import config, files, masks, randomness, weights
 from lottery.errors import LotteryError
 from lottery.pruning import branches, criteria, mask_actions, plan, supermasks
-from lottery.runs import sibling_checks, store
-from lottery.runs.sibling_checks import Evaluated
+from lottery.runs import siblings, store
 from lottery.runs.stored import StoredRound, held_name, stored_rounds
 from lottery.settings import GIVEN, ROUNDING
 
@@ -22,7 +21,7 @@ DRAWN = ("start weights",)  # what a branch needs the model for, if only to draw
 class Recomputation:
     """What takes the model and the data to check; `pipeline.recomputing` makes it."""
 
-    evaluated: Evaluated
+    evaluated: siblings.Evaluated
     # Draws every variable anew for a branch, as when it was trained; None if this machine draws other values.
     fresh: Callable[[StoredRound], masks.Weights | None]
     notes: list[str]  # sentences about what was computed again, and what could not be; complete at the end
@@ -35,7 +34,7 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
     those of the round before, and are what pruning its trained weights gives; masked weights that are held; training
     that began from the start weights under the masks; a record that agrees with the curve and the predictions. For
     each branch: that it keeps and changes of its round what its name says. For siblings and the paths between them see
-    `sibling_checks.wrong`. With `again`, networks are evaluated again, and initial weights drawn again.
+    `siblings.wrong`. With `again`, networks are evaluated again, and initial weights drawn again.
     """
     experiment = store.read_experiment(run)
     store.refuse_links(run)
@@ -64,7 +63,7 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
                 wrong, readable = _collected(_wrong_branch(experiment, stored, again))
                 wrong += _collected(again.evaluated(stored))[0] if again and readable else []
                 yield f"replicate {replicate}, round {stored.round}, branch {stored.branch}", wrong
-    yield from sibling_checks.wrong(run, again.evaluated if again else None)
+    yield from siblings.wrong(run, again.evaluated if again else None)
 
 
 def _collected(sentences: Iterator[str]) -> tuple[list[str], bool]:

@@ -1,14 +1,29 @@
-"""What a source states of an experiment: a ``[[claim]]`` table of its file."""
+"""What a source states of an experiment, a ``[[claim]]`` table of its file, and how a run is judged by it."""
 
-from typing import Any, Literal
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from lottery.formatting import ends, listed, ranges, replicates, signed
+from lottery.grids import Table
+from lottery.pruning.schedules import geometric
 from lottery.runs import store
 from lottery.settings import Section
+from lottery.statistics import intervals, verdicts
 from lottery.statistics.metric import ACCURACY
+from lottery.statistics.verdicts import LAST_PLACE
 
 KINDS = ("paper", "authors' code", "third party", "our own bound")
+PASS, FAIL, CANNOT_TELL, OPEN = "pass", "fail", "cannot tell", "open"
+MISSING = "not in this run"
+STEP = "early_stop_step"
+SOME = 1e-6  # "above" is by any amount
+
+_CONFIDENCE = 0.95
+_PRINTED = 0.995  # densities are printed with three digits
+_FIFTH = 0.79  # a round that prunes a fifth leaves more than this
 
 
 class Claim(Section, strict=False):
@@ -59,3 +74,231 @@ class Claim(Section, strict=False):
     def column(self) -> str:
         """The accuracies that it is about."""
         return ACCURACY.final if self.at == "end" else ACCURACY.early_stop
+
+
+class Reading(NamedTuple):
+    """What a run shows of a claim, in words, and the verdict."""
+
+    text: str
+    verdict: str
+
+
+class Mean(NamedTuple):
+    """A mean over replicates with its interval."""
+
+    num: int  # of replicates
+    mean: float
+    low: float
+    high: float
+
+
+def ladder(layers: Sequence[tuple[int, float]], held: int, num_rounds: int) -> list[int]:
+    """Count the weights left after each round, from size and rate of each group ranked together; `held` always stay."""
+    counts = [geometric(rate).survivors(size, num_rounds) for size, rate in layers]
+    return [sum(kept) + held for kept in zip(*counts, strict=True)]
+
+
+def survivors(rows: Table, claim: Claim) -> Reading:
+    """Check the survivors of all rounds, at least those of the claim; see `ladder`."""
+    kept = rows[rows["branch"] == store.TICKET].groupby("round")["num_kept"].unique()
+    expected = ladder(claim.layers, claim.held, max([*claim.numbers, *kept.index]))
+    for number, values in kept.items():
+        if sorted(values) != [expected[number]]:
+            counted = listed(f"{int(num):,}" for num in sorted(values))
+            return Reading(f"round {number}: {counted}, not {expected[number]:,}", FAIL)
+    absent = [number for number in claim.numbers if number not in kept]
+    if absent:
+        return _missing(store.TICKET, absent)
+    return Reading(f"{expected[0]:,} to {expected[max(kept.index)]:,}, all equal", PASS)
+
+
+def accuracy(rows: Table, claim: Claim) -> Reading:
+    """Check that the mean accuracy of tickets in a round is near a number."""
+    values = _of(rows, store.TICKET, claim.numbers[0])[claim.column].dropna().tolist()
+    if not values:
+        return _missing(store.TICKET, claim.numbers)
+    mean, low, high = intervals.mean_interval(values, _CONFIDENCE)
+    low, high = intervals.of_accuracy(low, high)
+    text = _with_interval(f"{mean:.4f}", Mean(len(values), mean, low, high), ".4f")
+    return Reading(text, _judged(low, high, claim.value - claim.within, claim.value + claim.within))
+
+
+def difference(rows: Table, claim: Claim) -> Reading:
+    """Check that the mean of ticket − dense, ticket − control or dense − control is at least so much in each round."""
+    least = claim.at_least or SOME
+    if claim.densities:
+        return _between(verdicts.paired(rows, claim.column), rows, claim.densities, least)
+    for branch in (claim.of, claim.than):
+        if branch not in {"dense", *rows["branch"]}:
+            return _missing(branch, claim.numbers)
+    pairs = verdicts.paired(rows, claim.column, claim.than)
+    if claim.of == "dense":
+        pairs = pairs - verdicts.paired(rows, claim.column)
+    return in_each(pairs, claim.numbers, least, claim.than if claim.than != "dense" else store.TICKET)
+
+
+def best_difference(rows: Table, claim: Claim) -> Reading:
+    """Check that the mean of ticket − dense is at least so much in some round, of all of them together."""
+    pairs, least = verdicts.paired(rows, claim.column), claim.at_least - LAST_PLACE
+    found = _summarised(pairs, list(pairs))
+    together = _summarised(pairs, list(pairs), 1 - (1 - _CONFIDENCE) / max(len(found), 1))
+    absent = [number for number in claim.numbers if number not in found]
+    passed = any(mean.low >= least for mean in together.values())
+    if not passed and (absent or not found):
+        return _missing(store.TICKET, absent)
+    number = max(found, key=lambda number: found[number].mean)
+    verdict = FAIL if all(mean.high < least for mean in found.values()) else CANNOT_TELL
+    text = _with_interval(signed(found[number].mean), found[number])
+    return Reading(f"{text} at the most (round {number})", PASS if passed else verdict)
+
+
+def early_stop(rows: Table, claim: Claim) -> Reading:
+    """Check that the mean early-stop step of dense, or of a control, is at least a multiple of that of the ticket.
+
+    Of densities, check that the ticket's is before that of dense.
+    """
+    import pandas as pd
+
+    if claim.densities:
+        return _sooner_between(rows, claim.densities)
+    (number,) = claim.numbers
+    others = _of(rows, store.TICKET, 0) if claim.than == "dense" else _of(rows, claim.than, number)
+    tickets = _of(rows, store.TICKET, number)
+    steps = {"other": others.set_index("replicate")[STEP], "ticket": tickets.set_index("replicate")[STEP]}
+    both = pd.DataFrame(steps).dropna()
+    if both.empty:
+        return _missing(store.TICKET if claim.than == "dense" else claim.than, [number])
+    other, ticket = both["other"].to_numpy(float), both["ticket"].to_numpy(float)
+    # A ratio of means is at least `at_least` where other − it x ticket is at least 0: the interval of Fieller 1954.
+    _, low, high = intervals.mean_interval((other - claim.at_least * ticket).tolist(), _CONFIDENCE)
+    ratio = other.mean() / max(ticket.mean(), 1)
+    known = ends(*fieller(other, ticket), ".2f") if math.isfinite(low) else replicates(len(both))
+    text = f"{ratio:.2f} times ({known}; {ticket.mean():,.0f} and {other.mean():,.0f} steps)"
+    return _unless_censored(Reading(text, _judged(low, high, 0)), others, tickets)
+
+
+# By what a claim is about.
+READINGS: dict[str, Callable[[Table, Claim], Reading]] = {
+    "survivors": survivors,
+    "accuracy": accuracy,
+    "difference": difference,
+    "best difference": best_difference,
+    "early stop": early_stop,
+}
+
+
+def _sooner_between(rows: Table, densities: tuple[float, float]) -> Reading:
+    """Check that the mean early-stop step of tickets is before that of dense at all densities between two."""
+    found = _between(-verdicts.paired(rows, STEP), rows, densities, SOME, "{:+,.0f} steps")
+    low, high = densities
+    tickets = rows[rows["branch"] == store.TICKET]
+    inside = tickets["density"].between(low * _PRINTED, high / _PRINTED)
+    return _unless_censored(found, tickets[tickets["round"] == 0], tickets[inside])
+
+
+def fieller(other: Any, ticket: Any) -> tuple[float, float]:
+    """Compute the interval of the ratio of two means, paired by replicate; infinite where it has no ends."""
+    import numpy as np
+    from scipy import special
+
+    num = len(other)
+    share = float(special.stdtrit(num - 1, (1 + _CONFIDENCE) / 2)) ** 2 / num
+    spread = np.cov(other, ticket)
+    # All b for which the mean of other − b x ticket is within the t interval of 0: a quadratic in b.
+    a = ticket.mean() ** 2 - share * spread[1, 1]
+    b = other.mean() * ticket.mean() - share * spread[0, 1]
+    c = other.mean() ** 2 - share * spread[0, 0]
+    if a <= 0:
+        return -math.inf, math.inf
+    root = math.sqrt(max(b * b - a * c, 0.0))
+    return (b - root) / a, (b + root) / a
+
+
+def in_each(
+    pairs: Table, rounds: Sequence[int], least: float, branch: str, form: str = "", absent: Sequence[Any] = ()
+) -> Reading:
+    """Check that the mean of paired differences is at least so much in each round.
+
+    Args:
+        pairs: A row for each replicate and a column for each round, as of `lottery.statistics.verdicts.paired`.
+        rounds: Which must be there.
+        least: The mean that is asked for.
+        branch: What is missing where a round is not there.
+        form: Of the mean in words, if it is no difference of accuracies.
+        absent: What else is missing, in words.
+    """
+    found = _summarised(pairs, rounds)
+    absent = [*absent, *(number for number in rounds if number not in found)]
+    together = _summarised(pairs, rounds, 1 - (1 - _CONFIDENCE) / max(len(found), 1))
+    failed = [number for number, mean in together.items() if mean.high < least - LAST_PLACE]
+    if not failed and (absent or not found):
+        return _missing(branch, absent or rounds)
+    lowest = min(failed or found, key=lambda number: (found[number].low, found[number].mean))
+    passed = all(mean.low >= least - LAST_PLACE for mean in found.values())
+    verdict = PASS if passed else CANNOT_TELL
+    mean = found[lowest]
+    text = _with_interval(signed(mean.mean), mean)
+    if form:
+        text = _with_interval(form.format(mean.mean), mean, "+,.0f")
+    where = f" at the least (round {lowest})" if len(found) > 1 else ""
+    return Reading(text + where, FAIL if failed else verdict)
+
+
+def _between(pairs: Table, rows: Table, densities: tuple[float, float], least: float, form: str = "") -> Reading:
+    """Check paired differences at all densities between two.
+
+    It is open until the run has rounds within a fifth of both, and where one more round would be between them.
+    """
+    low, high = densities
+    tickets = rows[(rows["branch"] == store.TICKET) & (rows["round"] > 0)]
+    density = tickets.groupby("round")["density"].mean()
+    inside = density[density.between(low * _PRINTED, high / _PRINTED)]
+    absent: list[Any] = []
+    if inside.empty or inside.max() < high * _FIFTH:
+        absent = [f"density {high:g}"]
+    elif not (density < low / _FIFTH).any():
+        absent = [f"density {low:g}"]
+    found = in_each(pairs, list(inside.index), least, store.TICKET, form, absent)
+    if found.verdict == OPEN:
+        return found
+    return found._replace(text=f"{found.text}, at densities {inside.max():.3g} to {inside.min():.3g}")
+
+
+def _summarised(pairs: Table, rounds: Iterable[int], confidence: float = _CONFIDENCE) -> dict[int, Mean]:
+    """Summarise the pairs of each round that has any."""
+    found = {}
+    for number in rounds:
+        values = pairs[number].dropna().tolist() if number in pairs else []
+        if values:
+            found[number] = Mean(len(values), *intervals.mean_interval(values, confidence))
+    return found
+
+
+def _judged(low: float, high: float, least: float, most: float = math.inf) -> str:
+    """Compare an interval with bounds."""
+    if low >= least - LAST_PLACE and high <= most + LAST_PLACE:
+        return PASS
+    return FAIL if high < least - LAST_PLACE or low > most + LAST_PLACE else CANNOT_TELL
+
+
+def _unless_censored(found: Reading, other: Table, ticket: Table) -> Reading:
+    """Withdraw a verdict on early-stop steps that longer training could turn; `other` is to stop later."""
+    turned = {PASS: ticket, FAIL: other}.get(found.verdict)
+    if turned is None or not turned["censored"].any():
+        return found
+    return Reading(f"{found.text}; censored: longer training could change it", CANNOT_TELL)
+
+
+def _of(rows: Table, branch: str, round: int) -> Table:
+    return rows[(rows["branch"] == branch) & (rows["round"] == round)]
+
+
+def _with_interval(text: str, mean: Mean, form: str = "+.4f") -> str:
+    return f"{text} ({ends(mean.low, mean.high, form) if math.isfinite(mean.low) else replicates(mean.num)})"
+
+
+def _missing(branch: str, absent: Sequence[Any]) -> Reading:
+    """Say what is not there: rounds by number, and anything else in words."""
+    words = [part for part in absent if isinstance(part, str)]
+    where = words or [f"round {ranges(absent)}"]
+    return Reading(f"{MISSING}: {', '.join(where)} of {branch}", OPEN)

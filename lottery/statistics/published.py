@@ -14,9 +14,8 @@ from lottery import config
 from lottery.errors import LotteryError, first_wrong, unknown
 from lottery.grids import Table
 from lottery.runs import store
-from lottery.statistics import readings, results
-from lottery.statistics.claims import Claim
-from lottery.statistics.readings import CANNOT_TELL, FAIL, MISSING, OPEN, PASS, READINGS
+from lottery.statistics import results
+from lottery.statistics.claims import CANNOT_TELL, FAIL, MISSING, OPEN, PASS, READINGS, STEP, Claim
 
 READING = (
     f"{PASS}: the whole 95 % interval over replicates meets the bound in brackets, which is ours; {FAIL}: none of it; "
@@ -73,7 +72,7 @@ def checked(rows: Table, claims: Iterable[Claim], num_steps: float = math.inf) -
     fails at 95 % for all of its rounds together. A mean early-stop step is only a lower bound where one of them is the
     last step; a verdict that this could turn is "cannot tell".
     """
-    rows = rows.assign(censored=rows[readings.STEP] >= num_steps)
+    rows = rows.assign(censored=rows[STEP] >= num_steps)
     lines = []
     for claim in claims:
         if claim.what == "settings":

@@ -22,7 +22,7 @@ from lottery.pipeline import building, connecting, interpolation, network_traini
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.preparing import prepare
 from lottery.pipeline.session import Execution
-from lottery.runs import sibling_checks, siblings, store
+from lottery.runs import siblings, store
 from lottery.runs.siblings import Siblings
 from lottery.runs.stored import stored_rounds
 from tests.conftest import checksum, quietly, toy_arrays
@@ -112,7 +112,7 @@ def pair_of(run, replicate, index, step=K):
 
 
 def is_right(run):
-    return [sentence for _, wrong in sibling_checks.wrong(run.path) for sentence in wrong]
+    return [sentence for _, wrong in siblings.wrong(run.path) for sentence in wrong]
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +232,7 @@ def test_statistics_are_those_of_the_weights(library, rng):
 
 def test_a_path_ends_at_the_networks_and_is_what_a_model_says(connected):
     run, _ = connected
-    names = [name for name, wrong in sibling_checks.wrong(run.path) if not wrong]
+    names = [name for name, wrong in siblings.wrong(run.path) if not wrong]
     assert sum(", network step " in name for name in names) == 2 * 2 * (1 + 2)
     assert sum(", path step " in name for name in names) == 2 * 2 * 2 and len(names) == 2 * 2 * (1 + 2 + 2)
     points = connectivity.points(run.path)
@@ -421,7 +421,7 @@ def rewrite(folder, text=None, kept=None, state=None, **changed):
 )  # fmt: skip
 def test_damage_is_seen(copied, what, where, found):
     tamper(copied, what)
-    wrong = {name: sentences for name, sentences in sibling_checks.wrong(copied.path) if sentences}
+    wrong = {name: sentences for name, sentences in siblings.wrong(copied.path) if sentences}
     assert wrong and all(name.startswith("connectivity, replicate 1, round ") for name in wrong)
     own = {"network": "network step 15 order 2", "path": "path step 15" + ", recomputed" * (what == "recomputed")}
     said = wrong[f"connectivity, replicate 1, round 1, {own[where]}"]
@@ -458,7 +458,7 @@ def test_outdated_paths_are_left_out_and_measured_again(copied):
     left = connectivity.points(copied.path)
     assert set(zip(left["replicate"], left["round"], strict=True)) == {(1, 0), (2, 0), (2, 1)}
     assert len(connectivity.sentences(connectivity.barriers(left))) == 4
-    wrong = [sentence for name, said in sibling_checks.wrong(copied.path) for sentence in said if "path step" in name]
+    wrong = [sentence for name, said in siblings.wrong(copied.path) for sentence in said if "path step" in name]
     assert wrong == ["Its round is not stored, or one before it is not."] * 2
 
 

@@ -11,7 +11,7 @@ import pytest
 from lottery import config
 from lottery.errors import LotteryError
 from lottery.pipeline import presets
-from lottery.statistics import claims, intervals, published, readings, results, tables, verdicts
+from lottery.statistics import claims, intervals, published, results, tables, verdicts
 
 # Sizes and rates of every layer, from the table of the paper's networks.
 LENET = [(784 * 300, "1/5"), (300 * 100, "1/5"), (100 * 10, "1/10")]
@@ -196,7 +196,7 @@ def test_ladders_are_the_papers_and_come_out_of_the_layers():
     ]  # fmt: skip
     for groups, held in GROUPS.values():
         layers = [(size, float(Fraction(rate))) for size, rate in groups]
-        assert readings.ladder(layers, held, 20) == totals(groups, held)
+        assert claims.ladder(layers, held, 20) == totals(groups, held)
     for name, numbers in NUMBERS.items():
         for claim in numbers:
             if claim.what == "survivors":
@@ -275,7 +275,7 @@ def test_several_rounds_fail_at_95_percent_for_all_of_them_together():
     rng, failed, apart = np.random.default_rng(5), 0, 0
     for _ in range(400):
         pairs = pd.DataFrame(rng.normal(0, 0.002, (5, 8)), columns=range(5, 13))
-        found = readings.in_each(pairs, range(5, 13), 0.0, "ticket")
+        found = claims.in_each(pairs, range(5, 13), 0.0, "ticket")
         failed += found.verdict == "fail"
         apart += any(intervals.mean_interval(pairs[index].tolist())[2] < 0 for index in pairs)
     assert apart / 400 > 0.1  # one of them by itself
@@ -353,7 +353,7 @@ def test_the_interval_of_a_ratio_holds_the_ratio_and_agrees_with_the_difference(
     for _ in range(400):
         ticket = rng.normal(2000, 150, 5)
         other = 1.5 * ticket + rng.normal(0, 200, 5)
-        low, high = readings.fieller(other, ticket)
+        low, high = claims.fieller(other, ticket)
         held += low <= 1.5 <= high
         for end in (low, high):  # at an end, other − end x ticket just is not shown to differ from 0
             _, lower, upper = intervals.mean_interval((other - end * ticket).tolist())
