@@ -62,14 +62,19 @@ class Rule:
         """The gain over dense that a matching ticket has at least."""
         return -self.tolerance - LAST_PLACE
 
+    def verdict(self, low: float, high: float) -> str:
+        """Judge an interval of gains over dense."""
+        if low >= self.bound:
+            return MATCHING
+        return NOT_MATCHING if high < self.bound else CANNOT_TELL
+
 
 DEFAULT = Rule()
 JUDGED = (
     *DIFFERENCES, "verdict", "needed", "step_mean", "step_low", "step_high", "early_stop", "final_mean", "final_low",
     "final_high", "final_verdict", "special", "as_good", "matching_p", "winning_p", "final_p",
 )  # fmt: skip
-_STEP = ("step_mean", "step_low", "step_high", "early_stop")
-_AT_THE_END = ("final_mean", "final_low", "final_high", "final_verdict", "final_p")
+_NOT_KNOWN = {"early_stop": "", "final_verdict": "", "special": "", "as_good": ""}  # numbers are NaN
 
 
 @dataclass(frozen=True)
@@ -177,10 +182,9 @@ def differences(
         if pairs.empty:
             continue
         if spacing:
-            mean_and_ends = intervals.on_a_grid(pairs.tolist(), spacing, confidence)
+            mean, low, high = intervals.on_a_grid(pairs.tolist(), spacing, confidence)
         else:
-            mean_and_ends = intervals.mean_interval(pairs.tolist(), confidence, unit)
-        mean, low, high = mean_and_ends
+            mean, low, high = intervals.mean_interval(pairs.tolist(), confidence, unit)
         lines.append((number, density[number], len(pairs), mean, pairs.std(), low, high))
     return pd.DataFrame(lines, columns=list(DIFFERENCES))
 
@@ -206,24 +210,20 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
     import pandas as pd
 
     rows = scored(rows, rule.metric)
-    found = differences(rows, rule.metric.early_stop, confidence=rule.confidence)
     steps, at_the_end, special = _steps(rows, rule), _at_the_end(rows, rule), _special(rows, rule)
     lines = []
-    for line in found.to_dict("records"):
-        number = line["round"]
-        step, final = steps.get(number, {}), at_the_end.get(number, {})
-        p = intervals.p_value(line["mean"], line["low"], line["replicates"], rule.bound, rule.confidence)
-        line |= {"verdict": _verdict(line["low"], line["high"], rule), "needed": math.nan, "matching_p": p}
-        if line["verdict"] == CANNOT_TELL and math.isfinite(line["low"]):
-            line["needed"] = _needed(line, rule)
-        if line["verdict"] == MATCHING and step.get("early_stop") == NO_LATER:
-            line["verdict"] = WINNING
+    for line in differences(rows, rule.metric.early_stop, confidence=rule.confidence).to_dict("records"):
+        number, mean, num = line["round"], line["mean"], line["replicates"]
+        step = steps.get(number, {})
+        p = intervals.p_value(mean, line["low"], num, rule.bound, rule.confidence)
+        verdict, needed = rule.verdict(line["low"], line["high"]), None
+        if verdict == CANNOT_TELL and math.isfinite(line["low"]):
+            needed = power.num_needed(mean + rule.tolerance, line["std"], num, rule.confidence)
+        if verdict == MATCHING and step.get("early_stop") == NO_LATER:
+            verdict = WINNING
+        line |= {"verdict": verdict, "needed": needed or math.nan, "matching_p": p}
         line["winning_p"] = max(p, step["step_p"]) if step else math.nan
-        line |= {key: step.get(key, math.nan) for key in _STEP} | {"early_stop": step.get("early_stop", "")}
-        line |= {key: final.get(key, math.nan) for key in _AT_THE_END}
-        line |= {"final_verdict": final.get("final_verdict", "")}
-        line["special"], line["as_good"] = special.get(number, ("", ""))
-        lines.append(line)
+        lines.append(_NOT_KNOWN | line | step | at_the_end.get(number, {}) | special.get(number, {}))
     return pd.DataFrame(lines, columns=list(JUDGED))
 
 
@@ -298,46 +298,29 @@ def beside(line: Mapping[str, Any], rule: Rule) -> str:
     return BETTER if line["low"] > 0 else CANNOT_TELL
 
 
-def _verdict(low: float, high: float, rule: Rule) -> str:
-    """Judge an interval of gains over dense."""
-    if low >= rule.bound:
-        return MATCHING
-    return NOT_MATCHING if high < rule.bound else CANNOT_TELL
-
-
-def _needed(line: Mapping[str, Any], rule: Rule) -> float:
-    """Count the replicates of a new run that would tell; NaN if too many."""
-    distance = line["mean"] + rule.tolerance
-    num = power.num_needed(distance, line["std"], pilot=int(line["replicates"]), confidence=rule.confidence)
-    return num or math.nan
-
-
 def _steps(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
     """Judge the early-stop step of each round, if tickets can be winning: is it no later than that of dense?
 
     At the last step of training it is a lower bound: such a ticket is never shown to be no later, and no ticket to be
     later than such a dense network.
     """
-    if rule.word != WINNING or not len(rows):
+    if rule.word != WINNING or rows.empty:
         return {}
     tickets = rows[rows["branch"] == store.TICKET]
     bounds = set(tickets[tickets["early_stop_step"] == rule.last_step]["round"])
-    steps = differences(rows, "early_stop_step", confidence=rule.confidence, spacing=rule.margin)
     found = {}
-    for line in steps.to_dict("records"):
-        mean, low, high = line["mean"], line["low"], line["high"]
+    for line in differences(rows, "early_stop_step", "dense", rule.confidence, rule.margin).to_dict("records"):
+        number, mean, low, high = line["round"], line["mean"], line["low"], line["high"]
         p = intervals.p_value(-mean, -high, line["replicates"], -rule.margin, rule.confidence)
         early_stop = CANNOT_TELL
-        if high <= rule.margin:
+        if high <= rule.margin and number not in bounds:
             early_stop = NO_LATER
-        elif low > 0:
+        elif high > rule.margin and low > 0 and 0 not in bounds:
             early_stop = LATER
-        if line["round"] in bounds:
-            p = 1.0
-            early_stop = CANNOT_TELL if early_stop == NO_LATER else early_stop
-        if 0 in bounds and early_stop == LATER:
-            early_stop = CANNOT_TELL
-        found[line["round"]] = dict(zip((*_STEP, "step_p"), (mean, low, high, early_stop, p), strict=True))
+        found[number] = {
+            "step_mean": mean, "step_low": low, "step_high": high, "early_stop": early_stop,
+            "step_p": 1.0 if number in bounds else p,
+        }  # fmt: skip
     return found
 
 
@@ -347,24 +330,25 @@ def _at_the_end(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
     for line in differences(rows, rule.metric.final, confidence=rule.confidence).to_dict("records"):
         mean, low, high = line["mean"], line["low"], line["high"]
         p = intervals.p_value(mean, low, line["replicates"], rule.bound, rule.confidence)
-        verdict = _verdict(low, high, rule)
-        found[line["round"]] = dict(zip(_AT_THE_END, (mean, low, high, verdict, p), strict=True))
+        found[line["round"]] = {
+            "final_mean": mean, "final_low": low, "final_high": high, "final_verdict": rule.verdict(low, high),
+            "final_p": p,
+        }  # fmt: skip
     return found
 
 
-def _special(rows: Table, rule: Rule) -> dict[Any, tuple[str, str]]:
+def _special(rows: Table, rule: Rule) -> dict[Any, dict[str, str]]:
     """Judge by round if the ticket is special, and list the controls that do as well."""
-    found: dict[Any, dict[str, str]] = {}
+    judgements: dict[Any, dict[str, str]] = {}
     for branch in controls(rows):
         known = branches.find(branch)
         if known is None or known.kind != "control" or refused(branch, rule):
             continue
         for line in differences(rows, rule.metric.early_stop, branch, rule.confidence).to_dict("records"):
-            found.setdefault(line["round"], {})[branch] = beside(line, rule)
-    special = {}
-    for number, judgements in found.items():
-        as_good = [branch for branch, ticket in judgements.items() if ticket in (AS_GOOD, WORSE)]
-        better = all(ticket == BETTER for ticket in judgements.values())
-        word = "yes" if better else CANNOT_TELL
-        special[number] = ("no" if as_good else word, ", ".join(as_good))
-    return special
+            judgements.setdefault(line["round"], {})[branch] = beside(line, rule)
+    found = {}
+    for number, tickets in judgements.items():
+        as_good = [branch for branch, ticket in tickets.items() if ticket in (AS_GOOD, WORSE)]
+        word = "yes" if set(tickets.values()) == {BETTER} else CANNOT_TELL
+        found[number] = {"special": "no" if as_good else word, "as_good": ", ".join(as_good)}
+    return found
