@@ -28,15 +28,12 @@ class _Train(BaseModel, strict=True, extra="allow"):
 
 
 class _Overrides(BaseModel, strict=True, extra="forbid"):
-    """What a transfer changes."""
-
+    # What a transfer changes.
     data: dict[str, Any] = {}
     train: _Train = _Train()
 
 
 class _Change(BaseModel, strict=True, extra="forbid"):
-    """A change of the masks in training."""
-
     step: _Count
     num_kept: _Count
     pruned: _Count
@@ -44,8 +41,7 @@ class _Change(BaseModel, strict=True, extra="forbid"):
 
 
 class _Round(BaseModel, strict=True, extra="allow"):
-    """What ``round.json`` holds if this or an earlier version wrote it; other keys may be there."""
-
+    # This or an earlier version wrote ``round.json``, so most keys may be absent, and others may be there.
     replicate: Annotated[int, Field(ge=1, le=MOST_REPLICATES)]
     round: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
     sha256: dict[Literal[ROUND_FILES], _Sha]  # type: ignore[valid-type]
@@ -84,16 +80,14 @@ class _Round(BaseModel, strict=True, extra="allow"):
 
 
 class _Units(BaseModel, strict=True, extra="forbid"):
-    """As `lottery.models.units.Units`."""
-
+    # As `lottery.models.units.Units`.
     size: Annotated[int, Field(ge=1)]
     made_by: Annotated[list[str], Field(min_length=1)]
     read_by: list[str]
 
 
 class _Environment(BaseModel, strict=True, extra="allow"):
-    """What ``environment.json`` holds if this or an earlier version wrote it; other keys may be there."""
-
+    # This or an earlier version wrote ``environment.json``: other keys may be there.
     digest: str = ""
     data_sha256: str = ""
     scaling: dict[str, Any] | None = None

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from lottery import config, files, masks, randomness, weights
+from lottery import config, files, randomness, weights
 from lottery.errors import LotteryError
 from lottery.runs import store
-from lottery.runs.stored import StoredRound, held_name
+from lottery.runs.stored import StoredRound
 
 ORDERS = (1, 2)  # of the data: the run's own, and another
 FORMAT = 1  # of the record of a path
@@ -135,9 +135,7 @@ def record_file(path: Path) -> Path:
 
 def write_path(path: Path, rows: Sequence[PathPoint], digests: Sequence[str]) -> None:
     """Store the points of a path between networks of such digests in a file, and its record beside it, last."""
-    table = io.StringIO()
-    csv.writer(table, lineterminator="\n").writerows([PATH, *rows])
-    content = table.getvalue().encode()
+    content = store.pack_rows([PATH, *rows])
     with files.readable_errors(path):
         record_file(path).unlink(missing_ok=True)  # a path that is measured again is not complete until the end
     files.write(path, content)
@@ -182,7 +180,7 @@ def stored_paths(run: Path, experiment: config.Experiment) -> Iterator[tuple[Sib
 
 
 def _summary(path: Path, rows: Sequence[PathPoint]) -> dict[str, Any]:
-    """Return the part of a path's record that its name and points decide."""
+    # What its name and points decide of a path's record.
     return {
         "format": FORMAT,
         "num_points": len({row[0] for row in rows}),
@@ -205,6 +203,16 @@ def wrong(run: Path, evaluated: Evaluated | None = None) -> Iterator[tuple[str, 
         yield _checked(pair.path_file(recomputed), "path", _wrong_path(pair, recomputed))
 
 
+def collected(sentences: Iterator[str]) -> tuple[list[str], bool]:
+    """Collect what is wrong with a network, and return False beside it if a file of it cannot be read."""
+    found: list[str] = []
+    try:
+        found.extend(sentences)
+    except (LotteryError, KeyError) as error:
+        return [*found, str(error)], False
+    return found, True
+
+
 def wrong_network(
     run: Path, experiment: config.Experiment, path: Path, evaluated: Evaluated | None = None
 ) -> Iterator[str]:
@@ -224,8 +232,7 @@ def wrong_network(
     if kept.keys() != ticket.keys() or any(not np.array_equal(kept[name], ticket[name]) for name in ticket):
         yield "Its masks are not those of the round."
     held_at = pair.pruned.held_at
-    for name, count in masks.leaks(stored.weights, kept, held_at).items():
-        yield f"{name} has {count} masked entries that are not {held_name(held_at)}."
+    yield from stored.wrong_held(held_at)
     state = files.read_arrays(pair.state_file)
     if weights.fingerprint(state) != record["step_sha256"]:
         yield f"The stored weights of step {step} are not those that it started from."
@@ -236,15 +243,10 @@ def wrong_network(
 
 
 def _checked(path: Path, what: str, sentences: Iterator[str]) -> tuple[str, list[str]]:
-    """Name a sibling or a path, and collect what is wrong with it."""
+    # The name is of a sibling or a path: the folders and the file say which.
     replicate, index = (part.replace("-", " ") for part in path.parts[-3:-1])
     own = path.stem.removeprefix("branch-").removeprefix("path-").replace("_", " ").replace("-", ", ")
-    found: list[str] = []
-    try:
-        found.extend(sentences)
-    except (LotteryError, KeyError) as error:
-        found.append(str(error))
-    return f"connectivity, {replicate}, {index.replace(' 0', ' ')}, {what} {own}", found
+    return f"connectivity, {replicate}, {index.replace(' 0', ' ')}, {what} {own}", collected(sentences)[0]
 
 
 def _wrong_path(pair: Siblings, recomputed: bool) -> Iterator[str]:

@@ -177,7 +177,7 @@ def opened(run: Path, experiment: config.Experiment) -> Iterator[None]:
 
 
 def _clear_leftovers(run: Path) -> None:
-    """Remove what killed processes left in a run: half-written files, and checkpoints of complete networks."""
+    # Killed processes leave half-written files, and checkpoints of networks that are complete.
     with files.readable_errors(run):
         for path in (*run.rglob(".*.*-*"), *run.rglob("checkpoint*.safetensors")):
             if path.name.startswith(".") or (path.parent / "round.json").exists():
@@ -198,26 +198,33 @@ def write_round(
     Variables at the early-stop step and predictions are stored where there are any. ``round.json`` comes last: it is
     the record, with the checksum of each file, and is returned.
     """
-    table = io.StringIO()
-    csv.writer(table, lineterminator="\n").writerows([METRICS, *metrics])
     contents = {
         "masks.safetensors": files.pack_masks(masks),
         "weights.safetensors": files.pack_arrays(weights),
         **({EARLY_STOP: files.pack_arrays(early_stop)} if early_stop is not None else {}),
         **({PREDICTIONS: files.pack_arrays(predictions)} if predictions is not None else {}),
-        "metrics.csv": table.getvalue().encode(),
+        "metrics.csv": pack_rows([METRICS, *metrics]),
     }
     for name, content in contents.items():
         files.write(folder / name, content)
+    # Of what was to be written, not read back: a file that was not written well fails its checksum later.
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     # JSON has no NaN, the accuracy of a model that measures none.
     known = {key: None if value != value else value for key, value in record.items()}
     return write_record(folder / "round.json", {"format": FORMAT, **known, "sha256": sums})
 
 
+def pack_rows(rows: Iterable[Iterable[Any]]) -> bytes:
+    """Pack rows, the heads of the columns first, as the content of a CSV file."""
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows(rows)
+    return table.getvalue().encode()
+
+
 def write_record(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     """Write a record as JSON with a checksum of itself, and return it as written."""
-    complete = json.loads(json.dumps(record))  # as it will be read
+    # Through JSON and back, as it will be read: the checksum is of texts, in which tuples are lists.
+    complete = json.loads(json.dumps(record))
     complete["record_sha256"] = _digest_of(complete)
     files.write_json(path, complete)
     return complete
@@ -306,7 +313,7 @@ def progress(run: Path, experiment: config.Experiment) -> tuple[int, int]:
 
 
 def _stored(folder: Path) -> set[tuple[int, str]]:
-    """List round and branch of every network in the folder of a replicate: a stranger's may lack most it wants."""
+    # Listed from the files, not looked up: a stranger's experiment may want far more networks than are there.
     places = set()
     for pattern in ("round-*/round.json", "round-*/branch-*/round.json"):
         for path in folder.glob(pattern):
@@ -319,8 +326,8 @@ def _stored(folder: Path) -> set[tuple[int, str]]:
 
 def is_complete(run: Path, experiment: config.Experiment) -> bool:
     """Return True if every network of an experiment is stored."""
-    num_stored, num_wanted = progress(run, experiment)
-    return num_stored == num_wanted
+    stored, all_networks = progress(run, experiment)
+    return stored == all_networks
 
 
 def runs(out: str | Path) -> list[Path]:

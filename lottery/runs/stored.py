@@ -48,6 +48,7 @@ class StoredRound:
     def masks(self) -> Masks:
         """The masks of training, by weight."""
         entries, kept = self.record.get("num_weights"), self.record.get("kept")
+        # The record says how large the masks may be, before a file that a stranger wrote is unpacked.
         most = files.most_of_masks(entries, len(kept)) if entries and kept else None
         masks = files.parse_masks(*self._read("masks.safetensors", most))
         if kept is not None and masks.keys() != kept.keys():
@@ -72,14 +73,13 @@ class StoredRound:
     def predictions(self) -> dict[str, np.ndarray]:
         """For each test example its ``label``, and the class predicted at the ``early_stop`` and the ``final`` step."""
         if not self.has(store.PREDICTIONS):
-            why = "its model or its data do not give one class for each example of an array"
-            why = why if self.has(store.EARLY_STOP) else "an earlier version stored it"
+            why = "an earlier version stored it"
+            if self.has(store.EARLY_STOP):
+                why = "its model or its data do not give one class for each example of an array"
             raise LotteryError(f"{str(self.folder)!r} has no predictions: {why}.")
         predictions = files.parse_arrays(*self._read(store.PREDICTIONS))
-        if (
-            set(predictions) != {"label", "early_stop", "final"}
-            or len({each.shape for each in predictions.values()}) > 1
-        ):
+        shapes = {array.shape for array in predictions.values()}
+        if set(predictions) != {"label", "early_stop", "final"} or len(shapes) > 1:
             raise LotteryError(f"{str(self.folder / store.PREDICTIONS)!r} is damaged: it holds no predictions.")
         return predictions
 
@@ -123,12 +123,10 @@ class StoredRound:
 
     @cached_property
     def _initial(self) -> dict[str, np.ndarray]:
-        """Every variable at the rewind step."""
         return store.read_start(self.run, self.replicate, self._experiment.rewind.step)
 
     @cached_property
     def _experiment(self) -> config.Experiment:
-        """The experiment of the run."""
         return store.read_experiment(self.run)
 
     @cached_property
@@ -144,6 +142,11 @@ class StoredRound:
         """Return True if training began with these variables under the masks of this round, and these held values."""
         masked = lottery_masks.apply(start, self.masks, held_at)
         return lottery_weights.fingerprint(masked) == self.record["start_sha256"]
+
+    def wrong_held(self, held_at: Mapping[str, np.ndarray]) -> Iterator[str]:
+        """Yield a sentence for each weight with masked entries that are not at these values, or at zero without any."""
+        for name, count in lottery_masks.leaks(self.weights, self.masks, held_at).items():
+            yield f"{name} has {count} masked entries that are not {held_name(held_at)}."
 
     @property
     def engine(self) -> str:
@@ -179,11 +182,10 @@ def stored_rounds(run: Path, indices: Iterable[int] | None = None, branches: boo
     for replicate in store.replicates(run, experiment):
         complete = store.complete_rounds(run, replicate)[: experiment.prune.num_rounds + 1]
         found += [StoredRound(run, replicate, index) for index in complete]
-        places = [
-            (label, index)
-            for index in (complete if branches else ())
-            for label in store.branch_labels(store.round_path(run, replicate, index))
-        ]
+        places = []
+        for index in complete if branches else ():
+            labels = store.branch_labels(store.round_path(run, replicate, index))
+            places += [(label, index) for label in labels]
         found += [StoredRound(run, replicate, index, label) for label, index in sorted(places)]
     if indices is None:
         return _one_by_one(found)
@@ -195,7 +197,7 @@ def stored_rounds(run: Path, indices: Iterable[int] | None = None, branches: boo
 
 
 def _one_by_one(found: list[StoredRound]) -> Iterator[StoredRound]:
-    """Yield rounds that know the one before, so that its files are read once, and let go of all others."""
+    # Each round knows the one before it, so that its files are read once; all others are let go of.
     before = None
     while found:
         stored = found.pop(0)

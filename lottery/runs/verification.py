@@ -11,6 +11,7 @@ from lottery import config, files, masks, randomness, weights
 from lottery.errors import LotteryError
 from lottery.pruning import branches, criteria, mask_actions, plan, supermasks
 from lottery.runs import siblings, store
+from lottery.runs.siblings import collected
 from lottery.runs.stored import StoredRound, held_name, stored_rounds
 from lottery.settings import GIVEN, ROUNDING
 
@@ -44,7 +45,7 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
         if complete and not _is_own(experiment) and same_start(run, replicate):
             yield f"replicate {replicate}", ["It starts from the weights of the replicate before it."]
         for path in store.states(run, replicate):
-            yield f"replicate {replicate}, {path.stem.replace('-', ' ')}", _collected(_wrong_state(path))[0]
+            yield f"replicate {replicate}, {path.stem.replace('-', ' ')}", collected(_wrong_state(path))[0]
         for path in sorted((run / f"replicate-{replicate}").glob("round-*/round.json")):
             index = int(path.parent.name.removeprefix("round-"))
             if index not in complete:
@@ -54,26 +55,18 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
         dense, before = StoredRound(run, replicate, 0), None
         for index in complete[: experiment.prune.num_rounds + 1]:
             stored = StoredRound(run, replicate, index) if index else dense
-            wrong, readable = _collected(_wrong_round(experiment, stored, before, dense))
+            wrong, readable = collected(_wrong_round(experiment, stored, before, dense))
             before = stored if readable else None
-            wrong += _collected(again.evaluated(stored))[0] if again and readable else []
+            if again and readable:
+                wrong += collected(again.evaluated(stored))[0]
             yield f"replicate {replicate}, round {index}", wrong
         for stored in stored_rounds(run):
             if stored.replicate == replicate and stored.branch != store.TICKET:
-                wrong, readable = _collected(_wrong_branch(experiment, stored, again))
-                wrong += _collected(again.evaluated(stored))[0] if again and readable else []
+                wrong, readable = collected(_wrong_branch(experiment, stored, again))
+                if again and readable:
+                    wrong += collected(again.evaluated(stored))[0]
                 yield f"replicate {replicate}, round {stored.round}, branch {stored.branch}", wrong
     yield from siblings.wrong(run, again.evaluated if again else None)
-
-
-def _collected(sentences: Iterator[str]) -> tuple[list[str], bool]:
-    """Collect what is wrong with a network, and return False beside it if a file of it cannot be read."""
-    wrong: list[str] = []
-    try:
-        wrong.extend(sentences)
-    except (LotteryError, KeyError) as error:
-        return [*wrong, str(error)], False
-    return wrong, True
 
 
 def not_repeated(run: Path, again: Recomputation | None = None) -> list[str]:
@@ -132,7 +125,6 @@ def refuse_damaged(run: Path, experiment: config.Experiment) -> None:
 
 @contextlib.contextmanager
 def _advice(folder: Path, why: str) -> Iterator[None]:
-    """Add to an error which folder to delete."""
     try:
         yield
     except LotteryError as error:
@@ -145,13 +137,13 @@ def _is_own(experiment: config.Experiment) -> bool:
 
 
 def _wrong_state(path: Path) -> Iterator[str]:
-    """Check the weights at a step that other runs of a sweep rewind to, which no record has a checksum of."""
+    # Other runs of a sweep rewind to these weights, and no record has a checksum of them.
     if weights.fingerprint(files.read_arrays(path)) != files.read_metadata(path).get("sha256"):
         yield f"{path.name} was changed; delete it, and the sweep makes it again."
 
 
 def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterator[str]:
-    """Check what rounds and branches share: the record against the curve, the masks and the trained weights."""
+    # What rounds and branches share: the record against the curve, the masks and the trained weights.
     curves: dict[str, dict[int, tuple[float, float]]] = {split: {} for split in store.SPLITS}
     for step, split, loss, accuracy in stored.metrics:
         curves[split][step] = loss, accuracy
@@ -167,7 +159,6 @@ def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterat
 def _wrong_curve(
     experiment: config.Experiment, stored: StoredRound, curves: dict[str, dict[int, tuple[float, float]]]
 ) -> Iterator[str]:
-    """Check the early-stop step, losses and accuracies of a record, and the steps of training, against the curve."""
     record, validation = stored.record, curves["validation"]
     first, last = min(validation), max(validation)
     # Masks that change make one network only after the last change.
@@ -179,6 +170,7 @@ def _wrong_curve(
     else:
         for when, step in (("early_stop", stop), ("final", last)):
             for split, short in (("validation", "val"), ("test", "test")):
+                # A record has None for NaN, which JSON does not have; other numbers are written exactly.
                 recorded = np.array([record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")], float)
                 if not np.array_equal(recorded, curves[split][step], equal_nan=True):
                     yield f"The record's {when} {split} loss and accuracy differ from the curve."
@@ -191,7 +183,6 @@ def _wrong_curve(
 
 
 def _wrong_weights(stored: StoredRound, validation: dict[int, tuple[float, float]]) -> Iterator[str]:
-    """Check the counts of a record against the masks, and that the weights are those after training."""
     record, kept, trained = stored.record, stored.masks, stored.weights
     masks.check(kept, trained)
     # A network may never learn: then its weights stay as they are, and so does its loss.
@@ -209,17 +200,14 @@ def _wrong_weights(stored: StoredRound, validation: dict[int, tuple[float, float
 
 
 def _wrong_held(stored: StoredRound, held_at: masks.Weights) -> Iterator[str]:
-    """Check that masked entries are at their held values, or at zero without any, at both stored steps."""
-    what = held_name(held_at)
-    for name, count in masks.leaks(stored.weights, stored.masks, held_at).items():
-        yield f"{name} has {count} masked entries that are not {what}."
+    yield from stored.wrong_held(held_at)
     if stored.has(store.EARLY_STOP):
         for name, count in masks.leaks(stored.early_stop, stored.masks, held_at).items():
-            yield f"{name} has {count} masked entries that are not {what} at the early-stop step."
+            yield f"{name} has {count} masked entries that are not {held_name(held_at)} at the early-stop step."
 
 
 def _either(experiment: config.Experiment, stored: StoredRound) -> masks.Weights:
-    """Return values to hold masked entries at as far as nobody knows which are at zero: there the stored ones."""
+    # Nobody knows which entries are held at zero, so each counts as held at what is stored.
     if mask_actions.is_zero(experiment.prune.held_at):
         return {}
     initial = store.read_start(stored.run, stored.replicate, experiment.rewind.step)
@@ -230,7 +218,6 @@ def _either(experiment: config.Experiment, stored: StoredRound) -> masks.Weights
 
 
 def _wrong_predictions(stored: StoredRound) -> Iterator[str]:
-    """Check that the stored predictions give the recorded accuracies."""
     label = stored.predictions["label"]
     for when in ("early_stop", "final"):
         accuracy = float(np.mean(stored.predictions[when] == label))
@@ -242,7 +229,7 @@ def _wrong_predictions(stored: StoredRound) -> Iterator[str]:
 def _wrong_round(
     experiment: config.Experiment, stored: StoredRound, before: StoredRound | None, dense: StoredRound
 ) -> Iterator[str]:
-    """Check a round of the main chain; `before` is None where the round before it cannot be read."""
+    # `before` is None where the round before it cannot be read.
     yield from _wrong_network(experiment, stored)
     index, replicate, kept = stored.round, stored.replicate, stored.masks
     fits = before is not None and _shapes(before) == _shapes(stored) == _shapes(dense)
@@ -286,7 +273,7 @@ def _shapes(stored: StoredRound) -> dict[str, tuple[int, ...]]:
 
 
 def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Recomputation | None) -> Iterator[str]:
-    """Make a branch again from its round, as far as that needs no model, or with it, and compare."""
+    # The branch is made again from its round, as far as that needs no model, or with it.
     yield from _wrong_network(experiment, stored)
     name, known = stored.record["control"], branches.BRANCHES.get(stored.record["control"])
     if known is None:  # a function of the user's may hold masked entries at any values

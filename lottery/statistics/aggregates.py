@@ -65,7 +65,7 @@ def gathered(tables: Mapping[tuple[str, str], Table], densities: Iterable[float]
     import pandas as pd
 
     where = list(dict.fromkeys(densities)) or _common(tables, within)
-    lines = []
+    parts = []
     for at in where:
         if not 0 < at <= 1:
             raise LotteryError(f"--density: received {at:g}, allowed is above 0, up to 1.")
@@ -73,12 +73,12 @@ def gathered(tables: Mapping[tuple[str, str], Table], densities: Iterable[float]
             number = _nearest(rows, at, within, task)
             tickets = rows[rows["branch"] == store.TICKET]
             dense = tickets[tickets["round"] == 0].set_index("replicate")[MEASURE]
-            there = (tickets if method else rows[~verdicts.transferred(rows)]).query("round == @number")
-            for line in there.to_dict("records"):
-                accuracy, of_dense = line[MEASURE], dense.get(line["replicate"], math.nan)
-                place = method or line["branch"], task, line["replicate"], number, line["density"]
-                lines.append((at, *place, accuracy, of_dense, accuracy - of_dense))
-    found = pd.DataFrame(lines, columns=list(SCORES)).dropna(subset="score")
+            networks = tickets if method else rows[~verdicts.transferred(rows)]
+            there = networks[networks["round"] == number]
+            values = {"accuracy": there[MEASURE], "dense": there["replicate"].map(dense)}
+            parts.append(there.assign(at=at, method=method or there["branch"], task=task, **values))
+    found = pd.concat(parts, ignore_index=True)
+    found = found.assign(score=found["accuracy"] - found["dense"])[list(SCORES)].dropna(subset="score")
     if found.empty:
         raise LotteryError("The models of these runs measure no accuracy, so there is nothing to aggregate.")
     num = found.groupby(["at", "method"])["task"].transform("nunique")
@@ -104,7 +104,7 @@ def summary(found: Table, confidence: float = 0.95) -> Table:
         drawn, counts = _resampled(first.score.shape)
         for method, own in methods.items():
             middle = interquartile_mean(own.score[None])[0]
-            ends = _ends(interquartile_mean(_taken(own.score, drawn)), own.score, confidence)
+            ends = _ends(interquartile_mean(np.take_along_axis(own.score[None], drawn, axis=1)), own.score, confidence)
             over_dense = _improvement(own.accuracy, own.dense, counts, confidence)
             first_over = math.nan, math.nan, math.nan
             if own is not first:
@@ -132,7 +132,7 @@ def profile(found: Table, thresholds: Sequence[float] = (), confidence: float = 
         below = every[0] - np.ptp(every) / 50
         for method, own in methods.items():
             drawn, _ = _resampled(own.score.shape)
-            flat = _taken(own.score, drawn).reshape(len(drawn), -1)
+            flat = np.take_along_axis(own.score[None], drawn, axis=1).reshape(len(drawn), -1)
             for threshold in thresholds if len(thresholds) else (below, *every):
                 ends = _ends((flat > threshold).mean(axis=1), own.score, confidence)
                 lines.append((at, method, float(threshold), float((own.score > threshold).mean()), *ends))
@@ -156,8 +156,7 @@ def dependent(runs: Sequence[str | PathLike[str]]) -> list[str]:
     """Name the runs that share data and seed, in a sentence for each group: the bootstrap takes them as independent."""
     groups: dict[Any, list[str]] = {}
     for task, run in comparison.labelled([Path(run) for run in runs]).items():
-        key = store.read_environment(run).get("data_sha256"), store.read_experiment(run).run.seed
-        groups.setdefault(key, []).append(task)
+        groups.setdefault(comparison.drawn_from(run), []).append(task)
     return [
         f"{listed(tasks)} have the same data and seed: their replicates are not independent, as the intervals assume."
         for tasks in groups.values()
@@ -184,7 +183,7 @@ def probability_of_improvement(values: np.ndarray, others: np.ndarray) -> float:
 
 
 def _wins(values: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Compare every two replicates on each task: 1 for a win, a half for a tie, 0 for a loss."""
+    # For every two replicates on each task: 1 for a win, a half for a tie, 0 for a loss.
     difference = values[:, None, :] - others[None, :, :]
     return np.where(abs(difference) <= intervals.SAME, 0.5, difference > 0)
 
@@ -192,7 +191,6 @@ def _wins(values: np.ndarray, others: np.ndarray) -> np.ndarray:
 def _improvement(
     values: np.ndarray, others: np.ndarray, counts: np.ndarray, confidence: float
 ) -> tuple[float, float, float]:
-    """Compute the probability of improvement and the ends of its interval."""
     wins = _wins(values, others)
     # Over draws b, replicates i and j, tasks t: a pair counts as often as both are drawn.
     drawn = np.einsum("bit,ijt,bjt->b", counts, wins, counts, optimize=True) / wins.size
@@ -200,37 +198,28 @@ def _improvement(
 
 
 def _resampled(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Draw replicates within each task, from a fixed seed: their places, and how often each is drawn."""
+    # From a fixed seed, so that a table is the same each time: the places drawn, and how often each is.
     num, tasks = shape
     drawn = np.random.default_rng(0).integers(num, size=(RESAMPLES, num, tasks))
     return drawn, np.stack([(drawn == place).sum(axis=1) for place in range(num)], axis=1).astype(float)
 
 
-def _taken(values: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-    return np.take_along_axis(values[None], drawn, axis=1)
-
-
 def _ends(drawn: np.ndarray, values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Return the ends of a percentile interval; infinite where there is one replicate, which cannot vary."""
-    if len(values) == 1:
+    if len(values) == 1:  # a single replicate cannot vary
         return -math.inf, math.inf
     low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 
 
 class _Matrices(NamedTuple):
-    """The networks of a method, with a row for each replicate and a column for each task."""
-
+    # A row for each replicate and a column for each task.
     score: np.ndarray
     accuracy: np.ndarray
     dense: np.ndarray
 
 
 def _matrices(found: Table) -> Iterator[tuple[float, dict[str, _Matrices]]]:
-    """Yield the matrices of every method, density by density.
-
-    Of each task they have the first replicates, as many as the task with the fewest has.
-    """
+    """Yield the matrices of every method at each density: of each task as many replicates as all tasks have."""
     for at, part in found.groupby("at", sort=False):
         complete = _complete(part)
         num = min(map(len, complete.values()))
@@ -247,17 +236,13 @@ def _matrices(found: Table) -> Iterator[tuple[float, dict[str, _Matrices]]]:
 
 
 def _complete(part: Table) -> dict[str, list[int]]:
-    """List by task the replicates that have every method."""
-    num = part["method"].nunique()
-    counts = part.groupby(["task", "replicate"], sort=False)["method"].nunique()
-    return {
-        task: sorted(replicate for (of, replicate), count in counts.items() if of == task and count == num)
-        for task in dict.fromkeys(part["task"])
-    }
+    # By task, the replicates that have every method.
+    there = part.pivot_table(index="replicate", columns="task", values="score", aggfunc="count", sort=False)
+    replicates = (there == part["method"].nunique()).sort_index()
+    return {task: replicates.index[replicates[task]].tolist() for task in dict.fromkeys(part["task"])}
 
 
 def _common(tables: Mapping[tuple[str, str], Table], within: float) -> list[float]:
-    """List the densities of the pruned rounds of the first run that every run has."""
     first, *others = (_densities(rows) for rows in tables.values())
 
     def is_common(at: float) -> bool:
@@ -280,7 +265,6 @@ def _densities(rows: Table) -> dict[int, float]:
 
 
 def _nearest(rows: Table, at: float, within: float, task: str) -> int:
-    """Find the round of a run whose density is nearest to another; raise `LotteryError` if none is near."""
     densities = _densities(rows)
     number = min(densities, key=lambda number: abs(math.log(densities[number] / at)))
     if abs(densities[number] / at - 1) > within + 1e-9:
@@ -292,7 +276,7 @@ def _nearest(rows: Table, at: float, within: float, task: str) -> int:
 
 
 def _divided(runs: Sequence[Path], by: str) -> dict[tuple[str, str], Path]:
-    """Divide runs by the value of a key into methods, and by data and model into tasks."""
+    # The value of the key is the method, data and model are the task.
     tasks: dict[Any, str] = {}
     found: dict[tuple[str, str], Path] = {}
     for run in runs:

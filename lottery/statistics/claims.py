@@ -188,7 +188,6 @@ READINGS: dict[str, Callable[[Table, Claim], Reading]] = {
 
 
 def _sooner_between(rows: Table, densities: tuple[float, float]) -> Reading:
-    """Check that the mean early-stop step of tickets is before that of dense at all densities between two."""
     found = _between(-verdicts.paired(rows, STEP), rows, densities, SOME, "{:+,.0f} steps")
     low, high = densities
     tickets = rows[rows["branch"] == store.TICKET]
@@ -265,7 +264,6 @@ def _between(pairs: Table, rows: Table, densities: tuple[float, float], least: f
 
 
 def _summarised(pairs: Table, rounds: Iterable[int], confidence: float = _CONFIDENCE) -> dict[int, Mean]:
-    """Summarise the pairs of each round that has any."""
     found = {}
     for number in rounds:
         values = pairs[number].dropna().tolist() if number in pairs else []
@@ -275,14 +273,13 @@ def _summarised(pairs: Table, rounds: Iterable[int], confidence: float = _CONFID
 
 
 def _judged(low: float, high: float, least: float, most: float = math.inf) -> str:
-    """Compare an interval with bounds."""
     if low >= least - LAST_PLACE and high <= most + LAST_PLACE:
         return PASS
     return FAIL if high < least - LAST_PLACE or low > most + LAST_PLACE else CANNOT_TELL
 
 
 def _unless_censored(found: Reading, other: Table, ticket: Table) -> Reading:
-    """Withdraw a verdict on early-stop steps that longer training could turn; `other` is to stop later."""
+    # Longer training could turn a verdict on early-stop steps, of which `other` is to be later.
     turned = {PASS: ticket, FAIL: other}.get(found.verdict)
     if turned is None or not turned["censored"].any():
         return found
@@ -298,7 +295,7 @@ def _with_interval(text: str, mean: Mean, form: str = "+.4f") -> str:
 
 
 def _missing(branch: str, absent: Sequence[Any]) -> Reading:
-    """Say what is not there: rounds by number, and anything else in words."""
+    # Rounds are numbers, and anything else is in words.
     words = [part for part in absent if isinstance(part, str)]
     where = words or [f"round {ranges(absent)}"]
     return Reading(f"{MISSING}: {', '.join(where)} of {branch}", OPEN)

@@ -28,16 +28,13 @@ def tables(runs: list[Path]) -> dict[str, Table]:
     """
     labels = labelled(runs)
     first, *others = labels.values()
-    readers = {
-        "data set": lambda run: store.read_environment(run).get("data_sha256"),
-        "run.seed": lambda run: store.read_experiment(run).run.seed,
-    }
-    for run, (what, read) in itertools.product(others, readers.items()):
-        if read(run) != read(first):
-            raise LotteryError(
-                f"compare: {str(run)!r} has another {what} than {str(first)!r}: no pairs to compare; --aggregate sums "
-                "up runs of several data sets."
-            )
+    for run in others:
+        for what, own, its in zip(("data set", "run.seed"), drawn_from(run), drawn_from(first), strict=True):
+            if own != its:
+                raise LotteryError(
+                    f"compare: {str(run)!r} has another {what} than {str(first)!r}: no pairs to compare; --aggregate "
+                    "sums up runs of several data sets."
+                )
     return {label: results.table(run) for label, run in labels.items()}
 
 
@@ -52,6 +49,11 @@ def labelled(runs: list[Path]) -> dict[str, Path]:
             name = run.name if folders.count(run.name) == 1 else str(run)
         labels[name] = run
     return labels
+
+
+def drawn_from(run: Path) -> tuple[str | None, int]:
+    """Give the digest of the data and the seed of a run: what makes replicates of two runs pairs."""
+    return store.read_environment(run).get("data_sha256"), store.read_experiment(run).run.seed
 
 
 def common_metric(tables: Mapping[str, Table]) -> Metric:
@@ -108,8 +110,7 @@ def compared(tables: Mapping[str, Table], measure: str = "", confidence: float =
 def _lines(
     name: str, aligned: Table, measure: str, confidence: float, pairs: Table | None = None
 ) -> list[tuple[Any, ...]]:
-    """Make the `COLUMNS` of a run, whose rounds are those of the first run, from its differences if it is another."""
-    against = {} if pairs is None else {line["round"]: line for line in pairs.to_dict("records")}
+    against = {} if pairs is None else pairs.set_index("round").to_dict("index")
     lines = []
     for number, part in aligned.groupby("round"):
         values = part[measure].dropna()
@@ -136,9 +137,9 @@ def left_out(tables: Mapping[str, Table], found: Table, within: float = WITHIN) 
         absent = [number for number in there if number not in own]
         if not absent:
             continue
-        of = "any other run" if name == first else first
+        other = "any other run" if name == first else first
         what = f"round{'s' * (len(absent) > 1)} {ranges(absent)} of {name}"
-        sentences.append(f"Not compared: {what}, without a density within {100 * within:g} % in {of}.")
+        sentences.append(f"Not compared: {what}, without a density within {100 * within:g} % in {other}.")
         if not own - {0} and name != first:
             sentences.append(f"Only the dense networks of {name} are compared.")
     return sentences

@@ -136,7 +136,6 @@ def of_sweep(runs: Iterable[tuple[Path, Mapping[str, Any]]], tolerance: float | 
 
 
 def _ends(values: Any, metric: Metric) -> tuple[float, float]:
-    """Return the ends of the t interval of a column; NaN if a value is."""
     if not values.notna().all():
         return np.nan, np.nan
     _, low, high = intervals.mean_interval(values.tolist(), unit=metric.unit(values))

@@ -73,7 +73,6 @@ def limits(judgement: Judgement) -> list[str]:
 
 
 def _of_all_rounds(judgement: Judgement) -> str:
-    """Give the smallest densities that are shown for the run as a whole."""
     parts = [f"{word} {line['density']:.4f}" if line else f"{word} none" for word, line in judgement.shown.items()]
     error = 100 * judgement.rule.level
     return (
@@ -83,7 +82,6 @@ def _of_all_rounds(judgement: Judgement) -> str:
 
 
 def _shown(judgement: Judgement) -> Headline:
-    """Name the ticket that is shown to be winning, or at least matching, and what is not shown of it."""
     rule = judgement.rule
     winning, matching = judgement.shown.get(WINNING), judgement.shown[MATCHING]
     line = winning or matching
@@ -107,7 +105,6 @@ def _shown(judgement: Judgement) -> Headline:
 
 
 def _why_not(line: Mapping[str, Any], rounds: Table) -> str:
-    """Say what a matching ticket lacks to be winning."""
     if line["early_stop"] == verdicts.LATER:
         return "its early stop comes later than that of dense"
     if line["early_stop"] == verdicts.NO_LATER:
@@ -116,7 +113,6 @@ def _why_not(line: Mapping[str, Any], rounds: Table) -> str:
 
 
 def _none_shown(judgement: Judgement) -> Headline:
-    """Say that no round is shown to be winning, and which comes nearest; and what matches at the end of training."""
     rule = judgement.rule
     text, tone = _nearest(judgement.rounds, rule)
     at_the_end = judgement.shown["matching at the end"]
@@ -127,7 +123,6 @@ def _none_shown(judgement: Judgement) -> Headline:
 
 
 def _nearest(rounds: Table, rule: Rule) -> Headline:
-    """Say that no round is shown to be winning, and which comes nearest."""
     undecided, single = rounds[rounds["verdict"] == CANNOT_TELL], rounds[rounds["verdict"].isin((WINNING, MATCHING))]
     if len(single):
         best = _in_words(verdicts.sparsest(single) or {}, rule)
@@ -149,12 +144,10 @@ def _nearest(rounds: Table, rule: Rule) -> Headline:
 
 
 def _best(rounds: Table) -> dict[str, Any]:
-    """Return the line with the highest mean."""
     return rounds.loc[rounds["mean"].idxmax()].to_dict()
 
 
 def _of_one_replicate(rounds: Table, rule: Rule) -> str:
-    """Say what a single replicate shows, and that it is not enough."""
     head = f"1 replicate cannot show that a ticket is {rule.word}"
     by_mean = verdicts.sparsest(rounds[rounds["mean"] >= rule.bound])
     if by_mean is None:
@@ -166,7 +159,7 @@ def _of_one_replicate(rounds: Table, rule: Rule) -> str:
 
 
 def _tolerance(rule: Rule) -> str:
-    """Format the tolerance in percentage points, or in per cent of the dense loss."""
+    # In percentage points, or in per cent of the dense loss.
     return f"{100 * rule.tolerance:g}{' %' if rule.metric.is_loss else ''}"
 
 
@@ -192,7 +185,6 @@ def _in_words(line: Mapping[str, Any], rule: Rule) -> str:
 
 
 def _end_in_words(line: Mapping[str, Any], rule: Rule) -> str:
-    """Give what a line has of the end of training in percentage points, or per cent of the loss."""
     metric, low, high = rule.metric, line["final_low"], line["final_high"]
     word = " loss" if metric.is_loss else " points"
     if math.isinf(low):
@@ -202,7 +194,7 @@ def _end_in_words(line: Mapping[str, Any], rule: Rule) -> str:
 
 
 def _beside_controls(judgement: Judgement, ticket: Mapping[str, Any]) -> str:
-    """Say how the controls do beside the ticket of a line, each at the nearest round that it has."""
+    # Each control at the nearest round that it has, as it may be trained in fewer rounds than the ticket.
     named: dict[str, list[str]] = {}
     for branch in verdicts.controls(judgement.rows):
         found, known = judgement.against(branch), branches.find(branch)

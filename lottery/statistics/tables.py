@@ -68,7 +68,6 @@ def rounds(judgement: Judgement, points: Table, costs: Table | None = None) -> G
 
 
 def _key_of_rounds(judgement: Judgement, points: Table) -> dict[str, str]:
-    """Explain the verdicts and the columns that `rounds` has."""
     metric, rule, judged = judgement.metric, judgement.rule, judgement.rounds
     num = int(points["replicates"].max())
     over = "n" if points["replicates"].nunique() > 1 else num
@@ -149,7 +148,6 @@ def controls(judgement: Judgement, costs: Table | None = None, only: int | None 
 
 
 def _spent(costs: Table, row: Mapping[str, Any]) -> dict[str, float]:
-    """Give what a network of a branch takes, and its multiply-adds as a share of those of the ticket."""
     here = costs[costs["round"] == row["round"]]
     means = here.groupby("branch")[["spent_steps", "spent_multiply_adds"]].mean()
     (steps, count), (_, whole) = means.reindex([row["branch"], store.TICKET]).to_numpy()
@@ -307,7 +305,7 @@ _KEY_OF_COSTS = {
 
 
 def _gain_ends(metric: Metric, low: str, high: str, of: str) -> Columns:
-    """Make the columns of the ends of an interval of gains, shown as ticket − other."""
+    # The ends of gains in a loss change places: it is shown as ticket − other.
     low, high = metric.interval(low, high)
     return {f"{of} from": (low, metric.difference), f"{of} to": (high, metric.difference)}
 

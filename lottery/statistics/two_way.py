@@ -131,14 +131,13 @@ def table(run: Path, tolerance: float = TOLERANCE, confidence: float = 0.95) -> 
 
 
 def _labels(networks: Mapping[tuple[str, int], Mapping[int, StoredRound]]) -> np.ndarray:
-    """Return the labels of the test examples, which must be the same for all networks."""
-    labels = None
-    for stored in itertools.chain.from_iterable(of.values() for of in networks.values()):
-        if labels is None:
-            labels = stored.predictions["label"]
-        elif not np.array_equal(labels, stored.predictions["label"]):
+    # Right and wrong can only be paired if all networks were tested on the same examples.
+    labels = np.zeros(0)
+    for place, stored in enumerate(stored for of in networks.values() for stored in of.values()):
+        if place and not np.array_equal(labels, stored.predictions["label"]):
             raise LotteryError(f"{str(stored.folder)!r} was tested on other examples than the networks before it.")
-    return np.zeros(0) if labels is None else labels
+        labels = stored.predictions["label"]
+    return labels
 
 
 def sentences(found: Table) -> list[str]:
@@ -178,7 +177,7 @@ def _rounds(numbers: set[int]) -> str:
 
 
 def _networks(run: Path) -> dict[tuple[str, int], dict[int, StoredRound]]:
-    """List the networks that were tested on the run's own data, by branch and round, and then by replicate."""
+    # By branch and round, and then by replicate; a transfer was tested on other data than the run's own.
     found: dict[tuple[str, int], dict[int, StoredRound]] = {}
     for stored in stored_rounds(run):
         known = branches.find(stored.branch)

@@ -299,14 +299,11 @@ def beside(line: Mapping[str, Any], rule: Rule) -> str:
 
 
 def _steps(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
-    """Judge the early-stop step of each round, if tickets can be winning: is it no later than that of dense?
-
-    At the last step of training it is a lower bound: such a ticket is never shown to be no later, and no ticket to be
-    later than such a dense network.
-    """
     if rule.word != WINNING or rows.empty:
         return {}
     tickets = rows[rows["branch"] == store.TICKET]
+    # At the last step of training an early stop is a lower bound: such a ticket is never shown to be no later than
+    # dense, and no ticket to be later than such a dense network.
     bounds = set(tickets[tickets["early_stop_step"] == rule.last_step]["round"])
     found = {}
     for line in differences(rows, "early_stop_step", "dense", rule.confidence, rule.margin).to_dict("records"):
@@ -325,7 +322,6 @@ def _steps(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
 
 
 def _at_the_end(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
-    """Judge the accuracy or loss of each round at the end of training."""
     found = {}
     for line in differences(rows, rule.metric.final, confidence=rule.confidence).to_dict("records"):
         mean, low, high = line["mean"], line["low"], line["high"]
@@ -338,7 +334,6 @@ def _at_the_end(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
 
 
 def _special(rows: Table, rule: Rule) -> dict[Any, dict[str, str]]:
-    """Judge by round if the ticket is special, and list the controls that do as well."""
     judgements: dict[Any, dict[str, str]] = {}
     for branch in controls(rows):
         known = branches.find(branch)
