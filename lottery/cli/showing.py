@@ -56,8 +56,7 @@ def show(
     A narrow terminal leaves out, in this order: end from, end to, kept, early stop, end, end vs dense, ±, 95 % from,
     95 % to, needed, special, density.
     """
-    from lottery.statistics import results, two_way
-    from lottery.statistics.metric import metric_of
+    from lottery.statistics import metric, results, two_way
 
     if interval not in INTERVALS:
         raise unknown("--interval", interval, INTERVALS)
@@ -72,16 +71,15 @@ def show(
         output.rows(chosen, as_json, as_csv)
     else:
         summaries.show(run, rows, tolerance, round)
-        if not metric_of(rows).is_loss:
-            output.say(*two_way.too_fine(tolerance, two_way.num_examples(run)))
+        if not metric.metric_of(rows).is_loss:
+            output.say(*metric.too_fine(tolerance, two_way.num_examples(run)))
 
 
 def _show_two_way(run: Path, round: int | None, tolerance: float | None, as_json: bool, as_csv: bool) -> None:
     """Print ticket − dense with intervals over seeds and test examples."""
-    from lottery.statistics import two_way
-    from lottery.statistics.metric import ACCURACY
+    from lottery.statistics import metric, two_way
 
-    tolerance = ACCURACY.tolerance if tolerance is None else tolerance
+    tolerance = metric.ACCURACY.tolerance if tolerance is None else tolerance
     every = two_way.table(run, tolerance)
     if every.empty and not (as_json or as_csv):
         output.say(f"No pruned round of {run} can be compared with dense yet.")
@@ -91,7 +89,7 @@ def _show_two_way(run: Path, round: int | None, tolerance: float | None, as_json
         output.rows(found, as_json, as_csv)
     else:
         summaries.show_two_way(found, tolerance, two_way.sentences(every))
-        output.say(*two_way.too_fine(tolerance, two_way.num_examples(run)))
+        output.say(*metric.too_fine(tolerance, two_way.num_examples(run)))
 
 
 def check(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:

@@ -14,7 +14,7 @@ from lottery.models import networks
 from lottery.models.kerases import is_keras
 from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.sparse.reading import Chain, NoNumba
-from lottery.statistics import two_way
+from lottery.statistics import metric
 from lottery.training import engines, mirrored
 from lottery.training.records import accuracy_among
 
@@ -105,7 +105,7 @@ def too_fine(prepared: Prepared, tolerance: float | None) -> list[str]:
     """Warn if a tolerance of accuracy is finer than one test example. Of a stream the number of examples is unknown."""
     model, test_logs = prepared.trainer.model, prepared.trainer.loop.examined.test_logs
     measured = accuracy_among(test_logs or tuple(model.get_metrics_result()))
-    return two_way.too_fine(tolerance, prepared.data.num_examples("test") if measured else 0)
+    return metric.too_fine(tolerance, prepared.data.num_examples("test") if measured else 0)
 
 
 def _on_devices(strategy: Any, has_keras_step: bool) -> Iterator[str]:

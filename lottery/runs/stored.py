@@ -143,10 +143,14 @@ class StoredRound:
         masked = lottery_masks.apply(start, self.masks, held_at)
         return lottery_weights.fingerprint(masked) == self.record["start_sha256"]
 
-    def wrong_held(self, held_at: Mapping[str, np.ndarray]) -> Iterator[str]:
+    def wrong_held(self, held_at: Mapping[str, np.ndarray], at_early_stop: bool = False) -> Iterator[str]:
         """Yield a sentence for each weight with masked entries that are not at these values, or at zero without any."""
-        for name, count in lottery_masks.leaks(self.weights, self.masks, held_at).items():
-            yield f"{name} has {count} masked entries that are not {held_name(held_at)}."
+        variables, when = self.weights, ""
+        if at_early_stop:
+            variables, when = self.early_stop, " at the early-stop step"
+        what = "at their held values" if held_at else "zero"
+        for name, count in lottery_masks.leaks(variables, self.masks, held_at).items():
+            yield f"{name} has {count} masked entries that are not {what}{when}."
 
     @property
     def engine(self) -> str:
@@ -165,11 +169,6 @@ class StoredRound:
     def _read(self, name: str, most: int | None = None) -> tuple[Path, bytes]:
         path = store.inside(self.run, self.folder / name)
         return path, store.read_checked(path, self.record["sha256"][name], most)
-
-
-def held_name(held_at: Mapping[str, np.ndarray]) -> str:
-    """Name what masked entries must be: zero, or at their held values."""
-    return "at their held values" if held_at else "zero"
 
 
 def stored_rounds(run: Path, indices: Iterable[int] | None = None, branches: bool = True) -> Iterator[StoredRound]:

@@ -12,7 +12,7 @@ from lottery.errors import LotteryError
 from lottery.pruning import branches, criteria, mask_actions, plan, supermasks
 from lottery.runs import siblings, store
 from lottery.runs.siblings import collected
-from lottery.runs.stored import StoredRound, held_name, stored_rounds
+from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.settings import GIVEN, ROUNDING
 
 DRAWN = ("start weights",)  # what a branch needs the model for, if only to draw initial weights
@@ -72,22 +72,14 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
 def not_repeated(run: Path, again: Recomputation | None = None) -> list[str]:
     """List what `verify` cannot compute from the files of a run alone, or with `again`, in sentences."""
     experiment = store.read_experiment(run)
-    found = []
+    criterion, rounds, found = experiment.prune.criterion, stored_rounds(run, branches=False), []
     if _is_own(experiment) and any(same_start(run, number) for number in store.replicates(run, experiment)[1:]):
         found.append("Replicates start from the same weights, so they differ only in the order of the batches.")
     if not plan.is_repeatable(experiment.prune):
-        found.append(
-            f"The masks of {experiment.prune.criterion} were not computed again, which needs the model and the data."
-        )
-    elif not all(
-        criteria.is_current(experiment.prune.criterion, stored.record)
-        for stored in stored_rounds(run, branches=False)
-        if stored.round
-    ):
-        found.append(
-            f"The masks of {experiment.prune.criterion} were not computed again: they were made by an earlier "
-            "definition of it."
-        )
+        found.append(f"The masks of {criterion} were not computed again, which needs the model and the data.")
+    elif not all(criteria.is_current(criterion, stored.record) for stored in rounds if stored.round):
+        why = "they were made by an earlier definition of it"
+        found.append(f"The masks of {criterion} were not computed again: {why}.")
     labels = {stored.branch for stored in stored_rounds(run)} - {store.TICKET}
     for label in sorted(labels, key=lambda label: (branches.find(label) is None, label)):
         known = branches.find(label)
@@ -116,7 +108,8 @@ def refuse_damaged(run: Path, experiment: config.Experiment) -> None:
         if not store.is_stored(run, replicate, 0):
             continue
         record = store.read_record(store.round_path(run, replicate, 0))
-        for at, key in [(0, "start_sha256")] + [(step, "rewind_sha256")] * bool(step):
+        keys = {step: "rewind_sha256", 0: "start_sha256"}  # without late rewinding there is only the second
+        for at, key in sorted(keys.items()):
             file = store.start_path(run, replicate, at)
             with _advice(folder, "to train the replicate again"):
                 if weights.fingerprint(store.read_start(run, replicate, at)) != record.get(key):
@@ -202,8 +195,7 @@ def _wrong_weights(stored: StoredRound, validation: dict[int, tuple[float, float
 def _wrong_held(stored: StoredRound, held_at: masks.Weights) -> Iterator[str]:
     yield from stored.wrong_held(held_at)
     if stored.has(store.EARLY_STOP):
-        for name, count in masks.leaks(stored.early_stop, stored.masks, held_at).items():
-            yield f"{name} has {count} masked entries that are not {held_name(held_at)} at the early-stop step."
+        yield from stored.wrong_held(held_at, at_early_stop=True)
 
 
 def _either(experiment: config.Experiment, stored: StoredRound) -> masks.Weights:

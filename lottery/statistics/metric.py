@@ -86,6 +86,17 @@ def metric_of(rows: Any) -> Metric:
     return LOSS if has_loss and rows[ACCURACY.early_stop].isna().all() else ACCURACY
 
 
+def too_fine(tolerance: float | None, num: int) -> list[str]:
+    """Warn if a tolerance of accuracy is finer than one test example of so many; 0 for an unknown number."""
+    tolerance = ACCURACY.tolerance if tolerance is None else tolerance
+    if not num or not 0 < tolerance < 1 / num:
+        return []
+    return [
+        f"The tolerance of {tolerance:g} is finer than one test example (1 of {num:,} is {1 / num:.2g} of accuracy): a "
+        "difference that small cannot be seen. Use more test examples or a larger tolerance."
+    ]
+
+
 def scored(rows: Any, metric: Metric) -> Any:
     """Replace losses by scores of which higher is better, in units of the mean loss of the dense networks.
 

@@ -161,17 +161,6 @@ def num_examples(run: Path) -> int:
         return 0
 
 
-def too_fine(tolerance: float | None, num: int) -> list[str]:
-    """Warn if a tolerance of accuracy is finer than one test example of so many; 0 for an unknown number."""
-    tolerance = TOLERANCE if tolerance is None else tolerance
-    if not num or not 0 < tolerance < 1 / num:
-        return []
-    return [
-        f"The tolerance of {tolerance:g} is finer than one test example (1 of {num:,} is {1 / num:.2g} of accuracy): a "
-        "difference that small cannot be seen. Use more test examples or a larger tolerance."
-    ]
-
-
 def _rounds(numbers: set[int]) -> str:
     return f"{'rounds' if len(numbers) > 1 else 'round'} {ranges(numbers)}"
 

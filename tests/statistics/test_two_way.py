@@ -10,7 +10,7 @@ from scipy import stats
 
 from lottery.errors import LotteryError
 from lottery.runs import store
-from lottery.statistics import two_way, verdicts
+from lottery.statistics import metric, two_way, verdicts
 from tests.scripts import simulate_two_way
 
 DIFFERENCES = np.array([[1, 0, 0, 1, -1], [1, 0, 1, 0, 0], [0, 0, 1, 1, 0.0]])
@@ -136,7 +136,7 @@ def test_a_tolerance_finer_than_one_test_example_is_warned_of(small_run, lottery
         assert warning in " ".join(lottery_command(*words).stdout.split())
         assert warning not in " ".join(lottery_command(*words, "--tolerance", "0.003").stdout.split())
     assert two_way.num_examples(small_run.path) == 360
-    assert two_way.too_fine(0, 360) == two_way.too_fine(0.001, 0) == []
+    assert metric.too_fine(0, 360) == metric.too_fine(0.001, 0) == []
 
 
 def test_a_run_without_predictions_says_so(small_run, tmp_path, lottery_command):
