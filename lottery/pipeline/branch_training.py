@@ -81,6 +81,7 @@ def _stored_ticket(training: Training, network: NetworkId) -> StoredTicket:
     # Refuses a model that is built with other weights than the run's.
     initial = network_training.initial_state(training, replicate)
 
+    # Functions, not values: few branches draw weights anew, compute gradients or learn masks, which takes long.
     def fresh() -> dict[str, np.ndarray]:
         drawn = drawn_anew(training.prepared, replicate, number)
         building.check_drawn_anew(drawn, {name: initial[name] for name in training.prepared.plan.dense}, branch)

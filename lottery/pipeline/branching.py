@@ -42,8 +42,7 @@ def branch(
             rounds = [0, *rounds]  # the dense network on the other data, without which no accuracy there says much
         places = chosen_rounds(path, experiment, rounds, replicate, first=0 if transfers else 1)
         other = _with_other_data(experiment, overrides) if transfers else None
-        opened = opening.open_run(session.stack, path, experiment, ingredients, transfer=other)
-        prepared = opened.prepared
+        prepared = opening.open_run(session.stack, path, experiment, ingredients, transfer=other)
         prepared.check_learns(name)
         if transfers and places:
             _check_fit(StoredRound(path, places[0][0], 0), prepared)
@@ -62,7 +61,7 @@ def branch(
         recipe = Recipe(
             path=path,
             experiment=prepared.experiment,
-            num_threads=opened.num_threads,
+            num_threads=store.read_environment(path)["num_threads"],
             data_sha256=prepared.data.fingerprint,
             ingredients=ingredients,
             branch=function,

@@ -48,6 +48,7 @@ def _of_name(experiment: config.Experiment, data: Splits | Streams, import_code:
 
 def _num_classes(labels: np.ndarray) -> int:
     highest = int(labels.max()) if labels.dtype.kind == "i" and labels.ndim == 1 else 0
+    # Labels that are no classes, as values to predict, would otherwise become a layer of that many units.
     if not 0 < highest < max(len(labels), 1000) or labels.min() < 0:
         raise LotteryError(
             f"The training labels go from {labels.min()} to {labels.max()} in {len(labels)} examples; allowed is one "
@@ -103,9 +104,10 @@ def build_model(build: Callable[[], Any], seed: int) -> Any:
 
 
 def initial_state(prepared: Prepared, replicate: int) -> dict[str, np.ndarray]:
-    """Draw every variable of a replicate at step 0, by a model that must share none with the trainer's."""
+    """Draw every variable of a replicate at step 0."""
     if replicate not in prepared.initial:
         model = build_model(prepared.build, initial_seed(prepared.experiment, replicate))
+        # A shared variable would be trained with the trainer's, and be no initial weight any more.
         known = {id(variable) for variable in prepared.trainer.model.variables}
         if any(id(variable) in known for variable in model.variables):
             raise LotteryError(
@@ -151,6 +153,7 @@ def balanced(labels: np.ndarray, positions: np.ndarray, num: int) -> np.ndarray:
     rows = labels.reshape(len(labels), -1)
     _, classes = np.unique(rows, axis=0, return_inverse=True)
     classes = classes.reshape(-1)
+    # The turn of an example is its place among those of its class: its place by class, less where its class begins.
     by_class = np.argsort(classes, kind="stable")
     counts = np.bincount(classes)
     turns = np.empty(len(labels), dtype=np.int64)
@@ -183,7 +186,7 @@ def dense_gradients(prepared: Prepared) -> Callable[[int, int, Weights], dict[st
 
 
 def _without_masks(prepared: Prepared, replicate: int) -> Any:
-    """Build and compile a model in full precision, whose gradients would be zero in half where they are small."""
+    # In half precision small gradients would be zero.
     settings = prepared.experiment.train
     build = compiling.in_full_precision(prepared.build, settings)
     model = build_model(build, initial_seed(prepared.experiment, replicate))

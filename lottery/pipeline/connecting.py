@@ -57,7 +57,7 @@ def connect(
     wanted = _wanted(path, experiment, rounds, steps, replicate)
     with execution.started() as session:
         on_event, stack = session.on_event, session.stack
-        prepared = opening.open_run(stack, path, experiment, ingredients).prepared
+        prepared = opening.open_run(stack, path, experiment, ingredients)
         stack.callback(prepared.trainer.close)
         prepared.trainer.hold()
         recompute = _recompute(prepared, line, on_event)

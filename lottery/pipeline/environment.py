@@ -33,13 +33,14 @@ def begin_threads(experiment: config.Experiment, recorded: int = 0) -> int:
     """Set TensorFlow's number of threads, and return it.
 
     A run that resumes uses the number `recorded`. A new run uses what the experiment says; else its part of the cores,
-    as if all replicates and their controls trained side by side, for bits must not depend on how many do; else what
-    TensorFlow already has.
+    as if all replicates and their controls trained side by side; else what TensorFlow already has.
     """
     if wanted := recorded or experiment.run.num_threads:
         return use_threads(wanted)
+    # Bits depend on the number, so it must not depend on how many networks happen to train side by side.
     width = experiment.run.num_replicates * (2 if experiment.run.controls else 1)
     most = MOST_THREADS.get(experiment.model.name, loky.cpu_count())
+    # Nobody asked for a number, so what TensorFlow has started with will do.
     try:
         return use_threads(min(most, max(1, loky.cpu_count() // width)))
     except LotteryError:
@@ -52,6 +53,7 @@ def use_threads(wanted: int) -> int:
     if current != wanted:
         import tensorflow as tf
 
+        # TensorFlow refuses once it has computed, because its threads exist from then on.
         try:
             tf.config.threading.set_intra_op_parallelism_threads(wanted)
             tf.config.threading.set_inter_op_parallelism_threads(wanted)
@@ -64,11 +66,9 @@ def use_threads(wanted: int) -> int:
 
 
 def threads_of_like_runs(out: str | Path, experiment: config.Experiment) -> int:
-    """Return the number of threads of an incomplete run that may be this experiment's; 0 if there is none.
-
-    The run of an experiment with a user's model is known only when the model is built, and by then TensorFlow has begun
-    to compute. So runs are compared without the values that the model and data decide.
-    """
+    """Return the number of threads of an incomplete run that may be this experiment's; 0 if there is none."""
+    # The run of an experiment with a user's model is known only when the model is built, and by then TensorFlow has
+    # begun to compute. So runs are compared without the values that the model and data decide.
     by_model_and_data = {"data": True, "model": {"fingerprint", "name"}, "train": {"optimizer", "learning_rate"}}
     by_model_and_data |= {"prune": {"fingerprint"}, "run": {"fingerprint"}}
     wanted = experiment.model_dump(exclude=by_model_and_data)
@@ -144,8 +144,9 @@ def differences(stored: Mapping[str, Any]) -> list[str]:
     """Describe what this process has that a recorded environment has not: versions and the processor."""
     now, found = _versions(), []
     for key in changed(stored):
-        single = isinstance(now[key], str)
-        before, after = ({key: stored[key]}, {key: now[key]}) if single else (stored[key], now[key])
+        before, after = stored[key], now[key]
+        if isinstance(after, str):
+            before, after = {key: before}, {key: after}
         found += [
             f"another {name} ({before.get(name, 'none')}; now {after.get(name, 'none')})"
             for name in {**before, **after}
@@ -161,18 +162,15 @@ def changed(stored: Mapping[str, Any]) -> list[str]:
 
 
 def _versions() -> dict[str, Any]:
+    versions = {}
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):  # an extra
+            versions[package] = metadata.version(package)
     return {
         "python": platform.python_version(),
-        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "versions": versions,
         "processor": _processor(),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:  # an extra
-        return None
 
 
 def num_threads() -> int:

@@ -26,6 +26,7 @@ from lottery.training.examples import example_batch
 from lottery.training.loop import gains_on_cpu
 
 
+# Models are built and criteria called, which set and draw from the global generators.
 @randomness.put_back()
 def identified(prepared: Prepared, ingredients: Ingredients) -> Prepared:
     """Complete an experiment with digests of what the caller's model and functions compute."""
@@ -35,7 +36,8 @@ def identified(prepared: Prepared, ingredients: Ingredients) -> Prepared:
         model = building.build_model(prepared.build, building.initial_seed(experiment, 0))
         compiling.compile_model(model, experiment.train, example[0], schedules.step_variable())
         examined = compiling.examine(model, example)
-    digests, opaque, numbers = {}, False, []
+    digests: dict[str, str] = {}
+    opaque, numbers = False, []
     if ingredients.have_own_model(experiment):
         digests["model"], opaque = of_model(model, examined, example)
     if ingredients.enforcement is not None:
@@ -44,6 +46,7 @@ def identified(prepared: Prepared, ingredients: Ingredients) -> Prepared:
         digests["prune"], numbers = of_criterion(prepared)
     for section, digest in digests.items():
         experiment = config.with_values(experiment, section, {"fingerprint": digest})
+    # It takes steps, which only a new run and one that started elsewhere need.
     observe = functools.cache(functools.partial(observed, examined, example, opaque, numbers))
     return replace(prepared, experiment=experiment, observe=observe)
 
@@ -51,10 +54,10 @@ def identified(prepared: Prepared, ingredients: Ingredients) -> Prepared:
 def of_model(model: Any, examined: Examined, example: Any) -> tuple[str, bool]:
     """Compute the digest of a compiled model: variables, initial weights, a training step, an evaluation and the end.
 
-    Parts of a step that its graph does not show, calls of Python and tables, count by what the first steps report; it
-    is also returned if there are such parts.
+    It is also returned if a step has parts that its graph does not show: calls of Python, and tables.
     """
     steps = [examined.step, *compiling.traced_evaluation(model, example)]
+    # What a graph does not show counts by what the first steps report.
     opaque = any(fingerprint.is_opaque(step) for step in steps)
     digest = fingerprint.of_parts(
         fingerprint.of_variables(model),
@@ -109,6 +112,7 @@ def _scores(prepared: Prepared, number: int) -> dict[str, np.ndarray]:
         drawn = {name: rng.random(value.shape) for name, value in initial.items()}
         kept = planned.masks(number - 1, drawn, kept)
     inputs = planned.criterion_inputs(number, initial, masks.apply(trained, kept), kept, rng, network)
+    # Before the run begins: to find out in the last round, after hours, would be late.
     with evaluating("prune.criterion: the function cannot score the weights"):
         found = prepared.criterion(inputs)
         _check_scores(found, kept)

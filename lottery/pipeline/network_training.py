@@ -115,7 +115,7 @@ def store_network(training: Training, network: NetworkId, trained: Trained, deta
     folder = store.round_path(training.path, *network)
     parts = (kept, trained.weights, trained.metrics, record, trained.early_stop, trained.predictions)
     record = store.write_round(folder, *parts)
-    store.clear_checkpoints(folder)
+    store.clear_checkpoints(folder)  # after the record: until it is whole, a checkpoint is all there is
     first, last = steps_of(training.experiment, network)
     where = _step(training, network, kept, last, record["final_val_accuracy"], (first, last))
     training.on_event(progress.Done(where, record))
@@ -128,6 +128,7 @@ def initial_state(training: Training, replicate: int) -> dict[str, np.ndarray]:
     start, file = building.initial_state(training.prepared, replicate), store.start_path(training.path, replicate)
     if not file.exists():
         files.write(file, files.pack_arrays(start))
+    # Also what was written just now is read back, so that no round starts from a file that nobody can read.
     if weights.fingerprint(files.read_arrays(file)) != weights.fingerprint(start):
         raise LotteryError(
             f"The model's initial weights differ from those in {str(file)!r}, so this run cannot continue: the "
@@ -165,7 +166,7 @@ def _errors_that_name(job: Job) -> Iterator[None]:
 
     try:
         yield
-    except StorageError:  # says itself that the disk is at fault
+    except StorageError:  # it says itself that the disk is at fault
         raise
     except (LotteryError, MemoryError, tf.errors.OpError) as error:
         why = str(error)

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,14 +22,6 @@ _DIGESTS = {"model": {"fingerprint"}, "prune": {"fingerprint"}, "run": {"fingerp
 Observe = Callable[[], dict[str, Any]]  # see `Prepared`
 
 
-class Opened(NamedTuple):
-    """A run that is open for writing."""
-
-    prepared: Prepared
-    num_threads: int
-    notes: list[str]  # sentences that a person should read
-
-
 def open_run(
     stack: contextlib.ExitStack,
     path: Path,
@@ -38,15 +30,18 @@ def open_run(
     num_threads: int = 0,
     prepared: Prepared | None = None,
     transfer: config.Experiment | None = None,
-) -> Opened:
+) -> Prepared:
     """Open a run until `stack` closes, or begin it; nothing is written before everything is seen to fit.
 
     Args:
         num_threads: The number of threads for a new run; 0 to choose.
         transfer: The experiment to prepare instead, with other data.
+
+    Returns:
+        The run, prepared, with notes on its environment; those on a transfer are left out.
     """
     existed = path.exists()
-    if existed:
+    if existed:  # it is locked before it is read, so that no other process writes what is compared
         stack.enter_context(store.opened(path, experiment))
         verification.refuse_damaged(path, experiment)
     recorded = store.read_environment(path).get("num_threads", num_threads)
@@ -54,12 +49,13 @@ def open_run(
     num_threads = environment.begin_threads(experiment, recorded)
     prepared = prepared or preparing.prepare(transfer or experiment, ingredients)
     if transfer:
-        return Opened(prepared, num_threads, [])
+        return replace(prepared, notes=())
+    # What does not fit has been refused by now, and leaves no folder behind.
     if not existed:
         stack.enter_context(store.opened(path, experiment))
     said = environment.record(path, experiment, prepared, num_threads)
     said += agreed(path, experiment, prepared.experiment, prepared.observe)
-    return Opened(replace(prepared, experiment=experiment), num_threads, [*prepared.notes, *said])
+    return replace(prepared, experiment=experiment, notes=(*prepared.notes, *said))
 
 
 def check_complete(path: Path, experiment: config.Experiment) -> None:
@@ -83,6 +79,7 @@ def located(
     path, notes = store.run_path(out, experiment), []
     if path.exists():
         return path, prepared, []
+    # Other versions may make other operations of the same model, and so another digest: the settings tell a run.
     for other in store.runs(out):
         try:
             like, recorded = store.read_experiment(other), store.read_environment(other)

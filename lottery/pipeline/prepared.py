@@ -68,6 +68,11 @@ class Prepared:
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     learners: dict[str, Any] = field(default_factory=dict)  # by rule, the trainers of scores; see `mask_training`
 
+    def redrawing(self) -> list[str]:
+        """List the controls of the run that draw start weights anew."""
+        controls = self.experiment.run.controls
+        return [control for control in controls if "start weights" in branches.BRANCHES[control].needs_model]
+
     def check_learns(self, branch: str) -> None:
         """Raise `LotteryError` if a branch learns masks, which it cannot learn for the model of this run."""
         known = branches.BRANCHES.get(branch)

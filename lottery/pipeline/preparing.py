@@ -10,7 +10,7 @@ from lottery.data import Splits, Streams
 from lottery.enforcement import ENFORCEMENTS, given
 from lottery.pipeline import building, checks, identity
 from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared, with_data, with_functions, with_model
-from lottery.pruning import branches, criteria, mask_actions, plan
+from lottery.pruning import criteria, mask_actions, plan
 from lottery.training import compiling, examples, mirrored, schedules
 from lottery.training.trainer import Trainer
 
@@ -23,20 +23,20 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = NOTHING_PA
     more, and a model that is mirrored on devices is observed on one more.
     """
     checks.check_devices(experiment)
+    # What a step reads has a part on each device only if it is made in the scope: the model, its slots and the masks.
     with mirrored.scope(mirrored.strategy_for(experiment.train.devices)):
         prepared = _with_trainer(with_functions(experiment, ingredients), ingredients)
-    controls = prepared.experiment.run.controls
-    for control in controls:
+    for control in experiment.run.controls:
         prepared.check_learns(control)
     if ingredients.are_observed(experiment):
         prepared = identity.identified(prepared, ingredients)
     if not ingredients.have_own_model(experiment):
         return prepared
+    # The trainer's model is of replicate 0, which is never trained, so that the weights of two seeds are compared.
     before = weights.read(prepared.trainer.model)
     drawn = building.initial_state(prepared, replicate)
-    for control in controls:
-        if "start weights" in branches.BRANCHES[control].needs_model:
-            building.check_drawn_anew(drawn, before, control)
+    for control in prepared.redrawing():
+        building.check_drawn_anew(drawn, before, control)
     said = checks.notes_on_start(drawn, before, experiment.run.num_replicates)
     return replace(prepared, notes=(*prepared.notes, *said))
 
@@ -53,6 +53,7 @@ def _with_trainer(experiment: config.Experiment, ingredients: Ingredients) -> Pr
         experiment = with_model(experiment, model, ingredients.model is not None)
     if ingredients.data is not None:
         experiment = with_data(experiment, loaded)
+    # It is compiled before the data are checked: its loss says what labels it takes.
     inputs, schedule_step = examples.example_batch(loaded, model)[0], schedules.step_variable()
     compiling.compile_model(model, experiment.train, inputs, schedule_step)
     if isinstance(loaded, Splits):
@@ -99,6 +100,6 @@ def _trainer(
     elif holds_values:
         obstacle = f'prune.held_at is "{held_at}"'
     trainer = Trainer(model, loaded, experiment.train, mode.hold, schedule_step, experiment.data.augment, obstacle)
-    if holds_values:
+    if holds_values:  # before the first trace, which knows the variables
         trainer.hold_at_start()
     return trainer

@@ -68,6 +68,7 @@ class Chain:
 
     def source(self, number: int) -> Source:
         """Return what a round scores and prunes: the round before, or the dense network."""
+        # Read from disk, never handed on in memory, so that a run that resumes goes the same way.
         before = StoredRound(self.training.path, self.replicate, number - 1)
         dense = before if number == 1 else StoredRound(self.training.path, self.replicate, 0)
         return plan.source(self.experiment.prune, before, dense)
@@ -77,6 +78,7 @@ class Chain:
         prepared, network = self.training.prepared, None
         if not plan.is_repeatable(self.experiment.prune):
             network = building.scoring_network(prepared, self.replicate)
+            # Such criteria look at the network as it is before training, whatever the round before has trained.
             weights.assign(network.model, self._rewind_state())
         rng = randomness.generator(self.experiment.run.seed, self.replicate, randomness.SCORES, number)
         return prepared.criterion(
@@ -112,6 +114,7 @@ class Chain:
         definition = criteria.facts(self.experiment.prune.criterion).definition
         if number and definition > 1:
             details |= {"definition": definition}
+        # Before the record, which makes the round complete: a run that is killed in between trains it again.
         for step in () if number else self._steps:
             state = {name: self._seen[f"{step}/{name}"] for name in self.initial}
             sha256 = weights.fingerprint(state)

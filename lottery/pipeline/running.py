@@ -43,19 +43,19 @@ def run(
             session = session.writing({path: experiment})  # it was killed after its last round, or run without
             session.note(f"{path} is complete.")
             return path
-        opened = opening.open_run(session.stack, path, experiment, ingredients, prepared=prepared)
+        prepared = opening.open_run(session.stack, path, experiment, ingredients, prepared=prepared)
         jobs = [job for job in wanted(path, experiment) if not store.is_stored(path, *job.network)]
-        session.note(*opened.notes, *too_fine(opened.prepared, tolerance), _size(path, experiment))
+        session.note(*prepared.notes, *too_fine(prepared, tolerance), _size(path, experiment))
         session = session.writing({path: experiment})
         recipe = Recipe(
             path=path,
             experiment=experiment,
-            num_threads=opened.num_threads,
-            data_sha256=opened.prepared.data.fingerprint,
+            num_threads=store.read_environment(path)["num_threads"],
+            data_sha256=prepared.data.fingerprint,
             ingredients=ingredients,
             every=execution.checkpoint_every,
         )
-        dispatch.carry_out({path: recipe}, jobs, session, {path: opened.prepared})
+        dispatch.carry_out({path: recipe}, jobs, session, {path: prepared})
     return path
 
 

@@ -117,9 +117,9 @@ def _open(
             session.stack.enter_context(store.opened(path, experiment))
             opening.check_complete(path, experiment)
         else:
-            opened = opening.open_run(session.stack, path, experiment, ingredients, num_threads)
-            session.note(*(f"{path}: {note}" for note in opened.notes))
-            warnings = {*too_fine(opened.prepared, tolerance)} - warned  # once for all that share the data
+            prepared = opening.open_run(session.stack, path, experiment, ingredients, num_threads)
+            session.note(*(f"{path}: {note}" for note in prepared.notes))
+            warnings = {*too_fine(prepared, tolerance)} - warned  # once for all that share the data
             session.note(*warnings)
             warned |= warnings
         if signal := session.should_stop():
