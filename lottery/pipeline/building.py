@@ -83,7 +83,7 @@ def build_model(build: Callable[[], Any], seed: int) -> Any:
     called = getattr(build, "__name__", "the model's function")
     # tf_keras draws initial weights from a generator of its own. It takes long to import, and few models need it; a
     # function that is the first to import it has drawn unseeded, and is called again.
-    is_seeded = False
+    model, is_seeded = None, False
     while not is_seeded:
         keras.utils.set_random_seed(seed)
         tf_keras: Any = sys.modules.get("tf_keras")

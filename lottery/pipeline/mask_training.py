@@ -19,7 +19,6 @@ from lottery.pruning.branches import BranchStart
 from lottery.runs.store import NetworkId
 from lottery.training import compiling
 from lottery.training.examples import example_batch
-from lottery.training.settings import Train
 from lottery.training.trainer import Trainer
 
 _ASSIGNED = "a learned mask is in its place there; leave this branch out"
@@ -85,10 +84,14 @@ def learned(training: Training, network: NetworkId, ticket: Masks, rule: superma
 def _made(prepared: Prepared, rule: supermasks.Rule) -> Learner:
     import tensorflow as tf
 
-    settings = _settings_of(prepared.experiment.train, rule)
+    experiment = prepared.experiment
+    num_steps = experiment.train.num_steps
+    decay = {"name": "CosineDecay", "initial_learning_rate": rule.learning_rate, "decay_steps": num_steps}
+    changed = {"optimizer": rule.optimizer, "learning_rate": decay, "warmup_steps": 0, "drop_at": ()}
+    # The sparse engine trains weights alone, and the test curve is of the network under the masks, not of the scores.
+    settings = experiment.train.model_copy(update={**changed, "test_curve": False, "engine": "compiled"})
     # As the run's own model; the weights that are drawn play no part.
-    seed = randomness.seed_for(prepared.experiment.run.seed, 0, randomness.SCORES)
-    model = building.build_model(prepared.build, seed)
+    model = building.build_model(prepared.build, randomness.seed_for(experiment.run.seed, 0, randomness.SCORES))
     named, names = weights.variables(model), list(weights.prunable(model))
     for name, own in named.items():
         if name in names:  # of a score, a penalty or a norm would mean something else than of a weight
@@ -97,11 +100,10 @@ def _made(prepared: Prepared, rule: supermasks.Rule) -> Learner:
             own.trainable = False
     _compile(model, settings, example_batch(prepared.data, model)[0])
 
-    def variable(value: Any, dtype: Any) -> Any:
-        return tf.Variable(tf.constant(value, dtype), trainable=False)
-
-    inputs = {f"fixed/{name}": variable(np.zeros(named[name].shape), named[name].dtype) for name in names}
-    inputs["counts"] = variable(np.zeros(len(names)), tf.int32)
+    inputs = {"counts": tf.Variable(tf.zeros([len(names)], tf.int32), trainable=False)}
+    for name in names:
+        zeros = tf.zeros(named[name].shape, named[name].dtype)
+        inputs[f"fixed/{name}"] = tf.Variable(zeros, trainable=False)
 
     def seen(place: int, scores: Any) -> Any:
         """Compute with a fixed weight, under the mask that its variable, the scores, gives."""
@@ -114,18 +116,11 @@ def _made(prepared: Prepared, rule: supermasks.Rule) -> Learner:
     changes = [(name, named[name], partial(seen, place)) for place, name in enumerate(names)]
     # Not through Keras' __setattr__, which tracks every value.
     vars(model)["call"] = seen_as(changes, _ASSIGNED)(model.call)
-    trainer = Trainer(model, prepared.data, settings, augment=prepared.experiment.data.augment, inputs=inputs)
+    trainer = Trainer(model, prepared.data, settings, augment=experiment.data.augment, inputs=inputs)
     return Learner(rule, trainer, inputs)
 
 
-def _settings_of(settings: Train, rule: supermasks.Rule) -> Train:
-    """Make the ``[train]`` settings of the scores: the run's, with the rule's optimizer and a cosine."""
-    decay = {"name": "CosineDecay", "initial_learning_rate": rule.learning_rate, "decay_steps": settings.num_steps}
-    own = {"optimizer": rule.optimizer, "learning_rate": decay, "warmup_steps": 0, "drop_at": ()}
-    return settings.model_copy(update={**own, "test_curve": False, "engine": "compiled"})
-
-
-def _compile(model: Any, settings: Train, example: Any) -> None:
+def _compile(model: Any, settings: Any, example: Any) -> None:
     """Compile a model with the optimizer of the scores; a model that comes compiled keeps its loss and metrics."""
     if not is_compiled(model):
         compiling.compile_model(model, settings, example)

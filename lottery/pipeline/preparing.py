@@ -43,7 +43,7 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = NOTHING_PA
 
 def _with_trainer(experiment: config.Experiment, ingredients: Ingredients) -> Prepared:
     """Make data, model, plan and trainer, and complete the experiment with what the data and the model decide."""
-    loaded = _loaded(experiment, ingredients)
+    loaded = data.load(experiment.data) if ingredients.data is None else data.given(ingredients.data, experiment.data)
     build = building.builder(experiment, loaded, ingredients)
     model = building.build_model(build, building.initial_seed(experiment, 0))
     checks.check_model(experiment, model)
@@ -66,12 +66,6 @@ def _with_trainer(experiment: config.Experiment, ingredients: Ingredients) -> Pr
     trainer = _trainer(experiment, model, loaded, ingredients, planned, schedule_step)
     prepared = Prepared(experiment, build, loaded, trainer, planned, ingredients.criterion or criterion.score)
     return replace(prepared, notes=tuple(checks.notes(prepared, ingredients, inputs)))
-
-
-def _loaded(experiment: config.Experiment, ingredients: Ingredients) -> Splits | Streams:
-    if ingredients.data is None:
-        return data.load(experiment.data)
-    return data.given(ingredients.data, experiment.data)
 
 
 def _as_the_model_reads(loaded: Splits | Streams, model: Any) -> Splits | Streams:
