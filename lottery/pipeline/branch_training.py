@@ -32,6 +32,7 @@ def train_branch(
         if first == rewind.step:  # it goes through the same part of the schedule as the ticket
             num_steps = training.experiment.train.num_steps
             schedule_step = rewinding.schedule_step(rewind.mode, rewind.step, num_steps, network.round)
+    # Its batches come in the order of the ticket's, so that what the function has chosen is all that differs.
     start = masks.apply(chosen.start, chosen.kept, chosen.held_in(ticket))
     span = Span(first, last, schedule_step, chosen.changes)
     trained = network_training.train_network(training, network, start, chosen.kept, span)
@@ -69,6 +70,7 @@ def matches_stored(training: Training, network: NetworkId, branch: BranchFunctio
 def drawn_anew(prepared: Prepared, replicate: int, number: int) -> dict[str, np.ndarray]:
     """Draw every variable at step 0 anew, for the branches of a round, and rewind to it; nothing is masked."""
     experiment = prepared.experiment
+    # Not of the branch: all branches of a round start from the same new values.
     words = (experiment.run.seed, replicate, randomness.BRANCH, number, randomness.INITIALISATION)
     drawn = weights.read_state(building.build_model(prepared.build, randomness.seed_for(*words)))
     rng = rewinding.rng_for(experiment.run.seed, replicate, number)

@@ -136,6 +136,7 @@ def scoring_network(prepared: Prepared, replicate: int) -> criteria.ScoredModel:
     words = (experiment.run.seed, replicate, randomness.SCORES)
     model = _without_masks(prepared, replicate)
     if isinstance(data, Splits):
+        # The words name no round, so that all rounds of a replicate look at the same batch.
         wanted = min(experiment.prune.num_examples, len(data.train))
         (in_order,) = randomness.batches(len(data.train), len(data.train), words)(1)
         positions = balanced(np.asarray(data.train.y)[in_order], in_order, wanted)

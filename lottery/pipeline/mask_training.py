@@ -28,8 +28,7 @@ _ASSIGNED = "a learned mask is in its place there; leave this branch out"
 class Learner:
     """A trainer of scores, for all rounds and replicates: the scores are the values of the prunable variables.
 
-    The model's other variables are not trained, but its statistics, of BatchNormalization, are updated. The trainer's
-    masks keep everything.
+    The model's other variables are not trained, but its statistics, of BatchNormalization, are updated.
     """
 
     rule: supermasks.Rule
@@ -38,13 +37,7 @@ class Learner:
     inputs: Mapping[str, Any]
 
     def begin(self, start: Weights, counts: Mapping[str, int], rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Assign what a step reads, and return every variable that the training of scores starts from.
-
-        Args:
-            start: Every variable, the fixed weights among them.
-            counts: The number of entries to keep, by weight.
-            rng: Draws the first scores.
-        """
+        """Assign fixed weights and numbers of entries to keep; return every variable to train scores from."""
         self.inputs["counts"].assign(list(counts.values()))
         state = dict(start)
         for name, count in counts.items():
@@ -72,6 +65,7 @@ def learned(training: Training, network: NetworkId, ticket: Masks, rule: superma
     words = branches.words_for(experiment.run.seed, *network)
     of_scores = learner(prepared, rule)
     start = of_scores.begin(fixed, counts, randomness.generator(*words))
+    # Its checkpoint is not the branch's own, whose training would take it for another's and begin again.
     learning = replace(training, prepared=replace(prepared, trainer=of_scores.trainer), stage="scores")
     trained = network_training.train_network(learning, network, start, masks.ones_like(ticket))
     # Statistics, of BatchNormalization, are those of the masks that were learned.
@@ -126,5 +120,6 @@ def _compile(model: Any, settings: Any, example: Any) -> None:
         compiling.compile_model(model, settings, example)
         return
     made, own = compiling.optimizer(keras_of(model), settings), model.optimizer
+    # The scale of the loss in half precision stays, around the new optimizer.
     scales = type(own).__name__ == "LossScaleOptimizer"
     model.optimizer = type(own)(made) if scales else made

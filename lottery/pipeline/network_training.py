@@ -67,9 +67,7 @@ def train_network(
 ) -> Trained:
     """Train one network from `start`, or resume; seed `words` of the batches' order are by default the replicate's.
 
-    Raises:
-        StorageError: A checkpoint cannot be written.
-        LotteryError: The network cannot be trained; the sentence names it.
+    Raises `StorageError` if a checkpoint cannot be written, and `LotteryError` if the network cannot be trained.
     """
     experiment, watch, num_rows = training.experiment, watch or Watch({}), 0
     last_step = experiment.train.num_steps if span.last_step is None else span.last_step
@@ -80,6 +78,7 @@ def train_network(
         if row is None:
             training.on_event(_step(training, network, kept, step, accuracy, (span.first_step, last_step)))
         else:
+            # A training that resumes reports earlier rows again; the first row says so.
             training.on_event(progress.Evaluated(training.path, *network, row, first=not num_rows))
             num_rows += 1
 
@@ -139,9 +138,10 @@ def initial_state(training: Training, replicate: int) -> dict[str, np.ndarray]:
 
 
 def while_there(run: Path, on_event: progress.OnEvent) -> progress.OnEvent:
-    """Report events; raise `StorageError` once the run's folder is gone, for nothing must be stored in a new one."""
+    """Report events; raise `StorageError` once the run's folder is gone."""
 
     def checked(event: progress.Event) -> None:
+        # To store a network would make the folder anew, with a part of a run in it.
         store.check_there(run)
         on_event(event)
 

@@ -33,12 +33,8 @@ def open_run(
 ) -> Prepared:
     """Open a run until `stack` closes, or begin it; nothing is written before everything is seen to fit.
 
-    Args:
-        num_threads: The number of threads for a new run; 0 to choose.
-        transfer: The experiment to prepare instead, with other data.
-
-    Returns:
-        The run, prepared, with notes on its environment; those on a transfer are left out.
+    A new run has `num_threads`, or a number that is chosen for 0. With `transfer`, this experiment on other data is
+    prepared in place of the run's, and has no notes.
     """
     existed = path.exists()
     if existed:  # it is locked before it is read, so that no other process writes what is compared
@@ -70,9 +66,8 @@ def located(
 ) -> tuple[Path, Prepared, list[str]]:
     """Prepare a run with objects of the caller's, which are a part of its experiment, and so decide its folder.
 
-    Returns:
-        The run's folder, which may not exist yet, and with other versions may have another digest; the run, prepared;
-        and sentences that a person should read.
+    Returns the folder, which may not exist yet, and with other versions may have another digest; the run, prepared; and
+    sentences that a person should read.
     """
     prepared = preparing.prepare(experiment, ingredients)
     experiment, observe = prepared.experiment, prepared.observe
@@ -110,6 +105,7 @@ def agreed(run: Path, experiment: config.Experiment, now: config.Experiment, obs
     if config.digest(now) == config.digest(experiment):
         return []
     why, recorded = "", store.read_environment(run)
+    # Where only digests differ, other versions may have made other operations of the same model.
     if _are_alike(now, experiment):
         if not _is_observed(recorded):
             return [
@@ -130,6 +126,7 @@ def incomparable(run: Path, observe: Observe) -> str:
         return "an earlier version of lottery stored the run, and did not observe what its model computes"
     if recorded["observed"]["example"] != observe()["example"]:
         return "the other data have examples of another type or shape"
+    # In the same environment digests would be equal, so the model is another.
     elsewhere = _elsewhere(recorded, observe())
     return elsewhere and f"it started with {elsewhere}"
 
@@ -143,6 +140,7 @@ def _is_observed(recorded: dict[str, Any]) -> bool:
     found = recorded.get("observed")
     if not isinstance(found, dict) or not {"reported", "example", "opaque", "num_gpus"} <= set(found):
         return False
+    # To `isinstance`, JSON's true is an int.
     numbers = found["reported"]
     return isinstance(numbers, list) and all(type(value) in (int, float) for value in numbers)
 

@@ -93,6 +93,7 @@ def with_functions(experiment: config.Experiment, ingredients: Ingredients) -> c
     for section, key in ("prune", "criterion"), ("run", "enforcement"):
         if getattr(ingredients, key) is not None:
             experiment = config.with_values(experiment, section, {key: GIVEN})
+        # No file holds a function, so a stored experiment can only say that there was one.
         elif getattr(getattr(experiment, section), key) == GIVEN:
             raise LotteryError(
                 f'{section}.{key} = "given" stands for a function passed to lottery.run(..., {key}=...); pass it '
@@ -120,6 +121,7 @@ def with_model(experiment: config.Experiment, model: Any, is_passed: bool) -> co
         return experiment
     settings = experiment.train
     own = {"optimizer", "learning_rate", "warmup_steps", "drop_at"} & settings.model_fields_set
+    # The values that are set would have no effect, and a record would have them all the same.
     if own and settings.optimizer != COMPILED:
         raise LotteryError(
             f"The model is compiled already, so train.{' and train.'.join(sorted(own))} cannot be set; leave it out, "

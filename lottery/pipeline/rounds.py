@@ -53,6 +53,7 @@ class Chain:
         self._steps = sorted({self.experiment.rewind.step, *training.states} - {0})
         self._seen: dict[str, np.ndarray] = {}  # by step and name
         run, criterion = training.path, self.experiment.prune.criterion
+        # The rounds of a run are compared with each other, so all are pruned by the same definition.
         for number in range(1, self.experiment.run.num_replicates + 1):
             if not store.is_stored(run, number, 1):
                 continue
