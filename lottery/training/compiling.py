@@ -84,10 +84,11 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
     if is_compiled(model):
         if optimizers.delegates(model.optimizer):
             model.optimizer.build(model.trainable_variables)  # before, it may not know the optimizers
+        last_step = settings.num_steps - 1
         for inner in optimizers.plain(model.optimizer):
             rate = optimizers.rate(inner)
-            if schedule_step is not None and schedules.is_schedule(keras, rate):
-                last_step = settings.num_steps - 1
+            is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+            if schedule_step is not None and is_schedule:
                 inner.learning_rate = schedules.schedule(keras, rate, first_step=schedule_step, last_step=last_step)
         return
     if settings.optimizer == COMPILED:

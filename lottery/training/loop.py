@@ -110,21 +110,21 @@ def _training(model: Any, compiled: Any, own: tuple[str, ...], callbacks: Sequen
     """Make the graph's function that takes steps: of a batch by its number, how many, and how many before them."""
     repeat = evaluation.repeater(model, own)
 
-    def train(batch: Callable[[Any], Any], num_steps: Any, before: Any) -> Logs:
-        def take_step(index: Any) -> Logs:
-            def on_share(share: Any) -> Logs:
-                # If it is not compiled already, it is looked up here: what enforces masks may have replaced it since.
-                logs = (compiled or model.train_step)(share)
-                for callback in callbacks:
-                    callback.on_train_batch_end(index, logs)
-                return logs
-
-            logs = mirrored.run(model, on_share, batch(index), own)
-            if mirrored.strategy_of(model) is not None:
-                mirrored.average_statistics(model)
+    def take_step(index: Any, batch: Any) -> Logs:
+        def on_share(share: Any) -> Logs:
+            # If it is not compiled already, it is looked up here: what enforces masks may have replaced it since.
+            logs = (compiled or model.train_step)(share)
+            for callback in callbacks:
+                callback.on_train_batch_end(index, logs)
             return logs
 
-        return repeat(take_step, num_steps, before)
+        logs = mirrored.run(model, on_share, batch, own)
+        if mirrored.strategy_of(model) is not None:
+            mirrored.average_statistics(model)
+        return logs
+
+    def train(batch: Callable[[Any], Any], num_steps: Any, before: Any) -> Logs:
+        return repeat(lambda index: take_step(index, batch(index)), num_steps, before)
 
     return train
 

@@ -46,11 +46,6 @@ def step_variable() -> Any:
     return tf.Variable(tf.constant([0, 1, 1], tf.int64), trainable=False)
 
 
-def is_schedule(keras: Any, learning_rate: Any) -> bool:
-    """Check if a learning rate is a schedule of a library."""
-    return isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule)
-
-
 def from_table(keras: Any, table: Mapping[str, Any]) -> Any:
     """Make a schedule of a library from a table with the name of its class and its arguments."""
     # By class: the module's functions import whatever a table names (Keras 3.15).
