@@ -105,6 +105,8 @@ def contents(out):
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish():
     """Look once for what was left behind: pytest walks all objects five times, and Python again when it ends."""
+    # Now, while Python is whole: what still enforces masks then ends it.
+    _made_once.cache_clear()
     gc.collect()
     gc.freeze()
 
