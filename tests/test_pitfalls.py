@@ -121,10 +121,8 @@ def threshold_the_signed_weight(patch):
 
 def revive(patch):
     """8, 9: masks are computed anew from the weights, so that what was pruned comes back."""
-    original = ranking._without_lowest
-    patch.setattr(
-        ranking, "_without_lowest", lambda scores, kept, count: original(scores, masks.ones_like(kept), count)
-    )
+    original = ranking.prune_counts
+    patch.setattr(ranking, "prune_counts", lambda scores, kept, counts: original(scores, masks.ones_like(kept), counts))
 
 
 def resume_from_the_beginning(patch):

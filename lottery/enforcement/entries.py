@@ -9,7 +9,6 @@ import numpy as np
 from lottery import masks as masks_module
 from lottery import weights
 from lottery.errors import LotteryError, unknown
-from lottery.models import optimizers
 from lottery.models.kerases import keras_of
 
 # Values by weight, or the word for the values that the weights have when holding begins.
@@ -84,7 +83,7 @@ def check_kind(masks: Any, what: str = "masks") -> None:
     )
 
 
-def adapted(model: Any, entries: Sequence["Held"]) -> dict[str, Any]:
+def adapted(model: Any, entries: Sequence[Held]) -> dict[str, Any]:
     """Return by weight the layers of Keras 3 that add a product of LoRA to a weight before they compute with it."""
     layers = [layer for layer in weights.all_layers(model) if getattr(layer, "lora_enabled", False)]
     return {entry.name: layer for entry in entries for layer in layers if _computed_by(layer, entry) is not None}
@@ -105,7 +104,7 @@ def _computed_by(layer: Any, entry: Held) -> Any:
     return None
 
 
-def refuse_adapted(model: Any, entries: Sequence["Held"]) -> None:
+def refuse_adapted(model: Any, entries: Sequence[Held]) -> None:
     """Raise `LotteryError` if LoRA makes a layer compute with other values than those of its masked weight."""
     masked = [entry for entry in entries if hasattr(entry.mask, "assign") or not np.all(entry.mask)]
     for name in adapted(model, masked):
@@ -168,19 +167,10 @@ def put(entries: Sequence[Held]) -> None:
         entry.variable.assign(entry.projected(entry.variable))
 
 
-def clear_slots(optimizer: Any, entries: Sequence[Held]) -> None:
-    """Set an optimizer's slots of masked entries to zero, and moving averages of them to the held values."""
-    import tensorflow as tf
-
-    averages = {id(average) for average in optimizers.all_averages(optimizer)}
-    for entry in entries:
-        for slot in optimizers.slots(optimizer, entry.variable):
-            value = tf.convert_to_tensor(slot)
-            slot.assign(entry.projected(value) if id(slot) in averages else entry.masked_gradient(value))
-
-
 def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at: HeldAt) -> dict[str, Any]:
     """Return the held values by weight, checked: each is a number, an array, or a variable that can be assigned."""
+    import tensorflow as tf
+
     if held_at is None:
         return {}
     if isinstance(held_at, str):
@@ -199,7 +189,9 @@ def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at
             if value != PRESENT:
                 raise unknown("held_at", value, [PRESENT])
             value = np.array(targets[name].numpy())
-        shape, is_assignable = tuple(targets[name].shape), _is_assignable(value)
+        shape = tuple(targets[name].shape)
+        # A variable of its own can be assigned other values later; of a weight, its present value counts.
+        is_assignable = isinstance(value, tf.Variable) and not value.trainable
         if not is_assignable:
             value = np.asarray(value)
         if tuple(value.shape) not in ((), shape):
@@ -208,13 +200,6 @@ def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at
             raise LotteryError(f"held_at for {name!r} must be finite numbers of its type wherever the mask is False.")
         values[name] = value
     return values
-
-
-def _is_assignable(value: Any) -> bool:
-    """Check if a held value is a variable of its own, which can be assigned others; of a weight, its value counts."""
-    import tensorflow as tf
-
-    return isinstance(value, tf.Variable) and not value.trainable
 
 
 def _are_finite(values: np.ndarray, variable: Any) -> bool:

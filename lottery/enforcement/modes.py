@@ -9,9 +9,10 @@ from typing import Any
 
 from lottery import weights
 from lottery.enforcement import tfmot
-from lottery.enforcement.entries import Held, HeldAt, check_kind, clear_slots, held, masked, put, refuse_adapted
+from lottery.enforcement.entries import Held, HeldAt, check_kind, held, masked, put, refuse_adapted
 from lottery.enforcement.patching import (
     applying,
+    clear_slots,
     computing_with,
     constrained,
     frozen,

@@ -74,29 +74,23 @@ def undone(undo: Callable[[], Any]) -> Iterator[None]:
             raise
 
 
-@contextlib.contextmanager
-def constrained(entries: Sequence[Held]) -> Iterator[None]:
+def constrained(entries: Sequence[Held]) -> AbstractContextManager[None]:
     """Hold entries by constraints, each around the constraint that its variable has already."""
-    with _constraints([(entry, obeying(entry)) for entry in entries]):
-        yield
+    return _constraints([(entry, obeying(entry)) for entry in entries])
 
 
-@contextlib.contextmanager
-def unconstrained(entries: Sequence[Held]) -> Iterator[None]:
+def unconstrained(entries: Sequence[Held]) -> AbstractContextManager[None]:
     """Take the constraints off variables that have some, for a while."""
-    with _constraints([(entry, None) for entry in entries if entry.variable.constraint is not None]):
-        yield
+    return _constraints([(entry, None) for entry in entries if entry.variable.constraint is not None])
 
 
 def obeying(entry: Held) -> Callable[[Any], Any]:
-    """Make a function from a weight to one that obeys both its mask and the constraint that its variable has now.
-
-    A norm must count kept entries alone, so masked entries are put back before the constraint is applied; and after it,
-    for the constraint may move them.
-    """
+    """Make a function from a weight to values that obey both its mask and the constraint that its variable has now."""
     before = entry.variable.constraint
     if before is None:
         return entry.projected
+    # A norm must count kept entries alone, so masked entries are put back before the constraint is applied; and after
+    # it, for the constraint may move them.
     return lambda variable: entry.projected(before(entry.projected(variable)))
 
 
@@ -173,6 +167,7 @@ def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
 @contextlib.contextmanager
 def computing_with(entries: Sequence[Held]) -> Iterator[None]:
     """Let everything that reads a variable see held values, with a gradient for kept entries only; also a decorator."""
+    # A decorator: each call must enter `seen_as` anew, for a tensor of one graph is of no use in another.
     how = 'reparameterization has a tensor in its place there; use another mode, such as "constraint"'
     with seen_as([(entry.name, entry.variable, partial(_differentiable, entry)) for entry in entries], how):
         yield
@@ -198,14 +193,11 @@ def seen_as(changes: Sequence[tuple[str, Any, Method]], how: str) -> Iterator[No
 
 
 def _differentiable(entry: Held, value: Any) -> Any:
-    """Return held values of a variable, whose gradient has the form of the variable's own, masked.
-
-    TensorFlow's own gradient of a choice is dense, while that of an Embedding has the rows that it looked up, and
-    optimizers with momentum leave the other rows alone.
-    """
+    """Return held values of a variable, whose gradient has the form of the variable's own, masked."""
     import tensorflow as tf
 
-    # A function with its own gradient reads no variables.
+    # TensorFlow's own gradient of a choice is dense, while the gradient of an Embedding has the rows that it looked up,
+    # and optimizers with momentum leave the other rows alone. A function with its own gradient reads no variables.
     held = tf.convert_to_tensor(entry.value) if hasattr(entry.value, "assign") else entry.value
     entry = replace(entry, mask=tf.convert_to_tensor(entry.mask), value=held)
 
@@ -223,8 +215,20 @@ def _refused(name: str, how: str, assign: Method) -> Method:
     return refuse
 
 
+def clear_slots(optimizer: Any, entries: Sequence[Held]) -> None:
+    """Set an optimizer's slots of masked entries to zero, and moving averages of them to the held values."""
+    import tensorflow as tf
+
+    averages = {id(average) for average in optimizers.all_averages(optimizer)}
+    for entry in entries:
+        for slot in optimizers.slots(optimizer, entry.variable):
+            value = tf.convert_to_tensor(slot)
+            slot.assign(entry.projected(value) if id(slot) in averages else entry.masked_gradient(value))
+
+
 def retrace(model: Any) -> None:
     """Let `fit`, `evaluate` and `predict` make their functions again."""
+    # Keras keeps these functions, with the constraints, methods and values of the time at which they were traced.
     for name in ("train_function", "test_function", "predict_function"):
         if getattr(model, name, None) is not None:
             setattr(model, name, None)

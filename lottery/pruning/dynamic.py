@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 
 from lottery.errors import LotteryError
-from lottery.masks import Change, Masks, Weights, num_kept
+from lottery.masks import Change, Masks, Scores, Weights, num_kept
 from lottery.pruning import ranking
 from lottery.pruning.schedules import num_pruned
 
@@ -90,7 +90,7 @@ def rigl(counts: Mapping[str, int], num_steps: int, gradients: Gradients) -> dic
     return {step: change(step) for step in steps_of(num_steps)}
 
 
-def dropped_and_grown(kept: Masks, state: Weights, scores: ranking.Scores, fraction: float) -> Masks:
+def dropped_and_grown(kept: Masks, state: Weights, scores: Scores, fraction: float) -> Masks:
     """Drop a fraction of each weight's kept entries, and grow as many.
 
     The entries of lowest magnitude are dropped. Of all entries that are not kept then, those of the highest scores

@@ -170,7 +170,7 @@ def _pooled(
         pooled = {}
         for name, shape in shapes.items():
             values, present = members(name, scores).astype(np.float64), members(name, masks, False)
-            _check_numbers(name, values[present])
+            check_numbers(name, values[present])
             pooled[name] = NORMS[norm](values, present, is_mean).reshape(shape)
         return pooled
 
@@ -214,7 +214,7 @@ def n_of_m(shapes: Shapes, how: Granularity, removable: Sequence[Units] = ()) ->
         pooled = {}
         for name, mask in masks.items():
             masks_module.check({name: mask}, {name: np.asarray(scores[name])} if name in scores else {})
-            _check_numbers(name, np.asarray(scores[name])[mask])
+            check_numbers(name, np.asarray(scores[name])[mask])
             values, present = grouped(name, scores[name], 0), grouped(name, mask, False)
             order = np.lexsort((values, present), axis=2)  # stable: of equals, the earlier is lower
             ranks = np.empty(values.shape)
@@ -280,7 +280,8 @@ class _Consecutive:
         return array.reshape(others, -1, outputs)[:, :inputs].reshape(self.shapes[name])
 
 
-def _check_numbers(name: str, values: np.ndarray) -> None:
+def check_numbers(name: str, values: np.ndarray) -> None:
+    """Raise `LotteryError` if a score of a weight is NaN."""
     if np.isnan(values).any():
         raise LotteryError(f"The scores of {name!r} are not numbers (NaN), so they cannot be ranked.")
 

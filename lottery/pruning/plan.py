@@ -3,20 +3,20 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from lottery import weights
 from lottery.errors import LotteryError
-from lottery.masks import Masks, Scores, Shapes, num_kept
+from lottery.masks import Masks, Scores, Shapes, Weights, num_kept
 from lottery.models.units import Units
 from lottery.pruning import allocation, criteria, granularity, ranking, schedules
 from lottery.pruning.allocation import Allocation
 from lottery.pruning.granularity import Groups
 from lottery.pruning.schedules import SCHEDULES, Schedule
 from lottery.pruning.settings import Prune
-from lottery.settings import GIVEN
 
 # The survivors in rounds 0, 1, ... of each group of weights that are ranked together.
 Survivors = dict[tuple[str, ...], list[int]]
@@ -28,9 +28,9 @@ DrawMasks = Callable[[np.random.Generator], Masks]
 class Source:
     """What a round is made from."""
 
-    scored: criteria.Weights  # every variable of the network whose weights are scored
+    scored: Weights  # every variable of the network whose weights are scored
     masks: Masks  # those that the round prunes further
-    before: criteria.Weights  # every variable at the end of the round before
+    before: Weights  # every variable at the end of the round before
 
 
 class Plan:
@@ -57,6 +57,7 @@ class Plan:
         self.units = list(units)
         self.groups: Groups = granularity.grouped(settings.grouping, shapes, units)
         self.survivors: Survivors = _survivors(settings, self.groups)
+        self._is_global = settings.scope == ranking.GLOBAL
 
     @property
     def dense(self) -> Masks:
@@ -115,16 +116,13 @@ class Plan:
 
     def shuffled(self, masks: Masks) -> DrawMasks | None:
         """Return what draws random masks of the structure that some masks have; None if they have none."""
-        draw = self.groups.shuffled
-        if draw is None:
-            return None
-        return lambda rng: draw(masks, rng)
+        return self.groups.shuffled and partial(self.groups.shuffled, masks)
 
     def criterion_inputs(
         self,
         number: int,
-        initial: criteria.Weights,
-        trained: criteria.Weights,
+        initial: Weights,
+        trained: Weights,
         kept: Masks,
         rng: np.random.Generator,
         network: criteria.ScoredModel | None = None,
@@ -141,10 +139,6 @@ class Plan:
             network=network,
             targets=None if self.settings.grouping.kind.pools else targets,
         )
-
-    @property
-    def _is_global(self) -> bool:
-        return self.settings.scope == ranking.GLOBAL
 
 
 def of_weights(settings: Prune, arrays: Mapping[str, Any], units: Sequence[Units] = ()) -> Plan:
@@ -255,4 +249,5 @@ def steps_to(settings: Prune, number: int, rewind_step: int, num_steps: int) -> 
 
 def is_repeatable(settings: Prune) -> bool:
     """Return True if scores can be computed again from stored weights, without a model and data."""
-    return settings.criterion != GIVEN and not criteria.facts(settings.criterion).needs_network
+    known = criteria.CRITERIA.get(settings.criterion)  # none of a function that the caller passed
+    return known is not None and not known.needs_network

@@ -12,7 +12,7 @@ from lottery import weights
 from lottery.errors import LotteryError, unknown
 from lottery.masks import Masks, Scores
 from lottery.pruning import granularity as granularities
-from lottery.pruning.granularity import Granularity
+from lottery.pruning.granularity import Granularity, check_numbers
 from lottery.pruning.schedules import num_pruned
 
 T = TypeVar("T")
@@ -133,7 +133,16 @@ def prune_counts(scores: Scores, masks: Masks, counts: Mapping[tuple[str, ...], 
     """
     kept: Masks = {}
     for names, count in counts.items():
-        kept |= _without_lowest(scores, {name: masks[name] for name in names}, count)
+        survivors = []
+        for name in names:
+            masks_module.check({name: masks[name]}, scores)
+            survivors.append(np.asarray(scores[name])[masks[name]])  # scores of masked entries do not count
+            check_numbers(name, survivors[-1])
+        pruned = lowest(np.concatenate(survivors), count)
+        ends = np.cumsum([part.size for part in survivors])[:-1]
+        for name, part in zip(names, np.split(pruned, ends), strict=True):
+            kept[name] = masks[name].copy()
+            kept[name][masks[name]] = ~part
     return {name: kept[name] for name in masks}
 
 
@@ -185,22 +194,6 @@ def thresholds(scores: Scores, before: Masks, after: Masks) -> dict[str, float |
         pruned = np.asarray(scores[name])[before[name] & ~after[name]]
         highest[name] = float(pruned.max()) if pruned.size else None
     return highest
-
-
-def _without_lowest(scores: Scores, masks: Masks, count: int) -> Masks:
-    """Prune the `count` lowest survivors of weights that are ranked together; scores of masked entries do not count."""
-    survivors = []
-    for name, mask in masks.items():
-        masks_module.check({name: mask}, scores)
-        survivors.append(np.asarray(scores[name])[mask])
-        if np.isnan(survivors[-1]).any():
-            raise LotteryError(f"The scores of {name!r} are not numbers (NaN), so they cannot be ranked.")
-    pruned = lowest(np.concatenate(survivors), count)
-    ends = np.cumsum([part.size for part in survivors])[:-1]
-    kept = {name: mask.copy() for name, mask in masks.items()}
-    for name, part in zip(masks, np.split(pruned, ends), strict=True):
-        kept[name][masks[name]] = ~part
-    return kept
 
 
 def _number(what: str, value: Any, highest: float) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -59,7 +59,6 @@ def to_shuffled(start: Weights, trained: Weights, kept: Masks, rng: np.random.Ge
 # What a ticket starts from: weights at step 0, weights at a later step, the signs of either, either with survivors
 # shuffled, or trained weights.
 Start = Literal["initial", "late", "signs", "shuffled", "trained"]
-STARTS: tuple[Start, ...] = get_args(Start)
 
 
 @dataclass(frozen=True)

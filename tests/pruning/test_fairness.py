@@ -1,6 +1,7 @@
 """Every branch beside every kind of ticket: what it starts from, how long that was trained, what it may show."""
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -324,7 +325,10 @@ def test_the_command_lists_what_is_refused(lottery_command):
 
 def docs_rows():
     """The table of docs/experiments.md, from the records."""
-    cells = {name: [fairness.beside(branch, start) for start in rewinding.STARTS] for name, branch in BRANCHES.items()}
+    cells = {
+        name: [fairness.beside(branch, start) for start in get_args(rewinding.Start)]
+        for name, branch in BRANCHES.items()
+    }
     cells = {name: row for name, row in cells.items() if name in BESIDE}
     for name, row in cells.items():
         said = ["*refused*" if one.refused else one.takes_away or "nothing" for one in row]
@@ -337,6 +341,6 @@ def test_the_documentation_has_each_cell():
     assert not missing, "\n".join(missing)
     one_line = " ".join(page.split())
     for branch in BRANCHES.values():
-        for start in rewinding.STARTS:
+        for start in get_args(rewinding.Start):
             if why := fairness.beside(branch, start).refused:
                 assert why.partition(";")[0].replace('"', "") in one_line.replace("`", ""), why
