@@ -85,6 +85,7 @@ class Siblings:
     def redrawn(self, order: int, name: str, value: Any) -> np.ndarray:
         """Draw another state of a generator of random numbers for an order of the data, always the same one."""
         before, words = np.ascontiguousarray(value), seed_words(self.experiment, self.replicate, order)[:-1]
+        # A checksum, not hash(), which is another in each process.
         source = randomness.generator(*words, randomness.INITIALISATION, zlib.crc32(name.encode() + before.tobytes()))
         return source.integers(2**31, size=before.shape).astype(before.dtype)
 
@@ -95,6 +96,7 @@ class Siblings:
         kept = self.pruned.record["sha256"]["masks.safetensors"]
         for order, digest in zip(ORDERS, digests, strict=True):
             which = f"The network from step {self.step} with order {order}"
+            # Only of a stored network can the record be read.
             if order in self.missing():
                 return f"{which} is not stored."
             record = self.network(order).record

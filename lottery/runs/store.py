@@ -211,6 +211,7 @@ def write_round(
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     # JSON has no NaN, the accuracy of a model that measures none.
     known = {key: None if value != value else value for key, value in record.items()}
+    # Last of all: a round counts as stored once it has its record.
     return write_record(folder / "round.json", {"format": FORMAT, **known, "sha256": sums})
 
 
@@ -240,6 +241,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise _damaged(path)
     record = records.of_round(values, path)
     replicate, index, branch = record["replicate"], record["round"], record.get("branch", TICKET)
+    # A folder that was copied or renamed would pass for another network: its checksums are right.
     place = round_path(Path(), replicate, index, branch).parts
     if place != folder.parts[-len(place) :]:
         where = f"replicate {replicate}, round {index}, branch {branch}"

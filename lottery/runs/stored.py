@@ -95,9 +95,11 @@ class StoredRound:
             raise LotteryError(f"{str(self.folder)!r} is a branch; the weights that it started from are not stored.")
         if not self.round:
             return store.read_start(self.run, self.replicate)
-        set_back, seed = rewinding.REWINDS[self._experiment.rewind.mode].set_back, self._experiment.run.seed
+        set_back = rewinding.REWINDS[self._experiment.rewind.mode].set_back
+        rng = rewinding.rng_for(self._experiment.run.seed, self.replicate, self.round)
+        # The round before is read from disk only where its weights decide the start.
         trained = self.before.weights if set_back is rewinding.to_trained else {}
-        return set_back(self._initial, trained, self.masks, rewinding.rng_for(seed, self.replicate, self.round))
+        return set_back(self._initial, trained, self.masks, rng)
 
     @cached_property
     def before(self) -> "StoredRound":
@@ -199,7 +201,7 @@ def _one_by_one(found: list[StoredRound]) -> Iterator[StoredRound]:
     # Each round knows the one before it, so that its files are read once; all others are let go of.
     before = None
     while found:
-        stored = found.pop(0)
+        stored = found.pop(0)  # the list must not keep it, or no array would ever be freed
         if before == StoredRound(stored.run, stored.replicate, stored.round - 1):
             vars(stored)["before"] = before
         yield stored

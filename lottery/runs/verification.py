@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +72,9 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
 def not_repeated(run: Path, again: Recomputation | None = None) -> list[str]:
     """List what `verify` cannot compute from the files of a run alone, or with `again`, in sentences."""
     experiment = store.read_experiment(run)
-    criterion, rounds, found = experiment.prune.criterion, stored_rounds(run, branches=False), []
+    criterion = experiment.prune.criterion
+    rounds = stored_rounds(run, branches=False)
+    found = []
     if _is_own(experiment) and any(same_start(run, number) for number in store.replicates(run, experiment)[1:]):
         found.append("Replicates start from the same weights, so they differ only in the order of the batches.")
     if not plan.is_repeatable(experiment.prune):
@@ -92,6 +94,7 @@ def not_repeated(run: Path, again: Recomputation | None = None) -> list[str]:
 def same_start(run: Path, replicate: int) -> bool:
     """Return True if a replicate starts from the weights of the replicate before it."""
     paths = [store.start_path(run, number) for number in (replicate - 1, replicate)]
+    # As bytes: the replicates need not be read as arrays, and equal weights are packed alike.
     return all(path.exists() for path in paths) and files.read(paths[0]) == files.read(paths[1])
 
 
@@ -100,7 +103,7 @@ def refuse_damaged(run: Path, experiment: config.Experiment) -> None:
     store.read_experiment(run)
     store.refuse_links(run)
     for replicate in store.replicates(run, experiment):
-        folder, step = run / f"replicate-{replicate}", experiment.rewind.step
+        folder = run / f"replicate-{replicate}"
         # Rounds behind a missing one too: they count again once that is trained.
         for path in sorted(folder.rglob("round.json")):
             with _advice(path.parent, "and the rounds after it to train them again"):
@@ -108,7 +111,8 @@ def refuse_damaged(run: Path, experiment: config.Experiment) -> None:
         if not store.is_stored(run, replicate, 0):
             continue
         record = store.read_record(store.round_path(run, replicate, 0))
-        keys = {step: "rewind_sha256", 0: "start_sha256"}  # without late rewinding there is only the second
+        # Without late rewinding both are of step 0, and the record has only the second.
+        keys = {experiment.rewind.step: "rewind_sha256", 0: "start_sha256"}
         for at, key in sorted(keys.items()):
             file = store.start_path(run, replicate, at)
             with _advice(folder, "to train the replicate again"):
@@ -231,8 +235,8 @@ def _wrong_round(
         late = weights.fingerprint(store.read_start(stored.run, replicate, experiment.rewind.step))
         if late != stored.record["rewind_sha256"]:
             yield "start.safetensors was changed."
-    settings, units = experiment.prune, store.read_environment(stored.run).get("units", ())
-    planned = plan.of_weights(settings, kept, units)
+    settings = experiment.prune
+    planned = plan.of_weights(settings, kept, store.read_environment(stored.run).get("units", ()))
     counts = masks.num_kept(planned.groups.alive(kept))
     for names, expected in planned.survivors.items():
         found = sum(counts[name] for name in names)
@@ -264,6 +268,34 @@ def _shapes(stored: StoredRound) -> dict[str, tuple[int, ...]]:
     return {name: mask.shape for name, mask in stored.masks.items()}
 
 
+def _round_of(
+    experiment: config.Experiment,
+    stored: StoredRound,
+    ticket: StoredRound,
+    known: branches.Branch,
+    fresh: masks.Weights | None,
+) -> branches.StoredTicket:
+    # What the function of a branch is given; what is stored of the branch stands in for what needs the model.
+    first, last = stored.record["first_step"], stored.record["last_step"]
+    initial, counts = store.read_start(stored.run, stored.replicate), masks.num_kept(ticket.masks)
+    start = dict(stored.weights)
+    if known.learns:
+        # Nothing is trained once masks are learned, so all but the fixed weights is as it is stored.
+        fixed = supermasks.fixed_weights(initial, counts)
+        start |= {name: fixed[name] for name in counts}
+    learned = branches.BranchStart(start, ticket.masks, first, last, held_at=_either(experiment, stored))
+    if known.kind == "alternative":
+        last = experiment.train.num_steps
+    rng = branches.rng_for(experiment.run.seed, stored.replicate, stored.round, stored.branch)
+    spent = plan.steps_to(experiment.prune, stored.round, experiment.rewind.step, experiment.train.num_steps)
+    units = store.read_environment(stored.run).get("units", ())
+    shuffled = plan.of_weights(experiment.prune, ticket.masks, units).shuffled(ticket.masks)
+    return branches.StoredTicket(
+        ticket.masks, ticket.start, first, last, rng, lambda: fresh or stored.weights, initial, spent,
+        learned=lambda rule: learned, at_initial=ticket.at_initial, held_at=ticket.held_at, shuffled=shuffled,
+    )  # fmt: skip
+
+
 def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Recomputation | None) -> Iterator[str]:
     # The branch is made again from its round, as far as that needs no model, or with it.
     yield from _wrong_network(experiment, stored)
@@ -276,26 +308,10 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Rec
         yield "Its masks are of other weights than those of its round."
         yield from _wrong_held(stored, _either(experiment, stored))
         return
-    rng = branches.rng_for(experiment.run.seed, stored.replicate, stored.round, stored.branch)
-    steps = stored.record["first_step"], stored.record["last_step"]
-    # In place of what needs the model.
-    like_the_ticket = branches.BranchStart(stored.weights, ticket.masks, *steps, held_at=_either(experiment, stored))
     fresh = again.fresh(stored) if again and known.needs_model == DRAWN else None
-    # Nothing is trained once masks are learned, so all but the fixed weights is as it is stored.
-    initial, counts = store.read_start(stored.run, stored.replicate), masks.num_kept(ticket.masks)
-    fixed = {each: supermasks.fixed_weights(initial, counts)[each] for each in counts} if known.learns else {}
-    learned = replace(like_the_ticket, start={**stored.weights, **fixed})
-    settings, rewind = experiment.prune, experiment.rewind
-    spent = plan.steps_to(settings, stored.round, rewind.step, experiment.train.num_steps)
-    steps = (steps[0], experiment.train.num_steps) if known.kind == "alternative" else steps
-    units = store.read_environment(stored.run).get("units", ())
-    shuffled = plan.of_weights(settings, ticket.masks, units).shuffled(ticket.masks)
-    of = branches.StoredTicket(
-        ticket.masks, ticket.start, *steps, rng, lambda: fresh or stored.weights, initial, spent,
-        learned=lambda rule: learned, at_initial=ticket.at_initial, held_at=ticket.held_at, shuffled=shuffled,
-    )  # fmt: skip
-    made = known.function(of)
-    held_at = made.held_in(of)
+    round = _round_of(experiment, stored, ticket, known, fresh)
+    made = known.function(round)
+    held_at = made.held_in(round)
     yield from _wrong_held(stored, held_at)
     changes = [(step, change.num_kept) for step, change in sorted(made.changes.items())]
     if masks.num_kept(kept) != (changes[-1][1] if changes else masks.num_kept(made.kept)):

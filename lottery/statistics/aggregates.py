@@ -81,6 +81,7 @@ def gathered(tables: Mapping[tuple[str, str], Table], densities: Iterable[float]
     found = found.assign(score=found["accuracy"] - found["dense"])[list(SCORES)].dropna(subset="score")
     if found.empty:
         raise LotteryError("The models of these runs measure no accuracy, so there is nothing to aggregate.")
+    # A method must be there on every task: a mean over other tasks could not be compared with it.
     num = found.groupby(["at", "method"])["task"].transform("nunique")
     return found[num == found["task"].nunique()].reset_index(drop=True)
 
@@ -200,6 +201,7 @@ def _improvement(
 def _resampled(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     # From a fixed seed, so that a table is the same each time: the places drawn, and how often each is.
     num, tasks = shape
+    # Tasks are strata: the data sets are chosen, only replicates are drawn at random.
     drawn = np.random.default_rng(0).integers(num, size=(RESAMPLES, num, tasks))
     return drawn, np.stack([(drawn == place).sum(axis=1) for place in range(num)], axis=1).astype(float)
 

@@ -21,9 +21,10 @@ def error_barrier(alphas: Sequence[float], errors: Sequence[float]) -> dict[str,
         ``ends``, the mean error of the two networks; ``highest``, the highest error, found first at
         ``alpha_highest``; ``barrier``; and ``stable``, True if the barrier is below `STABLE`.
     """
-    at, values = np.asarray(alphas, float), np.asarray(errors, float)
-    at, values = at[rank := np.argsort(at)], values[rank]
-    ends, top = float(values[0] + values[-1]) / 2, int(np.argmax(values))
+    order = np.argsort(np.asarray(alphas, float))
+    at, values = np.asarray(alphas, float)[order], np.asarray(errors, float)[order]
+    ends = float(values[0] + values[-1]) / 2
+    top = int(np.argmax(values))
     barrier = float(values[top]) - ends
     return {
         "ends": ends, "highest": float(values[top]), "alpha_highest": float(at[top]), "barrier": barrier,

@@ -141,6 +141,7 @@ def best_difference(rows: Table, claim: Claim) -> Reading:
     """Check that the mean of ticket − dense is at least so much in some round, of all of them together."""
     pairs, least = verdicts.paired(rows, claim.column), claim.at_least - LAST_PLACE
     found = _summarised(pairs, list(pairs))
+    # The best of many rounds may be good by chance, so that a round passes takes the wider intervals of Bonferroni.
     together = _summarised(pairs, list(pairs), 1 - (1 - _CONFIDENCE) / max(len(found), 1))
     absent = [number for number in claim.numbers if number not in found]
     passed = any(mean.low >= least for mean in together.values())
@@ -227,6 +228,8 @@ def in_each(
         absent: What else is missing, in words.
     """
     found = _summarised(pairs, rounds)
+    # All rounds must pass, so each is tested at 95 %. That any of them fails is a claim about all of them together,
+    # which takes the wider intervals of Bonferroni.
     absent = [*absent, *(number for number in rounds if number not in found)]
     together = _summarised(pairs, rounds, 1 - (1 - _CONFIDENCE) / max(len(found), 1))
     failed = [number for number, mean in together.items() if mean.high < least - LAST_PLACE]

@@ -91,6 +91,7 @@ def compared(tables: Mapping[str, Table], measure: str = "", confidence: float =
         tickets = chains[name]
         partners = tickets["round"].map(_partners(tickets, reference, within))
         aligned = tickets.assign(own=tickets["round"], round=partners).dropna(subset="round")
+        # The first run stands in as a branch of the other, so that pairs are those of ticket and branch.
         both = pd.concat([aligned, reference.assign(branch="first")])
         pairs = verdicts.differences(both, measure, "first", confidence)
         lines += _lines(name, aligned, measure, confidence, pairs)
@@ -151,6 +152,7 @@ def _partners(tickets: Table, reference: Table, within: float) -> dict[int, int]
     candidates = []
     for (number, density), (partner, other) in itertools.product(own.items(), others.items()):
         if abs(density / other - 1) <= within + 1e-9:
+            # Rounded, so that densities that differ by an error of rounding are as far apart as equal ones.
             apart = round(abs(math.log(density / other)), 9)
             # Of equal densities, those of the same round.
             candidates.append((apart, abs(number - partner), number, partner))

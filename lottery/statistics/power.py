@@ -1,5 +1,6 @@
 """How many replicates show a difference: the power of a t interval, and the replicates that a run needs."""
 
+import bisect
 import functools
 import math
 from typing import Any
@@ -55,16 +56,10 @@ def num_needed(
     def enough(num: int) -> bool:
         return of_interval(num, distance, stds, confidence).mean() >= least_power
 
-    low, high = 1, MOST
-    if not enough(high):
+    if not enough(MOST):
         return None
-    while high - low > 1:  # more replicates never have less power
-        middle = (low + high) // 2
-        if enough(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+    # More replicates never have less power, so the first number that is enough can be searched for by halves.
+    return 2 + bisect.bisect_left(range(2, MOST), True, key=enough)
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """The tables of runs as texts, one number to a cell: one producer each, for terminal, notebook and page."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from lottery import formatting, grids
@@ -14,6 +15,26 @@ from lottery.statistics.verdicts import Judgement
 
 Columns = dict[str, tuple[str, Callable[[Any], str]]]  # see `lottery.grids.of_rows`
 
+_density = "{:.4f}".format  # unlike `formatting.number`, four decimals however small
+_whole = partial(number, form=",.0f")
+_step = partial(number, form="+,.0f")
+_times = partial(number, form=",.1f")
+
+_COST_COLUMNS: Columns = {
+    "stop vs dense": ("step_mean", _step),
+    "stop from": ("step_low", _step),
+    "stop to": ("step_high", _step),
+    "compression": ("compression", _times),
+    "with all parameters": ("parameter_compression", _times),
+    "multiply-adds": ("multiply_adds", _whole),
+    "speed-up": ("speedup", _times),
+}
+_KEY_OF_COSTS = {
+    "stop vs dense": "ticket − dense of the early-stop steps, with its interval",
+    "compression": "1 / density, of the prunable weights; with all parameters: biases and normalisation count too",
+    "multiply-adds": "for one example, with prunable weights",
+    "speed-up": "multiply-adds of the dense network over those of the ticket, which no hardware fully reaches",
+}
 # The order in which a narrow terminal leaves out columns of the rounds.
 _LEAVE_OUT = (
     "end from", "end to", "kept", "early stop", "end", "end vs dense", "±", "95 % from", "95 % to", "needed", "special",
@@ -234,7 +255,8 @@ def two_way(found: Table, measure: str, tolerance: float) -> Grid:
 
 def aggregated(found: Table, tasks: Sequence[str]) -> Grid:
     """List methods over several tasks at each density, from `lottery.statistics.aggregates.summary`."""
-    first, num = found["method"].iloc[0], int(found["replicates"].min())
+    first = found["method"].iloc[0]
+    num = int(found["replicates"].min())
     texts = {}
     for name, form in {"iqm": "+.4f", "over_dense": ".2f", "first_over": ".2f"}.items():
         ends = map(formatting.ends, found[f"{name}_low"], found[f"{name}_high"], [form] * len(found))
@@ -269,39 +291,6 @@ def published(lines: Sequence[Mapping[str, str]], notes: Iterable[str]) -> Grid:
         rows.append([line["claim"], f"{line['source']} [{place}]", stated, line["measured"], line["verdict"]])
     heads = ["claim", "source", "stated (bound)", "measured", "verdict"]
     return Grid(heads, rows, notes=list(notes), leave_out=["stated (bound)"], tones=_PUBLISHED)
-
-
-def _density(value: float) -> str:
-    return f"{value:.4f}"
-
-
-def _whole(value: float) -> str:
-    return number(value, ",.0f")
-
-
-def _step(value: float) -> str:
-    return number(value, "+,.0f")
-
-
-def _times(value: float) -> str:
-    return number(value, ",.1f")
-
-
-_COST_COLUMNS: Columns = {
-    "stop vs dense": ("step_mean", _step),
-    "stop from": ("step_low", _step),
-    "stop to": ("step_high", _step),
-    "compression": ("compression", _times),
-    "with all parameters": ("parameter_compression", _times),
-    "multiply-adds": ("multiply_adds", _whole),
-    "speed-up": ("speedup", _times),
-}
-_KEY_OF_COSTS = {
-    "stop vs dense": "ticket − dense of the early-stop steps, with its interval",
-    "compression": "1 / density, of the prunable weights; with all parameters: biases and normalisation count too",
-    "multiply-adds": "for one example, with prunable weights",
-    "speed-up": "multiply-adds of the dense network over those of the ticket, which no hardware fully reaches",
-}
 
 
 def _gain_ends(metric: Metric, low: str, high: str, of: str) -> Columns:

@@ -80,6 +80,7 @@ def interval(differences: np.ndarray, confidence: float = 0.95) -> tuple[float, 
     if math.isinf(low) or differences.shape[1] < 2:
         return mean, -math.inf, math.inf
     of_examples = deviations(differences).of_examples * float(special.ndtri((1 + confidence) / 2))
+    # The two errors are independent, so their squares add up.
     half = math.hypot((high - low) / 2, of_examples)
     return mean, mean - half, mean + half
 

@@ -175,6 +175,7 @@ def differences(
 
     density = rows[rows["branch"] == store.TICKET].groupby("round")["density"].mean()
     measure = measure or metric_of(rows).early_stop
+    # How small a difference of losses counts as none depends on the size of the losses.
     unit = float(rows[measure].abs().mean()) if measure.endswith("loss") else 1.0
     lines = []
     for number, column in paired(rows, measure, against).items():
@@ -222,6 +223,7 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
         if verdict == MATCHING and step.get("early_stop") == NO_LATER:
             verdict = WINNING
         line |= {"verdict": verdict, "needed": needed or math.nan, "matching_p": p}
+        # Winning is both at once, of which the weaker decides: an intersection-union test needs no correction.
         line["winning_p"] = max(p, step["step_p"]) if step else math.nan
         lines.append(_NOT_KNOWN | line | step | at_the_end.get(number, {}) | special.get(number, {}))
     return pd.DataFrame(lines, columns=list(JUDGED))
@@ -235,6 +237,7 @@ def smallest_shown(lines: Table, rule: Rule = DEFAULT, p: str = "winning_p") -> 
     `lottery.statistics.intervals.step_down`. That some round of at most this density is winning is then wrong with a
     probability of at most `Rule.level` for the run as a whole. The round itself is winning by its own interval too.
     """
+    # The order is fixed before anything is tested: otherwise the error for all rounds at once would be larger.
     ordered = lines.sort_values("density", ascending=False, kind="stable")
     count = intervals.step_down(ordered[p].fillna(1.0).tolist(), rule.level)
     return ordered.iloc[count - 1].to_dict() if count else None
@@ -271,8 +274,8 @@ def sparsest(lines: Table) -> dict[str, Any] | None:
 
 def transferred(rows: Table) -> Any:
     """Mark the rows of transfers, whose accuracies are on other data and whose training may have another length."""
-    others = [label for label in set(rows["branch"]) if (known := branches.find(label)) and known.other_data]
-    return rows["branch"].isin(others)
+    known = {label: branches.find(label) for label in set(rows["branch"])}
+    return rows["branch"].isin([label for label, branch in known.items() if branch and branch.other_data])
 
 
 def controls(rows: Table) -> list[str]:
