@@ -90,6 +90,7 @@ class FitCallback(keras.callbacks.Callback):
 
 
 def _remake_train_function(model: Any) -> None:
+    # A function that was traced before would train without what is installed.
     model.train_function = None
     model.train_function = model.make_train_function() or model.train_function  # Keras 3 sets it, tf_keras returns it
 

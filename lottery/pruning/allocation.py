@@ -53,8 +53,7 @@ def counts(
 
     Each weight keeps its density, as the decimal number that is written, times its size, rounded down. The entries
     still missing go to the weights with the largest fractions cut off, the earlier first if equal. A weight that has
-    reached `most` (its size by default) passes its share on to the next. (The largest remainder alone can give a weight
-    more entries of a smaller total, which over rounds would bring pruned entries back.)
+    reached `most` (its size by default) passes its share on to the next.
 
     Raises:
         LotteryError: The total is not the sum of densities times sizes, rounded up or down, or exceeds the limits.
@@ -67,6 +66,8 @@ def counts(
             f"total: received {total}, allowed is {float(meant):g} rounded to a whole number, and no more than may be "
             "kept."
         )
+    # Without `most`, the largest remainder can give a weight more entries of a smaller total, which over rounds would
+    # bring pruned entries back.
     kept = {name: min(int(quota), most[name]) for name, quota in quotas.items()}
     in_turn = sorted(quotas, key=lambda name: kept[name] - quotas[name])
     missing = total - sum(kept.values())

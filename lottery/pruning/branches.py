@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -208,12 +208,14 @@ def gradual(ticket: StoredTicket) -> BranchStart:
     Zhu & Gupta 2017, https://arxiv.org/abs/1710.01878; see `dynamic.gradual`. It trains from step 0, for as many steps
     as the dense network.
     """
-    return _gradual(ticket, ticket.num_steps)
+    sizes = {name: mask.size for name, mask in ticket.kept.items()}
+    changes = dynamic.gradual(sizes, masks.num_kept(ticket.kept), ticket.num_steps)
+    return BranchStart(ticket.initial, masks.ones_like(ticket.kept), 0, ticket.num_steps, 0, changes)
 
 
 def gradual_long(ticket: StoredTicket) -> BranchStart:
     """As `gradual`, for as many steps as all trainings that led to the ticket, with its own."""
-    return _gradual(ticket, ticket.spent)
+    return gradual(replace(ticket, num_steps=ticket.spent))
 
 
 def set(ticket: StoredTicket) -> BranchStart:
@@ -223,12 +225,14 @@ def set(ticket: StoredTicket) -> BranchStart:
     divided among the weights by Erdos-Renyi-kernel (`allocation.erk`), and trains from step 0, for as many steps as the
     dense network.
     """
-    return _set(ticket, ticket.num_steps)
+    kept = _random_by_erk(ticket)
+    changes = dynamic.set_(masks.num_kept(kept), ticket.num_steps, int(ticket.rng.integers(2**63)))
+    return BranchStart(ticket.initial, kept, 0, ticket.num_steps, 0, changes)
 
 
 def set_long(ticket: StoredTicket) -> BranchStart:
     """As `set`, for as many steps as all trainings that led to the ticket, with its own."""
-    return _set(ticket, ticket.spent)
+    return set(replace(ticket, num_steps=ticket.spent))
 
 
 def rigl(ticket: StoredTicket) -> BranchStart:
@@ -238,12 +242,14 @@ def rigl(ticket: StoredTicket) -> BranchStart:
     divided among the weights by Erdos-Renyi-kernel (`allocation.erk`), and trains from step 0, for as many steps as the
     dense network.
     """
-    return _rigl(ticket, ticket.num_steps)
+    kept = _random_by_erk(ticket)
+    changes = dynamic.rigl(masks.num_kept(kept), ticket.num_steps, ticket.gradients)
+    return BranchStart(ticket.initial, kept, 0, ticket.num_steps, 0, changes)
 
 
 def rigl_long(ticket: StoredTicket) -> BranchStart:
     """As `rigl`, for as many steps as all trainings that led to the ticket, with its own."""
-    return _rigl(ticket, ticket.spent)
+    return rigl(replace(ticket, num_steps=ticket.spent))
 
 
 _DEAD = (
@@ -387,24 +393,6 @@ def rng_for(seed: int, replicate: int, index: int, label: str) -> np.random.Gene
 def words_for(seed: int, replicate: int, index: int, label: str) -> tuple[int, ...]:
     """The seed words of a branch from a round of a replicate."""
     return seed, replicate, randomness.BRANCH, index, zlib.crc32(label.encode())
-
-
-def _gradual(ticket: StoredTicket, num_steps: int) -> BranchStart:
-    sizes = {name: mask.size for name, mask in ticket.kept.items()}
-    changes = dynamic.gradual(sizes, masks.num_kept(ticket.kept), num_steps)
-    return BranchStart(ticket.initial, masks.ones_like(ticket.kept), 0, num_steps, 0, changes)
-
-
-def _set(ticket: StoredTicket, num_steps: int) -> BranchStart:
-    kept = _random_by_erk(ticket)
-    changes = dynamic.set_(masks.num_kept(kept), num_steps, int(ticket.rng.integers(2**63)))
-    return BranchStart(ticket.initial, kept, 0, num_steps, 0, changes)
-
-
-def _rigl(ticket: StoredTicket, num_steps: int) -> BranchStart:
-    kept = _random_by_erk(ticket)
-    changes = dynamic.rigl(masks.num_kept(kept), num_steps, ticket.gradients)
-    return BranchStart(ticket.initial, kept, 0, num_steps, 0, changes)
 
 
 def _random_by_erk(ticket: StoredTicket) -> Masks:

@@ -19,11 +19,8 @@ TEMPERATURE = 200.0  # of GraSP: pruner/GraSP.py of its authors, and the code re
 def connection_sensitivity(model: Any, x: Any, y: Any, names: Sequence[str]) -> Scores:
     """Compute SNIP's |g * w|, Lee et al. 2019, https://arxiv.org/abs/1810.02340, equations 4 to 6, not normalised.
 
-    The loss is that of the compiled model, regularisation included, in training mode: normalisation uses the
-    statistics of the batch (at initialisation the moving ones mean nothing), and dropout draws. Its random numbers
-    depend on the model's own random state or, where layers keep theirs in the kernel, are always the same, so the same
-    model and batch give the same scores. Weights, statistics, metrics and random states are restored afterwards.
-    Scores are in double precision; a loss that cannot be evaluated, or does not depend on the weights, is refused.
+    The loss is that of the compiled model, regularisation included, in training mode. The same model and batch give the
+    same scores, in double precision, and the model is restored afterwards.
     """
     gradients, held = _derivatives(model, x, y, names, twice=False), weights.read_state(model)
     return finite({name: np.abs(gradients[name] * held[name].astype(np.float64)) for name in names}, "SNIP")
@@ -32,11 +29,9 @@ def connection_sensitivity(model: Any, x: Any, y: Any, names: Sequence[str]) -> 
 def gradient_flow(model: Any, x: Any, y: Any, names: Sequence[str], temperature: float = TEMPERATURE) -> Scores:
     """Compute GraSP's -S = w * (H g), Wang et al. 2020, https://arxiv.org/abs/2002.07376, equation 8.
 
-    Gradient and Hessian are those of the loss of `connection_sensitivity` with two differences: the logits are divided
-    by a temperature, and regularisation is left out, which has no part in the authors' loss and would outweigh the rest
-    of it. Both are with respect to the named weights only. The logits are what goes into a softmax or sigmoid at the
-    model's end, otherwise its outputs; a model whose outputs are probabilities that come from anywhere else is refused.
-    The product H g is exact: the gradient of g' g, the first g held constant.
+    Gradient and Hessian are those of the loss of `connection_sensitivity`, with respect to the named weights only,
+    without regularisation, and with the logits divided by a temperature: what goes into a softmax or sigmoid at the
+    model's end, otherwise its outputs. Probabilities that come from anywhere else are refused.
     """
     with _softened(model, temperature) as soften:
         products, held = _derivatives(model, x, y, names, twice=True, soften=soften), weights.read_state(model)
@@ -121,6 +116,7 @@ def _derivatives(
     def derivatives() -> list[Any]:
         with tf.GradientTape() as outer:
             gradients = _differentiated(model, lambda: _loss(model, x, y, True, soften), chosen)
+            # The gradient of g' g, the first g held constant, is exactly H g.
             squared = tf.add_n([tf.reduce_sum(tf.stop_gradient(value) * value) for value in gradients])
         return tensors(outer.gradient(squared, chosen), chosen) if twice else gradients
 
@@ -138,10 +134,12 @@ def _derivatives(
 def _loss(model: Any, x: Any, y: Any, training: bool, soften: Callable[[Any], Any] | None = None) -> Any:
     import tensorflow as tf
 
+    # In training, normalisation uses the statistics of the batch: at initialisation the moving ones mean nothing.
     outputs = model(x, training=training)
     if soften is None:
         return model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=None)
     total = model.compute_loss(x=x, y=y, y_pred=soften(outputs), sample_weight=None)
+    # Regularisation has no part in the loss of GraSP's authors, and would outweigh the rest of it.
     if model.losses and is_keras(type(model).compute_loss):  # which has added them
         total -= tf.cast(tf.add_n([tf.reduce_sum(loss) for loss in model.losses]), total.dtype)
     return total
@@ -151,7 +149,9 @@ def _differentiated(model: Any, loss: Callable[[], Any], variables: Sequence[Any
     """Differentiate a loss in a graph of its own, or raise if it does not depend on the variables."""
     import tensorflow as tf
 
-    tf.random.set_seed(0)  # of this graph only: layers of tf_keras draw from the kernel's state
+    # Of this graph only. Layers of tf_keras draw for dropout from the kernel's state, and so always the same numbers;
+    # those of Keras 3 have a state of their own, which `_restored` puts back.
+    tf.random.set_seed(0)
     with tf.GradientTape() as tape:
         total = loss()
     gradients = tape.gradient(total, variables)

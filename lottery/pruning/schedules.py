@@ -86,9 +86,6 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 
 def num_pruned(rate: float, survivors: int) -> int:
-    """Return rate times survivors, rounded half to even.
-
-    The rate counts as the decimal number that was written: the float 0.57 is a little lower, and 0.57 of 619,750
-    would not end in a half.
-    """
+    """Return rate times survivors, rounded half to even; the rate counts as the decimal number that was written."""
+    # The float 0.57 is a little lower than 0.57, and of 619,750 it would not end in a half.
     return round(Fraction(repr(float(rate))) * survivors)

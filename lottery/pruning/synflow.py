@@ -26,15 +26,12 @@ def synaptic_flow(
     scope: str,
     targets: Mapping[tuple[str, ...], int] | None = None,
 ) -> Scores:
-    """Rank entries in the order in which SynFlow prunes them, Tanaka et al. 2020, https://arxiv.org/abs/2006.05467.
+    """Rank entries in the order in which SynFlow prunes them, with algorithm 1 of the paper; see `criteria.synflow`.
 
-    Algorithm 1 of the paper, with K = 100 steps from the masks `kept`; the score of equation 3 is |w * dR/dw|. R is the
-    sum of the network's outputs for an input of ones, in inference mode, with the absolute values of all trained
-    variables, and without a softmax or sigmoid at its end. Of n survivors that are ranked together, step k leaves
-    round(n f^(k/K)), where f is the target density over the present one. A copy in double precision is evaluated, since
-    R grows with the product of all widths. Arguments and errors are those of `criteria.synflow`; of `x` only shapes and
-    types matter, and `targets` take the place of density and scope. A model that looks its input up in a table, as an
-    Embedding does, is refused: of the table only the entry of token 1 would have a score.
+    R is the sum of the network's outputs for an input of ones, in inference mode, with the absolute values of all
+    trained variables, and without a softmax or sigmoid at its end. Of n survivors that are ranked together, step k of
+    K = 100 leaves round(n f^(k/K)), where f is the target density over the present one. Of `x` only shapes and types
+    matter, and `targets` take the place of density and scope.
 
     Returns:
         Ranks as floats, by weight, of the masks' shapes, counted from 1 in each group in the order of pruning, and of
@@ -83,6 +80,7 @@ def _joined(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndarra
 
 def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[str]) -> Callable[[Masks], Scores]:
     """Make a function from masks to SynFlow's scores |w * dR/dw| of the named weights; the model is read only once."""
+    # In double precision, since R grows with the product of all widths.
     with (
         _in_float64(keras_of(model)),
         evaluating(f"SynFlow evaluates the model {model.name!r} in double precision, in which it cannot be"),
@@ -161,6 +159,7 @@ def check_inputs(model: Any, x: Any) -> None:
 
 
 def _refuse_lookups(model: Any, tensors: Sequence[Any]) -> None:
+    # Of the table of an Embedding only the entry of token 1 would have a score.
     if any(_is_looked_up(tensor) for tensor in tensors):
         raise LotteryError(
             f"SynFlow: the model {model.name!r} looks its input up by whole numbers, as an Embedding does, so an input "
