@@ -13,7 +13,8 @@ from lottery.pruning import (
     schedules,
 )
 from lottery.pruning.granularity import Granularity
-from lottery.pruning.ranking import keep_highest, prune
+from lottery.pruning.one_shot import prune
+from lottery.pruning.ranking import keep_highest
 
 __all__ = [
     "Granularity", "allocation", "branches", "criteria", "fairness", "granularity", "keep_highest", "mask_actions",

@@ -13,6 +13,7 @@ from lottery.errors import LotteryError, unknown
 from lottery.masks import Masks, Scores, Shapes
 from lottery.models import units
 from lottery.models.units import Units
+from lottery.pruning.ranking import check_numbers
 
 
 def l1(values: np.ndarray, present: np.ndarray, is_mean: bool) -> np.ndarray:
@@ -278,12 +279,6 @@ class _Consecutive:
         """Arrange entries as the weight has them, without those that fill up the last group."""
         others, inputs, outputs = self.axes(name)
         return array.reshape(others, -1, outputs)[:, :inputs].reshape(self.shapes[name])
-
-
-def check_numbers(name: str, values: np.ndarray) -> None:
-    """Raise `LotteryError` if a score of a weight is NaN."""
-    if np.isnan(values).any():
-        raise LotteryError(f"The scores of {name!r} are not numbers (NaN), so they cannot be ranked.")
 
 
 # By the name in ``prune.granularity``.

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from lottery import masks, weights
 from lottery.errors import LotteryError
-from lottery.pruning import criteria, ranking
+from lottery.pruning import criteria, one_shot, ranking
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=9)
 
@@ -238,9 +238,9 @@ def test_one_shot_masks_equal_an_independent_ranking(library, scope, own, rng):
     assert list(values) == NAMES
     before = weights.read_state(model)
     for sparsity in (0, 0.1, 0.5, 0.8, 0.99):
-        kept = ranking.prune(model, sparsity, scope=scope, rates=own)
+        kept = one_shot.prune(model, sparsity, scope=scope, rates=own)
         assert_same(kept, one_shot_by_hand(values, sparsity, scope, own))
-    assert all(mask.all() for mask in ranking.prune(model, 0.0, scope=scope).values())
+    assert all(mask.all() for mask in one_shot.prune(model, 0.0, scope=scope).values())
     for name, value in weights.read_state(model).items():  # the model is not changed
         assert value.tobytes() == before[name].tobytes()
 
@@ -250,7 +250,7 @@ def test_one_shot_masks_equal_an_independent_ranking(library, scope, own, rng):
 def test_exactly_as_many_go_and_none_of_them_is_larger_than_one_that_stays(data, library, sparsity, biases):
     model, values = filled(library, data.draw, biases=biases)
     for scope in ranking.SCOPES:
-        kept = ranking.prune(model, sparsity, scope=scope, biases=biases)
+        kept = one_shot.prune(model, sparsity, scope=scope, biases=biases)
         assert list(kept) == list(values)
         for group in [list(values)] if scope == "global" else [[name] for name in values]:
             mask = np.concatenate([kept[name].ravel() for name in group])
@@ -270,7 +270,7 @@ def test_below_is_the_comparison_of_absolute_values(data, library, below, own, b
         threshold = np.float32(own if name in ("conv1d/kernel", "conv1d_1/kernel") else below).item()
         expected[name] = np.reshape([not abs(entry) < threshold for entry in value.ravel().tolist()], value.shape)
     for scope in ranking.SCOPES:
-        assert_same(ranking.prune(model, below=below, scope=scope, rates=rates, biases=biases), expected)
+        assert_same(one_shot.prune(model, below=below, scope=scope, rates=rates, biases=biases), expected)
 
 
 def test_below_masks_the_small_and_never_the_negative():
@@ -280,7 +280,7 @@ def test_below_masks_the_small_and_never_the_negative():
     weights.assign(model, {"head/kernel": entries})
 
     def head(below):
-        return ranking.prune(model, below=below)["head/kernel"].tolist()
+        return one_shot.prune(model, below=below)["head/kernel"].tolist()
 
     smaller = [[False, False, True], [True, False, False], [False, False, True], [True, True, False]]
     # 0.7 is no float32, but an entry that was set to 0.7 is not below it.
@@ -294,9 +294,9 @@ def test_weights_of_other_precisions(rng):
 
     layers = [keras.layers.Dense(30, dtype=dtype) for dtype in ("bfloat16", "float32", "float64")]
     model = keras.Sequential([keras.Input((20,)), *layers])
-    for kept in (ranking.prune(model, 0.3), ranking.prune(model, 0.3, scope="global")):
+    for kept in (one_shot.prune(model, 0.3), one_shot.prune(model, 0.3, scope="global")):
         assert sum(masks.num_kept(kept).values()) == round(0.7 * sum(mask.size for mask in kept.values()))
-    for name, mask in ranking.prune(model, below=0.1).items():
+    for name, mask in one_shot.prune(model, below=0.1).items():
         value = weights.read(model)[name]
         np.testing.assert_array_equal(mask, np.abs(value.astype(float)) >= float(value.dtype.type(0.1)))
 
@@ -320,27 +320,27 @@ def test_weights_of_other_precisions(rng):
 @pytest.mark.parametrize("scope", ranking.SCOPES)
 def test_exceptions_by_name_and_pattern(rates, own, scope, rng):
     model, values = filled("keras", rng=rng)
-    kept = ranking.prune(model, 0.5, scope=scope, rates=rates)
+    kept = one_shot.prune(model, 0.5, scope=scope, rates=rates)
     assert_same(kept, one_shot_by_hand(values, 0.5, scope, own))
     assert all(kept[name].all() == (rate == 0) for name, rate in own.items())
     # With a threshold, the exceptions are thresholds.
     above = {name: ~(np.abs(value) < own.get(name, 0.5)) for name, value in values.items()}
-    assert_same(ranking.prune(model, below=0.5, scope=scope, rates=rates), above)
+    assert_same(one_shot.prune(model, below=0.5, scope=scope, rates=rates), above)
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_biases_are_pruned_only_on_request(library, rng):
     model, values = filled(library, rng=rng, biases=True)
-    assert list(ranking.prune(model, 0.5)) == NAMES
-    kept = ranking.prune(model, 0.5, biases=True)
+    assert list(one_shot.prune(model, 0.5)) == NAMES
+    kept = one_shot.prune(model, 0.5, biases=True)
     assert set(kept) == {*NAMES, *BIASES}
     assert_same(kept, one_shot_by_hand(values, 0.5, "layerwise", {}))
-    together = ranking.prune(model, 0.5, scope="global", biases=True)
+    together = one_shot.prune(model, 0.5, scope="global", biases=True)
     assert_same(together, one_shot_by_hand(values, 0.5, "global", {}))
-    without = ranking.prune(model, below=100, rates={"*/bias": 0.0}, biases=True)
+    without = one_shot.prune(model, below=100, rates={"*/bias": 0.0}, biases=True)
     assert [name for name, mask in without.items() if mask.any()] == [name for name in values if name in BIASES]
     with pytest.raises(LotteryError, match=r"received '\*/bias'"):
-        ranking.prune(model, 0.5, rates={"*/bias": 0.0})
+        one_shot.prune(model, 0.5, rates={"*/bias": 0.0})
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
@@ -349,8 +349,8 @@ def test_a_bias_of_two_dimensions_and_a_vector_that_is_none(library):
     x = layers.Input((4, 2))
     model = importlib.import_module(library).Model(x, layers.BatchNormalization()(layers.GRU(3)(x)))
     kernels = ["gru/gru_cell/kernel", "gru/gru_cell/recurrent_kernel"]
-    assert list(ranking.prune(model, 0.5)) == kernels
-    assert list(ranking.prune(model, 0.5, biases=True)) == [*kernels, "gru/gru_cell/bias"]
+    assert list(one_shot.prune(model, 0.5)) == kernels
+    assert list(one_shot.prune(model, 0.5, biases=True)) == [*kernels, "gru/gru_cell/bias"]
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
@@ -378,7 +378,7 @@ def test_a_bias_of_two_dimensions_and_a_vector_that_is_none(library):
 )
 def test_a_bad_call_of_prune_is_one_sentence(library, call, message):
     with pytest.raises(LotteryError, match=message) as caught:
-        ranking.prune(network(library), **call)
+        one_shot.prune(network(library), **call)
     assert "\n" not in str(caught.value)
 
 
@@ -389,13 +389,13 @@ def test_models_that_cannot_be_pruned(library, rng):
     weights.assign(model, {"dense/kernel": np.full_like(values["dense/kernel"], np.nan)})
     for call in ({"sparsity": 0.0}, {"below": 0.1}):
         with pytest.raises(LotteryError, match=r"'dense/kernel' holds values that are not numbers \(NaN\)"):
-            ranking.prune(model, **call)
+            one_shot.prune(model, **call)
     weights.assign(model, values)
     with pytest.raises(LotteryError, match="not built"):
-        ranking.prune(library.Sequential([library.layers.Dense(3)]), 0.5)
+        one_shot.prune(library.Sequential([library.layers.Dense(3)]), 0.5)
     empty = library.Sequential([library.layers.InputLayer((3,)), library.layers.BatchNormalization()])
     with pytest.raises(LotteryError, match="no weight that can be pruned; weights.unprunable"):
-        ranking.prune(empty, 0.5)
+        one_shot.prune(empty, 0.5)
 
 
 def test_a_custom_layer_that_names_a_vector_is_pruned_there_alone():
@@ -413,4 +413,4 @@ def test_a_custom_layer_that_names_a_vector_is_pruned_there_alone():
             return [self.gain]
 
     model = keras.Sequential([keras.Input((10,)), Naming(), keras.layers.Dense(2)])
-    assert masks.num_kept(ranking.prune(model, 0.3)) == {"naming/gain": 7, "dense/kernel": 14}
+    assert masks.num_kept(one_shot.prune(model, 0.3)) == {"naming/gain": 7, "dense/kernel": 14}

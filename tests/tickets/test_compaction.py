@@ -14,7 +14,7 @@ from lottery.cli import tickets as ticket_commands
 from lottery.errors import LotteryError
 from lottery.models import networks, outputs
 from lottery.models.graph import ACTIVATIONS
-from lottery.pruning import ranking
+from lottery.pruning import one_shot
 from lottery.tickets import compaction, rebuilding, timing
 
 LIBRARIES = ("keras", "tf_keras")
@@ -549,7 +549,7 @@ def test_the_digits(keras, name):
     x = splits.test.x.astype("float32") / 16
     model = randomise(networks.builder(name, x.shape[1:], 10, keras.__name__)(), 1)
     dense = weights.read(model)
-    kept = ranking.prune(model, sparsity=0.99)
+    kept = one_shot.prune(model, sparsity=0.99)
     weights.assign(model, {key: np.where(kept[key], value, 0) for key, value in dense.items()})
     compacted = compaction.compact(model)
     assert compacted.num_parameters[1] < 0.5 * compacted.num_parameters[0]

@@ -20,7 +20,7 @@ import pytest
 from lottery import enforcement, masks, weights
 from lottery.enforcement import tfmot
 from lottery.errors import LotteryError
-from lottery.pruning import ranking
+from lottery.pruning import one_shot
 from lottery.tickets import exporting, tflite
 from lottery.tickets.reopened import Opened, Stored, are_held
 
@@ -60,7 +60,7 @@ def trained(library):
     model = network(keras)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01), loss, jit_compile=False)
-    kept = ranking.prune(model, sparsity=0.7)
+    kept = one_shot.prune(model, sparsity=0.7)
     weights.assign(model, masks.apply(weights.read(model), kept))
     x, labels = digits()
     with enforcement.constraint(model, kept) as callbacks:
@@ -442,7 +442,7 @@ def test_models_of_several_inputs_and_outputs(tmp_path, library):
     one, two = layers.Input((5,), name="one"), layers.Input((7,), name="two")
     x = layers.Concatenate()([one, two])
     model = keras.Model({"one": one, "two": two}, {"out": layers.Dense(4)(x), "side": layers.Dense(2)(x)})
-    kept = ranking.prune(model, sparsity=0.5)
+    kept = one_shot.prune(model, sparsity=0.5)
     weights.assign(model, masks.apply(weights.read(model), kept))
     for form in ("keras", "saved_model", "npz"):
         exported = exporting.export(model, kept, target(tmp_path, form), form)  # on random inputs
