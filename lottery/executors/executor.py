@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from lottery import interrupts, progress
 from lottery.errors import LotteryError
-from lottery.runs import store
 from lottery.runs.store import NetworkId
 
 
@@ -20,8 +19,7 @@ class Job(NamedTuple):
 
     def __str__(self) -> str:
         """Name the network in a sentence."""
-        replicate, number, branch = self.network
-        return f"Replicate {replicate}, round {number}" + ("" if branch == store.TICKET else f", branch {branch}")
+        return str(self.network)
 
 
 Train = Callable[[Job], None]

@@ -14,9 +14,7 @@ from lottery.models import networks
 from lottery.models.kerases import is_keras
 from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.sparse.reading import Chain, NoNumba
-from lottery.statistics import metric
 from lottery.training import engines, mirrored
-from lottery.training.records import accuracy_among
 
 
 def check_devices(experiment: config.Experiment) -> None:
@@ -99,13 +97,6 @@ def notes_on_start(drawn: Weights, before: Weights, num_replicates: int) -> list
         "The model is built with the same initial weights each time, so the replicates differ only in the order of "
         "the batches, and their spread says nothing about other initial weights."
     ]
-
-
-def too_fine(prepared: Prepared, tolerance: float | None) -> list[str]:
-    """Warn if a tolerance of accuracy is finer than one test example. Of a stream the number of examples is unknown."""
-    model, test_logs = prepared.trainer.model, prepared.trainer.loop.examined.test_logs
-    measured = accuracy_among(test_logs or tuple(model.get_metrics_result()))
-    return metric.too_fine(tolerance, prepared.data.num_examples("test") if measured else 0)
 
 
 def _on_devices(strategy: Any, has_keras_step: bool) -> Iterator[str]:

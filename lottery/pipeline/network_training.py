@@ -11,7 +11,6 @@ import numpy as np
 
 from lottery import config, files, interrupts, masks, progress, weights
 from lottery.errors import LotteryError, StorageError
-from lottery.executors.executor import Job
 from lottery.masks import Masks, Weights
 from lottery.models.kerases import reason
 from lottery.pipeline import building
@@ -88,7 +87,7 @@ def train_network(
         training.on_event(progress.Note(text))
 
     checkpointer = Checkpointer(file, training.every, training.should_stop, on_note, watch.memory)
-    with _errors_that_name(Job(training.path, network)):
+    with _errors_that_name(network, training.path):
         return training.prepared.trainer.train(start, kept, words, span, watch.at, on_step, checkpointer)
 
 
@@ -160,7 +159,7 @@ def steps_of(experiment: config.Experiment, network: NetworkId) -> tuple[int, in
 
 
 @contextlib.contextmanager
-def _errors_that_name(job: Job) -> Iterator[None]:
+def _errors_that_name(network: NetworkId, run: Path) -> Iterator[None]:
     """Name a network in the error that ends its training."""
     import tensorflow as tf
 
@@ -174,8 +173,7 @@ def _errors_that_name(job: Job) -> Iterator[None]:
             why = f"There is not enough memory: {error}."
         elif isinstance(error, tf.errors.OpError):
             why = f"TensorFlow stopped: {reason(error)}."
-        stored = f"What was trained before is kept in {str(job.run)!r}."
-        raise LotteryError(f"{job}: {why} {stored}") from error
+        raise LotteryError(f"{network}: {why} What was trained before is kept in {str(run)!r}.") from error
 
 
 def _step(

@@ -7,12 +7,13 @@ from typing import Any
 from lottery import config, formatting
 from lottery.executors.executor import Job
 from lottery.pipeline import dispatch, environment, opening
-from lottery.pipeline.checks import too_fine
-from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, with_functions
+from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared, with_functions
 from lottery.pipeline.session import Execution
 from lottery.pipeline.worker import Recipe
 from lottery.runs import store
 from lottery.runs.store import NetworkId
+from lottery.statistics import metric
+from lottery.training.records import accuracy_among
 
 
 def run(
@@ -63,6 +64,13 @@ def wanted(path: Path, experiment: config.Experiment) -> list[Job]:
     """List every network of a run, stored or not, in the order of training."""
     replicates = range(1, experiment.run.num_replicates + 1)
     return [Job(path, NetworkId(number, *place)) for number in replicates for place in store.wanted(experiment)]
+
+
+def too_fine(prepared: Prepared, tolerance: float | None) -> list[str]:
+    """Warn if a tolerance of accuracy is finer than one test example. Of a stream the number of examples is unknown."""
+    model, test_logs = prepared.trainer.model, prepared.trainer.loop.examined.test_logs
+    measured = accuracy_among(test_logs or tuple(model.get_metrics_result()))
+    return metric.too_fine(tolerance, prepared.data.num_examples("test") if measured else 0)
 
 
 def _size(path: Path, experiment: config.Experiment) -> str:

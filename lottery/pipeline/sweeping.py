@@ -10,7 +10,6 @@ from typing import Any
 from lottery import config, interrupts
 from lottery.errors import LotteryError
 from lottery.pipeline import dispatch, environment, opening, presets, running, shared_prefix
-from lottery.pipeline.checks import too_fine
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution, Session
 from lottery.pipeline.worker import Recipe
@@ -119,7 +118,7 @@ def _open(
         else:
             prepared = opening.open_run(session.stack, path, experiment, ingredients, num_threads)
             session.note(*(f"{path}: {note}" for note in prepared.notes))
-            warnings = {*too_fine(prepared, tolerance)} - warned  # once for all that share the data
+            warnings = {*running.too_fine(prepared, tolerance)} - warned  # once for all that share the data
             session.note(*warnings)
             warned |= warnings
         if signal := session.should_stop():

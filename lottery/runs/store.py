@@ -37,6 +37,11 @@ class NetworkId(NamedTuple):
     round: int
     branch: str = TICKET
 
+    def __str__(self) -> str:
+        """Name the network in a sentence."""
+        branch = "" if self.branch == TICKET else f", branch {self.branch}"
+        return f"Replicate {self.replicate}, round {self.round}{branch}"
+
 
 def replicates(run: Path, experiment: config.Experiment) -> list[int]:
     """List the replicates of an experiment that have a folder: a stranger's experiment may want any number."""
