@@ -8,7 +8,7 @@ from lottery import config, formatting
 from lottery.executors.executor import Job
 from lottery.pipeline import dispatch, environment, opening
 from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared, with_functions
-from lottery.pipeline.session import Execution
+from lottery.pipeline.session import Execution, Session
 from lottery.pipeline.worker import Recipe
 from lottery.runs import store
 from lottery.runs.store import NetworkId
@@ -48,15 +48,8 @@ def run(
         jobs = [job for job in wanted(path, experiment) if not store.is_stored(path, *job.network)]
         session.note(*prepared.notes, *too_fine(prepared, tolerance), _size(path, experiment))
         session = session.writing({path: experiment})
-        recipe = Recipe(
-            path=path,
-            experiment=experiment,
-            num_threads=store.read_environment(path)["num_threads"],
-            data_sha256=prepared.data.fingerprint,
-            ingredients=ingredients,
-            every=execution.checkpoint_every,
-        )
-        dispatch.carry_out({path: recipe}, jobs, session, {path: prepared})
+        recipes = {path: recipe(path, experiment, ingredients, session)}
+        dispatch.carry_out(recipes, jobs, session, {path: prepared})
     return path
 
 
@@ -64,6 +57,27 @@ def wanted(path: Path, experiment: config.Experiment) -> list[Job]:
     """List every network of a run, stored or not, in the order of training."""
     replicates = range(1, experiment.run.num_replicates + 1)
     return [Job(path, NetworkId(number, *place)) for number in replicates for place in store.wanted(experiment)]
+
+
+def recipe(
+    path: Path,
+    experiment: config.Experiment,
+    ingredients: Ingredients,
+    session: Session,
+    states: tuple[int, ...] = (),
+) -> Recipe:
+    """Collect what it takes to train networks of a run that is open."""
+    # What the run began with, whatever this process would choose.
+    recorded = store.read_environment(path)
+    return Recipe(
+        path=path,
+        experiment=experiment,
+        num_threads=recorded["num_threads"],
+        data_sha256=recorded["data_sha256"],
+        ingredients=ingredients,
+        every=session.execution.checkpoint_every,
+        states=states,
+    )
 
 
 def too_fine(prepared: Prepared, tolerance: float | None) -> list[str]:

@@ -12,7 +12,6 @@ from lottery.errors import LotteryError
 from lottery.pipeline import dispatch, environment, opening, presets, running, shared_prefix
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution, Session
-from lottery.pipeline.worker import Recipe
 from lottery.runs import store
 
 # Keys that a grid may not change: each value would be another sweep.
@@ -91,7 +90,7 @@ def sweep(
         states = shared_prefix.states(copies, experiments)
         session.note(_size(len(experiments), len(missing), len(copies)))
         recipes = {
-            path: _recipe(path, experiment, ingredients, session, states.get(path, ()))
+            path: running.recipe(path, experiment, ingredients, session, states.get(path, ()))
             for path, experiment in experiments.items()
         }
         dispatch.carry_out(recipes, missing, session.writing(experiments), copies=copies)
@@ -123,21 +122,6 @@ def _open(
             warned |= warnings
         if signal := session.should_stop():
             raise interrupts.Stopped(signal)
-
-
-def _recipe(
-    path: Path, experiment: config.Experiment, ingredients: Ingredients, session: Session, states: tuple[int, ...]
-) -> Recipe:
-    environment = store.read_environment(path)
-    return Recipe(
-        path=path,
-        experiment=experiment,
-        num_threads=environment["num_threads"],
-        data_sha256=environment["data_sha256"],
-        ingredients=ingredients,
-        every=session.execution.checkpoint_every,
-        states=states,
-    )
 
 
 def _size(num_experiments: int, num_missing: int, num_copies: int) -> str:
