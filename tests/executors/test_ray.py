@@ -195,7 +195,7 @@ def test_a_node_that_shares_the_folder_works_in_it_and_tells_in_the_runs_own_wor
         worker.collect(progress.Done(step(folder, 9), {}))
 
     folder, worker = folder_of(tmp_path / run), worker_of(train)
-    assert worker.carry_out(Attempt(7, Job(run, (1, 1, "ticket")), folder, _stamp(folder))) is True
+    assert worker.carry_out(Attempt(7, Job(run, store.NetworkId(1, 1)), folder, _stamp(folder))) is True
     assert worker.events.sent == [
         (7, []),  # it has begun
         (
@@ -248,7 +248,7 @@ def test_what_happens_arrives_before_a_failure(tmp_path):
 
     folder, worker = folder_of(tmp_path), worker_of(train)
     with pytest.raises(LotteryError, match=r"^Too small\."):
-        worker.carry_out(Attempt(1, Job(Path("one"), (1, 0, "ticket")), folder, _stamp(folder)))
+        worker.carry_out(Attempt(1, Job(Path("one"), store.NetworkId(1, 0)), folder, _stamp(folder)))
     assert worker.events.sent[-1] == (1, [progress.Note("Words.")])
 
 
@@ -259,7 +259,7 @@ def test_a_worker_that_was_stopped_trains_no_more(tmp_path):
         raise lottery.interrupts.Stopped(worker.should_stop())
 
     folder, worker = folder_of(tmp_path), worker_of(train)
-    attempt = Attempt(1, Job(Path("one"), (1, 0, "ticket")), folder, _stamp(folder))
+    attempt = Attempt(1, Job(Path("one"), store.NetworkId(1, 0)), folder, _stamp(folder))
     assert worker.should_stop() == 0
     assert worker.carry_out(attempt) is False and worker.should_stop() == signal.SIGTERM
     worker.train = None

@@ -11,13 +11,14 @@ from lottery import interrupts, progress
 from lottery.errors import LotteryError, StorageError
 from lottery.executors import scheduler
 from lottery.executors.executor import Executor, Job, Lost
+from lottery.runs.store import NetworkId
 
 RUN = Path("run")
 
 
 def networks(num_replicates, num_rounds, branches=(), run=RUN):
     return [
-        Job(run, (replicate, index, branch))
+        Job(run, NetworkId(replicate, index, branch))
         for replicate in range(1, num_replicates + 1)
         for branch in ("ticket", *branches)
         for index in range(num_rounds + 1)

@@ -172,7 +172,7 @@ def test_a_damaged_original_is_not_copied(small_run, tmp_path):
     shutil.copytree(small_run.path, copy)
     path = copy / "replicate-1/round-00/weights.safetensors"
     files.write(path, path.read_bytes()[:-1])
-    job, original = (lottery.executors.executor.Job(run, (1, 0, "ticket")) for run in (tmp_path / "other", copy))
+    job, original = (lottery.executors.executor.Job(run, store.NetworkId(1, 0)) for run in (tmp_path / "other", copy))
     files.write(job.run / "experiment.toml", config.dump(small_run.experiment).encode())
     with pytest.raises(LotteryError, match="is damaged"):
         shared_prefix.copy_network(job, original, small_run.experiment)
