@@ -11,7 +11,7 @@ from lottery.formatting import ranges
 from lottery.grids import Table
 from lottery.runs import store
 from lottery.statistics import intervals, results, verdicts
-from lottery.statistics.metric import ACCURACY, Metric, metric_of
+from lottery.statistics.metric import ACCURACY, Metric, metric_of, unit
 
 COLUMNS = (
     "round", "density", "run", "replicates", "accuracy", "low", "high", "difference", "difference_low",
@@ -117,8 +117,7 @@ def _lines(
         values = part[measure].dropna()
         if values.empty:
             continue
-        unit = float(values.abs().mean()) if measure.endswith("loss") else 1.0
-        mean, low, high = intervals.mean_interval(values.tolist(), confidence, unit)
+        mean, low, high = intervals.mean_interval(values.tolist(), confidence, unit(values))
         if measure.endswith("accuracy"):
             low, high = intervals.of_accuracy(low, high)
         pair = against.get(number, {})

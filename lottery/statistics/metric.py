@@ -39,10 +39,6 @@ class Metric:
         """The column with the values at the end of training."""
         return f"final_test_{self.what}"
 
-    def unit(self, values: Any) -> float:
-        """Return the size that values, a column of a table, have; accuracies are of the size 1."""
-        return float(values.abs().mean()) if self.is_loss else 1.0
-
     def value(self, value: float) -> str:
         """Format a value; empty for NaN."""
         return _loss(value) if self.is_loss else number(value)
@@ -78,6 +74,11 @@ class Metric:
 
 ACCURACY = Metric("accuracy", 0.002)  # as in Frankle et al. 2020, https://arxiv.org/abs/1912.05671
 LOSS = Metric("loss", 0.02)
+
+
+def unit(values: Any) -> float:
+    """Return the size that the values of a column have: the mean of losses, which have no unit; 1 of all others."""
+    return float(values.abs().mean()) if values.name.endswith("loss") else 1.0
 
 
 def metric_of(rows: Any) -> Metric:

@@ -10,7 +10,7 @@ from lottery.grids import Table
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.statistics import intervals, verdicts
-from lottery.statistics.metric import Metric, metric_of, scored
+from lottery.statistics.metric import metric_of, scored, unit
 
 COLUMNS = (
     "replicate", "branch", "round", "density", "num_kept", "early_stop_step", "early_stop_val_loss",
@@ -70,8 +70,8 @@ def summary(rows: Table, num_steps: int | None = None) -> Table:
         "std": "std",
         "min": "min",
         "max": "max",
-        "low": lambda values: _ends(values, metric)[0],
-        "high": lambda values: _ends(values, metric)[1],
+        "low": lambda values: _ends(values)[0],
+        "high": lambda values: _ends(values)[1],
     }
     measured: Any = {f"{metric.what}_{name}": (metric.early_stop, part) for name, part in parts.items()}
     measured[f"final_{metric.what}_mean"] = (metric.final, "mean")
@@ -135,8 +135,8 @@ def of_sweep(runs: Iterable[tuple[Path, Mapping[str, Any]]], tolerance: float | 
     return pd.DataFrame(rows)
 
 
-def _ends(values: Any, metric: Metric) -> tuple[float, float]:
+def _ends(values: Any) -> tuple[float, float]:
     if not values.notna().all():
         return np.nan, np.nan
-    _, low, high = intervals.mean_interval(values.tolist(), unit=metric.unit(values))
+    _, low, high = intervals.mean_interval(values.tolist(), unit=unit(values))
     return low, high

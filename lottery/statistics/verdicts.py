@@ -19,7 +19,7 @@ from lottery.grids import Table
 from lottery.pruning import branches, fairness
 from lottery.runs import store
 from lottery.statistics import intervals, power
-from lottery.statistics.metric import ACCURACY, Metric, metric_of, scored
+from lottery.statistics.metric import ACCURACY, Metric, metric_of, scored, unit
 
 TOLERANCE = ACCURACY.tolerance
 MEASURE = ACCURACY.early_stop
@@ -176,7 +176,7 @@ def differences(
     density = rows[rows["branch"] == store.TICKET].groupby("round")["density"].mean()
     measure = measure or metric_of(rows).early_stop
     # How small a difference of losses counts as none depends on the size of the losses.
-    unit = float(rows[measure].abs().mean()) if measure.endswith("loss") else 1.0
+    size = unit(rows[measure])
     lines = []
     for number, column in paired(rows, measure, against).items():
         pairs = column.dropna()
@@ -185,7 +185,7 @@ def differences(
         if spacing:
             mean, low, high = intervals.on_a_grid(pairs.tolist(), spacing, confidence)
         else:
-            mean, low, high = intervals.mean_interval(pairs.tolist(), confidence, unit)
+            mean, low, high = intervals.mean_interval(pairs.tolist(), confidence, size)
         lines.append((number, density[number], len(pairs), mean, pairs.std(), low, high))
     return pd.DataFrame(lines, columns=list(DIFFERENCES))
 
