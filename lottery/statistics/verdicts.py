@@ -175,10 +175,11 @@ def differences(
 
     density = rows[rows["branch"] == store.TICKET].groupby("round")["density"].mean()
     measure = measure or metric_of(rows).early_stop
+    found = paired(rows, measure, against)
     # How small a difference of losses counts as none depends on the size of the losses.
     size = unit(rows[measure])
     lines = []
-    for number, column in paired(rows, measure, against).items():
+    for number, column in found.items():
         pairs = column.dropna()
         if pairs.empty:
             continue
