@@ -46,10 +46,12 @@ class FitCallback(keras.callbacks.Callback):
             self._begin(logs)
 
     def _begin(self, logs: Any) -> None:
+        # If anything is refused on the way, the stack removes what was installed before it.
         with contextlib.ExitStack() as stack:
             self.install(stack, logs)
             stack.callback(setattr, self.model, "train_function", None)
             _remake_train_function(self.model)
+            # If `fit` raises, Keras calls no hook at all; then the next `fit` removes what is installed.
             stack.enter_context(replaced(self.model, "fit", self._closed_before))
             self._installed = stack.pop_all()
 

@@ -84,6 +84,7 @@ def gradient(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
         constrained(entries),
         applying(optimizer, lambda gradients, variables: (masked(entries, gradients, variables), variables)),
     ):
+        # Momentum of the time before would move masked entries that have no gradient any more.
         clear_slots(optimizer, entries)
         yield []
 
@@ -206,6 +207,7 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
             )
     own = {id(entry.variable): mode for entry in entries}
     _HOLDING.update(own)
+    # `fit` keeps the functions that it has traced, so they are made again at both ends.
     try:
         with (
             frozen(model, [entry for entry in entries if entry.frozen]),

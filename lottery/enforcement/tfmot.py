@@ -88,6 +88,7 @@ def leaves(model: Any, masked: bool = False) -> dict[Any, bool]:
     if not (isinstance(model, tf_keras.Sequential) or model._is_graph_network):
         return found
     for layer in model.layers:
+        # What one place of a shared layer needs counts for all: there is a single layer to replace.
         if isinstance(layer, tf_keras.Model):
             inner = leaves(layer, masked or _has_mask(layer, "input_tensors"))
         else:
@@ -148,6 +149,7 @@ def with_layers(model: Any, new: dict[int, Any]) -> Any:
 
 def _pruned(layer: Any) -> Sequence[Any] | None:
     """Return the variables that a wrapper around a layer would prune; None if tfmot refuses the layer."""
+    # tfmot 0.8 has no public name for the layers that it knows.
     from tensorflow_model_optimization.python.core.sparsity.keras import prune_registry
 
     if hasattr(layer, "get_prunable_weights"):
@@ -216,6 +218,7 @@ def wrap(model: Any, masks: Mapping[str, Any]) -> Any:
     if chosen:
         model = with_layers(model, {key: _wrapper(layer) for key, layer in chosen.items()})
     silence(model)
+    # Again, for new wrappers have mask variables of their own.
     found = find(model)
     kept = {id(entry.variable): entry.mask for entry in entries}
     for wrapped in found.values():
@@ -372,6 +375,6 @@ def _preceded(masks: Sequence[tuple[Any, Any]], then: Callable[[], Any] | None, 
             then()
         return call(*arguments, **named)
 
-    # Keras passes ``training`` and masks only to a call that names them.
+    # Keras passes ``training`` and masks only to a call that names them; it reads the names from the signature.
     call_masked.__signature__ = inspect.signature(call)
     return call_masked

@@ -392,6 +392,7 @@ def rng_for(seed: int, replicate: int, index: int, label: str) -> np.random.Gene
 
 def words_for(seed: int, replicate: int, index: int, label: str) -> tuple[int, ...]:
     """The seed words of a branch from a round of a replicate."""
+    # By a checksum of the label, and not Python's hash, which is another in each process.
     return seed, replicate, randomness.BRANCH, index, zlib.crc32(label.encode())
 
 

@@ -103,6 +103,7 @@ def movement(inputs: CriterionInputs) -> dict[str, np.ndarray]:
 
 def random(inputs: CriterionInputs) -> dict[str, np.ndarray]:
     """Chance, uniform in [0, 1), drawn by name: Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 2."""
+    # In the order of the names, so that the draws do not depend on the order in which a model lists its weights.
     drawn = {name: inputs.rng.random(np.shape(inputs.trained[name])) for name in sorted(inputs.trained)}
     return {name: drawn[name] for name in inputs.trained}
 

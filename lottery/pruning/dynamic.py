@@ -61,6 +61,7 @@ def set_(counts: Mapping[str, int], num_steps: int, seed: int) -> dict[int, Chan
 
     def change(step: int) -> Change:
         def replace(kept: Masks, state: Weights) -> Masks:
+            # A generator for each step, so that a training that is resumed draws what it would have drawn.
             rng = np.random.default_rng([seed, step])
             scores = {name: rng.random(kept[name].shape) for name in sorted(kept)}
             return dropped_and_grown(kept, state, scores, FRACTION)

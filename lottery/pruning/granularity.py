@@ -170,6 +170,7 @@ def _pooled(
         masks_module.check(masks, {name: np.asarray(scores[name]) for name in masks if name in scores})
         pooled = {}
         for name, shape in shapes.items():
+            # In double precision: sums in single precision would round to ties that the scores do not have.
             values, present = members(name, scores).astype(np.float64), members(name, masks, False)
             check_numbers(name, values[present])
             pooled[name] = NORMS[norm](values, present, is_mean).reshape(shape)
