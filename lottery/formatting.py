@@ -21,16 +21,18 @@ def column(values: Iterable[Any]) -> list[str]:
     """Format the values of a column alike: whole numbers if all are, with thousands separators; texts as they are."""
     values = list(values)
     numbers = [float(value) for value in values if isinstance(value, Real) and value == value]
-    whole = all(value.is_integer() for value in numbers)
-    form = ",.0f" if whole else ",.1f" if max(map(abs, numbers)) >= 1000 else ".4f"
-    return [
-        number(float(value), form)
-        if isinstance(value, Real) and not isinstance(value, bool)
-        else ""
-        if value is None
-        else str(value)
-        for value in values
-    ]
+    form = ".4f"
+    if all(value.is_integer() for value in numbers):
+        form = ",.0f"
+    elif max(map(abs, numbers)) >= 1000:
+        form = ",.1f"
+
+    def text(value: Any) -> str:
+        if isinstance(value, Real) and not isinstance(value, bool):
+            return number(float(value), form)
+        return "" if value is None else str(value)
+
+    return [text(value) for value in values]
 
 
 def are_numbers(cells: Iterable[str]) -> bool:

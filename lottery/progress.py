@@ -237,13 +237,16 @@ def _key(where: Step) -> Key:
 
 def _line(where: Step, room: int) -> str:
     """Describe a network in training, in the room that is left of its bar."""
+    validation = ""
+    if where.val_accuracy == where.val_accuracy:  # not NaN, as it is of a model that measures none
+        validation = f"validation {where.val_accuracy:.4f}"
     parts = [
         where.run.name if where.several else "",
         f"replicate {where.replicate}/{where.num_replicates}",
         f"round {where.round}/{where.num_rounds}",
         _branch(where),
         f"step {where.step:,}/{where.num_steps:,}",
-        f"validation {where.val_accuracy:.4f}" if where.val_accuracy == where.val_accuracy else "",
+        validation,
         f"density {where.density:.4f}",
     ]
     shown = [part for part in parts if part]

@@ -77,9 +77,11 @@ def figure(
     for place, (branch, look) in enumerate(chains.items()):
         part = points[points["branch"] == branch]
         outside = _outside(part, measure, (bottom, top))
-        worst = outside["mean"].max() if measure.is_loss else outside["mean"].min()
-        leaves = f"\n({'rises' if measure.is_loss else 'falls'} to {worst:.3g})" if len(outside) else ""
-        aside, label = style.aside(ax, place, len(chains), points["round"].nunique()), branch + leaves
+        aside, label = style.aside(ax, place, len(chains), points["round"].nunique()), branch
+        if len(outside) and measure.is_loss:
+            label += f"\n(rises to {outside['mean'].max():.3g})"
+        elif len(outside):
+            label += f"\n(falls to {outside['mean'].min():.3g})"
         style.bars(ax, part["x"], part, look, label, first=place == 0, transform=ax.transData + aside)
         if len(outside):
             # On the edge, in axes coordinates, with a row for each branch. A line without points, unclipped, would be

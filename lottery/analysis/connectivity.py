@@ -272,7 +272,8 @@ def _by_round(pruned: list[dict[str, Any]], step: int) -> str:
         shown = f"{lowest['where']} has the lowest test-error barrier, {lowest['text']}"
         return f"rewound to step {step}, no pruned network tried is stable: {shown}"
     unstable = [str(line["round"]) for line in pruned if not line["stable"]]
-    but = f"; not stable: round{'s' if len(unstable) > 1 else ''} {', '.join(unstable)}" if unstable else ""
+    rounds = "round" if len(unstable) == 1 else "rounds"
+    but = f"; not stable: {rounds} {', '.join(unstable)}" if unstable else ""
     shown = f"at {best['where']} the test-error barrier is {best['text']}"
     return f"rewound to step {step}, networks are stable down to density {best['density']:.4f}: {shown}{but}"
 

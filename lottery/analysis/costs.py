@@ -48,14 +48,14 @@ def table(run: Path) -> Table:
         needed, num_used = multiply_adds.of_kept(used, per_entry), sum(used.values())
         if (stored.branch, stored.round) == (store.TICKET, 0):  # the first round of each replicate
             dense = needed
-            others = _others(stored, environment.get("not_pruned", {})) if others is None else others
-        left, whole = num_used + (others or 0), record["num_weights"] + (others or 0)
+            if others is None:
+                others = _others(stored, environment.get("not_pruned", {}))
         steps = [step for step, *_ in stored.metrics]
         computed = {
-            "compression": record["num_weights"] / num_used if num_used else math.inf,
-            "parameter_compression": math.nan if others is None else whole / left if left else math.inf,
+            "compression": _ratio(record["num_weights"], num_used),
+            "parameter_compression": _ratio(record["num_weights"], num_used, beside=others),
             "multiply_adds": math.nan if needed is None else needed,
-            "speedup": math.nan if needed is None or dense is None else dense / needed if needed else math.inf,
+            "speedup": _ratio(dense, needed),
             "steps": max(steps) - min(steps),
             **dict(zip(("spent_steps", "spent_multiply_adds"), all_spent[stored.labels], strict=True)),
             "engine": stored.engine,
@@ -63,6 +63,13 @@ def table(run: Path) -> Table:
         rows.append({column: record[column] for column in COLUMNS if column in record} | computed)
     floats = "compression", "parameter_compression", "multiply_adds", "speedup", "seconds", "spent_multiply_adds"
     return frame(rows, COLUMNS).astype(dict.fromkeys(floats, float))
+
+
+def _ratio(whole: int | None, part: int | None, beside: int | None = 0) -> float:
+    """Divide two numbers with others `beside` both; NaN if a number is not known, infinite if nothing is left."""
+    if whole is None or part is None or beside is None:
+        return math.nan
+    return (whole + beside) / (part + beside) if part + beside else math.inf
 
 
 def spent(run: Path, networks: Sequence[StoredRound]) -> dict[tuple[int, str, int, float], tuple[int, float]]:

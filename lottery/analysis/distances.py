@@ -30,11 +30,13 @@ def moved(start: np.ndarray, trained: np.ndarray) -> tuple[float, float, float, 
     norm, end, distance = (float(np.linalg.norm(value)) for value in (start, trained, trained - start))
     signed = start != 0
     changed = np.sign(start[signed]) != np.sign(trained[signed])
+    relative = distance / norm if norm else np.nan
+    cosine = float(start @ trained) / (norm * end) if norm and end else np.nan
     return (
         norm,
         distance,
-        distance / norm if norm else np.nan,
-        float(start @ trained) / (norm * end) if norm and end else np.nan,
+        relative,
+        cosine,
         float(changed.mean()) if changed.size else np.nan,
     )
 

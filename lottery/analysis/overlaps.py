@@ -183,7 +183,9 @@ def _tickets(runs: list[Path], round: int, matched: bool) -> dict[str, Masks]:
     folders = [run.resolve().name for run in runs]
     found: dict[str, Masks] = {}
     for run, name in zip(runs, folders, strict=True):
-        prefix = "" if len(runs) == 1 else f"{name if folders.count(name) == 1 else run}:"
+        prefix = ""
+        if len(runs) > 1:
+            prefix = f"{name}:" if folders.count(name) == 1 else f"{run}:"
         for stored in stored_rounds(run, [round], branches=False):
             kept = stored.masks
             has, had = _shapes(kept), _shapes(next(iter(found.values()), kept))

@@ -41,7 +41,8 @@ def finish(
 def grid(num: int, width: float) -> tuple[int, int]:
     """Return the numbers of panels beside and above each other in so many inches, with room for a title on each."""
     most = max(2, int((width - style.letters(3)) / style.letters(8)))
-    across = min(most, num if num <= 3 else 2 if num == 4 else 3)
+    wanted = 2 if num == 4 else min(num, 3)  # four panels are two rows of two
+    across = min(most, wanted)
     return across, -(-num // across)
 
 

@@ -153,12 +153,13 @@ def aside(ax: Any, place: int, num: int, num_x: int) -> Any:
 def bars(ax: Any, x: Any, part: Table, look: BranchStyle, label: str, first: bool = False, **options: Any) -> Any:
     """Draw means with the bars of `spread`, the first of several lines a little stronger."""
     color, marker, line = look
+    size, wide, thin, above = (4, 1.6, 0.9, 3) if first else (3.5, 0.9, 0.6, 2)
+    ends = None
+    if part["replicates"].max() > 1:
+        ends = [part["mean"] - part["low"], part["high"] - part["mean"]]
     return ax.errorbar(
-        x, part["mean"],
-        yerr=[part["mean"] - part["low"], part["high"] - part["mean"]] if part["replicates"].max() > 1 else None,
-        color=color, marker=marker, markersize=thick(4 if first else 3.5), linestyle=line,
-        linewidth=thick(1.6 if first else 0.9), elinewidth=thick(0.9 if first else 0.6), capsize=thick(2), label=label,
-        zorder=3 if first else 2, **options,
+        x, part["mean"], yerr=ends, color=color, marker=marker, markersize=thick(size), linestyle=line,
+        linewidth=thick(wide), elinewidth=thick(thin), capsize=thick(2), label=label, zorder=above, **options,
     )  # fmt: skip
 
 

@@ -198,15 +198,18 @@ def _interval(*ends: float) -> dict[str, float | None]:
 def _provenance(run: Path, environment: dict[str, Any], record: dict[str, Any], at: str) -> dict[str, Any]:
     experiment = store.read_experiment(run)
     protocol = experiment.model_dump(mode="json")
-    protocol["data"]["path"] = Path(protocol["data"]["path"]).name if protocol["data"]["path"] else ""
+    protocol["data"]["path"] = Path(protocol["data"]["path"]).name  # its folders are nobody's business
+    mode, step = experiment.rewind.mode, experiment.rewind.step
+    if not record["round"]:
+        mode, step = "weights", 0
     kept = ("versions", "python", "processor", "num_threads", "commit")
     return {
         "run": run.resolve().name,
         "digest": config.digest(experiment),
         "replicate": record["replicate"],
         "round": record["round"],
-        "rewind_mode": experiment.rewind.mode if record["round"] else "weights",
-        "rewind_step": experiment.rewind.step if record["round"] else 0,
+        "rewind_mode": mode,
+        "rewind_step": step,
         "trained_at": at,
         "trained_step": experiment.train.num_steps if at == "end" else record["early_stop_step"],
         "data": {
