@@ -112,6 +112,7 @@ class _RayExecutor(Executor):
             if self._gone:
                 raise LotteryError(self._gone)
             wanted, folder = self._resources[job.run], job.run.absolute()
+            # Ray must not retry: the scheduler counts losses, and begins a network again from its checkpoint.
             options = {"num_cpus": wanted["CPU"], "num_gpus": wanted.get("GPU", 0), "max_retries": 0}
             if "memory" in wanted:
                 options["memory"] = int(wanted["memory"])
@@ -254,6 +255,7 @@ class _Worker:
 
     def _deliver(self, first: bool) -> None:
         events = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        # The first delivery may be empty: it says that the network has begun, which is then no longer cancelled by Ray.
         if events or first:
             self.events.put((self.attempt.number, events))
         self.cancelled = self.cancelled or not self.orders.empty()

@@ -91,6 +91,7 @@ class _Launch:
 
     def next_job(self) -> Job | None:
         """Take the next network that can be trained now, if there is one and room for it."""
+        # A network that was stopped or lost comes back, and keeps its place before later ones.
         self.ready = sorted([*self.ready, *self.order.get_ready()], key=lambda job: self.place[job])
         most = self.executor.max_workers
         if not self.ready or (most is not None and len(self.running) >= most):

@@ -151,6 +151,7 @@ def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[],
     import tensorflow as tf
 
     needed = {"momentum", "moving_mean", "moving_variance"}
+    # `model.layers` has only the outermost layers; this private method of keras and tf_keras has the nested ones, too.
     layers = [layer for layer in model._flatten_layers() if layer.trainable and needed <= {*dir(layer)}]
     if not layers:
         return None
@@ -217,6 +218,7 @@ def _drawn(num_examples: int) -> Sequence[np.ndarray]:
     """Draw batches of examples, the same each time."""
     size = min(STATISTICS_BATCH, num_examples)
     drawn = randomness.generator(0).permutation(num_examples)[:STATISTICS_EXAMPLES]
+    # In the mean of the batches' statistics each example of a smaller batch would count more, so there is none.
     return np.split(drawn[: len(drawn) // size * size], len(drawn) // size)
 
 

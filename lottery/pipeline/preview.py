@@ -7,7 +7,6 @@ from lottery import config, data, weights
 from lottery.errors import LotteryError
 from lottery.formatting import column, replicates
 from lottery.grids import Table
-from lottery.masks import Shapes
 from lottery.models import networks
 from lottery.pipeline import building, presets
 from lottery.pruning import granularity, plan
@@ -15,11 +14,6 @@ from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-
-
-def shapes_of(experiment: config.Experiment, import_code: bool = False) -> Shapes:
-    """Return the shapes of the prunable weights; see `model_of`."""
-    return {key: value.shape for key, value in weights.read(model_of(experiment, import_code)).items()}
 
 
 def model_of(experiment: config.Experiment, import_code: bool = False) -> Any:

@@ -32,15 +32,11 @@ SPLITS = {"validation": "val", "test": "test"}
 OnNetwork = Callable[[int, int, str], None]
 
 
-def _silent(done: int, total: int, name: str) -> None:
-    """Show nothing."""
-
-
 @contextlib.contextmanager
 def opened(
     run: Path,
     ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
-    on_network: OnNetwork = _silent,
+    on_network: OnNetwork = lambda *_: None,
 ) -> Iterator[Recomputation]:
     """Prepare the model and the data of a run, for `runs.verification.verify` to compute its numbers again.
 
@@ -73,7 +69,7 @@ def opened(
             raise LotteryError(f"The units that {str(run)!r} has in environment.json are not those of its model.")
         wanted = prepared.experiment.model_copy(update={"model": experiment.model})
         notes = opening.agreed(run, wanted, prepared.experiment, prepared.observe)
-        recomputing = _Recomputing(run, ingredients, on_network, prepared, _elsewhere(recorded), notes)
+        recomputing = _Recomputing(run, ingredients, on_network, prepared, _elsewhere(recorded), notes, stack)
         rule = "the same number of examples had to be right"
         if recomputing.elsewhere:
             why = f"this machine has {' and '.join(recomputing.elsewhere)}"
@@ -83,8 +79,7 @@ def opened(
         recomputing.notes.append(
             f"Losses, accuracies and stored predictions were computed again from the stored weights; {rule}."
         )
-        with recomputing.stack:
-            yield Recomputation(recomputing.evaluated, recomputing.fresh, recomputing.notes)
+        yield Recomputation(recomputing.evaluated, recomputing.fresh, recomputing.notes)
 
 
 @dataclass
@@ -94,8 +89,8 @@ class _Recomputing:
     on_network: OnNetwork
     prepared: Prepared
     elsewhere: list[str]  # what this machine has that the run's had not
-    notes: list[str] = field(default_factory=list)
-    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    notes: list[str]
+    stack: contextlib.ExitStack  # closes what is prepared for transfers
     _done: int = 0
     _same_initial: dict[int, bool] = field(default_factory=dict)
     _others: dict[str, Prepared | None] = field(default_factory=dict)  # by the overrides of a transfer
@@ -190,6 +185,7 @@ class _Recomputing:
             try:
                 tables = self.prepared.experiment.model_dump(mode="json")
                 tables["data"] |= {"path": "", "fingerprint": ""}
+                # Data that the caller passed are those of the run, not those of the transfer.
                 without_data = dataclasses.replace(self.ingredients, data=None)
                 other = preparing.prepare(config.validated(config.merged(tables, overrides)), without_data)
                 self.stack.callback(other.trainer.close)

@@ -86,6 +86,7 @@ def copy_network(job: Job, original: Job, experiment: config.Experiment) -> None
     early_stop = network.early_stop if network.has(store.EARLY_STOP) else None
     predictions = network.predictions if network.has(store.PREDICTIONS) else None
     if not network.round:
+        # The other run may rewind to another step: the state of that step has its own checksum.
         record.pop("rewind_sha256", None)
         record |= _copy_starts(job, network, experiment.rewind.step)
     folder = store.round_path(job.run, *job.network)

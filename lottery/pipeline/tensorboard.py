@@ -98,14 +98,10 @@ class _Board:
 
     def write_evaluation(self, event: progress.Evaluated) -> None:
         """Add a point to the curves of a split; the first after a start or a resume begins them again."""
-        place, (step, split, loss, accuracy) = self._place(vars(event)), event.row
+        place, step = self._place(vars(event)), event.row[0]
         if event.first:
             self._begin_curves(place, step)
-        if self._has_curve(split):
-            writers = self.open.setdefault(place, {})
-            if split not in writers:
-                writers[split] = self._writer(place / split, step)
-            _add(writers[split], _point(loss, accuracy), step, time.time())
+        self._add_point(place, event.row, step, time.time())
 
     def write_done(self, record: Mapping[str, Any]) -> None:
         """Write the results of a network that was stored just now."""
@@ -127,13 +123,19 @@ class _Board:
         first, last = rows[0][0], rows[-1][0]
         pace = record["seconds"] / max(last - first, 1)  # seconds of a step, to estimate when it was
         self._begin_curves(place, first)
-        for step, split, loss, accuracy in rows:
-            if self._has_curve(split):
-                writers = self.open[place]
-                if split not in writers:
-                    writers[split] = self._writer(place / split, first)
-                _add(writers[split], _point(loss, accuracy), step, ended - pace * (last - step))
+        for row in rows:
+            self._add_point(place, row, first, ended - pace * (last - row[0]))
         self._close_curves(place)
+
+    def _add_point(self, place: Path, row: tuple[int, str, float, float], begun: int, at: float) -> None:
+        """Add an evaluation to the curves of its split, whose file begins at the step `begun`."""
+        step, split, loss, accuracy = row
+        if split == "test" and not self.experiment.train.test_curve:  # only at the early-stop step and the last step
+            return
+        writers = self.open.setdefault(place, {})
+        if split not in writers:
+            writers[split] = self._writer(place / split, begun)
+        _add(writers[split], {"steps/loss": loss, "steps/accuracy": accuracy}, step, at)
 
     def _begin_curves(self, place: Path, step: int) -> None:
         """Drop what TensorBoard shows of a network from a step on."""
@@ -177,9 +179,6 @@ class _Board:
             if name in AS_TEXT and not isinstance(values[name], str):
                 values[name] = json.dumps(values[name])
         return values
-
-    def _has_curve(self, split: str) -> bool:
-        return split != "test" or self.experiment.train.test_curve  # else only at the early-stop step and the last step
 
     def _stored(self, record: Mapping[str, Any]) -> Path:
         return store.round_path(self.run, record["replicate"], record["round"], record["branch"])
@@ -258,10 +257,6 @@ def _add(writer: SummaryWriter, values: Mapping[str, float | None], step: int, a
 
 def _known(values: Mapping[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None and value == value}
-
-
-def _point(loss: float, accuracy: float) -> dict[str, float]:
-    return {"steps/loss": loss, "steps/accuracy": accuracy}
 
 
 def _of_round(record: Mapping[str, Any]) -> dict[str, float | None]:
