@@ -10,7 +10,6 @@ from lottery.errors import unknown
 
 GIVEN = "given"  # the name of everything that a caller passed as an object
 COMPILED = "compiled"  # train.optimizer of a model that came compiled
-ROUNDING = 1e-6  # of an accuracy, which Keras computes in float32
 
 
 class Section(BaseModel):

@@ -15,7 +15,7 @@ from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.runs import store, verification
 
 # Relative, of what the first steps report on another machine or with other versions; and in half precision.
-ROUNDING, ROUNDING_IN_HALF = 1e-5, 1e-2
+REPORTED_ROUNDING, REPORTED_ROUNDING_IN_HALF = 1e-5, 1e-2
 
 _DIGESTS = {"model": {"fingerprint"}, "prune": {"fingerprint"}, "run": {"fingerprint"}}
 
@@ -160,7 +160,7 @@ def _agreement(
 ) -> str:
     """Say that what was observed is the same but for rounding; empty if it is not."""
     before, after = recorded["observed"]["reported"], now["reported"]
-    rounding = ROUNDING if experiment.train.in_full_precision else ROUNDING_IN_HALF
+    rounding = REPORTED_ROUNDING if experiment.train.in_full_precision else REPORTED_ROUNDING_IN_HALF
     if len(before) != len(after) or not np.allclose(before, after, rtol=rounding, atol=1e-7):
         return ""
     return (

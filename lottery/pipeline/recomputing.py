@@ -18,8 +18,7 @@ from lottery.pruning import branches
 from lottery.runs import siblings, store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.runs.verification import Recomputation
-from lottery.settings import ROUNDING
-from lottery.training.records import Classes, loss_and_accuracy
+from lottery.training.records import ACCURACY_ROUNDING, Classes, loss_and_accuracy
 
 LOSS = 1e-5  # relative; Keras computes a loss in float32
 # The share of examples, and the relative difference of a loss, that rounding may decide on another machine.
@@ -141,7 +140,7 @@ class _Recomputing:
         (loss, accuracy), (recorded_loss, recorded_accuracy) = found, recorded
         if not np.isclose(loss, recorded_loss, rtol=self.share() or LOSS, atol=LOSS):
             yield f"The {what} loss is {loss:.6f} when computed again, recorded is {recorded_loss:.6f}."
-        allowed = ROUNDING + (self._allowed(num) / num if num else self.share())
+        allowed = ACCURACY_ROUNDING + (self._allowed(num) / num if num else self.share())
         if not np.isclose(accuracy, recorded_accuracy, rtol=0, atol=allowed, equal_nan=True):
             yield f"The {what} accuracy is {accuracy:.6f} when computed again, recorded is {recorded_accuracy:.6f}."
 

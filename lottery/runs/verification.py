@@ -13,7 +13,8 @@ from lottery.pruning import branches, criteria, mask_actions, plan, supermasks
 from lottery.runs import siblings, store
 from lottery.runs.siblings import collected
 from lottery.runs.stored import StoredRound, stored_rounds
-from lottery.settings import GIVEN, ROUNDING
+from lottery.settings import GIVEN
+from lottery.training.records import ACCURACY_ROUNDING
 
 DRAWN = ("start weights",)  # what a branch needs the model for, if only to draw initial weights
 
@@ -218,7 +219,7 @@ def _wrong_predictions(stored: StoredRound) -> Iterator[str]:
     for when in ("early_stop", "final"):
         accuracy = float(np.mean(stored.predictions[when] == label))
         recorded = float(np.array(stored.record[f"{when}_test_accuracy"], float))  # JSON has no NaN
-        if not abs(accuracy - recorded) <= ROUNDING:
+        if not abs(accuracy - recorded) <= ACCURACY_ROUNDING:
             yield f"The {when} predictions give a test accuracy of {accuracy:.6f}, recorded is {recorded:.6f}."
 
 

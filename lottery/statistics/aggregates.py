@@ -78,7 +78,8 @@ def gathered(tables: Mapping[tuple[str, str], Table], densities: Iterable[float]
             values = {"accuracy": there[MEASURE], "dense": there["replicate"].map(dense)}
             parts.append(there.assign(at=at, method=method or there["branch"], task=task, **values))
     found = pd.concat(parts, ignore_index=True)
-    found = found.assign(score=found["accuracy"] - found["dense"])[list(SCORES)].dropna(subset=["score"])
+    found = found.assign(score=found["accuracy"] - found["dense"])
+    found = found.loc[found["score"].notna(), list(SCORES)]
     if found.empty:
         raise LotteryError("The models of these runs measure no accuracy, so there is nothing to aggregate.")
     # A method must be there on every task: a mean over other tasks could not be compared with it.

@@ -13,11 +13,10 @@ from lottery import masks, weights
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
 from lottery.models import optimizers
-from lottery.settings import ROUNDING
 from lottery.training import engines
 from lottery.training.checkpoints import Checkpointer, TrainingState
 from lottery.training.engines import Engine
-from lottery.training.records import MetricsRow, Span, Trained, loss_and_accuracy
+from lottery.training.records import ACCURACY_ROUNDING, MetricsRow, Span, Trained, loss_and_accuracy
 
 # About how long a call of an engine lasts. Between calls progress is shown, NaN is noticed, checkpoints are written,
 # and a run can be stopped. The bits do not depend on where steps are cut into calls.
@@ -284,7 +283,7 @@ class Course:
                 return None
             predictions["label"], predictions[name] = classes
             accuracy = np.mean(classes[0] == classes[1])
-            if not abs(accuracy - summary[f"{name}_test_accuracy"]) <= ROUNDING:  # of NaN, too
+            if not abs(accuracy - summary[f"{name}_test_accuracy"]) <= ACCURACY_ROUNDING:  # of NaN, too
                 return None
         return predictions
 

@@ -13,6 +13,8 @@ from lottery.masks import Change, Masks
 # Keras' names for plain accuracy; a model without any of these may report another metric whose name ends so.
 ACCURACIES = ("accuracy", "acc", "sparse_categorical_accuracy", "categorical_accuracy", "binary_accuracy")
 
+ACCURACY_ROUNDING = 1e-6  # Keras computes an accuracy in float32
+
 Logs = Mapping[str, Any]  # the numbers that a model reports, by name
 Classes = tuple[np.ndarray, np.ndarray]  # the label and the predicted class of each example, of an unsigned type
 MetricsRow = tuple[int, str, float, float]  # step, split, loss, accuracy
