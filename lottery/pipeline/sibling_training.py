@@ -55,7 +55,9 @@ def check_orders(prepared: Prepared) -> None:
 def check_networks(wanted: Sequence[Siblings]) -> None:
     """Refuse stored siblings that are damaged or not of the round as it is now, once their state is stored."""
     for pair in wanted:
-        for order in ORDERS if pair.state_file.exists() else ():
+        if not pair.state_file.exists():
+            continue
+        for order in ORDERS:
             network = pair.network(order)
             if network.run != pair.run and order not in pair.missing():
                 for why in siblings.wrong_network(pair.run, pair.experiment, network.folder):
@@ -75,14 +77,13 @@ def spans_of(wanted: Sequence[Siblings]) -> dict[NetworkId, tuple[int, int]]:
     """Give the first and last step of each network to train: dense networks up to the last missing step, siblings."""
     spans: dict[NetworkId, tuple[int, int]] = {}
     for own in _by_replicate(wanted):
-        for step in _missing_steps(own)[-1:]:
-            spans[NetworkId(own[0].replicate, 0, f"to_step_{step}")] = 0, step
+        missing = _missing_steps(own)
+        if missing:
+            spans[NetworkId(own[0].replicate, 0, f"to_step_{missing[-1]}")] = 0, missing[-1]
     for pair in wanted:
+        last = pair.experiment.train.num_steps
         for order in pair.missing():
-            spans[NetworkId(pair.replicate, pair.round, pair.branch(order))] = (
-                pair.step,
-                pair.experiment.train.num_steps,
-            )
+            spans[NetworkId(pair.replicate, pair.round, pair.branch(order))] = pair.step, last
     return spans
 
 

@@ -183,8 +183,10 @@ def stored_rounds(run: Path, indices: Iterable[int] | None = None, branches: boo
     for replicate in store.replicates(run, experiment):
         complete = store.complete_rounds(run, replicate)[: experiment.prune.num_rounds + 1]
         found += [StoredRound(run, replicate, index) for index in complete]
+        if not branches:
+            continue
         places = []
-        for index in complete if branches else ():
+        for index in complete:
             labels = store.branch_labels(store.round_path(run, replicate, index))
             places += [(label, index) for label in labels]
         found += [StoredRound(run, replicate, index, label) for label, index in sorted(places)]
