@@ -215,8 +215,8 @@ def say_nothing_of_a_collapse(patch):
 
 def scale_by_everything(patch):
     """25: the mean is taken over validation and test images too."""
-    original = data._scaling
-    patch.setattr(data, "_scaling", lambda x, pixels: original(np.concatenate([x, np.full_like(x, 255)]), pixels))
+    original = data.PIXELS["standardize"]
+    patch.setitem(data.PIXELS, "standardize", lambda x: original(np.concatenate([x, np.full_like(x, 255)])))
 
 
 def bake_masks_in(patch):

@@ -162,7 +162,14 @@ def test_the_default_run_has_its_name(page):
 
 # From a copy of the repository, and then what a command needs beyond that.
 BEYOND = ("onnx", "ray", "sparse")
-INSTALLS = {".", "-e '.[test]'", "-e '.[dev]'", "-e '.[docs]'", *(f"'lottery[{extra}]'" for extra in BEYOND)}
+INSTALLS = {
+    ".",
+    "tensorboard",
+    "-e '.[test]'",
+    "-e '.[dev]'",
+    "-e '.[docs]'",
+    *(f"'lottery[{extra}]'" for extra in BEYOND),
+}
 
 
 @pytest.mark.parametrize("path", [*FILES, *ROOT.glob("notebooks/*.ipynb")], ids=lambda path: path.name)
