@@ -76,11 +76,12 @@ def prunable(model: Any, biases: bool = False) -> dict[str, Any]:
 
 def unprunable(model: Any, biases: bool = False) -> dict[str, str]:
     """Return the variables that cannot be pruned, by name, each with the reason; the others are `prunable`."""
+    variables_by_name = variables(model)  # first, because it refuses a model that is not built
     named, factors = _named_by_layers(model), _factors(model)
     # A variable of tf_keras calls itself trainable even where its layer is frozen.
     trained = {id(variable) for variable in model.trainable_variables}
     reasons: dict[str, str] = {}
-    for name, variable in variables(model).items():
+    for name, variable in variables_by_name.items():
         if id(variable) not in trained:
             reasons[name] = "not trainable"
         elif "float" not in str(variable.dtype):

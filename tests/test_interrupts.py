@@ -130,7 +130,7 @@ def test_a_worker_that_was_stopped_stays_so_and_takes_a_signal_once(monkeypatch)
     worker.signal = int(signal.SIGTERM)
     assert processes._train("a network") is False
     assert processes._train("a network") is True
-    worker.stopped = True
+    worker.cancelled = True
     assert processes._train("a network") is processes._train("another") is False
 
     def fails(task):

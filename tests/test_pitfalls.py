@@ -12,7 +12,7 @@ from lottery.errors import LotteryError
 from lottery.pipeline import network_training, rounds
 from lottery.pruning import branches, ranking, schedules
 from lottery.runs import verification
-from lottery.training import course, loop, trainer
+from lottery.training import course, trainer
 from tests import test_data, test_weights
 from tests.conftest import SMALL, quietly
 from tests.enforcement import test_auditing, test_modes
@@ -83,9 +83,9 @@ def freeze_small_values(patch):
 
 def drop_the_last_batch(patch):
     """5: the last, smaller batch is not evaluated."""
-    original = loop._evaluation_of_arrays
+    original = evaluation._of_arrays
 
-    def evaluation(*arguments):
+    def of_arrays(*arguments):
         evaluate = original(*arguments)
 
         def without_the_last(x, y):
@@ -94,7 +94,7 @@ def drop_the_last_batch(patch):
 
         return without_the_last
 
-    patch.setattr(loop, "_evaluation_of_arrays", evaluation)
+    patch.setattr(evaluation, "_of_arrays", of_arrays)
 
 
 def choose_by_test(patch):

@@ -20,7 +20,7 @@ def check_devices(experiment: config.Experiment) -> None:
     allowed = [known for known, mode in ENFORCEMENTS.items() if mode.on_several_devices]
     if devices != "one" and name not in (*allowed, GIVEN):
         raise LotteryError(
-            f'run.enforcement: received "{name}", allowed with train.devices = "{devices}" are {", ".join(allowed)}.'
+            f'run.enforcement: received "{name}", allowed with train.devices = "{devices}" are {", ".join(map(repr, allowed))}.'
         )
 
 
