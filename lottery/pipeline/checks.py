@@ -19,9 +19,8 @@ def check_devices(experiment: config.Experiment) -> None:
     devices, name = experiment.train.devices, experiment.run.enforcement
     allowed = [known for known, mode in ENFORCEMENTS.items() if mode.on_several_devices]
     if devices != "one" and name not in (*allowed, GIVEN):
-        raise LotteryError(
-            f'run.enforcement: received "{name}", allowed with train.devices = "{devices}" are {", ".join(map(repr, allowed))}.'
-        )
+        names = ", ".join(map(repr, allowed))
+        raise LotteryError(f'run.enforcement: received "{name}", allowed with train.devices = "{devices}" are {names}.')
 
 
 def check_strategy(experiment: config.Experiment, model: Any) -> None:
