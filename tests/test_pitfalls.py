@@ -12,7 +12,7 @@ from lottery.errors import LotteryError
 from lottery.pipeline import network_training, rounds
 from lottery.pruning import branches, ranking, schedules
 from lottery.runs import verification
-from lottery.training import course, trainer
+from lottery.training import course, evaluation, trainer
 from tests import test_data, test_weights
 from tests.conftest import SMALL, quietly
 from tests.enforcement import test_auditing, test_modes
