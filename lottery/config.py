@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from lottery.data import Data
-from lottery.enforcement import ENFORCEMENTS
+from lottery.enforcement.modes import ENFORCEMENTS
 from lottery.errors import LotteryError, unknown
 from lottery.models.settings import Model
 from lottery.pruning import branches, criteria, fairness, mask_actions, rewinding

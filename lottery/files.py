@@ -20,7 +20,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors import numpy as safetensors
 
 from lottery.errors import LotteryError, StorageError, TicketError
-from lottery.masks import Masks
 
 MOST_RECORD = 8_000_000  # bytes of a JSON record: Python's objects take up to 30 times as many
 MOST_NESTED = 200  # lists and records in each other; Python itself ends at about a thousand
@@ -169,7 +168,7 @@ def read_metadata(path: Path) -> dict[str, str]:
         raise LotteryError(f"{str(path)!r} is damaged ({error}).") from None
 
 
-def pack_masks(masks: Masks) -> bytes:
+def pack_masks(masks: dict[str, np.ndarray]) -> bytes:
     """Pack masks as safetensors at one bit an entry, in row-major order, the first entry in the highest bit.
 
     The metadata's ``shapes`` is a JSON object from names, in the order of the weights, to shapes. One entry, for the
@@ -179,7 +178,7 @@ def pack_masks(masks: Masks) -> bytes:
     return safetensors.save({name: np.packbits(mask) for name, mask in masks.items()}, metadata={"shapes": shapes})
 
 
-def read_masks(path: Path) -> Masks:
+def read_masks(path: Path) -> dict[str, np.ndarray]:
     """Read the masks of a file, or raise a `LotteryError` that names it."""
     return parse_masks(path, read(path))
 
@@ -189,7 +188,7 @@ def most_of_masks(num_entries: int, num_weights: int) -> int:
     return num_entries // 8 + 10_000 * (num_weights + 1)
 
 
-def parse_masks(path: Path, content: bytes) -> Masks:
+def parse_masks(path: Path, content: bytes) -> dict[str, np.ndarray]:
     """Parse the content of a file that `pack_masks` made; the path is for errors."""
     packed, masks = parse_arrays(path, content), {}
     try:

@@ -110,7 +110,9 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
     monkeypatch.setattr(network_training, "store_network", store_network)
     settings = SimpleNamespace(rewind=SimpleNamespace(step=5, mode="weights"), train=SimpleNamespace(num_steps=9))
     training = SimpleNamespace(experiment=settings)
-    branch_training.train_branch(training, store.NetworkId(1, 2, "untrained"), branches.untrained)
+    branch_training.train_branch(
+        training, store.NetworkId(1, 2, "untrained"), branches.untrained, mask_training.learned
+    )
     of_branches = set(written) - set(documented("round.json", "key"))
     assert of_branches == {"control", "first_step", "last_step"}
 

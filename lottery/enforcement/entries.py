@@ -38,6 +38,10 @@ class Held:
         # A choice, not a product: held values are exact, and zero is never negative zero or NaN.
         return tf.where(self.mask, value, tf.cast(self.value, value.dtype))
 
+    def hold(self) -> None:
+        """Set every masked entry of the weight to its held value."""
+        self.variable.assign(self.projected(self.variable))
+
     def masked_gradient(self, gradient: Any) -> Any:
         """Return a gradient of the weight, dense or of single rows, with zero for every masked entry."""
         import tensorflow as tf
@@ -127,7 +131,8 @@ def project(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Non
         raise LotteryError('project: received held_at="present", which changes nothing; pass the values by weight.')
     entries = held(model, masks, held_at)
     refuse_adapted(model, entries)
-    put(entries)
+    for entry in entries:
+        entry.hold()
 
 
 def mask_gradients(
@@ -159,12 +164,6 @@ def masked(entries: Sequence[Held], gradients: Sequence[Any], variables: Sequenc
         by_variable[id(variable)].masked_gradient(gradient) if id(variable) in by_variable else gradient
         for gradient, variable in zip(gradients, variables, strict=True)
     ]
-
-
-def put(entries: Sequence[Held]) -> None:
-    """Set every masked entry to its held value."""
-    for entry in entries:
-        entry.variable.assign(entry.projected(entry.variable))
 
 
 def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at: HeldAt) -> dict[str, Any]:

@@ -9,15 +9,16 @@ from typing import Any
 
 from lottery import weights
 from lottery.enforcement import tfmot
-from lottery.enforcement.entries import Held, HeldAt, check_kind, held, masked, put, refuse_adapted
+from lottery.enforcement.entries import Held, HeldAt, check_kind, held, masked, refuse_adapted
 from lottery.enforcement.patching import (
     applying,
     clear_slots,
     computing_with,
     constrained,
     frozen,
+    hold,
+    holding_after,
     obeying,
-    putting,
     replaced,
     retrace,
     unconstrained,
@@ -212,11 +213,11 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
         with (
             frozen(model, [entry for entry in entries if entry.frozen]),
             # `fit` may end by putting moving averages in the place of weights.
-            putting(getattr(model, "optimizer", None), "finalize_variable_values", entries),
+            holding_after(getattr(model, "optimizer", None), "finalize_variable_values", entries),
         ):
-            put(entries)
+            hold(entries)
             retrace(model)
-            with undone(partial(put, entries)):
+            with undone(partial(hold, entries)):
                 yield entries
     finally:
         retrace(model)

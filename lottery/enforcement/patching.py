@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lottery import weights
-from lottery.enforcement.entries import Held, put
 from lottery.errors import LotteryError
 from lottery.models import optimizers
+
+if TYPE_CHECKING:
+    from lottery.enforcement.entries import Held
 
 Method = Callable[..., Any]
 
@@ -46,13 +48,19 @@ def replaced(owner: Any, name: str, make: Callable[[Method], Method]) -> Iterato
             del _REPLACED[key]
 
 
-def putting(owner: Any, name: str, entries: Sequence[Held]) -> AbstractContextManager[None]:
+def hold(entries: Sequence["Held"]) -> None:
+    """Set every masked entry to its held value."""
+    for entry in entries:
+        entry.hold()
+
+
+def holding_after(owner: Any, name: str, entries: Sequence["Held"]) -> AbstractContextManager[None]:
     """Set masked entries to their held values after each call of an object's method, if it has the method."""
 
     def make(method: Method) -> Method:
         def call(*arguments: Any, **named: Any) -> Any:
             result = method(*arguments, **named)
-            put(entries)
+            hold(entries)
             return result
 
         return call
@@ -74,17 +82,17 @@ def undone(undo: Callable[[], Any]) -> Iterator[None]:
             raise
 
 
-def constrained(entries: Sequence[Held]) -> AbstractContextManager[None]:
+def constrained(entries: Sequence["Held"]) -> AbstractContextManager[None]:
     """Hold entries by constraints, each around the constraint that its variable has already."""
     return _constraints([(entry, obeying(entry)) for entry in entries])
 
 
-def unconstrained(entries: Sequence[Held]) -> AbstractContextManager[None]:
+def unconstrained(entries: Sequence["Held"]) -> AbstractContextManager[None]:
     """Take the constraints off variables that have some, for a while."""
     return _constraints([(entry, None) for entry in entries if entry.variable.constraint is not None])
 
 
-def obeying(entry: Held) -> Callable[[Any], Any]:
+def obeying(entry: "Held") -> Callable[[Any], Any]:
     """Make a function from a weight to values that obey both its mask and the constraint that its variable has now."""
     before = entry.variable.constraint
     if before is None:
@@ -95,7 +103,7 @@ def obeying(entry: Held) -> Callable[[Any], Any]:
 
 
 @contextlib.contextmanager
-def _constraints(new: Sequence[tuple[Held, Callable[[Any], Any] | None]]) -> Iterator[None]:
+def _constraints(new: Sequence[tuple["Held", Callable[[Any], Any] | None]]) -> Iterator[None]:
     before = [entry.variable.constraint for entry, _ in new]
     for entry, value in new:
         _set_constraint(entry.variable, value)
@@ -132,7 +140,7 @@ def applying(
 
 
 @contextlib.contextmanager
-def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
+def frozen(model: Any, entries: Sequence["Held"]) -> Iterator[None]:
     """Do not differentiate whole weights; they stay among the model's trainable variables."""
     if not entries:
         yield
@@ -152,7 +160,7 @@ def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
             updating = optimizers.plain(optimizer)
             if any(getattr(inner, "use_ema", False) for inner in updating):
                 # Keras 3 may overwrite all weights with averages.
-                stack.enter_context(putting(optimizer, "apply", entries))
+                stack.enter_context(holding_after(optimizer, "apply", entries))
             # A MultiOptimizer refuses fewer gradients than it has variables; the optimizers in it do not.
             for inner in updating if optimizers.delegates(optimizer) else [optimizer]:
                 stack.enter_context(applying(inner, without))
@@ -165,7 +173,7 @@ def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def computing_with(entries: Sequence[Held]) -> Iterator[None]:
+def computing_with(entries: Sequence["Held"]) -> Iterator[None]:
     """Let everything that reads a variable see held values, with a gradient for kept entries only; also a decorator."""
     # A decorator: each call must enter `seen_as` anew, for a tensor of one graph is of no use in another.
     how = 'reparameterization has a tensor in its place there; use another mode, such as "constraint"'
@@ -192,7 +200,7 @@ def seen_as(changes: Sequence[tuple[str, Any, Method]], how: str) -> Iterator[No
         yield
 
 
-def _differentiable(entry: Held, value: Any) -> Any:
+def _differentiable(entry: "Held", value: Any) -> Any:
     """Return held values of a variable, whose gradient has the form of the variable's own, masked."""
     import tensorflow as tf
 
@@ -215,7 +223,7 @@ def _refused(name: str, how: str, assign: Method) -> Method:
     return refuse
 
 
-def clear_slots(optimizer: Any, entries: Sequence[Held]) -> None:
+def clear_slots(optimizer: Any, entries: Sequence["Held"]) -> None:
     """Set an optimizer's slots of masked entries to zero, and moving averages of them to the held values."""
     import tensorflow as tf
 

@@ -2,13 +2,11 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from lottery import masks, weights
-from lottery.masks import Masks
 from lottery.models.kerases import is_keras
 
 
@@ -121,17 +119,11 @@ def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
                     yield slot
 
 
-def continue_under(model: Any, before: Masks, kept: Masks) -> None:
-    """Put a model that trains under masks under others: entries that are masked are zero, and so are their slots.
-
-    Entries that the masks before did not keep start at zero, with slots at zero.
-    """
-    weights.assign(model, masks.apply(weights.read_state(model), kept))
-    named = weights.variables(model)
-    for name, mask in kept.items():
-        stays = mask & before[name]
-        for slot in slots(model.optimizer, named[name]):
-            slot.assign(np.where(stays, slot.numpy(), np.zeros((), slot.numpy().dtype)))
+def clear_slots(optimizer: Any, variables: Mapping[str, Any], stays: Mapping[str, np.ndarray]) -> None:
+    """Set an optimizer's slots of variables to zero, but for the entries that stay, which are True."""
+    for name, mask in stays.items():
+        for slot in slots(optimizer, variables[name]):
+            slot.assign(np.where(mask, slot.numpy(), np.zeros((), slot.numpy().dtype)))
 
 
 def restart_averages(model: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from lottery import config
 from lottery.errors import LotteryError, unknown
 from lottery.executors.executor import Job
-from lottery.pipeline import branch_training, dispatch, opening, preparing
+from lottery.pipeline import agreement, branch_training, dispatch, opening, preparing
 from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared
 from lottery.pipeline.session import Execution
@@ -165,7 +165,7 @@ def _compared(path: Path, experiment: config.Experiment, prepared: Prepared, ing
         now = preparing.prepare(now.model_copy(update={"train": experiment.train}), ingredients).experiment
     if now.model == wanted:
         return
-    why = opening.incomparable(path, prepared.observe)
+    why = agreement.incomparable(path, prepared.observe)
     if not why:
         raise LotteryError(f"The model or a function differs from that of {str(path)!r}.")
     yield f"The model was not compared with that of {path}: {why}."

@@ -8,7 +8,7 @@ import numpy as np
 
 from lottery import config, randomness, weights
 from lottery.data import Splits, Streams
-from lottery.enforcement import ENFORCEMENTS
+from lottery.enforcement.modes import ENFORCEMENTS
 from lottery.errors import LotteryError
 from lottery.masks import Weights
 from lottery.models import networks

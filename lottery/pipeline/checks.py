@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from lottery import config, formatting, weights
-from lottery.enforcement import ENFORCEMENTS, Mode, tfmot
+from lottery.enforcement import tfmot
+from lottery.enforcement.modes import ENFORCEMENTS, Mode
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
 from lottery.models import networks

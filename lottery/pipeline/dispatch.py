@@ -17,10 +17,18 @@ from lottery.pipeline import network_training, shared_prefix, worker
 from lottery.pipeline.prepared import Prepared
 from lottery.pipeline.session import Session
 from lottery.pipeline.worker import Recipe, Worker
+from lottery.runs import store
+from lottery.runs.store import NetworkId
 
 # Roughly, the seconds of a step on one core, those of each multiplication in it, forward and backward, and the training
 # that makes processes worth it, which start in some ten seconds.
 SECONDS_OF_STEP, SECONDS_OF_MAC, WORTH = 1e-4, 3e-11, 20.0
+
+
+def wanted(path: Path, experiment: config.Experiment) -> list[Job]:
+    """List every network of a run, stored or not, in the order of training."""
+    replicates = range(1, experiment.run.num_replicates + 1)
+    return [Job(path, NetworkId(number, *place)) for number in replicates for place in store.wanted(experiment)]
 
 
 def carry_out(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lottery import config, masks, randomness, weights
-from lottery.enforcement import Enforcement, mask_variables
+from lottery.enforcement.modes import Enforcement, mask_variables
 from lottery.errors import LotteryError
 from lottery.models import fingerprint
 from lottery.models.kerases import evaluating

@@ -1,25 +1,16 @@
-"""The folder of a run is found, opened for writing, and compared with what the caller passes again."""
+"""The folder of a run is found, and opened for writing when everything fits."""
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from lottery import config, data
 from lottery.errors import LotteryError
-from lottery.pipeline import environment, preparing
+from lottery.pipeline import agreement, environment, preparing
 from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.runs import store, verification
-
-# Relative, of what the first steps report on another machine or with other versions; and in half precision.
-REPORTED_ROUNDING, REPORTED_ROUNDING_IN_HALF = 1e-5, 1e-2
-
-_DIGESTS = {"model": {"fingerprint"}, "prune": {"fingerprint"}, "run": {"fingerprint"}}
-
-Observe = Callable[[], dict[str, Any]]  # see `Prepared`
+from lottery.statistics import metric
+from lottery.training.records import accuracy_among
 
 
 def open_run(
@@ -50,8 +41,15 @@ def open_run(
     if not existed:
         stack.enter_context(store.opened(path, experiment))
     said = environment.record(path, experiment, prepared, num_threads)
-    said += agreed(path, experiment, prepared.experiment, prepared.observe)
+    said += agreement.agreed(path, experiment, prepared.experiment, prepared.observe)
     return replace(prepared, experiment=experiment, notes=(*prepared.notes, *said))
+
+
+def too_fine(prepared: Prepared, tolerance: float | None) -> list[str]:
+    """Warn if a tolerance of accuracy is finer than one test example. Of a stream the number of examples is unknown."""
+    model, test_logs = prepared.trainer.model, prepared.trainer.loop.examined.test_logs
+    measured = accuracy_among(test_logs or tuple(model.get_metrics_result()))
+    return metric.too_fine(tolerance, prepared.data.num_examples("test") if measured else 0)
 
 
 def check_complete(path: Path, experiment: config.Experiment) -> None:
@@ -80,90 +78,18 @@ def located(
             like, recorded = store.read_experiment(other), store.read_environment(other)
         except LotteryError:  # a damaged run is another matter
             continue
-        if not recorded or not _are_alike(like, experiment):
+        if not recorded or not agreement.are_alike(like, experiment):
             continue
-        if not _is_observed(recorded):
+        if not agreement.is_observed(recorded):
             notes.append(
                 f"{other} has the same settings, but an earlier version of lottery stored it, which did not observe "
                 "what models compute; this is a new run."
             )
-        elif elsewhere := _elsewhere(recorded, observe()):
-            if said := _agreement(other, experiment, recorded, observe(), elsewhere):
+        elif elsewhere := agreement.other_environment(recorded, observe()):
+            if said := agreement.same_but_for_rounding(other, experiment, recorded, observe(), elsewhere):
                 return other, replace(prepared, experiment=like), [said]
             notes.append(
                 f"{other} has the same settings, but started with {elsewhere}, and what its model and functions "
                 "compute differs here; this is a new run."
             )
     return path, prepared, notes
-
-
-def agreed(run: Path, experiment: config.Experiment, now: config.Experiment, observe: Observe) -> list[str]:
-    """Compare the objects that a caller passes again, as `now` and `observe` have them, with those of a stored run.
-
-    Returns sentences that a person should read, or raises `LotteryError` if the model or a function is another.
-    """
-    if config.digest(now) == config.digest(experiment):
-        return []
-    why, recorded = "", store.read_environment(run)
-    # Where only digests differ, other versions may have made other operations of the same model.
-    if _are_alike(now, experiment):
-        if not _is_observed(recorded):
-            return [
-                "An earlier version of lottery stored this run, and did not observe what its model and functions "
-                "compute, so they cannot be compared."
-            ]
-        if elsewhere := _elsewhere(recorded, observe()):
-            if said := _agreement(run, experiment, recorded, observe(), elsewhere):
-                return [said]
-            why = f", or {elsewhere} makes it so"
-    raise LotteryError(f"The model or a function differs from that of {str(run)!r}{why}.")
-
-
-def incomparable(run: Path, observe: Observe) -> str:
-    """Say why a model cannot be compared with that of a run on other data; empty if it can."""
-    recorded = store.read_environment(run)
-    if not _is_observed(recorded):
-        return "an earlier version of lottery stored the run, and did not observe what its model computes"
-    if recorded["observed"]["example"] != observe()["example"]:
-        return "the other data have examples of another type or shape"
-    # In the same environment digests would be equal, so the model is another.
-    elsewhere = _elsewhere(recorded, observe())
-    return elsewhere and f"it started with {elsewhere}"
-
-
-def _are_alike(experiment: config.Experiment, other: config.Experiment) -> bool:
-    return experiment.model_dump(exclude=_DIGESTS) == other.model_dump(exclude=_DIGESTS)
-
-
-def _is_observed(recorded: dict[str, Any]) -> bool:
-    """Check if a record, which a stranger may have written, has what `identity.observed` returns."""
-    found = recorded.get("observed")
-    if not isinstance(found, dict) or not {"reported", "example", "opaque", "num_gpus"} <= set(found):
-        return False
-    # To `isinstance`, JSON's true is an int.
-    numbers = found["reported"]
-    return isinstance(numbers, list) and all(type(value) in (int, float) for value in numbers)
-
-
-def _elsewhere(recorded: dict[str, Any], now: dict[str, Any]) -> str:
-    """Name what may make other operations or bits of the same model here; empty if nothing does."""
-    words = environment.differences(recorded)
-    if recorded["observed"]["num_gpus"] != now["num_gpus"]:
-        words.append("another number of GPUs")
-    if recorded["observed"]["opaque"] and recorded["num_threads"] != environment.num_threads():
-        words.append("another number of threads")
-    return " and ".join(words)
-
-
-def _agreement(
-    run: Path, experiment: config.Experiment, recorded: dict[str, Any], now: dict[str, Any], elsewhere: str
-) -> str:
-    """Say that what was observed is the same but for rounding; empty if it is not."""
-    before, after = recorded["observed"]["reported"], now["reported"]
-    rounding = REPORTED_ROUNDING if experiment.train.in_full_precision else REPORTED_ROUNDING_IN_HALF
-    if len(before) != len(after) or not np.allclose(before, after, rtol=rounding, atol=1e-7):
-        return ""
-    return (
-        f"{run} started with {elsewhere}, so what its model and functions compute was compared by the numbers of the "
-        f"first steps, to {100 * rounding:g} %."
-    )

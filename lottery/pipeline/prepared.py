@@ -6,13 +6,12 @@ What a caller's objects decide is written into the experiment, which so says all
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lottery import config
 from lottery.data import Splits, Streams
-from lottery.enforcement import Enforcement
 from lottery.errors import LotteryError
 from lottery.models import networks, optimizers
 from lottery.models.kerases import evaluating, is_compiled, keras_of
@@ -21,7 +20,10 @@ from lottery.pruning.criteria import ScoreFunction
 from lottery.pruning.plan import Plan
 from lottery.pruning.schedules import Density
 from lottery.settings import COMPILED, GIVEN
-from lottery.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from lottery.enforcement.modes import Enforcement
+    from lottery.training.trainer import Trainer
 
 # Keys of ``[prune]`` that a schedule as a function replaces.
 OF_RATES = ("rate", "rates", "final_density")
@@ -35,7 +37,7 @@ class Ingredients:
     data: Any = None
     criterion: ScoreFunction | None = None
     schedule: Density | None = None
-    enforcement: Enforcement | None = None
+    enforcement: "Enforcement | None" = None
     import_code: bool = False  # import the module of a network that the experiment names as "package.module:function"
 
     def have_own_model(self, experiment: config.Experiment) -> bool:
@@ -57,7 +59,7 @@ class Prepared:
     experiment: config.Experiment  # completed with what the caller's objects decide
     build: Callable[[], Any]  # builds the model, with initial weights drawn anew
     data: Splits | Streams
-    trainer: Trainer
+    trainer: "Trainer"
     plan: Plan
     criterion: ScoreFunction
     notes: tuple[str, ...] = ()  # sentences that a person should read

@@ -7,7 +7,7 @@ import numpy as np
 
 from lottery import config, data, weights
 from lottery.data import Splits, Streams
-from lottery.enforcement import ENFORCEMENTS, given
+from lottery.enforcement.modes import ENFORCEMENTS, given
 from lottery.pipeline import building, checks, identity
 from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared, with_data, with_functions, with_model
 from lottery.pruning import criteria, mask_actions, plan

@@ -12,7 +12,7 @@ import numpy as np
 
 from lottery import config, randomness, weights
 from lottery.errors import LotteryError
-from lottery.pipeline import branch_training, building, environment, opening, preparing
+from lottery.pipeline import agreement, branch_training, building, environment, preparing
 from lottery.pipeline.prepared import Ingredients, Prepared, without_functions
 from lottery.pruning import branches
 from lottery.runs import siblings, store
@@ -67,7 +67,7 @@ def opened(
         if prepared.plan.units != list(recorded.get("units", ())):
             raise LotteryError(f"The units that {str(run)!r} has in environment.json are not those of its model.")
         wanted = prepared.experiment.model_copy(update={"model": experiment.model})
-        notes = opening.agreed(run, wanted, prepared.experiment, prepared.observe)
+        notes = agreement.agreed(run, wanted, prepared.experiment, prepared.observe)
         recomputing = _Recomputing(run, ingredients, on_network, prepared, _elsewhere(recorded), notes, stack)
         rule = "the same number of examples had to be right"
         if recomputing.elsewhere:

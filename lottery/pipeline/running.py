@@ -5,15 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from lottery import config, formatting
-from lottery.executors.executor import Job
-from lottery.pipeline import dispatch, environment, opening
-from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared, with_functions
-from lottery.pipeline.session import Execution, Session
-from lottery.pipeline.worker import Recipe
+from lottery.pipeline import dispatch, environment, opening, worker
+from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, with_functions
+from lottery.pipeline.session import Execution
 from lottery.runs import store
-from lottery.runs.store import NetworkId
-from lottery.statistics import metric
-from lottery.training.records import accuracy_among
 
 
 def run(
@@ -45,46 +40,12 @@ def run(
             session.note(f"{path} is complete.")
             return path
         prepared = opening.open_run(session.stack, path, experiment, ingredients, prepared=prepared)
-        jobs = [job for job in wanted(path, experiment) if not store.is_stored(path, *job.network)]
-        session.note(*prepared.notes, *too_fine(prepared, tolerance), _size(path, experiment))
+        jobs = [job for job in dispatch.wanted(path, experiment) if not store.is_stored(path, *job.network)]
+        session.note(*prepared.notes, *opening.too_fine(prepared, tolerance), _size(path, experiment))
         session = session.writing({path: experiment})
-        recipes = {path: recipe(path, experiment, ingredients, session)}
+        recipes = {path: worker.recipe(path, experiment, ingredients, execution.checkpoint_every)}
         dispatch.carry_out(recipes, jobs, session, {path: prepared})
     return path
-
-
-def wanted(path: Path, experiment: config.Experiment) -> list[Job]:
-    """List every network of a run, stored or not, in the order of training."""
-    replicates = range(1, experiment.run.num_replicates + 1)
-    return [Job(path, NetworkId(number, *place)) for number in replicates for place in store.wanted(experiment)]
-
-
-def recipe(
-    path: Path,
-    experiment: config.Experiment,
-    ingredients: Ingredients,
-    session: Session,
-    states: tuple[int, ...] = (),
-) -> Recipe:
-    """Collect what it takes to train networks of a run that is open."""
-    # What the run began with, whatever this process would choose.
-    recorded = store.read_environment(path)
-    return Recipe(
-        path=path,
-        experiment=experiment,
-        num_threads=recorded["num_threads"],
-        data_sha256=recorded["data_sha256"],
-        ingredients=ingredients,
-        every=session.execution.checkpoint_every,
-        states=states,
-    )
-
-
-def too_fine(prepared: Prepared, tolerance: float | None) -> list[str]:
-    """Warn if a tolerance of accuracy is finer than one test example. Of a stream the number of examples is unknown."""
-    model, test_logs = prepared.trainer.model, prepared.trainer.loop.examined.test_logs
-    measured = accuracy_among(test_logs or tuple(model.get_metrics_result()))
-    return metric.too_fine(tolerance, prepared.data.num_examples("test") if measured else 0)
 
 
 def _size(path: Path, experiment: config.Experiment) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lottery import config, interrupts
 from lottery.errors import LotteryError
-from lottery.pipeline import dispatch, environment, opening, presets, running, shared_prefix
+from lottery.pipeline import dispatch, environment, opening, presets, shared_prefix, worker
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution, Session
 from lottery.runs import store
@@ -84,13 +84,13 @@ def sweep(
             experiments[path] = experiment
             session.note(*compared)
         _open(experiments, ingredients, session, tolerance)
-        networks = [job for path, experiment in experiments.items() for job in running.wanted(path, experiment)]
+        networks = [job for path, experiment in experiments.items() for job in dispatch.wanted(path, experiment)]
         missing = [job for job in networks if not store.is_stored(job.run, *job.network)]
         copies = shared_prefix.same(networks, experiments)
         states = shared_prefix.states(copies, experiments)
         session.note(_size(len(experiments), len(missing), len(copies)))
         recipes = {
-            path: running.recipe(path, experiment, ingredients, session, states.get(path, ()))
+            path: worker.recipe(path, experiment, ingredients, execution.checkpoint_every, states.get(path, ()))
             for path, experiment in experiments.items()
         }
         dispatch.carry_out(recipes, missing, session.writing(experiments), copies=copies)
@@ -117,7 +117,7 @@ def _open(
         else:
             prepared = opening.open_run(session.stack, path, experiment, ingredients, num_threads)
             session.note(*(f"{path}: {note}" for note in prepared.notes))
-            warnings = {*running.too_fine(prepared, tolerance)} - warned  # once for all that share the data
+            warnings = {*opening.too_fine(prepared, tolerance)} - warned  # once for all that share the data
             session.note(*warnings)
             warned |= warnings
         if signal := session.should_stop():

@@ -10,7 +10,7 @@ from typing import Any
 from lottery import config, interrupts, progress
 from lottery.errors import LotteryError
 from lottery.executors.executor import Job
-from lottery.pipeline import branch_training, environment, network_training, opening, preparing, rounds
+from lottery.pipeline import agreement, branch_training, environment, mask_training, network_training, preparing, rounds
 from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.pruning import branches
@@ -36,6 +36,27 @@ class Recipe:
     away: bool = False  # versions and the processor may differ where it is trained
 
 
+def recipe(
+    path: Path,
+    experiment: config.Experiment,
+    ingredients: Ingredients,
+    every: CheckpointInterval | None,
+    states: tuple[int, ...] = (),
+) -> Recipe:
+    """Collect what it takes to train networks of a run that is open."""
+    # What the run began with, whatever this process would choose.
+    recorded = store.read_environment(path)
+    return Recipe(
+        path=path,
+        experiment=experiment,
+        num_threads=recorded["num_threads"],
+        data_sha256=recorded["data_sha256"],
+        ingredients=ingredients,
+        every=every,
+        states=states,
+    )
+
+
 @dataclass
 class Worker:
     """A process that trains networks; it holds the models and data of the runs that it trained last."""
@@ -57,7 +78,7 @@ class Worker:
             rounds.train_chain(training, network.replicate, network.round)
         else:
             branch = recipe.branch or branches.BRANCHES[network.branch].function
-            branch_training.train_branch(training, network, branch, recipe.details)
+            branch_training.train_branch(training, network, branch, mask_training.learned, recipe.details)
 
     def close(self) -> None:
         """Stop enforcing masks."""
@@ -98,7 +119,7 @@ def _prepared(recipe: Recipe, replicate: int) -> Prepared:
     try:
         if prepared.data.fingerprint != recipe.data_sha256:
             raise LotteryError("The data differ.")
-        opening.agreed(recipe.path, recipe.experiment, prepared.experiment, prepared.observe)
+        agreement.agreed(recipe.path, recipe.experiment, prepared.experiment, prepared.observe)
     except LotteryError:
         where = f" on {platform.node()}" if recipe.away else ""
         raise LotteryError(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import randomness, weights
+from lottery import masks, randomness, weights
 from lottery.data import Split, Splits
 from lottery.masks import Masks
 from lottery.models import optimizers
@@ -52,14 +52,14 @@ class Engine:
             self._following = randomness.batches(num_examples, self._batch_size, seed, step)
         layers = self.chain.layers
         named = weights.variables(self.model)
-        masks = [kept.get(layer.kernel, np.ones(named[layer.kernel].shape, bool)) for layer in layers]
+        of_layers = [kept.get(layer.kernel, np.ones(named[layer.kernel].shape, bool)) for layer in layers]
         # By output unit, as the rows of `kernels.Layout`.
-        entries = [np.nonzero(mask.T)[::-1] for mask in masks]
-        self._network = self._compressed(entries, [mask.shape for mask in masks])
+        entries = [np.nonzero(mask.T)[::-1] for mask in of_layers]
+        self._network = self._compressed(entries, [mask.shape for mask in of_layers])
         # What of each variable is in the state: the kept entries of a kernel, and all of a bias.
-        self._entries = [*entries, *(slice(None) for _ in masks)]
-        self._shapes = [*(mask.shape for mask in masks), *(mask.shape[1:] for mask in masks)]
-        sizes = [*(len(inputs) for inputs, _ in entries), *(mask.shape[1] for mask in masks)]
+        self._entries = [*entries, *(slice(None) for _ in of_layers)]
+        self._shapes = [*(mask.shape for mask in of_layers), *(mask.shape[1:] for mask in of_layers)]
+        sizes = [*(len(inputs) for inputs, _ in entries), *(mask.shape[1] for mask in of_layers)]
         self._ends, self._state = np.cumsum(sizes), []
         for variables in self._variables():
             parts = [
@@ -91,7 +91,9 @@ class Engine:
     def change(self, before: Masks, kept: Masks) -> None:
         """Continue under other masks: write the model, change it there, and read it again."""
         self.finish()
-        optimizers.continue_under(self.model, before, kept)
+        weights.assign(self.model, masks.apply(weights.read_state(self.model), kept))
+        in_both = {name: mask & before[name] for name, mask in kept.items()}
+        optimizers.clear_slots(self.model.optimizer, weights.variables(self.model), in_both)
         self.begin(kept)
 
     def advance(self, num_steps: int, before: int = 0) -> Logs:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import randomness, weights
+from lottery import masks, randomness, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Masks
@@ -51,7 +51,9 @@ class Loop:
 
     def change(self, before: Masks, kept: Masks) -> None:
         """Continue under other masks."""
-        optimizers.continue_under(self.model, before, kept)
+        weights.assign(self.model, masks.apply(weights.read_state(self.model), kept))
+        in_both = {name: mask & before[name] for name, mask in kept.items()}
+        optimizers.clear_slots(self.model.optimizer, weights.variables(self.model), in_both)
 
     def finish(self) -> None:
         """Do nothing: the model's variables are those after the last step."""
