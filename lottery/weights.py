@@ -146,6 +146,7 @@ def all_layers(model: Any) -> list[Any]:
 
 def children(layer: Any) -> list[Any]:
     """List the layers that lie directly within a layer."""
+    # `layers` exists in models alone, but any layer may hold others (Keras 3.15, tf_keras 2.21).
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 

@@ -274,4 +274,5 @@ def _maker(tensor: Any) -> tuple[Any, Any] | None:
 
 def _history(tensor: Any) -> tuple[Any, ...]:
     """Return the layer that makes a symbolic tensor, the number of its call, and that of the output; or no layer."""
+    # No public attribute names a tensor's layer; tensors that no layer made lack it (Keras 3.15, tf_keras 2.21).
     return getattr(tensor, "_keras_history", (None, 0, 0))

@@ -51,9 +51,14 @@ def _rate(optimizer: Any) -> float:
 def averages(model: Any) -> Iterator[tuple[Any, Any]]:
     """Iterate over the trained variables of a model with their moving averages, of an optimizer with ``use_ema``."""
     for inner in plain(getattr(model, "optimizer", None)):
-        by_position = _averages(inner) if getattr(inner, "use_ema", False) else []
+        if not getattr(inner, "use_ema", False):
+            continue
+        by_position = _averages(inner)
+        if not by_position:
+            continue
         positions = position_by_variable(inner)
-        for variable in model.trainable_variables if by_position else ():
+        for variable in model.trainable_variables:
+            # Optimizers have no public key of a variable: an id in Keras 3.15, `_unique_id` in tf_keras 2.21.
             place = positions.get(inner._var_key(variable))
             if place is not None and by_position[place] is not None:
                 yield variable, by_position[place]
@@ -95,21 +100,18 @@ def position_by_variable(optimizer: Any) -> dict[Any, int]:
     return getattr(optimizer, "_trainable_variables_indices", None) or getattr(optimizer, "_index_dict", None) or {}
 
 
-def _position(optimizer: Any, variable: Any) -> int | None:
-    """Return the place of a variable in an optimizer's lists of slots; None if it has no slots there."""
-    positions = position_by_variable(optimizer)
-    return positions.get(optimizer._var_key(variable)) if positions else None
-
-
 def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
     """Iterate over an optimizer's slots of a variable's shape, so not over statistics of its rows and columns."""
     for inner in plain(optimizer):
         for name in getattr(inner, "get_slot_names", list)():  # a legacy optimizer of tf_keras
             with contextlib.suppress(KeyError):  # not made yet
                 yield inner.get_slot(variable, name)
-        place = _position(inner, variable)
+        positions = position_by_variable(inner)
+        # Asked first, because a legacy optimizer of tf_keras 2.21 has neither places nor `_var_key`.
+        place = positions.get(inner._var_key(variable)) if positions else None
         if place is None:
             continue
+        # Keras 3.15 keeps the weights themselves in such a list too, and they are no slots.
         variables = getattr(inner, "_trainable_variables", None) or []
         for value in list(vars(inner).values()):
             # Keras keeps slots in lists by position, one for each variable that it was built with.

@@ -155,13 +155,15 @@ def _header(content: bytes) -> tuple[dict[str, Any], dict[str, Any], int]:
 
 
 def _checked_record(loaded: dict[str, Any]) -> _Record:
-    """Check the types of a record: first that nothing is too long, for pydantic would list each of a million errors."""
+    # First that nothing is too long, for pydantic would list each of a million errors.
     for key, most in (("variables", MOST_VARIABLES), ("sha256", 4 * MOST_VARIABLES)):
         if isinstance(loaded.get(key), dict) and len(loaded[key]) > most:
             raise TicketError(f"it has more than {MOST_VARIABLES:,} variables.")
     _check_keys("record", loaded, _Record)
     variables = loaded.get("variables")
-    for variable in variables.values() if isinstance(variables, dict) else ():
+    if not isinstance(variables, dict):
+        variables = {}  # pydantic refuses it below, in its own words
+    for variable in variables.values():
         if not isinstance(variable, dict):
             continue
         _check_keys("variable", variable, _Variable)
