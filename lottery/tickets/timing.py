@@ -52,8 +52,7 @@ def latency(
 ) -> dict[str, float]:
     """Time a forward pass, compiled by ``tf.function`` without XLA, on the threads that TensorFlow has.
 
-    The models take turns, in an order that rotates, so that other programs of the machine slow all of them alike. A
-    turn is as many calls as take some milliseconds; copying the example to the device is not timed.
+    The models take turns of some milliseconds; copying the example to the device is not timed.
 
     Args:
         models: Built models of one input, by name.
@@ -80,6 +79,7 @@ def latency(
     names = list(models)
     measured: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(num_turns):
+        # In an order that rotates, so that other programs of the machine slow all models alike.
         begin = turn % len(names)
         for name in names[begin:] + names[:begin]:
             measured[name].append(_seconds(calls[name], num_calls[name], clock))
@@ -87,7 +87,7 @@ def latency(
 
 
 def _compiled(model: Any, inputs: Any) -> Callable[[], Any]:
-    """Trace a forward pass. The model is no argument, not even a default one: each call would look through it."""
+    # The model is no argument of the call, not even by default: each call would look through it.
     traced = traced_call(model, inputs)
     return functools.partial(traced, inputs)
 
@@ -98,5 +98,6 @@ def _seconds(call: Callable[[], Any], num_calls: int, clock: Callable[[], float]
     start = clock()
     for _ in range(num_calls - 1):
         call()
+    # Calls may return before they are done; reading the last output waits for it.
     np.asarray(call())
     return (clock() - start) / num_calls
