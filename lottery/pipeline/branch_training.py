@@ -44,7 +44,8 @@ def train_branch(
     start = masks.apply(chosen.start, chosen.kept, chosen.held_in(ticket))
     span = Span(first, last, schedule_step, chosen.changes)
     trained = network_training.train_network(training, network, start, chosen.kept, span)
-    about = {"control": branch.__name__, "first_step": first, "last_step": last}
+    reached = network_training.dense_loss_step(training, network, trained)
+    about = {"control": branch.__name__, "first_step": first, "last_step": last, "dense_loss_step": reached}
     if trained.changes:
         changes = [dict(zip(store.CHANGES, change, strict=True)) for change in trained.changes]
         about |= {"mask_changes": changes, "kept_steps": branches.kept_steps(chosen)}

@@ -111,12 +111,29 @@ def store_network(training: Training, network: NetworkId, trained: Trained, deta
         **details,
     }
     folder = store.round_path(training.path, *network)
-    parts = (kept, trained.weights, trained.metrics, record, trained.early_stop, trained.predictions)
-    record = store.write_round(folder, *parts)
+    others = {
+        store.EARLY_STOP: trained.early_stop,
+        store.BUDGET: trained.budget,
+        store.PREDICTIONS: trained.predictions,
+    }
+    record = store.write_round(folder, kept, trained.weights, trained.metrics, record, others)
     store.clear_checkpoints(folder)  # after the record: until it is whole, a checkpoint is all there is
     first, last = steps_of(training.experiment, network)
     where = _step(training, network, kept, last, record["final_val_accuracy"], (first, last))
     training.on_event(progress.Done(where, record))
+
+
+def dense_loss_step(training: Training, network: NetworkId, trained: Trained) -> int | None:
+    """Find the first evaluated step with at most the lowest validation loss of the dense network; None without one."""
+    branch = branches.find(network.branch)
+    if branch is not None and branch.other_data:  # its losses are of other examples
+        return None
+    lowest = trained.summary["early_stop_val_loss"]
+    if network.round or network.branch != store.TICKET:
+        dense = store.read_record(store.round_path(training.path, network.replicate, 0))
+        lowest = dense["early_stop_val_loss"]
+    losses = {step: loss for step, split, loss, _ in trained.metrics if split == "validation"}
+    return min((step for step, loss in losses.items() if loss <= lowest), default=None)
 
 
 def initial_state(training: Training, replicate: int) -> dict[str, np.ndarray]:

@@ -24,7 +24,7 @@ LOSS = 1e-5  # relative; Keras computes a loss in float32
 # The share of examples, and the relative difference of a loss, that rounding may decide on another machine.
 ELSEWHERE, ELSEWHERE_IN_HALF = 0.001, 0.01
 
-WHEN = {"early_stop": "early-stop", "final": "final"}
+WHEN = {"early_stop": "early-stop", "budget": "budget", "final": "final"}
 SPLITS = {"validation": "val", "test": "test"}
 
 # Called with the number of networks that are done, of all, and the name of the next.
@@ -116,12 +116,10 @@ class _Recomputing:
         prepared, record = self._of(stored), stored.record
         if prepared is None:
             return
-        states = {"final": stored.weights}
-        if stored.has(store.EARLY_STOP):
-            states["early_stop"] = stored.early_stop
-        elif record["early_stop_step"] == max(row[0] for row in stored.metrics):
+        states = dict(stored.states())
+        if "early_stop" not in states and record["early_stop_step"] == max(row[0] for row in stored.metrics):
             states["early_stop"] = stored.weights
-        else:
+        elif "early_stop" not in states:
             self._note(
                 "Some networks have no early_stop.safetensors, because an earlier version stored them; what was "
                 "measured of them at the early-stop step was not computed again."

@@ -105,13 +105,19 @@ class Chain:
         if number:
             rewind, num_steps = self.experiment.rewind, self.experiment.train.num_steps
             schedule_step = rewinding.schedule_step(rewind.mode, rewind.step, num_steps, number)
-            span, watch = Span(rewind.step, None, schedule_step), None
+            budget = None
+            if rewinding.REWINDS[rewind.mode].trains_again:
+                dense = store.read_record(store.round_path(self.training.path, self.replicate, 0))
+                budget = dense["early_stop_step"]
+            span, watch = Span(rewind.step, schedule_step=schedule_step, budget=budget), None
         network = NetworkId(self.replicate, number)
         return network_training.train_network(self.training, network, start, masks, span, watch)
 
     def store(self, number: int, trained: Trained, thresholds: Mapping[str, float | None]) -> None:
         """Store the network of a round; before the dense one, its states at the steps that runs rewind to."""
-        details: dict[str, Any] = {"thresholds": thresholds}
+        network = NetworkId(self.replicate, number)
+        reached = network_training.dense_loss_step(self.training, network, trained)
+        details: dict[str, Any] = {"thresholds": thresholds, "dense_loss_step": reached}
         definition = criteria.facts(self.experiment.prune.criterion).definition
         if number and definition > 1:
             details |= {"definition": definition}
@@ -126,7 +132,7 @@ class Chain:
             else:  # its checksum is in no record
                 path = store.state_path(self.training.path, self.replicate, step)
                 files.write(path, files.pack_arrays(state, {"sha256": sha256}))
-        network_training.store_network(self.training, NetworkId(self.replicate, number), trained, details)
+        network_training.store_network(self.training, network, trained, details)
 
     def _rewind_state(self) -> dict[str, np.ndarray]:
         return store.read_start(self.training.path, self.replicate, self.experiment.rewind.step)

@@ -83,14 +83,17 @@ def copy_network(job: Job, original: Job, experiment: config.Experiment) -> None
     record = {key: value for key, value in network.record.items() if key not in OF_STORING}
     # Every file that the original has is read, whole, before anything is stored.
     parts = network.masks, network.weights, network.metrics
-    early_stop = network.early_stop if network.has(store.EARLY_STOP) else None
-    predictions = network.predictions if network.has(store.PREDICTIONS) else None
+    others = {
+        store.EARLY_STOP: network.early_stop if network.has(store.EARLY_STOP) else None,
+        store.BUDGET: network.budget if network.has(store.BUDGET) else None,
+        store.PREDICTIONS: network.predictions if network.has(store.PREDICTIONS) else None,
+    }
     if not network.round:
         # The other run may rewind to another step: the state of that step has its own checksum.
         record.pop("rewind_sha256", None)
         record |= _copy_starts(job, network, experiment.rewind.step)
     folder = store.round_path(job.run, *job.network)
-    store.write_round(folder, *parts, record, early_stop, predictions)
+    store.write_round(folder, *parts, record, others)
     store.clear_checkpoints(folder)
 
 

@@ -77,6 +77,11 @@ class RewindMode:
     has_initial_values: bool = True
     keeps_rate: bool = False
 
+    @property
+    def trains_again(self) -> bool:
+        """True if survivors are set back and trained again, so that their steps count as the dense network's do."""
+        return self.start != "trained"
+
 
 # By the name in ``rewind.mode``.
 REWINDS: dict[str, RewindMode] = {

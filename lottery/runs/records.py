@@ -13,6 +13,7 @@ ROUND_FILES = (
     "weights.safetensors",
     "metrics.csv",
     "early_stop.safetensors",
+    "budget.safetensors",
     "predictions.safetensors",
 )
 LABEL = r"\w[\w.-]{0,199}"  # of a branch, which is a folder's name too
@@ -58,6 +59,12 @@ class _Round(BaseModel, strict=True, extra="allow"):
     early_stop_val_accuracy: _Measured = None
     early_stop_test_loss: _Measured = None
     early_stop_test_accuracy: _Measured = None
+    dense_loss_step: _Count | None = None
+    budget_step: _Count | None = None
+    budget_val_loss: _Measured = None
+    budget_val_accuracy: _Measured = None
+    budget_test_loss: _Measured = None
+    budget_test_accuracy: _Measured = None
     final_train_loss: _Measured = None
     final_train_accuracy: _Measured = None
     final_val_loss: _Measured = None

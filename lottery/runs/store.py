@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import difflib
 import hashlib
 import io
 import itertools
@@ -28,6 +29,8 @@ MOST_METRICS = 100_000_000  # bytes of a curve
 METRICS = ("step", "split", "loss", "accuracy")
 CHANGES = ("step", "num_kept", "pruned", "grown")  # of a change of masks in training
 EARLY_STOP, PREDICTIONS = "early_stop.safetensors", "predictions.safetensors"  # not in runs of earlier versions
+BUDGET = "budget.safetensors"  # only where the early-stop step comes after the budget
+STATES = {"final": "weights.safetensors", "early_stop": EARLY_STOP, "budget": BUDGET}  # files of trained variables
 
 
 class NetworkId(NamedTuple):
@@ -126,7 +129,7 @@ def read_experiment(run: Path) -> config.Experiment:
     except OSError as error:
         raise LotteryError(f"{str(run)!r} cannot be read: {error.strerror or error}.") from None
     if not found:
-        raise LotteryError(f"{str(run)!r} is not a run: it has no experiment.toml.")
+        raise LotteryError(f"{str(run)!r} is not a run: it has no experiment.toml.{_nearest(run)}")
     experiment = _read_stored(path)
     recorded, digest = read_environment(run).get("digest"), config.digest(experiment)
     if recorded and recorded != digest:
@@ -195,21 +198,21 @@ def write_round(
     weights: Mapping[str, np.ndarray],
     metrics: Iterable[tuple[int, str, float, float]],
     record: Mapping[str, Any],
-    early_stop: Mapping[str, np.ndarray] | None = None,
-    predictions: Mapping[str, np.ndarray] | None = None,
+    others: Mapping[str, Mapping[str, np.ndarray] | None] | None = None,
 ) -> dict[str, Any]:
     """Store a round with every variable after training, over what an interrupted attempt left in its folder.
 
-    Variables at the early-stop step and predictions are stored where there are any. ``round.json`` comes last: it is
-    the record, with the checksum of each file, and is returned.
+    Of the `others`, by the names `EARLY_STOP`, `BUDGET` and `PREDICTIONS`, those are stored that there are.
+    ``round.json`` comes last: it is the record, with the checksum of each file, and is returned.
     """
     contents = {
         "masks.safetensors": files.pack_masks(masks),
         "weights.safetensors": files.pack_arrays(weights),
-        **({EARLY_STOP: files.pack_arrays(early_stop)} if early_stop is not None else {}),
-        **({PREDICTIONS: files.pack_arrays(predictions)} if predictions is not None else {}),
         "metrics.csv": pack_rows([METRICS, *metrics]),
     }
+    for name, arrays in (others or {}).items():
+        if arrays is not None:
+            contents[name] = files.pack_arrays(arrays)
     for name, content in contents.items():
         files.write(folder / name, content)
     # Of what was to be written, not read back: a file that was not written well fails its checksum later.
@@ -340,6 +343,13 @@ def is_complete(run: Path, experiment: config.Experiment) -> bool:
 def runs(out: str | Path) -> list[Path]:
     """List the runs below a folder, by name."""
     return sorted(path.parent for path in Path(out).glob("*/experiment.toml"))
+
+
+def _nearest(run: Path) -> str:
+    """Name the run of the same folder whose name is most like one that is not there; empty without any."""
+    names = {path.name: path for path in runs(run.parent)}
+    near = difflib.get_close_matches(run.name, names, n=1)
+    return f" Did you mean {str(names[near[0]])!r}?" if near else " The command `lottery ls` lists the runs."
 
 
 def _read_stored(path: Path) -> config.Experiment:

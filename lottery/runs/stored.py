@@ -70,8 +70,16 @@ class StoredRound:
         return self._variables(store.EARLY_STOP)
 
     @cached_property
+    def budget(self) -> dict[str, np.ndarray]:
+        """Every variable at the lowest validation loss within the dense network's budget, by name."""
+        return self._variables(store.BUDGET) if self.has(store.BUDGET) else self.early_stop
+
+    @cached_property
     def predictions(self) -> dict[str, np.ndarray]:
-        """For each test example its ``label``, and the class predicted at the ``early_stop`` and the ``final`` step."""
+        """For each test example its ``label``, and the class predicted at the ``early_stop`` and the ``final`` step.
+
+        Where the early-stop step comes after the dense network's budget, also within the ``budget``.
+        """
         if not self.has(store.PREDICTIONS):
             why = "an earlier version stored it"
             if self.has(store.EARLY_STOP):
@@ -79,7 +87,8 @@ class StoredRound:
             raise LotteryError(f"{str(self.folder)!r} has no predictions: {why}.")
         predictions = files.parse_arrays(*self._read(store.PREDICTIONS))
         shapes = {array.shape for array in predictions.values()}
-        if set(predictions) != {"label", "early_stop", "final"} or len(shapes) > 1:
+        expected = {"label", "early_stop", "final"} | ({"budget"} if self.has(store.BUDGET) else set())
+        if set(predictions) != expected or len(shapes) > 1:
             raise LotteryError(f"{str(self.folder / store.PREDICTIONS)!r} is damaged: it holds no predictions.")
         return predictions
 
@@ -145,14 +154,20 @@ class StoredRound:
         masked = lottery_masks.apply(start, self.masks, held_at)
         return lottery_weights.fingerprint(masked) == self.record["start_sha256"]
 
-    def wrong_held(self, held_at: Mapping[str, np.ndarray], at_early_stop: bool = False) -> Iterator[str]:
+    def states(self) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+        """Yield the trained variables that are stored: when they were taken, a key of `store.STATES`, and by name."""
+        yield "final", self.weights
+        for when in ("early_stop", "budget"):
+            if self.has(store.STATES[when]):
+                yield when, getattr(self, when)
+
+    def wrong_held(self, held_at: Mapping[str, np.ndarray]) -> Iterator[str]:
         """Yield a sentence for each weight with masked entries that are not at these values, or at zero without any."""
-        variables, when = self.weights, ""
-        if at_early_stop:
-            variables, when = self.early_stop, " at the early-stop step"
         what = "at their held values" if held_at else "zero"
-        for name, count in lottery_masks.leaks(variables, self.masks, held_at).items():
-            yield f"{name} has {count} masked entries that are not {what}{when}."
+        places = {"final": "", "early_stop": " at the early-stop step", "budget": " within the budget"}
+        for when, variables in self.states():
+            for name, count in lottery_masks.leaks(variables, self.masks, held_at).items():
+                yield f"{name} has {count} masked entries that are not {what}{places[when]}."
 
     @property
     def engine(self) -> str:

@@ -172,12 +172,44 @@ def _wrong_curve(
                 recorded = np.array([record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")], float)
                 if not np.array_equal(recorded, curves[split][step], equal_nan=True):
                     yield f"The record's {when} {split} loss and accuracy differ from the curve."
+    yield from _wrong_budget(stored, curves)
+    yield from _wrong_speed(stored, curves["validation"])
     if stored.branch == store.TICKET:
         expected = (experiment.rewind.step if stored.round else 0, experiment.train.num_steps)
     else:
         expected = (record["first_step"], record["last_step"])
     if (first, last) != expected:
         yield f"The curve goes from step {first} to {last}, training from {expected[0]} to {expected[1]}."
+
+
+def _wrong_budget(stored: StoredRound, curves: dict[str, dict[int, tuple[float, float]]]) -> Iterator[str]:
+    record, validation = stored.record, curves["validation"]
+    recorded = record.get("budget_step")
+    if (recorded is not None) != stored.has(store.BUDGET):
+        yield "The record and the files differ in whether there is a network within the budget."
+    if recorded is None:
+        return
+    budget = StoredRound(stored.run, stored.replicate, 0).record["early_stop_step"]
+    within = [step for step in validation if step <= budget]
+    step = min(within, key=lambda step: (validation[step][0], step), default=None)
+    is_ticket = stored.branch == store.TICKET
+    if step is None or not is_ticket or record["early_stop_step"] <= budget or recorded != step:
+        yield f"The record has a network within the budget of {budget} steps at {recorded}, the curve at {step}."
+        return
+    for split, short in (("validation", "val"), ("test", "test")):
+        measured = np.array([record[f"budget_{short}_{what}"] for what in ("loss", "accuracy")], float)
+        if not np.array_equal(measured, curves[split][step], equal_nan=True):
+            yield f"The record's {split} loss and accuracy within the budget differ from the curve."
+
+
+def _wrong_speed(stored: StoredRound, validation: dict[int, tuple[float, float]]) -> Iterator[str]:
+    recorded = stored.record.get("dense_loss_step")
+    if recorded is None:
+        return
+    lowest = StoredRound(stored.run, stored.replicate, 0).record["early_stop_val_loss"]
+    step = min((step for step, (loss, _) in validation.items() if loss <= lowest), default=None)
+    if recorded != step:
+        yield f"The record says that it had the dense network's lowest loss at step {recorded}, the curve says {step}."
 
 
 def _wrong_weights(stored: StoredRound, validation: dict[int, tuple[float, float]]) -> Iterator[str]:
@@ -197,12 +229,6 @@ def _wrong_weights(stored: StoredRound, validation: dict[int, tuple[float, float
             yield "The weights at the early-stop step differ from those after training, which is the same step."
 
 
-def _wrong_held(stored: StoredRound, held_at: masks.Weights) -> Iterator[str]:
-    yield from stored.wrong_held(held_at)
-    if stored.has(store.EARLY_STOP):
-        yield from stored.wrong_held(held_at, at_early_stop=True)
-
-
 def _either(experiment: config.Experiment, stored: StoredRound) -> masks.Weights:
     # Nobody knows which entries are held at zero, so each counts as held at what is stored.
     if mask_actions.is_zero(experiment.prune.held_at):
@@ -216,7 +242,7 @@ def _either(experiment: config.Experiment, stored: StoredRound) -> masks.Weights
 
 def _wrong_predictions(stored: StoredRound) -> Iterator[str]:
     label = stored.predictions["label"]
-    for when in ("early_stop", "final"):
+    for when in stored.predictions.keys() - {"label"}:
         accuracy = float(np.mean(stored.predictions[when] == label))
         recorded = float(np.array(stored.record[f"{when}_test_accuracy"], float))  # JSON has no NaN
         if not abs(accuracy - recorded) <= ACCURACY_ROUNDING:
@@ -231,7 +257,7 @@ def _wrong_round(
     index, replicate, kept = stored.round, stored.replicate, stored.masks
     fits = before is not None and _shapes(before) == _shapes(stored) == _shapes(dense)
     held_at = stored.held_at if fits or not index else _either(experiment, stored)
-    yield from _wrong_held(stored, held_at)
+    yield from stored.wrong_held(held_at)
     if not index and experiment.rewind.step:
         late = weights.fingerprint(store.read_start(stored.run, replicate, experiment.rewind.step))
         if late != stored.record["rewind_sha256"]:
@@ -302,18 +328,18 @@ def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Rec
     yield from _wrong_network(experiment, stored)
     name, known = stored.record["control"], branches.BRANCHES.get(stored.record["control"])
     if known is None:  # a function of the user's may hold masked entries at any values
-        yield from _wrong_held(stored, {} if mask_actions.is_zero(experiment.prune.held_at) else stored.weights)
+        yield from stored.wrong_held({} if mask_actions.is_zero(experiment.prune.held_at) else stored.weights)
         return
     ticket, kept = StoredRound(stored.run, stored.replicate, stored.round), stored.masks
     if _shapes(ticket) != _shapes(stored):
         yield "Its masks are of other weights than those of its round."
-        yield from _wrong_held(stored, _either(experiment, stored))
+        yield from stored.wrong_held(_either(experiment, stored))
         return
     fresh = again.fresh(stored) if again and known.needs_model == DRAWN else None
     round = _round_of(experiment, stored, ticket, known, fresh)
     made = known.function(round)
     held_at = made.held_in(round)
-    yield from _wrong_held(stored, held_at)
+    yield from stored.wrong_held(held_at)
     changes = [(step, change.num_kept) for step, change in sorted(made.changes.items())]
     if masks.num_kept(kept) != (changes[-1][1] if changes else masks.num_kept(made.kept)):
         yield f"It does not keep as many entries of each weight as {name}."

@@ -35,6 +35,11 @@ class Metric:
         return f"early_stop_test_{self.what}"
 
     @property
+    def budget(self) -> str:
+        """The column with the values within the dense network's budget."""
+        return f"budget_test_{self.what}"
+
+    @property
     def final(self) -> str:
         """The column with the values at the end of training."""
         return f"final_test_{self.what}"
@@ -107,7 +112,7 @@ def scored(rows: Any, metric: Metric) -> Any:
         return rows
     dense = rows[(rows["branch"] == "ticket") & (rows["round"] == 0)]
     scores = {}
-    for column in (metric.early_stop, metric.final):
+    for column in (metric.early_stop, metric.budget, metric.final):
         unit = abs(dense[column].mean()) or math.nan
         scores[column] = -rows[column] / unit
     return rows.assign(**scores)

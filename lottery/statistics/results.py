@@ -14,9 +14,12 @@ from lottery.statistics.metric import metric_of, scored, unit
 
 COLUMNS = (
     "replicate", "branch", "round", "density", "num_kept", "early_stop_step", "early_stop_val_loss",
-    "early_stop_val_accuracy", "early_stop_test_loss", "early_stop_test_accuracy", "final_train_loss", "final_val_loss",
-    "final_val_accuracy", "final_test_loss", "final_test_accuracy", "seconds",
+    "early_stop_val_accuracy", "early_stop_test_loss", "early_stop_test_accuracy", "budget_step", "budget_test_loss",
+    "budget_test_accuracy", "dense_loss_step", "final_train_loss", "final_val_loss", "final_val_accuracy",
+    "final_test_loss", "final_test_accuracy", "seconds",
 )  # fmt: skip
+_OF_BUDGET = ("budget_step", "budget_test_loss", "budget_test_accuracy")
+BESIDE_DENSE = (*_OF_BUDGET, "dense_loss_step")  # of a network and the dense network of its replicate
 
 
 def table(run: Path) -> Table:
@@ -24,6 +27,12 @@ def table(run: Path) -> Table:
 
     Densities and accuracies are in [0, 1], losses as the model reports them (cross-entropies in nats); an accuracy that
     the model does not measure is NaN. ``final_train_loss`` is the mean over the last steps, NaN if not trained.
+
+    The budget of a replicate is the early-stop step of its dense network. ``budget_step`` is the step of a ticket's
+    lowest validation loss up to the budget, ``budget_test_loss`` and ``_accuracy`` are measured there; all NaN for
+    branches, and for tickets that an earlier version stored. ``dense_loss_step`` is the first evaluated step at which
+    the validation loss is not above the lowest of the dense network; NaN if it is never reached, for transfers, and in
+    runs of earlier versions.
     """
     return rows_of(stored_rounds(run))
 
@@ -32,9 +41,26 @@ def rows_of(networks: Iterable[StoredRound]) -> Table:
     """Gather the rows of `table` for some networks of a run, in their order."""
     import pandas as pd
 
-    rows = [{column: stored.record[column] for column in COLUMNS} for stored in networks]
-    measured = [column for column in COLUMNS if column.endswith(("loss", "accuracy"))]
+    rows, dense = [], {}
+    for stored in networks:
+        record = stored.record
+        if stored.branch == store.TICKET and not stored.round:
+            dense[stored.replicate] = record
+        row = {column: record[column] for column in COLUMNS if column not in BESIDE_DENSE}
+        rows.append(row | _beside_dense(stored, dense.get(stored.replicate)))
+    measured = [column for column in COLUMNS if column.endswith(("loss", "accuracy")) or column in BESIDE_DENSE]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(measured, float))
+
+
+def _beside_dense(stored: StoredRound, dense: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Find what a network has reached within the steps, and by the loss, of the dense network of its replicate."""
+    record = stored.record
+    found = {"dense_loss_step": record.get("dense_loss_step")}
+    if dense is None or stored.branch != store.TICKET:
+        return found
+    if record["early_stop_step"] <= dense["early_stop_step"]:
+        return found | {column: record[column.replace("budget", "early_stop")] for column in _OF_BUDGET}
+    return found | {column: record.get(column) for column in _OF_BUDGET}
 
 
 def collapsed(run: Path) -> list[str]:

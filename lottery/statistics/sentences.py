@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 from lottery.formatting import listed, percent, replicates
 from lottery.grids import BAD, GOOD, OPEN, Table
-from lottery.pruning import branches, mask_actions
+from lottery.pruning import mask_actions
 from lottery.statistics import verdicts
 from lottery.statistics.verdicts import CANNOT_TELL, MATCHING, NOT_MATCHING, WINNING, Judgement, Rule
 
 # The simulation of tests/scripts/simulate_verdicts.py gives the figures.
 ADDING = (
-    "Adding replicates to a run until it tells raises the error of a verdict from 2.5 % to about 10 %: choose their "
-    "number before (lottery plan), and train them with another seed (run.seed)."
+    "Choose the number of replicates in advance (lottery plan), and train them with another seed (run.seed). Adding "
+    "replicates until a verdict appears raises its error rate from 2.5 % to about 10 %."
 )
 
 
@@ -82,65 +82,101 @@ def _of_all_rounds(judgement: Judgement) -> str:
 
 
 def _shown(judgement: Judgement) -> Headline:
-    rule = judgement.rule
-    winning, matching = judgement.shown.get(WINNING), judgement.shown[MATCHING]
+    rule, winning, matching = judgement.rule, judgement.shown.get(WINNING), judgement.shown[MATCHING]
     line = winning or matching
     assert line is not None
-    text = f"A {WINNING if winning else MATCHING} ticket: {_in_words(line, rule)}"
-    if line["mean"] < 0:
-        text += f", which is within the tolerance of {_tolerance(rule)}"
-    parts = [text + _beside_controls(judgement, line)]
+    text = f"{'Winning' if winning else 'Matching'} tickets down to {percent(line['density'])} of the weights: there "
+    parts = [text + ", ".join([_gain(judgement, line), *_speed(line), *_over_controls(judgement, line)])]
     if rule.word != WINNING:
-        parts.append("It is not called winning because it does not start from the weights of step 0")
+        parts.append("They are not called winning because they do not start from the weights of step 0")
     elif not winning:
-        parts.append(f"It is not called winning: {_why_not(line, judgement.rounds)}")
-    elif matching and matching["density"] < line["density"]:
-        parts.append(f"Whenever the early stop comes, {percent(matching['density'])} is shown to match too")
+        parts.append("They are not called winning: that they match dense within its steps is not shown")
     if line["final_verdict"] == CANNOT_TELL:
-        tells = f"{replicates(int(line['replicates']))} cannot tell"
-        parts.append(f"At the end of training {tells}: {_end_in_words(line, rule)}")
+        parts.append(f"At the end of training this is undecided: {_end_in_words(line, rule)}")
     elif line["final_verdict"] == NOT_MATCHING:
-        parts.append(f"At the end of training it loses: {_end_in_words(line, rule)}")
+        parts.append(f"At the end of training the ticket loses: {_end_in_words(line, rule)}")
     return Headline(" ".join(f"{part}." for part in parts), OPEN if line["special"] == "no" else GOOD)
 
 
-def _why_not(line: Mapping[str, Any], rounds: Table) -> str:
-    if line["early_stop"] == verdicts.LATER:
-        return "its early stop comes later than that of dense"
-    if line["early_stop"] == verdicts.NO_LATER:
-        return f"that its early stop comes no later is shown for this round, not for all {len(rounds)} at once"
-    return "that its early stop comes no later than that of dense is not shown"
+def _gain(judgement: Judgement, line: Mapping[str, Any]) -> str:
+    """Say how far a ticket is from dense, and at least, as `verdicts.lower_bound` finds it."""
+    metric, rule = judgement.metric, judgement.rule
+    gain = line["budget_mean"] if line["verdict"] == WINNING else line["mean"]
+    mean, bound = metric.in_words(gain, verdicts.lower_bound(judgement, line))
+    is_same = not float(mean.split()[0].replace(",", ""))
+    if metric.is_loss:
+        side = "above" if gain < 0 else "below"
+        text = f"a test loss {mean.lstrip('+-')} {side} that of dense (at most {bound})"
+    elif is_same:
+        text = f"as accurate as dense (at least {bound} points)"
+    else:
+        text = f"{mean} points {'over' if gain > 0 else 'against'} dense (at least {bound})"
+    return text if gain >= 0 or is_same else f"{text}, within the tolerance of {_tolerance(rule)}"
+
+
+def _speed(line: Mapping[str, Any]) -> list[str]:
+    """Say in how many of the dense network's steps a ticket has its lowest validation loss, if it always has it."""
+    share = line["speed"]
+    if math.isnan(share):
+        return []
+    text = f"{share:.2g}"
+    if text == "1":
+        return ["in as many steps"]
+    return [f"in {text} {'of' if share < 1 else 'times'} its steps"]
+
+
+def _over_controls(judgement: Judgement, ticket: Mapping[str, Any]) -> list[str]:
+    """Compare a ticket with the controls of its own round."""
+    lines = verdicts.beside_controls(judgement.scores, judgement.rule).get(ticket["round"], {})
+    better = {name: line for name, line in lines.items() if line["ticket"] == verdicts.BETTER}
+    said = []
+    if better:
+        unit, over = ("", "below") if judgement.metric.is_loss else (" points", "over")
+        gains = [judgement.metric.in_words(line["mean"])[0].lstrip("+-") for line in better.values()]
+        texts = [f"{gain}{unit} {over} {name}" for gain, name in zip(gains, better, strict=True)]
+        said.append(f"and {', '.join([texts[0], *(text.replace(' points', '') for text in texts[1:])])}")
+    unsure = [name for name, line in lines.items() if line["ticket"] == CANNOT_TELL]
+    if unsure:
+        said.append(f"but not shown to be better than {listed(unsure)}")
+    as_good = [name for name, line in lines.items() if line["ticket"] in (verdicts.AS_GOOD, verdicts.WORSE)]
+    if as_good:
+        said.append(f"but not special: {listed(as_good)} {_do(as_good)} as well")
+    return said
 
 
 def _none_shown(judgement: Judgement) -> Headline:
     rule = judgement.rule
     text, tone = _nearest(judgement.rounds, rule)
-    at_the_end = judgement.shown["matching at the end"]
+    at_the_end = judgement.shown[verdicts.AT_LAST]
     if at_the_end is None:
         return Headline(text, tone)
-    there = f"{percent(at_the_end['density'])} of the weights match dense: {_end_in_words(at_the_end, rule)}"
-    return Headline(f"{text} At the end of training {there}.", OPEN)
+    there = f"the ticket with {percent(at_the_end['density'])} of the weights matches dense"
+    return Headline(f"{text} At the end of training {there}: {_end_in_words(at_the_end, rule)}.", OPEN)
 
 
 def _nearest(rounds: Table, rule: Rule) -> Headline:
     undecided, single = rounds[rounds["verdict"] == CANNOT_TELL], rounds[rounds["verdict"].isin((WINNING, MATCHING))]
     if len(single):
         best = _in_words(verdicts.sparsest(single) or {}, rule)
-        unsure = f"{replicates(int(rounds['replicates'].max()))} cannot tell for all {len(rounds)} rounds at once"
-        text = f"No {rule.word} ticket is shown: {unsure}. The sparsest that is {MATCHING} by itself: {best}."
+        unsure = f"{_too_few(rounds['replicates'].max())} for all {len(rounds)} rounds at once"
+        text = f"No {rule.word} ticket is shown: {unsure}. The sparsest ticket that is {MATCHING} by itself has {best}."
         return Headline(text, OPEN)
     if undecided.empty:
         lost = f"every round loses more than {_tolerance(rule)} points to dense"
         if rule.metric.is_loss:
             lost = f"the loss of every round is more than {_tolerance(rule)} above that of dense"
-        return Headline(f"No {rule.word} ticket: {lost}. The best: {_in_words(_best(rounds), rule)}.", BAD)
-    line, nearest = verdicts.sparsest(undecided[undecided["mean"] >= rule.bound]), "The sparsest that may be"
+        return Headline(f"No {rule.word} ticket: {lost}. The best has {_in_words(_best(rounds), rule)}.", BAD)
+    line, nearest = verdicts.sparsest(undecided[undecided["mean"] >= rule.bound]), "The sparsest undecided ticket"
     if line is None:
-        line, nearest = _best(undecided), "The nearest"
-    unsure = f"{replicates(int(line['replicates']))} cannot tell"
+        line, nearest = _best(undecided), "The nearest ticket"
+    unsure = _too_few(line["replicates"])
     if not math.isnan(line["needed"]):
-        unsure += f"; a new run with {line['needed']:.0f} would"
-    return Headline(f"No {rule.word} ticket is shown: {unsure}. {nearest}: {_in_words(line, rule)}.", OPEN)
+        unsure += f"; about {line['needed']:.0f} would be needed"
+    return Headline(f"No {rule.word} ticket is shown: {unsure}. {nearest} has {_in_words(line, rule)}.", OPEN)
+
+
+def _too_few(num: float) -> str:
+    return f"{replicates(int(num))} {'are' if num > 1 else 'is'} too few to decide"
 
 
 def _best(rounds: Table) -> dict[str, Any]:
@@ -151,7 +187,7 @@ def _of_one_replicate(rounds: Table, rule: Rule) -> str:
     head = f"1 replicate cannot show that a ticket is {rule.word}"
     by_mean = verdicts.sparsest(rounds[rounds["mean"] >= rule.bound])
     if by_mean is None:
-        return f"{head}, and in this one none keeps up with dense. The best: {_in_words(_best(rounds), rule)}."
+        return f"{head}, and in this one none keeps up with dense. The best has {_in_words(_best(rounds), rule)}."
     within = ""
     if by_mean["mean"] < 0:
         within = f" (dense {'+' if rule.metric.is_loss else '−'} {_tolerance(rule)} or better)"
@@ -191,31 +227,6 @@ def _end_in_words(line: Mapping[str, Any], rule: Rule) -> str:
         return f"{metric.in_words(line['final_mean'])[0]}{word}"
     mean, low, high = metric.in_words(line["final_mean"], *metric.interval(low, high))
     return f"{mean}{word} ({low} to {high})"
-
-
-def _beside_controls(judgement: Judgement, ticket: Mapping[str, Any]) -> str:
-    # Each control at the nearest round that it has, as it may be trained in fewer rounds than the ticket.
-    named: dict[str, list[str]] = {}
-    for branch in verdicts.controls(judgement.rows):
-        found, known = judgement.against(branch), branches.find(branch)
-        # That an alternative does as well makes no ticket less special.
-        is_alternative = known is not None and known.kind == "alternative"
-        if found.empty or is_alternative or verdicts.refused(branch, judgement.rule):
-            continue
-        line = found.loc[(found["round"] - ticket["round"]).abs().idxmin()].to_dict()
-        name = branch if line["round"] == ticket["round"] else f"{branch} (at {percent(line['density'])})"
-        if line["replicates"] > 1:
-            named.setdefault(verdicts.beside(line, judgement.rule), []).append(name)
-    text = ""
-    if worse := named.get(verdicts.BETTER):
-        text += f", better than the control{'s' * (len(worse) > 1)} {listed(worse)}"
-    if unsure := named.get(CANNOT_TELL):
-        text += f"; {listed(unsure)} {'are' if len(unsure) > 1 else 'is'} not shown to do worse"
-    if as_good := named.get(verdicts.AS_GOOD):
-        text += f"; not special, as {listed(as_good)} {_do(as_good)} as well"
-    if better := named.get(verdicts.WORSE):
-        text += f"; {listed(better)} {_do(better)} better"
-    return text
 
 
 def _do(names: list[str]) -> str:

@@ -27,30 +27,32 @@ _COST_COLUMNS: Columns = {
     "compression": ("compression", _times),
     "with all parameters": ("parameter_compression", _times),
     "multiply-adds": ("multiply_adds", _whole),
-    "speed-up": ("speedup", _times),
+    "theoretical speed-up": ("speedup", _times),
 }
 _KEY_OF_COSTS = {
     "stop vs dense": "ticket − dense of the early-stop steps, with its interval",
     "compression": "1 / density, of the prunable weights; with all parameters: biases and normalisation count too",
     "multiply-adds": "for one example, with prunable weights",
-    "speed-up": "multiply-adds of the dense network over those of the ticket, which no hardware fully reaches",
+    "theoretical speed-up": "multiply-adds, dense / ticket; real speed-ups are smaller",
 }
-# The order in which a narrow terminal leaves out columns of the rounds.
+# The columns of the rounds that say what was found, and the order in which a narrow terminal leaves out any.
+_FOUND = {"round", "density", ACCURACY.name, LOSS.name, "vs dense", "95 % from", "95 % to", "verdict", "beats controls"}
 _LEAVE_OUT = (
-    "end from", "end to", "kept", "early stop", "end", "end vs dense", "±", "95 % from", "95 % to", "needed", "special",
-    "density",
+    "end from", "end to", "kept", "early stop", "stops later", "end", "end vs dense", "end verdict", "±", "n",
+    "budget from", "budget to", "within budget", "speed", "needed", "beats controls", ACCURACY.name, LOSS.name, "round",
 )  # fmt: skip
 _BESIDE = {verdicts.BETTER: GOOD, verdicts.AS_GOOD: OPEN, verdicts.WORSE: BAD, verdicts.CANNOT_TELL: OPEN}
 _PUBLISHED = {"pass": GOOD, "fail": BAD, "cannot tell": OPEN, "open": OPEN}
 
 
-def rounds(judgement: Judgement, points: Table, costs: Table | None = None) -> Grid:
+def rounds(judgement: Judgement, points: Table, costs: Table | None = None, short: bool = False) -> Grid:
     """List the tickets, a row for each round.
 
     Args:
         judgement: Of the run.
         points: The table of `lottery.statistics.results.summary`, with at least one ticket.
         costs: The table of `lottery.analysis.costs.table`, to list costs and early-stop steps beside dense, too.
+        short: Leave out all but what was found.
     """
     metric = judgement.metric
     points = points[points["branch"] == store.TICKET]
@@ -65,13 +67,16 @@ def rounds(judgement: Judgement, points: Table, costs: Table | None = None) -> G
         "verdict": ("verdict", str),
         "vs dense": ("mean", metric.difference),
         **_gain_ends(metric, "low", "high", "95 %"),
+        "beats controls": ("special", str),
         "needed": ("needed", _whole),
-        "special": ("special", str),
+        "within budget": ("budget_mean", metric.difference),
+        **_gain_ends(metric, "budget_low", "budget_high", "budget"),
+        "speed": ("speed", partial(number, form=".2f")),
         "±": (f"{metric.what}_std", metric.deviation),
         "n": ("replicates", str),
         "kept": ("num_kept", _whole),
         "early stop": ("stop", str),
-        "later?": ("early_stop", str),
+        "stops later": ("early_stop", str),
         "end": (f"final_{metric.what}_mean", metric.value),
         "end vs dense": ("final_mean", metric.difference),
         **_gain_ends(metric, "final_low", "final_high", "end"),
@@ -79,6 +84,8 @@ def rounds(judgement: Judgement, points: Table, costs: Table | None = None) -> G
     }
     if rows["replicates"].nunique() == 1:
         del columns["n"]
+    if short:
+        columns = {head: column for head, column in columns.items() if head in _FOUND}
     key = _key_of_rounds(judgement, points)
     if costs is not None:
         of_tickets = costs[costs["branch"] == store.TICKET].drop(columns=["branch", "density", "num_kept"])
@@ -95,21 +102,29 @@ def _key_of_rounds(judgement: Judgement, points: Table) -> dict[str, str]:
     mean = f"mean and standard deviation (±) over {over} replicates" if num > 1 else "of one replicate"
     side, bound = metric.bound(rule.tolerance).replace("-", "−").split(" ", 1)
     other = "below" if side == "above" else "above"
-    unsure = f"cannot tell: the interval lies on both sides of {bound}, or is not known"
+    unsure = (
+        f"{'is' if num == 1 else 'are'} too few to decide: the interval lies on both sides of {bound}, or is not known"
+    )
     words = {
-        verdicts.WINNING: "matching, and the early-stop step is shown to be no later than that of dense: by at most "
-        f"{rule.margin:g} steps, the time between two evaluations",
+        verdicts.WINNING: f"the 95 % interval within the dense network's budget is {side} {bound}; the budget is the "
+        "early-stop step of the dense network",
         verdicts.MATCHING: f"the whole 95 % interval of vs dense is {side} {bound}, see --tolerance",
         verdicts.NOT_MATCHING: f"the whole interval is {other} {bound}",
         verdicts.CANNOT_TELL: f"{formatting.replicates(num)} {unsure}",
     }
     key = {word: text for word, text in words.items() if word in {*judged["verdict"], *judged["final_verdict"]}}
     if judged["needed"].notna().any():
-        key["needed"] = "how many replicates of a new run would tell with a power of 80 %"
+        key["needed"] = "how many replicates of a new run would decide, with a power of 80 %"
     if judged["special"].any():
-        key["special"] = "no where a control does as well, yes where the ticket is better than each control"
+        key["beats controls"] = "yes if the ticket beats every control, no if some control does as well"
     if points[f"{metric.what}_mean"].notna().any():
         key[metric.name] = f"at the early-stop step, {mean}; end: after the last step{_lower(metric)}"
+    if judged["budget_mean"].notna().any():
+        key["within budget"] = (
+            "as vs dense, with the ticket at its lowest validation loss up to the early-stop step of dense"
+        )
+        key["speed"] = "steps to the lowest validation loss of dense, over the steps of dense; empty if never reached"
+        key["stops later"] = "later or no later than dense, by the early-stop steps; no part of the verdict"
     key["vs dense"] = f"ticket − dense{_unit(metric)}, paired by replicate, and its interval for this round by itself"
     if points["censored"].any():
         last = f"{rule.last_step:,}"
@@ -216,8 +231,8 @@ def compared(found: Table, first: str) -> Grid:
         "95 % from": ("low", metric.value),
         "95 % to": ("high", metric.value),
         "vs first": ("difference", metric.change),
-        "its from": ("difference_low", metric.change),
-        "its to": ("difference_high", metric.change),
+        "vs first from": ("difference_low", metric.change),
+        "vs first to": ("difference_high", metric.change),
     }
     over = f"mean and 95 % t interval over n replicates, so over seeds, for this test set{_lower(metric)}"
     order = f"At each density {first} comes first, and then the best"
@@ -225,7 +240,7 @@ def compared(found: Table, first: str) -> Grid:
         metric.name: f"at the early-stop step: {over}",
         "vs first": f"run − {first}, paired by replicate, and its t interval. {order}",
     }
-    leave_out = ("n", "95 % from", "95 % to", "its from", "its to")
+    leave_out = ("n", "95 % from", "95 % to", "vs first from", "vs first to")
     return grids.of_rows(found.to_dict("records"), columns, key=key, leave_out=leave_out)
 
 

@@ -2,8 +2,10 @@
 
 *Matching*, after Frankle et al. 2020, https://arxiv.org/abs/1912.05671: shown to lose no more than a tolerance of
 accuracy or, where the model measures none, to have a loss that is higher by no more than a fraction. *Winning*, after
-Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635: matching at the early-stop step, and shown to reach that step
-no later than dense; only tickets that start from step 0 can be.
+Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, who ask for the accuracy of the dense network "after training
+for at most the same number of iterations": matching within the *budget*, the early-stop step of the dense network of
+the same replicate. There a ticket is taken at its lowest validation loss of all evaluated steps up to the budget. Only
+tickets that start from step 0 can be winning. *Better* than dense: shown to have a gain above zero.
 """
 
 import math
@@ -26,6 +28,7 @@ MEASURE = ACCURACY.early_stop
 AT_THE_END = ACCURACY.final
 DIFFERENCES = ("round", "density", "replicates", "mean", "std", "low", "high")
 WINNING, MATCHING, NOT_MATCHING, CANNOT_TELL = "winning", "matching", "not matching", "?"
+BETTER_THAN_DENSE, AT_LAST = "better than dense", "matching at the end"
 TONES = {WINNING: grids.GOOD, MATCHING: grids.GOOD, NOT_MATCHING: grids.BAD, CANNOT_TELL: grids.OPEN}
 NO_LATER, LATER = "no later", "later"
 # What a ticket is beside a control.
@@ -71,8 +74,9 @@ class Rule:
 
 DEFAULT = Rule()
 JUDGED = (
-    *DIFFERENCES, "verdict", "needed", "step_mean", "step_low", "step_high", "early_stop", "final_mean", "final_low",
-    "final_high", "final_verdict", "special", "as_good", "matching_p", "winning_p", "final_p",
+    *DIFFERENCES, "verdict", "needed", "budget_mean", "budget_low", "budget_high", "speed", "step_mean", "step_low",
+    "step_high", "early_stop", "final_mean", "final_low", "final_high", "final_verdict", "special", "as_good",
+    "matching_p", "winning_p", "better_p", "final_p",
 )  # fmt: skip
 _NOT_KNOWN = {"early_stop": "", "final_verdict": "", "special": "", "as_good": ""}  # numbers are NaN
 
@@ -103,7 +107,7 @@ class Judgement:
     @cached_property
     def shown(self) -> dict[str, dict[str, Any] | None]:
         """Find for each word the line with the smallest density that is shown for all rounds; see `smallest_shown`."""
-        p_values = {WINNING: "winning_p", MATCHING: "matching_p", "matching at the end": "final_p"}
+        p_values = {WINNING: "winning_p", MATCHING: "matching_p", BETTER_THAN_DENSE: "better_p", AT_LAST: "final_p"}
         if self.rule.word != WINNING:
             del p_values[WINNING]
         return {word: smallest_shown(self.rounds, self.rule, p) for word, p in p_values.items()}
@@ -200,33 +204,40 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
     Returns the rows of `differences` against dense, and beside them:
 
     - ``verdict``: `WINNING`, `MATCHING`, `NOT_MATCHING`, or `CANNOT_TELL`, as always from one replicate
+    - ``budget_mean``, ``budget_low``, ``budget_high``: of the accuracy within the budget, which decides what is winning
+    - ``speed``: the steps to the lowest validation loss of the dense network over those of the dense network, a mean
+      over replicates; NaN if a replicate never reaches it
     - ``needed``: how many replicates of a new run would tell with a power of 80 % if the true difference is the mean
       here, NaN where the verdict tells, or if that is not known
     - ``step_mean``, ``step_low``, ``step_high``, of the early-stop step, and ``early_stop``: `NO_LATER`, `LATER` or
-      `CANNOT_TELL`
+      `CANNOT_TELL`; it is no part of the verdict
     - ``final_mean``, ``final_low``, ``final_high``, ``final_verdict``: of the accuracy at the end of training
     - ``special``: "no" if a control is shown to do as well within the tolerance, "yes" if the ticket is shown to be
       better than each, else `CANNOT_TELL`, empty without controls; ``as_good``: the controls that do as well
-    - ``matching_p``, ``winning_p``, ``final_p``: one-sided p values, for `smallest_shown`
+    - ``matching_p``, ``winning_p``, ``better_p``, ``final_p``: one-sided p values, for `smallest_shown`; better is what
+      is above zero within the budget, or at the early-stop step of tickets that cannot be winning
     """
     import pandas as pd
 
     rows = scored(rows, rule.metric)
     steps, at_the_end, special = _steps(rows, rule), _at_the_end(rows, rule), _special(rows, rule)
+    in_budget, speeds = _in_budget(rows, rule), speed(rows).mean(skipna=False)
     lines = []
     for line in differences(rows, rule.metric.early_stop, confidence=rule.confidence).to_dict("records"):
-        number, mean, num = line["round"], line["mean"], line["replicates"]
-        step = steps.get(number, {})
-        p = intervals.p_value(mean, line["low"], num, rule.bound, rule.confidence)
+        number, mean, low, num = line["round"], line["mean"], line["low"], line["replicates"]
         verdict, needed = rule.verdict(line["low"], line["high"]), None
         if verdict == CANNOT_TELL and math.isfinite(line["low"]):
             needed = power.num_needed(mean + rule.tolerance, line["std"], num, rule.confidence)
-        if verdict == MATCHING and step.get("early_stop") == NO_LATER:
+        budget = in_budget.get(number, {})
+        if budget.get("budget_low", -math.inf) >= rule.bound:
             verdict = WINNING
-        line |= {"verdict": verdict, "needed": needed or math.nan, "matching_p": p}
-        # Winning is both at once, of which the weaker decides: an intersection-union test needs no correction.
-        line["winning_p"] = max(p, step["step_p"]) if step else math.nan
-        lines.append(_NOT_KNOWN | line | step | at_the_end.get(number, {}) | special.get(number, {}))
+        line |= {"verdict": verdict, "needed": needed or math.nan, "speed": speeds.get(number, math.nan)}
+        line["matching_p"] = intervals.p_value(mean, low, num, rule.bound, rule.confidence)
+        line["better_p"] = intervals.p_value(mean, low, num, 0, rule.confidence)
+        others = (budget, steps.get(number, {}), at_the_end.get(number, {}), special.get(number, {}))
+        for found in others:
+            line |= found
+        lines.append(_NOT_KNOWN | line)
     return pd.DataFrame(lines, columns=list(JUDGED))
 
 
@@ -302,6 +313,46 @@ def beside(line: Mapping[str, Any], rule: Rule) -> str:
     return BETTER if line["low"] > 0 else CANNOT_TELL
 
 
+def speed(rows: Table) -> Table:
+    """Divide the steps to the dense network's lowest validation loss by the steps that the dense network takes.
+
+    Returns a data frame with a row for each replicate and a column for each pruned round of the ticket; NaN where the
+    ticket never has that loss, or the dense network has it before it is trained.
+    """
+    tickets = rows[rows["branch"] == store.TICKET]
+    steps = tickets.pivot(index="replicate", columns="round", values="dense_loss_step").astype(float)
+    if 0 not in steps:
+        return steps * math.nan
+    return steps.drop(columns=0).div(steps[0].where(steps[0] > 0), axis=0)
+
+
+def lower_bound(judgement: Judgement, line: Mapping[str, Any]) -> float:
+    """Bound from below the gain of a round that was chosen, so that the bounds of all rounds hold at once.
+
+    The interval within the budget of a winning ticket, or else at the early-stop step, by Bonferroni: its error is
+    divided by the number of rounds. A round that `smallest_shown` has found loses at most the tolerance.
+    """
+    rule, num = judgement.rule, len(judgement.rounds)
+    measure = rule.metric.budget if line["verdict"] == WINNING else rule.metric.early_stop
+    found = differences(judgement.scores, measure, confidence=1 - (1 - rule.confidence) / num)
+    low = float(found.set_index("round").loc[line["round"], "low"])
+    return max(low, -rule.tolerance)
+
+
+def _in_budget(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
+    if rule.word != WINNING:
+        return {}
+    found = {}
+    for line in differences(rows, rule.metric.budget, confidence=rule.confidence).to_dict("records"):
+        mean, low, num = line["mean"], line["low"], line["replicates"]
+        found[line["round"]] = {
+            "budget_mean": mean, "budget_low": low, "budget_high": line["high"],
+            "winning_p": intervals.p_value(mean, low, num, rule.bound, rule.confidence),
+            "better_p": intervals.p_value(mean, low, num, 0, rule.confidence),
+        }  # fmt: skip
+    return found
+
+
 def _steps(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
     if rule.word != WINNING or rows.empty:
         return {}
@@ -311,17 +362,13 @@ def _steps(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
     bounds = set(tickets[tickets["early_stop_step"] == rule.last_step]["round"])
     found = {}
     for line in differences(rows, "early_stop_step", "dense", rule.confidence, rule.margin).to_dict("records"):
-        number, mean, low, high = line["round"], line["mean"], line["low"], line["high"]
-        p = intervals.p_value(-mean, -high, line["replicates"], -rule.margin, rule.confidence)
+        number, low, high = line["round"], line["low"], line["high"]
         early_stop = CANNOT_TELL
         if high <= rule.margin and number not in bounds:
             early_stop = NO_LATER
         elif high > rule.margin and low > 0 and 0 not in bounds:
             early_stop = LATER
-        found[number] = {
-            "step_mean": mean, "step_low": low, "step_high": high, "early_stop": early_stop,
-            "step_p": 1.0 if number in bounds else p,
-        }  # fmt: skip
+        found[number] = {"step_mean": line["mean"], "step_low": low, "step_high": high, "early_stop": early_stop}
     return found
 
 
@@ -337,17 +384,33 @@ def _at_the_end(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
     return found
 
 
-def _special(rows: Table, rule: Rule) -> dict[Any, dict[str, str]]:
-    judgements: dict[Any, dict[str, str]] = {}
+def beside_controls(rows: Table, rule: Rule) -> dict[Any, dict[str, dict[str, Any]]]:
+    """Judge ticket − control of every fair control, by round and control: a line of `differences` with ``ticket``.
+
+    That some control does as well is said of the ticket if it is shown of any of them, so the error of that is divided
+    by their number. That the ticket is better than every control needs no correction: all must be shown.
+    """
+    found: dict[Any, dict[str, dict[str, Any]]] = {}
     for branch in controls(rows):
         known = branches.find(branch)
         if known is None or known.kind != "control" or refused(branch, rule):
             continue
         for line in differences(rows, rule.metric.early_stop, branch, rule.confidence).to_dict("records"):
-            judgements.setdefault(line["round"], {})[branch] = beside(line, rule)
+            found.setdefault(line["round"], {})[branch] = line
+    for lines in found.values():
+        for line in lines.values():
+            line["ticket"] = beside(line, rule)
+            p = intervals.p_value(-line["mean"], -line["high"], line["replicates"], rule.bound, rule.confidence)
+            if line["ticket"] in (AS_GOOD, WORSE) and p > rule.level / len(lines):
+                line["ticket"] = CANNOT_TELL
+    return found
+
+
+def _special(rows: Table, rule: Rule) -> dict[Any, dict[str, str]]:
     found = {}
-    for number, tickets in judgements.items():
-        as_good = [branch for branch, ticket in tickets.items() if ticket in (AS_GOOD, WORSE)]
-        word = "yes" if set(tickets.values()) == {BETTER} else CANNOT_TELL
+    for number, lines in beside_controls(rows, rule).items():
+        tickets = {line["ticket"] for line in lines.values()}
+        as_good = [branch for branch, line in lines.items() if line["ticket"] in (AS_GOOD, WORSE)]
+        word = "yes" if tickets == {BETTER} else CANNOT_TELL
         found[number] = {"special": "no" if as_good else word, "as_good": ", ".join(as_good)}
     return found

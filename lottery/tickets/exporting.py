@@ -70,7 +70,7 @@ def export(
             finite; or the path cannot be written. Nothing has been written then.
     """
     path = Path(path)
-    form = _form(path, form)
+    form = form_of(path, form)
     how, state = EXPORTS[form], weights.read_state(model)
     held_at = {name: np.asarray(value, state[name].dtype) for name, value in (held_at or {}).items() if name in state}
     _check_ticket(model, masks, state, form, held_at)
@@ -88,7 +88,7 @@ def export(
     return Exported(path, form, num_bytes, num_gzipped, difference, _agreement(expected, exported), checked)
 
 
-def _form(path: Path, form: str | None) -> str:
+def form_of(path: Path, form: str | None) -> str:
     """Return the form for a path, or raise if the path, or what is there, does not fit."""
     if form is None:
         suffixes = {how.suffix: name for name, how in reversed(EXPORTS.items())}

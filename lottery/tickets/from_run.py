@@ -26,10 +26,15 @@ _WITHOUT = {
     "smallest_matching": f"No pruned round of the run matches dense within {verdicts.TOLERANCE:g}.",
 }
 CHOICES = tuple(_WITHOUT)
-STEPS = ("end", "early_stop")  # of trained weights
+STEPS = {"end": "weights", "early_stop": "early_stop", "budget": "budget"}  # attributes with trained weights
 NUM_EXAMPLES = 1000
 
-_MEASURES = results.COLUMNS[results.COLUMNS.index("early_stop_step") :]  # these travel with the ticket
+# What was measured of the network alone travels with the ticket.
+_MEASURES = [
+    column
+    for column in results.COLUMNS[results.COLUMNS.index("early_stop_step") :]
+    if column not in results.BESIDE_DENSE
+]
 
 
 def contents(
@@ -46,17 +51,28 @@ def contents(
     number = pick(rows, round, density, replicate)
     by_place = {(stored.replicate, stored.round): stored for stored in networks}
     stored, dense = by_place[replicate, number], by_place[replicate, 0]
+    row = rows[(rows["replicate"] == replicate) & (rows["round"] == number)].iloc[0]
+    steps = {
+        "end": store.read_experiment(run).train.num_steps,
+        "early_stop": row["early_stop_step"],
+        "budget": row["budget_step"],
+    }
+    if math.isnan(steps[at]):
+        raise TicketError(
+            f"Round {number} of replicate {replicate} has no weights within the budget of the dense network: its first "
+            "evaluation comes later, or an earlier version stored it."
+        )
     environment = store.read_environment(run)
     about = {
         "architecture": environment["architecture"],
         "metrics": _metrics(rows, stored.record, dense.record),
-        "provenance": _provenance(run, environment, stored.record, at),
+        "provenance": _provenance(run, environment, stored.record, at, int(steps[at])),
     }
     # In the order of the masks, which files of arrays do not keep. Another process draws its own random states.
     names = [*stored.masks, *sorted(set(stored.weights) - set(stored.masks))]
     names = [name for name in names if not weights.is_random_state(name)]
     before = stored.masked_start
-    after = stored.weights if at == "end" else stored.early_stop
+    after = getattr(stored, STEPS[at])
     lacking = [name for name in sorted(names) if name not in before or name not in after]
     if lacking:
         raise TicketError(
@@ -195,23 +211,21 @@ def _interval(*ends: float) -> dict[str, float | None]:
     return dict(zip(("mean", "low", "high"), values, strict=True))
 
 
-def _provenance(run: Path, environment: dict[str, Any], record: dict[str, Any], at: str) -> dict[str, Any]:
+def _provenance(run: Path, environment: dict[str, Any], record: dict[str, Any], at: str, step: int) -> dict[str, Any]:
     experiment = store.read_experiment(run)
     protocol = experiment.model_dump(mode="json")
     protocol["data"]["path"] = Path(protocol["data"]["path"]).name  # its folders are nobody's business
-    mode, step = experiment.rewind.mode, experiment.rewind.step
-    if not record["round"]:
-        mode, step = "weights", 0
+    rewind = (experiment.rewind.mode, experiment.rewind.step) if record["round"] else ("weights", 0)
     kept = ("versions", "python", "processor", "num_threads", "commit")
     return {
         "run": run.resolve().name,
         "digest": config.digest(experiment),
         "replicate": record["replicate"],
         "round": record["round"],
-        "rewind_mode": mode,
-        "rewind_step": step,
+        "rewind_mode": rewind[0],
+        "rewind_step": rewind[1],
         "trained_at": at,
-        "trained_step": experiment.train.num_steps if at == "end" else record["early_stop_step"],
+        "trained_step": step,
         "data": {
             "name": experiment.data.name, "digest": environment["data_sha256"], "scaling": environment["scaling"],
         },

@@ -138,6 +138,24 @@ class Ticket:
         files.write(path, ticket_file.pack(parts))
         return path
 
+    def export(self, path: str | Path, form: str | None = None, inputs: Any = None, trained: bool = True) -> Any:
+        """Write the network to a file that other programs load, and compare the file with it.
+
+        Args:
+            path: The file; its ending decides the format unless `form` does. See `lottery.tickets.exporting.export`.
+            form: A key of `lottery.tickets.formats.EXPORTS`.
+            inputs: Examples to compare with; drawn at random by default.
+            trained: Write the trained weights; the start weights if False.
+
+        Returns:
+            What was written, and how it compares: a `lottery.tickets.exporting.Exported`.
+        """
+        from lottery.tickets import exporting
+
+        form = exporting.form_of(Path(path), form)
+        model = self.model(trained, exporting.EXPORTS[form].library)
+        return exporting.export(model, self.masks, path, form, inputs, self.held_at)
+
     def _values(self, trained: bool) -> dict[str, np.ndarray]:
         if not trained:
             return self.weights
@@ -183,7 +201,8 @@ class Ticket:
         at, step = (self.provenance.get(key) for key in ("trained_at", "trained_step"))
         if not isinstance(step, int):
             return ""
-        what = "early-stop step" if at == "early_stop" else "end"
+        names = {"early_stop": "early-stop step", "budget": "best within the budget of the dense network"}
+        what = names.get(at, "end") if isinstance(at, str) else "end"
         return f" to step {step:,}, the {what}"
 
     def layers(self) -> grids.Grid:
@@ -214,7 +233,7 @@ def load(
     round: int | str | None = None,
     density: float | None = None,
     replicate: int = 1,
-    at: Literal["end", "early_stop"] = "end",
+    at: Literal["end", "early_stop", "budget"] = "end",
 ) -> Ticket:
     """Load a ticket from a file, or from a round of a run.
 
@@ -225,8 +244,9 @@ def load(
             accuracy is at most 0.002 below dense (or its loss at most 2 % above).
         density: Of a run, instead of a round: a density in (0, 1]; the nearest round is used.
         replicate: Of a run, from 1.
-        at: Of a run, the step of the trained weights: the last step, or the early-stop step, at which accuracies are
-            compared. The ticket's `provenance` says which, as ``trained_at`` and ``trained_step``.
+        at: Of a run, the step of the trained weights: the last step; the early-stop step, at which accuracies are
+            compared; or the step with the lowest validation loss within the budget of the dense network, which is its
+            early-stop step. The ticket's `provenance` says which, as ``trained_at`` and ``trained_step``.
 
     Returns:
         The ticket. Every checksum has been compared; nothing is unpickled, imported or run.

@@ -16,7 +16,7 @@ from lottery.errors import LotteryError
 from lottery.training import mirrored
 
 FORMAT = 1
-PARTS = ("model", "device", "loop", "best", "memory", "kept")  # of a checkpoint, each of arrays by name
+PARTS = ("model", "device", "loop", "best", "budget", "memory", "kept")  # of a checkpoint, each of arrays by name
 
 
 @dataclass
@@ -29,6 +29,8 @@ class TrainingState:
     best: dict[str, np.ndarray] = field(default_factory=dict)  # every variable at the lowest validation loss
     summary: dict[str, float | int] = field(default_factory=dict)  # step, loss and accuracy there
     lowest: float = float("inf")  # that loss
+    budget: dict[str, np.ndarray] = field(default_factory=dict)  # see `records.Trained.budget`
+    budget_summary: dict[str, float | int] = field(default_factory=dict)  # step, loss and accuracy there
     validation: tuple[float, float] = (float("nan"), float("nan"))  # loss and accuracy of the last evaluation
     trained: tuple[float, float] = (float("nan"), float("nan"))  # the same over the steps since
     difference: float | None = None  # from the compiled loop, after the first steps
@@ -115,6 +117,7 @@ class Checkpointer:
             "device": _values(mirrored.differing(self._variables, values)),
             "loop": _values(self._own),
             "best": state.best,
+            "budget": state.budget,
             "memory": self.memory,
             "kept": state.kept,
         }
@@ -160,7 +163,7 @@ class Checkpointer:
             numbers[key] = [tuple(row) for row in numbers[key]]
         for key in ("validation", "trained"):
             numbers[key] = tuple(numbers[key])
-        return TrainingState(**numbers, best=parts["best"], kept=parts["kept"])
+        return TrainingState(**numbers, best=parts["best"], budget=parts["budget"], kept=parts["kept"])
 
 
 def _values(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -118,6 +118,7 @@ class Course:
             if self.settings.test_curve:
                 self._measured("test", state.step)
             if state.validation[0] < state.lowest and state.step >= self.settled:
+                self._keep_for_budget()
                 state.lowest, state.best = state.validation[0], self.engine.state()
                 state.summary = {"early_stop_step": state.step, **_named("early_stop_val", state.validation)}
         self.on_step(state.step, state.validation[1], None)
@@ -161,11 +162,15 @@ class Course:
         test = {step: (loss, accuracy) for step, split, loss, accuracy in state.metrics if split == "test"}
         if self.last not in test:
             test[self.last] = self._measured("test", self.last)
-        # The last of both, since it leaves the model at other weights.
-        if stopped_at not in test:
-            weights.assign(self.model, state.best)
-            self.engine.begin(self.kept)
-            test[stopped_at] = self._measured("test", stopped_at)
+        # After the last step, since it leaves the model at other weights.
+        earlier = {stopped_at: state.best}
+        if state.budget:
+            earlier[int(state.budget_summary["budget_step"])] = state.budget
+        for step, variables in earlier.items():
+            if step not in test:
+                weights.assign(self.model, variables)
+                self.engine.begin(self.kept)
+                test[step] = self._measured("test", step)
         summary = {
             **state.summary,
             **_named("early_stop_test", test[stopped_at]),
@@ -174,13 +179,18 @@ class Course:
             **_named("final_test", test[self.last]),
         }
         # After everything that is evaluated, so that no metric depends on it.
-        predictions = self._predictions({"early_stop": state.best, "final": final}, summary)
+        states = {"early_stop": state.best, "final": final}
+        if state.budget:
+            summary |= state.budget_summary | _named("budget_test", test[int(state.budget_summary["budget_step"])])
+            states["budget"] = state.budget
+        predictions = self._predictions(states, summary)
         engine: dict[str, Any] = {"engine": self.chosen[0], "engine_reason": self.chosen[1]}
         if state.difference is not None:
             engine |= {"engine_difference": state.difference}
         return Trained(
             weights=final,
             early_stop=state.best,
+            budget=state.budget or None,
             predictions=predictions,
             kept=self.kept,
             metrics=sorted(state.metrics, key=lambda row: row[0]),
@@ -219,6 +229,7 @@ class Course:
             self.first,
             self.schedule_step,
             sorted(self.watch),
+            self.span.budget,
         ]
         parts += [[step, change.num_kept] for step, change in sorted(self.span.changes.items())]
         if self.trainer.inputs:
@@ -247,6 +258,15 @@ class Course:
             states.append(engine.state())
         self._put_at_start()
         return engines.difference(*states)
+
+    def _keep_for_budget(self) -> None:
+        """Keep the best network up to the budget, if the first better network comes after it, and takes its place."""
+        state, budget = self.state, self.span.budget
+        if budget is None or not state.best:
+            return
+        if int(state.summary["early_stop_step"]) <= budget < state.step:
+            state.budget = state.best
+            state.budget_summary = {key.replace("early_stop", "budget"): value for key, value in state.summary.items()}
 
     def _add(self, step: int, split: str, measured: tuple[float, float]) -> None:
         row = (step, split, *measured)

@@ -28,6 +28,7 @@ class Span:
     last_step: int | None = None  # ``train.num_steps`` if None; if it equals `first_step`, nothing is trained
     schedule_step: int | None = None  # where the learning rate's schedule begins; `first_step` if None
     changes: Mapping[int, Change] = field(default_factory=dict)  # by the step after which masks change
+    budget: int | None = None  # the step up to which the network with the lowest validation loss is kept apart
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,16 @@ class Trained:
 
     weights: dict[str, np.ndarray]  # every variable after the last step, by name
     early_stop: dict[str, np.ndarray]  # every variable at the early-stop step
-    # For each test example its ``label``, and the class predicted at the ``early_stop`` and the ``final`` step;
-    # None where the accuracy is not that of one class for each example of an array.
+    # Every variable at the lowest validation loss up to the budget, if the early-stop step comes after it.
+    budget: dict[str, np.ndarray] | None
+    # For each test example its ``label``, and the class predicted at the ``early_stop`` and the ``final`` step, and at
+    # the ``budget``; None where the accuracy is not that of one class for each example of an array.
     predictions: dict[str, np.ndarray] | None
     kept: Masks  # the masks after the last step
     # By step; a training row is the mean since the row before, each batch as it was trained on.
     metrics: list[MetricsRow]
-    # ``early_stop_step``, the first step of minimum validation loss; loss and accuracy of every split there and at last
+    # ``early_stop_step``, the first step of minimum validation loss; loss and accuracy of every split there and at
+    # last; and the same of `budget`, as ``budget_step`` and so on
     summary: dict[str, float | int]
     start_sha256: str  # fingerprint of the model's variables when training began, read back from the model
     # ``engine`` that trained, ``engine_reason``, and for another than the compiled loop ``engine_difference``

@@ -287,6 +287,7 @@ def test_what_the_verdict_says_of_each_branch(name, mode, step):
         ],
         columns=["replicate", "branch", "round", "density", verdicts.MEASURE, "early_stop_step", verdicts.AT_THE_END],
     )
+    rows = rows.assign(budget_test_accuracy=rows[verdicts.MEASURE], dense_loss_step=4)
     rows.loc[(rows["branch"] == "ticket") & (rows["replicate"] == 1), verdicts.MEASURE] -= 0.0001
     rule = verdicts.rule_for(experiment)
     judgement = verdicts.Judgement(rows, rule)
@@ -303,7 +304,7 @@ def test_what_the_verdict_says_of_each_branch(name, mode, step):
         assert beside == {"better"} and grid.notes == [] and special == [""]
     else:
         assert grid.notes == [f"{name} tests {SHOWS[name, start]}."] and beside == {"better"} and special == ["yes"]
-        assert f"better than the control {name}" in head
+        assert f"points over {name}" in head
 
 
 @pytest.mark.parametrize("criterion", ["snip", "grasp", "synflow"])

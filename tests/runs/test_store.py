@@ -79,7 +79,7 @@ def test_early_stop_and_predictions_are_read_or_missed_in_a_sentence(small_run, 
         _ = StoredRound(tmp_path, 1, 0).early_stop
     with pytest.raises(LotteryError, match=r"round-00' has no predictions: an earlier version stored it\.$"):
         _ = StoredRound(tmp_path, 1, 0).predictions
-    store.write_round(folder, *parts, place, parts[1])
+    store.write_round(folder, *parts, place, {store.EARLY_STOP: parts[1]})
     with pytest.raises(LotteryError, match=r"no predictions: its model or its data do not give one class"):
         _ = StoredRound(tmp_path, 1, 0).predictions
 

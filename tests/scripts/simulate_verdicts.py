@@ -3,9 +3,9 @@
 Run with: python -m tests.scripts.simulate_verdicts --runs 10000
 
 A simulated run has 20 rounds. The difference ticket − dense of a replicate is the true difference, plus a part that all
-rounds share because they share their dense network, plus a part that goes from round to round. Early-stop steps are
-multiples of the steps between evaluations. Intervals and p values are computed for all runs at once, by a twin of
-`lottery.statistics.intervals` that `check_the_twin` compares with the real functions.
+rounds share because they share their dense network, plus a part that goes from round to round. Within the budget of
+the dense network a ticket has another difference, with a part of its own. Intervals and p values are computed for all
+runs at once, by a twin of `lottery.statistics.intervals` that `check_the_twin` compares with the real functions.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from scipy import special
 
 from lottery.statistics import power, results, verdicts
 
-TOLERANCE, MARGIN, LEVEL, NUM_ROUNDS, STD = verdicts.TOLERANCE, 100, 0.025, 20, 0.003
+TOLERANCE, LEVEL, NUM_ROUNDS, STD = verdicts.TOLERANCE, 0.025, 20, 0.003
 REPLICATES = (3, 5, 10)
 MOST_ADDED = 10  # replicates, by somebody who adds them until a verdict comes
 PROCEDURES = ("step-down", "single rounds", "fixed sequence", "Holm")
@@ -50,24 +50,26 @@ def differences(rng, true, num_runs, num_replicates, std=STD, shared=0.5, along=
     return true + std * (math.sqrt(1 - shared) * own - math.sqrt(shared) * dense)
 
 
-def steps(rng, later, num_runs, num_replicates, std=300.0):
-    """Draw early-stop steps of ticket − dense, both rounded to evaluations, the ticket so many steps later."""
-    shape = (num_runs, num_replicates, len(later))
-    dense = MARGIN * np.round(rng.normal(3000, std, (*shape[:2], 1)) / MARGIN)
-    return MARGIN * np.round((rng.normal(3000, std, shape) + later) / MARGIN) - dense
+def within_budget(rng, drawn, lost=0.0, std=STD / 3):
+    """Draw differences within the budget: those at the early stop, less what is lost on the way, with a spread."""
+    return drawn - lost + rng.normal(0, std, drawn.shape)
 
 
-def summed_up(drawn, spacing=0.0):
-    """Return means, and standard errors, over replicates; see `lottery.statistics.intervals.on_a_grid`."""
-    num = drawn.shape[1]
-    stds = np.maximum(drawn.std(1, ddof=1), spacing / math.sqrt(6))
-    return drawn.mean(1), stds / math.sqrt(num)
+def summed_up(drawn):
+    """Return means, and standard errors, over replicates."""
+    return drawn.mean(1), drawn.std(1, ddof=1) / math.sqrt(drawn.shape[1])
 
 
-def p_values(drawn, bound, spacing=0.0):
+def p_values(drawn, bound):
     """Return one-sided p values by run and round that the true means are above a bound."""
-    mean, error = summed_up(drawn, spacing)
+    mean, error = summed_up(drawn)
     return special.stdtr(drawn.shape[1] - 1, (bound - mean) / error)
+
+
+def lower_bounds(drawn):
+    """Bound the true means from below for all rounds at once, as `lottery.statistics.verdicts.lower_bound` does."""
+    (mean, error), (_, num, num_rounds) = summed_up(drawn), drawn.shape
+    return np.maximum(mean + special.stdtrit(num - 1, LEVEL / num_rounds) * error, -TOLERANCE)
 
 
 def step_down(found, level=LEVEL):
@@ -126,20 +128,16 @@ def errors(rng, num_runs):
         found.append(Found("coverage of the 95 % interval of a round", str(num), covered, 0.95, True, num_runs))
         p = p_values(drawn, -TOLERANCE)
         found.append(Found("false matching, a round", str(num), (p <= LEVEL).mean(), LEVEL, runs=num_runs))
-        # Winning: the accuracy above the tolerance and the early stop one evaluation later, and the other way round.
-        sure = differences(rng, np.full(NUM_ROUNDS, 0.02), num_runs, num)
-        late = p_values(-steps(rng, np.full(NUM_ROUNDS, MARGIN), num_runs, num), -MARGIN, MARGIN)
-        soon = p_values(-steps(rng, np.full(NUM_ROUNDS, -9000), num_runs, num), -MARGIN, MARGIN)
-        winning = {
-            "accuracy": np.maximum(p, soon),
-            "early stop": np.maximum(p_values(sure, -TOLERANCE), late),
-            "both": np.maximum(p, late),
-        }
-        for short, p_winning in winning.items():
-            what = f"false winning, {short} at its bound"
+        # Winning is tested within the budget alone, where a ticket may match that does better later, or not.
+        later = differences(rng, np.full(NUM_ROUNDS, 0.02), num_runs, num)
+        winning = {"as at the early stop": (drawn, 0.0), "better later": (later, 0.02 + TOLERANCE)}
+        for when, (early_stop, lost) in winning.items():
+            p_winning = p_values(within_budget(rng, early_stop, lost), -TOLERANCE)
+            what = f"false winning, {when}"
             found.append(Found(f"{what}, a round", str(num), (p_winning <= LEVEL).mean(), LEVEL, runs=num_runs))
             value = (step_down(p_winning) > 0).mean()
             found.append(Found(f"{what}, some round (step-down)", str(num), value, 0.05, runs=num_runs))
+        found += [named_bound(rng, num_runs, num), *not_special(rng, num_runs, num)]
         for shared, along in ((0.5, 0.8), (0.05, 0.0), (0.9, 0.95)):
             drawn = differences(rng, TRUE["no round is"], num_runs, num, shared=shared, along=along)
             value = (step_down(p_values(drawn, -TOLERANCE)) > 0).mean()
@@ -151,6 +149,26 @@ def errors(rng, num_runs):
             value = ((counts > 0) & (TRUE[name][counts - 1] <= -TOLERANCE)).mean()
             found.append(Found(f"false matching, the round named, {name}", str(num), value, 0.05, runs=num_runs))
     return found
+
+
+def named_bound(rng, num_runs, num):
+    """Count how often the bound in the first line is above the true difference of the round that it names."""
+    true = TRUE["as on MNIST"]
+    drawn = differences(rng, true, num_runs, num, STD / 2)
+    counts = step_down(p_values(drawn, -TOLERANCE))
+    named = np.maximum(counts, 1) - 1
+    bounds = np.take_along_axis(lower_bounds(drawn), named[:, None], 1)[:, 0]
+    false = ((counts > 0) & (bounds > true[named])).mean()
+    return Found("false bound in the first line", str(num), false, LEVEL, runs=num_runs)
+
+
+def not_special(rng, num_runs, num, num_controls=4):
+    """Count how often a ticket is called not special, where it is better than each control by the tolerance."""
+    beside = differences(rng, np.full(num_controls, -TOLERANCE), num_runs, num, along=0.0)
+    p = p_values(beside, -TOLERANCE).min(1)
+    what = f"false 'not special', {num_controls} controls"
+    alone = Found(f"{what}, each by itself", str(num), (p <= LEVEL).mean(), 1.0, runs=num_runs)
+    return [alone, Found(what, str(num), (p <= LEVEL / num_controls).mean(), LEVEL, runs=num_runs)]
 
 
 def procedures(rng, num_runs):
@@ -211,30 +229,33 @@ def adding(rng, num_runs):
 
 def check_the_twin(rng, num_runs=3, num_rounds=NUM_ROUNDS):
     """Compare the arrays of this script with the functions of `lottery.runs`, on runs that may show anything."""
-    true, rule = np.linspace(0.02, -0.02, num_rounds), verdicts.Rule(margin=MARGIN, last_step=10**6)
+    true, rule = np.linspace(0.02, -0.02, num_rounds), verdicts.Rule(last_step=10**6)
     for num in REPLICATES[:2]:
         drawn = differences(rng, true, num_runs, num)
-        late = steps(rng, np.linspace(-900, 900, num_rounds), num_runs, num)
-        matching, soon = p_values(drawn, -TOLERANCE), p_values(-late, -MARGIN, MARGIN)
+        budget = within_budget(rng, drawn, 0.002)
+        matching, winning, bounds = p_values(drawn, -TOLERANCE), p_values(budget, -TOLERANCE), lower_bounds(budget)
         for run in range(num_runs):
-            lines = verdicts.judged(table_of(drawn[run], late[run]), rule)
+            judgement = verdicts.Judgement(table_of(drawn[run], budget[run]), rule)
+            lines = judgement.rounds
             np.testing.assert_allclose(lines["matching_p"], matching[run], atol=1e-5)
-            np.testing.assert_allclose(lines["winning_p"], np.maximum(matching, soon)[run], atol=1e-5)
+            np.testing.assert_allclose(lines["winning_p"], winning[run], atol=1e-5)
             told = lines["verdict"].isin(("winning", "matching"))
-            assert (told == (matching[run] <= LEVEL)).all()
-            assert ((lines["verdict"] == "winning") == (np.maximum(matching, soon)[run] <= LEVEL)).all()
-            for p, own in (("matching_p", matching), ("winning_p", np.maximum(matching, soon))):
+            assert (told == ((matching[run] <= LEVEL) | (winning[run] <= LEVEL))).all()
+            assert ((lines["verdict"] == "winning") == (winning[run] <= LEVEL)).all()
+            for p, own in (("matching_p", matching), ("winning_p", winning)):
                 shown = verdicts.smallest_shown(lines, rule, p)
                 assert (shown["round"] if shown else 0) == step_down(own[run : run + 1])[0]
+            for line in lines[lines["verdict"] == "winning"].to_dict("records"):
+                np.testing.assert_allclose(verdicts.lower_bound(judgement, line), bounds[run, line["round"] - 1])
 
 
-def table_of(drawn, late):
-    """Make the table of a run from differences of accuracies and of early-stop steps, by replicate and round."""
+def table_of(drawn, budget):
+    """Make the table of a run from differences of accuracies at the early stop and within the budget."""
     rows = []
-    for replicate, (gains, later) in enumerate(zip(drawn, late, strict=True), 1):
-        for index, (gain, step) in enumerate(zip([0, *gains], [0, *later], strict=True)):
+    for replicate, (gains, others) in enumerate(zip(drawn, budget, strict=True), 1):
+        for index, (gain, other) in enumerate(zip([0, *gains], [0, *others], strict=True)):
             row = dict.fromkeys(results.COLUMNS, 0.0) | {"replicate": replicate, "branch": "ticket", "round": index}
-            measured = {"early_stop_test_accuracy": 0.9 + gain, "early_stop_step": 5000 + step}
+            measured = {"early_stop_test_accuracy": 0.9 + gain, "budget_test_accuracy": 0.9 + other}
             rows.append(row | measured | {"density": 0.8**index})
     return pd.DataFrame(rows, columns=list(results.COLUMNS))
 

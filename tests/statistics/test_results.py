@@ -24,6 +24,7 @@ def made_up(accuracies, branch="ticket"):
                 "replicate": replicate, "branch": branch, "round": index, "density": 0.8**index,
                 "num_kept": round(1000 * 0.8**index), "early_stop_step": 100 * replicate,
                 "early_stop_test_accuracy": value, "final_test_accuracy": value - 0.01,
+                "budget_test_accuracy": value, "dense_loss_step": 20 if index else 40,
             }  # fmt: skip
             rows.append(record)
     return pd.DataFrame(rows, columns=list(results.COLUMNS))
@@ -172,12 +173,12 @@ def test_without_an_accuracy_the_summary_is_of_losses_of_any_size(unit):
 def test_a_run_says_its_verdict(small_run):
     rule = verdicts.rule_for(small_run.experiment)
     assert small_run.verdict() == sentences.of(verdicts.Judgement(small_run.table(), rule))
-    assert small_run.verdict(0.9)[0].startswith("A matching ticket: 51.6 % of the weights, ")
+    assert small_run.verdict(0.9)[0].startswith("Winning tickets down to 51.6 % of the weights: ")
     assert small_run.verdict(0.0)[0].startswith("No winning ticket")
 
 
 def shown(small_run, capsys, rows, tolerance=0.002):
-    summaries.show(small_run.path, rows, tolerance)
+    summaries.show(small_run.path, rows, tolerance, long=True)
     return capsys.readouterr().out
 
 
@@ -191,12 +192,14 @@ def test_what_is_shown_has_a_verdict_a_bound_and_a_column_for_each_branch(small_
     out = shown(small_run, capsys, pd.concat([tickets, control], ignore_index=True))
     lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
     first, second, third = (next(line for line in lines if line[:2] == start) for start in STARTS)
-    assert first[2:10] == ["0.9400", "winning", "+0.0300", "+0.0052", "+0.0548", "yes", "0.0173", "800"]
+    within = ["+0.0300", "+0.0052", "+0.0548", "0.50"]
+    assert first[2:8] == ["0.9400", "winning", "+0.0300", "+0.0052", "+0.0548", "yes"]
+    assert first[8:14] == [*within, "0.0173", "800"]
     # The table has the end of training beside it: its accuracy, difference, interval and verdict.
     at_the_end = ["0.9300", "+0.0300", "+0.0052", "+0.0548", "matching"]
-    assert first[10:] == ["20", "no later", *at_the_end]
+    assert first[14:] == ["20", "no later", *at_the_end]
     at_the_end = ["0.9100", "+0.0100", "+0.0100", "+0.0100", "matching"]
-    assert second[3] == "matching" and second[10:] == ["≥ 110", "later", *at_the_end]
+    assert second[3] == "winning" and second[-7:] == ["≥ 110", "later", *at_the_end]
     assert third[3] == "not matching" and third[-1] == "not matching" and "no later" in third
     beside = {line[1]: line for line in lines if line[0] == "random_reinit"}
     assert beside["1"][2:7] == ["0.8000", "3", "0.5000", "0.9400", "+0.4400"] and beside["1"][-1] == "better"
@@ -208,7 +211,7 @@ def test_what_is_shown_has_a_verdict_a_bound_and_a_column_for_each_branch(small_
 
 def test_what_is_shown_of_one_replicate_tells_nothing(small_run, capsys):
     out = shown(small_run, capsys, made_up([[0.90, 0.93]]))
-    assert re.search(r"1 +0\.8000 .* \? *$", out, re.M) and "?: 1 replicate cannot tell: " in out
+    assert re.search(r"1 +0\.8000 .* \? *$", out, re.M) and "?: 1 replicate is too few to decide: " in out
     assert "≥" not in out and "1 replicate cannot show" in out
     assert "No round of" in shown(small_run, capsys, made_up([]))
     assert "can be compared with dense" in shown(small_run, capsys, made_up([[0.9, 0.8]]).query("round == 1"))
