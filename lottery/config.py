@@ -1,5 +1,6 @@
 """Experiments: read from TOML, override, check as a whole, write back, digest."""
 
+import difflib
 import hashlib
 import itertools
 import json
@@ -184,7 +185,9 @@ def read(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:  # a pipe, too
             tables = parsed(path, file.read(MOST_BYTES + 1))
     except FileNotFoundError:
-        raise LotteryError(f"There is no experiment file {str(path)!r}.") from None
+        near = difflib.get_close_matches(str(path), shipped(), n=1)
+        hint = f" Did you mean the experiment {near[0]!r}?" if near else ""
+        raise LotteryError(f"There is no experiment file {str(path)!r}.{hint}") from None
     except OSError as error:
         raise LotteryError(f"The experiment file {str(path)!r} cannot be read: {error.strerror or error}.") from None
     tables.pop("claim", None)
@@ -220,6 +223,8 @@ def merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
             merged[section] = values
             continue
         inner = dict(merged[section]) if isinstance(merged.get(section), Mapping) else {}
+        if section == "data" and {"name", "path"} & set(values):
+            inner.pop("num_examples", None)  # it is of the data that are replaced
         if section == "prune":
             if "densities" in values:  # they replace the other keys of rounds and rates
                 inner = {key: value for key, value in inner.items() if key not in ("num_rounds", "rates", "rate")}

@@ -14,7 +14,7 @@ from lottery import datasets, pixels, streams
 from lottery.datasets import DATASETS, KEYS, read_npz
 from lottery.errors import LotteryError
 from lottery.pixels import PIXELS
-from lottery.settings import GIVEN, Positive, Section, is_given, one_of
+from lottery.settings import GIVEN, Natural, Positive, Section, is_given, one_of
 from lottery.streams import Streams
 
 PARTS = ("train", "validation", "test")
@@ -29,6 +29,7 @@ class Data(Section):
 
     name: Annotated[str, one_of("data.name", DATASETS, also=is_given)] = "mnist"
     path: str = ""
+    num_examples: Natural = 0  # for training and validation; 0 for all
     validation: Positive = 5000
     pixels: Annotated[str, one_of("data.pixels", PIXELS)] = USUAL
     augment: tuple[Literal["crop", "flip"], ...] = Field(default=(), strict=False)
@@ -92,11 +93,17 @@ def load(settings: Data) -> Splits:
             "Python."
         )
     dataset, path = DATASETS[settings.name], settings.path or _local_file(settings.name)
-    arrays = read_npz(Path(path)) if path else dataset.load()
+    if path:
+        arrays = read_npz(Path(path))
+    elif settings.num_examples and dataset.generate:
+        arrays = dataset.generate(settings.num_examples)
+    else:
+        arrays = dataset.load()
     if dataset.has_label_columns:
         arrays |= {key: labels.reshape(-1) for key, labels in arrays.items() if key.startswith("y")}
     splits = split(arrays, settings, where=settings.name)
-    if dataset.sha256 and datasets.sha256(arrays) != dataset.sha256:
+    usual = dataset.sha256.get(settings.num_examples)
+    if usual and datasets.sha256(arrays) != usual:
         note = f"{settings.name} as generated here differs from the usual data in rounding or version, so results may "
         return replace(splits, notes=(*splits.notes, f"{note}differ."))
     return splits
@@ -115,7 +122,7 @@ def split(arrays: Mapping[str, Any], settings: Data, where: str = "data") -> Spl
     """
     found = {part: _part(arrays, part, where) for part in PARTS if f"x_{part}" in arrays}
     _check_alike(found, where)
-    train, validation = found["train"], found.get("validation")
+    train, validation = _fewer(found["train"], settings.num_examples, where), found.get("validation")
     if validation is None:
         train, validation = _split_off(train, settings.validation, where)
     elif "validation" in settings.model_fields_set and settings.validation != len(validation):
@@ -130,6 +137,18 @@ def split(arrays: Mapping[str, Any], settings: Data, where: str = "data") -> Spl
     scaling = PIXELS[settings.pixels](train.x) if train.x.dtype == np.uint8 else pixels.NONE
     fingerprint = datasets.digest([array for part in parts for array in (part.x, part.y)])[:16]
     return Splits(*parts, *scaling, fingerprint, notes)
+
+
+def _fewer(train: Split, num: int, where: str) -> Split:
+    """Choose some of the training examples, the same for every seed; all of them for 0."""
+    if num > len(train):
+        raise LotteryError(
+            f"data.num_examples: received {num}, allowed is at most the {len(train)} examples of x_train in {where}."
+        )
+    if num in (0, len(train)):
+        return train
+    chosen = np.sort(np.random.default_rng(SPLIT_SEED).permutation(len(train))[:num])
+    return Split(train.x[chosen], train.y[chosen])
 
 
 def _split_off(train: Split, num: int, where: str) -> tuple[Split, Split]:
@@ -165,6 +184,8 @@ def given(data: Any, settings: Data) -> Splits | Streams:
     if len(parts) in (2, 3) and all(isinstance(part, (tuple, list)) and len(part) == 2 for part in parts):
         parts = tuple(itertools.chain(*parts))
     if len(parts) == 3 and all(streams.is_stream(part) for part in parts):
+        if settings.num_examples:
+            raise LotteryError("data.num_examples: a tf.data.Dataset has its own size; shorten it with take().")
         return streams.checked(parts)
     if wrong := _no_arrays(data, parts):
         raise LotteryError(f"data: {wrong}")

@@ -7,7 +7,7 @@ import os
 import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +17,12 @@ from lottery import files
 from lottery.errors import LotteryError
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
-MNIST1D_SHA256 = "1250badde0592a2c4b36d766adff905a0e56cda69ef181dbf853df833b2b1788"  # of the arrays as generated
+MNIST1D_EXAMPLES = 5000  # for training, as many as the authors generate
+# Of the arrays as generated, by ``data.num_examples``: the authors' number, and the default experiment's.
+MNIST1D_SHA256 = {
+    0: "1250badde0592a2c4b36d766adff905a0e56cda69ef181dbf853df833b2b1788",
+    24_000: "470815812dd2c57ed3b37fcdf1205a60a1d70a9c41e279be8a67b2a1f59737d4",
+}
 
 Arrays = dict[str, np.ndarray]  # by the names in `KEYS`
 
@@ -27,12 +32,14 @@ class Dataset:
     """A data set, and what is known of it before it is loaded."""
 
     load: Callable[[], Arrays]
+    generate: Callable[[int], Arrays] | None = None  # makes as many training examples as it is asked for
     shape: tuple[int, ...] = ()  # of an example; empty if only the file tells
     is_pixels: bool = True  # stored as uint8; otherwise float32, about 0
     is_local: bool = False  # comes with the packages that are installed, and is never downloaded
     needs_path: bool = False  # is whatever ``data.path`` holds
     has_label_columns: bool = False  # the labels have shape (n, 1)
-    sha256: str = ""  # of the usual arrays, where each machine generates its own
+    # Of the usual arrays by ``data.num_examples``, where each machine generates its own.
+    sha256: Mapping[int, str] = field(default_factory=dict)
 
 
 def read_npz(path: Path, keys: tuple[str, ...] = KEYS) -> Arrays:
@@ -92,19 +99,21 @@ def _digits() -> Arrays:
     return {"x_train": x[train], "y_train": labels[train], "x_test": x[test], "y_test": labels[test]}
 
 
-def _mnist1d() -> Arrays:
-    """Generate MNIST-1D, or read it from the cache: 5,000 training and 12,000 test examples of 40 numbers, 10 classes.
+def _mnist1d(num_examples: int = 0) -> Arrays:
+    """Generate MNIST-1D, or read it from the cache: training and 12,000 test examples of 40 numbers, 10 classes.
 
-    The data of Greydanus & Kobak 2024, https://arxiv.org/abs/2011.14439, by the authors' package. The training examples
-    are the 5,000 that it makes by default. The test set has another seed, and enough examples to resolve a difference
-    of 0.002 in accuracy. Inputs have mean 0 and standard deviation 1.
+    The data of Greydanus & Kobak 2024, https://arxiv.org/abs/2011.14439, by the authors' package. By default the
+    training examples are the 5,000 that it makes by default. The test set has another seed, and enough examples to
+    resolve a difference of 0.002 in accuracy. Inputs have mean 0 and standard deviation 1.
     """
-    cache = _keras_home() / "datasets" / f"lottery-mnist1d-{MNIST1D_SHA256[:8]}.npz"
+    usual = MNIST1D_SHA256.get(num_examples, "")
+    num_examples = num_examples or MNIST1D_EXAMPLES
+    cache = _keras_home() / "datasets" / f"lottery-mnist1d-{num_examples}-{usual[:8]}.npz"
     with contextlib.suppress(LotteryError):  # absent, unreadable or damaged
         arrays = read_npz(cache, (*KEYS, "sha256"))
         if str(arrays.pop("sha256")) == sha256(arrays):
             return arrays
-    arrays, content = _generate_mnist1d(), io.BytesIO()
+    arrays, content = _generate_mnist1d(num_examples), io.BytesIO()
     kept: dict[str, Any] = arrays | {"sha256": np.array(sha256(arrays))}
     np.savez(content, **kept)
     with contextlib.suppress(LotteryError):  # a run need not fail because its data cannot be kept
@@ -120,14 +129,14 @@ def _keras_home() -> Path:
         return Path(tempfile.gettempdir(), ".keras")
 
 
-def _generate_mnist1d() -> Arrays:
+def _generate_mnist1d(num_examples: int = MNIST1D_EXAMPLES) -> Arrays:
     # The package draws from the global generators of NumPy and Python, which are the caller's.
     of_numpy, of_python = np.random.get_state(), random.getstate()
     try:
         from mnist1d.data import get_dataset_args, make_dataset
 
         arrays = {}
-        for part, num_samples, seed in ("train", 5000, 42), ("test", 12_000, 43):
+        for part, num_samples, seed in ("train", num_examples, 42), ("test", 12_000, 43):
             settings: Any = get_dataset_args()
             settings.num_samples, settings.seed, settings.train_split = num_samples, seed, 1
             made: Any = make_dataset(settings)
@@ -161,10 +170,10 @@ def _from_no_file() -> Arrays:
 
 # By the name in ``data.name``.
 DATASETS: dict[str, Dataset] = {
-    "mnist1d": Dataset(_mnist1d, (40,), is_pixels=False, is_local=True, sha256=MNIST1D_SHA256),
-    "digits": Dataset(_digits, (8, 8), is_local=True),
-    "mnist": Dataset(_from_keras("mnist"), (28, 28)),
-    "fashion_mnist": Dataset(_from_keras("fashion_mnist"), (28, 28)),
-    "cifar10": Dataset(_from_keras("cifar10"), (32, 32, 3), has_label_columns=True),
+    "mnist1d": Dataset(_mnist1d, _mnist1d, shape=(40,), is_pixels=False, is_local=True, sha256=MNIST1D_SHA256),
+    "digits": Dataset(_digits, shape=(8, 8), is_local=True),
+    "mnist": Dataset(_from_keras("mnist"), shape=(28, 28)),
+    "fashion_mnist": Dataset(_from_keras("fashion_mnist"), shape=(28, 28)),
+    "cifar10": Dataset(_from_keras("cifar10"), shape=(32, 32, 3), has_label_columns=True),
     "npz": Dataset(_from_no_file, needs_path=True),
 }

@@ -138,7 +138,7 @@ def generated(cache, monkeypatch):
     """How often MNIST-1D was generated; the arrays are others than those in the code's digest."""
     calls = []
 
-    def generate():
+    def generate(num_examples):
         calls.append(os.getpid())
         return made_up()
 
@@ -171,7 +171,7 @@ def test_mnist1d_is_generated_and_leaves_the_global_generators_alone(home, monke
         assert float(x.mean()) == pytest.approx(0, abs=1e-5) and float(x.std()) == pytest.approx(1, abs=1e-5)
     assert not {*map(bytes, loaded.test.x)} & {*map(bytes, loaded.train.x), *map(bytes, loaded.validation.x)}
     assert loaded.notes == ()  # the arrays are those of the digest in the code
-    assert [path.name for path in cache.iterdir()] == [f"lottery-mnist1d-{datasets.MNIST1D_SHA256[:8]}.npz"]
+    assert [path.name for path in cache.iterdir()] == [f"lottery-mnist1d-5000-{datasets.MNIST1D_SHA256[0][:8]}.npz"]
 
 
 def test_the_training_examples_are_those_that_the_package_makes_by_default(home, monkeypatch):
@@ -185,6 +185,50 @@ def test_the_training_examples_are_those_that_the_package_makes_by_default(home,
     ours = data.DATASETS["mnist1d"].load()
     np.testing.assert_allclose(ours["x_train"], np.concatenate([theirs["x"], theirs["x_test"]]), rtol=1e-6)
     np.testing.assert_array_equal(ours["y_train"], np.concatenate([theirs["y"], theirs["y_test"]]))
+
+
+def test_more_examples_are_generated_and_a_cache_is_of_a_number(home, monkeypatch):
+    monkeypatch.setenv("KERAS_HOME", str(home))
+    few = data.load(data.Data(name="mnist1d", num_examples=120, validation=20))
+    assert (len(few.train), len(few.validation), len(few.test)) == (100, 20, 12_000) and few.notes == ()
+    other = data.load(data.Data(name="mnist1d", num_examples=140, validation=20))
+    assert len(other.train) == 120 and other.fingerprint != few.fingerprint
+    again = data.load(data.Data(name="mnist1d", num_examples=120, validation=20))
+    assert again.fingerprint == few.fingerprint
+    assert {path.name.split("-")[2] for path in (home / "datasets").iterdir()} >= {"120", "140"}
+
+
+@pytest.mark.parametrize("num", [30, 200])
+def test_fewer_examples_are_chosen_before_the_validation_examples(num):
+    settings = data.Data(num_examples=num, validation=20)
+    given, all_of_them = data.split(arrays(), settings), data.split(arrays(), data.Data(validation=20))
+    assert (len(given.train), len(given.validation)) == (num - 20, 20) and len(given.test) == len(all_of_them.test)
+    known = {row.tobytes() for row in arrays()["x_train"]}
+    chosen = [row.tobytes() for part in (given.train, given.validation) for row in part.x]
+    assert len(set(chosen)) == num and set(chosen) <= known
+    assert data.split(arrays(), settings).fingerprint == given.fingerprint
+    assert (given.fingerprint == all_of_them.fingerprint) == (num == 200)
+
+
+def test_numbers_of_examples_that_do_not_fit_are_refused():
+    with pytest.raises(LotteryError, match="data.num_examples: received 201, allowed is at most the 200 examples"):
+        data.split(arrays(), data.Data(num_examples=201, validation=20))
+    with pytest.raises(LotteryError, match="data.validation: received 20, allowed is less than the 20 examples"):
+        data.split(arrays(), data.Data(num_examples=20, validation=20))
+    import tensorflow as tf
+
+    stream = tf.data.Dataset.from_tensor_slices((np.zeros((8, 6), np.float32), np.zeros(8, int))).batch(4)
+    with pytest.raises(LotteryError, match=r"data.num_examples: .* shorten it with take\(\)"):
+        data.given((stream, stream, stream), data.Data(num_examples=4))
+
+
+def test_other_data_in_an_override_do_not_get_the_number_of_the_file():
+    from lottery import config
+
+    assert config.load(None).data.num_examples == 24_000
+    for changes in ({"name": "digits"}, {"path": "my.npz", "name": "npz"}):
+        assert config.load(None, {"data": changes}).data.num_examples == 0
+    assert config.load(None, {"data": {"name": "digits", "num_examples": 500}}).data.num_examples == 500
 
 
 def test_an_error_while_generating_leaves_the_global_generators_alone(cache, monkeypatch):
@@ -241,7 +285,7 @@ def test_without_a_cache_mnist1d_is_generated_each_time(why, generated, cache, m
 
 def load_again_and_again(home):
     """In a process of its own: what is loaded while another process removes, makes and replaces the same cache."""
-    os.environ["KERAS_HOME"], datasets._generate_mnist1d = str(home), made_up
+    os.environ["KERAS_HOME"], datasets._generate_mnist1d = str(home), lambda num_examples: made_up()
     found = set()
     for _ in range(20):
         for file in home.glob("datasets/*.npz"):
@@ -262,7 +306,7 @@ def test_arrays_that_round_otherwise_are_used_and_reported(generated):
     (note,) = loaded.notes
     assert "mnist1d as generated here differs" in note
     assert loaded.fingerprint == data.split(made_up(), MNIST1D).fingerprint  # which is recorded with the run
-    experiment = config.load(None, {"train": {"jit_compile": False}})
+    experiment = config.load(None, {"train": {"jit_compile": False}, "data": {"num_examples": 0}})
     assert note in preparing.prepare(experiment).notes
 
 

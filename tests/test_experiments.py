@@ -143,7 +143,6 @@ def test_run_takes_a_name_and_a_file_wins(command, tmp_path):
 
 def test_engines_are_measured(monkeypatch, lottery_command, tmp_path, compiled_kernels):
     """The smallest measurement, in this process: the program's own processes would import TensorFlow again."""
-    pytest.importorskip("numba")
     monkeypatch.syspath_prepend(EXPERIMENTS)
     monkeypatch.setenv("NUMBA_CACHE_DIR", "")  # the program sets another
     import benchmark_engines
@@ -177,7 +176,6 @@ def test_engines_are_measured(monkeypatch, lottery_command, tmp_path, compiled_k
 @pytest.mark.long
 def test_all_of_engines_is_measured(tmp_path):
     """Its other parts, as a user types them."""
-    pytest.importorskip("numba")
     parts = {"--whole": "whole", "--original": "original", "--agreement": "agreement"}
     words = [*parts, "--turns=1", "--network-steps=2", "--json=engines.json"]
     line = [sys.executable, EXPERIMENTS / "benchmark_engines.py", *words]

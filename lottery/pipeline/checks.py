@@ -14,7 +14,7 @@ from lottery.masks import Masks, Weights
 from lottery.models import networks
 from lottery.models.kerases import is_keras
 from lottery.pipeline.prepared import Ingredients, Prepared
-from lottery.sparse.reading import Chain, NoNumba
+from lottery.sparse.reading import Chain
 from lottery.training import engines, mirrored
 
 
@@ -73,11 +73,6 @@ def notes(prepared: Prepared, ingredients: Ingredients, inputs: Any) -> Iterator
         )
     if isinstance(trainer.chain, Chain) and not engines.is_compiled():
         yield "The sparse engine is compiled with the first sparse network: for some ten seconds, once on this machine."
-    if isinstance(trainer.chain, NoNumba):
-        yield (
-            f"Sparse networks train no faster than dense ones, because {trainer.chain}; pip install 'lottery[sparse]' "
-            "adds the sparse engine."
-        )
     if strategy := mirrored.strategy_of(model):
         yield from _on_devices(strategy, is_keras(type(model).train_step))
     if has_own_model and not experiment.train.in_full_precision:

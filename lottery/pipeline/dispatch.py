@@ -97,14 +97,14 @@ def _num_workers(
 ) -> int:
     """Decide in how many processes to train on this machine, and report it if there are several."""
     threads, cores = max(recipe.num_threads for recipe in recipes.values()), loky.cpu_count()
-    chosen = ""
+    hint = ""
     if workers is None:
         workers = 1 if _trains_best_alone(recipes, jobs, prepared) else cores // threads
-        chosen = "; --workers says otherwise"
+        hint = " (change with --workers)"
     workers = max(1, min(workers, len(jobs)))
     if workers > 1:
-        each = f"{workers} networks are trained at the same time, on {threads} thread{'s' if threads > 1 else ''} each"
-        session.note(f"{each}, of {cores} cores{chosen}.")
+        each = "one thread" if threads == 1 else f"{threads} threads"
+        session.note(f"Training {workers} networks in parallel, {each} each{hint}.")
     return workers
 
 

@@ -79,7 +79,7 @@ def smoke_test(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.
         return max(1, step * NUM_STEPS // train["num_steps"]) if step else 0
 
     tables["name"] += "-smoke"
-    tables["data"] |= {"path": "", "validation": VALIDATION}
+    tables["data"] |= {"path": "", "validation": VALIDATION, "num_examples": 0}
     tables["rewind"]["step"] = min(scaled(tables["rewind"]["step"]), NUM_STEPS - 1)
     drops: list[int] = []
     for step in map(scaled, train["drop_at"]):  # as many as there were, where the steps allow it

@@ -24,10 +24,6 @@ class Obstacle(Exception):
     """Why a model cannot be trained by the sparse engine, as the end of a sentence."""
 
 
-class NoNumba(Obstacle):
-    """The model may be of the right kind, but numba is not there to compile the engine."""
-
-
 @dataclass(frozen=True)
 class Layer:
     """A dense layer, with the names of its variables."""
@@ -61,12 +57,8 @@ def read(model: Any) -> Chain:
         if not is_keras(getattr(type(model), step)):
             raise Obstacle(f"the model has its own {step}")
     in_order = layers(model)
-    try:
-        from lottery.sparse import kernels
-    except ModuleNotFoundError as error:
-        raise NoNumba("numba is not installed") from error
-    except ImportError as error:
-        raise NoNumba(f"numba cannot be imported ({error})") from error
+    from lottery.sparse import kernels  # imports numba, which takes half a second
+
     names = {id(variable): name for name, variable in weights.variables(model).items()}
     found: list[Layer] = []
     for layer in in_order:

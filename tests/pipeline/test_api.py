@@ -41,7 +41,8 @@ def test_a_notebook_shows_the_verdict_the_table_and_the_figure(small_run, tmp_pa
     head = small_run.verdict()[0]
     assert text.startswith(f"<p><b style='color: {grids.COLOURS['open']}'>{head}</b></p>")
     assert text.index("<table") < text.index("<svg") and text.count("<tr>") == 1 + 4
-    assert f">{small_run.table()['num_kept'].min():,}</td>" in text and "?: 2 replicates cannot tell" in text
+    assert f">{small_run.table()['density'].min():.4f}</td>" in text and "?: 2 replicates are too few to decide" in text
+    assert str(small_run) == head
     copy = tmp_path / "copy"
     shutil.copytree(small_run.path, copy)
     shutil.rmtree(copy / "replicate-2" / "round-03")

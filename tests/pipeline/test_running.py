@@ -308,7 +308,7 @@ def test_the_default_experiment_takes_another_model(tmp_path, monkeypatch):
 
     words = ["model.name=somewhere:else", "prune.densities=[0.5,0.2]", "prune.schedule=explicit"]
     experiment = configuration.load(None, configuration.parse_overrides(words))
-    assert experiment.prune.rates == {} and experiment.prune.num_rounds == 2 and experiment.train.num_steps == 2000
+    assert experiment.prune.rates == {} and experiment.prune.num_rounds == 2 and experiment.train.num_steps == 3000
 
 
 def test_a_model_passed_for_a_function_or_built_once_is_refused(tmp_path):

@@ -271,7 +271,7 @@ def test_controls_that_prune_entry_by_entry_are_refused():
 
 def test_the_default_experiment_takes_each_granularity_by_an_override():
     for prune in ({"granularity": "unit"}, {"granularity": "block", "block": [2, 2]}):
-        assert config.load(None, {"prune": prune}).prune.num_rounds == 17
+        assert config.load(None, {"prune": prune}).prune.num_rounds == 9
     two = config.load(None, {"prune": {"granularity": "n_of_m", "n_of_m": [2, 4]}})
     assert two.prune.num_rounds == 2 and not two.prune.rates and two.run.control_rounds == (2,)
 

@@ -5,8 +5,6 @@ import importlib
 import numpy as np
 import pytest
 
-pytest.importorskip("numba")
-
 from lottery import data, masks, weights
 from lottery.enforcement import modes
 from lottery.sparse import engine, reading

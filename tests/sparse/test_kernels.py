@@ -6,8 +6,6 @@ import re
 import numpy as np
 import pytest
 
-pytest.importorskip("numba")
-
 from lottery.sparse import kernels
 
 LIBRARIES = ["keras", "tf_keras"]

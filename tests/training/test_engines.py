@@ -1,15 +1,12 @@
 """The two engines behind a trainer: which trains a network, and that nothing else notices."""
 
 import importlib
-import sys
 
 import numpy as np
 import pytest
 
-pytest.importorskip("numba")
-
 import lottery
-from lottery import config, data, interrupts, masks, progress, weights
+from lottery import config, data, interrupts, masks, weights
 from lottery.analysis import costs
 from lottery.enforcement import ENFORCEMENTS
 from lottery.errors import LotteryError
@@ -301,17 +298,3 @@ def test_a_run_whose_engine_changes_between_rounds(tmp_path, monkeypatch):
     for one, other in zip(stored_rounds(done.path), stored_rounds(again.path), strict=True):
         assert one.record["sha256"] == other.record["sha256"]
         assert one.record.get("engine_difference") == other.record.get("engine_difference")
-
-
-def test_without_numba_auto_is_compiled_and_says_so_once(monkeypatch, tmp_path):
-    monkeypatch.setattr(engines, "LEAST_WORK", 1)
-    monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.delitem(sys.modules, "lottery.sparse.kernels", raising=False)
-    monkeypatch.delitem(sys.modules, "lottery.sparse.engine", raising=False)
-    monkeypatch.delattr("lottery.sparse.kernels", raising=False)
-    events = []
-    lottery.run(RUN, out=tmp_path, tensorboard=False, on_event=events.append)
-    said = [one.text for one in events if isinstance(one, progress.Note) and "numba is not" in one.text]
-    assert len(said) == 1 and "pip install 'lottery[sparse]'" in said[0]
-    with pytest.raises(LotteryError, match="numba is not installed"):
-        lottery.run(config.merged(RUN, {"train": {"engine": "sparse"}}), out=tmp_path / "other", on_event=quietly)
