@@ -130,7 +130,7 @@ _BOTH = "bars and grey band"
 def _placed(rows: Table, points: Table, by: str) -> tuple[Table, str]:
     """Add the means of what a figure is drawn against as column ``x``, and say in words what it is."""
     if by not in BY:
-        raise unknown("--by", by, BY)
+        raise unknown("by", by, BY)
     if by == "density":
         return points.assign(x=points["density"]), "density, the fraction of prunable weights that is kept"
     known = [column for column in BY[by] if column in rows and rows[column].notna().all()]

@@ -147,9 +147,22 @@ def points_table(rng):
     )
 
 
+def classes_table(rng):
+    return tidy(
+        "replicate branch round density class num accuracy vs_dense",
+        (
+            (one, branch, index, 0.8**index, label, 100, 0.9, 0.1 * rng.normal() if index else 0.0)
+            for one, index, label in itertools.product(REPLICATES, ROUNDS, range(4))
+            for branch in ("ticket", "random_mask")
+        ),
+    )
+
+
 TABLES = {
     "accuracy": rows_table,
+    "speed": rows_table,
     "early_stop": rows_table,
+    "classes": classes_table,
     "learning_curves": curves_table,
     "layers": layers_table,
     "initial_weights": survivors_table,
@@ -211,7 +224,8 @@ def test_axes_go_in_and_out_with_labels_and_the_caption_says_of_what(kind):
         assert ax.get_xlabel() and ax.get_ylabel()
     caption = plots.caption(table, kind)
     assert OWN_COUNTS.get(kind, "Means of n = 3 replicates, b") in caption
-    assert ("lowest to highest" in caption) == (kind not in OWN_COUNTS)
+    ends = "95 % t interval" if kind == "classes" else "lowest to highest"
+    assert (ends in caption) == (kind not in OWN_COUNTS)
     assert caption[0].isupper() and caption.endswith(".")
     assert not re.search(r"  |\.\.|nan|-\d", caption)
 
@@ -261,7 +275,8 @@ def test_one_replicate_has_neither_bars_nor_bands(kind):
     assert not any("lowest" in text.get_text() for text in ax.get_legend().get_texts())
     assert not bands(ax) and not any(one.has_yerr for one in ax.containers)
     assert bands(several) or any(one.has_yerr for one in several.containers)
-    assert [text.get_text() for text in several.get_legend().get_texts()].count("lowest to highest, n = 3") == 1
+    ends = "95 % t interval, n = 3" if kind == "classes" else "lowest to highest, n = 3"
+    assert [text.get_text() for text in several.get_legend().get_texts()].count(ends) == 1
 
 
 @pytest.mark.parametrize("kind", sorted(TABLES.keys() - OWN_COUNTS.keys()))

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import safetensors.numpy
 from matplotlib.colors import to_rgb
 from safetensors import safe_open
 from scipy import stats
@@ -804,8 +805,82 @@ def _check_remark(figure: Figure, files: Files) -> None:
     figure.check(("BatchNorm" in figure.caption) == recomputed, "the caption is wrong about BatchNorm")
 
 
+def look_at_speed(figure: Figure, files: Files, interval: str = "range") -> None:
+    ax, last, bounds = figure.ax, files.experiment["train"]["num_steps"], among(figure.ax.lines, "_open")
+    (dense,) = among(ax.lines, "dense")
+    figure.label(dense, "dense")
+    figure.line(dense, [0, 1], [1, 1], "dense")
+
+    def curve(key: Key) -> Table:
+        metrics: Table = pd.read_csv(files.folder(key) / "metrics.csv")
+        return metrics[metrics["split"] == "validation"]
+
+    containers, any_bound = list(ax.containers), False
+    for branch in files.branches():
+        x, values, censored = [], [], []
+        for index, keys in files.rounds(branch).items():
+            shares, open_marks = [], False
+            for key in keys if index else ():
+                whole, own = curve((key[0], "ticket", 0)), curve(key)
+                steps = whole["step"].iloc[int(np.argmin(whole["loss"]))]
+                if not steps or files.records[key]["final_train_loss"] is None:
+                    continue
+                reached = own[own["loss"] <= whole["loss"].min()]["step"]
+                open_marks |= reached.empty
+                shares.append((last if reached.empty else reached.min()) / steps)
+            if shares:
+                x.append(files.density(keys))
+                values.append(shares)
+                censored.append(open_marks)
+        if not values:
+            continue
+        if not containers:
+            return figure.check(False, f"{branch} is not drawn")
+        container = containers.pop(0)
+        figure.label(container, branch)
+        mean = figure.bars(container, x, values, branch, interval)
+        figure.inside(x, mean, branch)
+        if any(censored):
+            any_bound = True
+            if not bounds:
+                return figure.check(False, f"{branch} has no open marks")
+            figure.line(bounds.pop(0), np.array(x)[censored], mean[censored], f"{branch}, open")
+    if any_bound and containers:
+        figure.label(containers[-1], "≥ (not reached)")
+        figure.saw(*containers.pop().lines[0:1])
+    figure.check(not containers and not bounds, "more is drawn than the files have")
+    figure.check(("lower bounds" in figure.caption) == any_bound, "open marks and the caption disagree")
+    return figure.finish(interval=interval)
+
+
+def look_at_classes(figure: Figure, files: Files, interval: str = "t") -> None:
+    ax, read = figure.ax, files.few()
+    (dense,) = among(ax.lines, "dense")
+    figure.label(dense, "dense")
+    figure.line(dense, [0, 1], [0, 0], "dense")
+    shown = evenly([index for index in read if index], 4)
+    figure.check(len(ax.containers) == len(shown), "not every round is drawn")
+
+    def right(key: Key) -> dict[int, float]:
+        arrays = safetensors.numpy.load_file(files.folder(key) / "predictions.safetensors")
+        labels, hits = arrays["label"], arrays["early_stop"] == arrays["label"]
+        return {int(label): float(hits[labels == label].mean()) for label in np.unique(labels)}
+
+    for place, (index, container) in enumerate(zip(shown, ax.containers, strict=False)):
+        keys = files.rounds()[index]
+        gains = {key: (right(key), right((key[0], "ticket", 0))) for key in keys}
+        classes = sorted(gains[keys[0]][0])
+        values = [[own[label] - whole[label] for own, whole in gains.values()] for label in classes]
+        aside = 0.7 * ((place + 0.5) / len(shown) - 0.5)
+        figure.label(container, "density {:.3g}", files.density(keys))
+        figure.bars(container, [label + aside for label in classes], values, f"round {index}", interval)
+    return figure.finish(interval=interval)
+
+
 LOOKS: dict[str, Callable[..., None]] = {
     "accuracy": look_at_accuracy,
+    "speed": look_at_speed,
+    "classes": look_at_classes,
     "early_stop": look_at_early_stop,
     "learning_curves": look_at_learning_curves,
     "layers": look_at_layers,
@@ -824,7 +899,9 @@ def variants(kind: str, files: Files) -> list[dict[str, Any]]:
     weights, branches = files.weights(), files.branches()
     found: dict[str, list[dict[str, Any]]] = {
         "accuracy": [{"full": True}, {"interval": "t"}],
+        "speed": [{"interval": "t"}],
         "early_stop": [{"interval": "t"}],
+        "classes": [{"interval": "range"}],
         "learning_curves": [
             {"full": True}, {"most": 10**6}, {"most": 2}, {"measure": "loss", "split": "train", "most": 10**6},
             *({"branch": branch, "measure": "loss"} for branch in branches[1:2]),

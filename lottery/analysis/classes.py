@@ -1,0 +1,97 @@
+"""What a ticket forgets: test accuracy by class, from the stored predictions."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lottery.figures import captions, layout, style
+from lottery.figures.record import Analysis, NothingToDraw, frame
+from lottery.grids import Table
+from lottery.runs import store
+from lottery.runs.stored import StoredRound, stored_rounds
+
+COLUMNS = ("replicate", "branch", "round", "density", "class", "num", "accuracy", "vs_dense")
+
+
+def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
+    """Measure the test accuracy of each class at the early-stop step.
+
+    Hooker et al. 2019, https://arxiv.org/abs/1911.05248, found that pruning costs some classes more than others, also
+    where the accuracy over all classes hardly changes.
+
+    Returns:
+        A data frame with the columns `COLUMNS`, a row for each network of the run's own data and class: ``num`` test
+        examples have this class as their label, ``accuracy`` is the share of them that is predicted right, and
+        ``vs_dense`` is this accuracy minus that of the dense network of the replicate. Networks without predictions, as
+        of a regression, have no rows.
+    """
+    dense: dict[int, dict[int, float]] = {}
+    wanted, rows = None if rounds is None else set(rounds), []
+    for stored in stored_rounds(run):
+        if not stored.has(store.PREDICTIONS) or "data_sha256" in stored.record:  # a transfer has other classes
+            continue
+        is_dense = stored.branch == store.TICKET and not stored.round
+        if not is_dense and wanted is not None and stored.round not in wanted:
+            continue
+        found = _by_class(stored)
+        if is_dense:
+            dense[stored.replicate] = {label: accuracy for label, _, accuracy in found}
+        if wanted is None or stored.round in wanted:
+            known = dense.get(stored.replicate, {})
+            rows += [
+                (*stored.labels, label, num, accuracy, accuracy - known.get(label, np.nan))
+                for label, num, accuracy in found
+            ]
+    return frame(rows, COLUMNS)
+
+
+def _by_class(stored: StoredRound) -> list[tuple[int, int, float]]:
+    labels, right = stored.predictions["label"], stored.predictions["early_stop"] == stored.predictions["label"]
+    classes = np.unique(labels)
+    return [(int(label), int(np.sum(labels == label)), float(np.mean(right[labels == label]))) for label in classes]
+
+
+def figure(found: Table, ax: Any = None, rounds: Iterable[int] | None = None, interval: str = "t") -> Any:
+    """Draw ticket − dense of each class, for at most four pruned rounds, evenly apart, with intervals."""
+    points = _points(found, rounds, interval)
+    ax = style.new_or(ax)
+    ax.axhline(0, color="0.35", linewidth=style.thick(1), linestyle="--", label="dense", zorder=1)
+    numbers = sorted(set(points["round"]))
+    looks = style.in_order(len(numbers))
+    for place, (number, (color, marker, _)) in enumerate(zip(numbers, looks, strict=True)):
+        part = points[points["round"] == number]
+        # Beside each other: several rounds share a class.
+        x = part["class"] + 0.7 * ((place + 0.5) / len(numbers) - 0.5)
+        style.bars(ax, x, part, (color, marker, "none"), f"density {part['density'].iloc[0]:.3g}")
+    ax.set(xlabel="class", ylabel="test accuracy, ticket − dense", xticks=sorted(set(points["class"])))
+    return layout.finish(ax, points, "bars", interval)
+
+
+def caption(found: Table, rounds: Iterable[int] | None = None, interval: str = "t") -> str:
+    """Write the text beside `figure`."""
+    points = _points(found, rounds, interval)
+    what = "Test accuracy of each class at the early-stop step, ticket − dense."
+    return f"{what} {captions.replicates(points, 'bars', interval)}"
+
+
+def _points(found: Table, rounds: Iterable[int] | None, interval: str) -> Table:
+    """Average the differences by round and class."""
+    tickets = found[(found["branch"] == store.TICKET) & (found["round"] > 0) & found["vs_dense"].notna()]
+    if tickets.empty:
+        raise NothingToDraw("There is nothing to plot: no pruned round has predictions to compare with dense.")
+    chosen = style.of_rounds(tickets, None if rounds is None else [number for number in rounds if number], most=4)
+    return style.spread(chosen, ("round", "class"), "vs_dense", interval)
+
+
+CLASSES = Analysis(
+    table,
+    figure,
+    "Test accuracy of each class, ticket − dense: what a ticket forgets.",
+    columns=("num", "accuracy", "vs_dense"),
+    keys=("class",),
+    chapter="Accuracy",
+    caption=caption,
+    missing="Its networks have no predictions.",
+)

@@ -1,0 +1,91 @@
+"""How fast tickets learn: the steps to the dense network's lowest validation loss, over its own steps."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lottery.figures import captions, layout, style
+from lottery.figures.record import Analysis, NothingToDraw
+from lottery.grids import Table
+from lottery.runs import store
+from lottery.statistics import results, verdicts
+
+
+def table(run: Path) -> Table:
+    """Return the table of `lottery.statistics.results.table`, with the experiment's ``num_steps`` in its ``attrs``."""
+    rows = results.table(run)
+    rows.attrs["num_steps"] = store.read_experiment(run).train.num_steps
+    return rows
+
+
+def figure(rows: Table, ax: Any = None, interval: str = "range", num_steps: int | None = None) -> Any:
+    """Draw the share of the dense network's steps that each branch takes to the dense network's lowest validation loss.
+
+    Below the line at 1 a branch is faster than dense. A marker is open if a replicate never has that loss: it counts
+    with its last step, `num_steps`, by default the experiment's, so the mean is a lower bound.
+    """
+    points = _points(rows, interval, num_steps)
+    looks, ax = style.by_name(list(dict.fromkeys(rows["branch"]))), style.new_or(ax)
+    ax.axhline(1, color="0.35", linewidth=style.thick(1), linestyle="--", label="dense", zorder=1)
+    drawn = [branch for branch in looks if (points["branch"] == branch).any()]
+    for place, branch in enumerate(drawn):
+        part, look = points[points["branch"] == branch], looks[branch]
+        shifted = ax.transData + style.aside(ax, place, len(drawn), points["round"].nunique())
+        style.bars(ax, part["density"], part, look, branch, first=place == 0, transform=shifted)
+        bound = part[part["bound"]]
+        if len(bound):
+            ax.plot(
+                bound["density"], bound["mean"], color=look[0], marker=look[1], markersize=style.thick(5),
+                linestyle="none", markerfacecolor="white", zorder=4, label="_open", transform=shifted,
+            )  # fmt: skip
+    if points["bound"].any():
+        ax.errorbar(
+            [], [], color="black", marker="o", markerfacecolor="white", linestyle="none", label="≥ (not reached)"
+        )
+    style.density_axis(ax, points["density"])
+    top = max(1, points["high"].max()) * 1.06
+    ax.set(ylim=(0, top), ylabel="steps to the lowest validation loss of dense,\nover the steps of dense")
+    return layout.finish(ax, points, "bars", interval)
+
+
+def caption(rows: Table, interval: str = "range", num_steps: int | None = None) -> str:
+    """Write the text beside `figure`."""
+    points = _points(rows, interval, num_steps)
+    sentences = [
+        "Steps to the lowest validation loss of the dense network, over its own steps, against density, the fraction of"
+        " prunable weights that is kept.",
+        captions.replicates(points, "bars", interval),
+    ]
+    if points["bound"].any():
+        sentences.append("Open markers are lower bounds: a replicate never has that loss.")
+    return " ".join(sentences)
+
+
+def _points(rows: Table, interval: str, num_steps: int | None) -> Table:
+    """Average the shares by branch and round; ``bound`` is True where a replicate never has the loss of dense."""
+    style.check(rows)
+    last = num_steps or rows.attrs.get("num_steps", np.nan)
+    tickets = rows[rows["branch"] == store.TICKET]
+    dense = tickets[tickets["round"] == 0].set_index("replicate")["dense_loss_step"]
+    trained = rows[(rows["round"] > 0) & rows["final_train_loss"].notna() & ~verdicts.transferred(rows)]
+    # A dense network that is best before it is trained takes no steps, of which there is no share.
+    steps = trained["replicate"].map(dense[dense > 0])
+    trained = trained[steps.notna()]
+    if trained.empty:
+        raise NothingToDraw("There is nothing to plot: no pruned round can be compared with the steps of dense.")
+    reached = trained["dense_loss_step"]
+    shares = trained.assign(share=reached.fillna(last) / steps[steps.notna()])
+    points = style.spread(shares, ("branch", "round"), "share", interval)
+    bounds = set(zip(trained[reached.isna()]["branch"], trained[reached.isna()]["round"], strict=True))
+    places = zip(points["branch"], points["round"], strict=True)
+    return points.assign(bound=[place in bounds for place in places])
+
+
+SPEED = Analysis(
+    table,
+    figure,
+    "Steps to the lowest validation loss of dense, over the steps of dense, against density.",
+    chapter="Accuracy",
+    caption=caption,
+)
