@@ -94,6 +94,13 @@ class Run:
         """Return the tidy table: a row for each trained network; see `lottery.statistics.results.table`."""
         return results.table(self.path)
 
+    def __str__(self) -> str:
+        """Say the verdict in a line, or that there is none yet."""
+        rows = self.table()
+        if rows.empty:
+            return f"{self.path}: no round is complete yet."
+        return sentences.headline(verdicts.of_run(self.path, rows)).text
+
     def verdict(self, tolerance: float | None = None) -> list[str]:
         """Say in a sentence if a ticket is winning, and in one each what limits that.
 
@@ -131,7 +138,7 @@ class Run:
         round: int | str | None = None,
         density: float | None = None,
         replicate: int = 1,
-        at: Literal["end", "early_stop"] = "end",
+        at: Literal["end", "early_stop", "budget"] = "end",
     ) -> Ticket:
         """Load a ticket of this run; see `lottery.tickets.load`."""
         from lottery import tickets
@@ -183,7 +190,7 @@ class Run:
         points = results.summary(rows, judgement.rule.last_step)
         parts = [f"<p><b style='color: {grids.COLOURS[head.tone]}'>{html.escape(head.text)}</b></p>", path]
         if (points["branch"] == store.TICKET).any():
-            parts.append(grids.html(tables.rounds(judgement, points)))
+            parts.append(grids.html(tables.rounds(judgement, points, short=True)))
         controls = tables.controls(judgement)
         if controls:
             parts.append(grids.html(controls))

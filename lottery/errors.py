@@ -46,7 +46,7 @@ def first_wrong(error: Any) -> str:
 def unknown(what: str, received: object, allowed: Iterable[str]) -> LotteryError:
     """Make an error for a name that does not exist, with the nearest name that does; the caller raises it."""
     allowed = list(allowed)
-    near = difflib.get_close_matches(str(received), allowed, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(received), [name for name in allowed if len(name) > 1], n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     choices = ", ".join(repr(name) for name in allowed) or "nothing"
     return LotteryError(f"{what}: received {received!r}, allowed is {choices}{hint}")

@@ -168,7 +168,7 @@ def _figure(kind: str) -> Callable[..., Any]:
     """Return the function of a kind."""
     figure = ANALYSES[kind].figure if kind in ANALYSES else None
     if figure is None:
-        raise unknown("--kind", kind, kinds())
+        raise unknown("kind", kind, kinds())
     return figure
 
 

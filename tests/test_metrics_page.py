@@ -11,10 +11,21 @@ import numpy as np
 import pytest
 
 from lottery import files, plots
-from lottery.analysis import ANALYSES, connectivity, costs, curves, distances, inputs, layers, overlaps, survivors
+from lottery.analysis import (
+    ANALYSES,
+    classes,
+    connectivity,
+    costs,
+    curves,
+    distances,
+    inputs,
+    layers,
+    overlaps,
+    survivors,
+)
 from lottery.pipeline import branch_training, branching, mask_training, network_training, rounds, sibling_training
 from lottery.pruning import branches
-from lottery.runs import siblings, store
+from lottery.runs import records, siblings, store
 from lottery.runs.stored import StoredRound
 from lottery.statistics import aggregates, comparison, results, two_way, verdicts
 from lottery.training import course
@@ -40,6 +51,7 @@ FRAMES = {
     "curves.table": lambda run, rows: curves.table(run),
     "layers.table": lambda run, rows: layers.table(run),
     "layers.degrees": lambda run, rows: layers.degrees(run, [3]),
+    "classes.table": lambda run, rows: classes.table(run),
     "survivors.table": lambda run, rows: survivors.table(run, [3]),
     "inputs.table": lambda run, rows: inputs.table(run, [3]),
     "overlaps.table": lambda run, rows: overlaps.table(run, 3),
@@ -108,6 +120,7 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
     monkeypatch.setattr(branch_training, "_check_start", lambda *_: None)
     monkeypatch.setattr(network_training, "train_network", lambda *_, **__: SimpleNamespace(changes=[]))
     monkeypatch.setattr(network_training, "store_network", store_network)
+    monkeypatch.setattr(network_training, "dense_loss_step", lambda *_: 7)
     settings = SimpleNamespace(rewind=SimpleNamespace(step=5, mode="weights"), train=SimpleNamespace(num_steps=9))
     training = SimpleNamespace(experiment=settings)
     branch_training.train_branch(
@@ -120,8 +133,9 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
         "transfer": keys_written(branching.branch, "details"),
         "learned masks": keys_written(mask_training.learned, "details") - {"seconds"},
         "siblings": keys_written(sibling_training._train, "about"),
-        "changes": keys_written(branch_training.train_branch, "about") - of_branches,
-        "rewinding": keys_written(rounds.Chain, "details") - {"thresholds"},
+        "changes": keys_written(branch_training.train_branch, "about") - of_branches - {"dense_loss_step"},
+        "rewinding": keys_written(rounds.Chain, "details") - {"thresholds", "dense_loss_step"},
+        "budget": {key for key in records._Round.model_fields if key.startswith("budget")},
         "engine": keys_written(course.Course.finish, "engine") - set(documented("round.json", "key")),
     }
     assert all(literals.values())

@@ -146,7 +146,10 @@ def overlap(
     keys = ("of", "round", "weight") if len(runs) > 1 else ("round", "weight")
     columns = (*analysis.columns, *(("matched_overlap", "matched_chance") if matched else ()))
     output.means(found.assign(of=overlaps.pairs(found)), keys, columns, count="pairs")
-    output.say("Overlap: intersection over union of two masks, the mean over pairs; chance: of random masks as dense.")
+    output.say(
+        "overlap: intersection over union of two masks, the mean over pairs.",
+        "chance: the overlap expected of random masks with the same density.",
+    )
     if matched:
         output.say("Matched: after permuting hidden units so that the masks overlap most, and the same for chance.")
 

@@ -98,7 +98,7 @@ Density = Annotated[
 OneReplicate = Annotated[int, typer.Option(help="Replicate of a run, from 1.", metavar="NUMBER")]
 At = Annotated[
     str,
-    typer.Option(metavar="end|early_stop", help="Which trained weights of a run to take."),
+    typer.Option(metavar="end|early_stop|budget", help="Which trained weights of a run to take."),
 ]
 DataPath = Annotated[
     str, typer.Option(help="A file with the data of the ticket, if they are not found.", metavar="FILE")
@@ -247,12 +247,12 @@ def stoppable() -> Iterator[interrupts.ShouldStop]:
 
     def announce(number: int) -> None:
         begin = "\n" if sys.stderr.isatty() else ""  # after the ^C that the terminal shows
-        say(f"{begin}lottery: stopping after this step; once more stops at once.")
+        say(f"{begin}lottery: Stopping after this step. Press Ctrl-C again to stop at once.")
 
     try:
         with interrupts.listening(announce, at_once=True) as should_stop:
             yield should_stop
     except KeyboardInterrupt as error:
-        say("lottery: stopped; what was trained is kept, and the same command goes on.")
+        say("lottery: Stopped. Everything is saved; run the same command to resume.")
         number = error.signal if isinstance(error, interrupts.Stopped) else signal.SIGINT
         raise typer.Exit(128 + number) from None

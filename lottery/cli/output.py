@@ -89,10 +89,11 @@ def means(frame: Any, keys: Sequence[str], columns: Sequence[str], count: str = 
     table(list(map(head, heads)), [list(line) for line in zip(*cells, strict=True)], (count, "density"), has_rows=True)
 
 
-def grid(shown: "Grid", has_rows: bool = False) -> None:
-    """Print a table, the key of what there is room for, and its notes."""
+def grid(shown: "Grid", has_rows: bool = False, explained: bool = True) -> None:
+    """Print a table, and explain what there is room for: its key and its notes."""
     absent = table(shown.heads, shown.rows, shown.leave_out, has_rows, shown.tones)
-    say(*(f"{name}: {text}." for name, text in shown.key.items() if name not in absent), *shown.notes)
+    if explained:
+        say(*(f"{name}: {text}." for name, text in shown.key.items() if name not in absent), *shown.notes)
 
 
 def table(

@@ -41,6 +41,9 @@ def show(
     replicate: Replicate = None,
     round: Round = None,
     tolerance: Tolerance = None,
+    long: Annotated[
+        bool, typer.Option("--long", help="All columns, what they mean, and what limits the verdict.")
+    ] = False,
     interval: Annotated[
         str,
         typer.Option(
@@ -53,8 +56,8 @@ def show(
 
     With --interval two_way, show and print ticket − dense over seeds and test examples instead.
 
-    A narrow terminal leaves out, in this order: end from, end to, kept, early stop, end, end vs dense, ±, 95 % from,
-    95 % to, needed, special, density.
+    A narrow terminal leaves out, in this order: end from, end to, kept, early stop, stops later, end, end vs dense, end
+    verdict, ±, n, budget from, budget to, within budget, speed, needed, beats controls, test accuracy, round.
     """
     from lottery.statistics import metric, results, two_way
 
@@ -70,7 +73,7 @@ def show(
     if as_json or as_csv:
         output.rows(chosen, as_json, as_csv)
     else:
-        summaries.show(run, rows, tolerance, round)
+        summaries.show(run, rows, tolerance, round, long)
         if not metric.metric_of(rows).is_loss:
             output.say(*metric.too_fine(tolerance, two_way.num_examples(run)))
 

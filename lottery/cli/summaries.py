@@ -10,10 +10,11 @@ from lottery.cli import output
 from lottery.cli.output import say
 
 
-def show(run: Path, rows: Any, tolerance: float | None, round: int | None = None) -> None:
-    """Print a run's verdict in a line, its tables, with a verdict for each round, and what limits the verdict.
+def show(run: Path, rows: Any, tolerance: float | None, round: int | None = None, long: bool = False) -> None:
+    """Print a run's verdict in a line, and its tables, with a verdict for each round.
 
-    The tables may be of one round alone; the verdict is of all.
+    The tables may be of one round alone; the verdict is of all. At length, they have all columns, each explained, and
+    sentences on what limits the verdict.
     """
     from lottery.runs import store
     from lottery.statistics import results, sentences, tables, verdicts
@@ -22,22 +23,33 @@ def show(run: Path, rows: Any, tolerance: float | None, round: int | None = None
         say(f"No round of {run} is complete yet.")
         return
     judgement = verdicts.of_run(run, rows, tolerance)
-    found = sentences.headline(judgement)
-    text = formatting.wrapped(found.text, formatting.columns(sys.stdout))
-    output.console().print(text, style=f"bold {output.COLOURS[found.tone]}")
+    headline(judgement)
     points = results.summary(rows, judgement.rule.last_step)
     points = points if round is None else points[points["round"] == round]
     shown = [
-        tables.rounds(judgement, points) if (points["branch"] == store.TICKET).any() else None,
+        tables.rounds(judgement, points, short=not long) if (points["branch"] == store.TICKET).any() else None,
         tables.controls(judgement, _costs_beside_alternatives(run, points), round),
         tables.transfers(rows, points),
     ]
     for part in shown:
         if part:
             print()
-            output.grid(part, has_rows=True)
+            output.grid(part, has_rows=True, explained=long)
     print()
-    say(*results.collapsed(run), *sentences.limits(judgement))
+    say(*results.collapsed(run))
+    if long:
+        say(*sentences.limits(judgement))
+    else:
+        say(f"lottery show {run} --long explains the columns, and has more of them.")
+
+
+def headline(judgement: Any) -> None:
+    """Print the verdict on a run in a line, in its colour."""
+    from lottery.statistics import sentences
+
+    found = sentences.headline(judgement)
+    text = formatting.wrapped(found.text, formatting.columns(sys.stdout))
+    output.console().print(text, style=f"bold {output.COLOURS[found.tone]}")
 
 
 def show_two_way(found: Any, tolerance: float, sentences: Sequence[str]) -> None:

@@ -58,7 +58,7 @@ def run(
     from lottery.pipeline import presets, running
     from lottery.pipeline.prepared import Ingredients
     from lottery.runs import store
-    from lottery.statistics import results
+    from lottery.statistics import results, verdicts
 
     source: Any
     source, overriding = options.experiment_of(experiment, overrides)
@@ -73,6 +73,8 @@ def run(
     summaries.show(path, rows, tolerance)
     figure = plots.save(rows, path / "accuracy.png", title=store.read_experiment(path).name)
     print(f"Figure: {figure}")
+    # Again, where the eye is: the tables may be longer than the screen.
+    summaries.headline(verdicts.of_run(path, rows, tolerance))
 
 
 @options.trains

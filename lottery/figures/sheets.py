@@ -91,6 +91,10 @@ def new_figure(width: float) -> Any:
             with rc_context(_FILES):
                 super().savefig(*args, **options)
 
+        def _repr_png_(self) -> bytes:
+            # Jupyter shows figures of pyplot by itself, and this is none.
+            return saved(self, "png")
+
     figure = Saved(figsize=(width, width), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

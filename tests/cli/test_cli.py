@@ -47,13 +47,14 @@ def test_a_run_from_nothing_and_again(lottery, tmp_path):
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("replicate ")]
     assert len(lines) == 10  # a line a network on a pipe: three rounds and two controls
-    assert "replicate 2/2  round 2/2  density 0.6440" in lines[-3]
-    assert "replicate 2/2  round 2/2  random_mask  density 0.6440" in lines[-1]
+    assert "replicate 2/2  round 2/2  density 0.4954" in lines[-3]
+    assert "replicate 2/2  round 2/2  random_mask  density 0.4954" in lines[-1]
     assert "\x1b" not in done.stdout + done.stderr
     figure = Path(re.search(r"Figure: (.*)", done.stdout)[1])
     assert figure.read_bytes().startswith(b"\x89PNG")
-    assert re.search(r"2 +0\.6440 +0\.\d{4} .* 0\.\d{4} +27,690 ", done.stdout)
-    assert "2 replicates cannot tell" in done.stdout
+    assert re.search(r"2 +0\.4954 +0\.\d{4} ", done.stdout)
+    said = done.stdout.splitlines()
+    assert "2 replicates are too few to decide" in said[0] and said[0] == said[-1]
     again = lottery(*words, cwd=tmp_path)
     assert again.stdout == done.stdout and "is complete" in again.stderr
     assert not [line for line in again.stderr.splitlines() if line.startswith("replicate ")]  # nothing is trained again
@@ -65,7 +66,7 @@ def test_controls_and_branches_from_the_command_line(lottery, tmp_path):
     done = lottery("run", *words, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     assert len([line for line in done.stderr.splitlines() if "random_mask" in line]) == 2
-    assert re.search(r"random_mask +2 +0\.6440 +2 ", done.stdout) and "cannot tell" in done.stdout
+    assert re.search(r"random_mask +2 +0\.4954 +2 ", done.stdout) and "too few to decide" in done.stdout
     (path,) = tmp_path.iterdir()
     branched = lottery("branch", path, "random_reinit", "--rounds", "1", "--replicate", 2)
     assert branched.returncode == 0, branched.stderr
@@ -102,7 +103,8 @@ def test_show_plot_verify_and_ls_agree_and_never_import_tensorflow(lottery, smal
     assert list(rows[0]) == list(results.COLUMNS) and len(rows) == 8
     table = small_run.table()
     for row, (_, expected) in zip(rows, table.iterrows(), strict=True):
-        assert row == pytest.approx(expected.to_dict())
+        # JSON has no NaN, as of a loss that is never reached.
+        assert row == pytest.approx(expected.astype(object).where(expected.notna(), None).to_dict())
     as_csv = list(csv.DictReader(io.StringIO(lottery("show", path, "--csv", "--replicate", 2, "--round", 1).stdout)))
     assert [(row["replicate"], row["round"]) for row in as_csv] == [("2", "1")]
     assert re.search(r"3 +0\.5163", lottery("show", path).stdout)

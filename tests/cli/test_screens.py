@@ -38,6 +38,7 @@ COMMANDS = {
     "tickets ls": "runs/RUN",
     "tickets show": "ticket.safetensors",
     "analyze curves": "runs/RUN",
+    "analyze classes": "runs/RUN",
     "analyze layers": "runs/RUN",
     "analyze distance": "runs/RUN",
     "analyze degrees": "runs/RUN",
@@ -190,26 +191,36 @@ def test_columns_are_left_out_in_the_order_that_help_states(printed):
     stated = re.search(r"in this order: ([\w, %±]+)\.", " ".join(printed("show --help", 80)[0].split()))[1].split(", ")
     absent = {}
     for width in (30, 60, 70, 80, 100, 180):
-        out = " ".join(printed("show runs/RUN", width)[0].split())
+        out = " ".join(printed("show --long runs/RUN", width)[0].split())
         found = re.search("Columns left out: ([^;]*);", out)
         absent[width] = found[1].split(", ") if found else []
-        assert "verdict" in out and "accuracy" in out
+        assert "verdict" in out and "density" in out
     assert absent[180] == [] and len(absent[60]) > len(absent[80]) > len(absent[100]) >= 2
     for width in (70, 80, 100):
-        there = [head for head in stated if head in absent[30]]  # the run has no controls, so nothing is special
+        there = [head for head in stated if head in absent[30]]  # the run has no controls, and as many replicates
         assert set(absent[width]) == set(there[: len(absent[width])])
-    assert set(absent[30]) >= set(stated) - {"special"}
+    assert set(absent[30]) >= set(stated) - {"beats controls", "n"}
+
+
+def test_at_60_columns_the_difference_its_interval_and_the_verdict_are_left(printed):
+    heads = " ".join(printed("show runs/RUN", 60)[0].split())
+    for head in ("density", "verdict", "vs dense"):
+        assert all(word in heads for word in head.split())
+    assert "95 %" in heads and "±" not in heads and "Columns left out" not in heads
 
 
 def test_the_verdict_comes_first_and_in_colour(printed, monkeypatch):
     words = "show runs/RUN --tolerance"
     out, _ = printed(f"{words} 0.9", 80)
-    assert out.startswith("\x1b[1;32mA matching ticket: 51.6 % of the weights, ")
-    assert out.count("\x1b[32mmatching") == 5  # at the end of round 3 both differences are equal: no spread is known
-    assert out.index("A matching ticket") < out.index("density") < out.index("judges each round by itself")
+    assert out.startswith("\x1b[1;32mWinning tickets down to 51.6 % of the weights: ")
+    assert out.count("\x1b[32mwinning") == 3
+    assert out.index("Winning tickets") < out.index("density") < out.index("--long explains the columns")
+    long, _ = printed(f"{words} 0.9 --long", 80)
+    assert out.splitlines()[0] == long.splitlines()[0] and "judges each round by itself" in " ".join(long.split())
     out, _ = printed(f"{words} 0.002", 80)
-    assert out.startswith("\x1b[1;33mNo winning ticket is shown: 2 replicates cannot tell")
-    assert re.search(r"\x1b\[33m\?", out) and "?: 2 replicates cannot tell" in " ".join(out.split())
+    assert out.startswith("\x1b[1;33mNo winning ticket is shown: 2 replicates are too few")
+    assert re.search(r"\x1b\[33m\?", out)
+    assert "?: 2 replicates are too few to decide" in " ".join(printed(f"{words} 0.002 --long", 80)[0].split())
     monkeypatch.setenv("NO_COLOR", "1")
     out, _ = printed(f"{words} 0.9", 80)
     assert not re.search(r"\x1b\[[\d;]*3\d", out)
@@ -220,7 +231,7 @@ def test_the_verdict_comes_first_and_in_colour(printed, monkeypatch):
 
 def test_the_verdict_is_of_all_rounds_where_the_table_is_of_one(printed):
     whole, one = (printed(f"show runs/RUN --tolerance 0.9{more}", None)[0] for more in ("", " --round 2"))
-    assert whole.splitlines()[0] == one.splitlines()[0] and one.startswith("A matching ticket: 51.6 %")
+    assert whole.splitlines()[0] == one.splitlines()[0] and one.startswith("Winning tickets down to 51.6 %")
     assert len(re.findall(r"^ +[0-3] +[01]\.\d{4}", whole, re.M)) == 4
     assert re.findall(r"^ +([0-3]) +[01]\.\d{4}", one, re.M) == ["2"]
 

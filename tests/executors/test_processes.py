@@ -89,7 +89,7 @@ def test_two_workers_give_the_bits_of_one_and_a_failure_stops_nothing_else(tmp_p
                 stored = store.read_metrics(store.round_path(event.where.run, *key))
                 assert sorted(told[key]) == sorted(stored)
     texts = [event.text for event in said[2] if isinstance(event, progress.Note)]
-    assert any("2 networks are trained at the same time" in text for text in texts)
+    assert any("Training 2 networks in parallel" in text for text in texts)
     assert sum("The others continue." in text for text in texts) == 1
 
 

@@ -939,7 +939,7 @@ def interrupted_twice(world: World) -> list[Row]:
         with _long(world, "--workers", num) as run:
             relatives = family(run.process.pid)
             os.killpg(run.process.pid, signal.SIGINT)
-            run.wait_for(lambda: "once more stops at once" in run.said)
+            run.wait_for(lambda: "Press Ctrl-C again to stop at once." in run.said)
             with contextlib.suppress(ProcessLookupError):  # it may already have stopped by the first
                 os.killpg(run.process.pid, signal.SIGINT)
             run.process.wait(PATIENCE)

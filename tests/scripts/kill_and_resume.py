@@ -362,7 +362,7 @@ def _farewell(run: Run, kind: str) -> list[str]:
     if status is None or run.process.returncode == 0:  # it had just trained the last network
         return []
     wrong = [] if run.process.returncode == status else [f"it ended with status {run.process.returncode}"]
-    said = "stopped; what was trained is kept, and the same command goes on." in run.said
+    said = "Stopped. Everything is saved; run the same command to resume." in run.said
     return wrong + ([] if said else ["it did not say that it has stopped"])
 
 
