@@ -122,6 +122,13 @@ def test_show_plot_verify_and_ls_agree_and_never_import_tensorflow(lottery, smal
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_near_names_of_runs_and_experiments_are_named(lottery, small_run, tmp_path):
+    near = small_run.path.parent / f"{small_run.path.name[:-1]}z"
+    assert f"Did you mean {str(small_run.path)!r}?" in refused(lottery("show", near))
+    assert "`lottery ls` lists the runs" in refused(lottery("show", tmp_path / "nix"))
+    assert "Did you mean the experiment 'mnist1d'?" in refused(lottery("run", "minst1d", "--out", tmp_path))
+
+
 def test_importing_costs_next_to_nothing():
     code = "import sys, lottery; assert not {'tensorflow', 'keras', 'pandas', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

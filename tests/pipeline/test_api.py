@@ -56,6 +56,13 @@ def test_a_notebook_shows_the_verdict_the_table_and_the_figure(small_run, tmp_pa
     assert "No round is complete yet." in lottery.load(copy)._repr_html_()
 
 
+def test_what_a_newcomer_looks_for_is_there(small_run):
+    """A figure that any notebook shows, the verdict where one prints the run, and one-shot pruning at the top."""
+    assert small_run.plot()._repr_png_().startswith(b"\x89PNG")
+    assert str(small_run) == small_run.verdict()[0]
+    assert lottery.prune is lottery.pruning.prune
+
+
 def build_model():
     raise AssertionError("is not called")
 

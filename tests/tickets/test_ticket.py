@@ -865,3 +865,17 @@ def test_a_notebook_shows_a_ticket(small_run):
         assert f">{name}</td>" in text and f">{mask.sum():,}</td>" in text
     strange = tickets.of(ticket.model(), ticket.masks, provenance={"run": "<script>alert()</script>\x1b[2J"})
     assert "<script" not in strange._repr_html_() and "\x1b" not in strange._repr_html_()
+
+
+def test_a_ticket_exports_itself(small_run, tmp_path):
+    ticket = small_run.ticket(round=2)
+    done = ticket.export(tmp_path / "a.keras")
+    assert (done.form, done.path, done.difference) == ("keras", tmp_path / "a.keras", 0) and done.zeros_checked
+    import keras
+
+    loaded = keras.models.load_model(tmp_path / "a.keras")
+    assert all(np.array_equal(value, trained_of(ticket)[name]) for name, value in lottery.weights.read(loaded).items())
+    start = ticket.export(tmp_path / "start.npz", trained=False)
+    assert start.form == "npz"
+    with pytest.raises(LotteryError, match="suffix"):
+        ticket.export(tmp_path / "a.bin")
