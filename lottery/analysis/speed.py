@@ -45,7 +45,7 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", num_steps: int 
         )
     style.density_axis(ax, points["density"])
     top = max(1, points["high"].max()) * 1.06
-    ax.set(ylim=(0, top), ylabel="steps to the lowest validation loss of dense,\nover the steps of dense")
+    ax.set(ylim=(0, top), ylabel="share of the steps of dense")
     return layout.finish(ax, points, "bars", interval)
 
 
