@@ -52,6 +52,9 @@ def run(small_run, tmp_path_factory):
             for step in (0, 40, 80, 110)
             for split in ("train", "validation")[step == 0 :]
         ]
+        of_dense = store.read_record(store.round_path(path, replicate, 0))["early_stop_val_loss"]
+        reached = [step for step, split, loss, _ in lowest if split == "validation" and loss <= of_dense]
+        record["dense_loss_step"] = min(reached, default=None)
         store.write_round(ticket / "branch-random_mask", masks, weights, lowest, record)
         for step in (0, 40):
             alphas = np.linspace(0, 1, 6)
@@ -198,9 +201,12 @@ def _another_count(patch, kind):
 FAULTS = {
     "the lowest in place of the mean": (
         _spread(mean=lambda found: found["low"]),
-        "accuracy learning_curves layers degrees instability",
+        "accuracy speed classes learning_curves layers degrees instability",
     ),
-    "the bars of one replicate": (_spread(high=lambda found: found["mean"]), "early_stop initial_weights barrier"),
+    "the bars of one replicate": (
+        _spread(high=lambda found: found["mean"]),
+        "speed classes early_stop initial_weights barrier",
+    ),
     "a replicate twice": (_reading(_twice), "accuracy learning_curves distance"),
     "a replicate left out": (_reading(lambda table: table[table["replicate"] == 1]), "degrees"),
     "rounds one later": (

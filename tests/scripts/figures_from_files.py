@@ -306,7 +306,7 @@ class Figure:
         places, formatter = axis.get_majorticklocs(), axis.get_major_formatter()
         said = [text.replace("\N{MINUS SIGN}", "-") for text in formatter.format_ticks(places)]
         self.check(not formatter.get_offset(), "the ticks have an offset")
-        apart = np.min(np.abs(np.diff(places)), initial=np.inf) if len(places) > 1 else 0
+        apart = np.min(np.abs(np.diff(np.asarray(places, float))), initial=np.inf) if len(places) > 1 else 0
         for place, text in zip(places, said, strict=True):
             if text:
                 self.texts += 1
