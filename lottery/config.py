@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from lottery.data import Data
 from lottery.enforcement.modes import ENFORCEMENTS
-from lottery.errors import LotteryError, unknown
+from lottery.errors import LotteryError, missing
 from lottery.models.settings import Model
 from lottery.pruning import branches, criteria, fairness, mask_actions, rewinding
 from lottery.pruning.granularity import UNITS
@@ -291,11 +291,11 @@ def _sentence(error: ValidationError) -> LotteryError:
         section: Any = Experiment
         for part in place[:-1]:
             section = section.model_fields[part].annotation
-        what = "A key of the experiment" if len(place) == 1 else f"A key of [{'.'.join(place[:-1])}]"
-        return unknown(f"{what} that does not exist", place[-1], section.model_fields)
+        where = "" if len(place) == 1 else f" in [{'.'.join(place[:-1])}]"
+        return missing("Unknown key", place[-1], section.model_fields, where)
     if first["type"] == "literal_error":
-        return LotteryError(f"{key}: received {first['input']!r}, allowed is {first.get('ctx', {})['expected']}.")
+        return LotteryError(f"{key} must be {first.get('ctx', {})['expected']}, not {first['input']!r}.")
     if key == "train.jit_compile":
-        return LotteryError(f"{key}: received {first['input']!r}, allowed is true, false or 'auto'.")
+        return LotteryError(f"{key} must be true, false or 'auto', not {first['input']!r}.")
     allowed = first["msg"].removeprefix("Input should be ").replace("dictionary or instance of", "table like")
-    return LotteryError(f"{key}: received {first['input']!r}, allowed is {allowed}.")
+    return LotteryError(f"{key} must be {allowed}, not {first['input']!r}.")

@@ -1,7 +1,7 @@
 """Errors with readable messages, and text that is safe to print."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -44,9 +44,21 @@ def first_wrong(error: Any) -> str:
 
 
 def unknown(what: str, received: object, allowed: Iterable[str]) -> LotteryError:
-    """Make an error for a name that does not exist, with the nearest name that does; the caller raises it."""
-    allowed = list(allowed)
-    near = difflib.get_close_matches(str(received), [name for name in allowed if len(name) > 1], n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    choices = ", ".join(repr(name) for name in allowed) or "nothing"
-    return LotteryError(f"{what}: received {received!r}, allowed is {choices}{hint}")
+    """Make an error for a value that is none of some names, with the nearest name; the caller raises it."""
+    names = list(allowed)
+    *most, last = map(repr, names or ["nothing"])
+    choices = f"{', '.join(most)} or {last}" if most else last
+    return LotteryError(f"{what} must be {choices}, not {received!r}.{_nearest(received, names)}")
+
+
+def missing(what: str, received: object, known: Iterable[str], where: str = "") -> LotteryError:
+    """Make an error for a name that does not exist, such as ``"Unknown key"``, with the nearest that does, or all."""
+    names = list(known)
+    verb = "is" if len(names) == 1 else "are"
+    others = _nearest(received, names) or f" There {verb} {', '.join(map(repr, names)) or 'none'}."
+    return LotteryError(f"{what} {received!r}{where}.{others}")
+
+
+def _nearest(received: object, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(str(received), [name for name in names if len(name) > 1], n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lottery.errors import LotteryError, unknown
+from lottery.errors import LotteryError, missing
 
 Masks = dict[str, np.ndarray]  # boolean arrays by the name of a weight, True where the entry is kept
 Weights = Mapping[str, np.ndarray]  # arrays by the name of a weight, or of any variable
@@ -102,7 +102,7 @@ def check(masks: Masks, weights: Weights) -> None:
     """Raise `LotteryError` unless every mask is boolean and has the shape of the weight it names."""
     for name, mask in masks.items():
         if name not in weights:
-            raise unknown("A mask names a weight that does not exist", name, weights)
+            raise missing("A mask names a weight that does not exist:", name, weights)
         found = getattr(mask, "dtype", type(mask).__name__)
         if found != np.bool_:
             raise LotteryError(

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from lottery import files
 from lottery.analysis import ANALYSES
-from lottery.errors import LotteryError, printable_all, unknown
+from lottery.errors import LotteryError, missing, printable_all, unknown
 from lottery.figures import captions, layout, sheets
 from lottery.figures import style as styles
 from lottery.figures.record import Analysis
@@ -161,7 +161,7 @@ def _check_options(kind: str, options: dict[str, Any]) -> None:
     """Raise `LotteryError` if the function of a kind does not know an option."""
     for option in options:
         if option not in options_of(kind):
-            raise unknown(f"An option of {kind}", option, options_of(kind))
+            raise missing(f"{kind} has no option", option, options_of(kind))
 
 
 def _figure(kind: str) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lottery import masks as masks_module
-from lottery.errors import LotteryError, unknown
+from lottery.errors import LotteryError, missing
 
 _BIAS, _SCALE = "a bias", "a scale or a shift"
 
@@ -127,7 +127,7 @@ def assign(model: Any, values: Mapping[str, np.ndarray], only: Mapping[str, np.n
     targets = variables(model)
     for name, value in values.items():
         if name not in targets:
-            raise unknown("The model has no weight of this name", name, targets)
+            raise missing("The model has no weight", name, targets)
         if tuple(np.shape(value)) != tuple(targets[name].shape):
             own = tuple(targets[name].shape)
             raise LotteryError(f"The value for {name!r} has shape {tuple(np.shape(value))}, the model's has {own}.")

@@ -74,7 +74,7 @@ def test_unit_norm_gives_every_image_the_length_1_and_a_black_image_stays_black(
 
 
 def test_pixels_have_a_name_that_exists():
-    with pytest.raises(LotteryError, match=r"data\.pixels: received 'unitnorm', .*'unit_norm'; did you mean 'unit"):
+    with pytest.raises(LotteryError, match=r"data\.pixels must be .*'unit_norm', not 'unitnorm'. Did you mean 'unit"):
         config.load({"data": {"pixels": "unitnorm"}})
 
 

@@ -33,7 +33,7 @@ def test_nested_and_intersection():
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        ({"dense/kernal": np.ones(3, bool)}, "did you mean 'dense/kernel'"),
+        ({"dense/kernal": np.ones(3, bool)}, "Did you mean 'dense/kernel'"),
         ({"dense/kernel": np.ones(3)}, "boolean array, received float64"),
         ({"dense/kernel": np.ones((1, 3), bool)}, r"shape \(1, 3\), the weight has \(3,\)"),
         ({"dense/kernel": [True, True, True]}, "received list"),

@@ -52,8 +52,8 @@ def test_plots_are_saved(tmp_path, ending):
 @pytest.mark.parametrize(
     ("path", "kind", "rows", "message"),
     [
-        ("a.png", "acuracy", [[0.9]], "did you mean 'accuracy'"),
-        ("a.pgn", "accuracy", [[0.9]], "did you mean 'png'"),
+        ("a.png", "acuracy", [[0.9]], "Did you mean 'accuracy'"),
+        ("a.pgn", "accuracy", [[0.9]], "Did you mean 'png'"),
         ("a.png", "accuracy", [], "no round is complete"),
         ("file/a.png", "accuracy", [[0.9]], "cannot be written"),
     ],
@@ -79,7 +79,7 @@ def test_bars_can_be_intervals_and_the_legend_and_the_caption_say_which():
     band = ax.patches[0].get_extents().transformed(ax.transData.inverted())
     np.testing.assert_allclose((band.y0, band.y1), (ends[0].low, ends[0].high))
     assert "grey band: lowest to highest." in plots.caption(made_up(accuracies))
-    with pytest.raises(LotteryError, match="allowed is 'range', 't'"):
+    with pytest.raises(LotteryError, match="must be 'range' or 't'"):
         plots.accuracy(made_up(accuracies), axes(), interval="s")
 
 
@@ -174,7 +174,7 @@ def test_styles_set_letters_lines_and_width():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"style": "papr"}, "--style: received 'papr', allowed is 'screen', 'paper', 'slides'; did you mean 'paper'"),
+        ({"style": "papr"}, "--style must be 'screen', 'paper' or 'slides', not 'papr'. Did you mean 'paper'"),
         ({"width": 2}, "--width: received 2, allowed are 4.5 to 40 inches with the style 'screen'"),
         ({"width": float("nan"), "style": "paper"}, "--width: received nan, allowed are 3 to 40"),
     ],

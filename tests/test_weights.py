@@ -484,7 +484,7 @@ def test_only_the_free_or_only_the_locked_entries_of_a_tensor_are_assigned(libra
     for name, value in weights.read(model).items():
         assert value.tobytes() == new[name].tobytes()
 
-    with pytest.raises(LotteryError, match="did you mean 'dense/kernel'"):
+    with pytest.raises(LotteryError, match="Did you mean 'dense/kernel'"):
         weights.assign(model, before, only={"dense/kernl": free["dense/kernel"]})
     with pytest.raises(LotteryError, match="must be a boolean array"):
         weights.assign(model, before, only={"dense/kernel": free["dense/kernel"].astype(float)})
@@ -505,7 +505,7 @@ def test_bad_assignments_change_nothing():
     model = lenet_300_100((4,), 3)
     before = weights.read_state(model)
     good = {"dense/kernel": before["dense/kernel"] + 1}
-    with pytest.raises(LotteryError, match="did you mean 'dense/kernel'"):
+    with pytest.raises(LotteryError, match="Did you mean 'dense/kernel'"):
         weights.assign(model, good | {"dense/kernl": np.zeros(3)})
     with pytest.raises(LotteryError, match=r"shape \(2, 2\), the model's has \(300, 100\)"):
         weights.assign(model, good | {"dense_1/kernel": np.zeros((2, 2))})

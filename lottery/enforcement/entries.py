@@ -8,7 +8,7 @@ import numpy as np
 
 from lottery import masks as masks_module
 from lottery import weights
-from lottery.errors import LotteryError, unknown
+from lottery.errors import LotteryError, missing, unknown
 from lottery.models.kerases import keras_of
 
 # Values by weight, or the word for the values that the weights have when holding begins.
@@ -181,7 +181,7 @@ def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at
     values = {}
     for name, value in held_at.items():
         if name not in targets:
-            raise unknown("held_at names a weight that does not exist", name, targets)
+            raise missing("held_at names a weight that does not exist:", name, targets)
         if name not in masks:  # a whole state is allowed
             continue
         if isinstance(value, str):

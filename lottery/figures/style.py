@@ -75,7 +75,7 @@ def only(table: Table, column: str, value: Any) -> Table:
     if value not in values:
         if all(isinstance(known, str) for known in values):
             raise unknown(f"The {column.replace('_', ' ')} to plot", value, values)
-        raise LotteryError(f"The {column} to plot: received {value!r}, the table has {sorted(map(int, values))}.")
+        raise LotteryError(f"The {column} to plot must be one of {sorted(map(int, values))}, not {value!r}.")
     return table[table[column] == value]
 
 

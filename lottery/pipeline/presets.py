@@ -8,7 +8,7 @@ import numpy as np
 
 from lottery import config, files
 from lottery.data import DATASETS
-from lottery.errors import LotteryError, unknown
+from lottery.errors import LotteryError, missing
 
 # Sizes of a smoke test, at most.
 NUM_STEPS, NUM_ROUNDS, NUM_REPLICATES, BATCH_SIZE = 4, 2, 2, 8
@@ -24,7 +24,7 @@ def named(name: str) -> Path:
     """Find the file of a preset, or raise a `LotteryError` with the nearest name."""
     found = paths()
     if name not in found:
-        raise unknown("experiment", name, found)
+        raise missing("There is no experiment", name, found)
     return found[name]
 
 

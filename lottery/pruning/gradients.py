@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lottery import weights
-from lottery.errors import LotteryError, unknown
+from lottery.errors import LotteryError, missing
 from lottery.models import graph
 from lottery.models.kerases import evaluating, is_keras, keras_of
 
@@ -109,7 +109,7 @@ def _derivatives(
     variables = weights.variables(model)
     for name in names:
         if name not in variables:
-            raise unknown("The model has no weight of this name", name, variables)
+            raise missing("The model has no weight", name, variables)
     chosen = [variables[name] for name in names]
     x, y = tf.nest.map_structure(tf.convert_to_tensor, (x, y))
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lottery import masks as masks_module
-from lottery.errors import LotteryError, unknown
+from lottery.errors import LotteryError, missing, unknown
 from lottery.masks import Masks, Scores
 from lottery.pruning.schedules import num_pruned
 
@@ -87,7 +87,7 @@ def groups(
     names, exceptions = list(names), exceptions or {}
     for name in exceptions:
         if name not in names:
-            raise unknown("A rate is set for a weight that does not exist", name, names)
+            raise missing("A rate is set for a weight that does not exist:", name, names)
     if scope not in SCOPES:
         raise unknown("scope", scope, SCOPES)
     pooled = tuple(name for name in names if name not in exceptions)
@@ -102,7 +102,7 @@ def by_weight(names: Iterable[str], exceptions: Mapping[str, T], what: str = "ra
     for key, value in exceptions.items():
         matched = [key] if key in names else [name for name in names if fnmatchcase(name, key)]
         if not matched:
-            raise unknown(f"{what}, by the name of a weight or a pattern that fits one", key, names)
+            raise missing(f"{what}: no weight has the name, or fits the pattern,", key, names)
         found |= {name: found.get(name, value) for name in matched if name == key or name not in exceptions}
     return found
 

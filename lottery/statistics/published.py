@@ -56,7 +56,7 @@ def compare(run: Path) -> tuple[list[dict[str, str]], list[str]]:
     """
     experiment, known = store.read_experiment(run), files()
     if experiment.name not in known:
-        raise unknown("The experiment's name, by which published numbers are found", experiment.name, known)
+        raise unknown("The experiment's name, by which published numbers are found,", experiment.name, known)
     published = read(known[experiment.name])
     lines = checked(results.table(run), published.claims, experiment.train.num_steps)
     notes = [*references(lines), *differing(experiment, published)]

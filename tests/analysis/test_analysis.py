@@ -114,7 +114,7 @@ def test_a_new_analysis_is_one_record_and_its_entry(small_run, tmp_path, monkeyp
     assert lottery_command("plot", run, "--kind", "seconds", "--out", out).stdout.strip() == str(out)
     assert "seconds by density" in out.read_text()
     refused = lottery_command("plot", run, "--kind", "second")
-    assert refused.returncode == 2 and "'seconds'" in refused.stderr and "did you mean 'seconds'" in refused.stderr
+    assert refused.returncode == 2 and "'seconds'" in refused.stderr and "Did you mean 'seconds'" in refused.stderr
     assert plots.seconds is draw_seconds and "seconds" in dir(plots)
     for kind in ("early_stop", "curves", "learning_curves", "distance", "degrees", "overlap"):  # drawn by other tests
         monkeypatch.delitem(analysis.ANALYSES, kind)

@@ -535,7 +535,7 @@ def test_other_modes_of_rewinding_are_refused(tmp_path):
     path = store.run_path(tmp_path, experiment)
     with store.opened(path, experiment):
         pass
-    with pytest.raises(LotteryError, match="received 'learning_rate', allowed is 'weights'"):
+    with pytest.raises(LotteryError, match="must be 'weights', not 'learning_rate'"):
         connecting.connect(path, execution=Execution(on_event=quietly))
 
 

@@ -273,7 +273,7 @@ def test_after_an_exception_the_callback_holds_masks_until_the_next_fit(library,
     model = network(library)
     kept = random_masks(model)
     wrong = enforcement.AuditMasks({"dense/kernal": kept["dense/kernel"]})
-    with pytest.raises(LotteryError, match="did you mean"):
+    with pytest.raises(LotteryError, match="Did you mean"):
         fit(model, x, y, callbacks=[enforcement.EnforceMasks(kept), wrong])
     with pytest.raises(LotteryError, match="already held by 'constraint'"):
         fit(model, x, y, callbacks=[enforcement.EnforceMasks(kept), enforcement.EnforceMasks(kept, "gradient")])
@@ -1003,18 +1003,18 @@ def test_the_model_is_restored_after_an_exception(mode, library):
 @pytest.mark.parametrize(
     ("wrong", "held_at", "message"),
     [
-        ({"dense/kernal": np.ones((6, 8), bool)}, None, "did you mean 'dense/kernel'"),
+        ({"dense/kernal": np.ones((6, 8), bool)}, None, "Did you mean 'dense/kernel'"),
         ({"dense/kernel": np.ones((6, 30), bool)}, None, "shape"),
         ({"dense/kernel": np.ones((6, 8))}, None, "boolean"),
         ([np.ones((6, 8), bool)], None, ": received list, allowed is a dict"),
-        ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": "presents"}, "did you mean 'present'"),
+        ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": "presents"}, "Did you mean 'present'"),
         ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": np.nan}, "finite"),
         ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": np.full((6, 8), np.inf)}, "finite"),
         ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": 1e39}, "finite"),
         ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": [["a"]]}, "shape"),
         ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernel": np.zeros((6, 3))}, "shape"),
-        ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernels": 1.0}, "did you mean 'dense/kernel'"),
-        ({"dense/kernel": np.zeros((6, 8), bool)}, "presents", "did you mean 'present'"),
+        ({"dense/kernel": np.zeros((6, 8), bool)}, {"dense/kernels": 1.0}, "Did you mean 'dense/kernel'"),
+        ({"dense/kernel": np.zeros((6, 8), bool)}, "presents", "Did you mean 'present'"),
         ({"dense/kernel": np.zeros((6, 8), bool)}, 1.0, "held_at: received float"),
     ],
 )
@@ -1078,11 +1078,11 @@ def test_what_the_model_is_not():
     uncompiled = networks.lenet_300_100((6,), 3)
     with pytest.raises(LotteryError, match="no optimizer"), enforcement.gradient(uncompiled, {}):
         pass
-    with pytest.raises(LotteryError, match="did you mean 'gradient'"):
+    with pytest.raises(LotteryError, match="Did you mean 'gradient'"):
         enforcement.EnforceMasks({}, "gradients")
     with pytest.raises(LotteryError, match="2 gradients for 3 variables"):
         enforcement.mask_gradients(model, random_masks(model), [None, None])
-    with pytest.raises(LotteryError, match="mode: received"):
+    with pytest.raises(LotteryError, match="mode must be"):
         enforcement.EnforceMasks({}, ["constraint"])
     with pytest.raises(LotteryError, match="allowed is a Keras model"), enforcement.constraint(None, {}):
         pass

@@ -433,7 +433,7 @@ def test_a_class_that_keras_would_lose_is_refused():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"dense/kernal": np.ones((6, 12), bool)}, "did you mean 'dense/kernel'"),
+        ({"dense/kernal": np.ones((6, 12), bool)}, "Did you mean 'dense/kernel'"),
         ({"dense/kernel": np.ones((6, 30), bool)}, "shape"),
         ({"dense/kernel": np.ones((6, 12))}, "boolean"),
         ([np.ones((6, 12), bool)], "masks: received list"),

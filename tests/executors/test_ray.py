@@ -59,7 +59,7 @@ def same(run, other):
     ("words", "sentence"),
     [
         ({"on": "ray", "workers": 2}, "--workers is for processes of this machine"),
-        ({"on": "rays"}, "--on: received 'rays', allowed is 'processes', 'ray'; did you mean 'ray'"),
+        ({"on": "rays"}, "--on must be 'processes' or 'ray', not 'rays'. Did you mean 'ray'"),
         ({"address": "10.0.0.1:6379"}, "--address goes with --on ray alone"),
         ({"on": "processes", "cpus": 2}, "--task-cpus goes with --on ray alone"),
         ({"gpus": 0.5}, "--task-gpus goes with --on ray alone"),

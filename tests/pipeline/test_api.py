@@ -28,7 +28,7 @@ def test_what_a_run_can_be_asked(small_run, tmp_path, short_pages):
     assert len(run.plot("learning_curves", rounds=[1, 3]).axes[0].get_legend_handles_labels()[1]) == 2
     paper = run.plot(style="paper", width=4, title="Mine")
     assert paper.get_figwidth() == 4 and paper.get_suptitle() == "Mine"
-    with pytest.raises(LotteryError, match="did you mean"):
+    with pytest.raises(LotteryError, match="Did you mean"):
         run.plot("acuracy")
     page = run.report(tmp_path / "page.html")
     assert page.read_text().startswith("<!DOCTYPE html>") or "<html" in page.read_text()

@@ -296,10 +296,10 @@ def test_a_control_is_added_in_one_place(tmp_path, monkeypatch):
         start = {name: -value if name in origin.kept else value for name, value in origin.start.items()}
         return branches.BranchStart(start, origin.kept, 0, origin.num_steps)
 
-    with pytest.raises(LotteryError, match="run.controls: received 'negated'"):
+    with pytest.raises(LotteryError, match="run.controls must be .*not 'negated'"):
         config.load(TABLES, {"run": {"controls": ["negated"]}})
     monkeypatch.setitem(branches.BRANCHES, "negated", branches.Branch(negated, "the sign of the weights"))
-    with pytest.raises(LotteryError, match="run.controls: received 'negate', .*'negated'; did you mean 'negated'"):
+    with pytest.raises(LotteryError, match="run.controls must be .*'negated', not 'negate'. Did you mean 'negated'"):
         config.load(TABLES, {"run": {"controls": ["negate"]}})
     help_text = CliRunner().invoke(cli.app, ["branch", "--help"]).stdout
     assert set(branches.BRANCHES) <= set(re.findall(r"\w+", help_text))
@@ -495,11 +495,11 @@ def test_rounds_of_another_definition_are_shown_and_get_no_more(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("random_masks",), r"received 'random_masks'.*did you mean 'random_mask'"),
+        (("random_masks",), r"branch must be .*not 'random_masks'. Did you mean 'random_mask'"),
         (("random_mask", [7]), r"rounds: received 7, stored of replicate 1 are 0 to 2"),
         (("random_mask", [1], {"data": {"name": "digits"}}), "Only the branch 'transfer' takes other values"),
         (("transfer", [1], {"prune": {"rate": 0.5}}), "needs another data set"),
-        (("transfer", [1], {"data": {"name": "digits"}, "prune": {"rate": 0.5}}), "received 'prune', allowed is 'data', 'train'"),
+        (("transfer", [1], {"data": {"name": "digits"}, "prune": {"rate": 0.5}}), "must be 'data' or 'train', not 'prune'"),
         (("transfer", [1], {"data": {"name": "digits", "validation": 300}}), "ticket does not fit|cannot be trained on the data"),
     ],
 )  # fmt: skip

@@ -97,8 +97,8 @@ def test_a_schedule_replaces_the_rates_of_an_experiment_and_is_needed_no_more(tm
     ("schedule", "message"),
     [
         (lambda index: 0.5, "prune.densities must fall from round to round"),
-        (lambda index: 2.0, r"received 2.0, allowed is a number between 0 and 1"),
-        (lambda index: 0.0, r"received 0.0, allowed is a number between 0 and 1"),
+        (lambda index: 2.0, r"must be a number between 0 and 1.*not 2.0"),
+        (lambda index: 0.0, r"must be a number between 0 and 1.*not 0.0"),
     ],
 )
 def test_a_schedule_that_does_not_fall_is_refused(tmp_path, schedule, message):

@@ -255,7 +255,7 @@ def test_a_data_set_whose_order_cannot_be_repeated_is_refused(tmp_path):
     ("overrides", "arguments", "message"),
     [
         ({"train": {"batch_size": 2000}}, {}, "train.batch_size: received 2000, allowed is at most the 1300"),
-        ({"prune": {"rates": {"dense_3/kernel": 0.1}}}, {}, "did you mean 'dense_2/kernel'"),
+        ({"prune": {"rates": {"dense_3/kernel": 0.1}}}, {}, "Did you mean 'dense_2/kernel'"),
         ({"prune": {"num_rounds": 90}}, {}, "prune.num_rounds: received 90, allowed is at most"),
         ({"data": {"validation": 5000}}, {}, "data.validation: received 5000, allowed is less than the 1437"),
         ({"data": {"path": "/nowhere.npz"}}, {}, "There is no data file"),

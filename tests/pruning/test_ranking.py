@@ -71,8 +71,8 @@ def test_all_ties_still_prune_exactly_as_many():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ({"scope": "local"}, "scope: received 'local', allowed is 'layerwise', 'global'"),
-        ({"rates": {"dense/kernl": 0.1}}, "did you mean 'dense/kernel'"),
+        ({"scope": "local"}, "scope must be 'layerwise' or 'global', not 'local'"),
+        ({"rates": {"dense/kernl": 0.1}}, "Did you mean 'dense/kernel'"),
         ({"scores": {"dense/kernel": np.array([1.0, np.nan, 0.0])}}, "NaN"),
         ({"scores": {"dense/kernel": np.ones(4)}}, "shape"),
         ({"scores": {}}, "does not exist"),
@@ -339,7 +339,7 @@ def test_biases_are_pruned_only_on_request(library, rng):
     assert_same(together, one_shot_by_hand(values, 0.5, "global", {}))
     without = one_shot.prune(model, below=100, rates={"*/bias": 0.0}, biases=True)
     assert [name for name, mask in without.items() if mask.any()] == [name for name in values if name in BIASES]
-    with pytest.raises(LotteryError, match=r"received '\*/bias'"):
+    with pytest.raises(LotteryError, match=r"the pattern, '\*/bias'"):
         one_shot.prune(model, 0.5, rates={"*/bias": 0.0})
 
 
@@ -367,11 +367,11 @@ def test_a_bias_of_two_dimensions_and_a_vector_that_is_none(library):
         ({"below": -0.1}, "below: received -0.1, allowed is a finite number that is not negative"),
         ({"below": float("inf")}, "below: received inf"),
         ({"below": float("nan")}, "below: received nan"),
-        ({"sparsity": 0.5, "scope": "local"}, "scope: received 'local', allowed is 'layerwise', 'global'"),
-        ({"below": 0.5, "scope": "globl"}, "did you mean 'global'"),
-        ({"sparsity": 0.5, "rates": {"dense/kernl": 0.1}}, "received 'dense/kernl'.*did you mean 'dense/kernel'"),
-        ({"below": 0.5, "rates": {"denze/*": 0.1}}, "received 'denze/\\*'.*did you mean 'dense/kernel'"),
-        ({"sparsity": 0.5, "rates": {"DENSE/*": 0.1}}, "received 'DENSE/\\*'"),  # case-sensitive
+        ({"sparsity": 0.5, "scope": "local"}, "scope must be 'layerwise' or 'global', not 'local'"),
+        ({"below": 0.5, "scope": "globl"}, "Did you mean 'global'"),
+        ({"sparsity": 0.5, "rates": {"dense/kernl": 0.1}}, "the pattern, 'dense/kernl'.*Did you mean 'dense/kernel'"),
+        ({"below": 0.5, "rates": {"denze/*": 0.1}}, "the pattern, 'denze/\\*'.*Did you mean 'dense/kernel'"),
+        ({"sparsity": 0.5, "rates": {"DENSE/*": 0.1}}, "the pattern, 'DENSE/\\*'"),  # case-sensitive
         ({"sparsity": 0.5, "rates": {"dense/*": 1.0}}, r"rates\['dense/kernel'\]: received 1.0, allowed is a fraction"),
         ({"below": 0.5, "rates": {"dense/*": -1.0}}, r"rates\['dense/kernel'\]: received -1.0, allowed is a finite"),
     ],

@@ -169,7 +169,7 @@ def test_the_command(small_run, tmp_path, lottery_command, traced_once):
         ([*words, "--rounds", "1"], "--rounds does not go with --aggregate"),
         ([*words, "--density", "much"], "--density: received 'much'"),
         ([*words[:3], "--by", "prune.rate"], "--by goes with --aggregate alone"),
-        ([*words, "--by", "prune.criteria"], "did you mean 'prune.criterion'?"),
+        ([*words, "--by", "prune.criteria"], "Did you mean 'prune.criterion'?"),
         ([*words[:2], "--aggregate"], "received 1 run, allowed are two or more"),
         (
             ["compare", small_run.path, random.path, "--aggregate", "--by", "prune.rate"],

@@ -436,7 +436,7 @@ def test_a_claim_that_cannot_be_read_is_a_sentence(tmp_path):
 
 
 def test_a_run_is_compared_by_its_name(small_run, tmp_path, monkeypatch):
-    with pytest.raises(LotteryError, match="received 'small', allowed is 'conv-2-cifar10'") as caught:
+    with pytest.raises(LotteryError, match="must be 'conv-2-cifar10', .*not 'small'") as caught:
         published.compare(small_run.path)
     assert all(repr(name) in str(caught.value) for name in PUBLISHED)
     monkeypatch.setattr(published, "files", lambda: FILES | {"small": FILES["lenet-mnist"]})

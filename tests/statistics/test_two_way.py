@@ -123,7 +123,7 @@ def test_the_command(small_run, lottery_command):
     assert lottery_command(*words, "--csv").stdout.count("\n") == 1 + 2 * 3
     for wrong, message in (
         ([*words, "--replicate", "1"], "--replicate does not go with --interval two_way"),
-        ([*words[:3], "both"], "--interval: received 'both', allowed is 'seeds', 'two_way'"),
+        ([*words[:3], "both"], "--interval must be 'seeds' or 'two_way', not 'both'"),
         ([*words, "--round", "9"], "--round: received 9, stored are [1, 2, 3]"),
     ):
         done = lottery_command(*wrong)

@@ -346,9 +346,9 @@ def test_the_headline_of_a_run_that_is_not_complete():
 
 def test_unknown_names_are_refused():
     rows = made_up({"ticket": TICKET, "random_mask": TICKET})
-    with pytest.raises(LotteryError, match="did you mean 'random_mask'"):
+    with pytest.raises(LotteryError, match="Did you mean 'random_mask'"):
         verdicts.differences(rows, against="random_mas")
-    with pytest.raises(LotteryError, match="did you mean 'early_stop_test_accuracy'"):
+    with pytest.raises(LotteryError, match="Did you mean 'early_stop_test_accuracy'"):
         verdicts.differences(rows, measure="early_stop_test_acuracy")
 
 

@@ -467,8 +467,8 @@ def small():
 @pytest.mark.parametrize(
     ("path", "form", "inputs", "message"),
     [
-        ("a.kears", None, None, "did you mean '.keras'"),
-        ("a.tflite", "tflite_sprase", None, "did you mean 'tflite_sparse'"),
+        ("a.kears", None, None, "Did you mean '.keras'"),
+        ("a.tflite", "tflite_sprase", None, "Did you mean 'tflite_sparse'"),
         ("a.tflite", "npz", None, r"is written to a file \*\.npz"),
         ("folder", None, None, "is a folder that holds no SavedModel"),
         ("folder.npz", None, None, "is a folder that holds no SavedModel"),
@@ -494,7 +494,7 @@ def test_a_ticket_that_is_not_sparse_is_refused(small, tmp_path):
     model, kept = small
     with pytest.raises(LotteryError, match=r"12 masked entries of 'dense/kernel' are not zero in the model"):
         exporting.export(model, {"dense/kernel": ~kept["dense/kernel"]}, tmp_path / "a.npz")
-    with pytest.raises(LotteryError, match="did you mean 'dense/kernel'"):
+    with pytest.raises(LotteryError, match="Did you mean 'dense/kernel'"):
         exporting.export(model, {"dense/kernels": kept["dense/kernel"]}, tmp_path / "a.npz")
     assert not list(tmp_path.iterdir())
 

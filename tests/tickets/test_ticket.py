@@ -428,7 +428,7 @@ def test_trained_weights_are_of_the_last_step_or_of_the_early_stop(small_run, tm
         assert (ticket.provenance["trained_at"], ticket.provenance["trained_step"]) == (at, step)
     assert again.facts()["weights"] == "at the start, and trained to step 40, the early-stop step"
     assert end.facts()["weights"] == "at the start, and trained to step 110, the end"
-    with pytest.raises(TicketError, match="at: received 'best', allowed is 'end', 'early_stop'"):
+    with pytest.raises(TicketError, match="at must be 'end', 'early_stop' or 'budget', not 'best'"):
         tickets.load(copy, round=2, at="best")  # type: ignore[arg-type]
     with pytest.raises(TicketError, match="no rounds, replicates or steps to choose from"):
         tickets.load(tmp_path / "ticket.safetensors", at="early_stop")
@@ -703,7 +703,7 @@ def test_what_cannot_be_loaded_built_or_saved_says_why(small, small_run, tmp_pat
     refused("density: received True", load, run, density=True)
     refused("round: received 4, stored for replicate 1 are 0 to 3", load, run, round=4)
     refused("round: received -1, stored", load, run, round=-1)
-    refused("round: received 'bets', .*did you mean 'best'", load, run, round="bets")
+    refused("round must be .*not 'bets'. Did you mean 'best'", load, run, round="bets")
     refused(r"replicate: received 3, the run has \[1, 2\]", load, run, round=1, replicate=3)
     for wrong in (0, -0.5, 1.5, math.nan, math.inf, "0.2"):
         refused(r"density: received .*, allowed is a fraction in \(0, 1\]", load, run, density=wrong)
@@ -777,7 +777,7 @@ def test_a_ticket_of_ones_own_is_a_copy(rng, library):
 def test_masks_and_trained_weights_that_do_not_fit_are_refused(small):
     ticket, model = small
     ones, state = masks.ones_like(weights.read(model)), weights.read_state(model)
-    refused("does not exist: received 'dense_2/kernel'.*did you mean", tickets.of, model,
+    refused("does not exist: 'dense_2/kernel'.*Did you mean", tickets.of, model,
             ones | {"dense_2/kernel": np.ones((8, 3), bool)}, error=LotteryError)  # fmt: skip
     refused("must be a boolean array", tickets.of, model, {"dense/kernel": np.ones((6, 8))}, error=LotteryError)
     refused(r"shape \(8, 6\)", tickets.of, model, {"dense/kernel": np.ones((8, 6), bool)}, error=LotteryError)
