@@ -162,18 +162,7 @@ def early_stop(rows: Table, ax: Any = None, interval: str = "range", num_steps: 
     """
     chains, points = _steps(rows, interval, num_steps)
     ax = style.new_or(ax)
-    for place, (branch, look) in enumerate(chains.items()):
-        part = points[points["branch"] == branch]
-        shifted = ax.transData + style.aside(ax, place, len(chains), points["round"].nunique())
-        style.bars(ax, part["density"], part, look, branch, first=place == 0, transform=shifted)
-        bound = part[part["bound"]]
-        if len(bound):
-            ax.plot(
-                bound["density"], bound["mean"], color=look[0], marker=look[1], markersize=style.thick(5),
-                linestyle="none", markerfacecolor="white", zorder=4, label="_open", transform=shifted,
-            )  # fmt: skip
-    if points["bound"].any():
-        ax.errorbar([], [], color="black", marker="o", markerfacecolor="white", linestyle="none", label="≥ (last step)")
+    style.bounds(ax, points, chains, "≥ (last step)")
     style.density_axis(ax, points["density"])
     ax.set(ylim=(0, points["high"].max() * 1.06 + 1e-9), ylabel="early-stop step (lowest validation loss)")
     return layout.finish(ax, points, "bars", interval)

@@ -28,21 +28,8 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", num_steps: int 
     points = _points(rows, interval, num_steps)
     looks, ax = style.by_name(list(dict.fromkeys(rows["branch"]))), style.new_or(ax)
     ax.axhline(1, color="0.35", linewidth=style.thick(1), linestyle="--", label="dense", zorder=1)
-    drawn = [branch for branch in looks if (points["branch"] == branch).any()]
-    for place, branch in enumerate(drawn):
-        part, look = points[points["branch"] == branch], looks[branch]
-        shifted = ax.transData + style.aside(ax, place, len(drawn), points["round"].nunique())
-        style.bars(ax, part["density"], part, look, branch, first=place == 0, transform=shifted)
-        bound = part[part["bound"]]
-        if len(bound):
-            ax.plot(
-                bound["density"], bound["mean"], color=look[0], marker=look[1], markersize=style.thick(5),
-                linestyle="none", markerfacecolor="white", zorder=4, label="_open", transform=shifted,
-            )  # fmt: skip
-    if points["bound"].any():
-        ax.errorbar(
-            [], [], color="black", marker="o", markerfacecolor="white", linestyle="none", label="≥ (not reached)"
-        )
+    drawn = {branch: look for branch, look in looks.items() if (points["branch"] == branch).any()}
+    style.bounds(ax, points, drawn, "≥ (not reached)")
     style.density_axis(ax, points["density"])
     top = max(1, points["high"].max()) * 1.06
     ax.set(ylim=(0, top), ylabel="share of the steps of dense")

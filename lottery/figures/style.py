@@ -1,6 +1,6 @@
 """The style of figures: colours, markers and lines, the rows and means that they show, and axes."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -161,6 +161,25 @@ def bars(ax: Any, x: Any, part: Table, look: BranchStyle, label: str, first: boo
         x, part["mean"], yerr=ends, color=color, marker=marker, markersize=thick(size), linestyle=line,
         linewidth=thick(wide), elinewidth=thick(thin), capsize=thick(2), label=label, zorder=above, **options,
     )  # fmt: skip
+
+
+def bounds(ax: Any, points: Table, looks: Mapping[str, BranchStyle], note: str) -> None:
+    """Draw the means of each branch against density with bars; with an open marker where ``bound`` is True.
+
+    An open marker stands for a lower bound, which `note` explains in the legend.
+    """
+    for place, (branch, look) in enumerate(looks.items()):
+        part = points[points["branch"] == branch]
+        shifted = ax.transData + aside(ax, place, len(looks), points["round"].nunique())
+        bars(ax, part["density"], part, look, branch, first=place == 0, transform=shifted)
+        bound = part[part["bound"]]
+        if len(bound):
+            ax.plot(
+                bound["density"], bound["mean"], color=look[0], marker=look[1], markersize=thick(5), linestyle="none",
+                markerfacecolor="white", zorder=4, label="_open", transform=shifted,
+            )  # fmt: skip
+    if points["bound"].any():
+        ax.errorbar([], [], color="black", marker="o", markerfacecolor="white", linestyle="none", label=note)
 
 
 def band(ax: Any, x: Any, part: Table, look: BranchStyle, label: str, **options: Any) -> None:
