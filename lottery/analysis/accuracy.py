@@ -63,12 +63,10 @@ def figure(
     chains, points = _branches(rows, measure.early_stop, interval)
     points, label_of_x = _placed(rows, points, by)
     ax, named, shape = style.new_or(ax), {}, "bars"
-    for dense in points[points["round"] == 0].to_dict("records")[: int(reference)]:
-        line = ax.axhline(
-            dense["mean"], color="0.35", linewidth=style.thick(1), linestyle="--", label="dense", zorder=1
-        )
-        if dense["replicates"] > 1:
-            ax.axhspan(dense["low"], dense["high"], color="0.5", alpha=0.15, linewidth=0, zorder=0)
+    dense = points[points["round"] == 0]
+    if reference and len(dense):
+        line = _draw_dense(ax, dense.iloc[0])
+        if dense["replicates"].iloc[0] > 1:
             named["dense"], shape = layout.shaded(line), _BOTH
     bottom, top = style.view(points, full or not reference, measure.is_loss)
     ax.ticklabel_format(axis="y", useOffset=False)
@@ -83,17 +81,9 @@ def figure(
         elif len(outside):
             label += f"\n(falls to {outside['mean'].min():.3g})"
         style.bars(ax, part["x"], part, look, label, first=place == 0, transform=ax.transData + aside)
+        # A line without points, unclipped, would be a speck in the corner of the figure that layouts make room for.
         if len(outside):
-            # On the edge, in axes coordinates, with a row for each branch. A line without points, unclipped, would be
-            # a speck in the corner of the figure that layouts make room for, so it is not drawn.
-            height, marker, label = 0.03 * num_outside, "v", "_below"
-            if measure.is_loss:
-                height, marker, label = 1 - height, "^", "_above"
-            ax.plot(
-                outside["x"], [height] * len(outside), transform=ax.get_xaxis_transform() + aside,
-                color=look[0], marker=marker, markersize=style.thick(5), markerfacecolor="white", linestyle="none",
-                clip_on=False, zorder=5, label=label,
-            )  # fmt: skip
+            _mark_outside(ax, outside, look[0], 0.03 * num_outside, measure.is_loss, aside)
             num_outside += 1
     if by == "density":
         style.density_axis(ax, points["x"])
@@ -103,6 +93,23 @@ def figure(
     if points["mean"].isna().all():
         ax.text(0.5, 0.5, "no accuracy is measured", transform=ax.transAxes, ha="center")
     return layout.finish(ax, points, shape, interval, named)
+
+
+def _draw_dense(ax: Any, dense: Any) -> Any:
+    """Draw the dense network as a line, which is returned, and its bar as a band."""
+    if dense["replicates"] > 1:
+        ax.axhspan(dense["low"], dense["high"], color="0.5", alpha=0.15, linewidth=0, zorder=0)
+    return ax.axhline(dense["mean"], color="0.35", linewidth=style.thick(1), linestyle="--", label="dense", zorder=1)
+
+
+def _mark_outside(ax: Any, outside: Table, color: Any, height: float, above: bool, aside: Any) -> None:
+    """Mark points that are too bad for the axes at an edge of them, in axes coordinates, a row for each branch."""
+    marker, label = ("^", "_above") if above else ("v", "_below")
+    ax.plot(
+        outside["x"], [1 - height if above else height] * len(outside), transform=ax.get_xaxis_transform() + aside,
+        color=color, marker=marker, markersize=style.thick(5), markerfacecolor="white", linestyle="none",
+        clip_on=False, zorder=5, label=label,
+    )  # fmt: skip
 
 
 def caption(

@@ -117,8 +117,9 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
         # Unclipped, or half of the lines at the edges of the axes would be missing.
         frame = {"fill": False, "edgecolor": "0.4", "linewidth": style.thick(0.6), "clip_on": False}
         ax.add_patch(Rectangle((left, top), num_columns, tall, **frame))
-        for cut in range(num_columns // channels, num_columns, num_columns // channels) if kernel else ():
-            ax.plot([left + cut] * 2, [top, top + tall], color="0.4", linewidth=style.thick(0.6))
+        if kernel:
+            for cut in range(num_columns // channels, num_columns, num_columns // channels):
+                ax.plot([left + cut] * 2, [top, top + tall], color="0.4", linewidth=style.thick(0.6))
         density = part[part["round"] == index]["density"].iloc[0]
         ax.text(left, top - 0.15 * line, f"round {index}, density {density:.3g}", fontsize="small", va="bottom")
     ax.set_xlim(0, across * (num_columns + gap) - gap)

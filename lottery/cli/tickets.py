@@ -151,7 +151,9 @@ def compact(
 
     if out is not None and out.suffix != ".keras":
         raise LotteryError(f"--out: received {str(out)!r}, allowed is a file that ends in .keras.")
-    paths = [] if out is None else [out, out.with_suffix(".inputs.npy")][: 1 + drop_inputs]
+    paths = [] if out is None else [out]
+    if out is not None and drop_inputs:
+        paths.append(out.with_suffix(".inputs.npy"))
     for path in paths:
         with files.readable_errors(path):
             if path.is_dir():
@@ -248,7 +250,7 @@ def _show_compacted(found: Any) -> None:
     lines = [[name, f"{before:,}", f"{after:,}", f"{after / before:.4f}"] for name, (before, after) in pairs.items()]
     for num, (before, after) in found.seconds.items():
         times = [f"{1e3 * before:.3f}", f"{1e3 * after:.3f}", f"{after / before:.4f}"]
-        lines.append([f"ms for {num:,} example{'s' * (num > 1)}", *times])
+        lines.append(["ms for 1 example" if num == 1 else f"ms for {num:,} examples", *times])
     output.table(["what", "before", "after", "ratio"], lines)
     unread, taken = int(small.unread.sum()), small.inputs.size
     dropped = ", not taken any more" if taken < small.unread.size else "; --drop-inputs leaves them out"

@@ -149,7 +149,7 @@ def notes(found: Table) -> list[str]:
         num = min(map(len, complete.values()))
         for task, replicates in complete.items():
             if rest := replicates[num:]:
-                what = f"replicate{'s' * (len(rest) > 1)} {ranges(rest)} of {task}"
+                what = f"{'replicates' if len(rest) > 1 else 'replicate'} {ranges(rest)} of {task}"
                 sentences[what] = f"Left out: {what}, because another task has only {num}."
     return list(sentences.values())
 

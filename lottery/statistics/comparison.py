@@ -138,7 +138,7 @@ def left_out(tables: Mapping[str, Table], found: Table, within: float = WITHIN) 
         if not absent:
             continue
         other = "any other run" if name == first else first
-        what = f"round{'s' * (len(absent) > 1)} {ranges(absent)} of {name}"
+        what = f"{'rounds' if len(absent) > 1 else 'round'} {ranges(absent)} of {name}"
         sentences.append(f"Not compared: {what}, without a density within {100 * within:g} % in {other}.")
         if not own - {0} and name != first:
             sentences.append(f"Only the dense networks of {name} are compared.")

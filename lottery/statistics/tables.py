@@ -292,7 +292,8 @@ def aggregated(found: Table, tasks: Sequence[str]) -> Grid:
     }
     if found["method"].nunique() > 1:
         key[beaten] = f"probability that a network of {first} is more accurate than one of the method"
-    over = f"{len(tasks)} task{'s' * (len(tasks) > 1)} ({', '.join(tasks)}), {formatting.replicates(num)} of each"
+    noun = "tasks" if len(tasks) > 1 else "task"
+    over = f"{len(tasks)} {noun} ({', '.join(tasks)}), {formatting.replicates(num)} of each"
     notes = [f"Over {over}. Test accuracy at the early-stop step."]
     return grids.of_rows(found.assign(**texts).to_dict("records"), columns, key=key, notes=notes, leave_out=[beaten])
 
