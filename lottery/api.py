@@ -305,13 +305,13 @@ def _check_places(**arguments: Any) -> None:
         if hasattr(value, "trainable_variables") or callable(value):
             what = f"the function {value.__name__}" if hasattr(value, "__name__") else "a model"
             raise LotteryError(
-                f"{place}: received {what}; pass a function that builds the model by name: "
+                f"{place} must be tables, not {what}. Pass a function that builds the model by name: "
                 "lottery.run(model=build_model, data=...)."
             )
         if value is not None and not isinstance(value, str | Path | Mapping):
             raise LotteryError(
-                f"{place}: received {type(value).__name__}, allowed are tables; pass data by name: lottery.run("
-                "model=build_model, data=...)."
+                f"{place} must be tables, not {type(value).__name__}. Pass data by name: "
+                "lottery.run(model=build_model, data=...)."
             )
 
 

@@ -64,11 +64,11 @@ class Experiment(Section):
     def _sections_fit(self) -> "Experiment":
         step, num_steps = self.rewind.step, self.train.num_steps
         if step >= num_steps:
-            raise LotteryError(f"rewind.step: received {step}, allowed is less than train.num_steps, {num_steps}.")
+            raise LotteryError(f"rewind.step must be less than train.num_steps, {num_steps}, not {step}.")
         late = [index for index in self.run.control_rounds if index > self.prune.num_rounds]
         if late:
             raise LotteryError(
-                f"run.control_rounds: received {late[0]}, allowed is at most prune.num_rounds, {self.prune.num_rounds}."
+                f"run.control_rounds must be at most prune.num_rounds, {self.prune.num_rounds}, not {late[0]}."
             )
         scored_untrained = criteria.facts(self.prune.criterion).needs_network
         enforcement = ENFORCEMENTS.get(self.run.enforcement)  # none of a function, which may hold any value
@@ -110,7 +110,7 @@ def validated(tables: Mapping[str, Any]) -> Experiment:
     Unlike `load`, this accepts what a run may have that was stored before it was seen to be unfair.
     """
     if (text := _unprintable(tables)) is not None:
-        raise LotteryError(f"The experiment has the text {text[:80]!r}, allowed are printable characters.")
+        raise LotteryError(f"The experiment must have printable characters only, not the text {text[:80]!r}.")
     try:
         return Experiment.model_validate(tables)
     except ValidationError as error:
@@ -135,7 +135,7 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not all(key.strip().split(".")):
-            raise LotteryError(f"An override is section.key=value, such as train.num_steps=300; received {word!r}.")
+            raise LotteryError(f"An override must be section.key=value, such as train.num_steps=300, not {word!r}.")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
@@ -273,8 +273,8 @@ def _check_fair(experiment: Experiment) -> None:
         fairness.check_fair(name, rewind.mode, rewind.step, head, held_at, granularity)
     if criteria.facts(criterion).needs_network and rewinding.REWINDS[rewind.mode].start is not None:
         raise LotteryError(
-            f'rewind.mode: received "{rewind.mode}", allowed with prune.criterion = "{criterion}" is "weights": it '
-            "scores the weights that training starts from, before any training."
+            f'rewind.mode must be "weights" with prune.criterion = "{criterion}", not "{rewind.mode}": this criterion '
+            "scores the weights before any training."
         )
 
 

@@ -127,8 +127,8 @@ def split(arrays: Mapping[str, Any], settings: Data, where: str = "data") -> Spl
         train, validation = _split_off(train, settings.validation, where)
     elif "validation" in settings.model_fields_set and settings.validation != len(validation):
         raise LotteryError(
-            f"data.validation: received {settings.validation}, but {len(validation)} validation examples are passed; "
-            "leave it out."
+            f"data.validation is {settings.validation}, but {len(validation)} validation examples are passed. Leave "
+            "data.validation out."
         )
     parts = train, validation, found["test"]
     notes = ()
@@ -143,7 +143,7 @@ def _fewer(train: Split, num: int, where: str) -> Split:
     """Choose some of the training examples, the same for every seed; all of them for 0."""
     if num > len(train):
         raise LotteryError(
-            f"data.num_examples: received {num}, allowed is at most the {len(train)} examples of x_train in {where}."
+            f"data.num_examples must be at most the {len(train)} examples of x_train in {where}, not {num}."
         )
     if num in (0, len(train)):
         return train
@@ -155,7 +155,7 @@ def _split_off(train: Split, num: int, where: str) -> tuple[Split, Split]:
     """Split validation examples off the training part."""
     if num >= len(train):
         raise LotteryError(
-            f"data.validation: received {num}, allowed is less than the {len(train)} examples of x_train in {where}."
+            f"data.validation must be less than the {len(train)} examples of x_train in {where}, not {num}."
         )
     order = np.random.default_rng(SPLIT_SEED).permutation(len(train))
     chosen, rest = np.sort(order[:num]), np.sort(order[num:])
@@ -188,7 +188,7 @@ def given(data: Any, settings: Data) -> Splits | Streams:
             raise LotteryError("data.num_examples: a tf.data.Dataset has its own size; shorten it with take().")
         return streams.checked(parts)
     if wrong := _no_arrays(data, parts):
-        raise LotteryError(f"data: {wrong}")
+        raise LotteryError(f"data must be {wrong}")
     if len(parts) == 6:
         keys = [f"{kind}_{part}" for part in PARTS for kind in ("x", "y")]
         return split(dict(zip(keys, parts, strict=True)), settings)
@@ -199,27 +199,28 @@ def given(data: Any, settings: Data) -> Splits | Streams:
 
 
 def _no_arrays(data: Any, parts: tuple[Any, ...]) -> str:
-    """Say why the parts of a data set are not those of arrays, and what to pass instead; empty if they are."""
-    allowed = "(x_train, y_train, x_test, y_test), or (train, validation, test) as tf.data.Dataset"
+    """Say what data must be, if its parts are not those of arrays; empty if they are."""
+    arrays = "(x_train, y_train, x_test, y_test)"
+    datasets = "(train, validation, test), each a batched tf.data.Dataset"
     if isinstance(data, str | os.PathLike):
         return (
-            f"received {str(data)!r}, allowed is {allowed}; a data set by name or in a file belongs in the experiment: "
+            f"{arrays} or {datasets}, not {str(data)!r}. A data set by name or in a file belongs in the experiment: "
             '{"data": {"name": "npz", "path": "my.npz"}}.'
         )
     everything = [data, *parts] if parts else [data]
     if lazy := next((part for part in everything if streams.is_sequence(part)), None):
-        return f"received {streams.kind(lazy)}; {streams.HOW_TO_PASS}"
+        return f"arrays or tf.data.Dataset, not {streams.kind(lazy)}. {streams.HOW_TO_PASS}"
     if any(isinstance(part, (tuple, list)) and len(part) == 3 for part in parts) and len(parts) in (2, 3):
         return (
-            "received three arrays for a part; sample weights go into a tf.data.Dataset of (x, y, weights): pass "
-            "(train, validation, test), each as tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(60)."
+            "two arrays for each part, not three. Sample weights go into a tf.data.Dataset: pass (train, validation, "
+            "test), each as tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(60)."
         )
     if any(streams.is_stream(part) for part in everything):
         num = f"{len(parts)} parts" if parts else "one tf.data.Dataset"
-        return f"received {num}, allowed are three: (train, validation, test), each a tf.data.Dataset, batched."
+        return f"{datasets}, not {num}."
     if len(parts) in (4, 6):
         return ""
-    return f"received {f'{len(parts)} parts' if parts else type(data).__name__}, allowed is {allowed}."
+    return f"{arrays} or {datasets}, not {f'{len(parts)} parts' if parts else type(data).__name__}."
 
 
 def _part(arrays: Mapping[str, Any], part: str, where: str) -> Split:
@@ -266,18 +267,18 @@ def _checked(value: Any, key: str, where: str) -> np.ndarray:
         raise LotteryError(_several(where, key, "a list of arrays of several shapes")) from None
     if array.dtype.kind in "OSUT":
         raise LotteryError(
-            f"{where}: {key} has type {array.dtype}, allowed are numbers; turn strings into whole numbers (as "
+            f"{where}: {key} must hold numbers, not {array.dtype}. Turn strings into whole numbers (as "
             "keras.layers.TextVectorization does), or pass strings and ragged tensors as (train, validation, test), "
             "each a batched data set such as tf.data.Dataset.from_tensor_slices((x, y)).batch(60)."
         )
     if array.dtype.kind not in "biuf":
-        raise LotteryError(f"{where}: {key} has type {array.dtype}, allowed are numbers.")
+        raise LotteryError(f"{where}: {key} must hold numbers, not {array.dtype}.")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise LotteryError(f"{where}: {key} holds NaN or infinite values.")
     if array.ndim < (2 if key.startswith("x") else 1):
         raise LotteryError(f"{where}: {key} has shape {array.shape}; its first axis must be the example.")
     if key.startswith("y") and array.dtype.kind in "biu":
         if array.size and int(array.max()) >= 2**31:
-            raise LotteryError(f"{where}: {key} holds the label {array.max()}, allowed is at most {2**31 - 1}.")
+            raise LotteryError(f"{where}: a label of {key} must be at most {2**31 - 1}, not {array.max()}.")
         array = array.astype(np.int32)  # accepted by all losses of TensorFlow
     return array.astype(np.float32) if array.dtype == np.float64 else array

@@ -51,8 +51,8 @@ def read_npz(path: Path, keys: tuple[str, ...] = KEYS) -> Arrays:
         with files.opened(path) as raw, _loaded(raw) as file:
             if isinstance(file, np.ndarray):
                 raise LotteryError(
-                    f"The data file {str(path)!r} holds one array, as np.save writes it; np.savez writes several, "
-                    f"allowed are {', '.join(keys)}."
+                    f"The data file {str(path)!r} holds one array, as np.save writes it. Write a file with the arrays "
+                    f"{', '.join(keys)} with np.savez."
                 )
             if missing := [key for key in keys if key not in file.files]:
                 found = ", ".join(file.files) or "nothing"

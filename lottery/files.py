@@ -80,7 +80,9 @@ def read(path: Path, most: int | None = None) -> bytes:
     with opened(path) as file:
         try:
             if (size := os.fstat(file.fileno()).st_size) > most:
-                raise LotteryError(f"{str(path)!r} cannot be read: it has {size:,} bytes, allowed are {most:,}.")
+                raise LotteryError(
+                    f"{str(path)!r} cannot be read: it has {size:,} bytes, more than the {most:,} that it can need."
+                )
             return file.read(size)
         except (OSError, MemoryError) as error:
             raise LotteryError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
@@ -136,7 +138,7 @@ def pack_arrays(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | Non
     """
     if odd := next((name for name in arrays if not name.isprintable()), None):
         raise LotteryError(
-            f"The model names a variable {odd[:80]!r}, allowed are printable characters; rename its layer."
+            f"The name of a variable must have printable characters only, not {odd[:80]!r}. Rename its layer."
         )
     # Not ascontiguousarray, which turns a single number into an array.
     return safetensors.save({name: np.asarray(value, order="C") for name, value in arrays.items()}, metadata=metadata)

@@ -87,10 +87,10 @@ def replicates(num: int) -> str:
     return "1 replicate" if num == 1 else f"{num} replicates"
 
 
-def listed(words: Iterable[Any]) -> str:
+def listed(words: Iterable[Any], conjunction: str = "and") -> str:
     """List words in a sentence: a, b and c."""
     *most, last = map(str, words)
-    return f"{', '.join(most)} and {last}" if most else last
+    return f"{', '.join(most)} {conjunction} {last}" if most else last
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -105,9 +105,7 @@ def check(masks: Masks, weights: Weights) -> None:
             raise missing("A mask names a weight that does not exist:", name, weights)
         found = getattr(mask, "dtype", type(mask).__name__)
         if found != np.bool_:
-            raise LotteryError(
-                f"The mask of {name!r} must be a boolean array, received {found}; use mask.astype(bool)."
-            )
+            raise LotteryError(f"The mask of {name!r} must be a boolean array, not {found}. Use mask.astype(bool).")
         expected = tuple(weights[name].shape)
         if tuple(mask.shape) != expected:
             raise LotteryError(f"The mask of {name!r} has shape {tuple(mask.shape)}, the weight has {expected}.")

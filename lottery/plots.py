@@ -81,7 +81,7 @@ def drawn(
     width = sheet.width if width is None else width
     if not sheet.narrowest <= width <= _WIDEST:
         allowed = f"{sheet.narrowest:g} to {_WIDEST} inches with the style {style!r}"
-        raise LotteryError(f"--width: received {width:g}, allowed are {allowed}.")
+        raise LotteryError(f"width must be {allowed}, not {width:g}.")
     _check_options(kind, options)
     with rc_context(sheet.settings):
         figure = sheets.new_figure(width)
@@ -129,13 +129,13 @@ def save(source: Table, path: str | Path, kind: str = "accuracy", style: str = "
     ending = path.suffix.lstrip(".")
     _figure(kind)
     if ending not in FigureCanvasAgg.get_supported_filetypes():
-        raise unknown("The ending of --out", ending, ("png", "svg", "pdf"))
+        raise unknown("The ending of a figure's file", ending, ("png", "svg", "pdf"))
     figure = drawn(source, kind, style, **options)
     try:
         content = sheets.saved(figure, ending, sheets.named(style).dpi)
     except (OSError, RuntimeError, ImportError) as error:  # some formats take a program, as pgf takes LaTeX
         why = printable_all(str(error).strip().partition("\n")[0])
-        raise LotteryError(f"--out: this machine cannot write {ending} ({why}); use png, svg or pdf.") from None
+        raise LotteryError(f"This machine cannot write {ending} ({why}). Use png, svg or pdf.") from None
     files.write(path, content)
     return path
 

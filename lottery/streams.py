@@ -14,7 +14,7 @@ NUM_PEEKED = 4  # batches of a tf.data.Dataset in its fingerprint
 PEEK_SEED = 20_190_304  # of a shuffle without a seed, while the fingerprint is taken
 
 HOW_TO_PASS = (
-    "pass (train, validation, test), each a function without arguments that returns a tf.data.Dataset with the same "
+    "Pass (train, validation, test), each a function without arguments that returns a tf.data.Dataset with the same "
     "batches each time, such as tf.data.Dataset.from_generator(lambda: (batches[i] for i in range(len(batches))), "
     "output_signature=(tf.TensorSpec((None, 28, 28)), tf.TensorSpec((None,), tf.int32)))."
 )
@@ -58,8 +58,8 @@ def checked(parts: tuple[Any, ...]) -> Streams:
     first, again = (_digest_of_first_batches(makers) for _ in range(2))
     if first != again:
         raise LotteryError(
-            "data: a data set gives other batches each time it is made, which a resumed run cannot repeat; build it "
-            "inside the function, and draw random numbers by tf.random.stateless_* or in one thread."
+            "A data set gives other batches each time it is made, which a resumed run cannot repeat. Build it inside "
+            "the function, and draw random numbers by tf.random.stateless_* or in one thread."
         )
     return Streams(*makers, fingerprint=first)
 
@@ -73,15 +73,15 @@ def _digest_of_first_batches(makers: list[Callable[[], Any]]) -> str:
         keras.utils.set_random_seed(PEEK_SEED)
         dataset: Any = make()
         if not hasattr(dataset, "element_spec"):
-            raise LotteryError(f"data: a function returned {kind(dataset)}; {HOW_TO_PASS}")
+            raise LotteryError(f"A function of data must return a tf.data.Dataset, not {kind(dataset)}. {HOW_TO_PASS}")
         _check_batched(dataset.element_spec, part)
         cardinality = int(dataset.cardinality())
         if cardinality == tf.data.INFINITE_CARDINALITY and part != "training":
-            raise LotteryError(f"data: the {part} data set never ends; leave out its repeat().")
+            raise LotteryError(f"The {part} data set never ends. Leave out its repeat().")
         digest.update(f"{dataset.element_spec} {cardinality}".encode())
         batches = [keras.tree.flatten(batch) for batch in dataset.take(NUM_PEEKED)]
         if not batches:
-            raise LotteryError(f"data: the {part} data set is empty.")
+            raise LotteryError(f"The {part} data set is empty.")
         # A ragged or sparse tensor is several arrays.
         for array in map(np.asarray, tf.nest.flatten(batches, expand_composites=True)):
             content = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()  # strings are objects
@@ -95,8 +95,8 @@ def _check_batched(spec: Any, part: str) -> None:
 
     if isinstance(spec, Mapping):
         raise LotteryError(
-            f"data: the {part} data set gives dicts of {', '.join(spec)}, allowed are inputs and labels; add "
-            ".map(lambda batch: (batch['image'], batch['label'])) with its names."
+            f"The {part} data set must give inputs and labels, not dicts of {', '.join(spec)}. Add "
+            ".map(lambda batch: (batch['image'], batch['label'])) with the names of yours."
         )
     shapes = [tensor.shape for tensor in tf.nest.flatten(spec) if getattr(tensor, "shape", None) is not None]
     shapes = [shape for shape in shapes if shape.rank is not None]

@@ -253,8 +253,8 @@ def _chosen(layer: Any) -> list[Any]:
     if wrong:
         received = getattr(wrong[0], "name", wrong[0])
         raise LotteryError(
-            f"get_prunable_weights() of the layer {layer.name!r}: received {received!r}, allowed is a list of the "
-            "layer's own variables."
+            f"get_prunable_weights() of the layer {layer.name!r} must return a list of the layer's own variables, not "
+            f"{received!r}."
         )
     return list(returned)
 

@@ -97,12 +97,15 @@ def test_mnist_has_the_published_statistics(mnist_path):
         ({"x_test": np.full((60, 6), np.inf, np.float32)}, "x_test holds NaN or infinite"),
         ({"y_train": np.zeros(7, int)}, "x_train has 200 examples and y_train has 7"),
         ({"x_test": np.zeros((60, 5), np.float32)}, r"shape \(6,\) and one of x_test \(5,\)"),
-        ({"y_train": np.full(200, 2**32 + 1)}, "label 4294967297"),
+        ({"y_train": np.full(200, 2**32 + 1)}, "a label of y_train must be .* not 4294967297"),
         ({"x_test": np.zeros((60, 6), np.uint8)}, "x_train has type float32 and x_test uint8"),
-        ({"x_train": np.array([["a"]])}, "allowed are numbers"),
+        ({"x_train": np.array([["a"]])}, "must hold numbers"),
         ({"x_train": np.zeros(200, np.float32)}, "first axis"),
         ({"x_test": np.zeros((0, 6), np.float32), "y_test": np.zeros(0, int)}, "x_test is empty"),
-        ({"x_train": np.zeros((10, 6), np.float32), "y_train": np.zeros(10, int)}, "received 20, allowed is less than"),
+        (
+            {"x_train": np.zeros((10, 6), np.float32), "y_train": np.zeros(10, int)},
+            "must be less than the 10 .* not 20",
+        ),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(changes, message):
@@ -211,9 +214,9 @@ def test_fewer_examples_are_chosen_before_the_validation_examples(num):
 
 
 def test_numbers_of_examples_that_do_not_fit_are_refused():
-    with pytest.raises(LotteryError, match="data.num_examples: received 201, allowed is at most the 200 examples"):
+    with pytest.raises(LotteryError, match="data.num_examples must be at most the 200 examples .* not 201"):
         data.split(arrays(), data.Data(num_examples=201, validation=20))
-    with pytest.raises(LotteryError, match="data.validation: received 20, allowed is less than the 20 examples"):
+    with pytest.raises(LotteryError, match="data.validation must be less than the 20 examples .* not 20"):
         data.split(arrays(), data.Data(num_examples=20, validation=20))
     import tensorflow as tf
 
@@ -382,7 +385,7 @@ def test_given_data_in_the_shapes_that_people_have():
     tenth = data.given((x_train[:9], y_train[:9], x_test, y_test), data.Data())
     assert (len(tenth.train), len(tenth.validation)) == (8, 1)
     for wrong in (x_train, (x_train, y_train), (1, 2, 3), None):
-        with pytest.raises(LotteryError, match="allowed is"):
+        with pytest.raises(LotteryError, match="must be"):
             data.given(wrong, data.Data(validation=20))
 
 
@@ -396,7 +399,7 @@ def test_own_validation_arrays_are_the_validation_split():
         np.testing.assert_array_equal(loaded.train.y, y[:150])
     other = data.given((x[:150], y[:150], -x[150:], y[150:], x_test, y_test), data.Data())
     assert six.fingerprint == pairs.fingerprint != other.fingerprint
-    with pytest.raises(LotteryError, match="received 7, but 50 validation examples are passed; leave it out"):
+    with pytest.raises(LotteryError, match="data.validation is 7, but 50 validation examples are passed. Leave"):
         data.given((x[:150], y[:150], x[150:], y[150:], x_test, y_test), data.Data(validation=7))
     with pytest.raises(LotteryError, match=r"one of x_validation \(2,\)"):
         data.given((x[:150], y[:150], x[150:, :2], y[150:], x_test, y_test), data.Data())
@@ -424,20 +427,20 @@ X, Y, X_TEST, Y_TEST = toy_arrays(np.random.default_rng(0))
 @pytest.mark.parametrize(
     ("passed", "message"),
     [
-        ((X, Y), "received 2 parts, allowed is"),
-        ({"train": (X, Y)}, "received dict, allowed is"),
-        ("mnist.npz", "a data set by name or in a file belongs in the experiment"),
-        ((Batches(), Batches(), Batches()), "received a Batches; pass .*from_generator"),
-        ((X, Y, Batches(), Y_TEST), "received a Batches"),
-        (generator(), "received a generator; pass .*from_generator"),
-        (((X, Y, Y), (X, Y, Y)), "sample weights go into a tf.data.Dataset"),
+        ((X, Y), "must be .*, not 2 parts"),
+        ({"train": (X, Y)}, "must be .*, not dict"),
+        ("mnist.npz", "A data set by name or in a file belongs in the experiment"),
+        ((Batches(), Batches(), Batches()), "not a Batches. Pass .*from_generator"),
+        ((X, Y, Batches(), Y_TEST), "not a Batches"),
+        (generator(), "not a generator. Pass .*from_generator"),
+        (((X, Y, Y), (X, Y, Y)), "Sample weights go into a tf.data.Dataset"),
         (({"a": X}, Y, {"a": X_TEST}, Y_TEST), "x_train is a dict of a, no single array; pass several inputs"),
         (([X, X], Y, [X_TEST, X_TEST], Y_TEST), "x_train is a list of 2 arrays"),
         (
             ([X, X[:, :2]], Y, [X_TEST, X_TEST], Y_TEST),
             "x_train is a list of arrays of several shapes, no single array",
         ),
-        ((np.array([["a"]] * 200), Y, X_TEST, Y_TEST), "x_train has type <U1, allowed are numbers; turn strings into"),
+        ((np.array([["a"]] * 200), Y, X_TEST, Y_TEST), "x_train must hold numbers, not <U1. Turn strings into"),
     ],
 )
 def test_what_people_pass_ends_in_a_sentence_that_says_what_to_pass(passed, message):
@@ -460,13 +463,13 @@ def test_a_data_set_that_is_not_batched_is_refused():
     good = data_sets(X, Y)
     with pytest.raises(LotteryError, match="the test data set is not batched"):
         data.given((good, good, data_sets(X, np.eye(3)[Y], batch=None)), data.Data())  # vectors of two lengths
-    with pytest.raises(LotteryError, match=r"gives dicts of image, label, .* add \.map"):
+    with pytest.raises(LotteryError, match=r"not dicts of image, label. Add \.map"):
         data.given((good.map(lambda x, y: {"image": x, "label": y}),) * 3, data.Data())
-    with pytest.raises(LotteryError, match="received 2 parts, allowed are three"):
+    with pytest.raises(LotteryError, match="each a batched tf.data.Dataset, not 2 parts"):
         data.given((good, good), data.Data())
-    with pytest.raises(LotteryError, match=r"received one tf\.data\.Dataset, allowed are three"):
+    with pytest.raises(LotteryError, match=r"each a batched tf\.data\.Dataset, not one tf\.data\.Dataset"):
         data.given(good, data.Data())
-    with pytest.raises(LotteryError, match="a function returned a generator; pass"):
+    with pytest.raises(LotteryError, match="A function of data must return a tf.data.Dataset, not a generator. Pass"):
         data.given((generator,) * 3, data.Data())
 
 

@@ -34,9 +34,9 @@ def test_nested_and_intersection():
     ("mask", "message"),
     [
         ({"dense/kernal": np.ones(3, bool)}, "Did you mean 'dense/kernel'"),
-        ({"dense/kernel": np.ones(3)}, "boolean array, received float64"),
+        ({"dense/kernel": np.ones(3)}, "boolean array, not float64"),
         ({"dense/kernel": np.ones((1, 3), bool)}, r"shape \(1, 3\), the weight has \(3,\)"),
-        ({"dense/kernel": [True, True, True]}, "received list"),
+        ({"dense/kernel": [True, True, True]}, "boolean array, not list"),
     ],
 )
 def test_check_says_what_is_wrong(mask, message):

@@ -182,15 +182,15 @@ def test_files_are_as_large_as_the_record_says(run, monkeypatch):
     whole = path.read_bytes()
     for each in (path, path.with_name("masks.safetensors"), path.with_name("metrics.csv")):
         os.truncate(each, size)
-    with pytest.raises(LotteryError, match=r"has 1,099,511,627,776 bytes, allowed are 8,000,000"):
+    with pytest.raises(LotteryError, match=r"has 1,099,511,627,776 bytes, more than the 8,000,000"):
         _ = StoredRound(run, 1, 1).record
     path.write_bytes(whole)
-    with pytest.raises(LotteryError, match=r"has 1,099,511,627,776 bytes, allowed are 100,000,000"):
+    with pytest.raises(LotteryError, match=r"has 1,099,511,627,776 bytes, more than the 100,000,000"):
         _ = StoredRound(run, 1, 1).metrics
-    with pytest.raises(LotteryError, match=r"has 1,099,511,627,776 bytes, allowed are 30,026"):  # 208 bits, names
+    with pytest.raises(LotteryError, match=r"has 1,099,511,627,776 bytes, more than the 30,026"):  # 208 bits, names
         _ = StoredRound(run, 1, 1).masks
     monkeypatch.setattr(files, "_memory", lambda: size)
-    with pytest.raises(LotteryError, match=r"allowed are 549,755,813,888"):  # half of the memory
+    with pytest.raises(LotteryError, match=r"more than the 549,755,813,888"):  # half of the memory
         files.read(path.with_name("masks.safetensors"))
 
 
@@ -414,13 +414,13 @@ def test_a_figure_in_a_format_that_needs_a_program_is_one_sentence(run, tmp_path
     monkeypatch.setattr("lottery.figures.sheets.saved", missing)
     done = lottery_command("plot", run, "--out", tmp_path / "x.pgf")
     told = " ".join(done.stderr.split())
-    assert done.returncode == 2 and "this machine cannot write pgf" in told and "use png, svg or pdf" in told
+    assert done.returncode == 2 and "This machine cannot write pgf" in told and "Use png, svg or pdf" in told
 
 
 def test_one_array_is_no_data_file(tmp_path):
     with (tmp_path / "one.npz").open("wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(LotteryError, match="holds one array, as np.save writes it; .* allowed are x_train, y_train"):
+    with pytest.raises(LotteryError, match="holds one array, as np.save writes it. Write .* x_train, y_train"):
         data.read_npz(tmp_path / "one.npz")
     os.mkfifo(tmp_path / "pipe.npz")
     with pytest.raises(LotteryError, match="not a regular file"):

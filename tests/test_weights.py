@@ -390,7 +390,9 @@ def test_what_a_layer_names_is_checked(library):
     elsewhere = library.layers.Dense(2)
     elsewhere.build((None, 2))
     for chosen in ([elsewhere.kernel], elsewhere.kernel, 3):
-        with pytest.raises(LotteryError, match="get_prunable_weights.*allowed is a list of the layer's own variables"):
+        with pytest.raises(
+            LotteryError, match="get_prunable_weights.* must return a list of the layer's own variables"
+        ):
             weights.prunable(model(chosen))
     assert list(weights.prunable(model(()))) == []
 

@@ -142,7 +142,7 @@ def _placed(rows: Table, points: Table, by: str) -> tuple[Table, str]:
         return points.assign(x=points["density"]), "density, the fraction of prunable weights that is kept"
     known = [column for column in BY[by] if column in rows and rows[column].notna().all()]
     if not known:
-        raise LotteryError("--by: the table has no cost; read it with lottery.plots.read.")
+        raise LotteryError("The table has no cost. Read it with lottery.plots.read.")
     means = rows.groupby(["branch", "round"])[known[0]].mean()
     x = [means[place] for place in zip(points["branch"], points["round"], strict=True)]
     what = "multiply-adds" if known[0] == BY[by][0] else "steps"
@@ -205,7 +205,7 @@ def _branches(rows: Table, measure: str, interval: str) -> tuple[dict[str, style
     points = style.spread(rows, ("branch", "round"), measure, interval)
     names = list(dict.fromkeys(rows["branch"]))
     if len(names) > (most := len(style.STYLES)):
-        raise LotteryError(f"A plot shows at most {most} branches, received {len(names)}: select some rows.")
+        raise LotteryError(f"A plot shows at most {most} branches, not {len(names)}. Select some rows.")
     return style.by_name(names), points
 
 

@@ -30,7 +30,9 @@ def check_run(run: Path, names: Mapping[str, Any]) -> None:
         why = architecture.get("why", "its run did not write its architecture down")
         raise _no_chain(f"the files of {str(run)!r} do not tell if its network is one ({why})")
     if described.get("class_name") != "Sequential":
-        raise _no_chain(f"the model of {str(run)!r} is {described.get('class_name')}, allowed is Sequential")
+        raise _no_chain(
+            f"the model of {str(run)!r} is {described.get('class_name')}, and only a Sequential model can be matched"
+        )
     weighted = 0
     for layer in graph.described_layers(architecture):
         why = graph.obstacle(layer.name, layer.settings, has_units=weighted > 0)
@@ -66,7 +68,7 @@ def matched(first: Weights, second: Weights, seed: int = 0) -> tuple[dict[str, n
     """
     shapes = [[(name, np.shape(value)) for name, value in arrays.items()] for arrays in (first, second)]
     if shapes[0] != shapes[1]:
-        raise LotteryError(f"Only masks of the same network can be matched, received {list(first)} and {list(second)}.")
+        raise LotteryError(f"Only masks of the same network can be matched, not {list(first)} and {list(second)}.")
     mine, theirs = _blocks(first), _blocks(second)
     as_they_are = [np.arange(block.shape[-1]) for block in mine[:-1]]
     forward: list[np.ndarray] = []

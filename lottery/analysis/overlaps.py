@@ -196,9 +196,10 @@ def _tickets(runs: list[Path], round: int, matched: bool) -> dict[str, Masks]:
                 matching.check_run(run, kept)
             found[f"{prefix}{stored.replicate}"] = kept
     if len(found) < 2:
-        received = f"{len(found)}, for round {round} of {', '.join(repr(str(run)) for run in runs) or 'no run'}"
+        where = ", ".join(repr(str(run)) for run in runs) or "no run"
         raise NothingToDraw(
-            f"An overlap is of two masks: received {received}; pass a run with more replicates, or several."
+            f"An overlap compares two masks or more, and round {round} of {where} has {len(found)}. Pass a run with "
+            "more replicates, or several runs."
         )
     return found
 
@@ -216,7 +217,7 @@ def _counts(first: Masks | np.ndarray, other: Masks | np.ndarray) -> list[tuple[
     mine, theirs = ({"mask": np.asarray(each)} if not isinstance(each, Mapping) else each for each in (first, other))
     shapes = _shapes(mine), _shapes(theirs)
     if shapes[0] != shapes[1]:
-        raise LotteryError(f"Only masks of the same network can be compared, received {shapes[0]} and {shapes[1]}.")
+        raise LotteryError(f"Only masks of the same network can be compared, not {shapes[0]} and {shapes[1]}.")
     masks.check(mine, mine)
     masks.check(theirs, theirs)
     both, of_mine, of_theirs = map(masks.num_kept, (masks.intersection(mine, theirs), mine, theirs))

@@ -33,7 +33,7 @@ def figure(found: Table, ax: Any = None) -> Any:
     style.check(found)
     if len(densities := sorted(set(found["at"]))) > 1:
         there = ", ".join(f"{density:.4g}" for density in densities)
-        raise LotteryError(f"A performance profile is of one density, received {there}; --density chooses one.")
+        raise LotteryError(f"A performance profile shows one density, not {there}. Choose a density.")
     ax = style.new_or(ax)
     for method, (color, _, line) in style.by_name(list(dict.fromkeys(found["method"]))).items():
         part = found[found["method"] == method]
@@ -65,7 +65,7 @@ def save(found: Table, path: str | Path, title: str = "") -> Path:
     path, sheet = Path(path), sheets.SHEETS["screen"]
     ending = path.suffix.lstrip(".")
     if ending not in ENDINGS:
-        raise unknown("The ending of --out", ending, ENDINGS)
+        raise unknown("The ending of a figure's file", ending, ENDINGS)
     with rc_context(sheet.settings):
         drawing = sheets.new_figure(sheet.width)
         if title:

@@ -29,7 +29,7 @@ def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) ->
         rewound value. No bin counts values that are not finite.
     """
     if num_bins < 1:
-        raise LotteryError(f"num_bins: received {num_bins!r}, allowed is a whole number from 1.")
+        raise LotteryError(f"num_bins must be a whole number from 1, not {num_bins!r}.")
     starts, ends = [], {}
     for stored in stored_rounds(run, rounds, branches=False):
         for name, mask in stored.masks.items():

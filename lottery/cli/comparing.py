@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lottery import formatting
 from lottery.cli import options, output
 from lottery.cli.options import Csv, Json
 from lottery.errors import LotteryError
@@ -52,7 +53,7 @@ def compare(
     from lottery.statistics import aggregates
 
     if within < 0:
-        raise LotteryError(f"--within: received {within}, allowed is 0 or more.")
+        raise LotteryError(f"--within must be 0 or more, not {within}.")
     if aggregate:
         if rounds:
             raise LotteryError("--rounds does not go with --aggregate; --density does.")
@@ -77,7 +78,8 @@ def _compare(runs: list[Path], chosen: list[int], within: float, as_rows: tuple[
     others = comparison.left_out(named, found, within)
     missing = sorted(set(chosen) - set(found["round"]))
     if missing:
-        raise LotteryError(f"--rounds: received {missing[0]}, the runs have {sorted(set(found['round']))} in common.")
+        shared = formatting.ranges(set(found["round"]))
+        raise LotteryError(f"The runs do not share round {missing[0]}. --rounds can be {shared}.")
     found = found[found["round"].isin(chosen)] if chosen else found
     if any(as_rows):
         output.rows(found, *as_rows)

@@ -110,7 +110,7 @@ def numbers(option: str, words: str) -> list[int]:
     try:
         return [int(word) for word in words.split(",") if word]
     except ValueError:
-        raise LotteryError(f"{option}: received {words!r}, allowed are numbers such as 7,15.") from None
+        raise LotteryError(f"{option} must be numbers, such as 7,15, not {words!r}.") from None
 
 
 def fractions(option: str, words: str) -> list[float]:
@@ -118,7 +118,7 @@ def fractions(option: str, words: str) -> list[float]:
     try:
         return [float(word) for word in words.split(",") if word]
     except ValueError:
-        raise LotteryError(f"{option}: received {words!r}, allowed are fractions such as 0.2,0.05.") from None
+        raise LotteryError(f"{option} must be fractions, such as 0.2,0.05, not {words!r}.") from None
 
 
 def selected(rows: Any, replicate: int | None, round: int | None) -> Any:
@@ -129,7 +129,7 @@ def selected(rows: Any, replicate: int | None, round: int | None) -> Any:
                 raise LotteryError(f"--{column} cannot be used here: each row is of several replicates.")
             if wanted not in set(rows[column]):
                 stored = sorted(set(rows[column])) or "none yet"
-                raise LotteryError(f"--{column}: received {wanted}, stored are {stored}.")
+                raise LotteryError(f"--{column} {wanted} is not stored. The run has {stored}.")
             rows = rows[rows[column] == wanted]
     return rows
 
@@ -220,7 +220,7 @@ def num_bytes(option: str, words: str) -> int:
     """Read a number of bytes, such as 4GB, from the value of an option."""
     matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", words.strip().lower())
     if not matched:
-        raise LotteryError(f"{option}: received {words!r}, allowed are bytes such as 4GB.")
+        raise LotteryError(f"{option} must be a number of bytes, such as 4GB, not {words!r}.")
     number, unit, binary = matched.groups()
     return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit or " "))
 
@@ -231,7 +231,7 @@ def every(words: str) -> "checkpoints.CheckpointInterval":
 
     matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*s|(\d+)\s*steps?", words.strip())
     if not matched:
-        raise LotteryError(f"--checkpoint-every: received {words!r}, allowed are seconds or steps, as 60s or 500steps.")
+        raise LotteryError(f"--checkpoint-every must be seconds or steps, such as 60s or 500steps, not {words!r}.")
     seconds, steps = matched.groups()
     return checkpoints.CheckpointInterval(float(seconds)) if seconds else checkpoints.CheckpointInterval(0, int(steps))
 

@@ -50,9 +50,9 @@ def plan(
     from lottery.statistics.metric import ACCURACY, metric_of
 
     if std is not None and pilot is not None:
-        raise LotteryError("--std and --from: received both, allowed is one of them.")
+        raise LotteryError("Use --std or --from, not both.")
     if not 0 < power < 1:
-        raise LotteryError(f"--power: received {power:g}, allowed is between 0 and 1.")
+        raise LotteryError(f"--power must be between 0 and 1, not {power:g}.")
     source: Any
     source, overriding = options.experiment_of(experiment, overrides)
     if source is None and pilot is not None:

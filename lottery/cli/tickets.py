@@ -57,7 +57,9 @@ def tickets_show(
     from lottery.tickets.ticket import load
 
     if files.is_folder(file):
-        raise LotteryError(f"{str(file)!r} is a folder, allowed is a ticket file; `lottery tickets ls` lists a run's.")
+        raise LotteryError(
+            f"{str(file)!r} is a folder, not a ticket file. `lottery tickets ls` lists the tickets of a run."
+        )
     ticket = load(file)
     if as_json:
         counts, of = masks.num_kept(ticket.masks), ticket.provenance
@@ -150,14 +152,14 @@ def compact(
     from lottery.tickets import timing
 
     if out is not None and out.suffix != ".keras":
-        raise LotteryError(f"--out: received {str(out)!r}, allowed is a file that ends in .keras.")
+        raise LotteryError(f"--out must be a file that ends in .keras, not {str(out)!r}.")
     paths = [] if out is None else [out]
     if out is not None and drop_inputs:
         paths.append(out.with_suffix(".inputs.npy"))
     for path in paths:
         with files.readable_errors(path):
             if path.is_dir():
-                raise LotteryError(f"--out: received the folder {str(path)!r}, allowed is a file.")
+                raise LotteryError(f"--out must be a file, not the folder {str(path)!r}.")
     ticket = _ticket(source, round, density, replicate, at)
     with contextlib.ExitStack() as stack:
         # Opened first, so that a path that cannot be written is refused at once.
@@ -228,17 +230,17 @@ def _paths(out: Path, form: str) -> dict[str, Path]:
     endings = {Path(file).suffix: name for name, file in reversed(names.items())}
     if form == EVERY:
         if out.exists() and not out.is_dir():
-            raise LotteryError(f"--out: received the file {str(out)!r}, allowed is a folder for all formats.")
+            raise LotteryError(f"--out must be a folder when all formats are written, not the file {str(out)!r}.")
         return {name: out / file for name, file in names.items()}
     if not form and out.suffix not in endings:
         allowed = ", ".join(sorted(filter(None, endings)))
-        raise LotteryError(f"--out: received {str(out)!r}, allowed is a file that ends in {allowed}, or a folder.")
+        raise LotteryError(f"--out must be a folder, or a file that ends in {allowed}, not {str(out)!r}.")
     form = form or endings[out.suffix]
     wanted = Path(names[form]).suffix
     if wanted and out.suffix != wanted:
-        raise LotteryError(f"--out: received {str(out)!r}, allowed for {form} is a file that ends in {wanted}.")
+        raise LotteryError(f"--out must be a file that ends in {wanted} for {form}, not {str(out)!r}.")
     if wanted and out.is_dir():
-        raise LotteryError(f"--out: received the folder {str(out)!r}, allowed is a file.")
+        raise LotteryError(f"--out must be a file, not the folder {str(out)!r}.")
     return {form: out}
 
 

@@ -39,7 +39,7 @@ def verify(
             raise LotteryError(f"{option} is for --recompute only.")
     if not files.is_folder(source):
         if recompute:
-            raise LotteryError(f"--recompute: received the file {str(source)!r}, allowed is the folder of a run.")
+            raise LotteryError(f"--recompute needs the folder of a run, not the file {str(source)!r}.")
         _verify_ticket(source)
         return
     num = num_wrong = 0

@@ -46,7 +46,7 @@ def audit(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None, batch: A
         LotteryError: A mask or value does not fit, or `batch` is passed for a model that is not compiled.
     """
     if PRESENT in words(held_at):
-        raise LotteryError('audit: received held_at="present", which always agrees; pass the values by weight.')
+        raise LotteryError('audit cannot check held_at="present", which always agrees. Pass the values by weight.')
     entries = held(model, masks, held_at)
     gradients, layers = {} if batch is None else _gradients(model, batch), adapted(model, entries)
     optimizer = getattr(model, "optimizer", None)

@@ -82,9 +82,7 @@ def check_kind(masks: Any, what: str = "masks") -> None:
         hint = "; the model is the first argument" if what == "masks" else f"; fit passes its model: {what}(masks)"
     elif isinstance(getattr(masks, "masks", None), Mapping):
         hint = "; pass its attribute masks"
-    raise LotteryError(
-        f"{what}: received {type(masks).__name__}, allowed is a dict from weights' names to masks{hint}."
-    )
+    raise LotteryError(f"{what} must be a dict from weights' names to masks, not {type(masks).__name__}{hint}.")
 
 
 def adapted(model: Any, entries: Sequence[Held]) -> dict[str, Any]:
@@ -128,7 +126,7 @@ def project(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> Non
         LotteryError: A mask or a held value does not fit. Nothing has been changed then.
     """
     if PRESENT in words(held_at):
-        raise LotteryError('project: received held_at="present", which changes nothing; pass the values by weight.')
+        raise LotteryError('project does nothing with held_at="present". Pass the values by weight.')
     entries = held(model, masks, held_at)
     refuse_adapted(model, entries)
     for entry in entries:
@@ -151,8 +149,8 @@ def mask_gradients(
     variables = list(model.trainable_variables if variables is None else variables)
     if len(gradients) != len(variables):
         raise LotteryError(
-            f"mask_gradients: received {len(gradients)} gradients for {len(variables)} variables; pass `variables` if "
-            "they are not the model's trainable_variables."
+            f"mask_gradients got {len(gradients)} gradients for {len(variables)} variables. Pass `variables` if they "
+            "are not the model's trainable_variables."
         )
     return masked(held(model, masks), gradients, variables)
 
@@ -175,9 +173,7 @@ def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at
     if isinstance(held_at, str):
         held_at = dict.fromkeys(masks, held_at)
     if not isinstance(held_at, Mapping):
-        raise LotteryError(
-            f'held_at: received {type(held_at).__name__}, allowed is a dict of values by weight, or "present".'
-        )
+        raise LotteryError(f'held_at must be a dict of values by weight, or "present", not {type(held_at).__name__}.')
     values = {}
     for name, value in held_at.items():
         if name not in targets:

@@ -313,8 +313,8 @@ def strip(model: Any, example: Any = None) -> Any:
     apart = outputs.largest_difference(model, plain, example)
     if apart > _TOLERANCE:
         raise LotteryError(
-            f"Without its wrappers, the outputs of the model {model.name!r} differ by {apart:.2g} of the largest, "
-            f"allowed is {_TOLERANCE:g}; use another mode of enforcement: tfmot changes what the model computes."
+            f"tfmot changes what the model {model.name!r} computes: without its wrappers, the outputs differ by "
+            f"{apart:.2g} of the largest output, more than {_TOLERANCE:g}. Use another mode of enforcement."
         )
     return plain
 

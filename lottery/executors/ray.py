@@ -51,9 +51,9 @@ class Ray:
         """Raise `LotteryError` if an amount is impossible or Ray is not installed."""
         for name in ("num_cpus", "num_gpus", "memory"):
             if not getattr(self, name) >= 0:
-                raise LotteryError(f"{name}: received {getattr(self, name)}, allowed is 0 or more.")
+                raise LotteryError(f"{name} must be 0 or more, not {getattr(self, name)}.")
         if self.num_gpus > 1 and self.num_gpus % 1:
-            raise LotteryError(f"num_gpus: received {self.num_gpus}, allowed are whole numbers, or a fraction below 1.")
+            raise LotteryError(f"num_gpus must be a whole number, or a fraction below 1, not {self.num_gpus}.")
         if find_spec("ray") is None:
             raise LotteryError('Training on a cluster needs Ray: pip install "lottery[ray]".')
 

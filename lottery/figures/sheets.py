@@ -46,7 +46,7 @@ SHEETS: dict[str, Sheet] = {
 def named(style: str) -> Sheet:
     """Return a style sheet by name."""
     if style not in SHEETS:
-        raise unknown("--style", style, SHEETS)
+        raise unknown("style", style, SHEETS)
     return SHEETS[style]
 
 

@@ -37,7 +37,7 @@ def describe(model: Any, name: str | None = None) -> Architecture:
         with warnings.catch_warnings(action="ignore"):  # about layers that cannot be loaded again: see `why` below
             text = json.dumps(keras_of(model).saving.serialize_keras_object(model), allow_nan=False)
         if len(text) > _LARGEST:  # arrays that operations take are part of it
-            raise TicketError(f"Its configuration has {len(text):,} bytes, allowed are {_LARGEST:,}.")
+            raise TicketError(f"Its configuration has {len(text):,} bytes, more than the limit of {_LARGEST:,}.")
         # How a part was compiled does not matter, and brings optimizers and losses with it.
         whole = json.loads(text, object_hook=lambda found: {k: v for k, v in found.items() if k != "compile_config"})
         kept = ("module", "class_name", "config", "registered_name")
@@ -60,7 +60,7 @@ def build(architecture: Architecture, expected: Shapes, library: str | None = No
     own = architecture.get("library")
     library = library or own
     if library not in LIBRARIES:
-        raise TicketError(f"library: received {_short(repr(library))}, allowed is one of {', '.join(LIBRARIES)}.")
+        raise TicketError(f"library must be one of {', '.join(LIBRARIES)}, not {_short(repr(library))}.")
     if library != own and "name" not in architecture:
         raise TicketError(
             f"The ticket holds a configuration of {_short(own)}, which {library} does not read; build the same layers "
@@ -97,7 +97,7 @@ def _check_names(architecture: Architecture) -> None:
     library = architecture.get("library")
     if library not in LIBRARIES:
         allowed = ", ".join(LIBRARIES)
-        raise TicketError(f"The architecture's library is {_short(repr(library))}, allowed is one of {allowed}.")
+        raise TicketError(f"The library of the architecture must be one of {allowed}, not {_short(repr(library))}.")
     if "name" in architecture:
         _check_built_in(architecture)
     elif "keras" in architecture:
@@ -117,7 +117,7 @@ def _check_built_in(architecture: Architecture) -> None:
         raise TicketError(f"The architecture names the network {_short(repr(name))}, which is not built in.")
     sizes = [*(shape if isinstance(shape, (list, tuple)) else [shape]), architecture.get("num_classes")]
     if not all(type(size) is int and size > 0 for size in sizes):
-        raise TicketError(f"The architecture's sizes are {_short(sizes)}, allowed are whole numbers from 1.")
+        raise TicketError(f"The sizes of the architecture must be whole numbers from 1, not {_short(sizes)}.")
 
 
 def _built(architecture: Architecture, library: str) -> Any:

@@ -139,9 +139,9 @@ def obstacle(name: str, settings: Mapping[str, Any], has_units: bool) -> str:
         return " after the first weights"
     groups = settings.get("groups", 1)
     if groups != 1:
-        return f" with {groups} groups, allowed is 1"
+        return f" with {groups} groups, where only 1 can be read"
     if settings.get("data_format") == "channels_first":
-        return " with channels first, allowed is channels_last"
+        return " with channels first, where only channels_last can be read"
     return ""
 
 

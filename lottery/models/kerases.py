@@ -24,7 +24,7 @@ def keras_of(model: Any) -> Any:
     import keras
 
     if not isinstance(model, keras.Model):
-        raise LotteryError(f"The model is a {type(model).__name__}, allowed is a Keras model.")
+        raise LotteryError(f"The model must be a Keras model, not {type(model).__name__}.")
     if keras.backend.backend() != "tensorflow":
         raise LotteryError(f"Keras uses the backend {keras.backend.backend()!r}; set KERAS_BACKEND=tensorflow.")
     return keras

@@ -113,7 +113,7 @@ def resnet(depth: int, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: 
     CIFAR-10: 270,256 in convolutions and 640 in the dense layer.
     """
     if depth < 8 or depth % 6 != 2:
-        raise LotteryError(f"resnet_N has 6 n + 2 layers: received {depth}, allowed is 8, 14, 20, 26 and so on.")
+        raise LotteryError(f"resnet_N must have 6 n + 2 layers, that is 8, 14, 20, 26 and so on, not {depth}.")
     keras = keras or importlib.import_module("keras")
     layers = keras.layers
 
@@ -151,8 +151,7 @@ def _image(layers: Any, name: str, input_shape: tuple[int, ...], least: int, fun
     if len(shape) not in (2, 3) or min(shape[:2]) < least:
         size = f" of at least {least} x {least} pixels" if least > 1 else ""
         raise LotteryError(
-            f"{name} takes images{size}, (height, width) or (height, width, channels); received examples of shape "
-            f"{shape}."
+            f"{name} takes images{size}, (height, width) or (height, width, channels), not examples of shape {shape}."
         )
     first = functional(shape) if functional else layers.InputLayer(shape)
     return [first, layers.Reshape((*shape, 1))] if len(shape) == 2 else [first]

@@ -118,7 +118,7 @@ def _stored_ticket(training: Training, network: NetworkId, learn: LearnMasks) ->
 def _check_start(training: Training, ticket: StoredTicket, branch: str, chosen: Any) -> None:
     """Raise `LotteryError` if what a function returns is no network that the branch can train."""
     if not isinstance(chosen, BranchStart):
-        raise LotteryError(f"{branch}: received {type(chosen).__name__}, allowed is a branches.BranchStart.")
+        raise LotteryError(f"{branch} must return a branches.BranchStart, not {type(chosen).__name__}.")
     trainer = training.prepared.trainer
     # A variable that is left out would stay as the network trained before has left it.
     parts = ("start", chosen.start, weights.variables(trainer.model)), ("kept", chosen.kept, trainer.masks)
@@ -129,20 +129,20 @@ def _check_start(training: Training, ticket: StoredTicket, branch: str, chosen: 
     masks.check(dict(chosen.kept), chosen.start)
     held_at = chosen.held_at or {}
     if held_at and not trainer.held:
-        raise LotteryError(f'{branch}: received held_at in a run of prune.held_at = "zero"; leave it out.')
+        raise LotteryError(f'{branch} must leave held_at out in a run with prune.held_at = "zero".')
     if chosen.changes and trainer.held:
-        allowed = f'allowed in a run of prune.held_at = "{training.experiment.prune.held_at}" are none'
-        raise LotteryError(f"{branch}: received changes of masks, {allowed}: entries that grow start at zero.")
+        held_at = training.experiment.prune.held_at
+        raise LotteryError(
+            f'{branch} cannot change masks in a run with prune.held_at = "{held_at}": entries that grow start at zero.'
+        )
     for name, value in held_at.items():
         if name in chosen.kept and np.shape(value) != chosen.kept[name].shape:
             shapes = f"has shape {np.shape(value)}, the weight has {chosen.kept[name].shape}"
             raise LotteryError(f"{branch}: held_at of {name!r} {shapes}.")
     first, last = chosen.first_step, chosen.last_step
     if not 0 <= first <= last <= ticket.spent:
-        raise LotteryError(
-            f"{branch}: received the steps {first} to {last}, allowed are steps from 0 to {ticket.spent}."
-        )
+        raise LotteryError(f"{branch} must train within the steps 0 to {ticket.spent}, not {first} to {last}.")
     if wrong := [step for step in chosen.changes if not first < step <= last]:
         raise LotteryError(
-            f"{branch}: received a change of masks after step {wrong[0]}, allowed are {first + 1} to {last}."
+            f"{branch} can change masks after the steps {first + 1} to {last}, not after step {wrong[0]}."
         )

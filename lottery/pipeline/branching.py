@@ -80,13 +80,13 @@ def chosen_rounds(
         raise LotteryError(f"No round of {str(path)!r} is complete yet.")
     replicates = range(1, experiment.run.num_replicates + 1)
     if replicate is not None and replicate not in replicates:
-        raise LotteryError(f"replicate: received {replicate}, allowed is 1 to {len(replicates)}.")
+        raise LotteryError(f"replicate must be 1 to {len(replicates)}, not {replicate}.")
     places = []
     for number in replicates if replicate is None else [replicate]:
         complete = store.complete_rounds(path, number)
         for wrong in [chosen for chosen in rounds if chosen not in complete]:
             stored = f"0 to {complete[-1]}" if complete else "none yet"
-            raise LotteryError(f"rounds: received {wrong}, stored of replicate {number} are {stored}.")
+            raise LotteryError(f"rounds: replicate {number} has no round {wrong}. It has {stored}.")
         places += [(number, chosen) for chosen in dict.fromkeys(rounds or complete[first:])]
     return places
 
@@ -131,7 +131,7 @@ def _name(function: branches.BranchFunction) -> str:
     name = getattr(function, "__name__", type(function).__name__)
     taken = name == store.TICKET or (name in branches.BRANCHES and branches.BRANCHES[name].function is not function)
     if taken or not name.isidentifier():
-        raise LotteryError(f"branch: received a function called {name!r}, but that name is taken; rename the function.")
+        raise LotteryError(f"The name {name!r} is taken by a branch of lottery. Rename the function.")
     return name
 
 

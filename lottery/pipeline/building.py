@@ -51,8 +51,8 @@ def _num_classes(labels: np.ndarray) -> int:
     # Labels that are no classes, as values to predict, would otherwise become a layer of that many units.
     if not 0 < highest < max(len(labels), 1000) or labels.min() < 0:
         raise LotteryError(
-            f"The training labels go from {labels.min()} to {labels.max()} in {len(labels)} examples; allowed is one "
-            "class for each example, counted from 0."
+            "The labels must be one class for each example, counted from 0. The training labels go from "
+            f"{labels.min()} to {labels.max()} in {len(labels)} examples."
         )
     return highest + 1
 
@@ -70,13 +70,11 @@ def words_of_batches(experiment: config.Experiment, replicate: int) -> tuple[int
 def build_model(build: Callable[[], Any], seed: int) -> Any:
     """Build a model with initial weights from a seed; raise `LotteryError` if that fails or it is no Keras model."""
     if hasattr(build, "trainable_variables"):
-        raise LotteryError(
-            "model: received a model, allowed is a function that builds a new one each time it is called."
-        )
+        raise LotteryError("model must be a function that builds a new model each time it is called, not a model.")
     if not callable(build):
         raise LotteryError(
-            f"model: received {type(build).__name__}, allowed is a function without arguments that builds a Keras "
-            'model; a network by name belongs in the experiment: {"model": {"name": "lenet_300_100"}}.'
+            f"model must be a function without arguments that builds a Keras model, not {type(build).__name__}. "
+            'A network by name belongs in the experiment: {"model": {"name": "lenet_300_100"}}.'
         )
     import keras
 

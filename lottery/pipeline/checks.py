@@ -25,8 +25,8 @@ def check_devices(experiment: config.Experiment) -> None:
     if experiment.train.on_several_devices and mode is not None and not mode.on_several_devices:
         allowed = (f'"{known}"' for known, mode in ENFORCEMENTS.items() if mode.on_several_devices)
         raise LotteryError(
-            f'run.enforcement: received "{name}", allowed with train.devices = "{experiment.train.devices}" are '
-            f"{formatting.listed(allowed)}."
+            f"run.enforcement must be {formatting.listed(allowed, 'or')} with train.devices = "
+            f'"{experiment.train.devices}", not "{name}".'
         )
 
 

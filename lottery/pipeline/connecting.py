@@ -96,7 +96,7 @@ def _wanted(
         raise unknown("rewind.mode of a run whose networks are to be connected", mode, allowed)
     for step in steps:
         if not 0 <= step < experiment.train.num_steps:
-            raise LotteryError(f"steps: received {step}, allowed are 0 to {experiment.train.num_steps - 1}.")
+            raise LotteryError(f"steps must be 0 to {experiment.train.num_steps - 1}, not {step}.")
     chosen = branching.chosen_rounds(run, experiment, rounds, replicate)
     steps = sorted(set(steps)) or [experiment.rewind.step]
     wanted = [Siblings(run, experiment, *place, step) for place in chosen for step in steps]

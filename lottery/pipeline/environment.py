@@ -136,6 +136,8 @@ def record(run: Path, experiment: config.Experiment, prepared: Prepared, num_thr
         now["units"] = units
     if observed := prepared.observe():
         now["observed"] = observed
+    if prepared.cautions:
+        now["cautions"] = list(prepared.cautions)
     store.write_record(run / "environment.json", now)
     return []
 

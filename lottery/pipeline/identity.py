@@ -123,9 +123,7 @@ def _scores(prepared: Prepared, number: int) -> dict[str, np.ndarray]:
 def _check_scores(found: Any, kept: masks.Masks) -> None:
     """Raise `LotteryError` if what a criterion returns is not an array of numbers for each weight."""
     if not isinstance(found, Mapping):
-        raise LotteryError(
-            f"prune.criterion: the function returned {type(found).__name__}, allowed is a dict of scores by weight."
-        )
+        raise LotteryError(f"prune.criterion must return a dict of scores by weight, not {type(found).__name__}.")
     for name, mask in kept.items():
         if name not in found:
             returned = ", ".join(map(str, found)) or "nothing"
@@ -133,9 +131,9 @@ def _check_scores(found: Any, kept: masks.Masks) -> None:
         scores = np.asarray(found[name])
         wrong = f"prune.criterion: the function returned scores of {name!r} "
         if scores.shape != mask.shape:
-            raise LotteryError(f"{wrong}with shape {scores.shape}, allowed is {mask.shape}, that of the weight.")
+            raise LotteryError(f"{wrong}with shape {scores.shape}, where the weight has shape {mask.shape}.")
         if scores.dtype.kind not in "biuf":
-            raise LotteryError(f"{wrong}of type {scores.dtype}, allowed are numbers.")
+            raise LotteryError(f"{wrong}of type {scores.dtype}, not numbers.")
         if np.isnan(scores[mask]).any():
             raise LotteryError(f"{wrong}that are not numbers (NaN), so they cannot be ranked.")
 

@@ -40,9 +40,7 @@ class Line:
     def alphas(self) -> np.ndarray:
         """The places of the points, from 0 to 1; a `LotteryError` if there is none between the ends."""
         if self.num_points < 3:
-            raise LotteryError(
-                f"num_points: received {self.num_points}, allowed are 3 or more, including the two ends."
-            )
+            raise LotteryError(f"num_points must be 3 or more, including the two ends, not {self.num_points}.")
         return np.linspace(0, 1, self.num_points)
 
 
@@ -54,7 +52,7 @@ def between(first: Weights, second: Weights, alpha: float) -> dict[str, np.ndarr
     counters and the states of random layers, are those of the first network, except at alpha 1.
     """
     if not 0 <= alpha <= 1:
-        raise LotteryError(f"alpha: received {alpha}, allowed is 0 to 1.")
+        raise LotteryError(f"alpha must be 0 to 1, not {alpha}.")
     wrong = sorted(set(first) ^ set(second))
     wrong = wrong or [name for name in first if np.shape(first[name]) != np.shape(second[name])]
     if wrong:

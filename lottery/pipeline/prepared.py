@@ -62,7 +62,8 @@ class Prepared:
     trainer: "Trainer"
     plan: Plan
     criterion: ScoreFunction
-    notes: tuple[str, ...] = ()  # sentences that a person should read
+    notes: tuple[str, ...] = ()  # sentences that a person should read before training
+    cautions: tuple[str, ...] = ()  # those of them that stand before the verdict too; see `cautions`
     # Observes the caller's model and functions: ``reported``, numbers that are the same on other machines but for
     # rounding, and ``example``, the types and shapes that they were observed on; empty without objects of the caller's.
     observe: Callable[[], dict[str, Any]] = dict
@@ -134,7 +135,7 @@ def with_model(experiment: config.Experiment, model: Any, is_passed: bool) -> co
     for key, rate in rates.items():
         if key != "name" and not 0 <= rate < math.inf:
             raise LotteryError(
-                f"train.learning_rate: the model is compiled with {rate}, allowed is a number from 0, and finite."
+                f"The learning rate that the model is compiled with must be a finite number from 0, not {rate}."
             )
     return config.with_values(experiment, "train", {"optimizer": COMPILED, "learning_rate": learning_rate})
 

@@ -71,7 +71,7 @@ def smoke_test(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.
     dataset = DATASETS.get(experiment.data.name)
     if dataset is None or not dataset.shape:
         known = ", ".join(name for name, dataset in DATASETS.items() if dataset.shape)
-        raise LotteryError(f"--smoke makes data for {known}; received data.name = {experiment.data.name!r}.")
+        raise LotteryError(f"--smoke makes data for {known}, not for data.name = {experiment.data.name!r}.")
     tables = experiment.model_dump(mode="json")
     train, prune, run = tables["train"], tables["prune"], tables["run"]
 

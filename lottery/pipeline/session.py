@@ -29,7 +29,7 @@ class Execution:
         if isinstance(self.workers, ray.Ray):
             self.workers.check()
         elif self.workers is not None and self.workers < 1:
-            raise LotteryError(f"workers: received {self.workers}, allowed is 1 or more.")
+            raise LotteryError(f"workers must be 1 or more, not {self.workers}.")
         with contextlib.ExitStack() as stack:
             stack.enter_context(randomness.put_back())
             on_event = self.on_event or stack.enter_context(progress.shown())

@@ -41,9 +41,9 @@ def points(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] 
     grid = config.flat(grid)
     for key, values in grid.items():
         if key in FIXED or "." not in key:
-            raise LotteryError(f"sweep: received {key!r}, allowed are keys of a section other than {FIXED[1]!r}.")
+            raise LotteryError(f"A sweep must be over keys of a section other than {FIXED[1]!r}, not {key!r}.")
         if not isinstance(values, list) or not values:
-            raise LotteryError(f"sweep.{key}: received {values!r}, allowed is a list of values.")
+            raise LotteryError(f"sweep.{key} must be a list of values, not {values!r}.")
     if base is not None:
         tables = config.merged(config.read(presets.find(str(base))), tables)
     tables = config.merged(tables, overrides or {})

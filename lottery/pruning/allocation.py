@@ -63,8 +63,7 @@ def counts(
     meant = sum(quotas.values())
     if not abs(total - meant) < 1 or total > sum(most[name] for name in sizes):
         raise LotteryError(
-            f"total: received {total}, allowed is {float(meant):g} rounded to a whole number, and no more than may be "
-            "kept."
+            f"total must be {float(meant):g}, rounded to a whole number, and no more than may be kept, not {total}."
         )
     # Without `most`, the largest remainder can give a weight more entries of a smaller total, which over rounds would
     # bring pruned entries back.
@@ -81,4 +80,4 @@ def counts(
 
 def _check(density: float) -> None:
     if not 0 <= density <= 1:
-        raise LotteryError(f"density: received {density!r}, allowed is a number in [0, 1].")
+        raise LotteryError(f"density must be a number in [0, 1], not {density!r}.")

@@ -238,7 +238,5 @@ def _lower_rank(inputs: CriterionInputs, sign: int) -> dict[str, np.ndarray]:
 
 def _network(inputs: CriterionInputs, criterion: str) -> ScoredModel:
     if inputs.network is None:
-        raise LotteryError(
-            f"{criterion!r} needs the network: received CriterionInputs.network=None; pass a ScoredModel."
-        )
+        raise LotteryError(f"{criterion!r} needs the network. Pass a ScoredModel as CriterionInputs.network.")
     return inputs.network

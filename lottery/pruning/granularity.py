@@ -351,13 +351,13 @@ def check(how: Granularity) -> None:
                 f"prune.{key} = {example}."
             )
         if value and (len(value) != 2 or not all(type(number) is int and number > 0 for number in value)):
-            raise LotteryError(f"prune.{key}: received {list(value)}, allowed are two whole numbers from 1.")
+            raise LotteryError(f"prune.{key} must be two whole numbers from 1, not {list(value)}.")
     if how.n_of_m and how.n_of_m[0] >= how.n_of_m[1]:
-        raise LotteryError(f"prune.n_of_m: received {list(how.n_of_m)}, allowed is [n, m] with n below m.")
+        raise LotteryError(f"prune.n_of_m must be [n, m] with n below m, not {list(how.n_of_m)}.")
     if how.norm != Granularity.norm and not kind.pools:
         pooling = " or ".join(f'"{name}"' for name, known in GRANULARITIES.items() if known.pools)
         raise LotteryError(
-            f'prune.norm pools the scores of a group, so prune.granularity must be {pooling}; received "{how.name}".'
+            f'prune.norm pools the scores of a group, so prune.granularity must be {pooling}, not "{how.name}".'
         )
 
 

@@ -84,16 +84,17 @@ def check(name: str, mode: str, is_scored_untrained: bool, zero_only: bool) -> N
     """Raise `LotteryError` if masked entries cannot be held so in an experiment."""
     if is_zero(name):
         return
-    received = f'prune.held_at: received "{name}", allowed'
     if not rewinding.REWINDS[mode].has_initial_values:
         raise LotteryError(
-            f'{received} with rewind.mode = "{mode}" is "zero": its rounds start from values that no entry had at the '
-            "rewind step."
+            f'prune.held_at must be "zero" with rewind.mode = "{mode}", not "{name}": a round starts from values that '
+            "no entry had at the rewind step."
         )
     if is_scored_untrained and MASK_ACTIONS[name] is toward_zero:
         raise LotteryError(
-            f'{received} with this prune.criterion are "zero" and "initial": it prunes before any training, which '
-            "could move an entry toward zero."
+            f'prune.held_at must be "zero" or "initial" with this prune.criterion, not "{name}": it prunes before any '
+            "training, which could move an entry toward zero."
         )
     if zero_only:
-        raise LotteryError(f'{received} with this run.enforcement is "zero", the only value that it can hold.')
+        raise LotteryError(
+            f'prune.held_at must be "zero" with this run.enforcement, not "{name}": it can hold no other value.'
+        )

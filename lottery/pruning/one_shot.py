@@ -58,10 +58,12 @@ def prune(
             )
         sparsity = 1 - how.n_of_m[0] / how.n_of_m[1]
     elif how.name != Granularity.name and below is not None:
-        raise LotteryError(f'below: received {below!r}, allowed with granularity "{how.name}" is sparsity, of groups.')
+        raise LotteryError(
+            f'below cannot prune with granularity "{how.name}". Use sparsity, the fraction of groups to remove.'
+        )
     if (sparsity is None) == (below is None):
-        received = "neither" if sparsity is None else f"sparsity={sparsity!r} and below={below!r}"
-        raise LotteryError(f"prune: received {received}, allowed is exactly one of sparsity and below.")
+        given = "neither" if sparsity is None else f"sparsity={sparsity!r} and below={below!r}"
+        raise LotteryError(f"prune needs one of sparsity and below, not {given}.")
     what, highest = ("below", math.inf) if sparsity is None else ("sparsity", 1.0)
     general = ranking.number(what, below if sparsity is None else sparsity, highest)
     magnitudes = {name: np.abs(value) for name, value in weights.read(model, biases).items()}

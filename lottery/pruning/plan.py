@@ -77,8 +77,8 @@ class Plan:
             else:
                 continue
             raise LotteryError(
-                f"prune.num_rounds: received {self.settings.num_rounds}, allowed is at most {number - 1} for these "
-                f"weights and rates: round {number} {why}."
+                f"prune.num_rounds must be at most {number - 1} for these weights and rates, not "
+                f"{self.settings.num_rounds}: round {number} {why}."
             )
 
     def num_entries(self) -> list[int]:

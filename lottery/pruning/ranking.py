@@ -127,5 +127,5 @@ def number(what: str, value: Any, highest: float) -> float:
     is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if not is_number or not 0 <= value < highest:
         allowed = "a fraction in [0, 1)" if highest == 1 else "a finite number that is not negative"
-        raise LotteryError(f"{what}: received {value!r}, allowed is {allowed}.")
+        raise LotteryError(f"{what} must be {allowed}, not {value!r}.")
     return float(value)

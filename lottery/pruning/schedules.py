@@ -72,7 +72,7 @@ def explicit(densities: Sequence[float]) -> Schedule:
     """Take the densities of rounds 1, 2, ... from a list; they must fall, within (0, 1)."""
     values = [1.0, *densities]
     if not all(0 < after < before for before, after in itertools.pairwise(values)):
-        raise LotteryError(f"Densities must fall from round to round within (0, 1), received {list(densities)}.")
+        raise LotteryError(f"Densities must fall from round to round within (0, 1), not {list(densities)}.")
     return Schedule(lambda number: values[number])
 
 

@@ -63,7 +63,7 @@ class Prune(Section):
         rate = 1 - final ** (1 / num_rounds)
         if values.get("rate", rate) != rate:
             raise LotteryError(
-                f"prune.rate and prune.final_density: received {values['rate']} and {final}, allowed is one of the two."
+                f"Set prune.rate or prune.final_density, not both. They are {values['rate']} and {final}."
             )
         return {**values, "rate": rate}
 
@@ -86,7 +86,7 @@ class Prune(Section):
         if self.densities and self.rates:
             raise LotteryError("prune.rates sets how much to prune, so it cannot be combined with prune.densities.")
         if any(after >= before for before, after in itertools.pairwise(self.densities)):
-            raise LotteryError(f"prune.densities must fall from round to round, received {list(self.densities)}.")
+            raise LotteryError(f"prune.densities must fall from round to round, not {list(self.densities)}.")
         if self.final_density and (self.densities or not self.num_rounds):
             raise LotteryError("prune.final_density replaces prune.densities, and needs at least one round.")
         if ALLOCATIONS[self.allocation] and (self.rates or self.scope == GLOBAL):

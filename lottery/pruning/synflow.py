@@ -38,7 +38,7 @@ def synaptic_flow(
         scores within a step (the earlier position first if equal). Survivors come last; entries masked before are 0.
     """
     if not 0 < density <= 1:
-        raise LotteryError(f"density: received {density!r}, allowed is a fraction in (0, 1].")
+        raise LotteryError(f"density must be a fraction in (0, 1], not {density!r}.")
     flow = flow_through(model, build, x, list(kept))
     groups = list(targets) if targets else [names for names, _ in ranking.groups(kept, scope)]
     # By group: the positions that are still kept, the rank of each position that is not, and how many there were.
@@ -100,8 +100,8 @@ def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[s
         outputs, total, derivatives = evaluate()
         if not np.isfinite(total.numpy()):
             raise LotteryError(
-                f"SynFlow: the sum of the outputs of the model {model.name!r} is {float(total)}, allowed is a "
-                "number that double precision can hold; use smaller initial weights or normalisation."
+                f"SynFlow cannot score the model {model.name!r}: the sum of its outputs is {float(total)}, which "
+                "double precision cannot hold. Use smaller initial weights or normalisation."
             )
         if any(gradients.are_probabilities(output.numpy(), 1e-9) for output in outputs):
             raise LotteryError(

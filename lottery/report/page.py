@@ -39,7 +39,7 @@ def write(
     """
     path = Path(out)
     if path.suffix not in (".html", ".htm"):
-        raise LotteryError(f"--out: received {str(out)!r}, allowed is a file that ends in .html.")
+        raise LotteryError(f"--out must be a file that ends in .html, not {str(out)!r}.")
     files.write(path, render(reported.gathered([Path(run) for run in runs], tolerance), author).encode())
     return path
 

@@ -209,8 +209,8 @@ def stored_rounds(run: Path, indices: Iterable[int] | None = None, branches: boo
         return _one_by_one(found)
     chosen, last = set(indices), max((stored.round for stored in found), default=-1)
     for index in sorted(chosen - set(range(last + 1))):
-        there = f"are 0 to {last}" if found else "is none yet"
-        raise LotteryError(f"round: received {index!r}, stored in {str(run)!r} {there}.")
+        there = f"It has the rounds 0 to {last}" if found else "It has no round yet"
+        raise LotteryError(f"Round {index!r} is not stored in {str(run)!r}. {there}.")
     return _one_by_one([stored for stored in found if stored.round in chosen])
 
 

@@ -55,7 +55,7 @@ def scores(
     """
     folders = list({Path(run).resolve(): Path(run) for run in runs}.values())
     if len(folders) < 2:
-        raise LotteryError(f"compare: received {len(folders)} run, allowed are two or more.")
+        raise LotteryError("compare needs two runs or more.")
     cells = _divided(folders, by) if by else {("", task): run for task, run in comparison.labelled(folders).items()}
     return gathered({cell: results.table(run) for cell, run in cells.items()}, densities, within)
 
@@ -68,7 +68,7 @@ def gathered(tables: Mapping[tuple[str, str], Table], densities: Iterable[float]
     parts = []
     for at in where:
         if not 0 < at <= 1:
-            raise LotteryError(f"--density: received {at:g}, allowed is above 0, up to 1.")
+            raise LotteryError(f"density must be above 0, and at most 1, not {at:g}.")
         for (method, task), rows in tables.items():
             number = _nearest(rows, at, within, task)
             tickets = rows[rows["branch"] == store.TICKET]
@@ -254,8 +254,8 @@ def _common(tables: Mapping[tuple[str, str], Table], within: float) -> list[floa
     found = [at for at in first.values() if at < 1 and is_common(at)]
     if not found:
         raise LotteryError(
-            f"The runs have no density in common, within {100 * within:g} %; --within allows more, and --density names "
-            "one."
+            f"The runs have no density in common within {100 * within:g} %. Choose a density with --density, or a "
+            "larger --within."
         )
     return found
 
@@ -272,8 +272,8 @@ def _nearest(rows: Table, at: float, within: float, task: str) -> int:
     number = min(densities, key=lambda number: abs(math.log(densities[number] / at)))
     if abs(densities[number] / at - 1) > within + 1e-9:
         raise LotteryError(
-            f"--density: received {at:g}, but {task} has no density within {100 * within:g} % of it; the nearest is "
-            f"{densities[number]:.4f}, and --within allows more."
+            f"{task} has no density within {100 * within:g} % of {at:g}; the nearest is {densities[number]:.4f}. "
+            "Choose another --density, or a larger --within."
         )
     return number
 

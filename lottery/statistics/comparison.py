@@ -32,8 +32,8 @@ def tables(runs: list[Path]) -> dict[str, Table]:
         for what, own, its in zip(("data set", "run.seed"), drawn_from(run), drawn_from(first), strict=True):
             if own != its:
                 raise LotteryError(
-                    f"compare: {str(run)!r} has another {what} than {str(first)!r}: no pairs to compare; --aggregate "
-                    "sums up runs of several data sets."
+                    f"{str(run)!r} has another {what} than {str(first)!r}, so their replicates are no pairs to "
+                    "compare. --aggregate sums up runs of several data sets."
                 )
     return {label: results.table(run) for label, run in labels.items()}
 
@@ -82,7 +82,7 @@ def compared(tables: Mapping[str, Table], measure: str = "", confidence: float =
 
     measure = measure or common_metric(tables).early_stop
     if len(tables) < 2:
-        raise LotteryError(f"compare: received {len(tables)} run, allowed are two or more.")
+        raise LotteryError("compare needs two runs or more.")
     chains = {name: rows[rows["branch"] == store.TICKET] for name, rows in tables.items()}
     first, *others = chains
     reference = chains[first]
@@ -100,8 +100,8 @@ def compared(tables: Mapping[str, Table], measure: str = "", confidence: float =
     shared = sorted(set(found[found["run"] != first]["round"]))
     if not shared:
         raise LotteryError(
-            f"No run has a round whose density is within {100 * within:g} % of one of {first}, so there is nothing to "
-            "compare; --within allows more."
+            f"No run has a round whose density is within {100 * within:g} % of a round of {first}, so there is nothing "
+            "to compare. Choose a larger --within."
         )
     found = found[found["round"].isin(shared)].assign(behind=found["run"] != first)
     found = found.sort_values(["round", "behind", what], ascending=[True, True, what == "loss"], ignore_index=True)

@@ -105,7 +105,7 @@ def _around(mean: float, std: float, num: int, confidence: float) -> tuple[float
 def _checked(values: Sequence[float], confidence: float) -> np.ndarray:
     numbers = np.asarray(values, float)
     if numbers.ndim != 1 or not numbers.size or not np.isfinite(numbers).all():
-        raise LotteryError(f"An interval needs one finite number or more, received {numbers.tolist()}.")
+        raise LotteryError(f"An interval needs one finite number or more, not {numbers.tolist()}.")
     if not 0 < confidence < 1:
-        raise LotteryError(f"The confidence of an interval: received {confidence}, allowed is between 0 and 1.")
+        raise LotteryError(f"The confidence of an interval must be between 0 and 1, not {confidence}.")
     return numbers

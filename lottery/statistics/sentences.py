@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from lottery.formatting import listed, percent, replicates
 from lottery.grids import BAD, GOOD, OPEN, Table
 from lottery.pruning import mask_actions
+from lottery.runs import store
 from lottery.statistics import verdicts
 from lottery.statistics.verdicts import CANNOT_TELL, MATCHING, NOT_MATCHING, WINNING, Judgement, Rule
 
@@ -15,6 +16,8 @@ ADDING = (
     "Choose the number of replicates in advance (lottery plan), and train them with another seed (run.seed). Adding "
     "replicates until a verdict appears raises its error rate from 2.5 % to about 10 %."
 )
+
+_HARDLY = 0.02  # of the way from the share of the most frequent class to all examples
 
 
 class Headline(NamedTuple):
@@ -33,11 +36,19 @@ def headline(judgement: Judgement) -> Headline:
     """Sum up in words for a newcomer if a run found a winning ticket.
 
     It names the sparsest ticket that is shown for the run as a whole, or else the one that comes nearest, with the
-    controls at the same round, and says so if the end of training tells otherwise.
+    controls at the same round, and says so if the end of training tells otherwise. Mistakes that were found in the
+    model or the data come first.
     """
+    found = _headline(judgement)
+    return Headline(" ".join([*judgement.cautions, found.text]), BAD if judgement.cautions else found.tone)
+
+
+def _headline(judgement: Judgement) -> Headline:
     rows, rounds, rule = judgement.rows, judgement.rounds, judgement.rule
     if len(rows) and rows[rule.metric.early_stop].isna().all():
         found = Headline("The model measures no accuracy, so no ticket can be compared with dense.", OPEN)
+    elif not rounds.empty and _learnt_nothing(judgement):
+        found = Headline(_at_chance(judgement), BAD)
     elif rounds.empty:
         found = Headline("No verdict yet: no pruned round can be compared with dense.", OPEN)
     elif any(line for word, line in judgement.shown.items() if word in (WINNING, MATCHING)):
@@ -70,6 +81,25 @@ def limits(judgement: Judgement) -> list[str]:
         if why and not judgement.against(branch).empty:
             found.append(f"{branch} is no fair comparison, and shows nothing about the ticket: {why}.")
     return found
+
+
+def _learnt_nothing(judgement: Judgement) -> bool:
+    """Check if the dense network is hardly better than naming the most frequent class each time."""
+    return _best_of_dense(judgement) - judgement.most_frequent < _HARDLY * (1 - judgement.most_frequent)
+
+
+def _best_of_dense(judgement: Judgement) -> float:
+    rows, metric = judgement.rows, judgement.metric
+    dense = rows[(rows["branch"] == store.TICKET) & (rows["round"] == 0)]
+    return float(max(dense[metric.early_stop].mean(), dense[metric.final].mean()))
+
+
+def _at_chance(judgement: Judgement) -> str:
+    return (
+        "No verdict: the dense network has learnt hardly anything, so no ticket can match it in a way that matters. It "
+        f"is right in {percent(_best_of_dense(judgement))} of the test examples, and the most frequent class makes up "
+        f"{percent(judgement.most_frequent)} of them. Check the loss, the learning rate and the labels."
+    )
 
 
 def _of_all_rounds(judgement: Judgement) -> str:

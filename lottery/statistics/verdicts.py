@@ -15,11 +15,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lottery import config, grids
-from lottery.errors import unknown
+from lottery.errors import LotteryError, unknown
 from lottery.grids import Table
 from lottery.pruning import branches, fairness
 from lottery.runs import store
+from lottery.runs.stored import StoredRound
 from lottery.statistics import intervals, power
 from lottery.statistics.metric import ACCURACY, Metric, metric_of, scored, unit
 
@@ -88,6 +91,8 @@ class Judgement:
     rows: Table  # of `lottery.statistics.results.table`
     rule: Rule = DEFAULT
     trained: tuple[int, int] | None = None  # how many networks are stored, and all of them; None for a complete run
+    cautions: tuple[str, ...] = ()  # mistakes of the model or the data that were found before training
+    most_frequent: float = math.nan  # the share of the most frequent class in the test labels, where they are stored
 
     @cached_property
     def rounds(self) -> Table:
@@ -120,7 +125,21 @@ class Judgement:
 def of_run(run: Path, rows: Table, tolerance: float | None = None) -> Judgement:
     """Judge the stored run with these rows; for the tolerance, see `rule_for`."""
     experiment = store.read_experiment(run)
-    return Judgement(rows, rule_for(experiment, tolerance, metric_of(rows)), store.progress(run, experiment))
+    rule = rule_for(experiment, tolerance, metric_of(rows))
+    cautions = tuple(store.read_environment(run).get("cautions", ()))
+    return Judgement(rows, rule, store.progress(run, experiment), cautions, _most_frequent(run, rows))
+
+
+def _most_frequent(run: Path, rows: Table) -> float:
+    dense = rows[(rows["branch"] == store.TICKET) & (rows["round"] == 0)]
+    if dense.empty:
+        return math.nan
+    try:
+        labels = StoredRound(run, int(dense["replicate"].iloc[0]), 0).predictions["label"]
+    except LotteryError:  # an earlier version stored none, and `verify` tells of damage
+        return math.nan
+    _, counts = np.unique(labels, return_counts=True)
+    return float(counts.max() / counts.sum())
 
 
 def rule_for(experiment: config.Experiment, tolerance: float | None = None, metric: Metric = ACCURACY) -> Rule:

@@ -76,8 +76,8 @@ def take_apart(model: Any) -> list[Link]:
     shape = tuple(model.inputs[0].shape)[1:]
     if None in shape:
         raise LotteryError(
-            f"The model {model.name!r} takes examples of shape {shape}, allowed is one without open dimensions; build "
-            "it with the shape of your examples."
+            f"The model {model.name!r} takes examples of shape {shape}, which has an open dimension. Build the model "
+            "with the shape of your examples."
         )
     links: list[Link] = []
     has_units = False
@@ -132,7 +132,7 @@ def _own_obstacle(layer: Any, name: str, rank: int, has_units: bool) -> str:
     if graph.LAYERS[name].effect == WEIGHTED and len(layer.get_weights()) != 1 + layer.use_bias:
         return " with other weights than a kernel and a bias"
     if name == "BatchNormalization" and list(np.ravel(layer.axis)) not in ([-1], [rank]):
-        return f" over the axis {layer.axis}, allowed is the last one"
+        return f" over the axis {layer.axis}, where only the last axis can be read"
     return ""
 
 

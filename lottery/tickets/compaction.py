@@ -37,8 +37,7 @@ class Compacted:
         """Convert examples for the original model into those for the compacted one: themselves, or a flat choice."""
         if tuple(x.shape[1:]) != self.unread.shape:
             raise LotteryError(
-                f"The examples have shape {tuple(x.shape[1:])}, allowed is {self.unread.shape}, as the model before "
-                "compaction takes them."
+                f"The examples must have shape {self.unread.shape}, as before compaction, not {tuple(x.shape[1:])}."
             )
         if self.input_shape == self.unread.shape and self.inputs.size == self.unread.size:
             return x
@@ -196,8 +195,9 @@ def _check(model: Any, compacted: Compacted) -> None:
     allowed = max(_TOLERANCE.get(layer.compute_dtype, 1e-3) for layer in model.layers)
     if apart > allowed:
         raise LotteryError(
-            f"The outputs of the compacted model differ from those of {model.name!r} by {apart:.2g} of the largest on "
-            f"random inputs, allowed is {allowed:g}; use the masked model, and please report its layers."
+            f"The compacted model does not compute what {model.name!r} computes: on random inputs, the outputs differ "
+            f"by {apart:.2g} of the largest output, more than {allowed:g}. Use the masked model, and please report "
+            "its layers."
         )
 
 

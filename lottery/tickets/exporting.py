@@ -100,7 +100,7 @@ def form_of(path: Path, form: str | None) -> str:
     suffix = EXPORTS[form].suffix
     if suffix and path.suffix != suffix:
         raise LotteryError(
-            f"The form {form!r} is written to a file *{suffix}, received {str(path)!r}; change one of the two."
+            f"The form {form!r} is written to a file *{suffix}, not to {str(path)!r}. Change one of the two."
         )
     if path.is_dir() and (suffix or not (path / "saved_model.pb").is_file()):
         raise LotteryError(f"{str(path)!r} is a folder that holds no SavedModel; name another path, or remove it.")
@@ -188,8 +188,8 @@ def _check_difference(model: Any, form: str, difference: float) -> None:
         return
     allowed = f"at most {tolerance:g}" if math.isfinite(tolerance) else "any finite difference"
     raise LotteryError(
-        f"The outputs of the exported {form!r} differ from those of the model {model.name!r} by {difference:.2g} of "
-        f"the largest, allowed is {allowed}, so nothing was written; export another form."
+        f"Nothing was written: the outputs of the exported {form!r} differ from the outputs of the model "
+        f"{model.name!r} by {difference:.2g} of the largest, where the limit is {allowed}. Export another form."
     )
 
 

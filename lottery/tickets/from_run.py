@@ -93,13 +93,13 @@ def pick(rows: Table, round: int | str | None = None, density: float | None = No
     stored = dict(tickets[tickets["replicate"] == replicate][["round", "density"]].itertuples(index=False, name=None))
     if not stored:
         there = sorted({int(number) for number in tickets["replicate"]})
-        raise TicketError(f"replicate: received {replicate!r}, the run has {there or 'nothing stored yet'}.")
+        raise TicketError(f"replicate {replicate!r} is not stored. The run has {there or 'nothing stored yet'}.")
     span = f"{min(stored)} to {max(stored)}" if len(stored) > 1 else str(min(stored))
     if round is not None and density is not None:
-        raise TicketError(f"Received round {round!r} and density {density!r}, allowed is one of the two.")
+        raise TicketError(f"Pass round or density, not both. They are {round!r} and {density!r}.")
     if density is not None:
         if isinstance(density, bool) or not isinstance(density, Real) or not 0 < float(density) <= 1:
-            raise TicketError(f"density: received {density!r}, allowed is a fraction in (0, 1].")
+            raise TicketError(f"density must be a fraction in (0, 1], not {density!r}.")
         return min(stored, key=lambda number: (abs(math.log(stored[number] / density)), number))
     if round is None:
         raise TicketError(
@@ -114,7 +114,7 @@ def pick(rows: Table, round: int | str | None = None, density: float | None = No
         raise TicketError(str(unknown("round", round, [*CHOICES, *map(str, stored)])))
     # NumPy's whole numbers too, as columns of the table hold them.
     if isinstance(round, bool) or not isinstance(round, Integral) or round not in stored:
-        raise TicketError(f"round: received {round!r}, stored for replicate {replicate} are {span}.")
+        raise TicketError(f"round {round!r} is not stored for replicate {replicate}. It has {span}.")
     return int(round)
 
 

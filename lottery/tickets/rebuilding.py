@@ -47,8 +47,8 @@ def flat_pieces(first: Sequence[Link], segments: Sequence[Segment], inputs: np.n
     start = segments[0].link
     if graph.class_name(start.layer) != "Dense" or len(start.before) != 1:
         raise LotteryError(
-            f"drop_inputs: received True, allowed is False, for the first layer with weights, {start.layer.name!r}, "
-            f"takes examples of shape {start.before}, of which single entries cannot be left out; they are reported as "
+            f"drop_inputs must be False for this model. Its first layer with weights, {start.layer.name!r}, takes "
+            f"examples of shape {start.before}, of which single entries cannot be left out; they are reported as "
             "unread."
         )
     found = []
@@ -71,8 +71,8 @@ def _flat(link: Link, inputs: np.ndarray) -> Piece:
         return copy(layer, axis=-1, mean=chosen(layer.mean).tolist(), variance=chosen(layer.variance).tolist()), []
     if link.effect not in (ENTRYWISE, IDLE) or link.mixes or name.startswith("SpatialDropout"):
         raise LotteryError(
-            f"drop_inputs: received True, allowed is False, for the layer {layer.name!r} before the first weights "
-            "needs more of an example than one entry at a time; unread entries are reported."
+            f"drop_inputs must be False for this model. The layer {layer.name!r} before the first weights needs more "
+            "of an example than one entry at a time; unread entries are reported."
         )
     changes: dict[str, Any] = {"BatchNormalization": {"axis": -1}, "PReLU": {"shared_axes": None}}.get(name, {})
     if name == "Rescaling":

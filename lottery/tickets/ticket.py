@@ -132,7 +132,7 @@ class Ticket:
         """
         path = Path(path)
         if path.suffix != ".safetensors":
-            raise TicketError(f"A ticket is a .safetensors file: received {str(path)!r}.")
+            raise TicketError(f"A ticket is a .safetensors file, not {str(path)!r}.")
         about = {"architecture": self.architecture, "metrics": self.metrics, "provenance": self.provenance}
         parts = ticket_file.Contents(self.masks, self.weights, self.trained if trained else None, about)
         files.write(path, ticket_file.pack(parts))
@@ -289,7 +289,7 @@ def of(
     """
     keras_of(model)
     if not kept:
-        raise TicketError("kept: received no masks, allowed is a mask for one weight or more.")
+        raise TicketError("kept must have a mask for one weight or more. It has none.")
     named = weights.portable(model)
     start = {name: value for name, value in weights.read_state(model).items() if name in named}
     masks.check(dict(kept), start)

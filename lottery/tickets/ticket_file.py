@@ -69,7 +69,7 @@ def pack(contents: Contents) -> bytes:
     for name, value in contents.weights.items():
         _check_name(name)
         if value.dtype.name not in _TYPES.values():
-            raise TicketError(f"{name} has the type {value.dtype}, allowed is one of {', '.join(_TYPES.values())}.")
+            raise TicketError(f"{name} must have one of the types {', '.join(_TYPES.values())}, not {value.dtype}.")
     tensors = {f"mask/{name}": np.packbits(mask) for name, mask in masks.items()}
     for part, values in (("start", contents.weights), ("trained", contents.trained or {})):
         for name, value in values.items():
@@ -140,7 +140,7 @@ def _header(content: bytes) -> tuple[dict[str, Any], dict[str, Any], int]:
     if len(content) < 8 or size < 0:
         raise TicketError("it ends before its header does, or has none.")
     if length > MOST_RECORD:
-        raise TicketError(f"its record has {length:,} bytes, allowed are {MOST_RECORD:,}.")
+        raise TicketError(f"its record has {length:,} bytes, more than the limit of {MOST_RECORD:,}.")
     header = _parsed(content[8 : 8 + length])
     texts = header.pop("__metadata__", None)
     if not isinstance(texts, dict) or list(texts) != [KEY]:
@@ -169,7 +169,9 @@ def _checked_record(loaded: dict[str, Any]) -> _Record:
         _check_keys("variable", variable, _Variable)
         shape = variable.get("shape")
         if isinstance(shape, list) and len(shape) > MOST_DIMENSIONS:
-            raise TicketError(f"it has a variable of {len(shape):,} dimensions, allowed are {MOST_DIMENSIONS}.")
+            raise TicketError(
+                f"it has a variable of {len(shape):,} dimensions, more than the limit of {MOST_DIMENSIONS}."
+            )
     return _Record.model_validate(loaded)
 
 
@@ -233,7 +235,7 @@ def _check_tensors(record: _Record, header: Mapping[str, Any], size: int) -> Non
         # Before multiplying them: thousands of numbers of thousands of digits take minutes.
         are_sizes = isinstance(shape, list) and all(type(length) is int and 0 <= length <= 2**40 for length in shape)
         if not are_sizes or len(shape) > MOST_DIMENSIONS:
-            raise TicketError(f"{name} has the shape {repr(shape)[:80]}, allowed are up to {MOST_DIMENSIONS} sizes.")
+            raise TicketError(f"{name} must have a shape of at most {MOST_DIMENSIONS} sizes, not {repr(shape)[:80]}.")
         dtype, num = _TYPES.get(entry["dtype"], ""), math.prod(variable.shape)
         if part == "mask":
             right = dtype == "uint8" and shape == [-(-num // 8)]
@@ -253,7 +255,7 @@ def _check_name(name: str) -> None:
     parts = name.split("/")
     odd = not name.isprintable() or {":", "\\"} & set(name)
     if odd or len(name) > 1000 or not all(parts) or {".", ".."} & set(parts):
-        raise TicketError(f"a variable is called {name[:80]!r}, allowed are names of layers between slashes.")
+        raise TicketError(f"a variable is called {name[:80]!r}, not by names of layers between slashes.")
 
 
 def _whole(part: str, record: _Record, masks: Masks, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

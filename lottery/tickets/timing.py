@@ -63,12 +63,12 @@ def latency(
     import tensorflow as tf
 
     if not models:
-        raise LotteryError("models: received none, allowed is one or more by name.")
+        raise LotteryError("models must be one model or more, by name. There is none.")
     by_name = example if isinstance(example, Mapping) else dict.fromkeys(models, example)
     if missing := [name for name in models if name not in by_name]:
         raise LotteryError(f"There are no inputs for {missing[0]!r} among those by name: {', '.join(by_name)}.")
     if num_turns < 1:
-        raise LotteryError(f"num_turns: received {num_turns}, allowed is 1 or more.")
+        raise LotteryError(f"num_turns must be 1 or more, not {num_turns}.")
     calls: dict[str, Any] = {}
     for name, model in models.items():
         inputs: Any = tf.convert_to_tensor(np.asarray(by_name[name], rebuilding.input_type(model)))

@@ -53,8 +53,8 @@ def in_precision(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
                 library.set_global_policy(global_policy)
         if hasattr(model, "layers") and policy not in policies(model):
             raise LotteryError(
-                f'train.precision: received "{policy}", but the function that builds the model sets others: its '
-                f"layers have the policies {', '.join(sorted(policies(model)))}; leave train.precision out."
+                f'train.precision is "{policy}", but the function that builds the model sets others: its layers '
+                f"have the policies {', '.join(sorted(policies(model)))}. Leave train.precision out."
             )
         return model
 
@@ -260,5 +260,5 @@ def _updating_one_weight(model: Any) -> Iterator[None]:
 
 def _own_logs(logs: Any, metrics: set[str], step: str) -> tuple[str, ...]:
     if not isinstance(logs, dict):
-        raise LotteryError(f"The model's {step} returns {type(logs).__name__}, allowed is a dict of what it reports.")
+        raise LotteryError(f"The model's {step} must return a dict of what it reports, not {type(logs).__name__}.")
     return () if set(logs) == metrics else tuple(logs)

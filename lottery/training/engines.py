@@ -98,7 +98,7 @@ def read(
     except Obstacle as why:
         if is_free:
             return why
-        raise LotteryError(f'train.engine: received "sparse", allowed are "auto" and "compiled": {why}.') from why
+        raise LotteryError(f'train.engine must be "auto" or "compiled", not "sparse": {why}.') from why
 
 
 def _check_data(chain: Chain, data: Splits, num_outputs: int) -> None:

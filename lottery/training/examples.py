@@ -48,8 +48,8 @@ def check_images(example_shape: tuple[int, ...]) -> None:
     """Raise `LotteryError` unless examples of this shape are images."""
     if len(example_shape) not in (2, 3):
         raise LotteryError(
-            "data.augment crops and flips images, (height, width) or (height, width, channels); received examples of "
-            f"shape {tuple(example_shape)}."
+            "data.augment crops and flips images, (height, width) or (height, width, channels), not examples of shape "
+            f"{tuple(example_shape)}."
         )
 
 
@@ -138,8 +138,8 @@ def check_data(model: Any, data: Splits, batch_size: int, example: Any, num_scor
         _check_sizes(data, size, {"train.batch_size": batch_size, "prune.num_examples": num_scored}, stateful)
     if batch_size > len(data.train):
         raise LotteryError(
-            f"train.batch_size: received {batch_size}, allowed is at most the {len(data.train)} examples that are left "
-            "for training."
+            f"train.batch_size must be at most the {len(data.train)} examples that are left for training, not "
+            f"{batch_size}."
         )
     loss: Any = model.loss
     if isinstance(loss, (list, tuple)) and len(loss) == 1:
@@ -162,14 +162,14 @@ def _check_sizes(data: Splits, size: int, sizes: Mapping[str, int | None], state
     for key, received in sizes.items():
         if received not in (size, None):
             raise LotteryError(
-                f"{key}: received {received}, but the model takes batches of {size} examples alone; set it to {size}, "
-                "or build the model without a batch size."
+                f"{key} must be {size}, not {received}, because the model is built for batches of {size} examples. Set "
+                f"it to {size}, or build the model without a batch size."
             )
     for part, split in {"validation": data.validation, "test": data.test}.items():
         if len(split) % size:
             raise LotteryError(
-                f"The model takes batches of {size} examples alone, but there are {len(split)} {part} examples; "
-                f"allowed is a multiple of {size}, or a model without a batch size."
+                f"The model is built for batches of {size} examples, but there are {len(split)} {part} examples. Pass "
+                f"a multiple of {size}, or build the model without a batch size."
             )
 
 
@@ -177,17 +177,24 @@ def _check_labels(data: Splits, output_shape: tuple[int, ...], ignored: int | No
     *positions, num_classes = output_shape
     for part, split in {"training": data.train, "validation": data.validation, "test": data.test}.items():
         if split.y.dtype.kind != "i" or split.y.shape[1:] not in (tuple(positions), (*positions, 1)):
-            raise LotteryError(
-                f"The {part} labels have type {split.y.dtype} and shape {split.y.shape[1:]} for an example, allowed is "
-                f"one whole number, the class, for each output of shape {tuple(positions)}."
-            )
+            raise LotteryError(_labels_needed(part, split.y, tuple(positions), num_classes))
         # TensorFlow would turn a label that is no class into NaN, or into nothing at all.
         lowest, highest = int(split.y.min()), int(split.y.max())
         if highest >= num_classes or (lowest < 0 and ignored != lowest):
             raise LotteryError(
-                f"The {part} labels go {f'up to {highest}' if lowest >= 0 else f'down to {lowest}'}, allowed are 0 to "
-                f"{num_classes - 1}: the model has {num_classes} outputs."
+                f"The {part} labels must be 0 to {num_classes - 1}, because the model has {num_classes} outputs. They "
+                f"go {f'up to {highest}' if lowest >= 0 else f'down to {lowest}'}."
             )
+
+
+def _labels_needed(part: str, y: np.ndarray, positions: tuple[int, ...], num_classes: int) -> str:
+    """Say what labels a model takes, and how to make them of one-hot vectors or of numbers with a point."""
+    if y.shape[1:] == (*positions, num_classes):
+        return f"The {part} labels must be classes, not one-hot vectors. Pass y.argmax(axis=-1)."
+    if y.shape[1:] in (positions, (*positions, 1)):
+        return f"The {part} labels must be classes as whole numbers, not {y.dtype}. Pass y.astype(int)."
+    each = f"for each of the outputs of shape {positions}" if positions else "for each example"
+    return f"The {part} labels must be a class {each}, not an array of shape {y.shape[1:]} for each example."
 
 
 def fitting(model_name: str) -> contextlib.AbstractContextManager[None]:

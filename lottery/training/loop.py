@@ -92,7 +92,9 @@ def compile_loop(
         train = _training(model, None, examined.train_logs, callbacks)
         steps, batches = _steps_over_arrays(train, data, settings.batch_size, longest, uses_xla, augment)
     elif augment:
-        raise LotteryError("data.augment: received a tf.data.Dataset, allowed are arrays; augment it in the data set.")
+        raise LotteryError(
+            "data.augment works on arrays, not on a tf.data.Dataset. Augment the images in the data set."
+        )
     else:
         # XLA cannot compile the iterator of a data set (TensorFlow 2.21), so there each step is compiled by itself.
         compiled = tf.function(model.train_step, jit_compile=True) if uses_xla else None

@@ -55,8 +55,8 @@ def check(model: Any, data: Splits | Streams, settings: Train) -> None:
 
     if settings.jit_compile is True:
         raise LotteryError(
-            'train.jit_compile: received true, allowed with train.devices = "mirrored" is false or "auto": XLA '
-            "compiles for one device."
+            'train.jit_compile must be false or "auto" with train.devices = "mirrored", not true: XLA compiles for '
+            "one device."
         )
     key, sizes = "train.batch_size", [settings.batch_size]
     if isinstance(data, Streams):
@@ -67,8 +67,8 @@ def check(model: Any, data: Splits | Streams, settings: Train) -> None:
     for size in sizes:
         if size is None or size % num:
             raise LotteryError(
-                f"{key}: received {'batches of no known size' if size is None else size}, allowed is a multiple of "
-                f'{num}, the number of devices that train.devices = "mirrored" trains on.'
+                f'{key} must be a multiple of {num}, the number of devices that train.devices = "mirrored" trains on, '
+                f"not {'unknown' if size is None else size}."
             )
 
 

@@ -48,7 +48,7 @@ class Train(Section):
         table = optimizer if isinstance(optimizer, dict) else {"name": optimizer}
         for key, value in table.items():
             if type(value) not in ((str,) if key == "name" else (int, float, bool)):
-                raise LotteryError(f"train.optimizer: {key} is {value!r}, allowed are numbers, true and false.")
+                raise LotteryError(f"train.optimizer: {key} must be a number, true or false, not {value!r}.")
         if table.get("name") not in (*OPTIMIZERS, COMPILED):
             raise unknown("train.optimizer", table.get("name", ""), OPTIMIZERS)
         return optimizer
@@ -66,14 +66,15 @@ class Train(Section):
     @model_validator(mode="after")
     def _drops_rise(self) -> "Train":
         if any(after <= before for before, after in itertools.pairwise(self.drop_at)):
-            raise LotteryError(f"train.drop_at must rise from step to step, received {list(self.drop_at)}.")
+            raise LotteryError(f"train.drop_at must rise from step to step, not {list(self.drop_at)}.")
         if self.drop_at and self.drop_at[-1] >= self.num_steps:
             raise LotteryError(
-                f"train.drop_at: received {self.drop_at[-1]}, allowed is less than train.num_steps, {self.num_steps}."
+                f"train.drop_at must be less than train.num_steps, {self.num_steps}, not {self.drop_at[-1]}."
             )
         if self.warmup_steps > self.num_steps:
-            received = f"train.warmup_steps: received {self.warmup_steps}"
-            raise LotteryError(f"{received}, allowed is at most train.num_steps, {self.num_steps}.")
+            raise LotteryError(
+                f"train.warmup_steps must be at most train.num_steps, {self.num_steps}, not {self.warmup_steps}."
+            )
         if self.drop_at and isinstance(self.learning_rate, dict):
-            raise LotteryError("train.drop_at needs a learning rate that is a number; received a table.")
+            raise LotteryError("train.drop_at needs a learning rate that is a number, not a table.")
         return self

@@ -162,7 +162,7 @@ def test_between_refuses_two_networks_that_are_not_of_one_kind():
     for other in ({"bias": one["kernel"]}, {"kernel": np.zeros((3, 2), np.float32)}):
         with pytest.raises(LotteryError, match="same variables and shapes"):
             interpolation.between(one, other, 0.5)
-    with pytest.raises(LotteryError, match=r"alpha: received 1.5"):
+    with pytest.raises(LotteryError, match=r"alpha must be 0 to 1, not 1.5"):
         interpolation.between(one, one, 1.5)
 
 
@@ -517,11 +517,11 @@ def test_siblings_of_other_weights_are_refused(copied):
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (([7],), {}, "rounds: received 7, stored of replicate 1 are 0 to 1"),
-        (([0], [40]), {}, "steps: received 40, allowed are 0 to 39"),
-        (([0], [-1]), {}, "steps: received -1"),
-        ((), {"num_points": 2}, "num_points: received 2"),
-        ((), {"replicate": 3}, "replicate: received 3"),
+        (([7],), {}, "replicate 1 has no round 7. It has 0 to 1"),
+        (([0], [40]), {}, "steps must be 0 to 39, not 40"),
+        (([0], [-1]), {}, "steps must be .* not -1"),
+        ((), {"num_points": 2}, "num_points must be .* not 2"),
+        ((), {"replicate": 3}, "replicate must be .* not 3"),
         ((), {"data": toy_arrays(np.random.default_rng(4), 200, 40)}, "data differ from those"),
     ],
 )  # fmt: skip

@@ -126,7 +126,7 @@ def test_degrees_of_a_run_add_up(small_run):
 def test_rounds_are_chosen_and_refused(small_run):
     found = [(one.replicate, one.round, one.folder.is_dir()) for one in stored_rounds(small_run.path, [2, 0])]
     assert found == [(1, 0, True), (1, 2, True), (2, 0, True), (2, 2, True)]
-    with pytest.raises(LotteryError, match=r"round: received 7, stored in '.*' are 0 to 3"):
+    with pytest.raises(LotteryError, match=r"Round 7 is not stored in '.*'. It has the rounds 0 to 3"):
         list(stored_rounds(small_run.path, [1, 7]))
 
 
@@ -136,7 +136,7 @@ def test_a_run_without_rounds_gives_empty_tables(tmp_path):
         (layers.table(run), layers.COLUMNS), (layers.degrees(run), layers.DEGREE_COLUMNS), (curves.table(run), curves.COLUMNS)
     ):  # fmt: skip
         assert len(found) == 0 and tuple(found) == columns
-    with pytest.raises(LotteryError, match="round: received 0, stored in .* is none yet"):
+    with pytest.raises(LotteryError, match="Round 0 is not stored in .*. It has no round yet"):
         curves.table(run, [0])
 
 

@@ -210,11 +210,11 @@ THREE = [("InputLayer", {}), ("Dense", {}), ("Dropout", {}), ("Dense", {}), ("De
         (RESNET, "resnet_20 of .* is none"),
         (sequential(*THREE), None),
         (sequential(("InputLayer", {}), ("Reshape", {}), *THREE[1:]), None),
-        (sequential(*THREE, kind="Functional"), "is Functional, allowed is Sequential"),
+        (sequential(*THREE, kind="Functional"), "is Functional, and only a Sequential model"),
         (sequential(*THREE, ("LSTM", {})), r"has the layer 'lstm' \(LSTM\)"),
         (sequential(*THREE[:3], ("Reshape", {}), *THREE[3:]), r"has the layer 'reshape' \(Reshape\)"),
         (sequential(*THREE, ("Dense", {})), "has masks for 3 weights, its model has 4 such layers"),
-        (sequential(*THREE[:-1], ("Conv2D", {"groups": 2})), r"\(Conv2D\) with 2 groups, allowed is 1"),
+        (sequential(*THREE[:-1], ("Conv2D", {"groups": 2})), r"\(Conv2D\) with 2 groups, where only 1"),
         ({"class": "Mine", "why": "a class of its own"}, r"do not tell if .* \(a class of its own\)"),
         ({}, "its run did not write its architecture down"),
     ],
@@ -254,11 +254,11 @@ def test_the_table_of_several_runs(tmp_path, small_run):
     )
     rows = overlaps.table([one, str(other), one], 0)
     assert set(rows["one"]) == {f"{one.name}:1"} and set(rows["other"]) == {f"{other.name}:1"} and len(rows) == 4
-    with pytest.raises(LotteryError, match=r"An overlap is of two masks: received 1, for round 0"):
+    with pytest.raises(LotteryError, match=r"An overlap compares two masks or more, and round 0 of .* has 1"):
         overlaps.table([one, one], 0)
-    with pytest.raises(LotteryError, match="An overlap is of two masks: received 0"):
+    with pytest.raises(LotteryError, match="An overlap compares two masks or more, and .* has 0"):
         overlaps.table([], 0)
-    with pytest.raises(LotteryError, match="round: received 4, stored in"):
+    with pytest.raises(LotteryError, match="Round 4 is not stored in"):
         overlaps.table([one, other], 4)
     with pytest.raises(LotteryError, match="Only masks of the same network can be compared"):
         overlaps.table([one, small_run.path], 0)

@@ -80,7 +80,9 @@ def test_controls_and_branches_from_the_command_line(lottery, tmp_path):
     assert "8 of 8 networks and 1 more are stored; every checksum" in verified
     assert "The start weights of random_reinit were not made again" in verified
     assert "not 'random'" in refused(lottery("branch", path, "random"))
-    assert "--rounds: received 'one'" in refused(lottery("branch", path, "random_mask", "--rounds", "one"))
+    assert "--rounds must be numbers, such as 7,15, not 'one'" in refused(
+        lottery("branch", path, "random_mask", "--rounds", "one")
+    )
     assert "needs another data set" in refused(lottery("branch", path, "transfer"))
     assert "ticket does not fit" in refused(
         lottery(
@@ -157,8 +159,8 @@ def test_every_command_and_option_says_what_it_is(lottery):
         (("run", "prune.rate=1.5"), "prune.rate must be a number between 0 and 1"),
         (("run", "data.name=mnits"), "Did you mean 'mnist'"),
         (("run", "data.path=none.npz"), "no data file 'none.npz'"),
-        (("run", "prune.num_rounds=99"), "allowed is at most"),
-        (("run", "train.batch_size=99999"), "train.batch_size: received 99999"),
+        (("run", "prune.num_rounds=99"), "must be at most"),
+        (("run", "train.batch_size=99999"), "train.batch_size must be at most"),
         (("show", "nowhere"), "'nowhere' is not a run"),
         (("plot", "nowhere"), "'nowhere' is not a run"),
         (("verify", "nowhere"), "'nowhere' is neither a run nor a ticket file"),
@@ -179,8 +181,10 @@ def test_from_a_shell_it_is_one_sentence_and_status_2_too(tmp_path):
 
 
 def test_bad_choices_of_a_run_are_refused(lottery, small_run):
-    assert "--round: received 9, stored are [0, 1, 2, 3]" in refused(lottery("show", small_run.path, "--round", 9))
-    assert "--replicate: received 3" in refused(lottery("plot", small_run.path, "--replicate", 3))
+    assert "--round 9 is not stored. The run has [0, 1, 2, 3]." in refused(
+        lottery("show", small_run.path, "--round", 9)
+    )
+    assert "--replicate 3 is not stored" in refused(lottery("plot", small_run.path, "--replicate", 3))
     assert "Did you mean 'accuracy'" in refused(lottery("plot", small_run.path, "--kind", "acuracy"))
     assert lottery("show", small_run.path, "--tolerance", "2").returncode == 2
     assert lottery("shwo").returncode == 2

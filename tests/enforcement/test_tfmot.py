@@ -436,7 +436,7 @@ def test_a_class_that_keras_would_lose_is_refused():
         ({"dense/kernal": np.ones((6, 12), bool)}, "Did you mean 'dense/kernel'"),
         ({"dense/kernel": np.ones((6, 30), bool)}, "shape"),
         ({"dense/kernel": np.ones((6, 12))}, "boolean"),
-        ([np.ones((6, 12), bool)], "masks: received list"),
+        ([np.ones((6, 12), bool)], "masks must be a dict .*not list"),
     ],
 )
 def test_wrong_masks_are_refused(wrong, message):

@@ -162,6 +162,6 @@ def test_a_worker_that_is_killed_is_replaced_and_workers_end_with_who_has_starte
 
 
 def test_numbers_of_workers(tmp_path):
-    with pytest.raises(LotteryError, match="workers: received 0, allowed is 1 or more"):
+    with pytest.raises(LotteryError, match="workers must be 1 or more, not 0"):
         lottery.run(TABLES, model=build, data=arrays(), out=tmp_path, workers=0, on_event=progress.silent)
     assert not list(tmp_path.iterdir())

@@ -64,7 +64,7 @@ def same(run, other):
         ({"on": "processes", "cpus": 2}, "--task-cpus goes with --on ray alone"),
         ({"gpus": 0.5}, "--task-gpus goes with --on ray alone"),
         ({"memory": "4GB"}, "--task-memory goes with --on ray alone"),
-        ({"on": "ray", "memory": "much"}, "--task-memory: received 'much', allowed are bytes such as 4GB"),
+        ({"on": "ray", "memory": "much"}, "--task-memory must be a number of bytes, such as 4GB, not 'much'"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(words, sentence):
@@ -84,7 +84,7 @@ def test_options_say_what_a_network_takes():
 
 @pytest.mark.parametrize("wrong", [{"num_cpus": -1}, {"num_gpus": 1.5}, {"memory": -2}, {"num_gpus": float("nan")}])
 def test_amounts_that_cannot_be_are_refused(wrong, tmp_path):
-    with pytest.raises(LotteryError, match=f"{next(iter(wrong))}: received"):
+    with pytest.raises(LotteryError, match=f"{next(iter(wrong))} must be"):
         lottery.run({}, out=tmp_path, workers=Ray(**wrong), on_event=quietly)
 
 

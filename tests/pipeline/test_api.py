@@ -70,10 +70,13 @@ def build_model():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((build_model,), r"experiment: received the function build_model; .* lottery\.run\(model=build_model, data="),
-        (({}, build_model), "overrides: received the function build_model; pass"),
-        (((1, 2, 3, 4),), "experiment: received tuple, allowed are tables; pass data by name"),
-        ((3,), "experiment: received int"),
+        (
+            (build_model,),
+            r"experiment must be tables, not the function build_model. .* lottery\.run\(model=build_model, data=",
+        ),
+        (({}, build_model), "overrides must be tables, not the function build_model. Pass"),
+        (((1, 2, 3, 4),), "experiment must be tables, not tuple. Pass data by name"),
+        ((3,), "experiment must be .*not int"),
     ],
 )
 def test_what_stands_in_the_wrong_place_is_named(arguments, message, tmp_path):
@@ -90,7 +93,7 @@ def test_what_stands_in_the_wrong_place_is_named(arguments, message, tmp_path):
         ({"validation_data": ()}, "validation_data: .* x_validation, y_validation"),
         ({"epochs": 3}, "epochs: .*num_steps"),
         ({"batch_size": 3}, r'batch_size belongs in the experiment: \{"train": \{"batch_size": ...\}\}'),
-        ({"model": "lenet"}, "model: received str, allowed is a function without arguments"),
+        ({"model": "lenet"}, "model must be a function without arguments .* not str"),
     ],
 )
 def test_what_fit_takes_is_pointed_to_its_place(options, message, tmp_path):

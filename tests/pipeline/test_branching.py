@@ -403,10 +403,10 @@ def ticket(origin):
     [
         (partial, "start must have exactly the weights of the ticket"),
         (maskless, "kept must have exactly the weights"),
-        (too_long, "received the steps 0 to 66, allowed are steps from 0 to 65"),
-        (nothing, "received NoneType, allowed is a branches.BranchStart"),
-        (ticket, "a function called 'ticket'"),
-        (lambda origin: None, "a function called '<lambda>'"),
+        (too_long, "must train within the steps 0 to 65, not 0 to 66"),
+        (nothing, "must return a branches.BranchStart, not NoneType"),
+        (ticket, "The name 'ticket' is taken"),
+        (lambda origin: None, "The name '<lambda>' is taken"),
     ],
 )  # fmt: skip
 def test_a_branch_of_the_callers_own_that_is_not_one_is_refused(controlled, own, message):
@@ -496,7 +496,7 @@ def test_rounds_of_another_definition_are_shown_and_get_no_more(tmp_path):
     ("arguments", "message"),
     [
         (("random_masks",), r"branch must be .*not 'random_masks'. Did you mean 'random_mask'"),
-        (("random_mask", [7]), r"rounds: received 7, stored of replicate 1 are 0 to 2"),
+        (("random_mask", [7]), r"replicate 1 has no round 7. It has 0 to 2"),
         (("random_mask", [1], {"data": {"name": "digits"}}), "Only the branch 'transfer' takes other values"),
         (("transfer", [1], {"prune": {"rate": 0.5}}), "needs another data set"),
         (("transfer", [1], {"data": {"name": "digits"}, "prune": {"rate": 0.5}}), "must be 'data' or 'train', not 'prune'"),
@@ -512,7 +512,7 @@ def test_what_cannot_be_branched_is_refused(controlled, arguments, message):
 def test_a_branch_needs_the_same_data_and_the_same_model(controlled):
     with pytest.raises(LotteryError, match="data differ from those"):
         lottery.branch(controlled.path, "random_mask", [1], model=build, data=arrays(seed=9), on_event=quietly)
-    with pytest.raises(LotteryError, match="replicate: received 5, allowed is 1 to 2"):
+    with pytest.raises(LotteryError, match="replicate must be 1 to 2, not 5"):
         lottery.branch(controlled.path, "random_mask", [1], replicate=5, model=build, data=arrays(), on_event=quietly)
 
 

@@ -66,9 +66,9 @@ def test_a_plan_without_a_spread_says_what_it_lacks(lottery_command):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--power", "1"), "--power: received 1, allowed is between 0 and 1"),
-        (("--std", "0.1", "--from", "RUN"), "--std and --from: received both"),
-        (("prune.num_rounds=100",), "prune.num_rounds: received 100, allowed is at most"),
+        (("--power", "1"), "--power must be between 0 and 1, not 1."),
+        (("--std", "0.1", "--from", "RUN"), "Use --std or --from, not both."),
+        (("prune.num_rounds=100",), "prune.num_rounds must be at most"),
         (("lenet_mnist", "--from", "RUN"), "has another network or other data than the experiment"),
     ],
 )

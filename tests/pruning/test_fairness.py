@@ -311,7 +311,7 @@ def test_what_the_verdict_says_of_each_branch(name, mode, step):
 @pytest.mark.parametrize("mode", ["learning_rate", "fine_tune", "sign", "reshuffled"])
 def test_criteria_that_prune_before_training_start_from_weights(criterion, mode):
     with pytest.raises(
-        LotteryError, match=f'rewind.mode: received "{mode}", allowed with prune.criterion = "{criterion}"'
+        LotteryError, match=f'rewind.mode must be "weights" with prune.criterion = "{criterion}", not "{mode}"'
     ):
         config.load({"prune": {"criterion": criterion}, "rewind": {"mode": mode}})
 

@@ -150,7 +150,7 @@ def test_the_last_round_of_n_of_m_keeps_n_of_every_m_whatever_the_number_of_roun
         assert planned(settings, {"w": (8, 3)}, num_rounds)[("w",)][-1] == 6
     falling = Prune(granularity="n_of_m", n_of_m=(1, 4))
     assert falling.num_rounds == 3 and check_rounds(falling, {"w": (8, 3)})[("w",)] == [24, 18, 12, 6]
-    with pytest.raises(LotteryError, match="received 4, allowed is at most 0 .*round 1 would prune nothing"):
+    with pytest.raises(LotteryError, match="must be at most 0 .*not 4: round 1 would prune nothing"):
         check_rounds(Prune(granularity="n_of_m", n_of_m=(1, 4), num_rounds=4), {"w": (8, 3)})
 
 
@@ -240,10 +240,10 @@ def test_random_units_differ_from_the_tickets():
         ({"granularity": "n_of_m"}, r"prune.n_of_m and .*go together.*prune.n_of_m = \[2, 4\]"),
         ({"block": [2, 2]}, 'prune.block and prune.granularity = "block" go together'),
         ({"granularity": "unit", "n_of_m": [2, 4]}, 'prune.n_of_m and prune.granularity = "n_of_m" go together'),
-        ({"granularity": "block", "block": [2]}, r"prune.block: received \[2\], allowed are two whole numbers from 1"),
+        ({"granularity": "block", "block": [2]}, r"prune.block must be two whole numbers from 1, not \[2\]"),
         ({"granularity": "block", "block": [2, 0]}, "prune.block.1 must be greater than .*not 0"),
-        ({"granularity": "n_of_m", "n_of_m": [4, 4]}, r"prune.n_of_m: received \[4, 4\], allowed is \[n, m\] with n b"),
-        ({"norm": "l2"}, r'prune.norm pools .*must be "unit" or "channel" or "block"; received "weight"'),
+        ({"granularity": "n_of_m", "n_of_m": [4, 4]}, r"prune.n_of_m must be \[n, m\] with n below m, not \[4, 4\]"),
+        ({"norm": "l2"}, r'prune.norm pools .*must be "unit" or "channel" or "block", not "weight"'),
         ({"granularity": "unit", "norm": "l3"}, "prune.norm must be 'l1', 'l2' or 'max', not 'l3'"),
         ({"granularity": "unit", "norm": "l2", "criterion": "small_final"}, "those of small_final have signs"),
         ({"granularity": "channel", "criterion": "synflow"}, "synflow ranks single entries"),
@@ -338,7 +338,7 @@ def test_masks_of_a_model_without_a_run():
     two = pruning.prune(model, granularity=pruning.Granularity("n_of_m", n_of_m=(2, 4)), rates={"dense_2/kernel": 0.0})
     assert (two["dense/kernel"].reshape(2, 4, 10).sum(axis=1) == 2).all() and two["dense_2/kernel"].all()
     for arguments, sentence in (
-        ({"below": 0.1, "granularity": "unit"}, "below: received 0.1, allowed with granularity \"unit\" is sparsity"),
+        ({"below": 0.1, "granularity": "unit"}, "below cannot prune with granularity \"unit\". Use sparsity"),
         ({"sparsity": 0.1, "granularity": pruning.Granularity("n_of_m", n_of_m=(2, 4))}, "leave out sparsity, below"),
         ({"sparsity": 0.1, "granularity": "channel"}, "the model has no channel that can be removed"),
         ({"sparsity": 0.1, "granularity": "block"}, "go together: set both or neither"),

@@ -57,13 +57,13 @@ def test_densities_that_are_written_are_met_whatever_rounding_did_before():
 
 def test_more_rounds_than_weights_allow_are_refused():
     shapes = {"w": (10, 100)}
-    with pytest.raises(LotteryError, match=r"received 60, allowed is at most 2\d.*round \d+ would prune nothing"):
+    with pytest.raises(LotteryError, match=r"must be at most 2\d .*not 60: round \d+ would prune nothing"):
         check_rounds(Prune(num_rounds=60), shapes)
-    with pytest.raises(LotteryError, match="allowed is at most 1 .*would leave nothing of w"):
+    with pytest.raises(LotteryError, match="must be at most 1 .*would leave nothing of w"):
         check_rounds(Prune(num_rounds=3, rate=0.9), {"w": (10,)})
     for num_rounds, rate in ((5000, 0.2), (400, 0.99)):
         for allocate in allocation.ALLOCATIONS:
-            with pytest.raises(LotteryError, match="allowed is at most"):
+            with pytest.raises(LotteryError, match="must be at most"):
                 check_rounds(Prune(num_rounds=num_rounds, rate=rate, allocation=allocate), shapes)
     with pytest.raises(LotteryError, match="no weight that can be pruned"):
         check_rounds(Prune(), {})
@@ -77,7 +77,7 @@ def test_a_layer_of_which_an_allocation_leaves_nothing_is_refused(allocate):
     # Uniform: 6 / 8 is rounded up, 6 / 16 is not. ERK shares by 1000 to 5: 122 entries are 121.4 and 0.6, 61 are 60.7
     # and 0.3.
     enough = {"uniform": 3, "erk": 11}[allocate]
-    with pytest.raises(LotteryError, match=f"received 30, allowed is at most {enough} .*would leave nothing of small"):
+    with pytest.raises(LotteryError, match=f"must be at most {enough} .*not 30: .*would leave nothing of small"):
         check_rounds(Prune(allocation=allocate, rate=0.5, num_rounds=30), shapes)
     ladder = check_rounds(Prune(allocation=allocate, rate=0.5, num_rounds=enough), shapes)
     assert ladder[("small",)][-1] > 0
@@ -143,7 +143,7 @@ def test_a_rate_of_zero_leaves_a_weight_whole_and_stalls_nothing(schedule, scope
 @pytest.mark.parametrize("schedule", FROM_A_RATE)
 def test_an_experiment_that_would_prune_nothing_is_refused(schedule):
     settings_ = Prune(schedule=schedule, num_rounds=3, rates={"*": 0.0})
-    with pytest.raises(LotteryError, match="received 3, allowed is at most 0 .*round 1 would prune nothing"):
+    with pytest.raises(LotteryError, match="must be at most 0 .*not 3: round 1 would prune nothing"):
         check_rounds(settings_, LENET)
     with pytest.raises(LotteryError, match="round 1 would prune nothing"):
         check_rounds(Prune(schedule=schedule, num_rounds=1, rate=0.01), {"w": (4, 4)})

@@ -167,7 +167,7 @@ def test_several_runs_side_by_side(small_run, tmp_path, undrawn):
 
 
 def test_what_cannot_be_written_is_refused(small_run, tmp_path):
-    with pytest.raises(LotteryError, match=r"allowed is a file that ends in \.html"):
+    with pytest.raises(LotteryError, match=r"must be a file that ends in \.html"):
         write([small_run.path], tmp_path / "page.pdf")
     with pytest.raises(LotteryError, match="is not a run"):
         write([tmp_path], tmp_path / "page.html")

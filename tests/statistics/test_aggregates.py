@@ -120,14 +120,12 @@ def test_methods_are_the_branches_that_every_run_has():
 def test_what_cannot_be_aggregated_is_refused():
     rows = made_up(TICKETS)
     runs = {("", "a"): rows, ("", "b"): made_up(TICKETS, (1, 0.3))}
-    with pytest.raises(LotteryError, match="no density in common, within 5 %"):
+    with pytest.raises(LotteryError, match="no density in common within 5 %"):
         aggregates.gathered(runs)
     assert set(aggregates.gathered(runs, within=0.5)["at"]) == {0.5}
-    with pytest.raises(
-        LotteryError, match=r"received 0\.5, but b has no density within 5 % of it; the nearest is 0\.3000"
-    ):
+    with pytest.raises(LotteryError, match=r"b has no density within 5 % of 0\.5; the nearest is 0\.3000"):
         aggregates.gathered(runs, [0.5])
-    with pytest.raises(LotteryError, match="received 2, allowed is above 0"):
+    with pytest.raises(LotteryError, match="density must be above 0, and at most 1, not 2"):
         aggregates.gathered(runs, [2])
     with pytest.raises(LotteryError, match="measure no accuracy"):
         aggregates.gathered({key: made_up(TICKETS).assign(early_stop_test_accuracy=math.nan) for key in runs})
@@ -164,13 +162,13 @@ def test_the_command(small_run, tmp_path, lottery_command, traced_once):
     assert drawn.stdout.strip().endswith("profile.svg")
     assert "fraction of networks above it, at density 0.5" in (tmp_path / "profile.svg").read_text()
     for wrong, message in (
-        ([*words, "--out", tmp_path / "profile.png"], "is of one density, received 0.5"),
+        ([*words, "--out", tmp_path / "profile.png"], "shows one density, not 0.5"),
         ([*words, "--density", "0.5", "--out", tmp_path / "profile.doc"], "The ending of --out"),
         ([*words, "--rounds", "1"], "--rounds does not go with --aggregate"),
-        ([*words, "--density", "much"], "--density: received 'much'"),
+        ([*words, "--density", "much"], "--density must be fractions, such as 0.2,0.05, not 'much'"),
         ([*words[:3], "--by", "prune.rate"], "--by goes with --aggregate alone"),
         ([*words, "--by", "prune.criteria"], "Did you mean 'prune.criterion'?"),
-        ([*words[:2], "--aggregate"], "received 1 run, allowed are two or more"),
+        ([*words[:2], "--aggregate"], "compare needs two runs or more"),
         (
             ["compare", small_run.path, random.path, "--aggregate", "--by", "prune.rate"],
             "have the same data, model and",

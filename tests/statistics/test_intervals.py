@@ -108,10 +108,10 @@ def test_on_a_grid_equal_steps_have_a_spread():
 @pytest.mark.parametrize(
     ("values", "settings", "message"),
     [
-        ([], {}, "one finite number or more, received \\[\\]"),
+        ([], {}, "one finite number or more, not \\[\\]"),
         ([0.1, math.nan], {}, "one finite number or more"),
         ([0.1, math.inf], {}, "one finite number or more"),
-        ([0.1, 0.2], {"confidence": 1.0}, "received 1.0, allowed is between 0 and 1"),
+        ([0.1, 0.2], {"confidence": 1.0}, "must be between 0 and 1, not 1.0"),
     ],
 )
 def test_what_has_no_interval_is_refused(values, settings, message):

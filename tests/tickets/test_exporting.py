@@ -292,7 +292,7 @@ def test_other_outputs_are_found_and_the_old_file_stays(tmp_path, form, exports,
     first, path = exports("keras", form), target(tmp_path, form)
     (shutil.copytree if first.path.is_dir() else shutil.copy)(first.path, path)
     planted(monkeypatch, form, "dense_1/bias", lambda bias: bias + 1e-2)
-    with pytest.raises(LotteryError, match="outputs of the exported .* differ from those of the model"):
+    with pytest.raises(LotteryError, match="outputs of the exported .* differ from the outputs of the model"):
         exporting.export(model, kept, path, form, x)
     assert list(tmp_path.iterdir()) == [path]
     np.testing.assert_allclose(elsewhere(path, form, x), np.asarray(model(x, training=False)), atol=1e-4)
@@ -318,7 +318,7 @@ def test_integers_that_are_not_numbers_are_found(tmp_path, exports, monkeypatch)
     model, kept, x = trained("keras")
     file = exports("keras", "tflite_int8").path
     with_outputs(monkeypatch, file, lambda inputs: np.full((len(inputs), 10), np.nan))
-    with pytest.raises(LotteryError, match="allowed is any finite difference"):
+    with pytest.raises(LotteryError, match="the limit is any finite difference"):
         exporting.export(model, kept, tmp_path / "a.tflite", "tflite_int8", x)
 
 
@@ -527,7 +527,7 @@ def test_a_model_without_finite_outputs_is_refused(small, tmp_path, monkeypatch)
         exported = exporting.export(model, kept, tmp_path / "a.npz")  # what is not finite is the same there
         assert exported.difference == 0
         planted(monkeypatch, "npz", "dense/bias", lambda bias: np.nan_to_num(bias, posinf=np.inf))
-        with pytest.raises(LotteryError, match="differ from those of the model .* by inf of the largest"):
+        with pytest.raises(LotteryError, match="differ from the outputs of the model .* by inf of the largest"):
             exporting.export(model, kept, tmp_path / "a.npz")
     finally:
         weights.assign(model, before)

@@ -698,15 +698,15 @@ def test_what_cannot_be_loaded_built_or_saved_says_why(small, small_run, tmp_pat
     (ticket, model), run, load = small, small_run.path, tickets.load
     path = ticket.save(tmp_path / "a.safetensors")
     refused(r"pass a round \(0 to 3, 'best' or 'smallest_matching'\) or a density", load, run)
-    refused("round 1 and density 0.5, allowed is one of the two", load, run, round=1, density=0.5)
-    refused("round: received True", load, run, round=True)
-    refused("density: received True", load, run, density=True)
-    refused("round: received 4, stored for replicate 1 are 0 to 3", load, run, round=4)
-    refused("round: received -1, stored", load, run, round=-1)
+    refused("Pass round or density, not both. They are 1 and 0.5", load, run, round=1, density=0.5)
+    refused("round True is not stored", load, run, round=True)
+    refused("density must be .* not True", load, run, density=True)
+    refused("round 4 is not stored for replicate 1. It has 0 to 3", load, run, round=4)
+    refused("round -1 is not stored", load, run, round=-1)
     refused("round must be .*not 'bets'. Did you mean 'best'", load, run, round="bets")
-    refused(r"replicate: received 3, the run has \[1, 2\]", load, run, round=1, replicate=3)
+    refused(r"replicate 3 is not stored. The run has \[1, 2\]", load, run, round=1, replicate=3)
     for wrong in (0, -0.5, 1.5, math.nan, math.inf, "0.2"):
-        refused(r"density: received .*, allowed is a fraction in \(0, 1\]", load, run, density=wrong)
+        refused(r"density must be a fraction in \(0, 1\], not", load, run, density=wrong)
     refused("is not a run's folder", load, path, round=1)
     refused("is not a run's folder", load, path, density=0.5)
     refused("is not a run's folder", load, path, replicate=2)
@@ -716,10 +716,10 @@ def test_what_cannot_be_loaded_built_or_saved_says_why(small, small_run, tmp_pat
         refused("is not a ticket file that can be trusted", load, run / "replicate-1" / file)
     refused("holds no trained weights", load(path).model, trained=True)
     refused("holds no trained weights", load(path).apply, model, trained=True)
-    refused(r"is a \.safetensors file: received '.*a\.npz'", ticket.save, tmp_path / "a.npz")
+    refused(r"is a \.safetensors file, not '.*a\.npz'", ticket.save, tmp_path / "a.npz")
     refused("holds a configuration of keras, which tf_keras does not read; .*apply", ticket.model, library="tf_keras")
-    refused("library: received 'torch', allowed is one of keras, tf_keras", ticket.model, library="torch")
-    refused("received a|is a dict, allowed is a Keras model", ticket.apply, {}, error=LotteryError)
+    refused("library must be one of keras, tf_keras, not 'torch'", ticket.model, library="torch")
+    refused("must be a Keras model, not dict", ticket.apply, {}, error=LotteryError)
     assert issubclass(TicketError, LotteryError) and sorted(tmp_path.iterdir()) == [path]
 
 
@@ -781,8 +781,8 @@ def test_masks_and_trained_weights_that_do_not_fit_are_refused(small):
             ones | {"dense_2/kernel": np.ones((8, 3), bool)}, error=LotteryError)  # fmt: skip
     refused("must be a boolean array", tickets.of, model, {"dense/kernel": np.ones((6, 8))}, error=LotteryError)
     refused(r"shape \(8, 6\)", tickets.of, model, {"dense/kernel": np.ones((8, 6), bool)}, error=LotteryError)
-    refused("kept: received no masks", tickets.of, model, {})
-    refused("NoneType, allowed is a Keras model", tickets.of, None, ones, error=LotteryError)
+    refused("kept must have a mask", tickets.of, model, {})
+    refused("must be a Keras model, not NoneType", tickets.of, None, ones, error=LotteryError)
     refused(r"Only the model has: dense/bias \(8,\)", tickets.of, model, ones,
             trained={name: one for name, one in state.items() if name != "dense/bias"})  # fmt: skip
     wide = {name: one.astype(np.float64) for name, one in state.items()}

@@ -334,7 +334,7 @@ def test_every_kind_of_weight_comes_back(dtype):
 
 
 def test_types_that_cannot_be_written_are_named():
-    with pytest.raises(TicketError, match="x has the type complex64, allowed is one of bool"):
+    with pytest.raises(TicketError, match="x must have one of the types bool.*, not complex64"):
         ticket_file.pack(made_up(x=np.zeros(2, np.complex64)))
     with pytest.raises(TicketError, match="not plain data"):
         ticket_file.pack(made_up()._replace(about={"architecture": {}, "metrics": {"a": np.ones(2)}, "provenance": {}}))
@@ -427,12 +427,12 @@ def wrong_files():
             forge(SEEDS["keras"], None, lambda old: old.update({"start/dense/kernel": old["start/dense/kernel"].reshape(1, -1)})),
             forge(SEEDS["pruned"], None, lambda old: old.update({"trained/dense/kernel": np.ones(1, np.float32)})),
         ],
-        "allowed are up to 32 sizes": [
+        "must have a shape of at most 32 sizes": [
             joined({**header, "start/dense/bias": {**header["start/dense/bias"], "shape": shape}}, body)
             for shape in ([-2], [2.0], [True], [2**41], [1] * 33, 2, None, "2", ["2"])
         ],
         "its header announces": [joined(header, body + b"\0"), joined(header, body[:-1])],
-        "allowed are names": [
+        "not by names": [
             renamed(name) for name in ("../x", "/etc/passwd", "a//b", "a/../b", "a\0b", "a\\b", "c:d", "a\nb", "a\u2028b", "", ".", "x" * 1001)
         ],
         "a name appears twice": [
@@ -484,14 +484,14 @@ def test_checks_that_are_planted_away_let_wrong_files_in(monkeypatch):
         assert all(let_in(content) for content in files["the checksum of"][1:3])
     with monkeypatch.context() as planted:
         planted.setattr(ticket_file, "_check_name", lambda name: None)
-        assert all(let_in(content) for content in files["allowed are names"])
+        assert all(let_in(content) for content in files["not by names"])
     with monkeypatch.context() as planted:
         planted.setattr(ticket_file, "_check_tensors", lambda *_: None)
         # Of the type and the size, nothing else knows.
         sizes = files["size or type"]
         assert let_in(sizes[0]) and unpacked(sizes[0]).weights["dense/bias"].dtype == np.int32
         assert let_in(sizes[1]) and unpacked(sizes[1]).weights["dense/bias"].shape == (2,)
-        assert all(let_in(content) for content in files["allowed are names"])
+        assert all(let_in(content) for content in files["not by names"])
     with monkeypatch.context() as planted:
         planted.setattr("lottery.files.MOST_NESTED", 10_000)
         assert all(let_in(content) for content in files["nests more than"])

@@ -70,7 +70,7 @@ def test_one_device_is_enough_and_is_said():
 
 @pytest.mark.parametrize("mode", ["reparameterization", "tfmot"])
 def test_modes_that_it_cannot_hold_by_are_refused(mode):
-    with pytest.raises(LotteryError, match=f'received "{mode}", allowed .* "constraint", "gradient" and "callback"'):
+    with pytest.raises(LotteryError, match=f'must be "constraint", "gradient" or "callback" with .*, not "{mode}"'):
         prepared(devices="mirrored", enforcement=mode)
 
 

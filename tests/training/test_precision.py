@@ -70,7 +70,7 @@ def test_the_policy_is_put_back_and_has_its_say():
         compiling.in_precision(breaks, "mixed_float16")()
     assert globals_now() == ["float32", "float32"]
     own = lambda: keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, dtype="float32")])  # noqa: E731
-    with pytest.raises(LotteryError, match='received "mixed_float16", but the function .* policies float32'):
+    with pytest.raises(LotteryError, match='is "mixed_float16", but the function .* policies float32'):
         compiling.in_precision(own, "mixed_float16")()
 
 
